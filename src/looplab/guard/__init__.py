@@ -1,0 +1,1 @@
+"""What a proposal must meet before it may take a slot: knobs, normalisers, derived keys, constraints."""

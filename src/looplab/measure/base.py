@@ -1,0 +1,63 @@
+"""The contract of a metric source: one kind of file a trainer leaves behind, read once and never again.
+
+A source belongs to one file. `poll()` returns what was written since the last call and nothing else; a source
+never re-reads what it has already returned, never fails on a torn last record (it waits for the rest), and costs
+one `stat` when nothing is new. A file that is replaced or truncated is read again from its start. Bad records in
+the middle are skipped and counted in `skipped`. A missing value is missing: it never becomes 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(slots=True)
+class Curve:
+    """The points of one metric, in the order in which they were written."""
+
+    steps: list[float] = field(default_factory=list)
+    """The step of each point; where the trainer logs none, the number of the row, counted from 0."""
+    values: list[float] = field(default_factory=list)
+    """The value of each point; NaN and infinities are kept as such."""
+
+    def add(self, step: float, value: float) -> None:
+        self.steps.append(step)
+        self.values.append(value)
+
+    def extend(self, other: Curve) -> None:
+        self.steps.extend(other.steps)
+        self.values.extend(other.values)
+
+
+Batch = dict[str, Curve]
+"""New points by metric name."""
+
+
+class Source(Protocol):
+    """One file of metrics."""
+
+    kind: str
+    """`jsonl`, `csv`, `stdout`, …"""
+    path: Path
+    skipped: int
+    """How many records could not be read."""
+
+    def poll(self) -> Batch:
+        """The points written since the last call."""
+        ...
+
+
+def merge(into: Batch, new: Batch) -> None:
+    """Append the points of `new` to `into`."""
+    for name, curve in new.items():
+        if name in into:
+            into[name].extend(curve)
+        else:
+            into[name] = Curve(list(curve.steps), list(curve.values))
+
+
+def points(batches: Sequence[Batch]) -> int:
+    return sum(len(curve.values) for batch in batches for curve in batch.values())

@@ -6,7 +6,7 @@ from os import PathLike
 
 
 class LabError(Exception):
-    """A mistake or a state that a person can mend. The command prints it without a traceback and exits with `exit_code`."""
+    """A mistake or a state that a person can mend; the command prints it, no traceback, and exits with `exit_code`."""
 
     exit_code = 2
 

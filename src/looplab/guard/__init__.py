@@ -1,1 +1,6 @@
 """What a proposal must meet before it may take a slot: knobs, normalisers, derived keys, constraints."""
+
+from looplab.guard.guard import Guard, GuardError, Problem, Ruling
+from looplab.guard.knobs import Knob
+
+__all__ = ["Guard", "GuardError", "Knob", "Problem", "Ruling"]

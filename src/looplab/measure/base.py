@@ -3,7 +3,10 @@
 A source belongs to one file. `poll()` returns what was written since the last call and nothing else; a source
 never re-reads what it has already returned, never fails on a torn last record (it waits for the rest), and costs
 one `stat` when nothing is new. A file that is replaced or truncated is read again from its start. Bad records in
-the middle are skipped and counted in `skipped`. A missing value is missing: it never becomes 0.
+the middle are skipped and counted in `skipped`. A missing value is missing: it never becomes 0. A file that is not
+there (yet) is an empty batch, not an error.
+
+However a file is cut into polls, the points that come out are the same.
 """
 
 from __future__ import annotations
@@ -45,8 +48,17 @@ class Source(Protocol):
     skipped: int
     """How many records could not be read."""
 
-    def poll(self) -> Batch:
-        """The points written since the last call."""
+    @property
+    def position(self) -> int:
+        """How many bytes of the file were read so far; the same number before and after a poll: nothing was new."""
+        ...
+
+    def poll(self, final: bool = False) -> Batch:
+        """The points written since the last call.
+
+        `final` says that the writer ended by itself: a last line without its newline is then a whole line. Leave it
+        off for a writer that was killed, whose last line may be half a number.
+        """
         ...
 
 

@@ -1,0 +1,3 @@
+from looplab.cli.main import main
+
+main()

@@ -1,0 +1,272 @@
+"""All commands of looplab, with their options. What they do is imported when they are called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="looplab",
+    help="An autonomous laboratory for machine-learning training: run, measure, decide, judge, record.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+LabOption = Annotated[
+    Path | None, typer.Option("--lab", help="The lab's folder; else the one you are in.", show_default=False)
+]
+StudyOption = Annotated[
+    str | None, typer.Option("--study", help="Which study, where the lab has several.", show_default=False)
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+RunName = Annotated[str, typer.Argument(help="A run: its id, its number, LATEST or BEST.")]
+Cfgs = Annotated[
+    list[Path] | None, typer.Option("--cfgs", help="Base configs, instead of those in lab.yaml.", show_default=False)
+]
+Mode = Annotated[str | None, typer.Option("--mode", help="A mode of the study: edits on the base.", show_default=False)]
+Rounds = Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds in total.", show_default=False)]
+Runs = Annotated[int | None, typer.Option("--runs", min=1, help="Runs in total.", show_default=False)]
+Continuous = Annotated[bool, typer.Option("--continuous", help="A free slot gets the next proposal at once.")]
+Concurrency = Annotated[int | None, typer.Option("--concurrency", min=1, help="How many slots.", show_default=False)]
+Gpus = Annotated[
+    list[str] | None, typer.Option("--gpus", help="Devices: 0,1,2,3; `none` for none.", show_default=False)
+]
+Share = Annotated[bool | None, typer.Option("--share/--no-share", help="Use devices that others use too.")]
+Extra = Annotated[
+    list[str] | None, typer.Argument(help="After `--`: more arguments for the trainer.", show_default=False)
+]
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        from looplab import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit()
+
+
+# -- making a lab
+
+
+@app.command()
+def init(
+    recipe: Annotated[str, typer.Argument(help="Which recipe to start from.")] = "quickstart",
+    folder: Annotated[Path | None, typer.Argument(help="Where; else a folder of the recipe's name.")] = None,
+    json: Json = False,
+) -> None:
+    """Make a lab from a recipe."""
+    from looplab.cli import recipes
+
+    recipes.init(recipe, folder, json)
+
+
+@app.command()
+def demo(folder: Annotated[Path, typer.Argument(help="Where the demo's lab goes.")] = Path("demo")) -> None:
+    """Make the quickstart lab and run its study, start to end."""
+    from looplab.cli import recipes
+
+    recipes.demo(folder)
+
+
+@app.command()
+def check(
+    cfgs: Cfgs = None, mode: Mode = None, lab: LabOption = None, study: StudyOption = None, json: Json = False
+) -> None:
+    """Check the lab file, the base configs and the queue, and show the knobs. Writes nothing."""
+    from looplab.cli import editing
+
+    editing.check(lab, study, cfgs, mode, json)
+
+
+# -- running
+
+
+@app.command()
+def run(
+    extra: Extra = None,
+    cfgs: Cfgs = None,
+    mode: Mode = None,
+    rounds: Rounds = None,
+    runs: Runs = None,
+    continuous: Continuous = False,
+    concurrency: Concurrency = None,
+    gpus: Gpus = None,
+    share: Share = None,
+    exec_: Annotated[bool, typer.Option("--exec", help="Really run, where the study asks for this word.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Run in the background; see `attach`.")] = False,
+    lab: LabOption = None,
+    study: StudyOption = None,
+    json: Json = False,
+) -> None:
+    """Run a study: rounds of runs on your slots, until its budget is used. Goes on where an earlier engine stopped."""
+    from looplab.cli import running
+
+    options = running.make_options(cfgs, mode, rounds, runs, continuous, concurrency, gpus, share, extra)
+    running.run(lab, study, options, execute=exec_, detach=detach, json=json)
+
+
+@app.command()
+def plan(
+    extra: Extra = None,
+    cfgs: Cfgs = None,
+    mode: Mode = None,
+    rounds: Rounds = None,
+    runs: Runs = None,
+    continuous: Continuous = False,
+    concurrency: Concurrency = None,
+    gpus: Gpus = None,
+    share: Share = None,
+    lab: LabOption = None,
+    study: StudyOption = None,
+    json: Json = False,
+) -> None:
+    """Show what `run` would do next. Writes nothing."""
+    from looplab.cli import running
+
+    options = running.make_options(cfgs, mode, rounds, runs, continuous, concurrency, gpus, share, extra)
+    running.plan(lab, study, options, json)
+
+
+@app.command()
+def resume(
+    detach: Annotated[bool, typer.Option("--detach", help="Run in the background; see `attach`.")] = False,
+    lab: LabOption = None,
+    study: StudyOption = None,
+    json: Json = False,
+) -> None:
+    """Go on after a stop or a crash, with the options of the last `run`. Adopts trainings that are still alive."""
+    from looplab.cli import running
+
+    running.resume(lab, study, detach, json)
+
+
+@app.command()
+def attach(lab: LabOption = None, study: StudyOption = None, json: Json = False) -> None:
+    """Watch a study that runs in the background. Ctrl-C leaves it running."""
+    from looplab.cli import running
+
+    running.attach(lab, study, json)
+
+
+@app.command()
+def stop(
+    run: Annotated[str | None, typer.Argument(help="Only this run.", show_default=False)] = None,
+    drain: Annotated[bool, typer.Option("--drain", help="Let what runs end; start nothing more.")] = False,
+    lab: LabOption = None,
+    study: StudyOption = None,
+    json: Json = False,
+) -> None:
+    """Stop a study now (SIGTERM, then SIGKILL), or drain it, or stop one run."""
+    from looplab.cli import running
+
+    running.stop(lab, study, run, drain, json)
+
+
+@app.command()
+def propose(
+    change: Annotated[list[str], typer.Option("--change", help="An edit: path@op=value. Several may follow.")],
+    reason: Annotated[str, typer.Option("--reason", help="Why.")] = "",
+    hypothesis: Annotated[str, typer.Option("--hypothesis", help="What you expect.")] = "",
+    parent: Annotated[str, typer.Option("--parent", help="A run, `best`, or `base`.")] = "best",
+    lab: LabOption = None,
+    study: StudyOption = None,
+    json: Json = False,
+) -> None:
+    """Put a proposal in the study's queue."""
+    from looplab.cli import editing
+
+    editing.propose(lab, study, change, reason, hypothesis, parent, json)
+
+
+@app.command()
+def edit(
+    base: Annotated[Path | None, typer.Argument(help="The config to start from.")] = None,
+    extra: Extra = None,
+    base_cfg: Annotated[Path | None, typer.Option("--base-cfg", help="The same as BASE.", show_default=False)] = None,
+    reason: Annotated[str, typer.Option("--reason", help="Why; recorded with the variant.")] = "",
+    change: Annotated[
+        list[str] | None, typer.Option("--change", "--changes", help="An edit: path@op=value. Several may follow.")
+    ] = None,
+    out_dir: Annotated[
+        Path | None, typer.Option("--out-dir", help="Where the variant goes.", show_default=False)
+    ] = None,
+    run: Annotated[bool, typer.Option("--run", help="Run it at once.")] = False,
+    lab: LabOption = None,
+    study: StudyOption = None,
+    json: Json = False,
+) -> None:
+    """Write one variant of a config, `<stem>_<6 chars>`, and record its parent and reason."""
+    from looplab.cli import editing
+
+    editing.edit(base or base_cfg, change or [], reason, out_dir, run, extra or [], lab, study, json)
+
+
+# -- looking
+
+
+@app.command()
+def status(lab: LabOption = None, study: StudyOption = None, json: Json = False) -> None:
+    """Where the lab's studies stand."""
+    from looplab.cli import looking
+
+    looking.status(lab, study, json)
+
+
+@app.command()
+def show(run: RunName = "LATEST", lab: LabOption = None, study: StudyOption = None, json: Json = False) -> None:
+    """One run: where it comes from, what it changed, what it measured."""
+    from looplab.cli import looking
+
+    looking.show(lab, study, run, json)
+
+
+@app.command()
+def logs(
+    run: RunName = "LATEST",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the log grows.")] = False,
+    lines: Annotated[int | None, typer.Option("--lines", "-n", min=0, help="Only the last lines.")] = None,
+    lab: LabOption = None,
+    study: StudyOption = None,
+    json: Json = False,
+) -> None:
+    """What a run printed."""
+    from looplab.cli import looking
+
+    looking.logs(lab, study, run, follow, lines, json)
+
+
+@app.command()
+def diff(
+    a: Annotated[str, typer.Argument(help="A run or a config file.")],
+    b: Annotated[str, typer.Argument(help="A run or a config file.")],
+    lab: LabOption = None,
+    study: StudyOption = None,
+    json: Json = False,
+) -> None:
+    """How two configs differ."""
+    from looplab.cli import looking
+
+    looking.diff(lab, study, a, b, json)
+
+
+# -- the record
+
+
+@app.command()
+def verify(lab: LabOption = None, json: Json = False) -> None:
+    """Prove that the record is whole: the chain of events, and the files of the runs."""
+    from looplab.cli import record
+
+    record.verify(lab, json)
+
+
+@app.command()
+def reindex(lab: LabOption = None, json: Json = False) -> None:
+    """Rebuild the ledger's tables from the run folders."""
+    from looplab.cli import record
+
+    record.reindex(lab, json)

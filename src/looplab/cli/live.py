@@ -1,0 +1,113 @@
+"""What a person sees while a study runs: the slots, the best so far, a bar with the time left; lines in a pipe."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from looplab.cli import output
+from looplab.ledger.study import RunRow
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A running training, as shown."""
+
+    run: RunRow
+    slot: str
+    step: float | None
+    objective: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A study at one moment."""
+
+    study: str
+    metric: str
+    running: tuple[Row, ...]
+    done: int
+    total: int | None
+    """How many runs there will be, where that is known."""
+    failed: int
+    best: RunRow | None
+    left_s: float | None
+    note: str = ""
+
+
+def time_left(done: int, total: int | None, mean_s: float | None, slots: int) -> float | None:
+    return None if total is None or mean_s is None else (total - done) * mean_s / max(1, slots)
+
+
+class Live:
+    """Shows snapshots for as long as it is entered; `say` puts a line above them."""
+
+    def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
+        self._snapshot = snapshot
+        self._live: Any = None
+
+    def __enter__(self) -> Live:
+        if output.is_terminal():
+            from rich.live import Live as RichLive
+
+            self._live = RichLive(get_renderable=self._draw, refresh_per_second=4, transient=True)
+            self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.__exit__(kind, error, trace)
+
+    def say(self, text: str, style: str = "") -> None:
+        if self._live is None:
+            output.say(f"{time.strftime('%H:%M:%S')} {text}")
+        else:
+            from rich.text import Text
+
+            line = Text(f"{time.strftime('%H:%M:%S')} ", style="dim")
+            line.append(text, style=style)
+            self._live.console.print(line)
+
+    def _draw(self) -> RenderableType:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        now = self._snapshot()
+        slots = Table(box=None, pad_edge=False, header_style="bold", expand=False)
+        for name in ("slot", "run", "step", now.metric, "time", "why"):
+            slots.add_column(name, no_wrap=True, max_width=48)
+        for row in now.running:
+            slots.add_row(
+                row.slot,
+                row.run.id,
+                output.number(row.step, 7),
+                output.number(row.objective),
+                output.seconds(row.run.seconds),
+                Text(row.run.reason, style="dim"),
+            )
+        bar = Table.grid(padding=(0, 1))
+        head = f"{now.done}" + (f"/{now.total}" if now.total is not None else "") + " runs"
+        cells: list[RenderableType] = [Text(head, style="bold")]
+        if now.total:
+            cells.append(ProgressBar(total=now.total, completed=now.done, width=30))
+        if now.left_s is not None:
+            cells.append(Text(f"about {output.seconds(now.left_s)} left"))
+        if now.failed:
+            cells.append(Text(f"{now.failed} failed", style="red"))
+        if now.best is not None:
+            cells.append(Text(f"best {output.number(now.best.objective)} ({now.best.id})", style="green"))
+        bar.add_row(*cells)
+        parts: list[RenderableType] = [slots, bar]
+        if now.note:
+            parts.append(Text(now.note, style="yellow"))
+        return Group(*parts)

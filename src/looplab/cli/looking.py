@@ -1,0 +1,178 @@
+"""status, show, logs, diff."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from looplab.cli import output
+from looplab.cli.labs import Place, open_lab, open_place
+from looplab.config import paths
+from looplab.config.files import read_config
+from looplab.config.lab import Study
+from looplab.errors import LabError
+from looplab.ledger.ledger import Ledger
+from looplab.ledger.study import StudyLedger
+from looplab.loop.lock import engine_pid
+from looplab.runs import folder as run_folder
+from looplab.runs.redact import redact_text
+
+LATEST = 8
+
+
+def status(folder: Path | None, name: str | None, json: bool) -> None:
+    lab = open_lab(folder)
+    studies = [lab.study(name)] if name else list(lab.studies.values())
+    ledger = Ledger(lab.ledger_path, create=False) if lab.ledger_path.exists() else None
+    told = [_status_of(lab.folder, study, ledger) for study in studies]
+    if json:
+        output.print_json({"lab": str(lab.folder), "studies": told})
+        return
+    for study, facts in zip(studies, told, strict=True):
+        engine = f"engine at work (pid {facts['engine']})" if facts["engine"] else "no engine at work"
+        output.say(f"study {study.study}: {engine}")
+        if ledger is None or not facts["counts"]:
+            output.say("  no runs yet; `looplab plan` shows what would run, `looplab run` runs it\n")
+            continue
+        used = facts["used"]
+        output.say("  " + ", ".join(f"{number} {state}" for state, number in sorted(facts["counts"].items())))
+        output.say(
+            f"  used: {used['rounds']} round(s), {used['runs']} run(s), {output.seconds(used['wall'])} wall,"
+            f" {used['device_hours']:.3g} device-hours"
+            + (f"; {facts['waiting']} proposal(s) wait" if facts["waiting"] else "")
+        )
+        if facts["best"]:
+            best = facts["best"]
+            output.say(f"  best: {best['id']} with {facts['metric']} = {output.number(best['objective'])}")
+        record = StudyLedger(ledger, study.study)
+        rows = record.runs(state="running") + record.runs(limit=LATEST)
+        seen: set[str] = set()
+        output.table(
+            ("run", "round", "by", "slot", "status", facts["metric"] or "objective", "time", "why"),
+            [
+                (
+                    run.id,
+                    str(run.round),
+                    run.proposer,
+                    run.slot or "-",
+                    run.status or run.state,
+                    output.number(run.objective),
+                    output.seconds(run.seconds),
+                    run.reason,
+                )
+                for run in rows
+                if not (run.id in seen or seen.add(run.id))  # type: ignore[func-returns-value]
+            ],
+        )
+        output.say()
+        if not facts["engine"] and (facts["counts"].get("running") or facts["counts"].get("planned")):
+            output.say("  unfinished runs: `looplab resume` adopts what is alive and goes on\n")
+
+
+def _status_of(lab: Path, study: Study, ledger: Ledger | None) -> dict[str, Any]:
+    metric = study.objective.metric if study.objective else None
+    facts: dict[str, Any] = {"study": study.study, "engine": None, "metric": metric, "counts": {}, "best": None}
+    if ledger is None:
+        return facts
+    record = StudyLedger(ledger, study.study)
+    best = record.best()
+    return {
+        **facts,
+        "engine": engine_pid(lab, study.study),
+        "counts": record.counts(),
+        "used": asdict(record.usage()),
+        "waiting": record.count_waiting(),
+        "best": asdict(best) if best else None,
+        "running": [asdict(run) for run in record.runs(state="running")],
+    }
+
+
+def show(folder: Path | None, name: str | None, run_name: str, json: bool) -> None:
+    place = open_place(folder, name)
+    run = place.record.run(run_name)
+    run_dir = place.outputs / run.id
+    summary = run_folder.read_json(run_dir, "summary.json")
+    changes = run_folder.read_json(run_dir, "config_diff.json")
+    about = run_folder.read_json(run_dir, "run.json")
+    if json:
+        output.print_json(
+            {"run": asdict(run), "folder": str(run_dir), "about": about, "changes": changes, "summary": summary}
+        )
+        return
+    when = datetime.fromtimestamp(run.created, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    output.say(f"run {run.id} of {run.study}, round {run.round}, {when}")
+    output.say(f"  {run.status or run.state}" + (f" in {output.seconds(run.seconds)}" if run.seconds else ""))
+    output.say(f"  by {run.proposer}: {run.reason}")
+    output.say(f"  from {run.parent or run.base}" + (f", slot {run.slot}" if run.slot else ""))
+    output.say(f"  {run_dir}")
+    for note in [*about.get("notes", []), *summary.get("notes", [])]:
+        output.say(f"  note: {note}")
+    if changes.get("base"):
+        _show_diff(changes["base"], "base", run.id)
+    if summary.get("metrics"):
+        keys = ("first", "last", "best", "best_step", "n")
+        output.table(
+            ("metric", *keys),
+            [(m, *(output.number(values.get(k), 6) for k in keys)) for m, values in summary["metrics"].items()],
+        )
+
+
+def logs(folder: Path | None, name: str | None, run_name: str, follow: bool, lines: int | None, json: bool) -> None:
+    place = open_place(folder, name)
+    run = place.record.run(run_name)
+    path = place.outputs / run.id / "train.log"
+    while not path.exists():
+        if not follow or place.record.run(run.id).state == "ended":
+            raise LabError(f"run {run.id} has printed nothing yet", hint=f"it is {run.status or run.state}")
+        time.sleep(0.1)
+    if json:
+        text = redact_text(path.read_bytes().decode(errors="replace"))
+        output.print_json({"run": run.id, "path": str(path), "log": _last(text, lines)})
+        return
+    with path.open("rb") as file:
+        text = file.read().decode(errors="replace")
+        print(redact_text(_last(text, lines)), end="", flush=True)
+        while follow:
+            over = place.record.run(run.id).state == "ended"
+            more = file.read().decode(errors="replace")
+            print(redact_text(more), end="", flush=True)
+            if over and not more:
+                break
+            if not more:
+                time.sleep(0.1)
+
+
+def _last(text: str, lines: int | None) -> str:
+    return text if lines is None else "".join(text.splitlines(keepends=True)[-lines:] if lines else [])
+
+
+def diff(folder: Path | None, name: str | None, a: str, b: str, json: bool) -> None:
+    place: Place | None = None
+    sides = []
+    for side in (a, b):
+        if Path(side).is_file():
+            sides.append(read_config(Path(side)))
+        else:
+            place = place or open_place(folder, name)
+            run = place.record.run(side)
+            sides.append(run_folder.read_json(run_folder.require(place.outputs / run.id), "config.json"))
+    changes = paths.diff(*sides)
+    if json:
+        output.print_json({"a": a, "b": b, "changes": changes})
+    elif not changes:
+        output.say("the configs are the same")
+    else:
+        _show_diff(changes, a, b)
+
+
+def _show_diff(changes: dict[str, Any], a: str, b: str) -> None:
+    output.table(
+        ("key", a, b),
+        [
+            (key, output.cell(c["old"]) if "old" in c else "-", output.cell(c["new"]) if "new" in c else "-")
+            for key, c in changes.items()
+        ],
+    )

@@ -1,0 +1,84 @@
+"""Printing: rich tables on a terminal, plain aligned columns in a pipe, JSON where asked."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import orjson
+
+COLOURS = {
+    "ok": "green", "failed": "red", "lost": "red", "timeout": "yellow", "stopped": "yellow",
+    "running": "cyan", "planned": "dim", "keep": "green", "discard": "red", "inconclusive": "yellow",
+}  # fmt: skip
+
+
+def is_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
+def say(text: str = "") -> None:
+    print(text, flush=True)
+
+
+def warn(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def print_json(data: Any) -> None:
+    sys.stdout.write(orjson.dumps(data, option=orjson.OPT_INDENT_2, default=str).decode() + "\n")
+
+
+def print_line(data: Any) -> None:
+    """One JSON object on one line, at once: for streams."""
+    sys.stdout.write(orjson.dumps(data, default=str).decode() + "\n")
+    sys.stdout.flush()
+
+
+def number(value: float | None, digits: int = 5) -> str:
+    return "-" if value is None else f"{value:.{digits}g}"
+
+
+def seconds(value: float | None) -> str:
+    """`4.2s`, `3m05s`, `2h07m`."""
+    if value is None:
+        return "-"
+    if value < 60:
+        return f"{value:.1f}s"
+    minutes, rest = divmod(int(value), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s"
+    return f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None) -> None:
+    """A table for people on a terminal; in a pipe, columns that `awk` and eyes can read, never cut."""
+    listed = [[str(cell) for cell in row] for row in rows]
+    if is_terminal():
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        drawn = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
+        for name in columns:
+            drawn.add_column(name, overflow="fold")
+        for row in listed:
+            drawn.add_row(*(Text(cell, style=COLOURS.get(cell, "")) for cell in row))
+        Console().print(drawn)
+        return
+    if title:
+        print(title)
+    widths = [max(len(line[i]) for line in [list(columns), *listed]) for i in range(len(columns))]
+    for line in [list(columns), *listed]:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    sys.stdout.flush()
+
+
+def cell(value: Any) -> str:
+    """A config value in a table."""
+    if value is None or isinstance(value, str):
+        return "null" if value is None else value
+    if isinstance(value, float):
+        return repr(value)
+    return orjson.dumps(value, default=str).decode()

@@ -1,0 +1,441 @@
+"""run, plan, resume, attach, stop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from looplab.cli import output
+from looplab.cli.labs import Place, open_lab, open_place
+from looplab.cli.live import Live, Row, Snapshot, time_left
+from looplab.config.lab import Lab, Study
+from looplab.decide.base import Proposal
+from looplab.errors import LabError
+from looplab.launch.local import LocalExecutor, is_alive, read_json
+from looplab.ledger.ledger import Ledger
+from looplab.ledger.study import RunRow, StudyLedger
+from looplab.loop.engine import Ending, Engine, News
+from looplab.loop.lock import StudyLock, engine_pid
+from looplab.loop.setup import Options, Setup, prepare
+
+STYLES = {"rejected": "yellow", "waiting": "yellow", "adopted": "cyan", "round": "bold", "note": "dim"}
+START_S = 20.0
+
+
+def make_options(
+    cfgs: Sequence[Path] | None,
+    mode: str | None,
+    rounds: int | None,
+    runs: int | None,
+    continuous: bool,
+    concurrency: int | None,
+    gpus: Sequence[str] | None,
+    share: bool | None,
+    extra: Sequence[str] | None,
+) -> Options:
+    named = [gpu.strip() for part in gpus or () for gpu in part.split(",") if gpu.strip()]
+    return Options(
+        tuple(str(path.resolve()) for path in cfgs or ()),
+        mode,
+        rounds,
+        runs,
+        continuous,
+        concurrency,
+        None if not gpus else tuple(named) if named != ["none"] else (),
+        share,
+        tuple(extra or ()),
+    )
+
+
+def run(folder: Path | None, name: str | None, options: Options, *, execute: bool, detach: bool, json: bool) -> None:
+    lab = open_lab(folder)
+    study = lab.study(name)
+    if study.needs_exec and not execute:
+        output.say("this study runs only with --exec; this is what it would do:")
+        _show_plan(lab, study, options, json)
+        return
+    setup = prepare(lab, study, options)
+    with StudyLock(lab.folder, study.study):
+        ledger = Ledger(lab.ledger_path)
+        with ledger.write():
+            _save_options(ledger, study.study, options)
+        if not detach:
+            _work(setup, ledger, json)
+            return
+    _detach(lab, study, json)
+
+
+def resume(folder: Path | None, name: str | None, detach: bool, json: bool) -> None:
+    lab = open_lab(folder)
+    study = lab.study(name)
+    ledger = Ledger(lab.ledger_path, create=False)
+    options = _saved_options(ledger, study.study)
+    setup = prepare(lab, study, options)
+    with StudyLock(lab.folder, study.study):
+        if not detach:
+            _work(setup, ledger, json)
+            return
+    _detach(lab, study, json)
+
+
+def _save_options(ledger: Ledger, study: str, options: Options) -> None:
+    text = orjson.dumps(options.to_dict()).decode()
+    ledger.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (f"options:{study}", text))
+
+
+def _saved_options(ledger: Ledger, study: str) -> Options:
+    row = ledger.one("SELECT value FROM meta WHERE key=?", (f"options:{study}",))
+    if row is None:
+        raise LabError(f"study {study!r} was never run", hint="start it with `looplab run`")
+    return Options.from_dict(orjson.loads(row["value"]))
+
+
+# -- the engine in this terminal
+
+
+def _work(setup: Setup, ledger: Ledger, json: bool) -> None:
+    """Run the engine here, to its end; the caller holds the study's lock."""
+    executor = LocalExecutor()
+    live = Live(lambda: _engine_snapshot(engine))
+
+    def tell(item: News) -> None:
+        if json:
+            output.print_line({"at": time.time(), "kind": item.kind, "run": item.run, "text": item.text})
+        else:
+            live.say(item.text, STYLES.get(item.kind, ""))
+
+    engine = Engine(setup, ledger, executor, tell)
+    asked = 0
+
+    def interrupted(number: int, frame: object) -> None:
+        nonlocal asked
+        asked += 1
+        if number == signal.SIGTERM or asked > 1:
+            engine.stop()
+        else:
+            engine.drain()
+        executor.wake()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupted)
+    try:
+        with live if not json else contextlib.nullcontext():
+            for note in setup.notes:
+                tell(News("note", note))
+            outcome = engine.run()
+    finally:
+        executor.close()
+    record = StudyLedger(ledger, setup.study.study)
+    counts = record.counts()
+    if json:
+        best = record.best()
+        output.print_line({"ending": outcome.ending, "why": outcome.why, "counts": counts, "best": best and best.id})
+    else:
+        output.say()
+        show_leaders(record, setup.study)
+        _closing_words(setup, record, outcome.why, counts)
+    if outcome.ending is Ending.STOPPED:
+        sys.exit(130)
+    if counts and not counts.get("ok") and not counts.get("planned"):
+        sys.exit(1)
+
+
+def show_leaders(record: StudyLedger, study: Study, limit: int = 12) -> None:
+    """The final table: the best runs first."""
+    objective = study.objective
+    runs = record.leaders(objective.goal, limit) if objective else record.runs(limit=limit)
+    shown = {run.id for run in runs}
+    runs += [run for run in record.runs(limit=limit) if run.id not in shown][: limit - len(runs)]
+    best = record.best()
+    output.table(
+        ("run", "round", "by", "status", objective.metric if objective else "objective", "time", "why"),
+        [
+            (
+                run.id + (" *" if best and run.id == best.id else ""),
+                str(run.round),
+                run.proposer,
+                run.status or run.state,
+                output.number(run.objective),
+                output.seconds(run.seconds),
+                run.reason,
+            )
+            for run in runs
+        ],
+    )
+
+
+def _closing_words(setup: Setup, record: StudyLedger, why: str, counts: dict[str, int]) -> None:
+    outputs = setup.lab / "outputs" / setup.study.study
+    parts = ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
+    output.say(f"\n{parts}" + (f"; {why}" if why else ""))
+    if counts.get("failed"):
+        bad = record.runs(status="failed", limit=1)[0]
+        output.say(f"a failed run: `looplab logs {bad.id}` shows what it printed")
+    best = record.best()
+    if best is not None:
+        output.say(f"best: {best.id} (one run is a hint, not a result)   {outputs / best.id}")
+    output.say(f"lab book: {outputs / 'labbook.md'}")
+
+
+def _engine_snapshot(engine: Engine) -> Snapshot:
+    rows = []
+    for run in list(engine.running.values()):
+        gauge = engine.gauges.get(run.id)
+        rows.append(
+            Row(run, engine.slot_of(run.id), gauge.step if gauge else None, gauge.objective() if gauge else None)
+        )
+    objective = engine.setup.study.objective
+    progress = engine.progress
+    total = progress.total
+    return Snapshot(
+        engine.study.study,
+        objective.metric if objective else "objective",
+        tuple(rows),
+        progress.done,
+        total,
+        progress.failed,
+        engine.best,
+        time_left(progress.done, total, progress.mean_s, len(engine.setup.slots)),
+        "draining: starts nothing more" if engine.draining else "",
+    )
+
+
+# -- the engine in the background
+
+
+def _detach(lab: Lab, study: Study, json: bool) -> None:
+    """Start `resume` in a session of its own, and wait until it is really at work."""
+    log = lab.folder / ".looplab" / f"{study.study}.log"
+    argv = [sys.executable, "-m", "looplab", "resume", "--lab", str(lab.folder), "--study", study.study]
+    with log.open("ab") as file:
+        start = file.tell()
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True, cwd=lab.folder
+        )
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            said = log.read_bytes()[start:].decode(errors="replace").strip()
+            if process.returncode == 0:
+                break
+            raise LabError(f"the engine ended at once: {said.removeprefix('looplab: ')}")
+        if engine_pid(lab.folder, study.study) == process.pid:
+            break
+        time.sleep(0.02)
+    if json:
+        output.print_json({"pid": process.pid, "log": str(log), "study": study.study})
+    else:
+        output.say(f"study {study.study} runs in the background (pid {process.pid}); it survives this terminal")
+        output.say(f"watch: looplab attach   stop: looplab stop   log: {log}")
+
+
+def attach(folder: Path | None, name: str | None, json: bool) -> None:
+    place = open_place(folder, name)
+    study = place.study.study
+    if engine_pid(place.lab.folder, study) is None:
+        raise LabError(
+            f"no engine is at work on study {study!r}", hint="`looplab status` shows it, `looplab resume` goes on"
+        )
+    seq, _ = place.ledger.head()
+    gauges: dict[str, Any] = {}
+    with Live(lambda: _ledger_snapshot(place, gauges)) as live:
+        while True:
+            alive = engine_pid(place.lab.folder, study) is not None
+            for event in place.ledger.events(study, after=seq):
+                seq = event.seq
+                if json:
+                    output.print_line(asdict(event))
+                elif event.kind in ("launched", "ended", "round began", "round ended", "rejected"):
+                    live.say(_describe(event.kind, event.run, event.data))
+            if not alive:
+                break
+            time.sleep(0.2)
+    if not json:
+        output.say()
+        show_leaders(place.record, place.study)
+
+
+def _describe(kind: str, run: str | None, data: dict[str, Any]) -> str:
+    if kind == "ended":
+        value = data.get("objective")
+        return f"run {run} {data['status']}" + (f", {value:.6g}" if value is not None else "")
+    if kind == "launched":
+        return f"run {run} in {data['slot']}"
+    if kind == "rejected":
+        return f"proposal {data['proposal']}: " + "; ".join(str(p["message"]) for p in data["problems"])
+    return f"{kind}: {data.get('round', '')}"
+
+
+def _ledger_snapshot(place: Place, gauges: dict[str, Any]) -> Snapshot:
+    from looplab.loop.measuring import Gauge
+
+    ledger = Ledger(place.lab.ledger_path)  # the drawing thread needs a connection of its own
+    try:
+        record = StudyLedger(ledger, place.study.study)
+        rows = []
+        for run in record.runs(state="running"):
+            gauge = gauges.setdefault(run.id, Gauge(place.study, place.outputs / run.id))
+            gauge.poll()
+            rows.append(Row(run, run.slot or "-", gauge.step, gauge.objective()))
+        counts = record.counts()
+        done = sum(number for state, number in counts.items() if state not in ("planned", "running"))
+        objective = place.study.objective
+        return Snapshot(
+            place.study.study, objective.metric if objective else "objective", tuple(rows), done,
+            record.usage().runs, counts.get("failed", 0), record.best(), None,
+        )  # fmt: skip
+    finally:
+        ledger.close()
+
+
+# -- plan
+
+
+def plan(folder: Path | None, name: str | None, options: Options, json: bool) -> None:
+    lab = open_lab(folder)
+    _show_plan(lab, lab.study(name), options, json)
+
+
+def _show_plan(lab: Lab, study: Study, options: Options, json: bool) -> None:
+    """What would run next: the study's own planning, without a ledger to write to."""
+    from looplab.decide.queue import QueueProposer, read_queue
+    from looplab.loop.decision import Decider, Decision, Rejected, decide_base
+
+    setup = prepare(lab, study, options)
+    record = StudyLedger(Ledger(lab.ledger_path), study.study) if lab.ledger_path.exists() else None
+    decisions: list[Decision] = []
+    rejected: list[tuple[Proposal, str]] = []
+    open_runs = record.runs(state="planned") + record.runs(state="running") if record else []
+    done = record.bases_planned() if record else set()
+    for base in setup.bases:
+        decision = decide_base(base)
+        if f"{base.name}@{decision.config_hash}" not in done:
+            decisions.append(decision)
+    waiting = (
+        [Proposal(r.edits, r.reason, r.proposer, r.parent, r.hypothesis, r.id) for r in record.waiting(1000)]
+        if record
+        else []
+    )
+    taken = {row.source for row in record.proposals()} if record else set()
+    for entry in study.proposers:
+        if entry.queue:
+            waiting += [p for p, source in read_queue(lab.folder / entry.queue) if source not in taken]
+    decider = Decider(setup, record)
+    size = setup.round_size
+    for proposal in waiting:
+        if len(decisions) >= size:
+            break
+        try:
+            decisions.append(decider.decide(proposal))
+        except Rejected as no:
+            rejected.append((proposal, str(no)))
+    assert any(isinstance(proposer, QueueProposer) for proposer in setup.proposers)
+    if json:
+        output.print_json(
+            {
+                "study": study.study,
+                "slots": [{"name": s.name, "devices": s.devices, "cores": s.cores} for s in setup.slots],
+                "unfinished": [r.id for r in open_runs],
+                "runs": [
+                    {"by": d.proposer, "reason": d.reason, "parent": d.parent, "base": d.base, "edits": d.edits,
+                     "changes": d.diff_parent, "notes": d.notes, "config": d.config} for d in decisions
+                ],
+                "rejected": [{"edits": p.edits, "why": why} for p, why in rejected],
+            }
+        )  # fmt: skip
+        return
+    slots = ", ".join(s.name + (f" (cores {','.join(map(str, s.cores))})" if s.cores else "") for s in setup.slots)
+    output.say(f"study {study.study}, slots: {slots}")
+    for note in setup.notes:
+        output.say(f"note: {note}")
+    if open_runs:
+        output.say(f"first, {len(open_runs)} unfinished run(s): {', '.join(r.id for r in open_runs)}")
+    output.table(
+        ("#", "by", "from", "changes", "why"),
+        [
+            (
+                str(i),
+                d.proposer,
+                d.parent or d.base,
+                ", ".join(
+                    f"{k} {output.cell(c.get('old', '-'))} → {output.cell(c.get('new', '-'))}"
+                    for k, c in d.diff_parent.items()
+                )
+                or "-",
+                d.reason,
+            )
+            for i, d in enumerate(decisions, 1)
+        ],
+        title="the next round:",
+    )
+    for proposal, why in rejected:
+        output.say(f"would be rejected: {' '.join(proposal.edits)}: {why}")
+    output.say("nothing was written or started")
+
+
+# -- stop
+
+
+def stop(folder: Path | None, name: str | None, run_name: str | None, drain: bool, json: bool) -> None:
+    place = open_place(folder, name)
+    study = place.study.study
+    run_row = place.record.run(run_name) if run_name else None
+    pid = engine_pid(place.lab.folder, study)
+    if pid is not None:
+        if run_row is not None:
+            place.record.command("stop", run=run_row.id)
+            told = f"asked the engine (pid {pid}) to stop run {run_row.id}"
+        else:
+            place.record.command("drain" if drain else "stop", **({} if drain else {"run": None}))
+            told = f"asked the engine (pid {pid}) to {'drain' if drain else 'stop'}"
+        if not drain:
+            _await_stop(place, run_row)
+    elif drain:
+        told = "no engine is at work: nothing will be started"
+    else:
+        told = _stop_orphans(place, [run_row] if run_row else place.record.runs(state="running"))
+    if json:
+        output.print_json({"study": study, "engine": pid, "did": told})
+    else:
+        output.say(told)
+
+
+def _await_stop(place: Place, run_row: RunRow | None) -> None:
+    deadline = time.monotonic() + place.study.launch.grace + 5
+    while time.monotonic() < deadline:
+        if run_row is not None:
+            if place.record.run(run_row.id).state == "ended":
+                return
+        elif engine_pid(place.lab.folder, place.study.study) is None:
+            return
+        time.sleep(0.05)
+
+
+def _stop_orphans(place: Place, runs: Sequence[RunRow]) -> str:
+    """Trainings that live without an engine: ended directly, recorded by the next `resume`."""
+    stopped = []
+    for row in runs:
+        process = read_json(place.outputs / row.id / "process.json") or {}
+        pid, ticks, boot = process.get("pid", 0), process.get("start", 0), process.get("boot", "")
+        if pid and is_alive(pid, ticks, boot):
+            os.killpg(pid, signal.SIGTERM)
+            stopped.append((row.id, pid, ticks, boot))
+    deadline = time.monotonic() + place.study.launch.grace
+    while time.monotonic() < deadline and any(is_alive(p, t, b) for _, p, t, b in stopped):
+        time.sleep(0.05)
+    for _, pid, ticks, boot in stopped:
+        if is_alive(pid, ticks, boot):
+            os.killpg(pid, signal.SIGKILL)
+    if not stopped:
+        return "no engine is at work and no training is alive"
+    return f"no engine is at work; stopped {', '.join(s[0] for s in stopped)} (`looplab resume` records it)"

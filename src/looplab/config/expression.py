@@ -1,0 +1,882 @@
+"""Small safe expressions over configs and metrics: `vec.num_envs % vec.num_workers == 0`.
+
+An expression is parsed as Python, walked once and turned into closures; whatever is not on the list below is refused
+when it is compiled, by name and place. Nothing of Python is reachable: a dot is a dictionary key, never an attribute,
+and the only calls are those of `FUNCTIONS`. Time and memory are bounded (length, depth, size of integers, number of
+loop steps), so text written by an agent may be evaluated in the engine.
+
+    train.batch_size, features.3.weight, features[3].weight, config["a b"], `train/loss`, `train/loss`.last
+    numbers, texts, lists, true false null (and True False None), + - * / // % **, comparisons, in, is null,
+    and or not, `a if c else b`, the functions, and `all(f.weight > 0 for f in features)` inside
+    any all sum min max len; a loop, and these functions, read a dictionary by its values.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import keyword
+import math
+import operator
+import re
+import reprlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from looplab.config.paths import nearest
+from looplab.errors import LabError
+
+MAX_LENGTH = 2_000
+"""Characters of one expression."""
+MAX_DEPTH = 100
+"""How deep one expression may nest; a sum of 100 terms is that deep."""
+MAX_BITS = 1_024
+"""Bits of an integer result: as much as a float can hold."""
+MAX_ITEMS = 10_000
+"""Length of a joined text or list."""
+MAX_STEPS = 100_000
+"""Loop steps of one evaluation, all loops together."""
+
+Names = Mapping[str, Any] | Callable[[str], Any]
+"""Where names are looked up: a (nested) mapping, or a function that gets the dotted name and raises KeyError."""
+
+
+class ExpressionError(LabError):
+    """An expression that cannot be read, or cannot be computed from the values it found."""
+
+
+class MissingName(ExpressionError):  # noqa: N818 - it reads as what it is where it is caught
+    """A name that is not there: `name` is the dotted name, `nearest` what was probably meant."""
+
+    def __init__(self, name: str, nearest: tuple[str, ...] = ()) -> None:
+        self.name = name
+        self.nearest = nearest
+        super().__init__(f"{name} is missing", hint=f"nearest: {', '.join(nearest)}" if nearest else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """An expression that was read and found allowed."""
+
+    text: str
+    """As it was written."""
+    names: frozenset[str]
+    """The dotted names it reads, also those it only asks about with `defined`; no loop variables."""
+    _run: Callable[[_Scope], Any] = field(repr=False, compare=False)
+    _read: Mapping[str, Callable[[_Scope], Any]] = field(repr=False, compare=False)
+
+    def evaluate(self, names: Names) -> Any:
+        """Its value; raises MissingName or ExpressionError and nothing else."""
+        try:
+            return self._run(_Scope(names, {}, [MAX_STEPS]))
+        except _Absent as absent:
+            # A key with a dot in it can be written without the escape here.
+            close = (path.replace("\\", "") for path in nearest(absent.owner, absent.asked))
+            raise MissingName(absent.name, tuple(close)) from None
+
+    def values(self, names: Names) -> dict[str, Any]:
+        """The values of the names it reads, to show beside its result; those that are missing are left out."""
+        scope = _Scope(names, {}, [MAX_STEPS])
+        found = {}
+        for name, read in self._read.items():
+            with suppress(_Absent):
+                found[name] = read(scope)
+        return found
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def compile_expression(text: str) -> Expression:
+    """Read an expression; raises ExpressionError that shows the place of what is wrong."""
+    if not isinstance(text, str):
+        raise ExpressionError(f"an expression must be text, not {_show(text)}")
+    if len(text) > MAX_LENGTH:
+        raise ExpressionError(f"the expression is too long: {len(text)} characters, {MAX_LENGTH} are allowed")
+    if not text.strip():
+        raise ExpressionError("the expression is empty")
+    source = _Source(text)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(source.python, mode="eval")
+    except SyntaxError as error:
+        column = error.offset - 1 if error.offset else len(source.python)  # no place is given where more should follow
+        reason = error.msg.split(". ")[0]  # the second sentence is advice on Python
+        source.fail(reason, source.place(error.lineno or 1, column))
+    except (RecursionError, MemoryError):
+        raise ExpressionError("the expression is nested too deeply") from None
+    except ValueError as error:
+        raise ExpressionError(f"the expression cannot be read: {error}") from None
+    builder = _Builder(source)
+    run = builder.build(tree.body)
+    return Expression(text, frozenset(builder.names), run, builder.names)
+
+
+# --- from looplab's spelling to Python's ---------------------------------------------------------------------------
+
+_TOKEN = re.compile(
+    r"""
+      (?P<space>\s+)
+    | (?P<string>'''(?:\\.|[^\\])*?''' | \"\"\"(?:\\.|[^\\])*?\"\"\" | '(?:\\.|[^'\\\n])*' | "(?:\\.|[^"\\\n])*")
+    | (?P<quoted>`[^`]+`|`)
+    | (?P<number>0[xXoObB]\w+ | (?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:[eE][+-]?\d[\d_]*)?\w*)
+    | (?P<word>[^\W\d]\w*)
+    | (?P<other>==|!=|<=|>=|:=|&&|\|\||.)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_SEGMENT = re.compile(r"`([^`]+)`|(\w+)")
+_MISTAKES = {
+    "=": "compare with ==",
+    "&&": "write `and`",
+    "||": "write `or`",
+    "!": "write `not`",
+    "?": "write `a if condition else b`",
+    "#": "an expression holds no comments",
+    ";": "one expression only",
+    "$": "write names plainly, without a sign",
+}
+_VALUE_WORDS = {"True", "False", "None"}
+
+
+class _Source:
+    """The text, the Python it is read as, and the way back from a place in the Python to the text.
+
+    `a.b.3` becomes `a['b'][3]`, so a dot can never become an attribute, and keys that Python would not take
+    (`ot.lambda`, digits) work. A name in backquotes becomes a placeholder.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.quoted: dict[str, str] = {}
+        """Placeholder → the name in backquotes."""
+        self._pieces: list[str] = []
+        self._origin: list[int] = []
+        mark = "_q"
+        while mark in text:
+            mark += "q"
+        self._rewrite(mark)
+        self.python = "".join(self._pieces)
+        self._origin.append(len(text))
+
+    def _put(self, piece: str, start: int, *, same: bool = False) -> None:
+        self._pieces.append(piece)
+        self._origin.extend(range(start, start + len(piece)) if same else [start] * len(piece))
+
+    def _rewrite(self, mark: str) -> None:
+        text = self.text
+        at = 0
+        after_value = False  # only after a name or a closing bracket does a dot begin a key
+        while at < len(text):
+            if after_value and text[at] == "." and (segment := _SEGMENT.match(text, at + 1)):
+                literal, word = segment.groups()
+                plain = word is not None and word.isascii() and word.isdigit() and (word == "0" or word[0] != "0")
+                self._put(f"[{word}]" if plain else f"[{(literal or word)!r}]", at)
+                at = segment.end()
+                continue
+            token = _TOKEN.match(text, at)
+            assert token is not None  # the last alternative takes any character
+            kind, piece, end = token.lastgroup, token.group(), token.end()
+            if kind == "space":
+                if at > 0:  # leading space would be an indent
+                    self._put(" " * len(piece), at)
+            elif kind == "quoted":
+                if len(piece) < 3:
+                    self.fail("a name in backquotes needs a name and an end", at)
+                placeholder = f"{mark}{len(self.quoted)}"
+                self.quoted[placeholder] = piece[1:-1]
+                self._put(placeholder, at)
+                after_value = True
+            else:
+                if piece in _MISTAKES:
+                    self.fail(f"`{piece}` has no place in an expression", at, _MISTAKES[piece])
+                if after_value and piece == "." and text[end : end + 1] == "*":
+                    self.fail("`*` is no name here", end, "write all(f.key > 0 for f in list), or any, sum, min, max")
+                self._put(piece, at, same=True)
+                if kind == "word":
+                    after_value = piece in _VALUE_WORDS or not keyword.iskeyword(piece)
+                else:
+                    after_value = kind == "other" and piece in "])"
+            at = end
+
+    def place(self, line: int, column: int) -> int:
+        """The index in the text of a line and a column (in characters) of the Python."""
+        before = sum(len(part) + 1 for part in self.python.split("\n")[: line - 1])
+        return self._origin[max(0, min(before + column, len(self.python)))]
+
+    def start(self, node: ast.expr) -> int:
+        return self.place(node.lineno, self._characters(node.lineno, node.col_offset))
+
+    def words(self, node: ast.expr) -> str:
+        """The part of the text that a node was read from, on one line."""
+        end_line, end_column = node.end_lineno or node.lineno, node.end_col_offset or 0
+        end = self.place(end_line, self._characters(end_line, end_column))
+        return " ".join(self.text[self.start(node) : end].split())
+
+    def _characters(self, line: int, octets: int) -> int:
+        """A column as the parser counts it (in UTF-8) as a column in characters."""
+        return len(self.python.split("\n")[line - 1].encode()[:octets].decode(errors="ignore"))
+
+    def fail(self, message: str, at: int, hint: str | None = None) -> NoReturn:
+        """Raise, with the text (or the part around the place) and a caret under the place."""
+        begin = max(0, at - 60)
+        cut = self.text[begin : at + 40]
+        lead, tail = "… " if begin else "", " …" if at + 40 < len(self.text) else ""
+        shown = lead + re.sub(r"\s", " ", cut) + tail
+        raise ExpressionError(f"{message}\n  {shown}\n  {' ' * (len(lead) + at - begin)}^", hint=hint) from None
+
+
+# --- names ---------------------------------------------------------------------------------------------------------
+
+_MISSING: Any = object()
+_Key = str | int
+
+
+class _Absent(Exception):  # noqa: N818
+    """A name that is not there, before the nearest ones were looked for (which `defined` never needs)."""
+
+    def __init__(self, name: str, owner: Any, asked: str) -> None:
+        self.name = name
+        """As the user should read it."""
+        self.owner = owner
+        """Where it was looked for."""
+        self.asked = asked
+        """The name as seen from the owner."""
+
+
+class _Scope:
+    """What one evaluation reads: the names, the loop variables, and the steps that are left."""
+
+    __slots__ = ("local", "names", "steps")
+
+    def __init__(self, names: Names, local: dict[str, tuple[Any, str]], steps: list[int]) -> None:
+        self.names = names
+        self.local = local
+        """Loop variable → its value, and where that value came from."""
+        self.steps = steps
+
+    def find(self, keys: tuple[_Key, ...], dotted: str) -> Any:
+        names = self.names
+        if not isinstance(names, Mapping):
+            return self._ask(names, keys, dotted)
+        value: Any = names
+        for key in keys:
+            value = _step(value, key)
+            if value is _MISSING:
+                break
+        else:
+            return value
+        if (value := _search(names, keys)) is _MISSING:
+            raise _Absent(dotted, names, dotted)
+        return value
+
+    def _ask(self, lookup: Callable[[str], Any], keys: tuple[_Key, ...], dotted: str) -> Any:
+        """The whole name first, then a shorter one whose value is walked into."""
+        for cut in range(len(keys), 0, -1):
+            try:
+                value = lookup(".".join(map(str, keys[:cut])))
+            except KeyError:
+                continue
+            for key in keys[cut:]:
+                value = _step(value, key)
+            if value is not _MISSING:
+                return value
+        raise _Absent(dotted, None, dotted)
+
+
+def _step(value: Any, key: _Key) -> Any:
+    """One key into a mapping or a list; `_MISSING` where there is none."""
+    if isinstance(value, Mapping):
+        if key in value:
+            return value[key]
+        other: _Key = str(key) if isinstance(key, int) else int(key) if _is_index(key) else key
+        return value.get(other, _MISSING)
+    if isinstance(value, list | tuple):
+        if isinstance(key, str):
+            if not _is_index(key):
+                return _MISSING
+            key = int(key)
+        return value[key] if -len(value) <= key < len(value) else _MISSING
+    return _MISSING
+
+
+def _is_index(key: str) -> bool:
+    return key.isascii() and key.isdigit() and len(key) <= 18
+
+
+def _search(value: Any, keys: tuple[_Key, ...]) -> Any:
+    """A walk in which several keys may be one, as in {"train.loss": {"last": 1}}; as for paths, the shortest wins."""
+    if not keys:
+        return value
+    for cut in range(1, len(keys) + 1):
+        found = _step(value, keys[0] if cut == 1 else ".".join(map(str, keys[:cut])))
+        if found is not _MISSING and (found := _search(found, keys[cut:])) is not _MISSING:
+            return found
+    return _MISSING
+
+
+# --- operations ----------------------------------------------------------------------------------------------------
+
+
+class _Unfit(Exception):  # noqa: N818
+    """Values an operation does not take; becomes an ExpressionError that shows the part of the text."""
+
+
+def _need_numbers(*values: Any) -> None:
+    for value in values:
+        if not isinstance(value, int | float):
+            raise _Unfit(f"{_show(value)} is not a number")
+
+
+def _bounded(value: Any) -> Any:
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        raise _Unfit(f"the result is too large: more than {MAX_BITS} bits")
+    return value
+
+
+def _add(left: Any, right: Any) -> Any:
+    for kind in (str, list):
+        if isinstance(left, kind) and isinstance(right, kind):
+            if len(left) + len(right) > MAX_ITEMS:
+                raise _Unfit(f"the result is too long: more than {MAX_ITEMS}")
+            return operator.add(left, right)
+    _need_numbers(left, right)
+    return _bounded(left + right)
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    _need_numbers(base, exponent)
+    if isinstance(base, int) and isinstance(exponent, int) and exponent > 0:
+        if exponent > MAX_BITS or base.bit_length() * exponent > 2 * MAX_BITS:
+            raise _Unfit(f"the power is too large: an exponent up to {MAX_BITS} and {MAX_BITS} bits are allowed")
+        return _bounded(base**exponent)
+    value = base**exponent
+    if isinstance(value, complex):
+        raise _Unfit("a negative number has no fractional power")
+    return value
+
+
+def _on_numbers(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def run(left: Any, right: Any) -> Any:
+        _need_numbers(left, right)
+        return _bounded(function(left, right))
+
+    return run
+
+
+_BINARY: dict[type[ast.operator], tuple[str, Callable[[Any, Any], Any]]] = {
+    ast.Add: ("+", _add),
+    ast.Sub: ("-", _on_numbers(operator.sub)),
+    ast.Mult: ("*", _on_numbers(operator.mul)),
+    ast.Div: ("/", _on_numbers(operator.truediv)),
+    ast.FloorDiv: ("//", _on_numbers(operator.floordiv)),
+    ast.Mod: ("%", _on_numbers(operator.mod)),
+    ast.Pow: ("**", _power),
+}
+
+
+def _contains(left: Any, right: Any) -> bool:
+    if not isinstance(right, str | list | tuple | Mapping):
+        raise _Unfit(f"{_show(right)} holds nothing to look in")
+    return left in right
+
+
+_COMPARE: dict[type[ast.cmpop], tuple[str, Callable[[Any, Any], bool]]] = {
+    ast.Eq: ("==", operator.eq),
+    ast.NotEq: ("!=", operator.ne),
+    ast.Lt: ("<", operator.lt),
+    ast.LtE: ("<=", operator.le),
+    ast.Gt: (">", operator.gt),
+    ast.GtE: (">=", operator.ge),
+    ast.In: ("in", _contains),
+    ast.NotIn: ("not in", lambda left, right: not _contains(left, right)),
+    ast.Is: ("is", operator.is_),
+    ast.IsNot: ("is not", operator.is_not),
+}
+
+
+def _items(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return value.values()
+    if isinstance(value, list | tuple | Iterator):
+        return value
+    raise _Unfit(f"{_show(value)} is not a list")
+
+
+def _minimum(*values: Any) -> Any:
+    return min(_items(values[0]) if len(values) == 1 else values)
+
+
+def _maximum(*values: Any) -> Any:
+    return max(_items(values[0]) if len(values) == 1 else values)
+
+
+def _sum(values: Any) -> Any:
+    total: Any = 0
+    for value in _items(values):
+        _need_numbers(value)
+        total += value
+    return _bounded(total)
+
+
+def _length(value: Any) -> int:
+    if isinstance(value, Iterator):
+        return sum(1 for _ in value)
+    if isinstance(value, str | list | tuple | Mapping):
+        return len(value)
+    raise _Unfit(f"{_show(value)} has no length")
+
+
+def _round(value: Any, digits: Any = None) -> Any:
+    _need_numbers(value)
+    if digits is None:
+        return _bounded(round(value))
+    if isinstance(digits, bool) or not isinstance(digits, int) or abs(digits) > 300:
+        raise _Unfit("the number of digits must be a whole number up to 300")
+    return round(value, digits)
+
+
+def _clamp(value: Any, low: Any, high: Any) -> Any:
+    _need_numbers(value, low, high)
+    if low > high:
+        raise _Unfit(f"the lower end {_show(low)} is above the upper end {_show(high)}")
+    return low if value < low else high if value > high else value
+
+
+def _to_multiple(whole: Callable[[float], int]) -> Callable[[Any, Any], Any]:
+    def run(value: Any, multiple: Any) -> Any:
+        _need_numbers(value, multiple)
+        if not multiple > 0:
+            raise _Unfit(f"the multiple must be above 0, not {_show(multiple)}")
+        if isinstance(value, int) and isinstance(multiple, int):
+            times = -(-value // multiple) if whole is math.ceil else value // multiple
+            return _bounded(times * multiple)
+        ratio = value / multiple
+        # 0.1 * 3 is a little more than 0.3: what is a multiple but for rounding stays where it is.
+        near = round(ratio)
+        times = near if math.isclose(ratio, near, rel_tol=1e-9, abs_tol=1e-9) else whole(ratio)
+        return times * multiple
+
+    return run
+
+
+def _convert(kind: type[int] | type[float]) -> Callable[[Any], Any]:
+    def run(value: Any) -> Any:
+        if not isinstance(value, str):
+            _need_numbers(value)
+        return _bounded(kind(value))
+
+    return run
+
+
+def _of_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*values: Any) -> Any:
+        _need_numbers(*values)
+        return _bounded(function(*values))
+
+    return run
+
+
+FUNCTIONS: dict[str, tuple[int, int, Callable[..., Any]]] = {
+    "min": (1, 100, _minimum),
+    "max": (1, 100, _maximum),
+    "abs": (1, 1, _of_numbers(abs)),
+    "round": (1, 2, _round),
+    "floor": (1, 1, _of_numbers(math.floor)),
+    "ceil": (1, 1, _of_numbers(math.ceil)),
+    "sqrt": (1, 1, _of_numbers(math.sqrt)),
+    "log": (1, 2, _of_numbers(math.log)),
+    "log2": (1, 1, _of_numbers(math.log2)),
+    "log10": (1, 1, _of_numbers(math.log10)),
+    "exp": (1, 1, _of_numbers(math.exp)),
+    "len": (1, 1, _length),
+    "sum": (1, 1, _sum),
+    "any": (1, 1, lambda values: any(_items(values))),
+    "all": (1, 1, lambda values: all(_items(values))),
+    "int": (1, 1, _convert(int)),
+    "float": (1, 1, _convert(float)),
+    "bool": (1, 1, bool),
+    "clamp": (3, 3, _clamp),
+    "ceil_to": (2, 2, _to_multiple(math.ceil)),
+    "floor_to": (2, 2, _to_multiple(math.floor)),
+    "isnan": (1, 1, _of_numbers(math.isnan)),
+    "isfinite": (1, 1, _of_numbers(math.isfinite)),
+}
+"""The calls an expression may make, with the least and the most arguments; `defined(name)` is the other one."""
+
+_LOOPING = {"any", "all", "sum", "min", "max", "len"}
+_ARITHMETIC_ERRORS = (TypeError, ValueError, ArithmeticError)
+
+
+class _Show(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = self.maxlong = 60
+
+    def repr_int(self, value: int, level: int) -> str:
+        # Python refuses to print integers of thousands of digits.
+        if value.bit_length() > MAX_BITS:
+            return f"an integer of {value.bit_length()} bits"
+        return super().repr_int(value, level)
+
+
+_show = _Show().repr
+
+
+# --- from Python's tree to closures --------------------------------------------------------------------------------
+
+_Run = Callable[[_Scope], Any]
+
+_REFUSED: dict[type[ast.AST], str] = {
+    ast.Lambda: "lambda",
+    ast.NamedExpr: "`:=`",
+    ast.JoinedStr: "an f-string",
+    ast.Attribute: "an attribute of a value",
+    ast.Dict: "a dictionary",
+    ast.Set: "a set",
+    ast.DictComp: "a dictionary comprehension",
+    ast.SetComp: "a set comprehension",
+    ast.Slice: "a slice",
+    ast.Starred: "`*`",
+    ast.Await: "await",
+    ast.Yield: "yield",
+    ast.YieldFrom: "yield",
+    ast.MatMult: "`@`",
+    ast.BitAnd: "`&`",
+    ast.BitOr: "`|`",
+    ast.BitXor: "`^`",
+    ast.LShift: "`<<`",
+    ast.RShift: "`>>`",
+    ast.Invert: "`~`",
+}
+_INSTEAD: dict[type[ast.AST], str] = {
+    ast.BitAnd: "write `and`",
+    ast.BitOr: "write `or`",
+    ast.BitXor: "a power is **",
+    ast.Invert: "write `not`",
+    ast.Set: "write a list: [1, 2]",
+    ast.Attribute: "a dot names a key of the config, it does not reach into a value",
+}
+_WORDS = {"true": True, "false": False, "null": None}
+
+
+class _Builder:
+    """Walks the tree once, refuses what is not allowed, and returns closures for the rest."""
+
+    def __init__(self, source: _Source) -> None:
+        self.source = source
+        self.names: dict[str, _Run] = {}
+        self._local: list[str] = []
+        self._depth = 0
+
+    def build(self, node: ast.expr) -> _Run:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            self.source.fail("the expression is nested too deeply", self.source.start(node))
+        try:
+            return self._build(node)
+        finally:
+            self._depth -= 1
+
+    def _build(self, node: ast.expr) -> _Run:
+        match node:
+            case ast.Constant():
+                return self._constant(node)
+            case ast.Name() | ast.Subscript():
+                return self._reference(node)[0]
+            case ast.List() | ast.Tuple():
+                parts = [self.build(part) for part in node.elts]
+                return lambda scope: [part(scope) for part in parts]
+            case ast.BinOp():
+                return self._binary(node)
+            case ast.UnaryOp():
+                return self._unary(node)
+            case ast.BoolOp():
+                return self._boolean(node)
+            case ast.Compare():
+                return self._compare(node)
+            case ast.IfExp():
+                test, then, other = self.build(node.test), self.build(node.body), self.build(node.orelse)
+                return lambda scope: then(scope) if test(scope) else other(scope)
+            case ast.Call():
+                return self._call(node)
+            case ast.GeneratorExp() | ast.ListComp():
+                self.source.fail(
+                    "a loop is only allowed inside a function",
+                    self.source.start(node),
+                    f"one of {' '.join(sorted(_LOOPING))}",
+                )
+            case _:
+                self._refuse(node, node)
+
+    def _refuse(self, what: ast.AST, where: ast.expr) -> NoReturn:
+        name = _REFUSED.get(type(what), type(what).__name__)
+        self.source.fail(f"{name} is not allowed in an expression", self.source.start(where), _INSTEAD.get(type(what)))
+
+    def _constant(self, node: ast.Constant) -> _Run:
+        value = node.value
+        if value is not None and type(value) not in (int, float, bool, str):
+            kind = {"bytes": "bytes", "complex": "a complex number", "ellipsis": "`...`"}[type(value).__name__]
+            self.source.fail(f"{kind} is not allowed in an expression", self.source.start(node))
+        if isinstance(value, int) and value.bit_length() > MAX_BITS:
+            self.source.fail(f"the number is too large: more than {MAX_BITS} bits", self.source.start(node))
+        return lambda scope: value
+
+    # -- operators --
+
+    def _guarded(self, node: ast.expr, sign: str, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        words = self.source.words(node)
+
+        def run(left: Any, right: Any) -> Any:
+            try:
+                return function(left, right)
+            except (_Unfit, *_ARITHMETIC_ERRORS) as error:
+                raise ExpressionError(f"`{words}`: {error} in {_show(left)} {sign} {_show(right)}") from None
+
+        return run
+
+    def _binary(self, node: ast.BinOp) -> _Run:
+        if type(node.op) not in _BINARY:
+            self._refuse(node.op, node)
+        operation = self._guarded(node, *_BINARY[type(node.op)])
+        left, right = self.build(node.left), self.build(node.right)
+        return lambda scope: operation(left(scope), right(scope))
+
+    def _unary(self, node: ast.UnaryOp) -> _Run:
+        operand = self.build(node.operand)
+        if isinstance(node.op, ast.Not):
+            return lambda scope: not operand(scope)
+        if not isinstance(node.op, ast.USub | ast.UAdd):
+            self._refuse(node.op, node)
+        sign = -1 if isinstance(node.op, ast.USub) else 1
+        words = self.source.words(node)
+
+        def run(scope: _Scope) -> Any:
+            value = operand(scope)
+            if not isinstance(value, int | float):
+                raise ExpressionError(f"`{words}`: {_show(value)} is not a number")
+            return -value if sign < 0 else +value
+
+        return run
+
+    def _boolean(self, node: ast.BoolOp) -> _Run:
+        parts = [self.build(part) for part in node.values]
+        stop = isinstance(node.op, ast.Or)
+
+        def run(scope: _Scope) -> Any:
+            value: Any = None
+            for part in parts:
+                value = part(scope)
+                if bool(value) is stop:
+                    break
+            return value
+
+        return run
+
+    def _compare(self, node: ast.Compare) -> _Run:
+        first = self.build(node.left)
+        steps = []
+        for kind, right in zip(node.ops, node.comparators, strict=True):
+            if isinstance(kind, ast.Is | ast.IsNot) and not self._is_singleton(right):
+                self.source.fail("`is` asks only for null, true or false", self.source.start(right), "compare with ==")
+            steps.append((self._guarded(node, *_COMPARE[type(kind)]), self.build(right)))
+
+        def run(scope: _Scope) -> bool:
+            left = first(scope)
+            for operation, right in steps:
+                value = right(scope)
+                if not operation(left, value):
+                    return False
+                left = value
+            return True
+
+        return run
+
+    @staticmethod
+    def _is_singleton(node: ast.expr) -> bool:
+        if isinstance(node, ast.Constant):
+            return node.value is None or isinstance(node.value, bool)
+        return isinstance(node, ast.Name) and node.id in _WORDS
+
+    # -- names --
+
+    def _reference(self, node: ast.Name | ast.Subscript) -> tuple[_Run, Callable[[_Scope], str]]:
+        """How to read a name with its keys, and how to say in full which one it is."""
+        keys: list[_Key | _Run] = []
+        base: ast.expr = node
+        while isinstance(base, ast.Subscript):
+            keys.append(self._key(base.slice))
+            base = base.value
+        keys.reverse()
+        if len(keys) > MAX_DEPTH:
+            self.source.fail("the name has too many keys", self.source.start(node))
+        if not isinstance(base, ast.Name) or base.id in _WORDS:
+            words = self.source.words(base)
+            value = self.build(base) if not isinstance(base, ast.Name) else self._word(base.id)
+            return self._walk(value, keys, lambda scope: words), lambda scope: words
+        if base.id in self._local:
+            return self._walk_local(base.id, keys)
+        static: list[_Key] = [self.source.quoted.get(base.id, base.id)]
+        while keys and isinstance(keys[0], str | int):
+            static.append(keys.pop(0))  # type: ignore[arg-type]
+        path, dotted = tuple(static), ".".join(map(str, static))
+
+        def read(scope: _Scope) -> Any:
+            return scope.find(path, dotted)
+
+        self.names[dotted] = read
+        return self._walk(read, keys, lambda scope: dotted), lambda scope: dotted
+
+    @staticmethod
+    def _word(word: str) -> _Run:
+        value = _WORDS[word]
+        return lambda scope: value
+
+    def _key(self, node: ast.expr) -> _Key | _Run:
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+            number = node.operand.value
+            if type(number) is int:
+                return -number
+        if isinstance(node, ast.Constant) and type(node.value) in (str, int):
+            self._constant(node)
+            return node.value  # type: ignore[return-value]
+        if isinstance(node, ast.Constant):
+            self.source.fail("a key must be text or a whole number", self.source.start(node))
+        run = self.build(node)
+        words = self.source.words(node)
+
+        def key(scope: _Scope) -> _Key:
+            value = run(scope)
+            if isinstance(value, bool) or not isinstance(value, str | int):
+                raise ExpressionError(f"`{words}`: a key must be text or a whole number, not {_show(value)}")
+            return value
+
+        return key
+
+    @staticmethod
+    def _walk(base: _Run, keys: list[_Key | _Run], name: Callable[[_Scope], str]) -> _Run:
+        if not keys:
+            return base
+
+        def run(scope: _Scope) -> Any:
+            value = base(scope)
+            for index, key in enumerate(keys):
+                exact = key(scope) if callable(key) else key
+                found = _step(value, exact)
+                if found is _MISSING:
+                    before = [key(scope) if callable(key) else key for key in keys[:index]]
+                    raise _Absent(".".join(map(str, (name(scope), *before, exact))), value, str(exact))
+                value = found
+            return value
+
+        return run
+
+    def _walk_local(self, variable: str, keys: list[_Key | _Run]) -> tuple[_Run, Callable[[_Scope], str]]:
+        def origin(scope: _Scope) -> str:
+            return scope.local[variable][1]
+
+        def full(scope: _Scope) -> str:
+            return ".".join([origin(scope), *(str(key(scope) if callable(key) else key) for key in keys)])
+
+        return self._walk(lambda scope: scope.local[variable][0], keys, origin), full
+
+    # -- calls --
+
+    def _call(self, node: ast.Call) -> _Run:
+        at = self.source.start(node)
+        if not isinstance(node.func, ast.Name) or node.func.id in self.source.quoted:
+            self.source.fail("only the listed functions can be called", at, self._known())
+        name = node.func.id
+        if name != "defined" and name not in FUNCTIONS:
+            close = difflib.get_close_matches(name, [*FUNCTIONS, "defined"], n=2, cutoff=0.5)
+            hint = f"did you mean {' or '.join(close)}?" if close else self._known()
+            self.source.fail(f"unknown function {name}", at, hint)
+        if node.keywords:
+            self.source.fail(f"{name} takes no named arguments", self.source.start(node.keywords[0].value))
+        if name == "defined":
+            return self._defined(node)
+        least, most, function = FUNCTIONS[name]
+        if not least <= len(node.args) <= most:
+            count = str(least) if least == most else f"{least} to {most}"
+            self.source.fail(
+                f"{name} takes {count} {'argument' if most == 1 else 'arguments'}, not {len(node.args)}", at
+            )
+        words = self.source.words(node)
+        only = node.args[0]
+        if name in _LOOPING and len(node.args) == 1 and isinstance(only, ast.GeneratorExp | ast.ListComp):
+            arguments = [self._loop(only)]
+        else:
+            arguments = [self.build(argument) for argument in node.args]
+
+        def run(scope: _Scope) -> Any:
+            values = [argument(scope) for argument in arguments]
+            try:
+                return function(*values)
+            except (_Unfit, *_ARITHMETIC_ERRORS) as error:
+                shown = ", ".join("…" if isinstance(value, Iterator) else _show(value) for value in values)
+                raise ExpressionError(f"`{words}`: {error} in {name}({shown})") from None
+
+        return run
+
+    @staticmethod
+    def _known() -> str:
+        return f"functions: {' '.join([*FUNCTIONS, 'defined'])}"
+
+    def _defined(self, node: ast.Call) -> _Run:
+        if len(node.args) != 1 or not isinstance(node.args[0], ast.Name | ast.Subscript):
+            self.source.fail("defined takes one name", self.source.start(node), "as in defined(train.warmup)")
+        read, _ = self._reference(node.args[0])
+
+        def run(scope: _Scope) -> bool:
+            try:
+                read(scope)
+            except _Absent:
+                return False
+            return True
+
+        return run
+
+    def _loop(self, node: ast.GeneratorExp | ast.ListComp) -> Callable[[_Scope], Iterator[Any]]:
+        if len(node.generators) != 1:
+            self.source.fail("one `for` only", self.source.start(node.generators[1].target))
+        (loop,) = node.generators
+        if loop.is_async:
+            self.source.fail("async is not allowed in an expression", self.source.start(loop.target))
+        if not isinstance(loop.target, ast.Name) or loop.target.id in self.source.quoted:
+            self.source.fail(
+                "a loop has one plain variable", self.source.start(loop.target), "as in `for f in features`"
+            )
+        variable = loop.target.id
+        words = self.source.words(loop.iter)
+        if isinstance(loop.iter, ast.Name | ast.Subscript):
+            read, origin = self._reference(loop.iter)
+        else:
+            read, origin = self.build(loop.iter), lambda scope: words
+        self._local.append(variable)
+        tests = [self.build(test) for test in loop.ifs]
+        element = self.build(node.elt)
+        self._local.pop()
+
+        def run(scope: _Scope) -> Iterator[Any]:
+            value = read(scope)
+            if isinstance(value, Mapping):
+                pairs: Any = value.items()
+            elif isinstance(value, list | tuple):
+                pairs = enumerate(value)
+            else:
+                raise ExpressionError(f"`{words}`: a loop goes over a list or a dictionary, not {_show(value)}")
+            where = origin(scope)
+            inner = _Scope(scope.names, dict(scope.local), scope.steps)
+            for key, item in pairs:
+                inner.steps[0] -= 1
+                if inner.steps[0] < 0:
+                    raise ExpressionError(f"`{words}`: more than {MAX_STEPS} loop steps")
+                inner.local[variable] = (item, f"{where}.{key}")
+                if all(test(inner) for test in tests):
+                    yield element(inner)
+
+        return run

@@ -1,0 +1,620 @@
+"""Config files: JSON, YAML and TOML, told apart by their suffix.
+
+`read_config` gives plain data, `read_document` a structure that keeps comments and order when it is written again.
+Whatever is wrong with a file is a LabError that names the file and the line. Files are written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import errno
+import itertools
+import json
+import math
+import os
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from looplab.config.paths import child, leaves, show
+from looplab.errors import LabError
+
+if TYPE_CHECKING:
+    from ruamel.yaml import YAML
+
+_FORMATS = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml"}
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+_TOO_DEEP = "is nested too deeply, or an anchor holds itself"
+_counter = itertools.count()
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The config as plain data: dict, list, str, int, float, bool, None. Dates become ISO text, keys become text."""
+    form, text = _read(path)
+    try:
+        if form == "json":
+            return _mapping(path, text, _parse_json(path, text))
+        if form == "toml":
+            return _plain_in(path, _parse_toml(path, text))
+        return _plain_in(path, _mapping(path, text, _parse_yaml(path, text, _yaml("safe"))))
+    except RecursionError:
+        raise LabError(_TOO_DEEP, file=path) from None
+
+
+def read_document(path: Path) -> Document:
+    """The config in a structure that keeps comments and order."""
+    form, text = _read(path)
+    try:
+        if form == "json":
+            return Document(path, form, _mapping(path, text, _parse_json(path, text)))
+        if form == "toml":
+            return Document(path, form, _parse_toml_document(path, text))
+        data = _mapping(path, text, _parse_yaml(path, text, _yaml("rt")))
+        _plain_in(path, data)  # what cannot be plain is refused here and not later
+        return Document(path, form, data, _yaml_style(text))
+    except RecursionError:
+        raise LabError(_TOO_DEEP, file=path) from None
+
+
+@dataclass(frozen=True, slots=True)
+class YamlStyle:
+    """How a YAML file is laid out, so that it is written again in the same way."""
+
+    mapping: int = 2
+    """Spaces by which a nested mapping is indented."""
+    dash: int = 0
+    """Spaces before the dash of a nested list."""
+    after_dash: int = 2
+    """Width of the dash with the spaces after it."""
+    head: str | None = None
+    """The comments above the `---` with which the document starts; None if it starts without."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A config file that can be edited and written again with its comments."""
+
+    path: Path
+    """The file it was read from."""
+    form: str
+    """`json`, `yaml` or `toml`."""
+    data: Any
+    """The round-trip structure; it reads like dicts and lists."""
+    style: YamlStyle = YamlStyle()
+    """The layout of a YAML file."""
+
+    def plain(self) -> dict[str, Any]:
+        """The data as `read_config` would give it."""
+        return _plain_in(self.path, self.data)
+
+    def with_data(self, data: Any) -> Document:
+        """The same document with other data, for example the result of edits."""
+        return replace(self, data=data)
+
+    def line_of(self, path: tuple[str | int, ...]) -> int | None:
+        """The line (from 1) of a key or list item; None where it is not known, as in JSON and TOML."""
+        node, line = self.data, None
+        for part in path:
+            key = child(node, str(part))
+            lines = getattr(node, "lc", None)
+            if key is None or lines is None:
+                return None
+            known = (lines.data or {}).get(key)
+            line = None if known is None else int(known[0]) + 1
+            node = node[key]
+        return line
+
+    def text(self) -> str:
+        """The document in its own format."""
+        return _dump(self.data, self.form, self.path, self.style).decode()
+
+    def save(self, path: Path, *, sync: bool = True) -> None:
+        """Write the document; a path of another format gets the plain data in that format."""
+        form = _form(path)
+        write_atomic(path, _dump(self.data if form == self.form else self.plain(), form, path, self.style), sync=sync)
+
+
+def write_config(path: Path, data: Any, *, sync: bool = True) -> None:
+    """Write plain data in the format of the suffix."""
+    write_atomic(path, _dump(data, _form(path), path, YamlStyle()), sync=sync)
+
+
+def write_atomic(path: Path, content: bytes, *, sync: bool = True) -> None:
+    """Write a file so that a reader finds the old content or the new one; with `sync` it also outlives a power cut."""
+    folder, name = os.path.split(path)
+    if not name:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    while True:
+        temporary = os.path.join(folder, f".tmp-{os.getpid()}-{next(_counter)}")
+        try:
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            break
+        except FileExistsError:
+            continue  # left behind by a process of the same number, or in use on another machine
+    try:
+        try:
+            rest = memoryview(content)
+            while rest:
+                rest = rest[os.write(handle, rest) :]
+            if sync:
+                os.fsync(handle)
+        finally:
+            os.close(handle)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):  # the first error is the one to see
+            os.unlink(temporary)
+        raise
+    if sync:
+        _sync_folder(folder or ".")
+
+
+def _sync_folder(folder: str) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network mounts cannot sync a folder
+            raise
+    finally:
+        os.close(handle)
+
+
+def dump_json(data: Any) -> bytes:
+    """Plain data as JSON, indented by two spaces, keys in their order. NaN, infinities and large ints survive."""
+    import orjson
+
+    try:
+        content = orjson.dumps(
+            data,
+            option=orjson.OPT_INDENT_2
+            | orjson.OPT_APPEND_NEWLINE
+            | orjson.OPT_PASSTHROUGH_DATACLASS
+            | orjson.OPT_PASSTHROUGH_DATETIME,
+        )
+    except TypeError:
+        return _slow_json(data)
+    # orjson writes null for what is not finite; most data has no null at all, so the walk is rare.
+    if b"null" in content and _has_non_finite(data):
+        return _slow_json(data)
+    return content
+
+
+def _slow_json(data: Any) -> bytes:
+    try:
+        return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode()
+    except UnicodeEncodeError:  # half a surrogate pair can only be written escaped
+        return (json.dumps(data, indent=2) + "\n").encode()
+
+
+def _has_non_finite(data: Any) -> bool:
+    stack = [data]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, float):
+            if not math.isfinite(node):
+                return True
+        elif isinstance(node, dict):
+            stack.extend(node.values())
+        elif isinstance(node, list | tuple):
+            stack.extend(node)
+    return False
+
+
+def canonical_json(data: Any) -> bytes:
+    """One text for one content, for hashing: sorted keys, no spaces; 1 and 1.0 differ. A key that is not text is a
+    TypeError, since two contents could then share a text."""
+    # The standard library's floats are those of `repr`, which no upgrade of a package can change.
+    _check_keys(data)
+    text = json.dumps(data, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _check_keys(data: Any) -> None:
+    stack = [data]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, dict):
+            for key, value in node.items():
+                if not isinstance(key, str):
+                    raise TypeError(f"a key must be text, not {key!r}")
+                if isinstance(value, dict | list | tuple):
+                    stack.append(value)
+        elif isinstance(node, list | tuple):
+            stack.extend(node)
+
+
+def plain(data: Any) -> Any:
+    """A copy as plain data: what YAML and TOML libraries wrap is unwrapped, dates become ISO text, keys become text."""
+    if type(data) in _PLAIN:
+        return data
+    if isinstance(data, dict):
+        result: dict[str, Any] = {}
+        for key, value in data.items():
+            text = key if type(key) is str else _key_text(key)
+            if text in result:
+                raise ValueError(f"the key {text!r} stands twice, once as text and once as something else")
+            result[text] = plain(value)
+        return result
+    if isinstance(data, list | tuple):
+        return [plain(item) for item in data]
+    if hasattr(data, "unwrap"):  # a bool in a TOML list is no bool
+        return plain(data.unwrap())
+    for kind in (str, bool, int, float):
+        if isinstance(data, kind):
+            return kind(data)
+    if hasattr(data, "isoformat"):
+        return data.isoformat()
+    raise TypeError(f"{type(data).__name__} is nothing that a config can hold")
+
+
+def _key_text(key: Any) -> str:
+    if isinstance(key, str):
+        return str(key)
+    if key is None or isinstance(key, bool | int | float):
+        return json.dumps(key)
+    if hasattr(key, "isoformat"):
+        return str(key.isoformat())
+    raise TypeError("a key must be text or a number, not a list or a mapping")
+
+
+def _plain_in(path: Path, data: Any) -> dict[str, Any]:
+    try:
+        result: dict[str, Any] = plain(data)
+    except (TypeError, ValueError) as error:
+        raise LabError(str(error), file=path) from None
+    return result
+
+
+def copy_document(data: Any) -> Any:
+    """A deep copy of a document's data, with its comments. What YAML merges in by `<<` stands in the copy as keys."""
+    data = copy.deepcopy(data)
+    stack = [data]
+    while stack:
+        node = stack.pop()
+        if hasattr(node, "_yaml_merge"):
+            del node._yaml_merge  # its keys were copied as the mapping's own; both would be written
+        stack.extend(node.values() if isinstance(node, dict) else node if isinstance(node, list) else ())
+    return data
+
+
+def put(parent: Any, key: str | int, value: Any) -> None:
+    """Set a child, or add it at the end. The YAML reader hangs the comment lines below a block on the last thing in it;
+    they speak of what follows, so they stay below the new child."""
+    if isinstance(parent, list):
+        new = key == len(parent)
+        last = len(parent) - 1 if parent else None
+    else:
+        new = key not in parent
+        last = next(reversed(parent), None) if hasattr(parent, "ca") else None
+    below = _take_comment_below(parent, last) if new and last is not None and not isinstance(value, dict | list) else ""
+    if new and isinstance(parent, list):
+        parent.append(value)
+    else:
+        parent[key] = value
+    if below:
+        _put_comment_below(parent, key, below)
+
+
+def take_out(parent: Any, key: str | int) -> None:
+    """Delete a child; the comment lines below it stay, if there is a child above that can hold them."""
+    keys = list(parent) if isinstance(parent, dict) else list(range(len(parent)))
+    at = keys.index(key)
+    below = _take_comment_below(parent, key) if at else ""
+    del parent[key]
+    if "#" in below:
+        _put_comment_below(parent, keys[at - 1], below)
+
+
+def _comment_holder(node: Any, key: Any) -> tuple[Any, Any, int]:
+    """The innermost last thing in a child, where the comment below the child hangs, and the place of such a comment."""
+    inner = node[key]
+    while isinstance(inner, dict | list) and inner and hasattr(inner, "ca") and not inner.fa.flow_style():
+        node, key = inner, next(reversed(inner)) if isinstance(inner, dict) else len(inner) - 1
+        inner = node[key]
+    return node, key, 2 if isinstance(node, dict) else 0
+
+
+def _take_comment_below(parent: Any, key: Any) -> str:
+    if not hasattr(parent, "ca"):
+        return ""
+    node, key, place = _comment_holder(parent, key)
+    comments = node.ca.items.get(key)
+    token = comments[place] if comments else None
+    if token is None:
+        return ""
+    beside, _, below = token.value.partition("\n")
+    if beside:
+        token.value = beside + "\n"
+    else:
+        comments[place] = None
+    return str(below)
+
+
+def _put_comment_below(parent: Any, key: Any, below: str) -> None:
+    from ruamel.yaml.error import CommentMark
+    from ruamel.yaml.tokens import CommentToken
+
+    node, key, place = _comment_holder(parent, key)
+    comments = node.ca.items.setdefault(key, [None] * 4)
+    if comments[place] is None:
+        comments[place] = CommentToken("\n" + below, CommentMark(0), None)
+    else:
+        comments[place].value += below
+
+
+def _form(path: Path) -> str:
+    form = _FORMATS.get(path.suffix.lower())
+    if form is None:
+        kind = f"the suffix {path.suffix!r} is no kind of config" if path.suffix else "a config needs a suffix"
+        raise LabError(kind, file=path, hint="use .json, .yaml, .yml or .toml")
+    return form
+
+
+def _read(path: Path) -> tuple[str, str]:
+    form = _form(path)
+    try:
+        raw = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    except FileNotFoundError:
+        raise LabError("there is no such file", file=path, hint=_similar(path)) from None
+    except IsADirectoryError:
+        raise LabError("is a folder, not a file", file=path) from None
+    except OSError as error:
+        raise LabError(f"cannot be read: {error.strerror}", file=path) from None
+    try:
+        return form, raw.decode()
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise LabError(f"is not UTF-8: byte 0x{raw[error.start]:02x}", file=path, line=line) from None
+
+
+def _similar(path: Path) -> str | None:
+    from difflib import get_close_matches
+
+    try:
+        names = [entry.name for entry in path.parent.iterdir()]
+    except OSError:
+        return f"there is no folder {path.parent} either"
+    near = get_close_matches(path.name, names, 1)
+    return f"did you mean {near[0]}?" if near else None
+
+
+def _mapping(path: Path, text: str, data: Any) -> dict[str, Any]:
+    if isinstance(data, dict):
+        return data
+    if data is None and not re.search(r"^[^#\s]", text, re.MULTILINE):
+        raise LabError("is empty", file=path, hint="a config is a mapping of keys to values")
+    kind = "a list" if isinstance(data, list) else "a single value"
+    first = re.search(r"^(?!---|[ \t]*#|[ \t\r]*$)", text, re.MULTILINE)
+    line = text.count("\n", 0, first.start()) + 1 if first else 1
+    raise LabError(f"holds {kind} at the top", file=path, line=line, hint="a config is a mapping of keys to values")
+
+
+_LONG_INT = re.compile(r"\d{19}")
+_MAYBE_KEY = re.compile(r'"\s*:')
+_STRING_OR_BRACE = re.compile(r'"([^"\\]*+(?:\\.[^"\\]*+)*+)"(\s*:)?|[{}]', re.DOTALL)
+
+
+def _parse_json(path: Path, text: str) -> Any:
+    import orjson
+
+    try:
+        # orjson would make a float of an int beyond 64 bits, and it refuses NaN.
+        data = json.loads(text) if _LONG_INT.search(text) else orjson.loads(text)
+    except ValueError:
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise LabError(f"broken JSON: {error.msg}", file=path, line=error.lineno) from None
+        except ValueError as error:
+            raise LabError(f"broken JSON: {error}", file=path) from None
+    # Each key leaves a quote and a colon in the text: as many keys as those means that none was lost to its double.
+    if len(_MAYBE_KEY.findall(text)) != _count_keys(data):
+        _refuse_double_keys(path, text)
+    return data
+
+
+def _count_keys(data: Any) -> int:
+    count = 0
+    stack = [data]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, dict):
+            count += len(node)
+            stack.extend(value for value in node.values() if isinstance(value, dict | list))
+        elif isinstance(node, list):
+            stack.extend(value for value in node if isinstance(value, dict | list))
+    return count
+
+
+def _refuse_double_keys(path: Path, text: str) -> None:
+    open_objects: list[set[str]] = []
+    for token in _STRING_OR_BRACE.finditer(text):
+        if token[0] == "{":
+            open_objects.append(set())
+        elif token[0] == "}":
+            open_objects.pop()
+        elif token[2]:
+            key = json.loads(f'"{token[1]}"') if "\\" in token[1] else token[1]
+            if key in open_objects[-1]:
+                line = text.count("\n", 0, token.start()) + 1
+                raise LabError(f"the key {key!r} stands twice", file=path, line=line, hint="keep one of the two")
+            open_objects[-1].add(key)
+
+
+def _parse_toml(path: Path, text: str) -> dict[str, Any]:
+    import tomllib
+
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        at = re.search(r" \(at line (\d+), column \d+\)$", str(error))
+        line = int(at[1]) if at else text.rstrip().count("\n") + 1
+        message = re.sub(r" \(at [^()]*\)$", "", str(error))
+        raise LabError(f"broken TOML: {message}", file=path, line=line) from None
+
+
+def _parse_toml_document(path: Path, text: str) -> Any:
+    import tomlkit
+    from tomlkit.exceptions import TOMLKitError
+
+    _parse_toml(path, text)  # its errors are the better ones
+    try:
+        return tomlkit.parse(text)
+    except TOMLKitError as error:
+        raise LabError(f"broken TOML: {error}", file=path, line=getattr(error, "line", None)) from None
+
+
+def _parse_yaml(path: Path, text: str, yaml: YAML) -> Any:
+    from ruamel.yaml.constructor import DuplicateKeyError
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+    try:
+        return yaml.load(text)
+    except DuplicateKeyError as error:
+        key = re.match(r'found duplicate key "?(.*?)"? with value', str(error.problem), re.DOTALL)
+        name = key[1] if key else "?"
+        line = error.problem_mark.line + 1 if error.problem_mark else None
+        raise LabError(f"the key {name!r} stands twice", file=path, line=line, hint="keep one of the two") from None
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        what = ", ".join(str(part) for part in (error.context, error.problem) if part)
+        raise LabError(f"broken YAML: {what}", file=path, line=mark.line + 1 if mark else None) from None
+    except YAMLError as error:
+        position = getattr(error, "position", None)
+        line = None if position is None else text.count("\n", 0, position) + 1
+        what = getattr(error, "reason", None) or str(error)
+        raise LabError(f"broken YAML: {what}", file=path, line=line) from None
+    except ValueError as error:  # an int of thousands of digits
+        raise LabError(f"broken YAML: {error}", file=path) from None
+
+
+def _yaml(kind: str, *, quote: bool = False) -> YAML:
+    """A reader (`safe`), or a reader and writer that keeps comments (`rt`), for YAML 1.2; `quote` puts quotes around
+    text that a YAML 1.1 reader would misread."""
+    from ruamel.yaml import YAML
+
+    yaml = YAML(typ=kind, pure=True)
+    yaml.Constructor = _yaml_constructor(kind)
+    if kind == "rt":
+        yaml.Representer = _yaml_representer(quote)
+        yaml.preserve_quotes = True
+        yaml.width = 1 << 20
+    return yaml
+
+
+@cache
+def _yaml_constructor(kind: str) -> type:
+    """Reads only what JSON could hold too; any other tag is an error with its line."""
+    from ruamel.yaml.constructor import ConstructorError, RoundTripConstructor, SafeConstructor
+
+    base = SafeConstructor if kind == "safe" else RoundTripConstructor
+    constructor: Any = type("Constructor", (base,), {})
+
+    def construct_date(self: Any, node: Any) -> Any:
+        try:
+            return base.construct_yaml_timestamp(self, node)
+        except ValueError as error:
+            raise ConstructorError(None, None, f"{node.value} is no date: {error}", node.start_mark) from None
+
+    for tag in (None, *(f"tag:yaml.org,2002:{name}" for name in ("binary", "omap", "pairs", "set"))):
+        constructor.add_constructor(tag, SafeConstructor.construct_undefined)
+    # An anchored bool would otherwise be read as a kind of int.
+    constructor.add_constructor("tag:yaml.org,2002:bool", SafeConstructor.construct_yaml_bool)
+    constructor.add_constructor("tag:yaml.org,2002:timestamp", construct_date)
+    made: type = constructor
+    return made
+
+
+# What a YAML 1.1 reader, as most trainers have, takes for a bool or a number, while for YAML 1.2 it is text.
+_YAML_1_1 = re.compile(
+    r"(?i)(y|n|yes|no|on|off)|[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?|[-+]?0b[01_]+|[-+]?0[0-7_]+"
+)
+
+
+@cache
+def _yaml_representer(quote: bool) -> type:
+    """Writes numbers, and with `quote` text as well, so that YAML 1.1 and 1.2 readers read the same."""
+    from ruamel.yaml.representer import RoundTripRepresenter
+
+    class Representer(RoundTripRepresenter):
+        pass
+
+    def represent_text(self: Representer, data: str) -> Any:
+        style = None
+        if not data.isprintable():
+            style = '"'
+        elif quote and _YAML_1_1.fullmatch(data):
+            style = "'"
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+    def represent_float(self: Representer, data: float) -> Any:
+        if not math.isfinite(data):
+            return self.represent_scalar("tag:yaml.org,2002:float", _YAML_NON_FINITE[repr(data)])
+        text = repr(data)
+        if "e" in text and "." not in text:
+            text = text.replace("e", ".0e")
+        return self.represent_scalar("tag:yaml.org,2002:float", text)
+
+    def represent_null(self: Representer, data: None) -> Any:
+        return self.represent_scalar("tag:yaml.org,2002:null", "null")
+
+    Representer.add_representer(str, represent_text)
+    Representer.add_representer(float, represent_float)
+    Representer.add_representer(type(None), represent_null)
+    return Representer
+
+
+_YAML_NON_FINITE = {"nan": ".nan", "inf": ".inf", "-inf": "-.inf"}
+
+
+def _yaml_style(text: str) -> YamlStyle:
+    """The layout by the first nested mapping and the first nested list of the file."""
+    mapping = dash = after_dash = None
+    above: int | None = None  # indent of the line above if that is a key alone
+    for line in text.splitlines():
+        content = line.lstrip(" ")
+        if not content or content.startswith("#"):
+            continue
+        indent = len(line) - len(content)
+        if above is not None:
+            item = re.match(r"- +(?=[^ #])", content)
+            if item and dash is None:
+                dash, after_dash = indent - above, len(item[0])
+            elif mapping is None and not content.startswith("-") and indent > above:
+                mapping = indent - above
+        above = indent if re.match(r"[^-].*:[ ]*(#.*)?$", content) else None
+    head = re.match(r"((?:[ \t]*(?:#.*)?\r?\n)*)---\s", text)
+    return YamlStyle(mapping or 2, dash or 0, after_dash or 2, head[1] if head else None)
+
+
+def _dump(data: Any, form: str, path: Path, style: YamlStyle) -> bytes:
+    if form == "json":
+        return dump_json(data)
+    if form == "toml":
+        return _dump_toml(data, path)
+    from io import StringIO
+
+    yaml = _yaml("rt", quote=type(data) is dict)  # a document keeps to what its own reader takes for text
+    yaml.indent(mapping=style.mapping, sequence=style.dash + style.after_dash, offset=style.dash)
+    yaml.explicit_start = None if style.head is None else True
+    stream = StringIO()
+    stream.write(style.head or "")
+    yaml.dump(data, stream)
+    return stream.getvalue().encode()
+
+
+def _dump_toml(data: Any, path: Path) -> bytes:
+    import tomlkit
+
+    empty = [place for place, value in leaves(data) if value is None]
+    if empty:
+        raise LabError(
+            f"{show(empty[0])} is null, which TOML cannot hold",
+            file=path,
+            hint="leave the key out, or use JSON or YAML",
+        )
+    return tomlkit.dumps(data).encode()

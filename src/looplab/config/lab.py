@@ -1,0 +1,304 @@
+"""The lab file: what a lab.yaml may say, checked so that every mistake is named with its line."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from looplab.config.edits import parse_edit
+from looplab.config.expression import compile_expression
+from looplab.config.files import Document, read_document
+from looplab.errors import LabError
+
+LAB_FILE = "lab.yaml"
+STUDY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_duration(value: Any) -> float:
+    """`90`, `"30m"`, `"1h30m"`: seconds."""
+    if isinstance(value, bool) or value is None:
+        raise ValueError("a duration is a number of seconds, or a text such as 30m or 10h")
+    if isinstance(value, int | float):
+        seconds = float(value)
+    else:
+        parts = re.findall(r"([0-9.]+)\s*(ms|min|[smhd])", str(value).strip())
+        if not parts or re.sub(r"([0-9.]+)\s*(ms|min|[smhd])", "", str(value)).strip():
+            raise ValueError(f"{value!r} is no duration; write 90, 30m, 10h or 1h30m")
+        seconds = sum(float(number) * UNITS[unit] for number, unit in parts)
+    if not math.isfinite(seconds) or seconds <= 0:
+        raise ValueError("a duration is longer than 0")
+    return seconds
+
+
+def check_study_name(name: str) -> str:
+    if not STUDY_NAME.fullmatch(name):
+        raise ValueError(f"{name!r} cannot be a study's name: letters, digits, `_`, `-`, `.`; it becomes a folder")
+    return name
+
+
+Duration = Annotated[float, BeforeValidator(parse_duration)]
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Texts = Annotated[list[str], BeforeValidator(_listed)]
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class ConfigRendering(Part):
+    """How the config reaches the trainer."""
+
+    as_: Literal["file", "flags", "hydra", "env"] = Field("file", alias="as")
+    format: Literal["json", "yaml", "toml"] = "json"
+    case: Literal["kebab", "snake"] = "kebab"
+    keys: Literal["dotted", "flat"] = "dotted"
+    booleans: Literal["switch", "value"] = "switch"
+    separator: Literal["space", "equals"] = "space"
+    only: Literal["all", "changed"] | None = None
+    prefix: str = ""
+    skip: Texts = Field(default_factory=list)
+
+
+class Launch(Part):
+    command: list[str] = Field(min_length=1)
+    env: dict[str, str] = Field(default_factory=dict)
+    config: ConfigRendering = Field(default_factory=ConfigRendering)
+    output_dir: Literal["run", "absent"] = "run"
+    timeout: Duration | None = None
+    grace: Duration = 10.0
+    linger: Duration = 5.0
+    cwd: str = "."
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_config(cls, data: Any) -> Any:
+        if isinstance(data, dict) and isinstance(data.get("config"), str):
+            return {**data, "config": {"as": data["config"]}}
+        return data
+
+
+class Objective(Part):
+    metric: str
+    goal: Literal["max", "min"]
+    at: str = Field("last", pattern=r"^(first|last|best|mean\([1-9][0-9]{0,2}\))$")
+
+
+class Normalise(Part):
+    set: str
+    to: str
+
+
+class Queue(Part):
+    """Proposals of a person, from a file or from `looplab propose`."""
+
+    queue: str | None = None
+
+
+class Slots(Part):
+    count: int | None = Field(None, ge=1)
+    gpus: Literal["auto", "none"] | list[int | str] = "auto"
+    per_gpu: int = Field(1, ge=1)
+    cores: Literal["auto", "none"] | list[str | list[int]] = "auto"
+    share: bool = False
+
+
+class Budget(Part):
+    rounds: int | None = Field(None, ge=1)
+    runs: int | None = Field(None, ge=1)
+    wall: Duration | None = None
+    device_hours: float | None = Field(None, gt=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gpu_hours(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "gpu_hours" in data:
+            data = dict(data)
+            if "device_hours" in data:
+                raise ValueError("gpu_hours and device_hours are the same: give one")
+            data["device_hours"] = data.pop("gpu_hours")
+        return data
+
+
+class Measure(Part):
+    sources: Literal["auto"] | list[str] = "auto"
+    aliases: dict[str, Texts] = Field(default_factory=dict)
+    stdout: Texts = Field(default_factory=list)
+    goals: dict[str, Literal["max", "min"]] = Field(default_factory=dict)
+
+
+class Study(Part):
+    """One question: base configs, knobs, objective, budget, proposers."""
+
+    study: Annotated[str, AfterValidator(check_study_name)]
+    launch: Launch
+    base: Texts = Field(default_factory=list)
+    modes: dict[str, list[str]] = Field(default_factory=dict)
+    objective: Objective | None = None
+    knobs: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    normalise: list[Normalise] = Field(default_factory=list)
+    derive: dict[str, str] = Field(default_factory=dict)
+    constraints: list[str] = Field(default_factory=list)
+    proposers: list[Queue] = Field(default_factory=list)
+    round_size: int | None = Field(None, ge=1)
+    slots: Slots = Field(default_factory=Slots)
+    budget: Budget = Field(default_factory=Budget)
+    measure: Measure = Field(default_factory=Measure)
+    data: Texts = Field(default_factory=list)
+    needs_exec: bool = False
+
+    @model_validator(mode="after")
+    def _texts_parse(self) -> Study:
+        for edits in self.modes.values():
+            for edit in edits:
+                parse_edit(edit)
+        texts = [*self.constraints, *self.derive.values(), *(n.to for n in self.normalise)]
+        for text in texts:
+            compile_expression(text)
+        return self
+
+
+class Lab:
+    """A folder with a lab.yaml."""
+
+    def __init__(self, folder: Path, studies: Mapping[str, Study]) -> None:
+        self.folder = folder
+        self.studies = dict(studies)
+
+    @property
+    def ledger_path(self) -> Path:
+        return self.folder / ".looplab" / "ledger.db"
+
+    def study(self, name: str | None) -> Study:
+        if name is None:
+            if len(self.studies) > 1:
+                raise LabError(
+                    f"the lab has several studies: {', '.join(self.studies)}", hint="choose one with --study"
+                )
+            return next(iter(self.studies.values()))
+        if name not in self.studies:
+            near = difflib.get_close_matches(name, self.studies, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(self.studies)}"
+            raise LabError(f"the lab has no study {name!r}", hint=hint)
+        return self.studies[name]
+
+
+def find_lab(start: Path) -> Path:
+    """The folder of the lab that `start` lies in."""
+    start = start.resolve()
+    if start.is_file():
+        return start.parent
+    for folder in (start, *start.parents):
+        if (folder / LAB_FILE).exists():
+            return folder
+    raise LabError(
+        f"no {LAB_FILE} in {start} or above",
+        hint="go to your lab, give --lab, or make one with `looplab init quickstart`",
+    )
+
+
+def load_lab(folder: Path) -> Lab:
+    """Read and check the lab file. A single study stands at the top level; several stand in `studies:`, and what
+    stands beside that list is what they have in common."""
+    path = folder / LAB_FILE
+    document = read_document(path)
+    data = document.plain()
+    blocks: list[tuple[dict[str, Any], tuple[str | int, ...]]]
+    if "studies" in data:
+        common = {key: value for key, value in data.items() if key != "studies"}
+        listed = data["studies"]
+        if not isinstance(listed, list) or not listed or not all(isinstance(block, dict) for block in listed):
+            raise LabError("studies: is a list of studies", file=path, line=document.line_of(("studies",)))
+        blocks = [({**common, **block}, ("studies", i)) for i, block in enumerate(listed)]
+    else:
+        blocks = [(data, ())]
+    studies: dict[str, Study] = {}
+    for block, at in blocks:
+        study = _check(block, at, document, path)
+        if study.study in studies:
+            raise LabError(
+                f"two studies of the name {study.study!r}",
+                file=path,
+                line=document.line_of((*at, "study")),
+                hint="rename one",
+            )
+        studies[study.study] = study
+    return Lab(folder, studies)
+
+
+def _check(block: dict[str, Any], at: tuple[str | int, ...], document: Document, path: Path) -> Study:
+    try:
+        return Study.model_validate(block)
+    except ValidationError as error:
+        messages = []
+        first_line = None
+        for problem in error.errors():
+            where = [part for part in problem["loc"] if not str(part).startswith("function-")]
+            line = _line(document, (*at, *where))
+            first_line = first_line or line
+            messages.append(_say(problem, where, line))
+        raise LabError("; ".join(messages), file=path, line=first_line) from None
+    except LabError as error:
+        raise LabError(error.message, file=path, line=_line_of_text(document, error.message), hint=error.hint) from None
+
+
+def _line(document: Document, where: Sequence[str | int]) -> int | None:
+    """The line of the deepest part of the place that exists in the file."""
+    parts = tuple(where)
+    while parts:
+        line = document.line_of(parts)
+        if line is not None:
+            return line
+        parts = parts[:-1]
+    return None
+
+
+def _line_of_text(document: Document, message: str) -> int | None:
+    """The line of the text (an edit, an expression) that a message quotes."""
+    quoted = re.findall(r"[`'\"]([^`'\"]+)[`'\"]", message)
+    lines = document.text().splitlines()
+    for text in quoted:
+        for number, line in enumerate(lines, 1):
+            if text in line:
+                return number
+    return None
+
+
+def _say(problem: Mapping[str, Any], where: Sequence[str | int], line: int | None) -> str:
+    key = ".".join(str(part) for part in where)
+    if problem["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(where[-1]), _known_keys(where), 1, 0.6)
+        return f"unknown key {key!r}" + (f", did you mean {near[0]!r}?" if near else "")
+    if problem["type"] == "missing":
+        return f"{key!r} is missing"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    return f"{key}: {message}" if key else message
+
+
+def _known_keys(where: Sequence[str | int]) -> list[str]:
+    model: Any = Study
+    for part in where[:-1]:
+        field = next((f for n, f in model.model_fields.items() if part in (n, f.alias)), None)
+        inner = [t for t in _types(field.annotation) if isinstance(t, type) and issubclass(t, Part)] if field else []
+        if not inner:
+            return []
+        model = inner[0]
+    return [f.alias or n for n, f in model.model_fields.items()]
+
+
+def _types(annotation: Any) -> list[Any]:
+    from typing import get_args
+
+    args = get_args(annotation)
+    return [t for a in args for t in _types(a)] if args else [annotation]

@@ -1,0 +1,1 @@
+"""Proposers: who decides what is tried next. One file each."""

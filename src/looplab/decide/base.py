@@ -1,0 +1,38 @@
+"""The contract of a proposer: it looks at a study and says what to try next.
+
+A proposer only proposes. The guard judges every proposal, the engine runs what passes, and both are recorded; a
+proposer must therefore not mind being asked again after a crash for what it has proposed already.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from looplab.ledger.study import StudyLedger
+
+BEST = "best"
+"""As a proposal's parent: the best run at the time when the proposal gets its turn, else the base."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What to try next, and why."""
+
+    edits: tuple[str, ...]
+    """`path@op=value`, applied to the parent's config."""
+    reason: str
+    proposer: str
+    parent: str | None = None
+    """The run whose config the edits apply to, `best`, or None for the base."""
+    hypothesis: str = ""
+    id: int | None = None
+    """Its number in the ledger, where it waits there."""
+
+
+class Proposer(Protocol):
+    name: str
+
+    def propose(self, study: StudyLedger, n: int) -> list[Proposal]:
+        """Up to `n` proposals, the most wanted first; none when there is nothing to propose."""
+        ...

@@ -1,0 +1,422 @@
+"""Knobs: the config keys that may be changed, with their types and the values they may take."""
+
+from __future__ import annotations
+
+import builtins
+import difflib
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from looplab.config import paths
+from looplab.config.paths import Concrete
+from looplab.errors import LabError
+
+Kind = Literal["int", "float", "bool", "str"]
+
+_PYTHON: dict[str, builtins.type] = {"int": int, "float": float, "bool": bool, "str": str}
+MAX_CACHED = 4_096
+"""Paths for which a table remembers the knob."""
+
+_SPEC = ("type", "low", "high", "log", "step", "choices")
+_OTHER_WORDS = {"min": "low", "max": "high", "values": "choices", "options": "choices", "scale": "log", "dtype": "type"}
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """What one key may be set to."""
+
+    path: str
+    """The dotted path; `*` stands for every child."""
+    type: Kind | None = None
+    """None: as the choices are, or else as the value in the config is."""
+    low: float | None = None
+    """The smallest legal value."""
+    high: float | None = None
+    """The largest legal value."""
+    log: bool = False
+    """Whether a search should draw on a log scale; it changes nothing about what is legal."""
+    step: float | None = None
+    """Distance of the legal values, counted from `low`, or from 0 where there is no `low`."""
+    choices: tuple[Any, ...] | None = None
+    """The only legal values."""
+
+    @classmethod
+    def make(cls, path: str, spec: Mapping[str, Any]) -> Knob:
+        """A knob from its lines in a lab file; a LabError says what is wrong with them."""
+        return _Maker(path, spec).knob()
+
+    def python_type(self, like: Any = None) -> builtins.type | None:
+        """The Python type of its values, where `like` stands in the config; None where the values decide."""
+        return _PYTHON.get(self._kind(like) or "")
+
+    def problem(self, value: Any, like: Any = None) -> str | None:
+        """Why the value is not legal, or None; `like` is what stands in the config and only counts without a type."""
+        return self._judge(value, like)[1]
+
+    def coerce(self, value: Any, like: Any = None) -> Any:
+        """A legal value as it will stand in the config: 1 becomes 1.0 for a float, 3.0 becomes 3 for an int."""
+        return self._judge(value, like)[0]
+
+    def nearest(self, value: Any, like: Any = None) -> Any:
+        """The nearest legal value; something legal also where nothing is near."""
+        judged, problem = self._judge(value, like)
+        if problem is None:
+            return judged
+        if self.choices is not None:
+            return _nearest_choice(self.choices, value)
+        kind = self._kind(like)
+        if kind == "bool":
+            return value.strip().lower() in {"true", "yes", "on", "1"} if isinstance(value, str) else value == 1
+        if kind == "str":
+            return str(value)
+        if kind is None:
+            return None
+        return self._nearest_number(_as_number(value), kind)
+
+    def describe(self) -> str:
+        """Its legal values in a few words, for prompts and messages: `float, 1e-06 … 1, log`."""
+        if self.choices is not None:
+            return "one of " + ", ".join(map(show_value, self.choices))
+        parts: list[str] = [self.type] if self.type else []
+        if self.low is not None or self.high is not None:
+            parts.append(self._range())
+        if self.step is not None:
+            parts.append(f"in steps of {self.step:g}")
+        if self.log:
+            parts.append("log")
+        return ", ".join(parts) or "any value of its type"
+
+    def _range(self) -> str:
+        if self.low is None:
+            return f"at most {show_value(self.high)}"
+        return (
+            f"at least {show_value(self.low)}"
+            if self.high is None
+            else f"{show_value(self.low)} … {show_value(self.high)}"
+        )
+
+    def _kind(self, like: Any) -> str | None:
+        """`int`, `float`, `bool`, `str`; `number` where an int and a float are both right; None where all is."""
+        if self.type is not None:
+            return self.type
+        if self.choices is not None:
+            kinds = {builtins.type(choice) for choice in self.choices}
+            if kinds == {int, float}:
+                return "float"
+            return next(iter(kinds)).__name__ if len(kinds) == 1 and kinds <= set(_PYTHON.values()) else None
+        limits = [limit for limit in (self.low, self.high, self.step) if limit is not None]
+        if limits or (isinstance(like, int | float) and not isinstance(like, bool)):
+            if isinstance(like, int) and not isinstance(like, bool):
+                # A learning rate that stands as 1 in the config is no whole number where its range begins at 1e-6.
+                return "int" if all(_is_whole(limit) for limit in limits) else "float"
+            return "float" if isinstance(like, float) else "number"
+        return builtins.type(like).__name__ if isinstance(like, bool | str) else None
+
+    def _judge(self, value: Any, like: Any) -> tuple[Any, str | None]:
+        """The value as it would stand in the config, and why it may not."""
+        if self.choices is not None:
+            for choice in self.choices:
+                if choice == value and isinstance(choice, bool) == isinstance(value, bool):
+                    return choice, None
+            return value, f"{show_value(value)} is not one of {', '.join(map(show_value, self.choices))}"
+        kind = self._kind(like)
+        if kind in ("int", "float", "number"):
+            return self._judge_number(value, kind, like)
+        if kind == "bool" and not isinstance(value, bool):
+            return value, f"{show_value(value)} is not true or false"
+        if kind == "str" and not isinstance(value, str):
+            return value, f"{show_value(value)} is not text"
+        if kind is None and not _all_finite(value):
+            return value, f"{show_value(value)} is not finite"
+        return value, None
+
+    def _judge_number(self, value: Any, kind: str, like: Any) -> tuple[Any, str | None]:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return value, f"{show_value(value)} is not a {'whole number' if kind == 'int' else 'number'}"
+        if isinstance(value, float) and not math.isfinite(value):
+            return value, f"{show_value(value)} is not finite"
+        if kind == "int" and isinstance(value, float):
+            if not value.is_integer():
+                why = (
+                    ""
+                    if self.type
+                    else f" (the config holds {show_value(like)}; give the knob `type: float` if it may)"
+                )
+                return value, f"{show_value(value)} is not a whole number{why}"
+            value = int(value)
+        elif isinstance(value, int):
+            if math.isinf(_as_number(value)):
+                return value, "the number is too large"
+            value = float(value) if kind == "float" else value
+        if self.low is not None and value < self.low:
+            return value, f"{show_value(value)} is below {show_value(self.low)}"
+        if self.high is not None and value > self.high:
+            return value, f"{show_value(value)} is above {show_value(self.high)}"
+        if self.step is not None and not self._on_grid(value):
+            start = "" if self.low is None else f" from {show_value(self.low)}"
+            return value, f"{show_value(value)} is not in steps of {show_value(self.step)}{start}"
+        return value, None
+
+    def _on_grid(self, value: float) -> bool:
+        assert self.step is not None
+        start = self.low or 0
+        if isinstance(value, int) and isinstance(start, int) and isinstance(self.step, int):
+            return (value - start) % self.step == 0
+        times = (value - start) / self.step
+        return not math.isfinite(times) or math.isclose(times, round(times), rel_tol=1e-12, abs_tol=1e-9)
+
+    def _nearest_number(self, number: float, kind: str) -> Any:
+        if math.isnan(number):
+            number = 0
+        if math.isinf(number):
+            end = self.high if number > 0 else self.low
+            number = 0 if end is None else end
+        if self.low is not None:
+            number = max(number, self.low)
+        if self.high is not None:
+            number = min(number, self.high)
+        if self.step is not None:
+            return self._nearest_on_grid(number, kind)
+        if kind != "int":
+            return float(number) if kind == "float" else number
+        whole = round(number)
+        if self.low is not None:
+            whole = max(whole, math.ceil(self.low))
+        return whole if self.high is None else min(whole, math.floor(self.high))
+
+    def _nearest_on_grid(self, number: float, kind: str) -> Any:
+        assert self.step is not None
+        start = self.low or 0
+        times = (number - start) / self.step
+        if not math.isfinite(times):
+            return number
+        near = round(times)
+        for count in (near, near - 1, near + 1):  # the last place below `high` may be one less
+            exact = start + count * self.step
+            for candidate in (float(f"{exact:.12g}"), exact):  # 0.3 rather than 0.1 * 3
+                judged, problem = self._judge_number(candidate, kind, None)
+                if problem is None:
+                    return judged
+        return number
+
+
+class KnobTable:
+    """Which knob a path belongs to."""
+
+    def __init__(self, knobs: Iterable[Knob]) -> None:
+        self._exact: dict[str, Knob] = {}
+        self._all: list[tuple[Knob, str, tuple[str, ...], bool]] = []
+        for knob in knobs:
+            segments = paths.parse(knob.path)
+            starred = any(map(paths.is_wildcard, segments))
+            key = knob.path if starred else paths.show(segments)
+            self._all.append((knob, key, segments, starred))
+            if not starred:
+                if key in self._exact:
+                    raise LabError(f"two knobs for {key}", hint="leave one out")
+                self._exact[key] = knob
+        self._cache: dict[str, tuple[str, Knob] | None] = {}
+
+    def of(self, key: str) -> Knob | None:
+        """The knob of exactly this concrete path."""
+        owner = self.owner(key)
+        return owner[1] if owner is not None and owner[0] == key else None
+
+    def owner(self, key: str) -> tuple[str, Knob] | None:
+        """The knob of a concrete path, or of what holds it, with the path of the knob's value."""
+        if key not in self._cache:
+            if len(self._cache) >= MAX_CACHED:
+                self._cache.clear()
+            self._cache[key] = self._find_owner(paths.parse(key))
+        return self._cache[key]
+
+    def _find_owner(self, segments: tuple[str, ...]) -> tuple[str, Knob] | None:
+        for end in range(len(segments), 0, -1):
+            knob = self._match(segments[:end])
+            if knob is not None:
+                return paths.show(segments[:end]), knob
+        return None
+
+    def _match(self, segments: tuple[str, ...]) -> Knob | None:
+        exact = self._exact.get(paths.show(segments))
+        if exact is not None:
+            return exact
+        # Plain knobs before those with a `*`, which are the more general.
+        for wanted in (False, True):
+            for knob, _, _, starred in self._all:
+                if starred is wanted and paths.matches(knob.path, segments):
+                    return knob
+        return None
+
+    def meant_by(self, path: str) -> Knob | None:
+        """The knob that the path of an edit is about; the path may hold `*`."""
+        return self._match(paths.parse(path))
+
+    def present(self, config: dict[str, Any]) -> Iterator[tuple[str, Concrete, Knob, Any]]:
+        """Every knob's value in a config, with its path."""
+        seen: set[str] = set()
+        for knob, key, segments, starred in self._all:
+            if not starred:
+                node: Any = config
+                for segment in segments:
+                    if type(node) is not dict or segment not in node:
+                        break
+                    node = node[segment]
+                else:  # nearly always: plain keys, one for each segment
+                    yield key, segments, knob, node
+                    continue
+            for place in paths.find_segments(config, segments):
+                shown = paths.show(place)
+                if shown in seen or (starred and self.of(shown) is not knob):
+                    continue
+                seen.add(shown)
+                yield shown, place, knob, paths.get(config, place)
+
+    def nearest(self, path: str) -> list[str]:
+        tree: dict[str, Any] = {}
+        for _, _, segments, _ in self._all:
+            node = tree
+            for segment in segments:
+                node = node.setdefault(str(segment), {})
+        known = {key for _, key, _, _ in self._all}
+        names = (name.replace(r"\*", "*") for name in paths.nearest(tree, path, 12))
+        return [name for name in names if name in known][:3]
+
+
+class _Maker:
+    """Checks the lines of one knob."""
+
+    def __init__(self, path: str, spec: Mapping[str, Any]) -> None:
+        self.path = path
+        if not isinstance(path, str) or not path or "" in paths.parse(path):
+            raise LabError(f"{path!r} is not a path for a knob", hint="as in train.learning_rate")
+        if not isinstance(spec, Mapping):
+            raise self.wrong(f"{show_value(spec)} does not say what is legal", "as in {type: float, low: 0, high: 1}")
+        self.spec = spec
+
+    def wrong(self, what: str, hint: str | None = None) -> LabError:
+        return LabError(f"knob {self.path}: {what}", hint=hint)
+
+    def knob(self) -> Knob:
+        self.no_unknown_keys()
+        kind = self.kind()
+        low, high, step = (self.number(key, kind) for key in ("low", "high", "step"))
+        log = self.spec.get("log", False)
+        if not isinstance(log, bool):
+            raise self.wrong(f"log must be true or false, not {show_value(log)}")
+        limits = [key for key in ("low", "high", "step") if self.spec.get(key) is not None] + ["log"] * log
+        if kind in ("bool", "str") and limits:
+            raise self.wrong(f"{limits[0]} is for numbers, but the type is {kind}")
+        if low is not None and high is not None and low > high:
+            raise self.wrong(f"low {show_value(low)} is above high {show_value(high)}")
+        if log and (low is None or low <= 0):
+            raise self.wrong("log needs a low above 0")
+        if step is not None and step <= 0:
+            raise self.wrong(f"step must be above 0, not {show_value(step)}")
+        if log and step is not None:
+            raise self.wrong("log and step do not go together", "leave one out")
+        choices = self.choices(kind)
+        if choices is not None and limits:
+            raise self.wrong(f"choices and {limits[0]} do not go together", "leave one out")
+        return Knob(self.path, kind, low, high, log, step, choices)
+
+    def no_unknown_keys(self) -> None:
+        for key in self.spec:
+            if key not in _SPEC:
+                close = _OTHER_WORDS.get(str(key)) or next(iter(difflib.get_close_matches(str(key), _SPEC, n=1)), None)
+                hint = f"did you mean {close}?" if close else f"there are {', '.join(_SPEC)}"
+                raise self.wrong(f"unknown key {key}", hint)
+
+    def kind(self) -> Kind | None:
+        kind = self.spec.get("type")
+        if kind is None:
+            return None
+        if kind not in _PYTHON:
+            close = difflib.get_close_matches(str(kind), _PYTHON, n=1, cutoff=0.5)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(_PYTHON)}"
+            raise self.wrong(f"unknown type {show_value(kind)}", hint)
+        return cast(Kind, kind)
+
+    def number(self, key: str, kind: Kind | None) -> float | None:
+        value = self.spec.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.wrong(f"{key} must be a number, not {show_value(value)}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise self.wrong(f"{key} must be finite, not {show_value(value)}", "leave it out for no limit")
+        if kind == "int":
+            if not _is_whole(value):
+                raise self.wrong(f"{key} must be a whole number for an int, not {show_value(value)}")
+            return int(value)
+        return value
+
+    def choices(self, kind: Kind | None) -> tuple[Any, ...] | None:
+        given = self.spec.get("choices")
+        if given is None:
+            if "choices" in self.spec:
+                raise self.wrong("choices is empty")
+            return None
+        if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
+            raise self.wrong(f"choices must be a list, not {show_value(given)}")
+        if not given:
+            raise self.wrong("choices is empty")
+        typed = Knob(self.path, kind)
+        choices = []
+        for choice in given:
+            if not _all_finite(choice):
+                raise self.wrong(f"choice {show_value(choice)} is not finite")
+            problem = None if choice is None else typed.problem(choice)
+            if problem:
+                raise self.wrong(f"a choice does not fit the type {kind}: {problem}")
+            choices.append(None if choice is None else typed.coerce(choice))
+        return tuple(choices)
+
+
+def show_value(value: Any) -> str:
+    """A value as it is written in a config file."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        return str(int(value))
+    if isinstance(value, int) and value.bit_length() > 1_024:
+        return "a very large number"
+    shown = repr(value)
+    return shown if len(shown) <= 80 else f"{shown[:77]}…"
+
+
+def _is_whole(number: float) -> bool:
+    return isinstance(number, int) or number.is_integer()
+
+
+def _all_finite(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, Mapping):
+        return all(map(_all_finite, value.values()))
+    return all(map(_all_finite, value)) if isinstance(value, list | tuple) else True
+
+
+def _as_number(value: Any) -> float:
+    try:
+        number = float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+    except (TypeError, ValueError):
+        return math.nan
+    return int(value) if isinstance(value, int) else number
+
+
+def _nearest_choice(choices: tuple[Any, ...], value: Any) -> Any:
+    number = _as_number(value)
+    numeric = [choice for choice in choices if isinstance(choice, int | float) and not isinstance(choice, bool)]
+    if numeric and not math.isnan(number):
+        if math.isinf(number):
+            return max(numeric) if number > 0 else min(numeric)
+        return min(numeric, key=lambda choice: abs(choice - number))
+    texts = [str(choice) for choice in choices]
+    close = difflib.get_close_matches(str(value).lower(), [text.lower() for text in texts], n=1, cutoff=0.0)
+    lowered = [text.lower() for text in texts]
+    return choices[lowered.index(close[0])] if close else choices[0]

@@ -1,0 +1,130 @@
+"""The contract of an executor: it starts runs in slots, says how they ended, and finds again those still alive.
+
+An executor is asynchronous: `start` and `stop` return at once, `poll` hands over what happened since. All executors
+pass the same contract tests. What an executor must promise:
+
+- a run folder is started at most once, whoever asks and however often;
+- a started run outlives the engine, and its end is written to `exit.json` in its folder even when no engine is there;
+- `stop` ends the whole process group: SIGTERM, then SIGKILL after `grace`;
+- `Ended` comes once per run, after everything of the run is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A place to run: pinned devices and pinned cores."""
+
+    name: str
+    """`gpu0`, `gpu0.1`, `cpu3`: stable for the life of the study's engine."""
+    devices: tuple[str, ...] = ()
+    """Device ids as the driver numbers them; empty for a slot without an accelerator."""
+    cores: tuple[int, ...] = ()
+    """Cores the run may use; empty: all."""
+    lane: int = 0
+    """Which of the `per_gpu` places on its device this is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """All that an executor needs to start one run."""
+
+    run_id: str
+    run_dir: Path
+    argv: Sequence[str]
+    path: str
+    """The program, found on PATH already."""
+    cwd: Path
+    slot: Slot
+    env: Mapping[str, str] = field(default_factory=dict)
+    """What the run gets on top of the engine's own environment."""
+    timeout: float | None = None
+    grace: float = 10.0
+    linger: float = 5.0
+    """How long what a training leaves behind may live on after it, before it is ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a run ended."""
+
+    code: int | None
+    """The exit code; None after a signal, or where it could not be learnt."""
+    signal: int | None = None
+    reason: str | None = None
+    """Why looplab ended it (`timeout`, `stop`, …), `not started`, or `lost` when nobody saw it end."""
+    message: str | None = None
+    started: float | None = None
+    ended: float | None = None
+    user_s: float | None = None
+    system_s: float | None = None
+    max_rss_kb: int | None = None
+    lingered: bool = False
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Exit:
+        return cls(**{key: value for key, value in data.items() if key in cls.__slots__})
+
+    @property
+    def ok(self) -> bool:
+        return self.code == 0 and self.reason is None
+
+    def __str__(self) -> str:
+        if self.reason in ("not started", "lost"):
+            return self.message or self.reason
+        how = f"signal {self.signal}" if self.signal is not None else f"exit code {self.code}"
+        return f"{self.reason}: {how}" if self.reason else how
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    run_id: str
+    pid: int | None
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    run_id: str
+    exit: Exit
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Nothing was started, because a device is held by another run: try again later."""
+
+    run_id: str
+    holder: str
+    """Who holds it, as far as known."""
+
+
+Event = Started | Ended | Refused
+
+
+class Executor(Protocol):
+    def start(self, order: Order) -> None:
+        """Ask for a run to be started; the answer is a `Started`, `Refused` or `Ended` from `poll`."""
+        ...
+
+    def stop(self, run_id: str, reason: str, grace: float) -> None:
+        """Ask for a run to be ended."""
+        ...
+
+    def adopt(self, run_id: str, run_dir: Path) -> bool:
+        """Take over a run that an earlier engine started. False: the folder was never started. True: `poll` will
+        tell its end, at once if it is over already."""
+        ...
+
+    def poll(self, timeout: float) -> list[Event]:
+        """What happened; waits up to `timeout` seconds for something to happen."""
+        ...
+
+    def close(self) -> None:
+        """Let go. Runs go on."""
+        ...

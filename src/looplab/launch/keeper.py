@@ -1,0 +1,361 @@
+"""The keeper: the small process that starts trainings, outlives the engine, and learns how each of them ended.
+
+Run as a script by an isolated interpreter (`python -I -S keeper.py FD`); it imports nothing of looplab, so that it
+starts in a few milliseconds and stays small. It speaks lines of JSON with the engine over the socket FD:
+
+    engine → keeper   {"op": "env", "env": {...}}                 the environment all orders build on
+                      {"op": "start", "id", "dir", "path", "argv", "env", "cwd", "cores", "locks", "timeout", …}
+                      {"op": "stop", "id", "grace", "reason"}
+    keeper → engine   {"ev": "started", "id", "pid", "start", "at"}
+                      {"ev": "ended", "id", "exit": {...}}        the same that stands in exit.json
+                      {"ev": "busy", "id", "lock", "holder"}      a device lock is held: nothing was started
+                      {"ev": "exists", "id"}                      the run was started before: nothing was started
+
+Promises:
+- A run is started at most once. `train.log` is created by the new process itself, exclusively, before it becomes the
+  trainer; a second start of the same folder fails in the kernel, whoever asks for it.
+- `process.json` (pid, start time, boot id) and `exit.json` (code, signal, reason, usage) are whole or absent.
+- When the engine dies, trainings go on and the keeper stays until the last of them has ended and is written down;
+  time limits hold meanwhile. A full disk makes it try again, never forget.
+- The end of a run means that its whole process group, and what escaped from it, is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+
+TYPE_CHECKING = False  # importing `typing` would cost as much as all the rest
+if TYPE_CHECKING:
+    from typing import Any
+
+    Dict = dict[str, Any]
+
+PR_SET_CHILD_SUBREAPER = 36
+LINGER_CHECK_S = 0.02
+RETRY_S = 0.5
+FIRST_LOCK_FD = 100
+
+
+def boot_id() -> str:
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+    return ""
+
+
+def start_ticks(pid: int) -> int:
+    """When the process started, in clock ticks since boot: with the boot id it names a process for ever."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def write_whole(path: str, data: Dict) -> None:
+    temporary = f"{path}.tmp{os.getpid()}"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(descriptor, json.dumps(data).encode() + b"\n")
+    finally:
+        os.close(descriptor)
+    os.rename(temporary, path)
+
+
+class Child:
+    """One training, from its start until nothing of it is left."""
+
+    __slots__ = ("deadline", "exit", "folder", "grace", "id", "kill_at", "linger", "locks", "pid", "reason", "started")
+
+    def __init__(self, order: Dict, pid: int, locks: list[int]) -> None:
+        self.id = order["id"]
+        self.folder = order["dir"]
+        self.pid = pid
+        self.locks = locks
+        self.started = time.time()
+        self.deadline = time.monotonic() + order["timeout"] if order.get("timeout") else None
+        self.grace = order.get("grace", 10.0)
+        self.linger = order.get("linger", 5.0)
+        self.reason: str | None = None
+        self.kill_at: float | None = None
+        self.exit: Dict | None = None
+
+
+class Keeper:
+    def __init__(self, engine: socket.socket) -> None:
+        self.engine = engine
+        self.engine_gone = False
+        self.inbox = b""
+        self.outbox = b""
+        self.env: dict[str, str] = {}
+        self.children: dict[int, Child] = {}  # pid → Child, while the first process of the run lives
+        self.leaving: list[Child] = []  # Children whose first process has ended, but not all of its group
+        self.unsaved: list[tuple[str, Dict]] = []  # (path, data) that could not be written yet
+        self.boot = boot_id()
+        self.cores = os.sched_getaffinity(0)
+        self.cwd = os.getcwd()
+        self.wake_r, self.wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def run(self) -> None:
+        engine = self.engine
+        engine.setblocking(False)
+        signal.set_wakeup_fd(self.wake_w, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        poller = select.poll()
+        poller.register(self.wake_r, select.POLLIN)
+        poller.register(engine, select.POLLIN)
+        while True:
+            for descriptor, event in poller.poll(self.patience()):
+                if descriptor == self.wake_r:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self.wake_r, 4096)
+                elif event & (select.POLLIN | select.POLLHUP | select.POLLERR):
+                    self.listen()
+            self.reap()
+            self.enforce()
+            self.save_again()
+            self.speak()
+            if self.engine_gone:
+                with contextlib.suppress(KeyError):
+                    poller.unregister(engine)
+                if not (self.children or self.leaving or self.unsaved):
+                    return
+            else:
+                poller.modify(engine, select.POLLIN | (select.POLLOUT if self.outbox else 0))
+
+    def patience(self) -> float | None:
+        """How many milliseconds may pass before something is due."""
+        now = time.monotonic()
+        due = [t for c in self.children.values() for t in (c.deadline, c.kill_at) if t is not None]
+        if self.leaving:
+            due.append(now + LINGER_CHECK_S)
+        if self.unsaved:
+            due.append(now + RETRY_S)
+        return max(0.0, min(due) - now) * 1000 + 1 if due else None
+
+    # -- talking with the engine
+
+    def listen(self) -> None:
+        try:
+            data = self.engine.recv(1 << 20)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.engine_gone = True
+            return
+        *lines, self.inbox = (self.inbox + data).split(b"\n")
+        for line in lines:
+            order = json.loads(line)
+            if order["op"] == "start":
+                self.start(order)
+            elif order["op"] == "stop":
+                for child in [*self.children.values(), *self.leaving]:
+                    if child.id == order["id"]:
+                        self.stop(child, order["reason"], order.get("grace", child.grace))
+            elif order["op"] == "env":
+                self.env = order["env"]
+
+    def tell(self, **event: object) -> None:
+        if not self.engine_gone:
+            self.outbox += json.dumps(event).encode() + b"\n"
+
+    def speak(self) -> None:
+        while self.outbox and not self.engine_gone:
+            try:
+                sent = self.engine.send(self.outbox)
+            except BlockingIOError:
+                return
+            except OSError:
+                self.engine_gone = True
+                return
+            self.outbox = self.outbox[sent:]
+
+    # -- starting
+
+    def start(self, order: Dict) -> None:
+        locks: list[int] = []
+        for path in order.get("locks", ()):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            locks.append(descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                holder = os.read(descriptor, 400).decode(errors="replace").strip()
+                self.release(locks)
+                self.tell(ev="busy", id=order["id"], lock=path, holder=holder)
+                return
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{order.get('label', order['id'])}\n".encode(), 0)
+        log = order["dir"] + "/train.log"
+        actions = [
+            (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ]
+        # The training inherits the device locks: a device stays locked until the last process that uses it is gone.
+        actions += [(os.POSIX_SPAWN_DUP2, fd, FIRST_LOCK_FD + i) for i, fd in enumerate(locks)]
+        try:
+            if order["cwd"] != self.cwd:
+                os.chdir(order["cwd"])
+                self.cwd = order["cwd"]
+            if order.get("cores"):
+                os.sched_setaffinity(0, order["cores"])
+            pid = os.posix_spawn(
+                order["path"],
+                order["argv"],
+                {**self.env, **order["env"]},
+                file_actions=actions,
+                setsid=True,
+                setsigmask=(),
+                setsigdef=(signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGPIPE, signal.SIGCHLD),
+            )
+        except FileExistsError:
+            self.release(locks)
+            self.tell(ev="exists", id=order["id"])
+            return
+        except OSError as error:
+            self.release(locks)
+            now = time.time()
+            message = f"cannot start {order['argv'][0]}: {error.strerror}"
+            outcome = {"code": None, "signal": None, "reason": "not started", "message": message}
+            self.finish(order["id"], order["dir"], {**outcome, "started": now, "ended": now})
+            return
+        finally:
+            if order.get("cores"):
+                with contextlib.suppress(OSError):
+                    os.sched_setaffinity(0, self.cores)
+        child = Child(order, pid, locks)
+        self.children[pid] = child
+        ticks = start_ticks(pid)
+        process = {"pid": pid, "start": ticks, "boot": self.boot, "keeper": os.getpid(), "started": child.started}
+        self.save(order["dir"] + "/process.json", process)
+        self.tell(ev="started", id=child.id, pid=pid, start=ticks, at=child.started)
+
+    @staticmethod
+    def release(locks: list[int]) -> None:
+        for descriptor in locks:
+            os.close(descriptor)
+
+    # -- ending
+
+    def stop(self, child: Child, reason: str, grace: float) -> None:
+        child.reason = child.reason or reason
+        if child.kill_at is None:
+            child.kill_at = time.monotonic() + grace
+            self.signal(child, signal.SIGTERM)
+
+    def enforce(self) -> None:
+        now = time.monotonic()
+        for child in self.children.values():
+            if child.deadline is not None and now >= child.deadline:
+                child.deadline = None
+                self.stop(child, "timeout", child.grace)
+            if child.kill_at is not None and now >= child.kill_at:
+                child.kill_at = now + 1.0
+                self.signal(child, signal.SIGKILL)
+        for child in list(self.leaving):
+            if not self.rest_of(child):
+                self.leaving.remove(child)
+                self.done(child)
+            elif child.exit is not None and child.kill_at is not None and now >= child.kill_at:
+                # First asked to go, then made to.
+                self.signal(child, signal.SIGKILL if child.exit["lingered"] else signal.SIGTERM)
+                child.exit["lingered"] = True
+                child.kill_at = now + child.grace
+
+    def signal(self, child: Child, number: int) -> None:
+        for group in self.rest_of(child) or (() if child.exit else (child.pid,)):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, number)
+
+    def rest_of(self, child: Child) -> list[int]:
+        """The process groups that are left of a run: its own, and those of processes that left it for a session of
+        their own (they are given to the keeper when their parent ends, and still carry the run's name)."""
+        groups = []
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, 0)
+            groups.append(child.pid)
+        if child.exit is not None:
+            mark = f"LOOPLAB_RUN_DIR={child.folder}".encode()
+            for pid in self.strays():
+                with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+                    if mark in file.read().split(b"\0"):
+                        groups.append(os.getpgid(pid))
+        return groups
+
+    def strays(self) -> list[int]:
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:
+            return [pid for pid in map(int, file.read().split()) if pid not in self.children]
+        return []
+
+    def reap(self) -> None:
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            child = self.children.pop(pid, None)
+            if child is None:
+                continue
+            code = os.waitstatus_to_exitcode(status)
+            child.exit = {
+                "code": code if code >= 0 else None,
+                "signal": -code if code < 0 else None,
+                "reason": child.reason,
+                "message": None,
+                "started": child.started,
+                "ended": time.time(),
+                "user_s": round(usage.ru_utime, 4),
+                "system_s": round(usage.ru_stime, 4),
+                "max_rss_kb": usage.ru_maxrss,
+                "lingered": False,
+            }
+            if self.rest_of(child):
+                child.kill_at = time.monotonic() + (0.0 if child.reason else child.linger)
+                self.leaving.append(child)
+            else:
+                self.done(child)
+
+    def done(self, child: Child) -> None:
+        self.release(child.locks)
+        assert child.exit is not None
+        self.finish(child.id, child.folder, child.exit)
+
+    def finish(self, run_id: str, folder: str, outcome: Dict) -> None:
+        self.save(folder + "/exit.json", outcome)
+        self.tell(ev="ended", id=run_id, exit=outcome)
+
+    # -- writing down
+
+    def save(self, path: str, data: Dict) -> None:
+        try:
+            write_whole(path, data)
+        except FileNotFoundError:
+            pass  # the run folder was deleted under us: there is nothing left to keep
+        except OSError:
+            self.unsaved.append((path, data))
+
+    def save_again(self) -> None:
+        waiting, self.unsaved = self.unsaved, []
+        for path, data in waiting:
+            self.save(path, data)
+
+
+if __name__ == "__main__":
+    Keeper(socket.socket(fileno=int(sys.argv[1]))).run()

@@ -1,0 +1,162 @@
+"""The ledger: one SQLite file (WAL) a lab, in which everything that happened is appended and chained by hashes.
+
+Every change is made inside `with ledger.write():`, one transaction, and says what happened with `record`; the hash of
+an event covers its text and the hash of the event before it, so that nothing in the past can be changed, removed or
+put in between without `verify` seeing where. Several processes may write; SQLite lets one in at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from looplab.errors import LabError
+from looplab.ledger.schema import TABLES, VERSION
+
+GENESIS = "0" * 64
+BUSY_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    seq: int
+    at: float
+    kind: str
+    study: str
+    run: str | None
+    data: dict[str, Any]
+    hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The first link of the chain that does not hold."""
+
+    seq: int
+    why: str
+
+
+def link(before: str, seq: int, at: float, kind: str, study: str, run: str | None, data: str) -> str:
+    """The hash of an event, from the hash of the one before and its own text."""
+    text = f"{before}\n{seq}\n{at!r}\n{kind}\n{study}\n{run or ''}\n{data}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class Ledger:
+    def __init__(self, path: Path, *, create: bool = True) -> None:
+        self.path = path
+        if not create and not path.exists():
+            raise LabError("this lab has no ledger yet", hint="start with `looplab run`")
+        if create:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S)
+            self._db.row_factory = sqlite3.Row
+            self._prepare()
+        except sqlite3.DatabaseError as error:
+            raise LabError(
+                f"cannot open the ledger: {error}",
+                file=path,
+                hint="is the folder writable and the disk not full? a damaged ledger is rebuilt by `looplab reindex`",
+            ) from error
+
+    def _prepare(self) -> None:
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if version not in (0, VERSION):
+            raise LabError(f"the ledger is of version {version}, this looplab knows {VERSION}", file=self.path)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        # A commit survives the death of any process. What a power cut may take back is bounded by `runs.durable`.
+        self._db.execute("PRAGMA synchronous=NORMAL")
+        self._db.execute("PRAGMA temp_store=MEMORY")
+        if version == 0:
+            with self.write():
+                for statement in TABLES.split(";\n"):
+                    if statement.strip():
+                        self._db.execute(statement)
+                self._db.execute(f"PRAGMA user_version={VERSION}")
+
+    def close(self) -> None:
+        self._db.close()
+
+    # -- writing
+
+    @contextmanager
+    def write(self) -> Iterator[None]:
+        """One transaction: all of it happens or nothing. May be nested; the outermost commits."""
+        if self._db.in_transaction:
+            yield
+            return
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def record(self, kind: str, study: str, run: str | None = None, **data: Any) -> int:
+        """Append one event to the chain; the transaction must be open."""
+        assert self._db.in_transaction
+        last = self._db.execute("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1").fetchone()
+        seq, before = (last["seq"] + 1, last["hash"]) if last else (1, GENESIS)
+        at = time.time()
+        text = orjson.dumps(data, option=orjson.OPT_SORT_KEYS).decode()
+        row = (seq, at, kind, study, run, text, link(before, seq, at, kind, study, run, text))
+        self._db.execute("INSERT INTO events VALUES (?,?,?,?,?,?,?)", row)
+        return int(seq)
+
+    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> sqlite3.Cursor:
+        return self._db.execute(sql, parameters)
+
+    # -- reading
+
+    def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[sqlite3.Row]:
+        return self._db.execute(sql, parameters).fetchall()
+
+    def one(self, sql: str, parameters: Sequence[Any] = ()) -> sqlite3.Row | None:
+        row: sqlite3.Row | None = self._db.execute(sql, parameters).fetchone()
+        return row
+
+    def events(self, study: str | None = None, run: str | None = None, after: int = 0) -> Iterator[Event]:
+        wanted, parameters = ["seq > ?"], [after]  # type: tuple[list[str], list[Any]]
+        if study is not None:
+            wanted.append("study = ?")
+            parameters.append(study)
+        if run is not None:
+            wanted.append("run = ?")
+            parameters.append(run)
+        query = f"SELECT * FROM events WHERE {' AND '.join(wanted)} ORDER BY seq"  # noqa: S608 (fixed texts)
+        for row in self._db.execute(query, parameters):
+            yield Event(row[0], row[1], row[2], row[3], row[4], orjson.loads(row[5]), row[6])
+
+    def version(self) -> int:
+        """A number that changes when another process has written."""
+        return int(self._db.execute("PRAGMA data_version").fetchone()[0])
+
+    def head(self) -> tuple[int, str]:
+        """The last link: its number and hash."""
+        row = self._db.execute("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1").fetchone()
+        return (row[0], row[1]) if row else (0, GENESIS)
+
+    def first_broken_link(self) -> Broken | None:
+        """Walk the chain from its beginning."""
+        before, expected = GENESIS, 1
+        for row in self._db.execute("SELECT seq, at, kind, study, run, data, hash FROM events ORDER BY seq"):
+            seq, at, kind, study, run, data, hash_ = row
+            if seq != expected:
+                return Broken(
+                    expected, f"event {expected} is missing" + (f" (and up to {seq - 1})" * (seq - expected > 1))
+                )
+            if link(before, seq, at, kind, study, run, data) != hash_:
+                return Broken(seq, f"event {seq} ({kind}{f' of run {run}' if run else ''}) does not match its hash")
+            before, expected = hash_, seq + 1
+        return None

@@ -1,0 +1,77 @@
+"""The tables of the ledger. `events` is the record; the other tables are what it amounts to, for fast questions."""
+
+from __future__ import annotations
+
+VERSION = 1
+
+TABLES = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+
+CREATE TABLE IF NOT EXISTS studies (
+    name TEXT PRIMARY KEY,
+    created REAL NOT NULL,
+    objective TEXT,              -- metric name
+    goal TEXT,                   -- max | min
+    best TEXT,                   -- run id of the best measured run
+    runs INTEGER NOT NULL DEFAULT 0,
+    rounds INTEGER NOT NULL DEFAULT 0
+);
+
+CREATE TABLE IF NOT EXISTS rounds (
+    study TEXT NOT NULL, n INTEGER NOT NULL, created REAL NOT NULL, closed REAL,
+    PRIMARY KEY (study, n)
+);
+
+CREATE TABLE IF NOT EXISTS proposals (
+    id INTEGER PRIMARY KEY,
+    study TEXT NOT NULL, round INTEGER, created REAL NOT NULL,
+    proposer TEXT NOT NULL, source TEXT,   -- source: names the proposal where it came from, never taken twice
+    parent TEXT, edits TEXT NOT NULL, reason TEXT NOT NULL, hypothesis TEXT NOT NULL DEFAULT '',
+    status TEXT NOT NULL,                  -- waiting | accepted | rejected
+    problems TEXT,                         -- why it was rejected
+    run TEXT
+);
+CREATE UNIQUE INDEX IF NOT EXISTS proposals_source ON proposals (study, source) WHERE source IS NOT NULL;
+CREATE INDEX IF NOT EXISTS proposals_waiting ON proposals (study, status) WHERE status = 'waiting';
+
+CREATE TABLE IF NOT EXISTS runs (
+    study TEXT NOT NULL, id TEXT NOT NULL, n INTEGER NOT NULL,
+    round INTEGER NOT NULL, proposal INTEGER, proposer TEXT NOT NULL, parent TEXT, base TEXT,
+    reason TEXT NOT NULL DEFAULT '', config_hash TEXT NOT NULL,
+    state TEXT NOT NULL,                   -- planned | running | ended
+    status TEXT,                           -- ok | failed | stopped | timeout | lost
+    slot TEXT, pid INTEGER, created REAL NOT NULL, started REAL, ended REAL,
+    exit_code INTEGER, signal INTEGER, objective REAL, verdict TEXT,
+    devices INTEGER NOT NULL DEFAULT 1,
+    PRIMARY KEY (study, n)
+);
+CREATE UNIQUE INDEX IF NOT EXISTS runs_id ON runs (study, id);
+CREATE INDEX IF NOT EXISTS runs_state ON runs (study, state, status);
+CREATE INDEX IF NOT EXISTS runs_config ON runs (study, config_hash);
+CREATE INDEX IF NOT EXISTS runs_objective ON runs (study, objective) WHERE objective IS NOT NULL;
+
+CREATE TABLE IF NOT EXISTS plans (          -- what a planned run will be; gone once its folder is there
+    study TEXT NOT NULL, run TEXT NOT NULL, body TEXT NOT NULL, PRIMARY KEY (study, run)
+);
+
+CREATE TABLE IF NOT EXISTS verdicts (
+    study TEXT NOT NULL, run TEXT NOT NULL, at REAL NOT NULL, verdict TEXT NOT NULL, evidence TEXT NOT NULL
+);
+
+CREATE TABLE IF NOT EXISTS sessions (
+    id INTEGER PRIMARY KEY, study TEXT NOT NULL, host TEXT NOT NULL, pid INTEGER NOT NULL, ticks INTEGER NOT NULL,
+    began REAL NOT NULL, seen REAL NOT NULL, ended REAL, how TEXT
+);
+CREATE INDEX IF NOT EXISTS sessions_study ON sessions (study);
+
+CREATE TABLE IF NOT EXISTS commands (
+    id INTEGER PRIMARY KEY, study TEXT NOT NULL, at REAL NOT NULL, what TEXT NOT NULL, data TEXT NOT NULL, done REAL
+);
+CREATE INDEX IF NOT EXISTS commands_open ON commands (study) WHERE done IS NULL;
+
+CREATE TABLE IF NOT EXISTS events (
+    seq INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, study TEXT NOT NULL, run TEXT,
+    data TEXT NOT NULL, hash TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS events_run ON events (study, run);
+"""

@@ -1,0 +1,436 @@
+"""One study in the ledger: what was proposed, planned, run and ended, and how much of its budget is used."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import orjson
+
+from looplab.errors import LabError
+from looplab.ledger.ledger import Ledger
+from looplab.runs.names import run_id as new_run_id
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """A run, as the ledger knows it."""
+
+    study: str
+    id: str
+    n: int
+    """The number of the run in its study, from 1."""
+    round: int
+    proposal: int | None
+    proposer: str
+    parent: str | None
+    """The run it starts from; None: a base config."""
+    base: str | None
+    """The base config at the root of its ancestry."""
+    reason: str
+    config_hash: str
+    state: str
+    """planned | running | ended"""
+    status: str | None
+    """Once ended: ok | failed | stopped | timeout | lost"""
+    slot: str | None
+    pid: int | None
+    created: float
+    started: float | None
+    ended: float | None
+    exit_code: int | None
+    signal: int | None
+    objective: float | None
+    verdict: str | None
+    devices: int
+
+    @property
+    def seconds(self) -> float | None:
+        return None if self.started is None else (self.ended or time.time()) - self.started
+
+
+@dataclass(frozen=True, slots=True)
+class ProposalRow:
+    """A proposal that waits for its turn, or what became of it."""
+
+    id: int
+    proposer: str
+    source: str | None
+    parent: str | None
+    """A run, `best`, or None for the base."""
+    edits: tuple[str, ...]
+    reason: str
+    hypothesis: str
+    status: str
+    problems: tuple[dict[str, Any], ...]
+    run: str | None
+    created: float
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a study has used so far, over all its engines."""
+
+    rounds: int
+    runs: int
+    wall: float
+    """Seconds during which an engine was at work."""
+    device_hours: float
+
+
+_RUN_COLUMNS = ", ".join(field.name for field in fields(RunRow))
+
+
+def _run(row: sqlite3.Row) -> RunRow:
+    return RunRow(*row)
+
+
+def _proposal(row: sqlite3.Row) -> ProposalRow:
+    return ProposalRow(
+        row["id"],
+        row["proposer"],
+        row["source"],
+        row["parent"],
+        tuple(orjson.loads(row["edits"])),
+        row["reason"],
+        row["hypothesis"],
+        row["status"],
+        tuple(orjson.loads(row["problems"])) if row["problems"] else (),
+        row["run"],
+        row["created"],
+    )
+
+
+class StudyLedger:
+    def __init__(self, ledger: Ledger, study: str) -> None:
+        self.ledger = ledger
+        self.study = study
+
+    def open(self, objective: str | None, goal: str) -> None:
+        """Make the study known; what it is measured by may change between engines, and that is recorded."""
+        now = time.time()
+        with self.ledger.write():
+            row = self.ledger.one("SELECT objective, goal FROM studies WHERE name=?", (self.study,))
+            if row is None:
+                self.ledger.execute(
+                    "INSERT INTO studies (name, created, objective, goal) VALUES (?,?,?,?)",
+                    (self.study, now, objective, goal),
+                )
+                self.ledger.record("study opened", self.study, objective=objective, goal=goal)
+            elif (row["objective"], row["goal"]) != (objective, goal):
+                self.ledger.execute(
+                    "UPDATE studies SET objective=?, goal=? WHERE name=?", (objective, goal, self.study)
+                )
+                self.ledger.record("objective changed", self.study, objective=objective, goal=goal)
+
+    # -- rounds
+
+    def open_round(self) -> int | None:
+        row = self.ledger.one(
+            "SELECT n FROM rounds WHERE study=? AND closed IS NULL ORDER BY n DESC LIMIT 1", (self.study,)
+        )
+        return row["n"] if row else None
+
+    def begin_round(self) -> int:
+        row = self.ledger.one("SELECT coalesce(max(n), 0) + 1 FROM rounds WHERE study=?", (self.study,))
+        assert row is not None
+        n = int(row[0])
+        self.ledger.execute("INSERT INTO rounds (study, n, created) VALUES (?,?,?)", (self.study, n, time.time()))
+        self.ledger.execute("UPDATE studies SET rounds=rounds+1 WHERE name=?", (self.study,))
+        self.ledger.record("round began", self.study, round=n)
+        return n
+
+    def close_round(self, n: int) -> None:
+        with self.ledger.write():
+            self.ledger.execute("UPDATE rounds SET closed=? WHERE study=? AND n=?", (time.time(), self.study, n))
+            self.ledger.record("round ended", self.study, round=n)
+
+    # -- proposals
+
+    def propose(
+        self,
+        proposer: str,
+        edits: Sequence[str],
+        reason: str,
+        *,
+        parent: str | None = None,
+        hypothesis: str = "",
+        source: str | None = None,
+    ) -> int | None:
+        """Put a proposal in the queue; None if one of this source is there already."""
+        with self.ledger.write():
+            if source is not None and self.ledger.one(
+                "SELECT 1 FROM proposals WHERE study=? AND source=?", (self.study, source)
+            ):
+                return None
+            cursor = self.ledger.execute(
+                "INSERT INTO proposals (study, created, proposer, source, parent, edits, reason, hypothesis, status)"
+                " VALUES (?,?,?,?,?,?,?,?,'waiting')",
+                (
+                    self.study,
+                    time.time(),
+                    proposer,
+                    source,
+                    parent,
+                    orjson.dumps(list(edits)).decode(),
+                    reason,
+                    hypothesis,
+                ),
+            )
+            self.ledger.record(
+                "proposed",
+                self.study,
+                proposal=cursor.lastrowid,
+                proposer=proposer,
+                parent=parent,
+                edits=list(edits),
+                reason=reason,
+                hypothesis=hypothesis,
+            )
+            return cursor.lastrowid
+
+    def waiting(self, limit: int) -> list[ProposalRow]:
+        """Proposals in the queue, oldest first."""
+        sql = "SELECT * FROM proposals WHERE study=? AND status='waiting' ORDER BY id LIMIT ?"
+        return [_proposal(row) for row in self.ledger.rows(sql, (self.study, limit))]
+
+    def count_waiting(self) -> int:
+        sql = "SELECT count(*) FROM proposals WHERE study=? AND status='waiting'"
+        return int(self.ledger.rows(sql, (self.study,))[0][0])
+
+    def proposals(self, status: str | None = None) -> list[ProposalRow]:
+        sql = "SELECT * FROM proposals WHERE study=? AND (? IS NULL OR status=?) ORDER BY id"
+        return [_proposal(row) for row in self.ledger.rows(sql, (self.study, status, status))]
+
+    def reject(self, proposal: int, problems: Sequence[Mapping[str, Any]]) -> None:
+        """The guard said no, and why."""
+        text = orjson.dumps(list(problems), default=str).decode()
+        self.ledger.execute("UPDATE proposals SET status='rejected', problems=? WHERE id=?", (text, proposal))
+        self.ledger.record("rejected", self.study, proposal=proposal, problems=orjson.loads(text))
+
+    # -- runs
+
+    def plan(
+        self,
+        *,
+        round: int,
+        proposal: int | None,
+        proposer: str,
+        parent: str | None,
+        base: str,
+        reason: str,
+        config_hash: str,
+        devices: int,
+        body: Mapping[str, Any],
+    ) -> str:
+        """Decide on a run. From here on it will be run, once, whatever dies in between; gives its id."""
+        row = self.ledger.one("SELECT runs + 1 FROM studies WHERE name=?", (self.study,))
+        assert row is not None
+        n = int(row[0])
+        id_ = new_run_id(n)
+        self.ledger.execute("UPDATE studies SET runs=? WHERE name=?", (n, self.study))
+        self.ledger.execute(
+            "INSERT INTO runs (study, id, n, round, proposal, proposer, parent, base, reason, config_hash, state,"
+            " created, devices) VALUES (?,?,?,?,?,?,?,?,?,?,'planned',?,?)",
+            (self.study, id_, n, round, proposal, proposer, parent, base, reason, config_hash, time.time(), devices),
+        )
+        self.ledger.execute(
+            "INSERT INTO plans VALUES (?,?,?)", (self.study, id_, orjson.dumps(body, default=str).decode())
+        )
+        if proposal is not None:
+            self.ledger.execute(
+                "UPDATE proposals SET status='accepted', run=?, round=? WHERE id=?", (id_, round, proposal)
+            )
+        self.ledger.record(
+            "planned", self.study, id_, round=round, proposal=proposal, proposer=proposer, parent=parent, base=base,
+            config=config_hash,
+        )  # fmt: skip
+        return id_
+
+    def plan_of(self, run: str) -> dict[str, Any] | None:
+        row = self.ledger.one("SELECT body FROM plans WHERE study=? AND run=?", (self.study, run))
+        return orjson.loads(row["body"]) if row else None
+
+    def launched(self, run: str, slot: str, files: Mapping[str, str]) -> None:
+        """The run's folder is there and the executor has its order."""
+        self.ledger.execute("UPDATE runs SET state='running', slot=? WHERE study=? AND id=?", (slot, self.study, run))
+        self.ledger.record("launched", self.study, run, slot=slot, files=dict(files))
+
+    def started(self, run: str, pid: int | None, at: float) -> None:
+        self.ledger.execute("UPDATE runs SET pid=?, started=? WHERE study=? AND id=?", (pid, at, self.study, run))
+
+    def returned(self, run: str, why: str) -> None:
+        """The run could not start and goes back to the planned ones."""
+        with self.ledger.write():
+            self.ledger.execute("UPDATE runs SET state='planned', slot=NULL WHERE study=? AND id=?", (self.study, run))
+            self.ledger.record("returned", self.study, run, why=why)
+
+    def ended(
+        self,
+        run: str,
+        *,
+        status: str,
+        code: int | None,
+        signal: int | None,
+        started: float | None,
+        ended: float | None,
+        objective: float | None,
+        files: Mapping[str, str],
+        note: str | None = None,
+    ) -> None:
+        self.ledger.execute(
+            "UPDATE runs SET state='ended', status=?, exit_code=?, signal=?, started=coalesce(?, started), ended=?,"
+            " objective=? WHERE study=? AND id=?",
+            (status, code, signal, started, ended, objective, self.study, run),
+        )
+        self.ledger.execute("DELETE FROM plans WHERE study=? AND run=?", (self.study, run))
+        self.ledger.record(
+            "ended", self.study, run, status=status, code=code, signal=signal, started=started, ended=ended,
+            objective=objective, files=dict(files), **({"note": note} if note else {}),
+        )  # fmt: skip
+
+    def cancel_planned(self, why: str) -> int:
+        """Runs that were decided on but will not be run."""
+        with self.ledger.write():
+            planned = self.runs(state="planned")
+            for run in planned:
+                self.ended(
+                    run.id, status="stopped", code=None, signal=None, started=None, ended=time.time(), objective=None,
+                    files={}, note=why,
+                )  # fmt: skip
+        return len(planned)
+
+    def set_best(self, run: str, objective: float) -> None:
+        self.ledger.execute("UPDATE studies SET best=? WHERE name=?", (run, self.study))
+        self.ledger.record("best", self.study, run, objective=objective)
+
+    def best(self) -> RunRow | None:
+        row = self.ledger.one("SELECT best FROM studies WHERE name=?", (self.study,))
+        return self.run(row["best"]) if row and row["best"] else None
+
+    def run(self, name: str) -> RunRow:
+        """A run by its id, its number, or the beginning of its id; LATEST and BEST are names too."""
+        where, parameters = "id=?", (self.study, name)  # type: tuple[str, tuple[Any, ...]]
+        if name.upper() == "LATEST":
+            where, parameters = "n=(SELECT max(n) FROM runs WHERE study=?1)", (self.study,)
+        elif name.upper() == "BEST":
+            where, parameters = "id=(SELECT best FROM studies WHERE name=?1)", (self.study,)
+        elif name.isdigit():
+            where, parameters = "n=?", (self.study, int(name))
+        sql = f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND {where}"  # noqa: S608 (fixed texts)
+        row = self.ledger.one(sql, parameters)
+        if row is None and len(name) >= 4:
+            sql = f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND substr(id, 1, ?)=?"  # noqa: S608
+            rows = self.ledger.rows(sql, (self.study, len(name), name))
+            if len(rows) > 1:
+                raise LabError(f"{name!r} could be any of {', '.join(r['id'] for r in rows[:5])}")
+            row = rows[0] if rows else None
+        if row is None:
+            known = self.ledger.rows("SELECT id FROM runs WHERE study=? ORDER BY n DESC LIMIT 3", (self.study,))
+            hint = f"the latest are {', '.join(r['id'] for r in known)}" if known else "the study has no runs yet"
+            raise LabError(f"study {self.study!r} has no run {name!r}", hint=hint)
+        return _run(row)
+
+    def runs(
+        self, *, state: str | None = None, status: str | None = None, round: int | None = None, limit: int | None = None
+    ) -> list[RunRow]:
+        """Runs, oldest first; with `limit` the newest of them."""
+        where, parameters = ["study=?"], [self.study]  # type: tuple[list[str], list[Any]]
+        for name, value in (("state", state), ("status", status), ("round", round)):
+            if value is not None:
+                where.append(f"{name}=?")
+                parameters.append(value)
+        sql = f"SELECT {_RUN_COLUMNS} FROM runs WHERE {' AND '.join(where)} ORDER BY n"  # noqa: S608 (fixed texts)
+        if limit is not None:
+            sql += " DESC LIMIT ?"
+            parameters.append(limit)
+        found = [_run(row) for row in self.ledger.rows(sql, parameters)]
+        return found[::-1] if limit is not None else found
+
+    def leaders(self, goal: str, limit: int) -> list[RunRow]:
+        """The best measured runs, best first."""
+        order = "DESC" if goal == "max" else "ASC"
+        sql = (
+            f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND objective IS NOT NULL"  # noqa: S608 (fixed texts)
+            f" ORDER BY objective {order}, n LIMIT ?"
+        )
+        return [_run(row) for row in self.ledger.rows(sql, (self.study, limit))]
+
+    def counts(self) -> dict[str, int]:
+        """How many runs stand where: planned, running, ok, failed, …"""
+        sql = "SELECT state, status, count(*) FROM runs WHERE study=? GROUP BY state, status"
+        counts: dict[str, int] = {}
+        for state, status, number in self.ledger.rows(sql, (self.study,)):
+            name = status if state == "ended" else state
+            counts[name] = counts.get(name, 0) + number
+        return counts
+
+    def configs_run(self, config_hash: str) -> list[str]:
+        sql = "SELECT id FROM runs WHERE study=? AND config_hash=?"
+        return [row["id"] for row in self.ledger.rows(sql, (self.study, config_hash))]
+
+    def bases_planned(self) -> set[str]:
+        """Bases that have had their own run: `name@hash of the file's content`."""
+        sql = "SELECT base || '@' || config_hash FROM runs WHERE study=? AND proposer='base'"
+        return {row[0] for row in self.ledger.rows(sql, (self.study,))}
+
+    # -- budget
+
+    def usage(self) -> Usage:
+        study = self.ledger.one("SELECT runs, rounds FROM studies WHERE name=?", (self.study,))
+        wall = self.ledger.rows(
+            "SELECT coalesce(sum(coalesce(ended, seen) - began), 0) FROM sessions WHERE study=?", (self.study,)
+        )[0][0]
+        hours = self.ledger.rows(
+            "SELECT coalesce(sum((coalesce(ended, ?) - started) * devices), 0) / 3600.0 FROM runs"
+            " WHERE study=? AND started IS NOT NULL",
+            (time.time(), self.study),
+        )[0][0]
+        return Usage(study["rounds"] if study else 0, study["runs"] if study else 0, float(wall), float(hours))
+
+    # -- engines
+
+    def begin_session(self, host: str, pid: int, ticks: int) -> int:
+        now = time.time()
+        with self.ledger.write():
+            cursor = self.ledger.execute(
+                "INSERT INTO sessions (study, host, pid, ticks, began, seen) VALUES (?,?,?,?,?,?)",
+                (self.study, host, pid, ticks, now, now),
+            )
+            self.ledger.record("engine began", self.study, host=host, pid=pid)
+            assert cursor.lastrowid is not None
+            return cursor.lastrowid
+
+    def beat(self, session: int) -> None:
+        self.ledger.execute("UPDATE sessions SET seen=? WHERE id=?", (time.time(), session))
+
+    def end_session(self, session: int, how: str) -> None:
+        with self.ledger.write():
+            now = time.time()
+            self.ledger.execute("UPDATE sessions SET seen=?, ended=?, how=? WHERE id=?", (now, now, how, session))
+            self.ledger.record("engine ended", self.study, how=how)
+
+    def last_session(self) -> sqlite3.Row | None:
+        return self.ledger.one("SELECT * FROM sessions WHERE study=? ORDER BY id DESC LIMIT 1", (self.study,))
+
+    # -- what people ask of a running engine
+
+    def command(self, what: str, **data: Any) -> None:
+        with self.ledger.write():
+            self.ledger.execute(
+                "INSERT INTO commands (study, at, what, data) VALUES (?,?,?,?)",
+                (self.study, time.time(), what, orjson.dumps(data).decode()),
+            )
+            self.ledger.record("asked", self.study, what=what, **data)
+
+    def take_commands(self) -> list[tuple[str, dict[str, Any]]]:
+        rows = self.ledger.rows("SELECT id, what, data FROM commands WHERE study=? AND done IS NULL", (self.study,))
+        if rows:
+            with self.ledger.write():
+                self.ledger.execute(
+                    "UPDATE commands SET done=? WHERE study=? AND done IS NULL", (time.time(), self.study)
+                )
+        return [(row["what"], orjson.loads(row["data"])) for row in rows]

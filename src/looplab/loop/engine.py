@@ -1,0 +1,533 @@
+"""The engine: propose → guard → launch → measure → record, until the budget is used or nothing is left to try.
+
+It may be killed between any two lines. What is decided is in the ledger before anything is started; what was started
+is in the run folders, written by processes that outlive the engine; a new engine begins by comparing the two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import sqlite3
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from looplab.decide.base import Proposal
+from looplab.decide.queue import QueueProposer
+from looplab.errors import LabError
+from looplab.guard.guard import Problem
+from looplab.launch import keeper
+from looplab.launch.base import Ended, Executor, Exit, Refused, Slot, Started
+from looplab.ledger.ledger import Ledger
+from looplab.ledger.study import RunRow, StudyLedger
+from looplab.loop.decision import Decider, Decision, Rejected, decide_base
+from looplab.loop.measuring import Gauge, summarise
+from looplab.loop.prepare import Preparer
+from looplab.loop.setup import Setup
+from looplab.report import labbook
+from looplab.runs import folder
+from looplab.runs.durable import Syncer
+from looplab.runs.redact import known_secrets, scrub_file
+
+TICK_S = 0.1
+"""How long the engine sleeps at most: what a person asks for is seen within this time."""
+GAUGE_S = 0.5
+BEAT_S = 5.0
+DEVICE_CHECK_S = 2.0
+NO_LIMIT = 1 << 30
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+
+
+class Ending(StrEnum):
+    """How an engine's work came to its end."""
+
+    DONE = "done"
+    DRAINED = "drained"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """Something that happened, for whoever watches."""
+
+    kind: str
+    """note | round | launched | adopted | ended | rejected | waiting"""
+    text: str
+    run: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    ending: Ending
+    why: str
+    """Why nothing more is tried."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a study is."""
+
+    done: int = 0
+    failed: int = 0
+    total: int | None = None
+    """How many runs there will be at most, where that is known."""
+    seconds: float = 0.0
+    """What the runs of this engine took together."""
+    timed: int = 0
+
+    @property
+    def mean_s(self) -> float | None:
+        return self.seconds / self.timed if self.timed else None
+
+
+class HaltError(LabError):
+    """The engine cannot go on, but nothing is lost."""
+
+    exit_code = 1
+
+
+class Engine:
+    def __init__(
+        self, setup: Setup, ledger: Ledger, executor: Executor, tell: Callable[[News], None] = lambda news: None
+    ) -> None:
+        self.setup = setup
+        self.study = StudyLedger(ledger, setup.study.study)
+        self.folder = folder.study_folder(setup.lab, setup.study.study)
+        self.running: dict[str, RunRow] = {}
+        self.gauges: dict[str, Gauge] = {}
+        self.best: RunRow | None = None
+        self.draining = False
+        self.progress = Progress()
+        self._ledger = ledger
+        self._executor = executor
+        self._tell = tell
+        self._decider = Decider(setup, self.study)
+        self._preparer = Preparer(setup)
+        self._planned: deque[RunRow] = deque()
+        self._plans: dict[str, Decision] = {}
+        self._free: deque[Slot] = deque(setup.slots)
+        self._held: dict[str, Slot] = {}
+        self._blocked: dict[str, float] = {}  # slot → when to look at its device again
+        self._adopting: set[str] = set()
+        self._stopping = False
+        self._secrets = known_secrets({**os.environ, **setup.study.launch.env})
+        self._finished: list[tuple[RunRow, Exit]] = []
+        self._why = ""
+        self._version = -1
+        self._best_changed = False
+
+    # -- the way of a study
+
+    def run(self) -> Outcome:
+        """Work until there is nothing more to do; the study's lock is held by the caller."""
+        objective = self.setup.study.objective
+        self.study.open(objective.metric if objective else None, objective.goal if objective else "min")
+        session = self.study.begin_session(socket.gethostname(), os.getpid(), keeper.start_ticks(os.getpid()))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._syncer = Syncer(self.folder)
+        how = "failed"
+        try:
+            self._recover()
+            beat = time.monotonic()
+            while not self._is_over():
+                self._obey()
+                with self._ledger.write():
+                    self._plan()
+                    self._launch()
+                self._listen()
+                if time.monotonic() - beat > BEAT_S:
+                    self.study.beat(session)
+                    beat = time.monotonic()
+            ending = Ending.STOPPED if self._stopping else Ending.DRAINED if self.draining else Ending.DONE
+            how = ending.value
+            return Outcome(ending, self._why)
+        except OSError as error:
+            if error.errno in FULL:
+                raise HaltError(_full(error.strerror or "", error.filename)) from error
+            raise HaltError(
+                f"{error.strerror or error}: {error.filename or ''}", hint="mend it, then `looplab resume`"
+            ) from error
+        except sqlite3.OperationalError as error:
+            raise HaltError(_full(str(error), self._ledger.path)) from error
+        finally:
+            with contextlib.suppress(sqlite3.OperationalError):  # then the halt is being told already
+                self.study.end_session(session, how)
+            self._syncer.close()
+
+    def slot_of(self, run_id: str) -> str:
+        slot = self._held.get(run_id)
+        return slot.name if slot else "-"
+
+    def _is_over(self) -> bool:
+        if self.running or self._finished:
+            return False
+        if self.draining or self._stopping:
+            return True
+        if self._planned:
+            return False
+        with self._ledger.write():
+            self._plan()
+        return not self._planned
+
+    # -- after a crash
+
+    def _recover(self) -> None:
+        """Compare the ledger with the folders: adopt what lives, take in what has ended, queue what never started."""
+        self.best = self.study.best()
+        counts = self.study.counts()
+        self.progress.done = sum(n for state, n in counts.items() if state not in ("planned", "running"))
+        self.progress.failed = counts.get("failed", 0)
+        slots = {slot.name: slot for slot in self.setup.slots}
+        for run in self.study.runs(state="planned") + self.study.runs(state="running"):
+            run_dir = self.folder / run.id
+            if run_dir.is_dir() and self._executor.adopt(run.id, run_dir):
+                name = folder.read_json(run_dir, "run.json").get("slot")
+                slot = slots.get(name or "")
+                if slot is not None and slot in self._free:
+                    self._free.remove(slot)
+                    self._held[run.id] = slot
+                self._adopting.add(run.id)
+                self.running[run.id] = run
+                if run.state == "planned":
+                    with self._ledger.write():
+                        self.study.launched(run.id, name or "?", {})
+            elif self.study.plan_of(run.id) is None:
+                self._finished.append((run, Exit(None, reason="lost", message="its folder is gone", ended=time.time())))
+            else:
+                if run.state == "running":
+                    self.study.returned(run.id, "the engine ended before it was started")
+                self._planned.append(run)
+        self._planned = deque(sorted(self._planned, key=lambda run: run.n))
+        if self._adopting:
+            # Those that ended meanwhile are told at once; the rest is alive.
+            self._listen(0.0)
+            for run_id in self._adopting & self.running.keys():
+                self._tell(News("adopted", f"run {run_id} is still at work: adopted", run_id))
+        missing = labbook.missing(self.folder, [run.id for run in self.study.runs(state="ended")])
+        if missing:
+            self._note_in_book([self.study.run(run_id) for run_id in missing])
+
+    # -- propose and guard
+
+    def _plan(self) -> None:
+        if self.draining or self._stopping or self._planned:
+            return
+        continuous = self.setup.options.continuous
+        if not continuous and (self.running or self._finished):
+            return
+        room = self._budget_left()
+        if room <= 0:
+            return
+        current = self.study.open_round()
+        if continuous:
+            self._decide(current or self.study.begin_round(), min(room, len(self._free)))
+            self._foresee(room)
+            return
+        if current is not None:
+            self.study.close_round(current)
+            self._tell(News("round", f"round {current} is done"))
+        limit = self._limit("rounds")
+        used = self.study.usage().rounds
+        if limit is not None and used >= limit:
+            self._why = f"all {limit} round(s) are done"
+            return
+        n = self.study.begin_round()
+        if self._decide(n, min(room, self.setup.round_size)):
+            self._tell(News("round", f"round {n}: {len(self._planned)} run(s)"))
+            self._foresee(room if limit is None else min(room, (limit - used) * self.setup.round_size))
+        else:
+            # Nothing to try: the round is as if it had not been.
+            self._ledger.execute("DELETE FROM rounds WHERE study=? AND n=?", (self.study.study, n))
+            self._ledger.execute("UPDATE studies SET rounds=rounds-1 WHERE name=?", (self.study.study,))
+
+    def _decide(self, round_: int, room: int) -> int:
+        """Fill up to `room` places with bases not run yet and with proposals that pass the guard."""
+        planned = 0
+        done = self.study.bases_planned()
+        for base in self.setup.bases:
+            decision = decide_base(base)
+            if planned < room and f"{base.name}@{decision.config_hash}" not in done:
+                self._take(decision, round_)
+                planned += 1
+        while planned < room:
+            proposals = self._proposals(room - planned)
+            if not proposals:
+                break
+            for proposal in proposals:
+                planned += self._judge_proposal(proposal, round_)
+        if not planned:
+            self._why = "no proposer has anything left to try (add with `looplab propose`)"
+        return planned
+
+    def _foresee(self, room: int) -> None:
+        """How many runs there will be at most: what the budget leaves, or, if only people propose, what waits."""
+        room -= len(self._planned)
+        if all(isinstance(proposer, QueueProposer) for proposer in self.setup.proposers):
+            room = min(room, self.study.count_waiting())
+        known = room < NO_LIMIT // 2
+        self.progress.total = self.study.usage().runs + max(0, room) if known else None
+
+    def _proposals(self, n: int) -> list[Proposal]:
+        for proposer in self.setup.proposers:
+            proposals = proposer.propose(self.study, n)
+            if proposals:
+                return proposals
+        return []
+
+    def _judge_proposal(self, proposal: Proposal, round_: int) -> bool:
+        if proposal.id is None:
+            id_ = self.study.propose(
+                proposal.proposer,
+                proposal.edits,
+                proposal.reason,
+                parent=proposal.parent,
+                hypothesis=proposal.hypothesis,
+            )
+            proposal = Proposal(
+                proposal.edits, proposal.reason, proposal.proposer, proposal.parent, proposal.hypothesis, id_
+            )
+        assert proposal.id is not None
+        try:
+            decision = self._decider.decide(proposal)
+        except Rejected as rejected:
+            self.study.reject(proposal.id, [_plain(problem) for problem in rejected.problems])
+            self._tell(News("rejected", f"proposal {proposal.id} ({' '.join(proposal.edits)}): {rejected}"))
+            return False
+        self._take(decision, round_)
+        return True
+
+    def _take(self, decision: Decision, round_: int) -> None:
+        devices = max(1, len(self.setup.slots[0].devices))
+        run_id = self.study.plan(
+            round=round_, proposal=decision.proposal, proposer=decision.proposer, parent=decision.parent,
+            base=decision.base, reason=decision.reason, config_hash=decision.config_hash, devices=devices,
+            body=decision.body(),
+        )  # fmt: skip
+        self._plans[run_id] = decision
+        self._planned.append(self.study.run(run_id))
+
+    # -- budget
+
+    def _limit(self, name: str) -> int | None:
+        said: int | None = getattr(self.setup.options, name)
+        limit: int | None = said if said is not None else getattr(self.setup.study.budget, name)
+        return limit
+
+    def _budget_left(self) -> int:
+        """How many runs may still be planned; says why when there are none."""
+        budget = self.setup.study.budget
+        usage = self.study.usage()
+        if budget.wall is not None and usage.wall >= budget.wall:
+            self._why = f"the wall-clock budget of {budget.wall:g} s is used"
+            return 0
+        if budget.device_hours is not None and usage.device_hours >= budget.device_hours:
+            self._why = f"the budget of {budget.device_hours:g} device-hours is used"
+            return 0
+        limit = self._limit("runs")
+        if limit is None:
+            return NO_LIMIT
+        if usage.runs >= limit:
+            self._why = f"all {limit} run(s) are done"
+        return limit - usage.runs
+
+    # -- launch
+
+    def _launch(self) -> None:
+        if self.draining or self._stopping:
+            return
+        now = time.monotonic()
+        for _ in range(min(len(self._free), len(self._planned))):
+            slot = self._free.popleft()
+            if self._is_blocked(slot, now):
+                self._free.append(slot)
+                continue
+            run = self._planned.popleft()
+            decision = self._plans.pop(run.id, None)
+            plan = decision.body() if decision else self.study.plan_of(run.id)
+            assert plan is not None
+            try:
+                order, hashes = self._preparer.prepare(run, plan, slot)
+            except LabError as error:
+                self._free.appendleft(slot)
+                self._finished.append(
+                    (run, Exit(None, reason="not started", message=str(error), started=time.time(), ended=time.time()))
+                )
+                continue
+            self._executor.start(order)
+            self._held[run.id] = slot
+            self.running[run.id] = run
+            self.study.launched(run.id, slot.name, hashes)
+            self._tell(News("launched", f"run {run.id} in {slot.name}: {run.reason}", run.id))
+
+    def _is_blocked(self, slot: Slot, now: float) -> bool:
+        """Whether somebody else computes on the slot's device: then it is waited for, unless told to share."""
+        if self._blocked.get(slot.name, 0.0) > now:
+            return True
+        if not slot.devices or not self.setup.devices.present or self.setup.share:
+            return False
+        for device in slot.devices:
+            strangers = self.setup.devices.strangers(device)
+            if strangers:
+                self._block(slot, f"device {device} is used by {', '.join(map(str, strangers))}")
+                return True
+        self._blocked.pop(slot.name, None)
+        return False
+
+    def _block(self, slot: Slot, why: str) -> None:
+        if slot.name not in self._blocked:
+            self._tell(News("waiting", f"{slot.name}: {why}; waiting (share: true shares it)"))
+        self._blocked[slot.name] = time.monotonic() + DEVICE_CHECK_S
+
+    # -- measure and record
+
+    def _listen(self, timeout: float | None = None) -> None:
+        if timeout is None:
+            timeout = 0.0 if self._finished else TICK_S
+        events = self._executor.poll(timeout)
+        for event in events:
+            if isinstance(event, Ended):
+                run = self.running.pop(event.run_id)
+                slot = self._held.pop(event.run_id, None)
+                if slot is not None:
+                    self._free.append(slot)
+                self._finished.append((run, event.exit))
+        if self._finished and self._planned:
+            # The next run first, the paperwork of the last one after: a device should not wait for a file.
+            with self._ledger.write():
+                self._launch()
+        if events or self._finished:
+            with self._ledger.write():
+                for event in events:
+                    if isinstance(event, Started):
+                        self.study.started(event.run_id, event.pid, event.at)
+                        if event.run_id in self.running:
+                            run = self.running[event.run_id]
+                            self.running[event.run_id] = replace(run, pid=event.pid, started=event.at)
+                    elif isinstance(event, Refused):
+                        self._give_back(event)
+                finished, self._finished = self._finished, []
+                ended = [self._record(run, exit_) for run, exit_ in finished]
+            if ended:
+                self._after(ended)
+            self._syncer.request()
+        self._read_gauges()
+
+    def _give_back(self, refused: Refused) -> None:
+        run = self.running.pop(refused.run_id)
+        slot = self._held.pop(refused.run_id)
+        self._free.append(slot)
+        self._block(slot, f"its device is held by {refused.holder or 'another run'}")
+        self.study.returned(run.id, refused.holder)
+        self._planned.appendleft(run)
+
+    def _record(self, run: RunRow, exit_: Exit) -> RunRow:
+        """Read what the run measured and write down how it ended."""
+        run_dir = self.folder / run.id
+        gauge = self.gauges.pop(run.id, None) or Gauge(self.setup.study, run_dir)
+        scrub_file(run_dir / "train.log", self._secrets)
+        summary, status, objective = summarise(run, gauge, exit_)
+        files: dict[str, str] = {}
+        if run_dir.is_dir():
+            files["summary.json"] = folder.write_json(run_dir, "summary.json", summary)
+            for name in ("metrics.jsonl", "trainer_summary.json", "train.log"):
+                digest = folder.hash_file(run_dir / name)
+                if digest is not None:
+                    files[name] = digest
+        note = "; ".join(summary["notes"]) or None
+        self.study.ended(
+            run.id, status=status, code=exit_.code, signal=exit_.signal, started=exit_.started,
+            ended=exit_.ended or time.time(), objective=objective, files=files, note=note,
+        )  # fmt: skip
+        row = self.study.run(run.id)
+        self.progress.done += 1
+        self.progress.failed += status == "failed"
+        if row.seconds is not None:
+            self.progress.seconds += row.seconds
+            self.progress.timed += 1
+        if objective is not None and self._is_better(objective):
+            self.best = row
+            self._best_changed = True
+            self.study.set_best(run.id, objective)
+        said = f"{status} in {row.seconds or 0:.1f} s"
+        if objective is not None and self.setup.study.objective is not None:
+            said += f", {self.setup.study.objective.metric} {objective:.6g}" + (" (best)" if self.best is row else "")
+        self._tell(News("ended", f"run {run.id} {said}" + (f": {note}" if note else ""), run.id))
+        return row
+
+    def _is_better(self, objective: float) -> bool:
+        wanted = self.setup.study.objective
+        if self.best is None or self.best.objective is None or wanted is None:
+            return True
+        return objective > self.best.objective if wanted.goal == "max" else objective < self.best.objective
+
+    def _after(self, ended: list[RunRow]) -> None:
+        """Pointers and the lab book, once for all runs that ended together."""
+        folder.point(self.folder, "LATEST", max(ended, key=lambda run: run.n).id)
+        if self._best_changed and self.best is not None:
+            folder.point(self.folder, "BEST", self.best.id)
+            self._best_changed = False
+        self._note_in_book(ended)
+
+    def _note_in_book(self, runs: list[RunRow]) -> None:
+        wanted = self.setup.study.objective
+        lines = []
+        for run in runs:
+            observed = "no objective measured"
+            if run.objective is not None and wanted is not None:
+                observed = f"{wanted.metric} = {run.objective:.6g}"
+            action = f"run {run.id} (round {run.round}, {run.proposer}): {run.reason}"
+            outcome = f"{run.status}" + (", best so far" if self.best is not None and self.best.id == run.id else "")
+            lines.append(labbook.line(run.ended or time.time(), action, observed, outcome, ""))
+        labbook.append(self.folder, self.study.study, lines)
+
+    def _read_gauges(self) -> None:
+        now = time.monotonic()
+        for run_id in self.running:
+            gauge = self.gauges.get(run_id)
+            if gauge is None:
+                gauge = self.gauges[run_id] = Gauge(self.setup.study, self.folder / run_id, polled=now)
+            if now - gauge.polled > GAUGE_S:
+                gauge.poll()
+
+    # -- what people ask
+
+    def stop(self, reason: str = "stop") -> None:
+        """End the running trainings; what is planned stays planned."""
+        self._stopping = True
+        self._why = "stopped"
+        for run_id in self.running:
+            self._executor.stop(run_id, reason, self.setup.study.launch.grace)
+
+    def drain(self) -> None:
+        """Let the running trainings end; start no more."""
+        self.draining = True
+        self._why = "drained"
+
+    def _obey(self) -> None:
+        version = self._ledger.version()
+        if version == self._version:
+            return
+        self._version = version
+        for what, data in self.study.take_commands():
+            if what == "drain":
+                self.drain()
+            elif what == "stop" and data.get("run") is None:
+                self.stop()
+            elif what == "stop" and data["run"] in self.running:
+                self._executor.stop(data["run"], "stop", self.setup.study.launch.grace)
+
+
+def _plain(problem: Problem) -> dict[str, object]:
+    return {name: getattr(problem, name) for name in ("key", "value", "rule", "message", "nearest")}
+
+
+def _full(what: str, where: object) -> str:
+    return (
+        f"cannot write {where or ''}: {what}. Trainings that run go on and nothing is lost: "
+        "make room (or the folder writable), then `looplab resume`"
+    )

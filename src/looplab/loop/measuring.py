@@ -1,0 +1,100 @@
+"""What a run measured, while it runs and when it has ended."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from looplab.config.lab import Study
+from looplab.launch.base import Exit
+from looplab.ledger.study import RunRow
+from looplab.measure.discover import Reader
+from looplab.measure.summary import Directions, Summariser, check_at, objective_value, to_dict
+
+
+@dataclass(slots=True)
+class Gauge:
+    """The metrics of one run, read as they come."""
+
+    study: Study
+    run_dir: Path
+    reader: Reader = field(init=False)
+    summariser: Summariser = field(init=False)
+    polled: float = 0.0
+
+    def __post_init__(self) -> None:
+        measure = self.study.measure
+        objective = self.study.objective
+        goals = dict(measure.goals)
+        kept = 1
+        if objective is not None:
+            goals[objective.metric] = objective.goal
+            kept = check_at(objective.at) or 1
+        self.reader = Reader(self.run_dir, measure.sources, measure.aliases, measure.stdout)
+        self.summariser = Summariser(Directions(goals), kept=kept)
+
+    def poll(self, final: bool = False) -> None:
+        self.summariser.add(self.reader.poll(final))
+        self.polled = time.monotonic()
+
+    def objective(self) -> float | None:
+        wanted = self.study.objective
+        return None if wanted is None else objective_value(self.summariser, wanted.metric, wanted.at)
+
+    @property
+    def step(self) -> float | None:
+        return self.reader.last_step
+
+
+def status_of(exit_: Exit) -> str:
+    if exit_.reason == "timeout":
+        return "timeout"
+    if exit_.reason == "lost":
+        return "lost"
+    if exit_.reason is not None and exit_.reason != "not started":
+        return "stopped"
+    return "ok" if exit_.code == 0 else "failed"
+
+
+def summarise(run: RunRow, gauge: Gauge, exit_: Exit) -> tuple[dict[str, Any], str, float | None]:
+    """`summary.json`, the status and the objective. A run that did not end well has no objective; a metric that was
+    not measured is missing, never 0."""
+    gauge.poll(final=True)
+    status = status_of(exit_)
+    wanted = gauge.study.objective
+    value = gauge.objective() if status == "ok" else None
+    metrics = gauge.summariser.result()
+    notes = []
+    if exit_.message:
+        notes.append(exit_.message)
+    if exit_.lingered:
+        notes.append("it left processes behind, which were ended")
+    if status == "ok" and wanted is not None and value is None:
+        found = metrics.get(wanted.metric)
+        if found is not None:
+            notes.append(f"the objective {wanted.metric!r} was not finite at the end")
+        else:
+            known = ", ".join(sorted(metrics)[:8]) or "nothing"
+            notes.append(f"the objective {wanted.metric!r} was not measured; the run measured {known}")
+    seconds = exit_.ended - exit_.started if exit_.ended and exit_.started else None
+    summary = {
+        "id": run.id,
+        "study": run.study,
+        "status": status,
+        "exit_code": exit_.code,
+        "signal": exit_.signal,
+        "reason": exit_.reason,
+        "seconds": seconds,
+        "cpu_s": None if exit_.user_s is None else round(exit_.user_s + (exit_.system_s or 0.0), 3),
+        "max_rss_mb": None if exit_.max_rss_kb is None else round(exit_.max_rss_kb / 1024, 1),
+        "steps": gauge.step,
+        "objective": None
+        if wanted is None
+        else {"metric": wanted.metric, "goal": wanted.goal, "at": wanted.at, "value": value},
+        "verdict": None,
+        "notes": notes,
+        "metrics": to_dict(metrics),
+    }
+    return summary, status, value

@@ -1,0 +1,132 @@
+"""From a planned run to its folder and the order for the executor."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from looplab.config.files import dump_json, write_config
+from looplab.config.paths import leaves, show
+from looplab.launch.base import Order, Slot
+from looplab.launch.command import Rendering, build_argv, fill, find_program, render, render_environment
+from looplab.launch.slots import slot_environment
+from looplab.ledger.study import RunRow
+from looplab.loop.setup import Setup
+from looplab.runs import folder
+from looplab.runs.capsule import Capsules
+from looplab.runs.names import inside
+from looplab.runs.redact import redact_argv
+
+
+class Preparer:
+    """Prepares the runs of one study; what does not change between runs is worked out once."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        study = setup.study
+        self._launch = study.launch
+        self._outputs = folder.study_folder(setup.lab, study.study)
+        self._cwd = inside(setup.lab, self._launch.cwd, "launch.cwd")
+        self._rendering = Rendering(**{**self._launch.config.model_dump(), "skip": tuple(self._launch.config.skip)})
+        data = [inside(setup.lab, path, "data") for path in study.data]
+        self._capsules = Capsules(setup.lab, self._outputs, data)
+        self._host = socket.gethostname()
+        self._slot_env = {slot.name: slot_environment(slot) for slot in setup.slots}
+        self._programs: dict[str, str] = {}
+
+    def prepare(self, run: RunRow, plan: Mapping[str, Any], slot: Slot) -> tuple[Order, dict[str, str]]:
+        """Make the run's folder, whole; gives the order and the hashes of the files."""
+        run_dir = self._outputs / run.id
+        config = plan["config"]
+        config_file = run_dir / ("config.json" if self._rendering.as_ != "file" else f"config.{self._rendering.format}")
+        variables = self._variables(run, str(run_dir), str(config_file), slot)
+        changed = {key: "old" not in change for key, change in plan["diff_base"].items()}
+        arguments = render(config, self._rendering, changed)
+        argv = build_argv(self._launch.command, variables, arguments, self._setup.options.extra)
+        env = self._environment(run, config, variables, slot)
+        if argv[0] not in self._programs:
+            self._programs[argv[0]] = find_program(argv[0], self._cwd, env)
+        program = self._programs[argv[0]]
+        seeds = {
+            show(path): value for path, value in leaves(config) if str(path[-1]).lower() in ("seed", "random_seed")
+        }
+        about = {
+            "id": run.id,
+            "study": run.study,
+            "n": run.n,
+            "round": run.round,
+            "parent": run.parent,
+            "base": run.base,
+            "proposer": run.proposer,
+            "reason": run.reason,
+            "hypothesis": plan["hypothesis"],
+            "notes": plan["notes"],
+            "config_hash": run.config_hash,
+            "created": run.created,
+            "launched": time.time(),
+            "host": self._host,
+            "slot": slot.name,
+            "devices": list(slot.devices),
+            "cores": list(slot.cores),
+            "argv": redact_argv(argv),
+        }
+        override = {"parent": run.parent, "base": run.base, "proposer": run.proposer, "edits": plan["edits"]}
+        files = {
+            "run.json": dump_json(about),
+            "config.json": dump_json(config),
+            "override.json": dump_json(override),
+            "config_diff.json": dump_json({"parent": plan["diff_parent"], "base": plan["diff_base"]}),
+            "capsule.json": dump_json(self._capsules.make(argv, program, env, seeds)),
+        }
+        hashes = folder.create(run_dir, files)
+        if config_file.suffix != ".json":
+            write_config(config_file, config, sync=False)
+        order = Order(
+            run.id,
+            run_dir,
+            argv,
+            program,
+            self._cwd,
+            slot,
+            env,
+            self._launch.timeout,
+            self._launch.grace,
+            self._launch.linger,
+        )
+        return order, hashes
+
+    def _variables(self, run: RunRow, run_dir: str, config_file: str, slot: Slot) -> dict[str, str]:
+        return {
+            "run_dir": run_dir,
+            "out_dir": run_dir if self._launch.output_dir == "run" else f"{run_dir}/out",
+            "config": config_file,
+            "run_id": run.id,
+            "study": run.study,
+            "lab": str(self._setup.lab),
+            "slot": slot.name,
+            "devices": ",".join(slot.devices),
+            "python": sys.executable,
+        }
+
+    def _environment(
+        self, run: RunRow, config: Mapping[str, Any], variables: Mapping[str, str], slot: Slot
+    ) -> dict[str, str]:
+        run_dir = variables["run_dir"]
+        return {
+            "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"),  # so that train.log is live
+            **self._slot_env[slot.name],
+            "LOOPLAB_RUN_ID": run.id,
+            "LOOPLAB_RUN_DIR": run_dir,
+            "LOOPLAB_OUT_DIR": variables["out_dir"],
+            "LOOPLAB_CONFIG": f"{run_dir}/config.json",
+            "LOOPLAB_METRICS": f"{run_dir}/metrics.jsonl",
+            "LOOPLAB_STUDY": run.study,
+            "LOOPLAB_ROUND": str(run.round),
+            "LOOPLAB_LAB": variables["lab"],
+            **render_environment(config, self._rendering),
+            **{name: fill(value, variables, f"launch.env.{name}") for name, value in self._launch.env.items()},
+        }

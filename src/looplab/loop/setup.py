@@ -1,0 +1,160 @@
+"""What an engine needs before it begins: the study, its bases, its guard, its proposers, its slots, checked at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from looplab.config.edits import apply_edits
+from looplab.config.files import read_config
+from looplab.config.lab import Lab, Study
+from looplab.decide.base import Proposer
+from looplab.decide.queue import QueueProposer
+from looplab.errors import LabError
+from looplab.guard.guard import Guard
+from looplab.guard.knobs import Knob
+from looplab.launch.base import Slot
+from looplab.launch.command import find_program
+from looplab.launch.devices import Devices
+from looplab.launch.slots import make_slots
+from looplab.runs.names import inside
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a person says on the command line; kept with the study, so that `resume` goes on in the same way."""
+
+    cfgs: tuple[str, ...] = ()
+    mode: str | None = None
+    rounds: int | None = None
+    runs: int | None = None
+    continuous: bool = False
+    concurrency: int | None = None
+    gpus: tuple[str, ...] | None = None
+    share: bool | None = None
+    extra: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Options:
+        tuples = {key: tuple(value) for key, value in data.items() if isinstance(value, list)}
+        return cls(**{key: value for key, value in {**data, **tuples}.items() if key in cls.__slots__})
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A config that a person gave."""
+
+    name: str
+    """Its path inside the lab."""
+    config: dict[str, Any]
+    """With the mode's edits, normalised and derived: what a run of it really uses."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    lab: Path
+    study: Study
+    options: Options
+    guard: Guard
+    bases: tuple[Base, ...]
+    proposers: tuple[Proposer, ...]
+    slots: tuple[Slot, ...]
+    devices: Devices
+    share: bool
+    notes: tuple[str, ...] = field(default=())
+
+    def base(self, name: str | None) -> Base:
+        return next((base for base in self.bases if base.name == name), self.bases[0])
+
+    @property
+    def round_size(self) -> int:
+        return self.study.round_size or max(len(self.slots), len(self.bases))
+
+
+def make_guard(study: Study) -> Guard:
+    knobs = {path: Knob.make(path, spec) for path, spec in study.knobs.items()}
+    return Guard(knobs, [(n.set, n.to) for n in study.normalise], study.derive, study.constraints)
+
+
+def load_bases(lab: Path, study: Study, options: Options, guard: Guard) -> tuple[Base, ...]:
+    """The base configs, in order; every problem of every one of them is told at once."""
+    names = options.cfgs or tuple(study.base)
+    if not names:
+        raise LabError(f"study {study.study!r} has no base config", hint="name one in lab.yaml (base:) or with --cfgs")
+    if options.mode is not None and options.mode not in study.modes:
+        known = ", ".join(study.modes) or "none"
+        raise LabError(f"study {study.study!r} has no mode {options.mode!r}", hint=f"modes: {known}")
+    edits = study.modes[options.mode] if options.mode else ()
+    bases = []
+    for name in names:
+        path = inside(lab, name, "base config")
+        shown = str(path.relative_to(lab.resolve()))
+        try:
+            applied = apply_edits(read_config(path), edits)
+        except LabError as error:
+            raise LabError(f"{shown}: {error.message}" if error.file is None else error.message,
+                           file=error.file, line=error.line, hint=error.hint) from None  # fmt: skip
+        ruling = guard.admit(applied.config)
+        if ruling.config is None or ruling.problems:
+            raise LabError(f"{shown}: " + "; ".join(problem.message for problem in ruling.problems))
+        bases.append(Base(shown, ruling.config, (*applied.notes, *ruling.notes)))
+    twice = {base.name for base in bases if [b.name for b in bases].count(base.name) > 1}
+    if twice:
+        raise LabError(f"a base config is named twice: {', '.join(sorted(twice))}")
+    return tuple(bases)
+
+
+def plan_slots(study: Study, options: Options, devices: Devices) -> tuple[Slot, ...]:
+    settings = study.slots
+    gpus: Sequence[str]
+    if options.gpus is not None:
+        gpus = options.gpus
+    elif isinstance(settings.gpus, list):
+        gpus = [str(gpu) for gpu in settings.gpus]
+    else:
+        gpus = devices.ids() if settings.gpus == "auto" else []
+    cores: str | list[list[int]]
+    cores = settings.cores if isinstance(settings.cores, str) else [parse_cores(share) for share in settings.cores]
+    count = options.concurrency or settings.count
+    return tuple(make_slots(gpus=gpus, per_gpu=settings.per_gpu, count=count, cores=cores))
+
+
+def parse_cores(share: str | list[int]) -> list[int]:
+    """`[0, 1]`, or a text such as `0-3,8`."""
+    if not isinstance(share, str):
+        return list(share)
+    cores: list[int] = []
+    for part in share.split(","):
+        first, dash, last = part.partition("-")
+        if not first.strip().isdigit() or (dash and not last.strip().isdigit()):
+            raise LabError(f"slots.cores: {share!r} is no list of cores", hint="write 0-3 or 0,2,4")
+        cores.extend(range(int(first), int(last or first) + 1))
+    return cores
+
+
+def prepare(lab: Lab, study: Study, options: Options) -> Setup:
+    """Check everything that can be checked before anything is written or started."""
+    guard = make_guard(study)
+    bases = load_bases(lab.folder, study, options, guard)
+    devices = Devices()
+    slots = plan_slots(study, options, devices)
+    cwd = inside(lab.folder, study.launch.cwd, "launch.cwd")
+    if "{" not in study.launch.command[0]:
+        find_program(study.launch.command[0], cwd, study.launch.env)
+    for path in study.data:
+        if not inside(lab.folder, path, "data").exists():
+            raise LabError(f"data: {path} does not exist", file=lab.folder / "lab.yaml")
+    proposers: list[Proposer] = [
+        QueueProposer(inside(lab.folder, entry.queue, "queue") if entry.queue else None) for entry in study.proposers
+    ]
+    if not any(isinstance(proposer, QueueProposer) for proposer in proposers):
+        proposers.insert(0, QueueProposer())
+    share = study.slots.share if options.share is None else options.share
+    notes = tuple(f"{base.name}: {note}" for base in bases for note in base.notes)
+    return Setup(lab.folder, study, options, guard, bases, tuple(proposers), slots, devices, share, notes)

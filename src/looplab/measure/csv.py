@@ -1,0 +1,139 @@
+"""CSV logs: `progress.csv`, `metrics.csv` and their like, with a header line."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from looplab.measure.base import Batch
+from looplab.measure.rows import RowFolder
+from looplab.measure.tail import LineTail
+
+DELIMITERS = ",;\t"
+
+
+class CsvSource:
+    """Columns are metrics; a cell that is no number is missing.
+
+    A header that comes again in mid-file (the trainer was restarted and appends) is not a row. Some loggers rewrite
+    the whole file with a wider header when a new metric turns up: rows that were already returned are then not
+    returned again.
+    """
+
+    kind = "csv"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.skipped = 0
+        self._lines = LineTail(path, self._restart)
+        self._rows = RowFolder()
+        self._header: tuple[str, ...] = ()
+        self._header_line = ""
+        self._delimiter = ","
+        self._returned = 0
+        self._previous: tuple[tuple[str, ...], int] | None = None
+        self._repeats = 0
+
+    @property
+    def position(self) -> int:
+        return self._lines.position
+
+    def poll(self, final: bool = False) -> Batch:
+        batch: Batch = {}
+        for lines in self._lines.blocks(final):
+            self._fold([line for raw in lines if (line := raw.decode("utf-8", "replace").rstrip("\r")).strip()], batch)
+        return batch
+
+    def _restart(self) -> None:
+        self._previous = (self._header, self._returned)
+        self._header = ()
+        self._returned = 0
+        self._rows.reset()
+
+    def _fold(self, lines: list[str], batch: Batch) -> None:
+        start = 0
+        for index, line in enumerate(lines):
+            if not self._header:
+                self._read_first_line(line)
+                start = index + 1
+            elif line == self._header_line or (not _starts_like_a_number(line) and self._is_another_header(line)):
+                self._fold_block(lines[start:index], batch)
+                self._take_header(line)
+                start = index + 1
+        self._fold_block(lines[start:], batch)
+
+    def _read_first_line(self, line: str) -> None:
+        line = line.removeprefix("\ufeff")
+        if line.startswith("#{"):
+            return  # a comment of Stable-Baselines' monitor
+        self._delimiter = max(DELIMITERS, key=line.count)
+        cells = self._split([line])[0]
+        if all(cell == "" or _number(cell) is not None for cell in cells):
+            self.skipped += 1
+            return
+        self._take_header(line)
+        if self._previous is not None:
+            header, returned = self._previous
+            self._repeats = returned if set(header) < set(self._header) else 0
+            self._previous = None
+
+    def _take_header(self, line: str) -> None:
+        self._header_line = line
+        self._header = tuple(cell.strip().lstrip("#").strip() for cell in self._split([line])[0])
+
+    def _is_another_header(self, line: str) -> bool:
+        cells = [cell.strip() for cell in self._split([line])[0]]
+        return (
+            len(set(cells)) == len(cells)
+            and not set(cells).isdisjoint(self._header)
+            and all(cell and _number(cell) is None for cell in cells)
+        )
+
+    def _split(self, lines: Sequence[str]) -> list[list[str]]:
+        if any('"' in line for line in lines):
+            return [next(csv.reader([line], delimiter=self._delimiter), []) for line in lines]
+        return [line.split(self._delimiter) for line in lines]
+
+    def _fold_block(self, lines: list[str], batch: Batch) -> None:
+        if not lines:
+            return
+        width = len(self._header)
+        rows = [cells for cells in self._split(lines) if len(cells) == width]
+        self.skipped += len(lines) - len(rows)
+        if not rows:
+            return
+        known = min(self._repeats, len(rows))
+        if known:
+            self._repeats -= known
+            self._fold_cells(rows[:known], {})
+            rows = rows[known:]
+        if rows:
+            self._fold_cells(rows, batch)
+
+    def _fold_cells(self, rows: list[list[str]], batch: Batch) -> None:
+        self._returned += len(rows)
+        columns = [_floats(column) for column in zip(*rows, strict=True)]
+        self._rows.fold_columns(self._header, columns, len(rows), batch)
+
+
+_NUMBER_START = re.compile(r"[\s\"]*[-+.\d]")
+
+
+def _starts_like_a_number(line: str) -> bool:
+    return _NUMBER_START.match(line) is not None
+
+
+def _floats(column: tuple[str, ...]) -> list[float] | list[float | None]:
+    try:
+        return list(map(float, column))
+    except ValueError:
+        return [_number(cell) for cell in column]
+
+
+def _number(cell: str) -> float | None:
+    try:
+        return float(cell)
+    except ValueError:
+        return None

@@ -1,0 +1,64 @@
+"""`metrics.jsonl`: one JSON object a line, as `trainkit.log()` and many trainers write it."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from looplab.measure.base import Batch
+from looplab.measure.rows import RowFolder
+from looplab.measure.tail import LineTail
+
+
+class JsonlSource:
+    """Rows such as `{"step": 10, "time": 1712.3, "loss": 0.3}`; nested objects become `outer/inner`."""
+
+    kind = "jsonl"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.skipped = 0
+        self._lines = LineTail(path, self._restart)
+        self._rows = RowFolder()
+
+    @property
+    def position(self) -> int:
+        return self._lines.position
+
+    def poll(self, final: bool = False) -> Batch:
+        batch: Batch = {}
+        for lines in self._lines.blocks(final):
+            self._rows.fold_rows(self._parse(lines), batch)
+        return batch
+
+    def _parse(self, lines: list[bytes]) -> list[dict[str, Any]]:
+        try:
+            rows = list(map(orjson.loads, lines))
+        except orjson.JSONDecodeError:
+            pass
+        else:
+            if set(map(type, rows)) == {dict}:
+                return rows
+        return [row for line in lines if (row := self._parse_line(line)) is not None]
+
+    def _parse_line(self, line: bytes) -> dict[str, Any] | None:
+        row: Any = None
+        try:
+            row = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            if not line.strip():
+                return None
+            # Python's own writer says NaN and Infinity without quotes, which only its own reader understands.
+            with suppress(ValueError, RecursionError):
+                row = json.loads(line, parse_int=float)
+        if isinstance(row, dict):
+            return row
+        self.skipped += 1
+        return None
+
+    def _restart(self) -> None:
+        self._rows.reset()

@@ -1,0 +1,385 @@
+"""What a curve comes to: first, last, best and how far it moved; and the one number an objective asks for."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from math import isfinite
+from typing import Any, Literal
+
+from looplab.errors import LabError
+from looplab.measure.base import Batch, Curve
+
+Goal = Literal["max", "min"]
+
+KEPT = 100
+"""How many last values of each metric a summariser remembers for `mean(k)`."""
+
+ALIASES: dict[str, tuple[str, ...]] = {
+    "train/loss": ("loss", "train_loss"),
+    "train/l1_loss": ("l1_loss",),
+    "train/kld_loss": ("kld_loss",),
+    "train/ot_loss": ("ot_loss", "train/ot_ot_loss", "train/ot"),
+    "train/ot_pi_sum": ("ot_pi_sum", "train/ot_ot_pi_sum"),
+    "train/ot_pi_diag": ("ot_pi_diag", "train/ot_ot_pi_diag"),
+    "train/ot_cost/img_third_person": (
+        "ot_cost/img_third_person",
+        "train/ot_ot_cost/observation.images.third_person_cam_color",
+    ),
+    "train/ot_cost/img_side": ("ot_cost/img_side", "train/ot_ot_cost/observation.images.side_cam_color"),
+    "train/ot_cost/img_ee": ("ot_cost/img_ee", "train/ot_ot_cost/observation.images.ee_cam_color"),
+    "train/ot_cost/action_lbl": (
+        "ot_cost/action_lbl",
+        "train/ot_ot_cost/action",
+        "train/ot_ot_cost/observation.state",
+    ),
+    "train/grad_norm": ("grad_norm",),
+    "train/lr": ("lr",),
+    "eval/offline_eval/avg_loss": ("offline_eval/avg_loss",),
+    "eval/offline_eval/avg_l1": ("offline_eval/avg_l1",),
+}
+"""The metrics of the optimal-transport recipe by their canonical names, each with the other names trainers used."""
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "losses": ("train/loss", "train/l1_loss", "train/kld_loss", "train/ot_loss"),
+    "transport": ("train/ot_pi_sum", "train/ot_pi_diag"),
+    "costs": tuple(name for name in ALIASES if name.startswith("train/ot_cost/")),
+    "optimiser": ("train/grad_norm", "train/lr"),
+    "evaluation": ("eval/offline_eval/avg_loss", "eval/offline_eval/avg_l1"),
+}
+"""The canonical names by what they tell, for tables."""
+
+_MAX = frozenset(
+    {
+        "pi_sum",
+        "pi_diag",
+        "accuracy",
+        "acc",
+        "reward",
+        "rew",
+        "return",
+        "returns",
+        "success",
+        "score",
+        "survival",
+        "alive",
+        "r2",
+        "f1",
+        "auc",
+        "auroc",
+        "bleu",
+        "rouge",
+        "iou",
+        "dice",
+        "map",
+        "precision",
+        "recall",
+        "psnr",
+        "ssim",
+        "elo",
+        "sps",
+        "fps",
+        "throughput",
+        "lr",
+    }
+)
+_MIN = frozenset(
+    {
+        "loss",
+        "error",
+        "err",
+        "l1",
+        "l2",
+        "mse",
+        "mae",
+        "rmse",
+        "nll",
+        "ppl",
+        "perplexity",
+        "bpb",
+        "bpc",
+        "kld",
+        "kl",
+        "cost",
+        "wer",
+        "cer",
+        "fid",
+        "time",
+        "regret",
+    }
+)
+
+
+class Directions:
+    """Which way is better, metric by metric.
+
+    What was said explicitly holds; else the words in the metric's name, its last part first and there the last
+    telling word (`reward_loss` is a loss); else smaller is better.
+    """
+
+    __slots__ = ("_goals", "explicit")
+
+    def __init__(self, explicit: Mapping[str, Goal] | None = None) -> None:
+        self.explicit: dict[str, Goal] = dict(explicit or {})
+        self._goals: dict[str, Goal] = dict(self.explicit)
+
+    def goal(self, metric: str) -> Goal:
+        goal = self._goals.get(metric)
+        if goal is None:
+            goal = self._goals[metric] = _goal_by_name(metric)
+        return goal
+
+
+def _goal_by_name(metric: str) -> Goal:
+    for part in (metric.rsplit("/", 1)[-1], metric):
+        words = [
+            word for word in re.split(r"[^a-z0-9]+", re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "_", part).lower()) if word
+        ]
+        pairs = [f"{first}_{second}" for first, second in pairwise(words)]
+        if "survival" in words or not _MAX.isdisjoint(pairs):
+            return "max"
+        for word in reversed(words):
+            for form in (word, word.rstrip("0123456789")):
+                if form in _MAX:
+                    return "max"
+                if form in _MIN:
+                    return "min"
+    return "min"
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSummary:
+    """One metric of one run in a few numbers; first, last and best are over the finite values."""
+
+    first: float | None
+    """The first value; none if no value was finite."""
+    last: float | None
+    """The last value."""
+    best: float | None
+    """The best value, by the metric's direction."""
+    best_step: float | None
+    """The step at which the best was first reached."""
+    delta: float | None
+    """last - first; none for fewer than two values, so that a lone final value never looks like a plateau."""
+    pct: float | None
+    """delta in percent of |first|; none where delta is, or where first is 0."""
+    n: int
+    """How many finite values there were."""
+    nan: int
+    """How many values were NaN or infinite."""
+    last_is_nan: bool
+    """Whether the very last point was NaN or infinite; `last` is then not where the run ended."""
+    last_step: float | None = None
+    """The step of the very last point."""
+    min: float | None = None
+    """The smallest value."""
+    max: float | None = None
+    """The largest value."""
+    mean: float | None = None
+    """The mean of all values."""
+    tail: tuple[float, ...] = ()
+    """The last values, NaN and infinities among them, as many as were asked for; what `mean(k)` needs."""
+
+
+class _Running:
+    """The summary of one metric so far."""
+
+    __slots__ = (
+        "best",
+        "best_step",
+        "first",
+        "last",
+        "last_is_nan",
+        "last_step",
+        "max",
+        "min",
+        "n",
+        "nan",
+        "tail",
+        "total",
+    )
+
+    def __init__(self, kept: int) -> None:
+        self.first: float | None = None
+        self.last: float | None = None
+        self.best: float | None = None
+        self.best_step: float | None = None
+        self.last_step: float | None = None
+        self.last_is_nan = False
+        self.min: float | None = None
+        self.max: float | None = None
+        self.total = 0.0
+        self.n = 0
+        self.nan = 0
+        self.tail: deque[float] = deque(maxlen=kept)
+
+    def add(self, curve: Curve, goal: Goal) -> None:
+        steps, values = curve.steps, curve.values
+        if not values:
+            return
+        self.last_step = steps[-1]
+        self.last_is_nan = not isfinite(values[-1])
+        self.tail.extend(values[-(self.tail.maxlen or 1) :])
+        total = sum(values)
+        if not isfinite(total):
+            # At least one is not finite (or the sum is out of range): look at each.
+            finite = [(step, value) for step, value in zip(steps, values, strict=True) if isfinite(value)]
+            self.nan += len(values) - len(finite)
+            if not finite:
+                return
+            steps, values = [step for step, _ in finite], [value for _, value in finite]
+            total = sum(values)
+        low, high = min(values), max(values)
+        best = high if goal == "max" else low
+        if self.best is None or (best > self.best if goal == "max" else best < self.best):
+            self.best = best
+            self.best_step = steps[values.index(best)]
+        if self.first is None:
+            self.first = values[0]
+        self.last = values[-1]
+        self.min = low if self.min is None else min(self.min, low)
+        self.max = high if self.max is None else max(self.max, high)
+        self.total += total
+        self.n += len(values)
+
+    def result(self, tail: int) -> MetricSummary:
+        delta = pct = None
+        if self.n >= 2 and self.first is not None and self.last is not None:
+            delta = _finite(self.last - self.first)
+            if delta is not None and self.first != 0:
+                pct = _finite(100.0 * delta / abs(self.first))
+        return MetricSummary(
+            first=self.first,
+            last=self.last,
+            best=self.best,
+            best_step=self.best_step,
+            delta=delta,
+            pct=pct,
+            n=self.n,
+            nan=self.nan,
+            last_is_nan=self.last_is_nan,
+            last_step=self.last_step,
+            min=self.min,
+            max=self.max,
+            mean=_finite(self.total / self.n) if self.n else None,
+            tail=tuple(self.tail)[-tail:] if tail else (),
+        )
+
+
+class Summariser:
+    """Summaries that grow with the batches; memory does not grow with the length of the curves."""
+
+    __slots__ = ("_directions", "_kept", "_running")
+
+    def __init__(self, directions: Directions | None = None, *, kept: int = KEPT) -> None:
+        self._directions = directions or Directions()
+        self._kept = kept
+        self._running: dict[str, _Running] = {}
+
+    def add(self, batch: Batch) -> None:
+        for name, curve in batch.items():
+            running = self._running.get(name)
+            if running is None:
+                running = self._running[name] = _Running(self._kept)
+            running.add(curve, self._directions.goal(name))
+
+    def result(self, *, tail: int = 0) -> dict[str, MetricSummary]:
+        """The summaries by name; with `tail`, each also holds that many last values."""
+        return {name: running.result(tail) for name, running in self._running.items()}
+
+    def mean(self, metric: str, k: int) -> float | None:
+        """The mean of the last `k` values (of those that there are); see `objective_value`."""
+        running = self._running.get(metric)
+        return None if running is None else _mean_of_last(running.tail, k)
+
+
+_MEAN = re.compile(r"mean\(\s*([1-9]\d*)\s*\)")
+
+
+def check_at(at: str) -> int | None:
+    """The k of `mean(k)`, nothing for `first`, `last` and `best`; an error for all else."""
+    if at in ("first", "last", "best"):
+        return None
+    match = _MEAN.fullmatch(at)
+    if match is None:
+        raise LabError(f"objective.at is {at!r}", hint="use first, last, best, or mean(k), for example mean(10)")
+    return int(match[1])
+
+
+def objective_value(
+    measured: Summariser | Mapping[str, MetricSummary] | Mapping[str, Curve], metric: str, at: str = "last"
+) -> float | None:
+    """The one number by which a run is judged; none if the metric is missing.
+
+    NaN is never a value: a run whose last point is not finite has no `last` and no `mean(k)`. Points before the
+    last that are not finite are left out of the mean.
+    """
+    k = check_at(at)
+    if isinstance(measured, Summariser):
+        summary = measured.result(tail=k or 0).get(metric)
+    else:
+        found = measured.get(metric)
+        if isinstance(found, Curve):
+            one = Summariser(Directions(), kept=k or 1)
+            one.add({metric: found})
+            summary = one.result(tail=k or 0).get(metric)
+        else:
+            summary = found
+    if summary is None:
+        return None
+    if at == "first":
+        return summary.first
+    if at == "best":
+        return summary.best
+    if k is None:
+        return None if summary.last_is_nan else summary.last
+    if len(summary.tail) < min(k, summary.n + summary.nan):
+        raise LabError(
+            f"{at} of {metric!r} needs the last {k} values, but the summary holds {len(summary.tail)}",
+            hint=f"summarise with tail={k} and at least as many kept",
+        )
+    return _mean_of_last(summary.tail, k)
+
+
+def _mean_of_last(values: Sequence[float] | deque[float], k: int) -> float | None:
+    last = list(values)[-k:]
+    if not last or not isfinite(last[-1]):
+        return None
+    finite = [value for value in last if isfinite(value)]
+    return _finite(sum(finite) / len(finite))
+
+
+def _finite(value: float) -> float | None:
+    return value if isfinite(value) else None
+
+
+_FIELDS = tuple(field.name for field in fields(MetricSummary))
+
+
+def to_dict(summaries: Mapping[str, MetricSummary]) -> dict[str, dict[str, Any]]:
+    """Plain values for JSON; only `tail` may hold what JSON cannot say, and says it in words."""
+    plain: dict[str, dict[str, Any]] = {}
+    for name, summary in summaries.items():
+        entry = {field: getattr(summary, field) for field in _FIELDS if field != "tail"}
+        if summary.tail:
+            entry["tail"] = [value if isfinite(value) else _in_words(value) for value in summary.tail]
+        plain[name] = entry
+    return plain
+
+
+def from_dict(plain: Mapping[str, Mapping[str, Any]]) -> dict[str, MetricSummary]:
+    """The summaries that `to_dict` made; fields that this version does not know are left out."""
+    summaries = {}
+    for name, entry in plain.items():
+        known = {field: entry[field] for field in _FIELDS if field in entry}
+        if "tail" in known:
+            known["tail"] = tuple(float(value) for value in known["tail"])
+        summaries[name] = MetricSummary(**known)
+    return summaries
+
+
+def _in_words(value: float) -> str:
+    return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"

@@ -1,0 +1,1 @@
+"""What people read: the lab book, reports, plots, export."""

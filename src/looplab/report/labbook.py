@@ -1,0 +1,42 @@
+"""The lab book: one line an action, `UTC | action | observation | outcome | next`. People may write in it too."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+NAME = "labbook.md"
+HEAD = "# Lab book of {study}\n\nUTC | action | observation | outcome | next\n"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "/").split()) or "-"
+
+
+def line(at: float, action: str, observation: str, outcome: str, next_: str) -> str:
+    stamp = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return "- " + " | ".join([stamp, *map(_cell, (action, observation, outcome, next_))])
+
+
+def append(study_dir: Path, study: str, lines: list[str]) -> None:
+    """Add lines at the end, in one write; what is there is never touched."""
+    path = study_dir / NAME
+    text = "".join(entry + "\n" for entry in lines)
+    if not path.exists():
+        study_dir.mkdir(parents=True, exist_ok=True)
+        text = HEAD.format(study=study) + "\n" + text
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+
+
+def missing(study_dir: Path, run_ids: list[str]) -> list[str]:
+    """Those of the ended runs that have no line yet: an engine may die between the record and the book."""
+    try:
+        text = (study_dir / NAME).read_text()
+    except FileNotFoundError:
+        return run_ids
+    return [run_id for run_id in run_ids if f"| run {run_id}" not in text]

@@ -1,0 +1,151 @@
+"""The capsule: what must be known to repeat a run. Code, program, environment, machine, data.
+
+What is the same for many runs (the dirty patch, the list of packages) is stored once, by its hash, beside the runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from looplab.runs.folder import keep_shared
+from looplab.runs.redact import redact_argv, redact_env
+
+KEPT_VARIABLES = (
+    "ACCELERATE_", "CONDA_", "CUDA_", "CUBLAS_", "HF_", "HIP_", "JAX_", "LD_LIBRARY_PATH", "LOOPLAB_", "MKL_", "NCCL_",
+    "NUMEXPR_", "NVIDIA_", "OMP_", "ONEAPI_", "OPENBLAS_", "PATH", "PYTHON", "PYTORCH_", "RANK", "TF_", "TOKENIZERS_",
+    "TORCH", "TRANSFORMERS_", "VIRTUAL_ENV", "WANDB_", "WORLD_SIZE", "XLA_", "ZE_",
+)  # fmt: skip
+FRESH_S = 1.0
+"""How long what git said may be used again for the next run."""
+GIT_S = 20.0
+
+LIST_PACKAGES = (
+    "import importlib.metadata as m, json, sys;"
+    "print(json.dumps({'version': sys.version, 'packages': sorted({f\"{d.metadata['Name']}=={d.version}\""
+    " for d in m.distributions() if d.metadata['Name']}, key=str.lower)}))"
+)
+
+
+class Capsules:
+    """Makes the capsules of one study; asks git, the interpreter and the machine only as often as needed."""
+
+    def __init__(self, lab: Path, study: Path, data: Sequence[Path] = ()) -> None:
+        self._lab = lab
+        self._study = study
+        self._data = data
+        self._code: dict[str, Any] = {}
+        self._code_at = -FRESH_S
+        self._pythons: dict[str, dict[str, Any]] = {}
+        self._machine = machine()
+        self._data_hashes: dict[str, str] | None = None
+
+    def make(
+        self, argv: Sequence[str], program: str, env: Mapping[str, str], seeds: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        now = time.monotonic()
+        if now - self._code_at > FRESH_S:
+            self._code = self._ask_git()
+            self._code_at = time.monotonic()
+        if program not in self._pythons:
+            self._pythons[program] = self._ask_python(program)
+        if self._data_hashes is None:
+            self._data_hashes = {str(p.relative_to(self._lab)): hash_tree(p) for p in self._data}
+        kept = {k: v for k, v in os.environ.items() if k.startswith(KEPT_VARIABLES)}
+        return {
+            "argv": redact_argv(argv),
+            "program": program,
+            "cwd": str(self._lab),
+            "env": redact_env({**kept, **env}),
+            "code": self._code,
+            "python": self._pythons[program],
+            "machine": self._machine,
+            "seeds": dict(seeds),
+            "data": self._data_hashes,
+        }
+
+    def _ask_git(self) -> dict[str, Any]:
+        def git(*args: str) -> bytes | None:
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                done = subprocess.run(["git", *args], cwd=self._lab, capture_output=True, timeout=GIT_S)
+                return done.stdout if done.returncode == 0 else None
+            return None
+
+        commit = git("rev-parse", "HEAD")
+        if commit is None:
+            return {"commit": None}
+        patch = git("diff", "--binary", "HEAD", "--", ".") or b""
+        status = git("status", "--porcelain", "--untracked-files=normal", "--", ".") or b""
+        untracked = [line[3:] for line in status.decode(errors="replace").splitlines() if line.startswith("??")]
+        return {
+            "commit": commit.decode().strip(),
+            "dirty": bool(patch),
+            "patch": keep_shared(self._study, patch, "code", ".patch") if patch else None,
+            "untracked": untracked[:50],
+        }
+
+    def _ask_python(self, program: str) -> dict[str, Any]:
+        """The interpreter that the trainer runs in, where the program is one; else the one looplab runs in."""
+        python = program if Path(program).name.startswith("python") else sys.executable
+        listing = None
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            done = subprocess.run([python, "-c", LIST_PACKAGES], cwd=self._lab, capture_output=True, timeout=GIT_S)
+            listing = done.stdout if done.returncode == 0 else None
+        return {
+            "executable": python,
+            "version": platform.python_version() if python == sys.executable else None,
+            "packages": keep_shared(self._study, listing, "packages", ".json") if listing else None,
+        }
+
+
+def machine() -> dict[str, Any]:
+    model = ""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "host": socket.gethostname(),
+        "system": platform.platform(),
+        "cpu": model or platform.processor(),
+        "cores": os.cpu_count(),
+        "memory_gb": round(memory / 2**30, 1),
+        "gpus": _gpus(),
+    }
+
+
+def _gpus() -> list[str]:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return [
+            str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(i)))
+            for i in range(pynvml.nvmlDeviceGetCount())
+        ]
+    except ImportError:
+        return []
+    except pynvml.NVMLError:
+        return []
+
+
+def hash_tree(path: Path) -> str:
+    """One hash for a file, or for all files below a folder with their names."""
+    total = hashlib.sha256()
+    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    for file in files:
+        with file.open("rb") as stream:
+            total.update(str(file.relative_to(path)).encode() + b"\0")
+            total.update(hashlib.file_digest(stream, "sha256").digest())
+    return total.hexdigest()

@@ -1,0 +1,112 @@
+"""The folder of a run: what stands in it, and how it comes to be whole.
+
+A folder is prepared under a hidden name and renamed into place, so that it is there with all its files or not at all.
+The first process of the training creates `train.log`; the keeper adds `process.json` and `exit.json`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from looplab.config.files import dump_json, read_config, write_atomic
+from looplab.errors import LabError
+
+SHARED = "_shared"
+"""Beside the runs of a study: what many of them have in common, named by its hash."""
+
+
+def study_folder(lab: Path, study: str) -> Path:
+    return lab / "outputs" / study
+
+
+def create(folder: Path, files: Mapping[str, bytes]) -> dict[str, str]:
+    """Make the run folder with these files, whole; gives the SHA-256 of each. An existing one keeps what it has."""
+    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    hidden = folder.with_name(f".{folder.name}.new")
+    target = str(hidden)
+    try:
+        os.mkdir(target)
+    except FileNotFoundError:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        os.mkdir(target)
+    except FileExistsError:  # of an engine that was killed here
+        shutil.rmtree(target)
+        os.mkdir(target)
+    for name, content in files.items():
+        descriptor = os.open(f"{target}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(descriptor, content)
+        finally:
+            os.close(descriptor)
+    try:
+        os.rename(target, folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+        # It was prepared before the engine died, but never started: its files are brought up to date.
+        for name in files:
+            os.replace(f"{target}/{name}", folder / name)
+        shutil.rmtree(target)
+    return hashes
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """A JSON file of the run; empty where it is missing."""
+    path = folder / name
+    return read_config(path) if path.exists() else {}
+
+
+def write_json(folder: Path, name: str, data: Mapping[str, Any]) -> str:
+    """Write a JSON file of the run whole; gives its SHA-256."""
+    content = dump_json(dict(data))
+    write_atomic(folder / name, content, sync=False)
+    return hashlib.sha256(content).hexdigest()
+
+
+def point(study: Path, name: str, run_id: str) -> None:
+    """Set LATEST or BEST: one line, replaced atomically."""
+    write_atomic(study / name, f"{run_id}\n".encode(), sync=False)
+
+
+def pointed(study: Path, name: str) -> str | None:
+    try:
+        return (study / name).read_text().strip() or None
+    except FileNotFoundError:
+        return None
+
+
+def keep_shared(study: Path, content: bytes, prefix: str, suffix: str) -> str:
+    """Store what many runs share once, by its hash; gives its path relative to the study's folder."""
+    name = f"{prefix}-{hashlib.sha256(content).hexdigest()[:16]}{suffix}"
+    path = study / SHARED / name
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, content)
+    return f"{SHARED}/{name}"
+
+
+def run_folders(study: Path) -> list[Path]:
+    """All run folders of a study, oldest first."""
+    if not study.is_dir():
+        return []
+    return sorted(p for p in study.iterdir() if p.is_dir() and p.name[0] not in "._" and (p / "run.json").exists())
+
+
+def hash_file(path: Path) -> str | None:
+    """The SHA-256 of a file; None where it is missing."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        return None
+
+
+def require(folder: Path) -> Path:
+    if not (folder / "run.json").exists():
+        raise LabError(f"there is no run folder {folder}")
+    return folder

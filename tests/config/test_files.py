@@ -67,7 +67,18 @@ def test_a_suffix_may_be_in_capitals_and_yml_is_yaml(tmp_path: Path) -> None:
 
 def test_yaml_is_read_by_the_rules_of_1_2(tmp_path: Path) -> None:
     text = "a: 1e-6\nb: on\nc: off\nd: yes\ne: 0o17\nf: 1:30\ng: ~\nh: .inf\ni: 'x'\nj: 010\n"
-    expected = {"a": 1e-6, "b": "on", "c": "off", "d": "yes", "e": 15, "f": "1:30", "g": None, "h": math.inf, "i": "x", "j": 10}
+    expected = {
+        "a": 1e-6,
+        "b": "on",
+        "c": "off",
+        "d": "yes",
+        "e": 15,
+        "f": "1:30",
+        "g": None,
+        "h": math.inf,
+        "i": "x",
+        "j": 10,
+    }
     path = write(tmp_path / "c.yaml", text)
     assert same(read_config(path), expected)
     assert same(read_document(path).plain(), expected)
@@ -87,8 +98,12 @@ def test_plain_data_is_of_plain_types_only(tmp_path: Path) -> None:
         inner = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
         return {type(data)}.union(*(types(item) for item in inner))
 
-    yaml_file = write(tmp_path / "c.yaml", 'a: &x true\nb: *x\nc: 1e-3\nd: 0x1F\ne: "q"\nf: [1, {g: 2.5}]\nh: |\n  text\ni: null\n')
-    toml_file = write(tmp_path / "c.toml", 'a = true\nb = [true, 1, 2.5, "s", {c = false}]\n[[t]]\nx = 1\n[[t]]\ny = 2\n')
+    yaml_file = write(
+        tmp_path / "c.yaml", 'a: &x true\nb: *x\nc: 1e-3\nd: 0x1F\ne: "q"\nf: [1, {g: 2.5}]\nh: |\n  text\ni: null\n'
+    )
+    toml_file = write(
+        tmp_path / "c.toml", 'a = true\nb = [true, 1, 2.5, "s", {c = false}]\n[[t]]\nx = 1\n[[t]]\ny = 2\n'
+    )
     allowed = {dict, list, str, int, float, bool, type(None)}
     for path in (yaml_file, toml_file):
         assert types(read_config(path)) <= allowed
@@ -272,7 +287,9 @@ w = 2.0
 def test_an_untouched_document_is_written_as_it_was(tmp_path: Path) -> None:
     assert read_document(write(tmp_path / "c.toml", TOML_TEXT)).text() == TOML_TEXT
     for text in (
-        YAML_TEXT.replace("# The study of the drone.\n---\n", "# The study of the drone.\n").replace("{w: 1.0}   #", "{w: 1.0} #"),
+        YAML_TEXT.replace("# The study of the drone.\n---\n", "# The study of the drone.\n").replace(
+            "{w: 1.0}   #", "{w: 1.0} #"
+        ),
         "a:\n- 1\n- b: 2\n  c: 3\n",
         "a:\n  - 1\n  - b: 2\n    c: 3\n",
         "a:\n    b:\n        - 1\n",
@@ -309,7 +326,9 @@ def test_a_document_is_saved_in_the_format_of_the_path(tmp_path: Path) -> None:
 
 
 def test_yaml_is_written_so_that_1_1_readers_agree(tmp_path: Path) -> None:
-    write_config(tmp_path / "c.yaml", {"a": "on", "b": 1e-06, "c": "12:30:00", "d": "no", "e": 1e22, "f": None, "g": "1e-6"})
+    write_config(
+        tmp_path / "c.yaml", {"a": "on", "b": 1e-06, "c": "12:30:00", "d": "no", "e": 1e22, "f": None, "g": "1e-6"}
+    )
     lines = (tmp_path / "c.yaml").read_text().splitlines()
     assert lines == ["a: 'on'", "b: 1.0e-06", "c: '12:30:00'", "d: 'no'", "e: 1.0e+22", "f: null", "g: '1e-6'"]
 
@@ -338,7 +357,10 @@ def test_what_is_written_is_read_back_in_every_format(tmp_path: Path, config: di
 
 
 def test_json_is_indented_and_keeps_the_order_of_keys() -> None:
-    assert dump_json({"b": 1, "a": [1.5, None, "é"]}) == '{\n  "b": 1,\n  "a": [\n    1.5,\n    null,\n    "é"\n  ]\n}\n'.encode()
+    assert (
+        dump_json({"b": 1, "a": [1.5, None, "é"]})
+        == '{\n  "b": 1,\n  "a": [\n    1.5,\n    null,\n    "é"\n  ]\n}\n'.encode()
+    )
 
 
 def test_json_keeps_what_is_not_finite_and_large_ints() -> None:
@@ -453,6 +475,8 @@ def test_a_relative_path_is_written_in_the_present_folder(tmp_path: Path, monkey
 
 
 def test_importing_the_module_imports_no_parser() -> None:
-    code = "import sys, looplab.config.files; print([m for m in ('orjson', 'ruamel.yaml', 'tomlkit') if m in sys.modules])"
+    code = (
+        "import sys, looplab.config.files; print([m for m in ('orjson', 'ruamel.yaml', 'tomlkit') if m in sys.modules])"
+    )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

@@ -31,10 +31,14 @@ CONFIG: dict[str, Any] = {
     "none": [],
 }
 
-keys = st.one_of(st.sampled_from(["a", "b", "a.b", "0", "1", "*", "", "a[0]", "x=y", "\\", "a\\", "."]), st.text(max_size=4))
+keys = st.one_of(
+    st.sampled_from(["a", "b", "a.b", "0", "1", "*", "", "a[0]", "x=y", "\\", "a\\", "."]), st.text(max_size=4)
+)
 scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=4))
 values = st.recursive(
-    scalars, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(keys, inner, max_size=4)), max_leaves=12
+    scalars,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(keys, inner, max_size=4)),
+    max_leaves=12,
 )
 configs = st.dictionaries(keys, values, max_size=4)
 
@@ -67,7 +71,11 @@ def test_brackets_are_another_way_to_write_an_index() -> None:
 
 
 def test_a_star_means_every_child_in_the_order_of_the_config() -> None:
-    assert find(CONFIG, "features.*.name") == [("features", 0, "name"), ("features", 1, "name"), ("features", 2, "name")]
+    assert find(CONFIG, "features.*.name") == [
+        ("features", 0, "name"),
+        ("features", 1, "name"),
+        ("features", 2, "name"),
+    ]
     assert find(CONFIG, "train.*") == [("train", "lr"), ("train", "steps")]
     assert find(CONFIG, "features.*.w") == [("features", 0, "w"), ("features", 1, "w")]
 

@@ -122,7 +122,9 @@ def test_appending_to_a_file_continues_its_steps(tmp_path: Path) -> None:
         logger.log(loss=1.0)
         logger.log(loss=1.0, step=41)
     with path.open("a") as file:
-        file.write('{"note": "no step"}\n[1]\nnot json\n{"step": 50, "torn\n\n')
+        file.write(
+            '{"note": "no step"}\n[1]\nnot json\n{"step": null, "a": 1}\n{"step": NaN, "a": 1}\n{"step": 50, "torn\n\n'
+        )
     with trainkit.Logger(path) as logger:
         logger.log(loss=1.0)
     assert strict(path.read_text().splitlines()[-1])["step"] == 42
@@ -348,13 +350,14 @@ def handler(*_):
     global count
     count += 1
     trainkit.log(source=1)
+    if count < 100:
+        signal.setitimer(signal.ITIMER_REAL, 0.0002)
 signal.signal(signal.SIGALRM, handler)
-signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+signal.setitimer(signal.ITIMER_REAL, 0.0002)
 mine = 0
 while count < 100:
     trainkit.log(source=0)
     mine += 1
-signal.setitimer(signal.ITIMER_REAL, 0)
 print(mine, count)
 """
     mine, count = map(int, run_python(code, LOOPLAB_METRICS=str(path)).stdout.split())
@@ -376,13 +379,11 @@ for step in range(10**9):
         [sys.executable, "-c", code], env={**os.environ, "LOOPLAB_METRICS": str(path)}, stdout=subprocess.PIPE
     )
     assert trainer.stdout is not None
-    told = b""
-    while told != b"500\n":
-        told = trainer.stdout.readline()
-    trainer.kill()
-    last = int(trainer.stdout.read().split()[-1])
-    trainer.stdout.close()
-    trainer.wait()
+    with trainer, trainer.stdout as told:
+        while (line := told.readline()) != b"500\n":
+            assert line, "the trainer ended by itself"
+        trainer.kill()
+        last = int([line, *told.read().split()][-1])
     seen = [strict(line)["step"] for line in path.read_text().splitlines()[: last + 1]]
     assert seen == list(range(last + 1)), "all but, at most, the row that the kill interrupted"
 

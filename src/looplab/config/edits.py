@@ -40,7 +40,8 @@ class Op(StrEnum):
 
 _NUMERIC = frozenset({Op.MUL, Op.ADD, Op.MAX, Op.MIN})
 _SCALARS = frozenset({str, int, float, bool, type(None)})
-_HEAD = re.compile(r"(?:[^\\=]|\\.)*", re.DOTALL)  # up to the first `=` that is not escaped
+_HEAD = re.compile(r"(?:[^\\=]|\\.|\\\Z)*", re.DOTALL)  # up to the first `=` that is not escaped
+_DIGITS = re.compile(r"\d")
 _BARE_EQUALS = re.compile(r"\\.|=", re.DOTALL)
 
 Types = Callable[[str], type | None]
@@ -390,16 +391,18 @@ def _near_sibling(name: str, siblings: dict[Any, Any]) -> str | None:
     from difflib import SequenceMatcher
 
     wanted = _squashed(name)
+    matcher = SequenceMatcher(b=name.lower(), autojunk=False)
     best, best_ratio = None, 0.8
     for sibling in map(str, siblings):
         other = _squashed(sibling)
         if other == wanted:
             return sibling
-        if re.sub(r"\d", "", other) == re.sub(r"\d", "", wanted):
+        if _DIGITS.sub("", other) == _DIGITS.sub("", wanted):
             continue
-        ratio = SequenceMatcher(a=sibling.lower(), b=name.lower(), autojunk=False).ratio()
-        if ratio >= best_ratio:
-            best, best_ratio = sibling, ratio
+        matcher.set_seq1(sibling.lower())
+        bounds = (matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio)  # from cheap to exact
+        if all(bound() >= best_ratio for bound in bounds):
+            best, best_ratio = sibling, matcher.ratio()
     return best
 
 

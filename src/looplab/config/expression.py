@@ -48,7 +48,7 @@ class ExpressionError(LabError):
     """An expression that cannot be read, or cannot be computed from the values it found."""
 
 
-class MissingName(ExpressionError):  # noqa: N818 - it reads as what it is where it is caught
+class MissingName(ExpressionError):
     """A name that is not there: `name` is the dotted name, `nearest` what was probably meant."""
 
     def __init__(self, name: str, nearest: tuple[str, ...] = ()) -> None:
@@ -236,7 +236,7 @@ _MISSING: Any = object()
 _Key = str | int
 
 
-class _Absent(Exception):  # noqa: N818
+class _Absent(Exception):
     """A name that is not there, before the nearest ones were looked for (which `defined` never needs)."""
 
     def __init__(self, name: str, owner: Any, asked: str) -> None:
@@ -261,7 +261,7 @@ class _Scope:
 
     def find(self, keys: tuple[_Key, ...], dotted: str) -> Any:
         names = self.names
-        if not isinstance(names, Mapping):
+        if type(names) is not dict and not isinstance(names, Mapping):  # the first test is the fast one
             return self._ask(names, keys, dotted)
         value: Any = names
         for key in keys:
@@ -290,7 +290,7 @@ class _Scope:
 
 def _step(value: Any, key: _Key) -> Any:
     """One key into a mapping or a list; `_MISSING` where there is none."""
-    if isinstance(value, Mapping):
+    if type(value) is dict or isinstance(value, Mapping):
         if key in value:
             return value[key]
         other: _Key = str(key) if isinstance(key, int) else int(key) if _is_index(key) else key
@@ -322,7 +322,7 @@ def _search(value: Any, keys: tuple[_Key, ...]) -> Any:
 # --- operations ----------------------------------------------------------------------------------------------------
 
 
-class _Unfit(Exception):  # noqa: N818
+class _Unfit(Exception):
     """Values an operation does not take; becomes an ExpressionError that shows the part of the text."""
 
 

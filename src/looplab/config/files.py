@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 _FORMATS = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml"}
 _PLAIN = frozenset({str, int, float, bool, type(None)})
+_CONTAINERS = (dict, list, tuple)
+# Not orjson: the standard library writes floats as `repr` does, which no upgrade of a package can change.
+_CANONICAL = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":"))
 _TOO_DEEP = "is nested too deeply, or an anchor holds itself"
 _counter = itertools.count()
 
@@ -163,8 +166,11 @@ def _sync_folder(folder: str) -> None:
         os.close(handle)
 
 
-def dump_json(data: Any) -> bytes:
-    """Plain data as JSON, indented by two spaces, keys in their order. NaN, infinities and large ints survive."""
+def dump_json(data: Any, *, finite: bool = False) -> bytes:
+    """Plain data as JSON, indented by two spaces, keys in their order. NaN, infinities and large ints survive.
+
+    `finite`: the caller knows that there are none to look for.
+    """
     import orjson
 
     try:
@@ -178,7 +184,7 @@ def dump_json(data: Any) -> bytes:
     except TypeError:
         return _slow_json(data)
     # orjson writes null for what is not finite; most data has no null at all, so the walk is rare.
-    if b"null" in content and _has_non_finite(data):
+    if not finite and b"null" in content and _has_non_finite(data):
         return _slow_json(data)
     return content
 
@@ -191,40 +197,31 @@ def _slow_json(data: Any) -> bytes:
 
 
 def _has_non_finite(data: Any) -> bool:
-    stack = [data]
+    stack: list[Any] = [[data]]
     while stack:
         node = stack.pop()
-        if isinstance(node, float):
-            if not math.isfinite(node):
-                return True
-        elif isinstance(node, dict):
-            stack.extend(node.values())
-        elif isinstance(node, list | tuple):
-            stack.extend(node)
+        for value in node.values() if isinstance(node, dict) else node:
+            if type(value) is float:
+                if value - value != 0.0:  # NaN for what is not finite
+                    return True
+            elif isinstance(value, _CONTAINERS):
+                stack.append(value)
     return False
 
 
 def canonical_json(data: Any) -> bytes:
     """One text for one content, for hashing: sorted keys, no spaces; 1 and 1.0 differ. A key that is not text is a
     TypeError, since two contents could then share a text."""
-    # The standard library's floats are those of `repr`, which no upgrade of a package can change.
-    _check_keys(data)
-    text = json.dumps(data, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-    return text.encode("utf-8", "surrogatepass")
-
-
-def _check_keys(data: Any) -> None:
-    stack = [data]
+    stack: list[Any] = [[data]]
     while stack:
         node = stack.pop()
         if isinstance(node, dict):
-            for key, value in node.items():
+            for key in node:
                 if not isinstance(key, str):
                     raise TypeError(f"a key must be text, not {key!r}")
-                if isinstance(value, dict | list | tuple):
-                    stack.append(value)
-        elif isinstance(node, list | tuple):
-            stack.extend(node)
+            node = node.values()
+        stack.extend([value for value in node if isinstance(value, _CONTAINERS)])
+    return _CANONICAL.encode(data).encode("utf-8", "surrogatepass")
 
 
 def plain(data: Any) -> Any:
@@ -312,10 +309,14 @@ def take_out(parent: Any, key: str | int) -> None:
 def _comment_holder(node: Any, key: Any) -> tuple[Any, Any, int]:
     """The innermost last thing in a child, where the comment below the child hangs, and the place of such a comment."""
     inner = node[key]
-    while isinstance(inner, dict | list) and inner and hasattr(inner, "ca") and not inner.fa.flow_style():
+    while _is_block(inner):
         node, key = inner, next(reversed(inner)) if isinstance(inner, dict) else len(inner) - 1
         inner = node[key]
     return node, key, 2 if isinstance(node, dict) else 0
+
+
+def _is_block(node: Any) -> bool:
+    return bool(hasattr(node, "ca") and isinstance(node, dict | list) and node) and not node.fa.flow_style()
 
 
 def _take_comment_below(parent: Any, key: Any) -> str:

@@ -118,7 +118,10 @@ class Guard:
         applied = self._apply(parent, edits, problems)
         case = _Case(parent, applied.config, problems, list(applied.notes))
         self._judge_changes(case, applied)
-        return self._rule_on(case, applied.changes)
+        ruling = self._rule_on(case, applied.changes)
+        return (
+            ruling if ruling.changes or ruling.problems else replace(ruling, notes=(*ruling.notes, "changes nothing"))
+        )
 
     def admit(self, config: dict[str, Any]) -> Ruling:
         """Judge a person's own config, in which anything may stand."""
@@ -131,21 +134,18 @@ class Guard:
         return {key: value for key, _, _, value in self._knobs.present(config)}
 
     def _rule_on(self, case: _Case, edited: Sequence[Change]) -> Ruling:
-        computed = self._settle(case)
+        self._settle(case)
         self._judge_all(case, "in the parent already")
         for constraint in self._constraints:
             self._hold(case, constraint)
-        changes = _final_changes(case, edited, computed)
-        if not changes and not case.problems and case.config is not None:
-            case.notes.append("changes nothing")
-        ok = not case.problems
-        return Ruling(case.config if ok else None, changes, tuple(case.problems), tuple(case.notes))
+        config = None if case.problems else case.config
+        return Ruling(config, _final_changes(case, edited), tuple(case.problems), tuple(case.notes))
 
     # --- edits ---
 
     def _apply(self, parent: dict[str, Any], edits: Sequence[Edit | str], problems: list[Problem]) -> Applied:
         good: list[Edit] = []
-        for edit in edits:
+        for edit in [edits] if isinstance(edits, str) else edits:
             try:
                 good.append(parse_edit(edit) if isinstance(edit, str) else edit)
             except EditError as error:
@@ -170,10 +170,7 @@ class Guard:
     def _types(self, parent: dict[str, Any]) -> Callable[[str], type | None]:
         def declared(path: str) -> type | None:
             knob = self._knobs.of(path)
-            if knob is None:
-                return None
-            places = paths.find(parent, path)
-            return knob.python_type(paths.get(parent, places[0]) if places else None)
+            return None if knob is None else knob.python_type(_value(parent, path))
 
         return declared
 
@@ -192,8 +189,7 @@ class Guard:
             return self._not_a_knob(edit.path, edit.value)
         nearest = None
         if knob is not None and edit.op in (Op.SET, Op.NEW):
-            places = paths.find(parent, edit.path)
-            nearest = knob.nearest(edit.value, paths.get(parent, places[0]) if places else None)
+            nearest = knob.nearest(edit.value, _value(parent, edit.path))
         hint = "" if knob is None else f"; {edit.path} takes {knob.describe()}"
         return Problem(edit.path, edit.value, "edit", f"{error}{hint}", nearest)
 
@@ -223,15 +219,18 @@ class Guard:
                 self._judge_one(case, *owner)
 
     def _judge_one(self, case: _Case, key: str, knob: Knob) -> None:
-        places = paths.find(case.config, key)
-        if not places:
-            return  # taken out
-        value = paths.get(case.config, places[0])
-        olds = paths.find(case.given, key)
-        like = paths.get(case.given, olds[0]) if olds else None
-        problem = knob.problem(value, like)
+        like = _value(case.given, key)
+        found = _first(case.config, key)
+        if found is None:
+            # To take a key out is to leave its value to the trainer, as a null does.
+            if knob.judge(None, like)[1] is not None:
+                text = f"{key} may not be taken out; it takes {knob.describe()}"
+                case.refuse(Problem(key, None, "knob range", text, like))
+            return
+        place, value = found
+        stands, problem = knob.judge(value, like)
         if problem is None:
-            case.put(places[0], value, knob.coerce(value, like))
+            case.put(place, value, stands)
         else:
             case.refuse(_out_of_range(key, value, knob, problem, knob.nearest(value, like), ""))
 
@@ -240,9 +239,9 @@ class Guard:
         for key, place, knob, value in self._knobs.present(case.config):
             if value is None or key in case.refused or key in case.doubtful:
                 continue
-            problem = knob.problem(value, value)
+            stands, problem = knob.judge(value, value)
             if problem is None:
-                case.put(place, value, knob.coerce(value, value))
+                case.put(place, value, stands)
                 continue
             rule = case.computed.get(key)
             why = f"{rule.kind}d as {rule.expression}" if rule else unchanged
@@ -250,58 +249,64 @@ class Guard:
 
     # --- computed keys and constraints ---
 
-    def _settle(self, case: _Case) -> dict[str, _Rule]:
+    def _settle(self, case: _Case) -> None:
         """Normalise and derive until nothing changes, so that ruling on the result again would change nothing."""
         rules = [*(self._derive if self._derive_first else ()), *self._normalise, *self._derive]
         for _ in range(MAX_PASSES):
-            changed = [rule for rule in rules if self._compute(case, rule)]
-            if not changed:
+            before = [_value(case.config, rule.target) for rule in rules]
+            noted = len(case.notes)
+            changed = [self._compute(case, rule) for rule in rules]
+            if not any(changed):
+                break
+            after = [_value(case.config, rule.target) for rule in rules]
+            if all(map(paths.same, before, after)):
+                del case.notes[noted:]  # there and back again
                 break
         else:
-            rule = changed[0]
-            message = f"{rule.kind} {rule.target} = {rule.expression} never settles: it changes the value each time"
-            case.refuse(Problem(rule.target, None, rule.kind, message))
-        for key, wanted in case.edited_derived.items():
-            found = case.value(key)
-            if key not in case.refused and not _equal(wanted, found):
-                rule = next(rule for rule in self._derive if rule.target == key)
-                text = f"{key} is derived: {show_value(wanted)} → {show_value(found)}: {rule.expression}"
-                case.notes.append(text)
-        return case.computed
+            rule = next(rule for rule, old, new in zip(rules, before, after, strict=True) if not paths.same(old, new))
+            text = f"{rule.kind} {rule.target} = {rule.expression} never settles: it changes the value each time"
+            case.refuse(Problem(rule.target, None, rule.kind, text))
+        for rule in self._derive:
+            if rule.target in case.edited_derived and rule.target not in case.failed:
+                wanted, found = case.edited_derived[rule.target], _value(case.config, rule.target)
+                if not _equal(wanted, found):
+                    text = f"{rule.target} is derived: {show_value(wanted)} → {show_value(found)}: {rule.expression}"
+                    case.notes.append(text)
 
     def _compute(self, case: _Case, rule: _Rule) -> bool:
         """Compute one key; whether it changed."""
         if rule.target in case.failed:
             return False
-        place = _place(case.config, rule)
-        old = paths.get(case.config, place) if place and paths.has(case.config, place) else None
+        found = _first(case.config, rule.target)
         try:
-            if place is None:
-                raise _Unfit(f"{paths.show(rule.segments[:-1])} is not in the config")
-            value = self._typed(rule, rule.expression.evaluate(case.config), old)
+            place = found[0] if found else _new_place(case.config, rule)
+            old = found[1] if found else None
+            # The type is that of the given config: an edit of a derived key does not change it either.
+            like = _value(case.given, rule.target)
+            value = self._typed(rule, rule.expression.evaluate(case.config), old if like is None else like)
         except (ExpressionError, _Unfit) as error:
-            case.failed.add(rule.target)
             if not case.reads_refused(rule.expression):
                 case.refuse(_failure(rule.kind, rule.target, f"{rule.target} = {rule.expression}", error))
+            case.failed.add(rule.target)
             return False
         if case.reads_refused(rule.expression):
             case.doubtful.add(rule.target)
-        if paths.has(case.config, place) and paths.same(old, value):
+        if found and paths.same(old, value):
             return False
-        if not _equal(old, value) and rule.kind == "normalise":
+        if rule.kind == "normalise" and not _equal(old, value):
             case.notes.append(f"{rule.target} {show_value(old)} → {show_value(value)}: {rule.expression}")
         paths.set_(case.config, place, value)
         case.computed[rule.target] = rule
         return True
 
-    def _typed(self, rule: _Rule, value: Any, old: Any) -> Any:
+    def _typed(self, rule: _Rule, value: Any, like: Any) -> Any:
         """A computed value in the type of the key: an int stays an int."""
         if isinstance(value, float) and not math.isfinite(value):
             raise _Unfit(f"its value would be {value}")
         knob = self._knobs.of(rule.target)
-        kind = knob.python_type(old) if knob else None
-        if kind is None and old is not None and not isinstance(old, dict | list):
-            kind = type(old)
+        kind = knob.python_type(like) if knob else None
+        if kind is None and like is not None and not isinstance(like, dict | list):
+            kind = type(like)
         if kind is None or type(value) is kind:
             return value
         number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -328,7 +333,7 @@ class Guard:
 _NOUNS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
-class _Unfit(Exception):  # noqa: N818
+class _Unfit(Exception):
     """A computed value that has no place in the config."""
 
 
@@ -364,10 +369,6 @@ class _Case:
     def reads_refused(self, expression: Expression) -> bool:
         bad = self.refused | self.doubtful | self.failed
         return bool(bad) and _reads(expression, bad)
-
-    def value(self, key: str) -> Any:
-        places = paths.find(self.config, key)
-        return paths.get(self.config, places[0]) if places else None
 
     def put(self, place: Concrete, old: Any, value: Any) -> None:
         if type(value) is not type(old):
@@ -412,13 +413,30 @@ def _reads(expression: Expression, keys: set[str]) -> bool:
     return False
 
 
-def _place(config: dict[str, Any], rule: _Rule) -> Concrete | None:
-    """Where the value of a rule goes: where it stands, or else as a new key in the mapping that is there."""
-    places = paths.find_segments(config, rule.segments)
-    if places:
-        return places[0]
+def _first(config: dict[str, Any], key: str) -> tuple[Concrete, Any] | None:
+    """Where a path leads, and what stands there."""
+    segments = paths.parse(key)
+    node: Any = config
+    for segment in segments:
+        if type(node) is not dict or segment not in node:
+            places = paths.find_segments(config, segments)
+            return (places[0], paths.get(config, places[0])) if places else None
+        node = node[segment]
+    return segments, node  # nearly always: plain keys, one for each segment
+
+
+def _value(config: dict[str, Any], key: str) -> Any:
+    """What stands at a path; None where nothing does."""
+    found = _first(config, key)
+    return None if found is None else found[1]
+
+
+def _new_place(config: dict[str, Any], rule: _Rule) -> Concrete:
+    """Where a key that is not in the config goes: into the mapping that is there."""
     parents = paths.find_parents(config, rule.target)
-    return (*parents[0], rule.segments[-1]) if parents else None
+    if not parents:
+        raise _Unfit(f"{paths.show(rule.segments[:-1])} is not in the config")
+    return (*parents[0], rule.segments[-1])
 
 
 def _changed_leaves(given: dict[str, Any], applied: Applied) -> dict[str, dict[str, Any]]:
@@ -465,20 +483,18 @@ def _equal(a: Any, b: Any) -> bool:
     return a == b
 
 
-def _final_changes(case: _Case, edited: Sequence[Change], computed: Mapping[str, _Rule]) -> tuple[Change, ...]:
+def _final_changes(case: _Case, edited: Sequence[Change]) -> tuple[Change, ...]:
     """What differs from the config that was given; a key that was edited and then computed is one change."""
     changes: list[Change] = []
-    covered = {change.path for change in edited}
-    for change in edited:
-        new = None if change.removed else case.value(change.path)
+    edits = [change for change in edited if change.path not in case.computed]
+    for change in edits:
+        new = None if change.removed else _value(case.config, change.path)
         if change.removed or change.added or not _equal(change.old, new):
             changes.append(replace(change, new=new))
-    for key in computed:
-        if any(key == path or key.startswith(f"{path}.") for path in covered):
-            continue
-        olds = paths.find(case.given, key)
-        old = paths.get(case.given, olds[0]) if olds else None
-        new = case.value(key)
-        if not olds or not _equal(old, new):
-            changes.append(Change(key, old, new, added=not olds))
+    for key in case.computed:
+        if any(key.startswith(f"{change.path}.") for change in edits):
+            continue  # part of a larger change
+        before, new = _first(case.given, key), _value(case.config, key)
+        if before is None or not _equal(before[1], new):
+            changes.append(Change(key, before[1] if before else None, new, added=before is None))
     return tuple(changes)

@@ -53,15 +53,33 @@ class Knob:
 
     def problem(self, value: Any, like: Any = None) -> str | None:
         """Why the value is not legal, or None; `like` is what stands in the config and only counts without a type."""
-        return self._judge(value, like)[1]
+        return self.judge(value, like)[1]
 
     def coerce(self, value: Any, like: Any = None) -> Any:
         """A legal value as it will stand in the config: 1 becomes 1.0 for a float, 3.0 becomes 3 for an int."""
-        return self._judge(value, like)[0]
+        return self.judge(value, like)[0]
+
+    def judge(self, value: Any, like: Any = None) -> tuple[Any, str | None]:
+        """`coerce` and `problem` in one: the value as it would stand in the config, and why it may not."""
+        if self.choices is not None:
+            for choice in self.choices:
+                if choice == value and isinstance(choice, bool) == isinstance(value, bool):
+                    return choice, None
+            return value, f"{show_value(value)} is not one of {', '.join(map(show_value, self.choices))}"
+        kind = self._kind(like)
+        if kind in ("int", "float", "number"):
+            return self._judge_number(value, kind, like)
+        if kind == "bool" and not isinstance(value, bool):
+            return value, f"{show_value(value)} is not true or false"
+        if kind == "str" and not isinstance(value, str):
+            return value, f"{show_value(value)} is not text"
+        if kind is None and not _all_finite(value):
+            return value, f"{show_value(value)} is not finite"
+        return value, None
 
     def nearest(self, value: Any, like: Any = None) -> Any:
         """The nearest legal value; something legal also where nothing is near."""
-        judged, problem = self._judge(value, like)
+        judged, problem = self.judge(value, like)
         if problem is None:
             return judged
         if self.choices is not None:
@@ -113,24 +131,6 @@ class Knob:
                 return "int" if all(_is_whole(limit) for limit in limits) else "float"
             return "float" if isinstance(like, float) else "number"
         return builtins.type(like).__name__ if isinstance(like, bool | str) else None
-
-    def _judge(self, value: Any, like: Any) -> tuple[Any, str | None]:
-        """The value as it would stand in the config, and why it may not."""
-        if self.choices is not None:
-            for choice in self.choices:
-                if choice == value and isinstance(choice, bool) == isinstance(value, bool):
-                    return choice, None
-            return value, f"{show_value(value)} is not one of {', '.join(map(show_value, self.choices))}"
-        kind = self._kind(like)
-        if kind in ("int", "float", "number"):
-            return self._judge_number(value, kind, like)
-        if kind == "bool" and not isinstance(value, bool):
-            return value, f"{show_value(value)} is not true or false"
-        if kind == "str" and not isinstance(value, str):
-            return value, f"{show_value(value)} is not text"
-        if kind is None and not _all_finite(value):
-            return value, f"{show_value(value)} is not finite"
-        return value, None
 
     def _judge_number(self, value: Any, kind: str, like: Any) -> tuple[Any, str | None]:
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -275,6 +275,7 @@ class KnobTable:
                 yield shown, place, knob, paths.get(config, place)
 
     def nearest(self, path: str) -> list[str]:
+        """The knobs that a path most looks like; where none does, some that stand beside it."""
         tree: dict[str, Any] = {}
         for _, _, segments, _ in self._all:
             node = tree
@@ -282,7 +283,9 @@ class KnobTable:
                 node = node.setdefault(str(segment), {})
         known = {key for _, key, _, _ in self._all}
         names = (name.replace(r"\*", "*") for name in paths.nearest(tree, path, 12))
-        return [name for name in names if name in known][:3]
+        near = [name for name in names if name in known][:3]
+        beside = path.rpartition(".")[0] + "."
+        return near or [key for _, key, _, _ in self._all if key.startswith(beside)][:3]
 
 
 class _Maker:

@@ -6,7 +6,7 @@ starts in a few milliseconds and stays small. It speaks lines of JSON with the e
     engine → keeper   {"op": "env", "env": {...}}                 the environment all orders build on
                       {"op": "start", "id", "dir", "path", "argv", "env", "cwd", "cores", "locks", "timeout", …}
                       {"op": "stop", "id", "grace", "reason"}
-    keeper → engine   {"ev": "started", "id", "pid", "start", "at"}
+    keeper → engine   {"ev": "started", "id", "pid", "at"}
                       {"ev": "ended", "id", "exit": {...}}        the same that stands in exit.json
                       {"ev": "busy", "id", "lock", "holder"}      a device lock is held: nothing was started
                       {"ev": "exists", "id"}                      the run was started before: nothing was started
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 PR_SET_CHILD_SUBREAPER = 36
 LINGER_CHECK_S = 0.02
+SETTLED_S = 0.02
+"""A run that lives as long as this gets its `process.json`; a shorter one is over before anybody could adopt it."""
 RETRY_S = 0.5
 FIRST_LOCK_FD = 100
 
@@ -73,7 +75,20 @@ def write_whole(path: str, data: Dict) -> None:
 class Child:
     """One training, from its start until nothing of it is left."""
 
-    __slots__ = ("deadline", "exit", "folder", "grace", "id", "kill_at", "linger", "locks", "pid", "reason", "started")
+    __slots__ = (
+        "deadline",
+        "exit",
+        "folder",
+        "grace",
+        "id",
+        "kill_at",
+        "linger",
+        "locks",
+        "pid",
+        "reason",
+        "settled_at",
+        "started",
+    )
 
     def __init__(self, order: Dict, pid: int, locks: list[int]) -> None:
         self.id = order["id"]
@@ -81,6 +96,7 @@ class Child:
         self.pid = pid
         self.locks = locks
         self.started = time.time()
+        self.settled_at = time.monotonic() + SETTLED_S
         self.deadline = time.monotonic() + order["timeout"] if order.get("timeout") else None
         self.grace = order.get("grace", 10.0)
         self.linger = order.get("linger", 5.0)
@@ -97,6 +113,7 @@ class Keeper:
         self.outbox = b""
         self.env: dict[str, str] = {}
         self.children: dict[int, Child] = {}  # pid → Child, while the first process of the run lives
+        self.settling: list[Child] = []  # Children whose process.json is still to be written
         self.leaving: list[Child] = []  # Children whose first process has ended, but not all of its group
         self.unsaved: list[tuple[str, Dict]] = []  # (path, data) that could not be written yet
         self.boot = boot_id()
@@ -124,6 +141,7 @@ class Keeper:
                 elif event & (select.POLLIN | select.POLLHUP | select.POLLERR):
                     self.listen()
             self.reap()
+            self.settle()
             self.enforce()
             self.save_again()
             self.speak()
@@ -141,6 +159,8 @@ class Keeper:
         due = [t for c in self.children.values() for t in (c.deadline, c.kill_at) if t is not None]
         if self.leaving:
             due.append(now + LINGER_CHECK_S)
+        if self.settling:
+            due.append(self.settling[0].settled_at)
         if self.unsaved:
             due.append(now + RETRY_S)
         return max(0.0, min(due) - now) * 1000 + 1 if due else None
@@ -240,10 +260,26 @@ class Keeper:
                     os.sched_setaffinity(0, self.cores)
         child = Child(order, pid, locks)
         self.children[pid] = child
-        ticks = start_ticks(pid)
-        process = {"pid": pid, "start": ticks, "boot": self.boot, "keeper": os.getpid(), "started": child.started}
-        self.save(order["dir"] + "/process.json", process)
-        self.tell(ev="started", id=child.id, pid=pid, start=ticks, at=child.started)
+        self.settling.append(child)
+        self.tell(ev="started", id=child.id, pid=pid, at=child.started)
+
+    def settle(self) -> None:
+        """Write down which process a run is. Not at its very start: reading that of a process which is just becoming
+        the trainer takes as long as starting it."""
+        now = time.monotonic()
+        while self.settling and (self.engine_gone or self.settling[0].settled_at <= now):
+            child = self.settling.pop(0)
+            if child.exit is None:
+                self.save(
+                    child.folder + "/process.json",
+                    {
+                        "pid": child.pid,
+                        "start": start_ticks(child.pid),
+                        "boot": self.boot,
+                        "keeper": os.getpid(),
+                        "started": child.started,
+                    },
+                )
 
     @staticmethod
     def release(locks: list[int]) -> None:

@@ -106,7 +106,7 @@ class LocalExecutor:
             cwd=str(order.cwd),
             cores=list(order.slot.cores),
             locks=[str(path) for path in lock_paths(order.slot)],
-            label=f"{order.run_dir} (pid of the keeper: {self._keeper.pid})" if self._socket else order.run_id,
+            label=str(order.run_dir),
             timeout=order.timeout,
             grace=order.grace,
             linger=order.linger,

@@ -53,6 +53,8 @@ def link(before: str, seq: int, at: float, kind: str, study: str, run: str | Non
 class Ledger:
     def __init__(self, path: Path, *, create: bool = True) -> None:
         self.path = path
+        self._head: tuple[int, str] | None = None
+        self._seen = -1
         if not create and not path.exists():
             raise LabError("this lab has no ledger yet", hint="start with `looplab run`")
         if create:
@@ -95,9 +97,14 @@ class Ledger:
             yield
             return
         self._db.execute("BEGIN IMMEDIATE")
+        version = self.version()
+        if version != self._seen:
+            # Another process has written since: the end of the chain is asked for anew.
+            self._head, self._seen = None, version
         try:
             yield
         except BaseException:
+            self._head = None
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
@@ -106,13 +113,14 @@ class Ledger:
     def record(self, kind: str, study: str, run: str | None = None, **data: Any) -> int:
         """Append one event to the chain; the transaction must be open."""
         assert self._db.in_transaction
-        last = self._db.execute("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1").fetchone()
-        seq, before = (last["seq"] + 1, last["hash"]) if last else (1, GENESIS)
+        last, before = self._head or self.head()
+        seq = last + 1
         at = time.time()
         text = orjson.dumps(data, option=orjson.OPT_SORT_KEYS).decode()
-        row = (seq, at, kind, study, run, text, link(before, seq, at, kind, study, run, text))
-        self._db.execute("INSERT INTO events VALUES (?,?,?,?,?,?,?)", row)
-        return int(seq)
+        digest = link(before, seq, at, kind, study, run, text)
+        self._db.execute("INSERT INTO events VALUES (?,?,?,?,?,?,?)", (seq, at, kind, study, run, text, digest))
+        self._head = (seq, digest)
+        return seq
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> sqlite3.Cursor:
         return self._db.execute(sql, parameters)

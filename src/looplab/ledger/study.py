@@ -225,17 +225,18 @@ class StudyLedger:
         config_hash: str,
         devices: int,
         body: Mapping[str, Any],
-    ) -> str:
-        """Decide on a run. From here on it will be run, once, whatever dies in between; gives its id."""
+    ) -> RunRow:
+        """Decide on a run. From here on it will be run, once, whatever dies in between."""
         row = self.ledger.one("SELECT runs + 1 FROM studies WHERE name=?", (self.study,))
         assert row is not None
         n = int(row[0])
         id_ = new_run_id(n)
+        now = time.time()
         self.ledger.execute("UPDATE studies SET runs=? WHERE name=?", (n, self.study))
         self.ledger.execute(
             "INSERT INTO runs (study, id, n, round, proposal, proposer, parent, base, reason, config_hash, state,"
             " created, devices) VALUES (?,?,?,?,?,?,?,?,?,?,'planned',?,?)",
-            (self.study, id_, n, round, proposal, proposer, parent, base, reason, config_hash, time.time(), devices),
+            (self.study, id_, n, round, proposal, proposer, parent, base, reason, config_hash, now, devices),
         )
         self.ledger.execute(
             "INSERT INTO plans VALUES (?,?,?)", (self.study, id_, orjson.dumps(body, default=str).decode())
@@ -248,7 +249,10 @@ class StudyLedger:
             "planned", self.study, id_, round=round, proposal=proposal, proposer=proposer, parent=parent, base=base,
             config=config_hash,
         )  # fmt: skip
-        return id_
+        return RunRow(
+            self.study, id_, n, round, proposal, proposer, parent, base, reason, config_hash, "planned",
+            None, None, None, now, None, None, None, None, None, None, devices,
+        )  # fmt: skip
 
     def plan_of(self, run: str) -> dict[str, Any] | None:
         row = self.ledger.one("SELECT body FROM plans WHERE study=? AND run=?", (self.study, run))
@@ -258,6 +262,14 @@ class StudyLedger:
         """The run's folder is there and the executor has its order."""
         self.ledger.execute("UPDATE runs SET state='running', slot=? WHERE study=? AND id=?", (slot, self.study, run))
         self.ledger.record("launched", self.study, run, slot=slot, files=dict(files))
+
+    def forget_plans(self) -> None:
+        """Plans of runs that have ended are not needed any more."""
+        with self.ledger.write():
+            self.ledger.execute(
+                "DELETE FROM plans WHERE study=?1 AND run IN (SELECT id FROM runs WHERE study=?1 AND state='ended')",
+                (self.study,),
+            )
 
     def started(self, run: str, pid: int | None, at: float) -> None:
         self.ledger.execute("UPDATE runs SET pid=?, started=? WHERE study=? AND id=?", (pid, at, self.study, run))
@@ -286,7 +298,6 @@ class StudyLedger:
             " objective=? WHERE study=? AND id=?",
             (status, code, signal, started, ended, objective, self.study, run),
         )
-        self.ledger.execute("DELETE FROM plans WHERE study=? AND run=?", (self.study, run))
         self.ledger.record(
             "ended", self.study, run, status=status, code=code, signal=signal, started=started, ended=ended,
             objective=objective, files=dict(files), **({"note": note} if note else {}),

@@ -37,6 +37,9 @@ from looplab.runs.redact import known_secrets, scrub_file
 TICK_S = 0.1
 """How long the engine sleeps at most: what a person asks for is seen within this time."""
 GAUGE_S = 0.5
+POINT_S = 0.2
+REMEMBERED = 1000
+"""How many of the last runs are looked at after a crash for what was not yet written in the lab book."""
 BEAT_S = 5.0
 DEVICE_CHECK_S = 2.0
 NO_LIMIT = 1 << 30
@@ -119,7 +122,9 @@ class Engine:
         self._finished: list[tuple[RunRow, Exit]] = []
         self._why = ""
         self._version = -1
-        self._best_changed = False
+        self._latest: RunRow | None = None
+        self._pointing = False
+        self._pointed = 0.0
 
     # -- the way of a study
 
@@ -136,9 +141,10 @@ class Engine:
             beat = time.monotonic()
             while not self._is_over():
                 self._obey()
-                with self._ledger.write():
-                    self._plan()
-                    self._launch()
+                if self._free:
+                    with self._ledger.write():
+                        self._plan()
+                        self._launch()
                 self._listen()
                 if time.monotonic() - beat > BEAT_S:
                     self.study.beat(session)
@@ -155,6 +161,8 @@ class Engine:
         except sqlite3.OperationalError as error:
             raise HaltError(_full(str(error), self._ledger.path)) from error
         finally:
+            with contextlib.suppress(OSError):
+                self._point()
             with contextlib.suppress(sqlite3.OperationalError):  # then the halt is being told already
                 self.study.end_session(session, how)
             self._syncer.close()
@@ -182,6 +190,7 @@ class Engine:
         counts = self.study.counts()
         self.progress.done = sum(n for state, n in counts.items() if state not in ("planned", "running"))
         self.progress.failed = counts.get("failed", 0)
+        self.study.forget_plans()
         slots = {slot.name: slot for slot in self.setup.slots}
         for run in self.study.runs(state="planned") + self.study.runs(state="running"):
             run_dir = self.folder / run.id
@@ -208,9 +217,12 @@ class Engine:
             self._listen(0.0)
             for run_id in self._adopting & self.running.keys():
                 self._tell(News("adopted", f"run {run_id} is still at work: adopted", run_id))
-        missing = labbook.missing(self.folder, [run.id for run in self.study.runs(state="ended")])
+        ended = self.study.runs(state="ended", limit=REMEMBERED)
+        self._latest = ended[-1] if ended else None
+        self._pointing = True
+        missing = labbook.missing(self.folder, [run.id for run in ended])
         if missing:
-            self._note_in_book([self.study.run(run_id) for run_id in missing])
+            self._note_in_book([run for run in ended if run.id in missing])
 
     # -- propose and guard
 
@@ -303,13 +315,13 @@ class Engine:
 
     def _take(self, decision: Decision, round_: int) -> None:
         devices = max(1, len(self.setup.slots[0].devices))
-        run_id = self.study.plan(
+        run = self.study.plan(
             round=round_, proposal=decision.proposal, proposer=decision.proposer, parent=decision.parent,
             base=decision.base, reason=decision.reason, config_hash=decision.config_hash, devices=devices,
             body=decision.body(),
         )  # fmt: skip
-        self._plans[run_id] = decision
-        self._planned.append(self.study.run(run_id))
+        self._plans[run.id] = decision
+        self._planned.append(run)
 
     # -- budget
 
@@ -396,12 +408,10 @@ class Engine:
                 if slot is not None:
                     self._free.append(slot)
                 self._finished.append((run, event.exit))
-        if self._finished and self._planned:
-            # The next run first, the paperwork of the last one after: a device should not wait for a file.
-            with self._ledger.write():
-                self._launch()
         if events or self._finished:
             with self._ledger.write():
+                # The next run first, the paperwork of the last one after: a device should not wait for a file.
+                self._launch()
                 for event in events:
                     if isinstance(event, Started):
                         self.study.started(event.run_id, event.pid, event.at)
@@ -413,8 +423,13 @@ class Engine:
                 finished, self._finished = self._finished, []
                 ended = [self._record(run, exit_) for run, exit_ in finished]
             if ended:
-                self._after(ended)
+                self._note_in_book(ended)
+                newest = max(ended, key=lambda run: run.n)
+                self._latest = newest if self._latest is None or newest.n > self._latest.n else self._latest
+                self._pointing = True
             self._syncer.request()
+        if self._pointing and time.monotonic() - self._pointed > POINT_S:
+            self._point()
         self._read_gauges()
 
     def _give_back(self, refused: Refused) -> None:
@@ -429,13 +444,14 @@ class Engine:
         """Read what the run measured and write down how it ended."""
         run_dir = self.folder / run.id
         gauge = self.gauges.pop(run.id, None) or Gauge(self.setup.study, run_dir)
-        scrub_file(run_dir / "train.log", self._secrets)
+        if self._secrets:
+            scrub_file(run_dir / "train.log", self._secrets)
         summary, status, objective = summarise(run, gauge, exit_)
         files: dict[str, str] = {}
         if run_dir.is_dir():
             files["summary.json"] = folder.write_json(run_dir, "summary.json", summary)
             for name in ("metrics.jsonl", "trainer_summary.json", "train.log"):
-                digest = folder.hash_file(run_dir / name)
+                digest = folder.hash_file(f"{run_dir}/{name}")
                 if digest is not None:
                     files[name] = digest
         note = "; ".join(summary["notes"]) or None
@@ -443,7 +459,10 @@ class Engine:
             run.id, status=status, code=exit_.code, signal=exit_.signal, started=exit_.started,
             ended=exit_.ended or time.time(), objective=objective, files=files, note=note,
         )  # fmt: skip
-        row = self.study.run(run.id)
+        row = replace(
+            run, state="ended", status=status, exit_code=exit_.code, signal=exit_.signal, objective=objective,
+            started=exit_.started or run.started, ended=exit_.ended or time.time(),
+        )  # fmt: skip
         self.progress.done += 1
         self.progress.failed += status == "failed"
         if row.seconds is not None:
@@ -451,7 +470,6 @@ class Engine:
             self.progress.timed += 1
         if objective is not None and self._is_better(objective):
             self.best = row
-            self._best_changed = True
             self.study.set_best(run.id, objective)
         said = f"{status} in {row.seconds or 0:.1f} s"
         if objective is not None and self.setup.study.objective is not None:
@@ -465,13 +483,14 @@ class Engine:
             return True
         return objective > self.best.objective if wanted.goal == "max" else objective < self.best.objective
 
-    def _after(self, ended: list[RunRow]) -> None:
-        """Pointers and the lab book, once for all runs that ended together."""
-        folder.point(self.folder, "LATEST", max(ended, key=lambda run: run.n).id)
-        if self._best_changed and self.best is not None:
+    def _point(self) -> None:
+        """LATEST and BEST; not more often than somebody could look at them."""
+        self._pointed = time.monotonic()
+        if self._latest is not None:
+            folder.point(self.folder, "LATEST", self._latest.id)
+        if self.best is not None:
             folder.point(self.folder, "BEST", self.best.id)
-            self._best_changed = False
-        self._note_in_book(ended)
+        self._pointing = False
 
     def _note_in_book(self, runs: list[RunRow]) -> None:
         wanted = self.setup.study.objective

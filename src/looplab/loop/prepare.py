@@ -76,11 +76,11 @@ class Preparer:
         }
         override = {"parent": run.parent, "base": run.base, "proposer": run.proposer, "edits": plan["edits"]}
         files = {
-            "run.json": dump_json(about),
+            "run.json": dump_json(about, finite=True),
             "config.json": dump_json(config),
-            "override.json": dump_json(override),
+            "override.json": dump_json(override, finite=True),
             "config_diff.json": dump_json({"parent": plan["diff_parent"], "base": plan["diff_base"]}),
-            "capsule.json": dump_json(self._capsules.make(argv, program, env, seeds)),
+            "capsule.json": dump_json(self._capsules.make(argv, program, env, seeds), finite=True),
         }
         hashes = folder.create(run_dir, files)
         if config_file.suffix != ".json":

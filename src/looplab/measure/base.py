@@ -45,8 +45,11 @@ class Source(Protocol):
     kind: str
     """`jsonl`, `csv`, `stdout`, …"""
     path: Path
-    skipped: int
-    """How many records could not be read."""
+
+    @property
+    def skipped(self) -> int:
+        """How many records could not be read."""
+        ...
 
     @property
     def position(self) -> int:

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 from looplab.errors import LabError
 from looplab.measure.base import Batch, Curve, Source
+from looplab.measure.json_file import JsonFile
 
 KINDS = ("jsonl", "wandb", "tensorboard", "csv", "stdout", "trainer_summary")
 """What a user can name, the most trusted first: where two kinds know the same metric, the earlier one is believed."""
@@ -126,8 +127,8 @@ class Reader:
             kind = entry.source.kind
             if kind in self._fallbacks and self._has_curves:
                 continue
-            if kind == "trainer_summary":
-                entry.source.at_step = self.last_step  # type: ignore[attr-defined]
+            if isinstance(entry.source, JsonFile):
+                entry.source.at_step = self.last_step
             batch = entry.source.poll(final)
             if batch:
                 if kind in _CURVES:
@@ -273,19 +274,39 @@ def _kind_of(name: str, depth: int) -> str | None:
 
 def _make(kind: str, path: Path, stdout_patterns: Sequence[str]) -> Source:
     """The source for a file; its module is loaded only now, since most runs have one kind."""
-    if kind == "jsonl":
-        from looplab.measure.jsonl import JsonlSource
+    match kind:
+        case "jsonl":
+            from looplab.measure.jsonl import JsonlSource
 
-        return JsonlSource(path)
-    if kind == "csv":
-        from looplab.measure.csv import CsvSource
+            return JsonlSource(path)
+        case "wandb":
+            from looplab.measure.wandb_log import WandbSource
 
-        return CsvSource(path)
-    if kind == "stdout":
-        from looplab.measure.stdout import StdoutSource
+            return WandbSource(path)
+        case "wandb_history":
+            from looplab.measure.wandb_legacy import WandbHistorySource
 
-        return StdoutSource(path, stdout_patterns)
-    raise LabError(f"{kind} cannot be read yet")
+            return WandbHistorySource(path)
+        case "wandb_summary":
+            from looplab.measure.wandb_legacy import WandbSummarySource
+
+            return WandbSummarySource(path)
+        case "tensorboard":
+            from looplab.measure.tensorboard import TensorBoardSource
+
+            return TensorBoardSource(path)
+        case "csv":
+            from looplab.measure.csv import CsvSource
+
+            return CsvSource(path)
+        case "trainer_summary":
+            from looplab.measure.trainer_summary import TrainerSummarySource
+
+            return TrainerSummarySource(path)
+        case _:
+            from looplab.measure.stdout import StdoutSource
+
+            return StdoutSource(path, stdout_patterns)
 
 
 _auto_ranks = {kind: rank for rank, kind in enumerate(_AUTO)}

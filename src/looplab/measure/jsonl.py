@@ -19,11 +19,11 @@ class JsonlSource:
 
     kind = "jsonl"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, rows: RowFolder | None = None) -> None:
         self.path = path
         self.skipped = 0
         self._lines = LineTail(path, self._restart)
-        self._rows = RowFolder()
+        self._rows = rows or RowFolder()
 
     @property
     def position(self) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import platform
 import socket
@@ -29,11 +30,7 @@ FRESH_S = 1.0
 """How long what git said may be used again for the next run."""
 GIT_S = 20.0
 
-LIST_PACKAGES = (
-    "import importlib.metadata as m, json, sys;"
-    "print(json.dumps({'version': sys.version, 'packages': sorted({f\"{d.metadata['Name']}=={d.version}\""
-    " for d in m.distributions() if d.metadata['Name']}, key=str.lower)}))"
-)
+ASK_PATH = "import json, sys; print(json.dumps({'version': sys.version, 'path': sys.path}))"
 
 
 class Capsules:
@@ -48,6 +45,7 @@ class Capsules:
         self._pythons: dict[str, dict[str, Any]] = {}
         self._machine = machine()
         self._data_hashes: dict[str, str] | None = None
+        self._env = redact_env({k: v for k, v in os.environ.items() if k.startswith(KEPT_VARIABLES)})
 
     def make(
         self, argv: Sequence[str], program: str, env: Mapping[str, str], seeds: Mapping[str, Any]
@@ -60,12 +58,11 @@ class Capsules:
             self._pythons[program] = self._ask_python(program)
         if self._data_hashes is None:
             self._data_hashes = {str(p.relative_to(self._lab)): hash_tree(p) for p in self._data}
-        kept = {k: v for k, v in os.environ.items() if k.startswith(KEPT_VARIABLES)}
         return {
             "argv": redact_argv(argv),
             "program": program,
             "cwd": str(self._lab),
-            "env": redact_env({**kept, **env}),
+            "env": {**self._env, **redact_env(env)},
             "code": self._code,
             "python": self._pythons[program],
             "machine": self._machine,
@@ -96,15 +93,30 @@ class Capsules:
     def _ask_python(self, program: str) -> dict[str, Any]:
         """The interpreter that the trainer runs in, where the program is one; else the one looplab runs in."""
         python = program if Path(program).name.startswith("python") else sys.executable
-        listing = None
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            done = subprocess.run([python, "-c", LIST_PACKAGES], cwd=self._lab, capture_output=True, timeout=GIT_S)
-            listing = done.stdout if done.returncode == 0 else None
+        if os.path.samefile(python, sys.executable):
+            listing: dict[str, Any] | None = {"version": sys.version, "packages": installed(sys.path)}
+        else:
+            listing = None
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired, ValueError):
+                asked = subprocess.run([python, "-c", ASK_PATH], cwd=self._lab, capture_output=True, timeout=GIT_S)
+                answer = json.loads(asked.stdout)
+                listing = {"version": answer["version"], "packages": installed(answer["path"])}
+        text = json.dumps(listing, indent=1).encode()
         return {
             "executable": python,
-            "version": platform.python_version() if python == sys.executable else None,
-            "packages": keep_shared(self._study, listing, "packages", ".json") if listing else None,
+            "version": listing["version"].split()[0] if listing else None,
+            "packages": keep_shared(self._study, text, "packages", ".json") if listing else None,
         }
+
+
+def installed(path: Sequence[str]) -> list[str]:
+    """The distributions that an interpreter with this search path finds, by the names of their metadata folders."""
+    found = set()
+    for folder in path:
+        with contextlib.suppress(OSError):
+            names = [entry.name for entry in os.scandir(folder or ".")]
+            found.update(name.rpartition(".")[0] for name in names if name.endswith((".dist-info", ".egg-info")))
+    return sorted((name.replace("-", "==", 1) for name in found), key=str.lower)
 
 
 def machine() -> dict[str, Any]:

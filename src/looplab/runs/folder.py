@@ -16,6 +16,7 @@ from typing import Any
 from looplab.config.files import dump_json, read_config, write_atomic
 from looplab.errors import LabError
 
+EMPTY = hashlib.sha256(b"").hexdigest()
 SHARED = "_shared"
 """Beside the runs of a study: what many of them have in common, named by its hash."""
 
@@ -27,8 +28,7 @@ def study_folder(lab: Path, study: str) -> Path:
 def create(folder: Path, files: Mapping[str, bytes]) -> dict[str, str]:
     """Make the run folder with these files, whole; gives the SHA-256 of each. An existing one keeps what it has."""
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-    hidden = folder.with_name(f".{folder.name}.new")
-    target = str(hidden)
+    target = f"{folder.parent}/.{folder.name}.new"
     try:
         os.mkdir(target)
     except FileNotFoundError:
@@ -97,10 +97,12 @@ def run_folders(study: Path) -> list[Path]:
     return sorted(p for p in study.iterdir() if p.is_dir() and p.name[0] not in "._" and (p / "run.json").exists())
 
 
-def hash_file(path: Path) -> str | None:
+def hash_file(path: Path | str) -> str | None:
     """The SHA-256 of a file; None where it is missing."""
     try:
-        with path.open("rb") as file:
+        if os.stat(path).st_size == 0:
+            return EMPTY
+        with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         return None

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 
 HIDDEN = "***"
@@ -26,18 +27,21 @@ SECRET_VALUE = re.compile(
     r"sk-[A-Za-z0-9_-]{16,}|hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|xox[abprs]-[\w-]{10,}"
     r"|AKIA[0-9A-Z]{16}|AIza[\w-]{30,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{5,}|wandb_v1_\w{20,}"
 )
+SHORTEST = 8
+"""No secret is shorter than this, and one that were would be found everywhere by chance."""
 URL_PASSWORD = re.compile(r"(?<=://)([^/\s:@]+):([^/\s@]+)(?=@)")
 FLAG = re.compile(r"(?P<name>--?[\w.-]+)=(?P<value>.*)", re.DOTALL)
-SHORTEST = 8
-"""A known secret shorter than this is not searched for in texts: it would match by chance."""
 
 
+@lru_cache(maxsize=4096)
 def is_secret_name(name: str) -> bool:
     """Whether a variable or flag of this name holds a secret: `WANDB_API_KEY` does, `TOKENIZERS_PARALLELISM` not."""
     return any(word in SECRET_WORDS for word in re.split(r"[^A-Z0-9]+", name.upper()))
 
 
 def redact_text(text: str) -> str:
+    if len(text) < SHORTEST:
+        return text
     return URL_PASSWORD.sub(rf"\1:{HIDDEN}", SECRET_VALUE.sub(HIDDEN, text))
 
 

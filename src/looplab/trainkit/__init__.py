@@ -42,7 +42,7 @@ def config(default_path: str | os.PathLike[str] | None = None) -> dict[str, Any]
     if path is None:
         raise LabError("this run has no config", hint="set LOOPLAB_CONFIG to a JSON file, or call config(default_path)")
     try:
-        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is not imported here, on purpose
+        with open(path, encoding="utf-8") as file:
             loaded = json.load(file)
     except OSError as error:
         raise LabError(f"cannot read the config: {error.strerror}", file=path) from error

@@ -119,7 +119,7 @@ class Logger:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with _lock:
             try:
-                with open(temporary, "w", encoding="utf-8") as file:  # noqa: PTH123 - no pathlib here, on purpose
+                with open(temporary, "w", encoding="utf-8") as file:
                     file.write(f"{{\n{body}\n}}\n" if flat else "{}\n")
                     file.flush()
                     os.fsync(file.fileno())
@@ -253,8 +253,12 @@ def _continue(fd: int, step: float) -> float:
         os.write(fd, b"\n")
     for line in reversed(tail.splitlines()):
         if line.startswith(_ROW_START) and line.endswith(b"}"):
-            last = line[len(_ROW_START) : line.find(b",")]
-            return int(last) if last.lstrip(b"-").isdigit() else float(last)
+            try:
+                last = float(line[len(_ROW_START) : line.find(b",")])
+            except ValueError:  # another program's row
+                continue
+            if last - last == 0:
+                return int(last) if last.is_integer() else last
     return step
 
 

@@ -1,0 +1,81 @@
+"""A JSON file that is now and then written as a whole: one point for each number in it, whenever the number is new."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from looplab.measure.base import Batch, Curve
+from looplab.measure.rows import NOT_METRICS, number
+
+
+class JsonFile:
+    """Common to `trainer_summary.json` and `wandb-summary.json`; what differs is how names and step are found."""
+
+    def __init__(self, path: Path, separator: str, rename: Callable[[str], str], step_names: tuple[str, ...]) -> None:
+        self.path = path
+        self.skipped = 0
+        """1 while the file cannot be read: half-written or not JSON."""
+        self.position = 0
+        self.at_step: float | None = None
+        """The step to use where the file names none: how far the run is, as others know."""
+        self._separator = separator
+        self._rename = rename
+        self._step_names = step_names
+        self._identity: tuple[int, int, int] | None = None
+        self._returned: dict[str, float] = {}
+
+    def poll(self, final: bool = False) -> Batch:
+        content = self._content_if_new()
+        if content is None:
+            return {}
+        found: dict[str, float] = {}
+        _flatten("", content, self._separator, found)
+        found = {self._rename(name): value for name, value in found.items()}
+        steps = [found[name] for name in self._step_names if name in found]
+        step = steps[0] if steps else self.at_step if self.at_step is not None else 0.0
+        batch: Batch = {}
+        for name, value in found.items():
+            # Compared as text, since NaN is not equal to itself.
+            if name not in NOT_METRICS and repr(self._returned.get(name)) != repr(value):
+                self._returned[name] = value
+                batch[name] = Curve([step], [value])
+        return batch
+
+    def _content_if_new(self) -> dict[str, Any] | None:
+        try:
+            status = os.stat(self.path)
+            identity = (status.st_ino, status.st_size, status.st_mtime_ns)
+            if identity == self._identity:
+                return None
+            data = self.path.read_bytes()
+        except OSError:
+            return None
+        self._identity = identity
+        self.position = len(data)
+        content: Any = None
+        try:
+            content = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            try:
+                content = json.loads(data)  # knows NaN and Infinity
+            except (ValueError, RecursionError):
+                content = None
+        self.skipped = 0 if isinstance(content, dict) else 1
+        return content if isinstance(content, dict) else None
+
+
+def _flatten(prefix: str, value: Any, separator: str, into: dict[str, float]) -> None:
+    if isinstance(value, dict):
+        if "_type" not in value:
+            for key, inner in value.items():
+                _flatten(f"{prefix}{separator}{key}" if prefix else str(key), inner, separator, into)
+        return
+    as_number = number(value)
+    if as_number is not None:
+        into[prefix] = as_number

@@ -1,0 +1,27 @@
+"""What W&B clients before 0.10 left in `files/`: `wandb-history.jsonl`, and `wandb-summary.json` for want of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from looplab.measure.json_file import JsonFile
+from looplab.measure.jsonl import JsonlSource
+from looplab.measure.rows import RowFolder
+
+
+class WandbHistorySource(JsonlSource):
+    """Rows with `_step`; nested values are called `outer.inner`."""
+
+    kind = "wandb_history"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, RowFolder(".", step_names=("_step", "train/optimization step", "optimization step")))
+
+
+class WandbSummarySource(JsonFile):
+    """The last values alone: one point for each metric, so that nothing can be said of how it moved."""
+
+    kind = "wandb_summary"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, ".", lambda name: name, ("_step",))

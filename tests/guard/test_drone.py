@@ -1,4 +1,4 @@
-"""The whole guard of a drone study: 32 knobs, rounded environments, derived batches."""
+"""The whole guard of a drone study: 33 knobs, rounded environments, derived batches."""
 
 from __future__ import annotations
 

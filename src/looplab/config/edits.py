@@ -202,6 +202,10 @@ class _Work:
             return _finite(edit, place, lambda: float(value))
         if kind is int and type(value) is float and value.is_integer():
             return int(value)
+        if kind is int and type(value) is float and not declared:
+            # JSON has one kind of number: people write 10 for 10.0, and 0.75 can only be meant as it stands.
+            self.notes.append(f"{show(place)} was the int {old}, and is the float {value} now")
+            return value
         if kind is str and type(value) in (int, float, bool):
             text = json.dumps(value)
             self.notes.append(f"{show(place)} is text, so {text} became {json.dumps(text)}")
@@ -216,10 +220,15 @@ class _Work:
         if not _is_number(old):
             raise EditError(f"`{edit}`: {show(place)} is {_a(old)}, and `{edit.op}` needs a number")
         kind, _ = self._kind(place, old)
-        if kind is not int or old != old or old in (math.inf, -math.inf):
-            return _finite(edit, place, lambda: float(_reckon(edit.op, float(old), edit.value)))
+        if old != old or old in (math.inf, -math.inf):
+            return _finite(edit, place, lambda: float(_reckon(edit.op, old, edit.value)))
         exact = _reckon(edit.op, _fraction(old), _fraction(edit.value))
-        rounded: int = math.floor(abs(exact) + Fraction(1, 2)) * (1 if exact >= 0 else -1)
+        if kind is not int:
+            return _finite(edit, place, lambda: float(exact))
+        if edit.op in (Op.MAX, Op.MIN):  # a bound that is no int: the next int that keeps to it
+            rounded = math.ceil(exact) if edit.op is Op.MAX else math.floor(exact)
+        else:
+            rounded = math.floor(abs(exact) + Fraction(1, 2)) * (1 if exact >= 0 else -1)
         if rounded != exact:
             shown = _finite(edit, place, lambda: float(exact))
             self.notes.append(f"{show(place)} is an int: `{edit.op}` gave {shown:.15g}, rounded to {rounded}")
@@ -419,7 +428,7 @@ def _reckon(op: Op, old: Any, value: Any) -> Any:
 
 
 def _fraction(number: int | float) -> Fraction:
-    """Exact, by the digits that a person sees: 10 × 0.35 is 3.5."""
+    """Exact, by the digits that a person sees: 10 × 0.35 is 3.5, and 0.1 × 3 is 0.3."""
     return Fraction(number) if isinstance(number, int) else Fraction(repr(number))
 
 

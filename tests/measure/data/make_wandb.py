@@ -39,7 +39,13 @@ run = wandb.init(
     settings=settings,
 )
 for step in range(40):
-    row = {"loss": 1 / (step + 1), "acc": step / 40, "count": step, "good": step % 2 == 0, "nested": {"inner": {"x": step * 0.5}}}
+    row = {
+        "loss": 1 / (step + 1),
+        "acc": step / 40,
+        "count": step,
+        "good": step % 2 == 0,
+        "nested": {"inner": {"x": step * 0.5}},
+    }
     row["word"] = "not a number"
     if step == 3:
         row |= {"odd": float("nan"), "endless": float("inf"), "long": "x" * 300}

@@ -226,7 +226,7 @@ class _Work:
         if kind is not int:
             return _finite(edit, place, lambda: float(exact))
         if edit.op in (Op.MAX, Op.MIN):  # a bound that is no int: the next int that keeps to it
-            rounded = math.ceil(exact) if edit.op is Op.MAX else math.floor(exact)
+            rounded: int = math.ceil(exact) if edit.op is Op.MAX else math.floor(exact)
         else:
             rounded = math.floor(abs(exact) + Fraction(1, 2)) * (1 if exact >= 0 else -1)
         if rounded != exact:

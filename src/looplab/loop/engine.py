@@ -27,7 +27,7 @@ from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import RunRow, StudyLedger
 from looplab.loop.decision import Decider, Decision, Rejected, decide_base
 from looplab.loop.measuring import Gauge, summarise
-from looplab.loop.prepare import Preparer
+from looplab.loop.prepare import PREPARED, Preparer
 from looplab.loop.setup import Setup
 from looplab.report import labbook
 from looplab.runs import folder
@@ -42,6 +42,8 @@ REMEMBERED = 1000
 """How many of the last runs are looked at after a crash for what was not yet written in the lab book."""
 BEAT_S = 5.0
 DEVICE_CHECK_S = 2.0
+LEFT_BEHIND = ("metrics.jsonl", "trainer_summary.json", "train.log")
+"""What a trainer leaves in its folder that must not change afterwards."""
 NO_LIMIT = 1 << 30
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
@@ -192,8 +194,10 @@ class Engine:
         self.progress.failed = counts.get("failed", 0)
         self.study.forget_plans()
         slots = {slot.name: slot for slot in self.setup.slots}
+        folder.sweep(self.folder)
         for run in self.study.runs(state="planned") + self.study.runs(state="running"):
             run_dir = self.folder / run.id
+            folder.sweep(run_dir)
             if run_dir.is_dir() and self._executor.adopt(run.id, run_dir):
                 name = folder.read_json(run_dir, "run.json").get("slot")
                 slot = slots.get(name or "")
@@ -204,7 +208,7 @@ class Engine:
                 self.running[run.id] = run
                 if run.state == "planned":
                     with self._ledger.write():
-                        self.study.launched(run.id, name or "?", {})
+                        self.study.launched(run.id, name or "?", folder.hash_files(run_dir, PREPARED))
             elif self.study.plan_of(run.id) is None:
                 self._finished.append((run, Exit(None, reason="lost", message="its folder is gone", ended=time.time())))
             else:
@@ -450,10 +454,7 @@ class Engine:
         files: dict[str, str] = {}
         if run_dir.is_dir():
             files["summary.json"] = folder.write_json(run_dir, "summary.json", summary)
-            for name in ("metrics.jsonl", "trainer_summary.json", "train.log"):
-                digest = folder.hash_file(f"{run_dir}/{name}")
-                if digest is not None:
-                    files[name] = digest
+            files |= folder.hash_files(run_dir, LEFT_BEHIND)
         note = "; ".join(summary["notes"]) or None
         self.study.ended(
             run.id, status=status, code=exit_.code, signal=exit_.signal, started=exit_.started,

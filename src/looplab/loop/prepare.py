@@ -21,6 +21,9 @@ from looplab.runs.capsule import Capsules
 from looplab.runs.names import inside
 from looplab.runs.redact import redact_argv
 
+PREPARED = ("run.json", "config.json", "override.json", "config_diff.json", "capsule.json")
+"""The files that a run folder has before the run starts."""
+
 
 class Preparer:
     """Prepares the runs of one study; what does not change between runs is worked out once."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 from looplab.measure.base import Batch
@@ -69,7 +68,7 @@ class CsvSource:
         if line.startswith("#{"):
             return  # a comment of Stable-Baselines' monitor
         self._delimiter = max(DELIMITERS, key=line.count)
-        cells = self._split([line])[0]
+        cells = self._split(line)
         if all(cell == "" or _number(cell) is not None for cell in cells):
             self.skipped += 1
             return
@@ -81,26 +80,29 @@ class CsvSource:
 
     def _take_header(self, line: str) -> None:
         self._header_line = line
-        self._header = tuple(cell.strip().lstrip("#").strip() for cell in self._split([line])[0])
+        self._header = tuple(cell.strip().lstrip("#").strip() for cell in self._split(line))
 
     def _is_another_header(self, line: str) -> bool:
-        cells = [cell.strip() for cell in self._split([line])[0]]
+        cells = [cell.strip() for cell in self._split(line)]
         return (
             len(set(cells)) == len(cells)
             and not set(cells).isdisjoint(self._header)
             and all(cell and _number(cell) is None for cell in cells)
         )
 
-    def _split(self, lines: Sequence[str]) -> list[list[str]]:
-        if any('"' in line for line in lines):
-            return [next(csv.reader([line], delimiter=self._delimiter), []) for line in lines]
-        return [line.split(self._delimiter) for line in lines]
+    def _split(self, line: str) -> list[str]:
+        if '"' not in line:
+            return line.split(self._delimiter)
+        try:
+            return next(csv.reader([line], delimiter=self._delimiter), [])
+        except csv.Error:
+            return []
 
     def _fold_block(self, lines: list[str], batch: Batch) -> None:
         if not lines:
             return
         width = len(self._header)
-        rows = [cells for cells in self._split(lines) if len(cells) == width]
+        rows = [cells for cells in map(self._split, lines) if len(cells) == width]
         self.skipped += len(lines) - len(rows)
         if not rows:
             return

@@ -35,6 +35,7 @@ class JsonFile:
         if content is None:
             return {}
         found: dict[str, float] = {}
+        content.pop("_wandb", None)
         _flatten("", content, self._separator, found)
         found = {self._rename(name): value for name, value in found.items()}
         steps = [found[name] for name in self._step_names if name in found]

@@ -28,7 +28,7 @@ STEP_NAMES = (
 )
 """What trainers call the step, the surest name first; a row's step is its first of these that holds a number."""
 
-NOT_METRICS = frozenset({"time", "timestamp", "_timestamp", "_runtime", "_step", "_wandb"})
+NOT_METRICS = frozenset({"", "time", "timestamp", "_timestamp", "_runtime", "_step", "_wandb"})
 """Clocks and bookkeeping."""
 
 NON_FINITE = {
@@ -96,29 +96,27 @@ class RowFolder:
 
     def fold_columns(self, names: tuple[str, ...], columns: Sequence[Sequence[Any]], count: int, batch: Batch) -> None:
         """Add `count` rows that are given as columns; a cell that is no number is missing."""
-        candidates = [found for found in self._step_columns(names) if found[0] <= self._rank]
+        step_columns = self._step_columns(names)
         steps: list[float] = []
-        chosen = -1
-        if candidates:
-            rank, chosen = candidates[0]
-            steps = _finite_floats(columns[chosen])
-            if not steps:
-                if count > 1:
-                    # Some rows lack the surest name: decide row by row, so that the cut into polls does not matter.
-                    for row in zip(*columns, strict=True):
-                        self.fold_columns(names, [(cell,) for cell in row], 1, batch)
-                    return
-                usable = [found for found in candidates[1:] if _finite_floats(columns[found[1]])]
-                rank, chosen = usable[0] if usable else (self._rank, -1)
-                steps = _finite_floats(columns[chosen]) if usable else []
-            self._rank = rank
+        for rank, index in step_columns:
+            if rank > self._rank:
+                break
+            steps = _finite_floats(columns[index])
+            if steps:
+                self._rank = rank
+                self._last_step = steps[-1]
+                break
+            if count > 1:
+                # Some rows lack the surest name: decide row by row, so that the cut into polls does not matter.
+                for row in zip(*columns, strict=True):
+                    self.fold_columns(names, [(cell,) for cell in row], 1, batch)
+                return
         if not steps:
             steps = self._steps_without_a_name(count)
         self._rows += count
-        if chosen >= 0:
-            self._last_step = steps[-1]
+        no_metrics = {index for rank, index in step_columns if rank <= self._rank}
         for index, name in enumerate(names):
-            if index != chosen and name not in NOT_METRICS:
+            if index not in no_metrics and name not in NOT_METRICS:
                 self._fold_column(name, steps, columns[index], batch)
 
     def _step_columns(self, names: tuple[str, ...]) -> list[tuple[int, int]]:

@@ -290,6 +290,11 @@ class Summariser:
         """The summaries by name; with `tail`, each also holds that many last values."""
         return {name: running.result(tail) for name, running in self._running.items()}
 
+    def summary(self, metric: str, *, tail: int = 0) -> MetricSummary | None:
+        """The summary of one metric, if it was ever seen."""
+        running = self._running.get(metric)
+        return None if running is None else running.result(tail)
+
     def mean(self, metric: str, k: int) -> float | None:
         """The mean of the last `k` values (of those that there are); see `objective_value`."""
         running = self._running.get(metric)
@@ -310,22 +315,27 @@ def check_at(at: str) -> int | None:
 
 
 def objective_value(
-    measured: Summariser | Mapping[str, MetricSummary] | Mapping[str, Curve], metric: str, at: str = "last"
+    measured: Summariser | Mapping[str, MetricSummary] | Mapping[str, Curve],
+    metric: str,
+    at: str = "last",
+    *,
+    directions: Directions | None = None,
 ) -> float | None:
     """The one number by which a run is judged; none if the metric is missing.
 
     NaN is never a value: a run whose last point is not finite has no `last` and no `mean(k)`. Points before the
-    last that are not finite are left out of the mean.
+    last that are not finite are left out of the mean. `directions` is asked for the best of a bare curve; summaries
+    already know theirs.
     """
     k = check_at(at)
     if isinstance(measured, Summariser):
-        summary = measured.result(tail=k or 0).get(metric)
+        summary = measured.summary(metric, tail=k or 0)
     else:
         found = measured.get(metric)
         if isinstance(found, Curve):
-            one = Summariser(Directions(), kept=k or 1)
+            one = Summariser(directions, kept=k or 1)
             one.add({metric: found})
-            summary = one.result(tail=k or 0).get(metric)
+            summary = one.summary(metric, tail=k or 0)
         else:
             summary = found
     if summary is None:

@@ -111,7 +111,7 @@ class Capsules:
 
 def installed(path: Sequence[str]) -> list[str]:
     """The distributions that an interpreter with this search path finds, by the names of their metadata folders."""
-    found = set()
+    found: set[str] = set()
     for folder in path:
         with contextlib.suppress(OSError):
             names = [entry.name for entry in os.scandir(folder or ".")]

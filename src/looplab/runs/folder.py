@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,21 @@ def hash_file(path: Path | str) -> str | None:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         return None
+
+
+def hash_files(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """The SHA-256 of each of these files that is there."""
+    digests = ((name, hash_file(f"{folder}/{name}")) for name in names)
+    return {name: digest for name, digest in digests if digest is not None}
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a writer that was killed left half done: hidden, under names that nobody else uses."""
+    for path in folder.glob(".*") if folder.is_dir() else ():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def require(folder: Path) -> Path:

@@ -11,15 +11,19 @@ import argparse
 import json
 import os
 import time
+from itertools import pairwise
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the matrices are tiny: more threads only wait for each other
 
 import numpy as np
+import numpy.typing as npt
 from sklearn.datasets import load_digits
 
 from looplab import trainkit
 
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
 HERE = Path(__file__).parent
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--config", type=Path, default=HERE / "configs" / "baseline.json")
@@ -50,42 +54,42 @@ rng = np.random.default_rng(config["seed"])
 sizes = [64, *[model["hidden"]] * model["layers"], 10]
 gain = 2.0 if model["activation"] == "relu" else 1.0
 weights = [
-    rng.normal(0.0, np.sqrt(gain / fan_in), (fan_in, fan_out)).astype(np.float32)
-    for fan_in, fan_out in zip(sizes, sizes[1:], strict=False)
+    rng.normal(0.0, np.sqrt(gain / fan_in), (fan_in, fan_out)).astype(np.float32) for fan_in, fan_out in pairwise(sizes)
 ]
 biases = [np.zeros(fan_out, np.float32) for fan_out in sizes[1:]]
 weight_steps = [np.zeros_like(weight) for weight in weights]  # what momentum remembers
 bias_steps = [np.zeros_like(bias) for bias in biases]
 
 
-def activate(z):
+def activate(z: Floats) -> Floats:
     if model["activation"] == "relu":
         return np.maximum(z, 0.0)
     return np.tanh(z) if model["activation"] == "tanh" else 0.5 + 0.5 * np.tanh(0.5 * z)
 
 
-def slope(a):
+def slope(a: Floats) -> Floats:
     """The derivative of the activation, from the activation itself."""
     if model["activation"] == "relu":
         return (a > 0.0).astype(np.float32)
     return 1.0 - a * a if model["activation"] == "tanh" else a * (1.0 - a)
 
 
-def log_softmax(z):
+def log_softmax(z: Floats) -> Floats:
     z = z - z.max(axis=1, keepdims=True)
-    return z - np.log(np.exp(z).sum(axis=1, keepdims=True))
+    total: Floats = np.exp(z).sum(axis=1, keepdims=True)
+    return z - np.log(total)
 
 
-def evaluate(x, y):
+def evaluate(x: Floats, y: Ints) -> tuple[float, float]:
     """The mean cross-entropy and the share of right answers."""
     a = x - mean
     for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
         a = activate(a @ weight + bias)
     log_p = log_softmax(a @ weights[-1] + biases[-1])
-    return -log_p[np.arange(len(y)), y].mean(), (log_p.argmax(axis=1) == y).mean()
+    return float(-log_p[np.arange(len(y)), y].mean()), float((log_p.argmax(axis=1) == y).mean())
 
 
-def augment(x):
+def augment(x: Floats) -> Floats:
     """Every epoch sees the digits a little moved and a little noisy, so that they are harder to learn by heart."""
     if data["shift"] > 0:
         # Each digit moves by up to `shift` pixels (1 at most) down or up, right or left; what a pixel moves by a

@@ -48,7 +48,7 @@ def check(folder: Path | None, name: str | None, cfgs: Sequence[Path] | None, mo
         output.table(
             ("knob", "legal", *(base.name for base in setup.bases)),
             [
-                (path, str(knob), *(_values(base.config, path) for base in setup.bases))
+                (path, knob.describe(), *(_values(base.config, path) for base in setup.bases))
                 for path, knob in setup.guard.knobs.items()
             ],
         )

@@ -65,8 +65,13 @@ class _Entry(NamedTuple):
     """A source with its place in the order."""
 
     rank: int
+    """The place of its kind."""
     path: str
+    """Restarted runs sort by it."""
+    series: str
+    """Files of one kind and series continue each other; two series do not."""
     prefix: str
+    """Goes before its names."""
     source: Source
 
 
@@ -113,7 +118,7 @@ class Reader:
         self._paths: set[str] = set()
         self._folders: dict[str, tuple[int, int]] = {}
         self._looked = 0.0
-        self._owners: dict[str, tuple[int, str]] = {}
+        self._owners: dict[str, tuple[int, str, str]] = {}
         self._last_steps: dict[str, float] = {}
         self._has_curves = False
         self.last_step: float | None = None
@@ -153,7 +158,7 @@ class Reader:
         for raw, curve in items:
             name = self._rename.get(raw, raw)
             owner = self._owners.get(name)
-            me = (entry.rank, raw)
+            me = (entry.rank, entry.series, raw)
             if owner != me:
                 if owner is None:
                     self._owners[name] = me
@@ -173,7 +178,7 @@ class Reader:
             if self.last_step is None or last > self.last_step:
                 self.last_step = last
 
-    def _closes(self, entry: _Entry, owner: tuple[int, str]) -> bool:
+    def _closes(self, entry: _Entry, owner: tuple[int, str, str]) -> bool:
         """What the trainer itself says at the end is surer than its prints: it becomes their last point."""
         return entry.source.kind == "trainer_summary" and owner[0] == self._ranks.get("stdout")
 
@@ -211,12 +216,7 @@ class Reader:
             name = entry.name
             kind = _kind_of(name, depth)
             if kind is not None:
-                if (
-                    kind in self._ranks
-                    and kind in ("jsonl", "csv", "stdout")
-                    and entry.path not in self._paths
-                    and entry.is_file()
-                ):
+                if kind in self._ranks and entry.path not in self._paths and entry.is_file():
                     self._add(kind, entry.path, folder)
             elif (
                 depth < MAX_DEPTH
@@ -236,7 +236,8 @@ class Reader:
     def _add(self, kind: str, path: str, folder: str) -> None:
         self._paths.add(path)
         source = _make(kind, Path(path), self._stdout_patterns)
-        self._entries.append(_Entry(self._ranks[kind], path, self._prefix(kind, folder), source))
+        series = os.path.basename(path) if kind in ("jsonl", "csv") else ""
+        self._entries.append(_Entry(self._ranks[kind], path, series, self._prefix(kind, folder), source))
         self._entries.sort(key=lambda entry: (entry.rank, entry.path))
 
     def _prefix(self, kind: str, folder: str) -> str:

@@ -296,9 +296,8 @@ class Summariser:
         return None if running is None else running.result(tail)
 
     def mean(self, metric: str, k: int) -> float | None:
-        """The mean of the last `k` values (of those that there are); see `objective_value`."""
-        running = self._running.get(metric)
-        return None if running is None else _mean_of_last(running.tail, k)
+        """The mean of the last `k` values, or of all if there are fewer; see `objective_value`."""
+        return objective_value(self, metric, f"mean({k})")
 
 
 _MEAN = re.compile(r"mean\(\s*([1-9]\d*)\s*\)")

@@ -115,12 +115,11 @@ def hash_files(folder: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a writer that was killed left half done: hidden, under names that nobody else uses."""
-    for path in folder.glob(".*") if folder.is_dir() else ():
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+    """Remove what a writer of ours that was killed left half done; nothing else that is hidden."""
+    for path in folder.glob(".tmp-*"):
+        path.unlink(missing_ok=True)
+    for path in folder.glob(".*.new"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def require(folder: Path) -> Path:

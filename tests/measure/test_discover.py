@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from looplab.errors import LabError
+from looplab.measure.base import Batch
+from looplab.measure.discover import MAX_DEPTH, Reader, find_sources
+
+OLD_WANDB = Path(__file__).parent / "data" / "wandb-0.16.6.wandb"
+
+
+def put(path: Path, *rows: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def put_wandb(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / "run-fixture1.wandb").write_bytes(OLD_WANDB.read_bytes())
+
+
+def found(run_dir: Path, kinds: str | list[str] = "auto") -> list[tuple[str, str]]:
+    return [(source.kind, str(source.path.relative_to(run_dir))) for source in find_sources(run_dir, kinds)]  # type: ignore[arg-type]
+
+
+def points(batch: Batch) -> dict[str, list[tuple[float, float]]]:
+    return {name: list(zip(curve.steps, curve.values, strict=True)) for name, curve in batch.items()}
+
+
+def test_everything_in_a_run_folder_is_found_the_most_trusted_first(tmp_path: Path) -> None:
+    put(tmp_path / "train.log", "loss: 1\n")
+    put(tmp_path / "trainer_summary.json", {"metrics": {}})
+    put(tmp_path / "lightning_logs" / "version_0" / "metrics.csv", "step,a\n")
+    put(tmp_path / "progress.csv", "step,a\n")
+    put(tmp_path / "tb" / "events.out.tfevents.1700000000.host.1.0", "")
+    put_wandb(tmp_path / "wandb" / "run-20250101_000000-fixture1")
+    put(tmp_path / "wandb" / "run-20240101_000000-x" / "files" / "wandb-history.jsonl", "")
+    put(tmp_path / "wandb" / "run-20240101_000000-x" / "files" / "wandb-summary.json", {})
+    put(tmp_path / "metrics.jsonl", {"step": 1, "a": 1})
+    assert found(tmp_path) == [
+        ("jsonl", "metrics.jsonl"),
+        ("wandb", "wandb/run-20250101_000000-fixture1/run-fixture1.wandb"),
+        ("wandb_history", "wandb/run-20240101_000000-x/files/wandb-history.jsonl"),
+        ("tensorboard", "tb/events.out.tfevents.1700000000.host.1.0"),
+        ("csv", "lightning_logs/version_0/metrics.csv"),
+        ("csv", "progress.csv"),
+        ("stdout", "train.log"),
+        ("trainer_summary", "trainer_summary.json"),
+        ("wandb_summary", "wandb/run-20240101_000000-x/files/wandb-summary.json"),
+    ]
+
+
+@pytest.mark.parametrize("folder", ["checkpoints", ".git", "node_modules", "wandb/run-1/files/media", ".hidden/deep"])
+def test_some_folders_are_not_looked_into(tmp_path: Path, folder: str) -> None:
+    put(tmp_path / folder / "metrics.jsonl", {"a": 1})
+    assert found(tmp_path) == []
+
+
+def test_other_tables_and_logs_are_not_metrics(tmp_path: Path) -> None:
+    put(tmp_path / "dataset.csv", "a,b\n")
+    put(tmp_path / "sub" / "train.log", "loss: 1\n")
+    put(tmp_path / "requirements.txt", "x")
+    put(tmp_path / "events.out.tfevents.1.host.profile-empty", "")
+    assert found(tmp_path) == []
+
+
+def test_folders_are_not_followed_for_ever(tmp_path: Path) -> None:
+    deep = tmp_path
+    for _ in range(MAX_DEPTH + 1):
+        deep = deep / "d"
+    put(deep / "metrics.jsonl", {"a": 1})
+    put(deep.parent / "metrics.jsonl", {"a": 1})
+    (tmp_path / "loop").symlink_to(tmp_path)
+    assert len(found(tmp_path)) == 1
+
+
+def test_the_link_to_the_latest_run_is_not_a_second_run(tmp_path: Path) -> None:
+    put_wandb(tmp_path / "wandb" / "offline-run-20250101_000000-fixture1")
+    (tmp_path / "wandb" / "latest-run").symlink_to("offline-run-20250101_000000-fixture1")
+    assert len(found(tmp_path)) == 1
+
+
+def test_a_copied_link_to_the_latest_run_is_not_a_second_run(tmp_path: Path) -> None:
+    put_wandb(tmp_path / "wandb" / "offline-run-20250101_000000-fixture1")
+    put_wandb(tmp_path / "wandb" / "latest-run")
+    assert len(found(tmp_path)) == 1
+
+
+def test_a_latest_run_alone_is_read(tmp_path: Path) -> None:
+    put_wandb(tmp_path / "wandb" / "latest-run")
+    assert len(found(tmp_path)) == 1
+
+
+def test_only_the_kinds_asked_for_are_found_in_the_order_asked(tmp_path: Path) -> None:
+    put(tmp_path / "metrics.jsonl", {"step": 1, "a": 1})
+    put(tmp_path / "progress.csv", "step,a\n1,2\n")
+    put(tmp_path / "train.log", "step: 1 a: 3\n")
+    assert [kind for kind, _ in found(tmp_path, ["csv", "jsonl"])] == ["csv", "jsonl"]
+    assert points(Reader(tmp_path, ["csv", "jsonl"]).poll()) == {"a": [(1, 2.0)]}
+    assert points(Reader(tmp_path, ["stdout"]).poll()) == {"a": [(1, 3.0)]}
+
+
+def test_wandb_stands_for_old_and_new_files(tmp_path: Path) -> None:
+    put(tmp_path / "wandb" / "run-1" / "files" / "wandb-history.jsonl", {"_step": 3, "a": 1})
+    assert points(Reader(tmp_path, ["wandb"]).poll()) == {"a": [(3, 1.0)]}
+
+
+def test_an_unknown_kind_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(LabError, match="no source 'mlflow'"):
+        find_sources(tmp_path, ["mlflow"])
+
+
+def test_a_metric_that_two_kinds_know_is_not_doubled(tmp_path: Path) -> None:
+    put(tmp_path / "metrics.jsonl", {"step": 1, "loss": 1}, {"step": 2, "loss": 2})
+    put(tmp_path / "progress.csv", "step,loss,acc\n1,7,0.5\n2,8,0.6\n")
+    reader = Reader(tmp_path)
+    assert points(reader.poll()) == {"loss": [(1, 1.0), (2, 2.0)], "acc": [(1, 0.5), (2, 0.6)]}
+    with (tmp_path / "progress.csv").open("a") as file:
+        file.write("3,9,0.7\n")
+    assert points(reader.poll()) == {"acc": [(3, 0.7)]}
+
+
+def test_print_is_read_only_for_want_of_better(tmp_path: Path) -> None:
+    put(tmp_path / "train.log", "step: 1 loss: 5 extra: 1\n")
+    put(tmp_path / "metrics.jsonl")
+    reader = Reader(tmp_path)
+    assert points(reader.poll()) == {"loss": [(1, 5.0)], "extra": [(1, 1.0)]}
+    put(tmp_path / "metrics.jsonl", {"step": 1, "loss": 5.01}, {"step": 2, "loss": 4.01})
+    put(tmp_path / "train.log", "step: 1 loss: 5 extra: 1\nstep: 2 loss: 4 extra: 2\n")
+    assert points(reader.poll()) == {"loss": [(2, 4.01)]}
+
+
+def test_what_the_trainer_says_at_the_end_closes_what_it_printed(tmp_path: Path) -> None:
+    put(tmp_path / "train.log", "step: 10 reward: 1.2\nstep: 20 reward: 2.3\n")
+    put(tmp_path / "trainer_summary.json", {"metrics": {"reward": 2.345, "success": 1}})
+    assert points(Reader(tmp_path).poll()) == {"reward": [(10, 1.2), (20, 2.3), (20, 2.345)], "success": [(20, 1.0)]}
+
+
+def test_a_trainer_summary_does_not_add_to_a_curve(tmp_path: Path) -> None:
+    put(tmp_path / "metrics.jsonl", {"step": 10, "reward": 1.5})
+    put(tmp_path / "trainer_summary.json", {"metrics": {"reward": 1.5}})
+    assert points(Reader(tmp_path).poll()) == {"reward": [(10, 1.5)]}
+
+
+def test_a_bare_wandb_summary_is_read_only_for_want_of_history(tmp_path: Path) -> None:
+    files = tmp_path / "wandb" / "run-1" / "files"
+    put(files / "wandb-summary.json", {"_step": 9, "loss": 1, "other": 2})
+    assert points(Reader(tmp_path).poll()) == {"loss": [(9, 1.0)], "other": [(9, 2.0)]}
+    put(files / "wandb-history.jsonl", {"_step": 1, "loss": 3}, {"_step": 9, "loss": 1})
+    assert points(Reader(tmp_path).poll()) == {"loss": [(1, 3.0), (9, 1.0)]}
+
+
+def test_names_are_made_canonical_and_the_better_name_wins(tmp_path: Path) -> None:
+    put(tmp_path / "metrics.jsonl", {"step": 1, "train/ot": 7, "train/ot_ot_loss": 8, "other": 1})
+    reader = Reader(tmp_path, aliases={"train/ot_loss": ["train/ot_ot_loss", "train/ot"]})
+    assert points(reader.poll()) == {"train/ot_loss": [(1, 8.0)], "other": [(1, 1.0)]}
+
+
+def test_restarted_event_files_and_runs_are_one_curve(tmp_path: Path) -> None:
+    put(tmp_path / "lightning_logs" / "version_0" / "metrics.csv", "step,loss\n1,3\n")
+    put(tmp_path / "lightning_logs" / "version_1" / "metrics.csv", "step,loss\n2,2\n")
+    assert points(Reader(tmp_path).poll()) == {"loss": [(1, 3.0), (2, 2.0)]}
+
+
+def test_two_tables_that_know_the_same_metric_are_not_added_up(tmp_path: Path) -> None:
+    put(tmp_path / "metrics.csv", "step,loss\n1,3\n")
+    put(tmp_path / "results.csv", "step,loss,acc\n1,3,0.5\n")
+    assert points(Reader(tmp_path).poll()) == {"loss": [(1, 3.0)], "acc": [(1, 0.5)]}
+
+
+def test_the_same_name_in_train_and_validation_folders_is_two_metrics(tmp_path: Path) -> None:
+    put(tmp_path / "logs" / "train" / "metrics.csv", "step,loss\n1,3\n")
+    put(tmp_path / "logs" / "validation" / "metrics.csv", "step,loss\n1,4\n")
+    assert points(Reader(tmp_path).poll()) == {"train/loss": [(1, 3.0)], "validation/loss": [(1, 4.0)]}
+
+
+def test_a_file_below_another_of_its_kind_is_set_apart_by_its_folder(tmp_path: Path) -> None:
+    put(tmp_path / "metrics.jsonl", {"step": 1, "loss": 1})
+    put(tmp_path / "worker" / "metrics.jsonl", {"step": 1, "loss": 2})
+    assert points(Reader(tmp_path).poll()) == {"loss": [(1, 1.0)], "worker/loss": [(1, 2.0)]}
+
+
+def test_files_and_folders_are_found_when_they_appear(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    reader = Reader(run_dir)
+    assert reader.poll() == {}
+    put(run_dir / "config.json", "{}")
+    assert reader.poll() == {}
+    put(run_dir / "metrics.jsonl", {"step": 1, "a": 1})
+    assert points(reader.poll()) == {"a": [(1, 1.0)]}
+    put(run_dir / "out" / "logs" / "progress.csv", "step,b\n1,2\n")
+    assert points(reader.poll()) == {"b": [(1, 2.0)]}
+    assert reader.poll() == {}
+    assert reader.last_step == 1
+
+
+def test_a_quiet_folder_is_not_listed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path / "metrics.jsonl", {"step": 1, "a": 1})
+    old = time.time() - 60
+    os.utime(tmp_path, (old, old))
+    reader = Reader(tmp_path)
+    reader.poll()
+    listed = []
+    real = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(path) or real(path))
+    reader.poll()
+    assert listed == []
+    put(tmp_path / "progress.csv", "step,b\n1,2\n")
+    assert points(reader.poll()) == {"b": [(1, 2.0)]}
+    assert listed == [str(tmp_path)]
+
+
+def test_the_last_line_of_a_run_that_ended_counts(tmp_path: Path) -> None:
+    put(tmp_path / "train.log", "step: 5 loss: 1\nval_bpb: 0.99")
+    reader = Reader(tmp_path)
+    assert points(reader.poll()) == {"loss": [(5, 1.0)]}
+    assert points(reader.poll(final=True)) == {"val_bpb": [(5, 0.99)]}
+
+
+def test_unreadable_records_are_counted_over_all_files(tmp_path: Path) -> None:
+    put(tmp_path / "metrics.jsonl", {"step": 1, "a": 1}, "garbage\n")
+    put(tmp_path / "progress.csv", "step,b\n1\n2,3\n")
+    reader = Reader(tmp_path)
+    reader.poll()
+    assert reader.skipped == 2

@@ -9,12 +9,14 @@ PYTEST_WORKERS ?= 2
 $(VENV)/.demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[quickstart]'
+	$(BIN)/python -m compileall -q src/looplab
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]' --group dev
+	$(BIN)/python -m compileall -q src/looplab
 	@touch $@ $(VENV)/.demo
 
 demo: $(VENV)/.demo

@@ -45,12 +45,12 @@ print("lr is", config["train"]["lr"], flush=True)
 with open(os.environ["LOOPLAB_METRICS"], "a") as file:
     for step in range(1, config["steps"] + 1):
         print(json.dumps({"step": step, "loss": abs(config["train"]["lr"] - 0.3) + 1 / step}), file=file, flush=True)
-if config.get("meet"):  # as many as this must be at work at the same time
+if config["meet"]:  # as many as this must be at work at the same time
     open(os.path.join(lab, f"here-{os.environ['LOOPLAB_RUN_ID']}"), "w").close()
     wait_for(lambda: sum(name.startswith("here-") for name in os.listdir(lab)) >= config["meet"])
-if config.get("wait"):  # until this file is there
+if config["wait"]:  # until this file is there
     wait_for(lambda: os.path.exists(os.path.join(lab, config["wait"])))
-time.sleep(config.get("sleep", 0))
+time.sleep(config["sleep"])
 seen = {
     "argv": sys.argv[1:],
     "env": dict(os.environ),
@@ -62,10 +62,10 @@ seen = {
 with open(os.path.join(run_dir, "seen.json"), "w") as file:
     json.dump(seen, file)
 print("the end", flush=True)
-sys.exit(config.get("exit", 0))
+sys.exit(config["exit"])
 '''
 
-BASE = {"train": {"lr": 0.1, "batch": 32}, "steps": 3, "note": "a"}
+BASE = {"train": {"lr": 0.1, "batch": 32}, "steps": 3, "sleep": 0.0, "wait": "", "meet": 0, "exit": 0}
 
 STUDY: dict[str, Any] = {
     "study": "toy",
@@ -76,6 +76,9 @@ STUDY: dict[str, Any] = {
     "knobs": {
         "train.lr": {"type": "float", "low": 0.001, "high": 1, "log": True},
         "train.batch": {"type": "int", "low": 1, "high": 256},
+        "sleep": {"type": "float", "low": 0},
+        "wait": {"type": "str"},
+        "exit": {"type": "int"},
     },
     "slots": {"count": 2, "gpus": "none"},
 }

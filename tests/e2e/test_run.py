@@ -114,7 +114,7 @@ def test_several_base_configs_are_the_first_round(lab) -> None:
 
 def test_base_configs_may_be_named_with_an_equals_sign_and_again(lab) -> None:
     for name in "abc":
-        lab.base(f"{name}.json", note=name)
+        lab.base(f"{name}.json", steps=ord(name))
     lab("run", "--cfgs=a.json", "b.json", "--cfgs", "c.json")
     assert [run["base"] for run in lab.all("run.json")] == ["a.json", "b.json", "c.json"]
 
@@ -188,7 +188,7 @@ def test_a_run_leaves_all_its_files_with_what_they_promise(lab) -> None:
     assert about["slot"] == "cpu0"
     assert about["argv"][1:] == ["-S", "train.py", "--flag"]
 
-    assert lab.read(run, "config.json") == {"train": {"lr": 0.3, "batch": 32}, "steps": 3, "note": "a"}
+    assert lab.read(run, "config.json") == {**lab.read(base, "config.json"), "train": {"lr": 0.3, "batch": 32}}
     assert lab.read(run, "override.json")["edits"] == ["train.lr@set=0.3"]
     assert lab.read(run, "config_diff.json") == {
         "parent": {"train.lr": {"old": 0.1, "new": 0.3}},

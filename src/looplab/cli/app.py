@@ -12,6 +12,7 @@ app = typer.Typer(
     help="An autonomous laboratory for machine-learning training: run, measure, decide, judge, record.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # a third of the time of `--help` would be spent on importing what draws it
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -76,7 +77,10 @@ def demo(folder: Annotated[Path, typer.Argument(help="Where the demo's lab goes.
 def check(
     cfgs: Cfgs = None, mode: Mode = None, lab: LabOption = None, study: StudyOption = None, json: Json = False
 ) -> None:
-    """Check the lab file, the base configs and the queue, and show the knobs. Writes nothing."""
+    """Check the lab file, configs and queue.
+
+    Shows the knobs with their ranges and the values in the base configs. Writes nothing.
+    """
     from looplab.cli import editing
 
     editing.check(lab, study, cfgs, mode, json)
@@ -102,7 +106,10 @@ def run(
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
-    """Run a study: rounds of runs on your slots, until its budget is used. Goes on where an earlier engine stopped."""
+    """Run a study on your slots until its budget is used.
+
+    Goes on where an earlier engine stopped. Ctrl-C drains (what runs may end), a second Ctrl-C stops.
+    """
     from looplab.cli import running
 
     options = running.make_options(cfgs, mode, rounds, runs, continuous, concurrency, gpus, share, extra)
@@ -124,7 +131,7 @@ def plan(
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
-    """Show what `run` would do next. Writes nothing."""
+    """Show what `run` would do next; write nothing."""
     from looplab.cli import running
 
     options = running.make_options(cfgs, mode, rounds, runs, continuous, concurrency, gpus, share, extra)
@@ -138,7 +145,10 @@ def resume(
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
-    """Go on after a stop or a crash, with the options of the last `run`. Adopts trainings that are still alive."""
+    """Go on after a stop or a crash.
+
+    With the options of the last `run`; trainings that are still alive are adopted.
+    """
     from looplab.cli import running
 
     running.resume(lab, study, detach, json)
@@ -146,7 +156,10 @@ def resume(
 
 @app.command()
 def attach(lab: LabOption = None, study: StudyOption = None, json: Json = False) -> None:
-    """Watch a study that runs in the background. Ctrl-C leaves it running."""
+    """Watch a study that runs in the background.
+
+    Ctrl-C leaves it running.
+    """
     from looplab.cli import running
 
     running.attach(lab, study, json)
@@ -160,7 +173,10 @@ def stop(
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
-    """Stop a study now (SIGTERM, then SIGKILL), or drain it, or stop one run."""
+    """Stop a study now, or drain it, or stop one run.
+
+    Now: SIGTERM to each training and all its processes, SIGKILL after launch.grace.
+    """
     from looplab.cli import running
 
     running.stop(lab, study, run, drain, json)
@@ -199,7 +215,10 @@ def edit(
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
-    """Write one variant of a config, `<stem>_<6 chars>`, and record its parent and reason."""
+    """Write one variant of a config.
+
+    Its name is `<stem>_<6 chars>`; its parent and the reason are recorded.
+    """
     from looplab.cli import editing
 
     editing.edit(base or base_cfg, change or [], reason, out_dir, run, extra or [], lab, study, json)
@@ -218,7 +237,7 @@ def status(lab: LabOption = None, study: StudyOption = None, json: Json = False)
 
 @app.command()
 def show(run: RunName = "LATEST", lab: LabOption = None, study: StudyOption = None, json: Json = False) -> None:
-    """One run: where it comes from, what it changed, what it measured."""
+    """One run: its origin, its changes, its measurements."""
     from looplab.cli import looking
 
     looking.show(lab, study, run, json)
@@ -258,7 +277,10 @@ def diff(
 
 @app.command()
 def verify(lab: LabOption = None, json: Json = False) -> None:
-    """Prove that the record is whole: the chain of events, and the files of the runs."""
+    """Prove that the record is whole.
+
+    Walks the chain of events, and compares the tables and the files of the runs with it.
+    """
     from looplab.cli import record
 
     record.verify(lab, json)

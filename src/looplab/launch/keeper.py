@@ -14,7 +14,8 @@ starts in a few milliseconds and stays small. It speaks lines of JSON with the e
 Promises:
 - A run is started at most once. `train.log` is created by the new process itself, exclusively, before it becomes the
   trainer; a second start of the same folder fails in the kernel, whoever asks for it.
-- `process.json` (pid, start time, boot id) and `exit.json` (code, signal, reason, usage) are whole or absent.
+- `process.json` (which process, which keeper, its limits) and `exit.json` (code, signal, reason, usage) are whole or
+  absent.
 - When the engine dies, trainings go on and the keeper stays until the last of them has ended and is written down;
   time limits hold meanwhile. A full disk makes it try again, never forget.
 - The end of a run means that its whole process group, and what escaped from it, is gone.
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -45,6 +47,8 @@ SETTLED_S = 0.02
 """A run that lives as long as this gets its `process.json`; a shorter one is over before anybody could adopt it."""
 RETRY_S = 0.5
 FIRST_LOCK_FD = 100
+BEFORE_FORK = (errno.EAGAIN, errno.ENOMEM)
+"""Errors of a spawn that may come before there was a new process, and so before the folder could be claimed."""
 
 
 def boot_id() -> str:
@@ -64,12 +68,29 @@ def start_ticks(pid: int) -> int:
 
 def write_whole(path: str, data: Dict) -> None:
     temporary = f"{path}.tmp{os.getpid()}"
+    content = json.dumps(data).encode() + b"\n"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
-        os.write(descriptor, json.dumps(data).encode() + b"\n")
+        if os.write(descriptor, content) != len(content):  # a disk that fills up takes a part and reports no error
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.rename(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
     finally:
         os.close(descriptor)
-    os.rename(temporary, path)
+
+
+def claim(log: str) -> bool:
+    """Take the folder for a run that could not be started; False: it was started before."""
+    try:
+        os.close(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+    except FileExistsError:
+        return False
+    except OSError:
+        pass  # nobody else can start it either
+    return True
 
 
 class Child:
@@ -77,6 +98,7 @@ class Child:
 
     __slots__ = (
         "deadline",
+        "emptied",
         "exit",
         "folder",
         "grace",
@@ -88,6 +110,7 @@ class Child:
         "reason",
         "settled_at",
         "started",
+        "timeout",
     )
 
     def __init__(self, order: Dict, pid: int, locks: list[int]) -> None:
@@ -97,12 +120,15 @@ class Child:
         self.locks = locks
         self.started = time.time()
         self.settled_at = time.monotonic() + SETTLED_S
-        self.deadline = time.monotonic() + order["timeout"] if order.get("timeout") else None
+        self.timeout = order.get("timeout")
+        self.deadline = time.monotonic() + self.timeout if self.timeout else None
         self.grace = order.get("grace", 10.0)
         self.linger = order.get("linger", 5.0)
         self.reason: str | None = None
         self.kill_at: float | None = None
         self.exit: Dict | None = None
+        self.emptied = False
+        """Whether its process group is known to be gone: from then on its number may be given to another."""
 
 
 class Keeper:
@@ -117,8 +143,9 @@ class Keeper:
         self.leaving: list[Child] = []  # Children whose first process has ended, but not all of its group
         self.unsaved: list[tuple[str, Dict]] = []  # (path, data) that could not be written yet
         self.boot = boot_id()
+        self.ticks = start_ticks(os.getpid())
         self.cores = os.sched_getaffinity(0)
-        self.cwd = os.getcwd()
+        self.defaults: tuple[int, ...] = ()  # signals that a training gets back as they were
         self.wake_r, self.wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def run(self) -> None:
@@ -128,6 +155,9 @@ class Keeper:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
+        # What is ignored here (some of it since the engine's parent) must not be ignored by a training.
+        ignored = [n for n in signal.valid_signals() if signal.getsignal(n) == signal.SIG_IGN]
+        self.defaults = (*ignored, signal.SIGCHLD)
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         poller = select.poll()
@@ -208,32 +238,29 @@ class Keeper:
 
     def start(self, order: Dict) -> None:
         locks: list[int] = []
+        log = order["dir"] + "/train.log"
         for path in order.get("locks", ()):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            locks.append(descriptor)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                holder = os.read(descriptor, 400).decode(errors="replace").strip()
+            holder = self.lock(path, order["label"], locks)
+            if holder is not None:
                 self.release(locks)
                 self.tell(ev="busy", id=order["id"], lock=path, holder=holder)
                 return
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{order.get('label', order['id'])}\n".encode(), 0)
-        log = order["dir"] + "/train.log"
         actions = [
             (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644),
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ]
-        # The training inherits the device locks: a device stays locked until the last process that uses it is gone.
-        actions += [(os.POSIX_SPAWN_DUP2, fd, FIRST_LOCK_FD + i) for i, fd in enumerate(locks)]
+        if locks:
+            # The training inherits the device locks: a device stays locked until the last process that uses it is
+            # gone. The new numbers are above the old ones, so that none is closed before it is copied.
+            first = max(FIRST_LOCK_FD, max(locks) + 1)
+            actions += [(os.POSIX_SPAWN_DUP2, fd, first + i) for i, fd in enumerate(locks)]
+        forking = False
         try:
-            if order["cwd"] != self.cwd:
-                os.chdir(order["cwd"])
-                self.cwd = order["cwd"]
+            os.chdir(order["cwd"])
             if order.get("cores"):
                 os.sched_setaffinity(0, order["cores"])
+            forking = True
             pid = os.posix_spawn(
                 order["path"],
                 order["argv"],
@@ -241,16 +268,20 @@ class Keeper:
                 file_actions=actions,
                 setsid=True,
                 setsigmask=(),
-                setsigdef=(signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGPIPE, signal.SIGCHLD),
+                setsigdef=self.defaults,
             )
         except FileExistsError:
             self.release(locks)
             self.tell(ev="exists", id=order["id"])
             return
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a NUL in an argument, `=` in the name of a variable
             self.release(locks)
+            early = not forking or isinstance(error, ValueError) or error.errno in BEFORE_FORK
+            if early and not claim(log):
+                self.tell(ev="exists", id=order["id"])
+                return
             now = time.time()
-            message = f"cannot start {order['argv'][0]}: {error.strerror}"
+            message = f"cannot start {order['path']} in {order['cwd']}: {getattr(error, 'strerror', None) or error}"
             outcome = {"code": None, "signal": None, "reason": "not started", "message": message}
             self.finish(order["id"], order["dir"], {**outcome, "started": now, "ended": now})
             return
@@ -276,10 +307,31 @@ class Keeper:
                         "pid": child.pid,
                         "start": start_ticks(child.pid),
                         "boot": self.boot,
-                        "keeper": os.getpid(),
                         "started": child.started,
+                        "keeper": os.getpid(),
+                        "keeper_start": self.ticks,
+                        "timeout": child.timeout,
+                        "grace": child.grace,
+                        "linger": child.linger,
                     },
                 )
+
+    @staticmethod
+    def lock(path: str, label: str, locks: list[int]) -> str | None:
+        """Take a device lock; gives who holds it where somebody does."""
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            return f"nobody, but the lock {path} cannot be taken: {error.strerror}"
+        locks.append(descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return os.read(descriptor, 4096).decode(errors="replace").strip()
+        with contextlib.suppress(OSError):  # a full disk costs the holder's name, not the lock
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{label}\n".encode(), 0)
+        return None
 
     @staticmethod
     def release(locks: list[int]) -> None:
@@ -289,10 +341,19 @@ class Keeper:
     # -- ending
 
     def stop(self, child: Child, reason: str, grace: float) -> None:
+        now = time.monotonic()
         child.reason = child.reason or reason
-        if child.kill_at is None:
-            child.kill_at = time.monotonic() + grace
+        if child.exit is not None:
+            # It ended by itself; what it left behind is not waited for any longer.
+            child.grace = min(child.grace, grace)
+            if child.kill_at is not None:
+                child.kill_at = min(child.kill_at, now + grace if child.exit["lingered"] else now)
+        elif child.kill_at is None:
+            child.grace = grace
+            child.kill_at = now + grace
             self.signal(child, signal.SIGTERM)
+        else:
+            child.kill_at = min(child.kill_at, now + grace)
 
     def enforce(self) -> None:
         now = time.monotonic()
@@ -322,9 +383,12 @@ class Keeper:
         """The process groups that are left of a run: its own, and those of processes that left it for a session of
         their own (they are given to the keeper when their parent ends, and still carry the run's name)."""
         groups = []
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, 0)
-            groups.append(child.pid)
+        if not child.emptied:
+            try:
+                os.killpg(child.pid, 0)
+                groups.append(child.pid)
+            except (ProcessLookupError, PermissionError):
+                child.emptied = child.exit is not None
         if child.exit is not None:
             mark = f"LOOPLAB_RUN_DIR={child.folder}".encode()
             for pid in self.strays():
@@ -394,4 +458,6 @@ class Keeper:
 
 
 if __name__ == "__main__":
-    Keeper(socket.socket(fileno=int(sys.argv[1]))).run()
+    engine_fd = int(sys.argv[1])
+    os.set_inheritable(engine_fd, False)  # a training that held it would hide the keeper's death from the engine
+    Keeper(socket.socket(fileno=engine_fd)).run()

@@ -50,19 +50,18 @@ class RecordFile:
     def position(self) -> int:
         return self._tail.position
 
-    def blocks(self) -> Iterator[tuple[bytes, list[tuple[int, int]]]]:
-        """New bytes, and where in them messages begin and end."""
+    def blocks(self) -> Iterator[list[bytes]]:
+        """Lists of new messages, each with its checksum at its end, not yet checked."""
         for chunk in self._tail.chunks():
-            data = self._rest + chunk if self._rest else chunk
-            yield data, self._split(data)
+            yield self._split(self._rest + chunk if self._rest else chunk)
 
     def _restart(self) -> None:
         self._rest = b""
         self._lost = False
         self._on_restart()
 
-    def _split(self, data: bytes) -> list[tuple[int, int]]:
-        messages: list[tuple[int, int]] = []
+    def _split(self, data: bytes) -> list[bytes]:
+        messages: list[bytes] = []
         known = self._lengths
         place, size = 0, len(data)
         while place + _HEAD <= size:
@@ -75,12 +74,11 @@ class RecordFile:
                     place = self._search(data, place)
                     continue
                 self._lost = False
-            start = place + _HEAD
-            end = start + length
-            if end + _FOOT > size:
+            end = place + _HEAD + length + _FOOT
+            if end > size:
                 break
-            messages.append((start, end))
-            place = end + _FOOT
+            messages.append(data[place + _HEAD : end])
+            place = end
         self._rest = data[place:]
         return messages
 
@@ -120,21 +118,23 @@ class _Template:
     exclusive or of the messages, which is the exclusive or of their checksums, since CRCs are linear.
     """
 
-    __slots__ = ("after", "before", "form", "messages", "rest", "size", "tag")
+    __slots__ = ("after", "before", "form", "messages", "place", "size", "tag")
 
     def __init__(self, tag: _Tag, before: bytes, form: str, after: bytes) -> None:
         self.tag = tag
         self.before = before  # what is between step and value
         self.form = form
         self.after = after
-        self.rest = len(before) + struct.calcsize(form) + len(after)
         self.messages: list[bytes] = []  # each with its checksum
-        self.size = 0  # of each message; 0 while none waits
+        self.size = 0  # of each of them; 0 while none waits
+        self.place = 0  # where in each of them the step ends
 
     def read(self) -> tuple[list[int], Sequence[float]] | None:
         """Steps and values of the gathered messages; nothing if one of them is not as it should be."""
-        varint = max(0, self.size - self.rest - 10)
+        varint = max(0, self.place - 10)
         layout = f"<{10 if varint else 9}x{'B' * varint}{len(self.before)}s{self.form}{len(self.after)}sI"
+        if struct.calcsize(layout) != self.size:
+            return None
         columns = zip(*struct.iter_unpack(layout, b"".join(self.messages)), strict=True)
         *step_bytes, before, values, after, sums = columns
         if set(before) != {self.before} or set(after) != {self.after} or not _sums_are_right(self.messages, sums):
@@ -170,38 +170,39 @@ class TensorBoardSource:
         return self._file.position
 
     def poll(self, final: bool = False) -> Batch:
-        for data, messages in self._file.blocks():
-            self._read(data, messages)
+        for messages in self._file.blocks():
+            self._read(messages)
         batch: Batch = {}
         for name, tag in self._tags.items():
             if tag.curve.values:
                 batch[name], tag.curve = tag.curve, Curve()
         return batch
 
-    def _read(self, data: bytes, messages: list[tuple[int, int]]) -> None:
+    def _read(self, messages: list[bytes]) -> None:
         """Read events: nearly all follow a template, which is found by the bytes up to the end of the tag."""
         templates = self._templates
-        for start, end in messages:
-            place = start + 9
+        for message in messages:
+            place = 9
             template = None
-            if data[start] == _TIME_TAG and end - start > 16:
+            size = len(message)
+            if size > 20 and message[0] == _TIME_TAG:
                 try:
-                    if data[place] == _STEP_TAG:
-                        place += 2
-                        while data[place - 1] >= 0x80:
+                    if message[9] == _STEP_TAG:
+                        place = 11
+                        while message[place - 1] >= 0x80:
                             place += 1
                     # The lengths of summary, value and tag take a byte each, or no template is found.
-                    template = templates.get(data[place : place + 6 + data[place + 5]])
+                    template = templates.get(message[place : place + 6 + message[place + 5]])
                 except IndexError:
-                    place = end  # damaged
-            if template is None or template.rest != end - place:
-                self._decode(data, start, end, place)
+                    place = size  # damaged
+            if template is None:
+                self._decode(message, place)
                 continue
-            if template.size != end - start:
+            if template.size != size or template.place != place:
                 self._add_waiting(template.tag)
                 template.tag.waiting = template
-                template.size = end - start
-            template.messages.append(data[start : end + _FOOT])
+                template.size, template.place = size, place
+            template.messages.append(message)
         for tag in self._tags.values():
             self._add_waiting(tag)
 
@@ -215,17 +216,18 @@ class TensorBoardSource:
         tag.waiting = None
         if found is None:
             for message in messages:
-                self._decode(message, 0, len(message) - _FOOT, len(message))
+                self._decode(message)
             return
         tag.curve.steps.extend(map(float, found[0]))
         tag.curve.values.extend(map(float, found[1]))
 
-    def _decode(self, data: bytes, start: int, end: int, place: int) -> None:
-        """Read any event; `place` is where its step ends. One with a scalar of fixed width becomes a template."""
+    def _decode(self, message: bytes, place: int | None = None) -> None:
+        """Read any event. If `place`, where its step ends, is known, one with a lone scalar becomes a template."""
+        end = len(message) - _FOOT
         try:
-            if not _sum_is_right(data, start, end):
+            if not _sum_is_right(message):
                 raise wire.WireError("checksum")
-            step, scalars = _scalars(data, start, end, self._other_plugins)
+            step, scalars = _scalars(message, end, self._other_plugins)
         except (ValueError, struct.error):
             self._unreadable += 1
             return
@@ -233,10 +235,10 @@ class TensorBoardSource:
             tag = self._tags.setdefault(scalar.tag, _Tag())
             self._add_waiting(tag)
             tag.curve.add(step, scalar.value)
-            if len(scalars) == 1 and place + 6 <= scalar.start and len(self._templates) < 10_000:
-                key = data[place : place + 6 + data[place + 5]]
-                after = data[scalar.start + struct.calcsize(scalar.form) : end]
-                self._templates[key] = _Template(tag, data[place : scalar.start], scalar.form, after)
+            if place is not None and len(scalars) == 1 and place + 6 <= scalar.start and len(self._templates) < 10_000:
+                key = message[place : place + 6 + message[place + 5]]
+                after = message[scalar.start + struct.calcsize(scalar.form) : end]
+                self._templates[key] = _Template(tag, message[place : scalar.start], scalar.form, after)
 
 
 class _Scalar(NamedTuple):
@@ -250,11 +252,11 @@ class _Scalar(NamedTuple):
     """Where its bytes begin; -1 if their number varies."""
 
 
-def _scalars(data: bytes, start: int, end: int, other_plugins: set[str]) -> tuple[float, list[_Scalar]]:
+def _scalars(data: bytes, end: int, other_plugins: set[str]) -> tuple[float, list[_Scalar]]:
     """The step of an event and its scalars; tags found to be something else are added to `other_plugins`."""
     step = 0
     scalars: list[_Scalar] = []
-    for part in wire.fields(data, start, end):
+    for part in wire.fields(data, 0, end):
         if part.number == _STEP and part.kind == wire.VARINT:
             step = wire.signed(part.value)
         elif part.number == _SUMMARY and part.kind == wire.LENGTH:
@@ -367,11 +369,11 @@ def _mask(crc: int) -> int:
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
 
 
-def _sum_is_right(data: bytes, start: int, end: int) -> bool:
-    """Whether the message in `data[start:end]` has the checksum that follows it; a large one is believed."""
-    if end - start > _LARGEST_TO_SUM:
+def _sum_is_right(message: bytes) -> bool:
+    """Whether a message has the checksum at its end; a large one is believed."""
+    if len(message) > _LARGEST_TO_SUM:
         return True
-    return _mask(_crc(data[start:end])) == int.from_bytes(data[end : end + _FOOT], "little")
+    return _mask(_crc(message[:-_FOOT])) == int.from_bytes(message[-_FOOT:], "little")
 
 
 def _sums_are_right(messages: Sequence[bytes], masked: Sequence[int]) -> bool:

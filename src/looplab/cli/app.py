@@ -36,6 +36,7 @@ Gpus = Annotated[
     list[str] | None, typer.Option("--gpus", help="Devices: 0,1,2,3; `none` for none.", show_default=False)
 ]
 Share = Annotated[bool | None, typer.Option("--share/--no-share", help="Use devices that others use too.")]
+Informal = Annotated[bool, typer.Option("--informal", help="Run without what the study requires.")]
 Extra = Annotated[
     list[str] | None, typer.Argument(help="After `--`: more arguments for the trainer.", show_default=False)
 ]
@@ -100,6 +101,7 @@ def run(
     concurrency: Concurrency = None,
     gpus: Gpus = None,
     share: Share = None,
+    informal: Informal = False,
     exec_: Annotated[bool, typer.Option("--exec", help="Really run, where the study asks for this word.")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Run in the background; see `attach`.")] = False,
     lab: LabOption = None,
@@ -112,7 +114,7 @@ def run(
     """
     from looplab.cli import running
 
-    options = running.make_options(cfgs, mode, rounds, runs, continuous, concurrency, gpus, share, extra)
+    options = running.make_options(cfgs, mode, rounds, runs, continuous, concurrency, gpus, share, informal, extra)
     running.run(lab, study, options, execute=exec_, detach=detach, json=json)
 
 
@@ -127,6 +129,7 @@ def plan(
     concurrency: Concurrency = None,
     gpus: Gpus = None,
     share: Share = None,
+    informal: Informal = False,
     lab: LabOption = None,
     study: StudyOption = None,
     json: Json = False,
@@ -134,7 +137,7 @@ def plan(
     """Show what `run` would do next; write nothing."""
     from looplab.cli import running
 
-    options = running.make_options(cfgs, mode, rounds, runs, continuous, concurrency, gpus, share, extra)
+    options = running.make_options(cfgs, mode, rounds, runs, continuous, concurrency, gpus, share, informal, extra)
     running.plan(lab, study, options, json)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from looplab.cli import output
-from looplab.cli.labs import open_lab, open_place
+from looplab.cli.labs import open_lab, open_place, prepare_study
 from looplab.config import paths
 from looplab.config.edits import apply_edits, parse_edit
 from looplab.config.files import read_document
@@ -17,7 +17,7 @@ from looplab.config.lab import find_lab, load_lab
 from looplab.decide.queue import read_queue
 from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger
-from looplab.loop.setup import Options, prepare
+from looplab.loop.setup import Options
 from looplab.runs.names import random_suffix
 
 
@@ -26,7 +26,9 @@ def check(folder: Path | None, name: str | None, cfgs: Sequence[Path] | None, mo
     studies = [lab.study(name)] if name else list(lab.studies.values())
     told = []
     for study in studies:
-        setup = prepare(lab, study, Options(cfgs=tuple(str(p.resolve()) for p in cfgs or ()), mode=mode))
+        setup = prepare_study(
+            lab, study, Options(cfgs=tuple(str(p.resolve()) for p in cfgs or ()), mode=mode, informal=True)
+        )
         queued = sum(len(read_queue(lab.folder / entry.queue)) for entry in study.proposers if entry.queue)
         told.append(
             {

@@ -1,14 +1,18 @@
-"""Finding the lab, the study and the ledger that a command speaks of."""
+"""Finding the lab, the study and the ledger that a command speaks of, and checking a study before it is run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from looplab.config.lab import Lab, Study, find_lab, load_lab
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
 from looplab.runs.folder import study_folder
+
+if TYPE_CHECKING:
+    from looplab.loop.setup import Options, Setup
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +36,30 @@ def open_place(folder: Path | None, study: str | None, *, create: bool = False) 
     chosen = lab.study(study)
     ledger = Ledger(lab.ledger_path, create=create)
     return Place(lab, chosen, ledger, StudyLedger(ledger, chosen.study))
+
+
+def prepare_study(lab: Lab, study: Study, options: Options) -> Setup:
+    """Check everything before anything is written or started; what is wrong in the lab file is told with its line."""
+    from looplab.decide.queue import read_queue
+    from looplab.guard.knobs import Knob
+    from looplab.launch.command import find_program
+    from looplab.loop.setup import make_guard, prepare
+    from looplab.measure.discover import Reader
+    from looplab.measure.stdout import StdoutSource
+
+    for path, spec in study.knobs.items():
+        with lab.at(study, "knobs", path):
+            Knob.make(path, spec)
+    with lab.at(study, "derive" if study.derive else "normalise"):
+        make_guard(study)
+    with lab.at(study, "launch", "command"):
+        if "{" not in study.launch.command[0]:
+            find_program(study.launch.command[0], lab.folder / study.launch.cwd, study.launch.env)
+    with lab.at(study, "measure", "sources"):
+        Reader(lab.folder, study.measure.sources)
+    with lab.at(study, "measure", "stdout"):
+        StdoutSource(lab.folder, study.measure.stdout)
+    for entry in study.proposers:
+        if entry.queue:
+            read_queue(lab.folder / entry.queue)
+    return prepare(lab, study, options)

@@ -9,14 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from looplab.cli import output
-from looplab.cli.labs import Place, open_lab, open_place
+from looplab.cli.labs import Place, open_lab, open_place, prepare_study
 from looplab.cli.live import Live, Row, Snapshot, time_left
 from looplab.config.lab import Lab, Study
 from looplab.decide.base import Proposal
@@ -26,7 +26,7 @@ from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import RunRow, StudyLedger
 from looplab.loop.engine import Ending, Engine, News
 from looplab.loop.lock import StudyLock, engine_pid
-from looplab.loop.setup import Options, Setup, prepare
+from looplab.loop.setup import Options, Setup
 
 STYLES = {"rejected": "yellow", "waiting": "yellow", "adopted": "cyan", "round": "bold", "note": "dim"}
 START_S = 20.0
@@ -41,6 +41,7 @@ def make_options(
     concurrency: int | None,
     gpus: Sequence[str] | None,
     share: bool | None,
+    informal: bool,
     extra: Sequence[str] | None,
 ) -> Options:
     named = [gpu.strip() for part in gpus or () for gpu in part.split(",") if gpu.strip()]
@@ -54,6 +55,7 @@ def make_options(
         None if not gpus else tuple(named) if named != ["none"] else (),
         share,
         tuple(extra or ()),
+        informal,
     )
 
 
@@ -64,7 +66,7 @@ def run(folder: Path | None, name: str | None, options: Options, *, execute: boo
         output.say("this study runs only with --exec; this is what it would do:")
         _show_plan(lab, study, options, json)
         return
-    setup = prepare(lab, study, options)
+    setup = prepare_study(lab, study, options)
     with StudyLock(lab.folder, study.study):
         ledger = Ledger(lab.ledger_path)
         with ledger.write():
@@ -80,7 +82,7 @@ def resume(folder: Path | None, name: str | None, detach: bool, json: bool) -> N
     study = lab.study(name)
     ledger = Ledger(lab.ledger_path, create=False)
     options = _saved_options(ledger, study.study)
-    setup = prepare(lab, study, options)
+    setup = prepare_study(lab, study, options)
     with StudyLock(lab.folder, study.study):
         if not detach:
             _work(setup, ledger, json)
@@ -311,7 +313,7 @@ def _show_plan(lab: Lab, study: Study, options: Options, json: bool) -> None:
     from looplab.decide.queue import QueueProposer, read_queue
     from looplab.loop.decision import Decider, Decision, Rejected, decide_base
 
-    setup = prepare(lab, study, options)
+    setup = prepare_study(lab, study, options)
     record = StudyLedger(Ledger(lab.ledger_path), study.study) if lab.ledger_path.exists() else None
     decisions: list[Decision] = []
     rejected: list[tuple[Proposal, str]] = []
@@ -345,6 +347,7 @@ def _show_plan(lab: Lab, study: Study, options: Options, json: bool) -> None:
             {
                 "study": study.study,
                 "slots": [{"name": s.name, "devices": s.devices, "cores": s.cores} for s in setup.slots],
+                "missing": missing,
                 "unfinished": [r.id for r in open_runs],
                 "runs": [
                     {"by": d.proposer, "reason": d.reason, "parent": d.parent, "base": d.base, "edits": d.edits,
@@ -380,6 +383,8 @@ def _show_plan(lab: Lab, study: Study, options: Options, json: bool) -> None:
     )
     for proposal, why in rejected:
         output.say(f"would be rejected: {' '.join(proposal.edits)}: {why}")
+    for requirement in missing:
+        output.say(f"`run` would refuse, for want of {requirement}")
     output.say("nothing was written or started")
 
 

@@ -5,11 +5,22 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Mapping, Sequence
+import reprlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
 from looplab.config.edits import parse_edit
 from looplab.config.expression import compile_expression
@@ -43,14 +54,44 @@ def check_study_name(name: str) -> str:
     return name
 
 
-Duration = Annotated[float, BeforeValidator(parse_duration)]
+def check_at(text: str) -> str:
+    if not re.fullmatch(r"first|last|best|mean\([1-9][0-9]{0,2}\)", text):
+        raise ValueError(f"{text!r} is no moment of a run; write first, last, best or mean(5)")
+    return text
+
+
+def check_inside(path: str, info: ValidationInfo) -> str:
+    """A lab uses nothing that lies outside of its folder: it could not be moved or repeated."""
+    folder: Path | None = (info.context or {}).get("folder")
+    if folder is not None and not (folder / path).resolve().is_relative_to(folder.resolve()):
+        raise ValueError(f"{path} leads out of the lab; keep what the lab uses inside its folder")
+    return path
+
+
+def _readable(read: Callable[[str], object]) -> AfterValidator:
+    """A text that another module must be able to read."""
+
+    def check(text: str) -> str:
+        try:
+            read(text)
+        except LabError as error:
+            what, *place = error.message.split("\n")
+            raise ValueError("\n".join([what + (f" ({error.hint})" if error.hint else ""), *place])) from None
+        return text
+
+    return AfterValidator(check)
 
 
 def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+Duration = Annotated[float, BeforeValidator(parse_duration)]
+EditText = Annotated[str, _readable(parse_edit)]
+ExpressionText = Annotated[str, _readable(compile_expression)]
+InLab = Annotated[str, AfterValidator(check_inside)]
 Texts = Annotated[list[str], BeforeValidator(_listed)]
+TextsInLab = Annotated[list[InLab], BeforeValidator(_listed)]
 
 
 class Part(BaseModel):
@@ -79,7 +120,7 @@ class Launch(Part):
     timeout: Duration | None = None
     grace: Duration = 10.0
     linger: Duration = 5.0
-    cwd: str = "."
+    cwd: InLab = "."
 
     @model_validator(mode="before")
     @classmethod
@@ -92,18 +133,18 @@ class Launch(Part):
 class Objective(Part):
     metric: str
     goal: Literal["max", "min"]
-    at: str = Field("last", pattern=r"^(first|last|best|mean\([1-9][0-9]{0,2}\))$")
+    at: Annotated[str, AfterValidator(check_at)] = "last"
 
 
 class Normalise(Part):
     set: str
-    to: str
+    to: ExpressionText
 
 
 class Queue(Part):
     """Proposals of a person, from a file or from `looplab propose`."""
 
-    queue: str | None = None
+    queue: InLab | None = None
 
 
 class Slots(Part):
@@ -138,43 +179,69 @@ class Measure(Part):
     goals: dict[str, Literal["max", "min"]] = Field(default_factory=dict)
 
 
+class Wandb(Part):
+    """What the trainer's wandb is told, in every round."""
+
+    mode: Literal["online", "offline", "disabled"] = "offline"
+    entity: str | None = None
+    project: str | None = None
+    artifacts: bool = False
+
+
+class Track(Part):
+    wandb: Wandb | None = None
+
+
+class Require(Part):
+    """What a formal run must have; `--informal` runs without."""
+
+    gpu: bool = False
+    wandb: Literal["online"] | None = None
+
+
 class Study(Part):
     """One question: base configs, knobs, objective, budget, proposers."""
 
     study: Annotated[str, AfterValidator(check_study_name)]
     launch: Launch
-    base: Texts = Field(default_factory=list)
-    modes: dict[str, list[str]] = Field(default_factory=dict)
+    base: TextsInLab = Field(default_factory=list)
+    modes: dict[str, list[EditText]] = Field(default_factory=dict)
     objective: Objective | None = None
     knobs: dict[str, dict[str, Any]] = Field(default_factory=dict)
     normalise: list[Normalise] = Field(default_factory=list)
-    derive: dict[str, str] = Field(default_factory=dict)
-    constraints: list[str] = Field(default_factory=list)
+    derive: dict[str, ExpressionText] = Field(default_factory=dict)
+    constraints: list[ExpressionText] = Field(default_factory=list)
     proposers: list[Queue] = Field(default_factory=list)
     round_size: int | None = Field(None, ge=1)
     slots: Slots = Field(default_factory=Slots)
     budget: Budget = Field(default_factory=Budget)
     measure: Measure = Field(default_factory=Measure)
-    data: Texts = Field(default_factory=list)
+    track: Track = Field(default_factory=Track)
+    require: Require = Field(default_factory=Require)
+    data: TextsInLab = Field(default_factory=list)
     needs_exec: bool = False
-
-    @model_validator(mode="after")
-    def _texts_parse(self) -> Study:
-        for edits in self.modes.values():
-            for edit in edits:
-                parse_edit(edit)
-        texts = [*self.constraints, *self.derive.values(), *(n.to for n in self.normalise)]
-        for text in texts:
-            compile_expression(text)
-        return self
 
 
 class Lab:
     """A folder with a lab.yaml."""
 
-    def __init__(self, folder: Path, studies: Mapping[str, Study]) -> None:
+    def __init__(
+        self, folder: Path, studies: Mapping[str, Study], lines: Callable[..., int | None] = lambda study, *keys: None
+    ) -> None:
         self.folder = folder
         self.studies = dict(studies)
+        self._lines = lines
+
+    @contextmanager
+    def at(self, study: Study, *keys: str) -> Iterator[None]:
+        """Whatever is found wrong inside is told as a mistake at this place of the lab file."""
+        try:
+            yield
+        except LabError as error:
+            if error.file is not None:
+                raise
+            line = self._lines(study.study, *keys)
+            raise LabError(error.message, file=self.folder / LAB_FILE, line=line, hint=error.hint) from None
 
     @property
     def ledger_path(self) -> Path:
@@ -224,6 +291,7 @@ def load_lab(folder: Path) -> Lab:
     else:
         blocks = [(data, ())]
     studies: dict[str, Study] = {}
+    places: dict[str, tuple[str | int, ...]] = {}
     for block, at in blocks:
         study = _check(block, at, document, path)
         if study.study in studies:
@@ -234,54 +302,74 @@ def load_lab(folder: Path) -> Lab:
                 hint="rename one",
             )
         studies[study.study] = study
-    return Lab(folder, studies)
+        places[study.study] = at
+    return Lab(folder, studies, lambda study, *keys: _line(document, places[study], keys))
 
 
 def _check(block: dict[str, Any], at: tuple[str | int, ...], document: Document, path: Path) -> Study:
     try:
-        return Study.model_validate(block)
+        return Study.model_validate(block, context={"folder": path.parent})
     except ValidationError as error:
-        messages = []
-        first_line = None
+        told: dict[tuple[str | int, ...], tuple[str, int | None]] = {}
         for problem in error.errors():
-            where = [part for part in problem["loc"] if not str(part).startswith("function-")]
-            line = _line(document, (*at, *where))
-            first_line = first_line or line
-            messages.append(_say(problem, where, line))
-        raise LabError("; ".join(messages), file=path, line=first_line) from None
-    except LabError as error:
-        raise LabError(error.message, file=path, line=_line_of_text(document, error.message), hint=error.hint) from None
+            where = tuple(_place(problem["loc"]))
+            if where not in told:  # of several kinds that a value may be of, each says why it is not one
+                told[where] = _say(problem, where), _line(document, at, where)
+        (first, line), *others = told.values()
+        more = [f"; line {n}: {message}" if n not in (None, line) else f"; {message}" for message, n in others]
+        raise LabError(first + "".join(more), file=path, line=line) from None
 
 
-def _line(document: Document, where: Sequence[str | int]) -> int | None:
-    """The line of the deepest part of the place that exists in the file."""
-    parts = tuple(where)
-    while parts:
-        line = document.line_of(parts)
-        if line is not None:
-            return line
-        parts = parts[:-1]
-    return None
+def _place(loc: Sequence[str | int]) -> Iterator[str | int]:
+    """The keys of a place; what pydantic puts between them (`list[int]`, `function-after[…]`) is left out."""
+    for part in loc:
+        if isinstance(part, int) or not re.fullmatch(r"[a-z-]+\[.*\]|int|str|list|function-\w+", part, re.DOTALL):
+            yield part
 
 
-def _line_of_text(document: Document, message: str) -> int | None:
-    """The line of the text (an edit, an expression) that a message quotes."""
-    quoted = re.findall(r"[`'\"]([^`'\"]+)[`'\"]", message)
-    lines = document.text().splitlines()
-    for text in quoted:
-        for number, line in enumerate(lines, 1):
-            if text in line:
-                return number
-    return None
+def _line(document: Document, at: Sequence[str | int], where: Sequence[str | int]) -> int | None:
+    """The line of the deepest part of the place that exists in the file: in the study's own block, else in what the
+    studies have in common, else the line where the block begins."""
+    for start in (tuple(at), ()):
+        for end in range(len(where), 0, -1):
+            line = document.line_of((*start, *where[:end]))
+            if line is not None:
+                return line
+    return document.line_of(tuple(at)) if at else None
 
 
-def _say(problem: Mapping[str, Any], where: Sequence[str | int], line: int | None) -> str:
+_TAKES = {
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "dict_type": "keys with values",
+    "model_type": "keys with values",
+    "greater_than": "a number above {gt}",
+    "greater_than_equal": "a number of at least {ge}",
+    "literal_error": "{expected}",
+    "too_short": "at least {min_length} entry",
+}
+
+
+def _say(problem: Mapping[str, Any], where: Sequence[str | int]) -> str:
     key = ".".join(str(part) for part in where)
-    if problem["type"] == "extra_forbidden":
+    kind, value = problem["type"], problem["input"]
+    if kind == "extra_forbidden":
         near = difflib.get_close_matches(str(where[-1]), _known_keys(where), 1, 0.6)
         return f"unknown key {key!r}" + (f", did you mean {near[0]!r}?" if near else "")
-    if problem["type"] == "missing":
+    if kind == "missing":
         return f"{key!r} is missing"
+    if kind in _TAKES:
+        message = f"takes {_TAKES[kind].format(**problem.get('ctx', {}))}, not {reprlib.repr(value)}"
+        if kind == "string_type" and value is not None:
+            message += "; put it in quotes" if not isinstance(value, dict) else ', as in "{config}" with its quotes'
+        return f"{key} {message}" if key else message
     message = str(problem["msg"]).removeprefix("Value error, ")
     return f"{key}: {message}" if key else message
 
@@ -289,6 +377,8 @@ def _say(problem: Mapping[str, Any], where: Sequence[str | int], line: int | Non
 def _known_keys(where: Sequence[str | int]) -> list[str]:
     model: Any = Study
     for part in where[:-1]:
+        if isinstance(part, int):  # an entry of a list is of the kind that the list is of
+            continue
         field = next((f for n, f in model.model_fields.items() if part in (n, f.alias)), None)
         inner = [t for t in _types(field.annotation) if isinstance(t, type) and issubclass(t, Part)] if field else []
         if not inner:

@@ -79,6 +79,8 @@ class Exit:
         if self.reason in ("not started", "lost"):
             return self.message or self.reason
         how = f"signal {self.signal}" if self.signal is not None else f"exit code {self.code}"
+        if self.signal is None and self.code is None:
+            how = "exit code unknown"
         return f"{self.reason}: {how}" if self.reason else how
 
 

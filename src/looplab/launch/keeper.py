@@ -330,7 +330,7 @@ class Keeper:
             return os.read(descriptor, 4096).decode(errors="replace").strip()
         with contextlib.suppress(OSError):  # a full disk costs the holder's name, not the lock
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{label}\n".encode(), 0)
+            os.pwrite(descriptor, os.fsencode(label) + b"\n", 0)
         return None
 
     @staticmethod
@@ -390,7 +390,7 @@ class Keeper:
             except (ProcessLookupError, PermissionError):
                 child.emptied = child.exit is not None
         if child.exit is not None:
-            mark = f"LOOPLAB_RUN_DIR={child.folder}".encode()
+            mark = os.fsencode(f"LOOPLAB_RUN_DIR={child.folder}")
             for pid in self.strays():
                 with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
                     if mark in file.read().split(b"\0"):

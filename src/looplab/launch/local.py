@@ -12,33 +12,52 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from looplab.errors import LabError
 from looplab.launch import keeper
 from looplab.launch.base import Ended, Event, Exit, Order, Refused, Started
 
 UNSEEN_S = 2.0
-"""How long a started run may stay without `process.json` before it is held to be lost."""
+"""How long a started run may stay without `process.json` before its process is looked for."""
 LOOK_AGAIN_S = 0.02
+GRACE_S, LINGER_S = 10.0, 5.0
+"""For a run of which not even the limits were written down."""
+UNWRITTEN_S = 0.2
+"""How long after a process `exit.json` may still come from a keeper that has just ended too."""
+KEEPERS_TRIED = 3
 
 
 @dataclass(slots=True)
 class Adopted:
-    """A run that an earlier engine started."""
+    """A run that an earlier engine started, or whose keeper was killed."""
 
     run_dir: Path
-    pid: int
-    ticks: int
-    keeper: int
-    started: float | None
-    pidfd: int
+    process: dict[str, Any]
+    """What `process.json` says: which process, which keeper, which limits."""
+    group: int
+    pidfd: int = -1
     """-1 once the process is gone and only its `exit.json` is awaited."""
-    gone_at: float = 0.0
-    kill_at: float | None = None
-    reason: str | None = None
+    look_at: float = 0.0
+    """Once it is gone: when to look whether its keeper is gone too."""
+    deadline: float | None = None
+    rest_at: float | None = None
+    """When the rest of a run without a keeper is to be ended; None as long as none was seen."""
+    asked: bool = False
+    """Whether that rest was asked to go."""
+
+
+@dataclass(slots=True)
+class Stop:
+    """That a run is to end."""
+
+    reason: str | None
+    """None where it had ended by itself and only its rest is to go."""
+    kill_at: float
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -61,16 +80,32 @@ def _is_zombie(pid: int) -> bool:
         return True
 
 
-def find_by_mark(run_dir: Path) -> int | None:
-    """The oldest living process that carries the run's mark in its environment."""
-    mark = f"LOOPLAB_RUN_DIR={run_dir}".encode()
+def find_by_mark(run_dir: Path) -> list[int]:
+    """The living processes that carry the run's mark in their environment, oldest first."""
+    mark = os.fsencode(f"LOOPLAB_RUN_DIR={run_dir}")
     found = []
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 if mark in Path(entry.path, "environ").read_bytes().split(b"\0"):
                     found.append((keeper.start_ticks(int(entry.name)), int(entry.name)))
-    return min(found)[1] if found else None
+    return [pid for _, pid in sorted(found)]
+
+
+def describe(pid: int) -> dict[str, Any]:
+    """What `process.json` would say about a process that was found by its mark."""
+    parent = 0
+    with contextlib.suppress(OSError, IndexError):
+        parent = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+        if os.fsencode(keeper.__file__) not in Path(f"/proc/{parent}/cmdline").read_bytes().split(b"\0"):
+            parent = 0
+    return {
+        "pid": pid,
+        "start": keeper.start_ticks(pid),
+        "boot": keeper.boot_id(),
+        "keeper": parent,
+        "keeper_start": keeper.start_ticks(parent) if parent else 0,
+    }
 
 
 class LocalExecutor:
@@ -81,6 +116,7 @@ class LocalExecutor:
         self._running: dict[str, Path] = {}
         self._adopted: dict[str, Adopted] = {}
         self._waiting: dict[str, tuple[Path, float]] = {}
+        self._stops: dict[str, Stop] = {}
         self._events: list[Event] = []
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._wake_r, selectors.EVENT_READ, "wake")
@@ -95,37 +131,55 @@ class LocalExecutor:
     def start(self, order: Order) -> None:
         from looplab.launch.slots import lock_paths
 
-        self._running[order.run_id] = order.run_dir
-        self._send(
-            op="start",
-            id=order.run_id,
-            dir=str(order.run_dir),
-            path=order.path,
-            argv=list(order.argv),
-            env=dict(order.env),
-            cwd=str(order.cwd),
-            cores=list(order.slot.cores),
-            locks=[str(path) for path in lock_paths(order.slot)],
-            label=str(order.run_dir),
-            timeout=order.timeout,
-            grace=order.grace,
-            linger=order.linger,
+        run_id, folder = order.run_id, os.path.abspath(order.run_dir)
+        if self._knows(run_id):
+            return
+        line = orjson.dumps(
+            {
+                "op": "start",
+                "id": run_id,
+                "dir": folder,
+                "path": order.path,
+                "argv": list(order.argv),
+                # By this mark every process of the run is known, wherever it went.
+                "env": {**order.env, "LOOPLAB_RUN_DIR": folder},
+                "cwd": str(order.cwd),
+                "cores": list(order.slot.cores),
+                "locks": [str(path) for path in lock_paths(order.slot)],
+                "label": folder,
+                "timeout": order.timeout,
+                "grace": order.grace,
+                "linger": order.linger,
+            }
         )
+        for _ in range(KEEPERS_TRIED):
+            if self._send(line):
+                self._running[run_id] = Path(folder)
+                return
+        raise LabError("the process that keeps the trainings ends as soon as it is started", file=keeper.__file__)
 
     def stop(self, run_id: str, reason: str, grace: float) -> None:
+        if not self._knows(run_id):
+            return
         adopted = self._adopted.get(run_id)
-        if adopted is None:
-            self._send(op="stop", id=run_id, reason=reason, grace=grace)
-        elif adopted.kill_at is None:
-            adopted.reason = reason
-            adopted.kill_at = time.monotonic() + grace
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(adopted.pid, signal.SIGTERM)
+        kill_at = time.monotonic() + grace
+        if run_id in self._stops:
+            self._stops[run_id].kill_at = min(self._stops[run_id].kill_at, kill_at)
+        else:
+            self._stops[run_id] = Stop(reason if adopted is None or adopted.pidfd >= 0 else None, kill_at)
+            if adopted is not None:
+                self._signal(adopted, signal.SIGTERM)
+        if run_id in self._running:
+            # Should the keeper be dead, this makes the run an adopted one, and `_watch` passes the stop on.
+            self._send(orjson.dumps({"op": "stop", "id": run_id, "reason": reason, "grace": grace}))
 
     def adopt(self, run_id: str, run_dir: Path) -> bool:
+        if self._knows(run_id):
+            return True
+        run_dir = run_dir.absolute()
         ended = read_json(run_dir / "exit.json")
         if ended is not None:
-            self._events.append(Ended(run_id, Exit.from_dict(ended)))
+            self._end(run_id, Exit.from_dict(ended))
             return True
         if not (run_dir / "train.log").exists():
             return False
@@ -140,8 +194,8 @@ class LocalExecutor:
     def poll(self, timeout: float) -> list[Event]:
         if self._events:
             timeout = 0.0
-        elif self._waiting or any(a.pidfd < 0 or a.kill_at for a in self._adopted.values()):
-            timeout = min(timeout, LOOK_AGAIN_S)
+        elif self._waiting or self._adopted:
+            timeout = min(timeout, self._patience())
         for key, _ in self._selector.select(timeout):
             if key.data == "keeper":
                 self._listen()
@@ -165,20 +219,28 @@ class LocalExecutor:
         os.close(self._wake_r)
         os.close(self._wake_w)
 
+    def _knows(self, run_id: str) -> bool:
+        return run_id in self._running or run_id in self._adopted or run_id in self._waiting
+
+    def _end(self, run_id: str, exit_: Exit) -> None:
+        if self._stops:
+            self._stops.pop(run_id, None)
+        self._events.append(Ended(run_id, exit_))
+
     # -- the keeper
 
-    def _send(self, **order: object) -> None:
-        if self._socket is None:
-            self._start_keeper()
-        data = orjson.dumps(order) + b"\n"
-        assert self._socket is not None
+    def _send(self, line: bytes) -> bool:
+        """Give the keeper an order. False: it was killed; its runs live on without it and are adopted."""
         try:
-            self._socket.sendall(data)
-        except OSError:
-            # The keeper was killed. Its runs live on without it; the next one takes the order.
-            self._keeper_lost()
-            self._start_keeper()
-            self._socket.sendall(data)
+            if self._socket is None:
+                self._start_keeper()
+            assert self._socket is not None
+            self._socket.sendall(line + b"\n")
+        except ConnectionError:
+            while self._socket is not None:  # what it said before its end, and the end
+                self._listen()
+            return False
+        return True
 
     def _start_keeper(self) -> None:
         ours, theirs = socket.socketpair()
@@ -214,13 +276,17 @@ class LocalExecutor:
                     self._events.append(Started(run_id, event["pid"], event["at"]))
                 case "ended":
                     self._running.pop(run_id, None)
-                    self._events.append(Ended(run_id, Exit.from_dict(event["exit"])))
+                    self._end(run_id, Exit.from_dict(event["exit"]))
                 case "busy":
-                    self._running.pop(run_id, None)
-                    self._events.append(Refused(run_id, event["holder"]))
+                    self._refuse(run_id, event["holder"])
                 case "exists":
-                    run_dir = self._running.pop(run_id)
-                    self.adopt(run_id, run_dir)
+                    if not self.adopt(run_id, self._running.pop(run_id)):
+                        self._refuse(run_id, "nobody, but its folder vanished while it was to be started")
+
+    def _refuse(self, run_id: str, why: str) -> None:
+        self._running.pop(run_id, None)
+        self._stops.pop(run_id, None)
+        self._events.append(Refused(run_id, why))
 
     def _keeper_lost(self) -> None:
         if self._socket is None:
@@ -232,65 +298,110 @@ class LocalExecutor:
         running, self._running = self._running, {}
         for run_id, run_dir in running.items():
             if not self.adopt(run_id, run_dir):
-                self._events.append(Refused(run_id, "the keeper was killed before it could start the run"))
+                self._refuse(run_id, "nobody, but the keeper was killed before it could start the run")
 
     # -- runs of earlier engines
 
+    def _patience(self) -> float:
+        """How long nothing needs to be looked at."""
+        if self._waiting or self._stops or any(adopted.pidfd < 0 for adopted in self._adopted.values()):
+            return LOOK_AGAIN_S
+        due = [adopted.deadline for adopted in self._adopted.values() if adopted.deadline is not None]
+        return max(LOOK_AGAIN_S, min(due) - time.monotonic()) if due else inf
+
     def _watch(self, run_id: str, run_dir: Path, process: dict[str, Any]) -> None:
-        pid, ticks = int(process["pid"]), int(process["start"])
-        adopted = Adopted(run_dir, pid, ticks, int(process.get("keeper", 0)), process.get("started"), -1)
-        self._adopted[run_id] = adopted
-        if is_alive(pid, ticks, process.get("boot", "")):
+        pid, now = int(process["pid"]), time.monotonic()
+        adopted = self._adopted[run_id] = Adopted(run_dir, process, group=pid)
+        if process.get("timeout") and process.get("started"):
+            adopted.deadline = now + process["started"] + process["timeout"] - time.time()
+        if is_alive(pid, process["start"], process["boot"]):
             with contextlib.suppress(ProcessLookupError):
+                adopted.group = os.getpgid(pid)
                 adopted.pidfd = os.pidfd_open(pid)
-        if adopted.pidfd >= 0 and keeper.start_ticks(pid) == ticks:
+        if adopted.pidfd >= 0:
             self._selector.register(adopted.pidfd, selectors.EVENT_READ, run_id)
-        else:
-            adopted.gone_at = time.monotonic()
+            if keeper.start_ticks(pid) != process["start"]:  # it ended just now, and its number went to another
+                self._gone(run_id)
+        adopted.look_at = now + UNWRITTEN_S
+        if run_id in self._stops:
+            self._signal(adopted, signal.SIGTERM)
 
     def _gone(self, run_id: str) -> None:
         adopted = self._adopted[run_id]
         self._selector.unregister(adopted.pidfd)
         os.close(adopted.pidfd)
         adopted.pidfd = -1
-        adopted.gone_at = time.monotonic()
+        adopted.look_at = time.monotonic() + UNWRITTEN_S
+
+    @staticmethod
+    def _signal(adopted: Adopted, number: int) -> None:
+        """Signal the process group of the run; once its first process is gone, whatever carries its mark: the number
+        of the group may belong to another by then."""
+        groups = {adopted.group}
+        if adopted.pidfd < 0:
+            groups = set()
+            for pid in find_by_mark(adopted.run_dir):
+                with contextlib.suppress(ProcessLookupError):
+                    groups.add(os.getpgid(pid))
+        for group in groups:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, number)
 
     def _look_after_adopted(self) -> None:
         now = time.monotonic()
         for run_id, (run_dir, until) in list(self._waiting.items()):
             process = read_json(run_dir / "process.json")
-            if process is None and now > until:
-                pid = find_by_mark(run_dir)
-                process = {"pid": pid or 0, "start": keeper.start_ticks(pid) if pid else 0, "boot": keeper.boot_id()}
+            if process is None and (now > until or (run_dir / "exit.json").exists()):
+                process = describe(next(iter(find_by_mark(run_dir)), 0))
             if process is not None:
                 del self._waiting[run_id]
                 self._watch(run_id, run_dir, process)
         for run_id, adopted in list(self._adopted.items()):
-            if adopted.kill_at is not None and now >= adopted.kill_at:
-                adopted.kill_at = now + 1.0
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(adopted.pid, signal.SIGKILL)
-            if adopted.pidfd >= 0:
-                continue
-            ended = read_json(adopted.run_dir / "exit.json")
-            if ended is None and now - adopted.gone_at > 0.2 and not self._keeper_lives(adopted.keeper):
-                ended = read_json(adopted.run_dir / "exit.json") or {
-                    "code": None,
-                    "reason": adopted.reason or "lost",
-                    "message": "it ended while neither an engine nor its keeper was there to see its exit code",
-                    "started": adopted.started,
-                    "ended": time.time(),
-                }
-            if ended is not None:
-                del self._adopted[run_id]
-                exit_ = Exit.from_dict(ended)
-                if adopted.reason and not exit_.reason:
-                    exit_ = Exit.from_dict({**ended, "reason": adopted.reason})
-                self._events.append(Ended(run_id, exit_))
+            stop = self._stops.get(run_id)
+            if stop is not None and now >= stop.kill_at:
+                stop.kill_at = now + 1.0
+                self._signal(adopted, signal.SIGKILL)
+            if adopted.pidfd < 0:
+                self._look_after_ended(run_id, adopted, now)
+            elif adopted.deadline is not None and now >= adopted.deadline and not self._is_kept(adopted):
+                adopted.deadline = None
+                self.stop(run_id, "timeout", adopted.process["grace"])
+
+    def _look_after_ended(self, run_id: str, adopted: Adopted, now: float) -> None:
+        ended = read_json(adopted.run_dir / "exit.json")
+        stop = self._stops.get(run_id)
+        if ended is None and now >= adopted.look_at and not self._is_kept(adopted):
+            if self._rest_is_left(adopted, now):
+                adopted.look_at = now + UNWRITTEN_S
+                return
+            ended = read_json(adopted.run_dir / "exit.json") or {
+                "code": None,
+                "reason": (stop and stop.reason) or "lost",
+                "message": "it ended while neither an engine nor its keeper was there to see its exit code",
+                "started": adopted.process.get("started"),
+                "ended": time.time(),
+                "lingered": adopted.asked,
+            }
+        if ended is not None:
+            del self._adopted[run_id]
+            if stop is not None and not ended.get("reason"):
+                ended = {**ended, "reason": stop.reason}
+            self._end(run_id, Exit.from_dict(ended))
+
+    def _rest_is_left(self, adopted: Adopted, now: float) -> bool:
+        """Whether a run without a keeper has processes left; they are ended as its keeper would have ended them."""
+        if not find_by_mark(adopted.run_dir):
+            return False
+        if adopted.rest_at is None:
+            adopted.rest_at = now + adopted.process.get("linger", LINGER_S)
+        elif now >= adopted.rest_at:
+            self._signal(adopted, signal.SIGKILL if adopted.asked else signal.SIGTERM)
+            adopted.asked = True
+            adopted.rest_at = now + adopted.process.get("grace", GRACE_S)
+        return True
 
     @staticmethod
-    def _keeper_lives(pid: int) -> bool:
-        try:
-            return pid > 0 and b"keeper.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        except OSError:
-            return False
+    def _is_kept(adopted: Adopted) -> bool:
+        """Whether the keeper of the run lives: then it holds the limits and writes down the end."""
+        process = adopted.process
+        return is_alive(process.get("keeper", 0), process.get("keeper_start", 0), process.get("boot", ""))

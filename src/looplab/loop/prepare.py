@@ -14,6 +14,7 @@ from looplab.config.paths import leaves, show
 from looplab.launch.base import Order, Slot
 from looplab.launch.command import Rendering, build_argv, fill, find_program, render, render_environment
 from looplab.launch.slots import slot_environment
+from looplab.launch.tracking import wandb_environment
 from looplab.ledger.study import RunRow
 from looplab.loop.setup import Setup
 from looplab.runs import folder
@@ -67,6 +68,7 @@ class Preparer:
             "proposer": run.proposer,
             "reason": run.reason,
             "hypothesis": plan["hypothesis"],
+            "formal": not self._setup.options.informal,
             "notes": plan["notes"],
             "config_hash": run.config_hash,
             "created": run.created,
@@ -122,6 +124,7 @@ class Preparer:
         return {
             "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"),  # so that train.log is live
             **self._slot_env[slot.name],
+            **wandb_environment(self._setup.study.track.wandb, self._setup.lab, run_dir, run.study, run.id),
             "LOOPLAB_RUN_ID": run.id,
             "LOOPLAB_RUN_DIR": run_dir,
             "LOOPLAB_OUT_DIR": variables["out_dir"],

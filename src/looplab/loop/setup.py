@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from looplab.launch.base import Slot
 from looplab.launch.command import find_program
 from looplab.launch.devices import Devices
 from looplab.launch.slots import make_slots
+from looplab.launch.tracking import has_wandb_key
 from looplab.runs.names import inside
 
 
@@ -35,6 +37,8 @@ class Options:
     gpus: tuple[str, ...] | None = None
     share: bool | None = None
     extra: tuple[str, ...] = ()
+    informal: bool = False
+    """Run without what the study requires of a formal run."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -138,12 +142,37 @@ def parse_cores(share: str | list[int]) -> list[int]:
     return cores
 
 
+def missing_for_formal(study: Study, slots: Sequence[Slot], devices: Devices) -> list[str]:
+    """What the study requires and this run would not have."""
+    missing = []
+    if study.require.gpu:
+        known = set(devices.ids()) if devices.present else set()
+        other_vendor = any(Path(name).exists() for name in ("/dev/kfd", "/dev/accel/accel0"))
+        if not all(slot.devices for slot in slots):
+            missing.append("a GPU for every slot (name them with --gpus or slots.gpus)")
+        elif not known and not other_vendor:
+            missing.append("a GPU (no driver answers on this machine)")
+    if study.require.wandb == "online":
+        wandb = study.track.wandb
+        if wandb is None or wandb.mode != "online":
+            missing.append("W&B online (track.wandb.mode: online)")
+        if not has_wandb_key({**os.environ, **study.launch.env}):
+            missing.append("a W&B key (set WANDB_API_KEY, or `wandb login`)")
+    return missing
+
+
 def prepare(lab: Lab, study: Study, options: Options) -> Setup:
     """Check everything that can be checked before anything is written or started."""
     guard = make_guard(study)
     bases = load_bases(lab.folder, study, options, guard)
     devices = Devices()
     slots = plan_slots(study, options, devices)
+    missing = missing_for_formal(study, slots, devices)
+    if missing and not options.informal:
+        raise LabError(
+            f"study {study.study!r} requires of a formal run: {'; '.join(missing)}",
+            hint="--informal runs without, and says so",
+        )
     cwd = inside(lab.folder, study.launch.cwd, "launch.cwd")
     if "{" not in study.launch.command[0]:
         find_program(study.launch.command[0], cwd, study.launch.env)

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from looplab.errors import LabError
+from looplab.ledger.ledger import Ledger
+from looplab.ledger.study import StudyLedger
+
+plain = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+datas = st.dictionaries(
+    st.from_regex(r"[a-z]{1,6}", fullmatch=True).filter(lambda k: k not in ("kind", "study", "run")), plain, max_size=3
+)
+events = st.lists(st.tuples(st.sampled_from(["a", "b"]), st.sampled_from(["s", "t"]), datas), min_size=1, max_size=12)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "ledger.db")
+
+
+def fill(ledger: Ledger, told: list[tuple[str, str, dict[str, object]]]) -> None:
+    for kind, study, data in told:
+        with ledger.write():
+            ledger.record(kind, study, None, **data)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(events)
+def test_what_is_recorded_can_be_read_and_the_chain_holds(tmp_path_factory: pytest.TempPathFactory, told: list) -> None:
+    ledger = Ledger(tmp_path_factory.mktemp("l") / "ledger.db")
+    fill(ledger, told)
+    assert [(e.kind, e.study, e.data) for e in ledger.events()] == told
+    assert ledger.first_broken_link() is None
+    ledger.close()
+
+
+@settings(max_examples=60, deadline=None)
+@given(events, st.data())
+def test_any_change_of_the_past_is_found_at_its_place(
+    tmp_path_factory: pytest.TempPathFactory, told: list, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("l") / "ledger.db"
+    ledger = Ledger(path)
+    fill(ledger, told)
+    ledger.close()
+    seq = data.draw(st.integers(1, len(told)))
+    change = data.draw(st.sampled_from(["data", "kind", "at", "study", "hash", "swap", "delete"]))
+    db = sqlite3.connect(path)
+    if change == "delete":
+        if seq == len(told):  # the end cut off is seen by the files of the runs, not by the chain
+            return
+        db.execute("DELETE FROM events WHERE seq=?", (seq,))
+    elif change == "swap":
+        other = seq % len(told) + 1
+        rows = [
+            db.execute("SELECT kind, study, data, at FROM events WHERE seq=?", (n,)).fetchone() for n in (seq, other)
+        ]
+        if rows[0] == rows[1]:
+            return
+        db.execute("UPDATE events SET kind=?, study=?, data=?, at=? WHERE seq=?", (*rows[1], seq))
+        db.execute("UPDATE events SET kind=?, study=?, data=?, at=? WHERE seq=?", (*rows[0], other))
+        seq = min(seq, other)
+    elif change == "at":
+        db.execute("UPDATE events SET at=at+1 WHERE seq=?", (seq,))
+    else:
+        db.execute(f"UPDATE events SET {change}={change} || 'x' WHERE seq=?", (seq,))
+    db.commit()
+    db.close()
+    broken = Ledger(path).first_broken_link()
+    assert broken is not None
+    assert broken.seq == seq
+
+
+def test_a_failed_transaction_leaves_nothing(ledger: Ledger) -> None:
+    def fail() -> None:
+        with ledger.write():
+            ledger.record("b", "s")
+            raise RuntimeError
+
+    fill(ledger, [("a", "s", {})])
+    with pytest.raises(RuntimeError):
+        fail()
+    fill(ledger, [("c", "s", {})])
+    assert [e.kind for e in ledger.events()] == ["a", "c"]
+    assert ledger.first_broken_link() is None
+
+
+def test_several_processes_write_one_chain(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    Ledger(path).close()
+    code = (
+        "import sys; from pathlib import Path; from looplab.ledger.ledger import Ledger\n"
+        "ledger = Ledger(Path(sys.argv[1]))\n"
+        "for i in range(100):\n"
+        "    with ledger.write():\n"
+        "        ledger.record('x', sys.argv[2], None, i=i); ledger.record('y', sys.argv[2], None, i=i)\n"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", code, str(path), name], env=os.environ) for name in "abc"]
+    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    ledger = Ledger(path)
+    assert ledger.head()[0] == 600
+    assert ledger.first_broken_link() is None
+    for name in "abc":
+        assert [e.data["i"] for e in ledger.events(name) if e.kind == "x"] == list(range(100))
+
+
+def test_a_ledger_of_another_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA user_version=99")
+    db.close()
+    with pytest.raises(LabError, match="version 99"):
+        Ledger(path)
+
+
+def test_garbage_is_no_ledger(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    path.write_bytes(b"nonsense" * 1000)
+    with pytest.raises(LabError, match="reindex"):
+        Ledger(path)
+
+
+def plan(study: StudyLedger, **changes: object) -> str:
+    facts: dict = {
+        "round": 1, "proposal": None, "proposer": "queue", "parent": None, "base": "b.json", "reason": "", "config_hash": "0",
+        "devices": 2, "body": {"config": {}},
+    }  # fmt: skip
+    with study.ledger.write():
+        return study.plan(**{**facts, **changes}).id
+
+
+def test_a_source_is_taken_only_once(ledger: Ledger) -> None:
+    study = StudyLedger(ledger, "s")
+    study.open(None, "min")
+    assert study.propose("queue", ["x@set=1"], "why", source="f:1") == 1
+    assert study.propose("queue", ["x@set=1"], "why", source="f:1") is None
+    assert study.count_waiting() == 1
+
+
+def test_usage_is_a_total_over_all_engines(ledger: Ledger) -> None:
+    study = StudyLedger(ledger, "s")
+    study.open(None, "min")
+    for began, seen, ended in ((0, 100, 100), (1000, 1060, None)):
+        ledger.execute(
+            "INSERT INTO sessions (study, host, pid, ticks, began, seen, ended) VALUES ('s','h',1,1,?,?,?)",
+            (began, seen, ended),
+        )
+    with ledger.write():
+        study.begin_round()
+    run = plan(study)
+    with ledger.write():
+        study.ended(run, status="ok", code=0, signal=None, started=0.0, ended=1800.0, objective=None, files={})
+    usage = study.usage()
+    assert (usage.rounds, usage.runs, usage.wall, usage.device_hours) == (1, 1, 160.0, 1.0)
+
+
+def test_a_run_is_found_by_id_number_and_beginning(ledger: Ledger) -> None:
+    study = StudyLedger(ledger, "s")
+    study.open("m", "max")
+    first, second = plan(study), plan(study)
+    assert study.run(first).n == 1
+    assert study.run("2").id == second
+    assert study.run(second[:6]).id == second
+    assert study.run("latest").id == second
+    with pytest.raises(LabError, match="no run '77'"):
+        study.run("77")
+
+
+def test_commands_are_taken_once(ledger: Ledger) -> None:
+    study = StudyLedger(ledger, "s")
+    study.command("stop", run=None)
+    study.command("drain")
+    assert study.take_commands() == [("stop", {"run": None}), ("drain", {})]
+    assert study.take_commands() == []

@@ -112,13 +112,17 @@ class Running:
     def out(self) -> str:
         return self._out.read_text()
 
+    @property
+    def error(self) -> str:
+        return self._err.read_text()
+
     def send(self, number: int) -> None:
         """To the whole process group, as a terminal does."""
         os.killpg(self.pid, number)
 
     def ended(self, code: int | None = 0) -> Done:
         found = self.process.wait(PATIENCE_S)
-        return checked(Done(found, self.out, self._err.read_text()), code)
+        return checked(Done(found, self.out, self.error), code)
 
 
 class Terminal:
@@ -186,6 +190,8 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 
 class LabFolder:
     """A lab on the disk, with the words to work on it."""
+
+    command = COMMAND
 
     def __init__(self, folder: Path, aside: Path) -> None:
         self.folder = folder
@@ -283,10 +289,14 @@ class LabFolder:
 
     def until_at_work(self, n: int = 1) -> None:
         """Wait until so many trainings have begun to measure."""
-        until(
-            lambda: sum((run / "metrics.jsonl").exists() and not (run / "exit.json").exists() for run in self.runs()) >= n,
-            f"{n} training(s) at work",
-        )
+
+        def at_work() -> bool:
+            for running in self._started:
+                assert not running.process.poll(), running.error
+            begun = [(run / "metrics.jsonl").exists() and not (run / "exit.json").exists() for run in self.runs()]
+            return sum(begun) >= n
+
+        until(at_work, f"{n} training(s) at work")
 
     def until_ended(self, n: int) -> None:
         until(lambda: self.count(state="ended") >= n, f"the end of {n} run(s)")
@@ -308,8 +318,8 @@ class LabFolder:
         )
         return checked(Done(done.returncode, done.stdout, done.stderr), code)
 
-    def start(self, *args: str | Path, env: Mapping[str, str] | None = None) -> Running:
-        """Start the command and come back at once."""
+    def start(self, *args: str | Path, env: Mapping[str, str] | None = None, stdout: int | None = None) -> Running:
+        """Start the command and come back at once; its output goes to a file, or to the descriptor `stdout`."""
         n = len(self._started)
         out, err = self.aside / f"out{n}", self.aside / f"err{n}"
         with out.open("wb") as out_file, err.open("wb") as err_file:
@@ -318,7 +328,7 @@ class LabFolder:
                 cwd=self.folder,
                 env={**self.env, **(env or {})},
                 stdin=subprocess.DEVNULL,
-                stdout=out_file,
+                stdout=out_file if stdout is None else stdout,
                 stderr=err_file,
                 start_new_session=True,
             )

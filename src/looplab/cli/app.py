@@ -38,7 +38,8 @@ Gpus = Annotated[
 Share = Annotated[bool | None, typer.Option("--share/--no-share", help="Use devices that others use too.")]
 Informal = Annotated[bool, typer.Option("--informal", help="Run without what the study requires.")]
 Extra = Annotated[
-    list[str] | None, typer.Argument(help="After `--`: more arguments for the trainer.", show_default=False)
+    list[str] | None,
+    typer.Option("--extra", help="An argument for the trainer; so is all that follows `--`.", show_default=False),
 ]
 
 
@@ -204,7 +205,6 @@ def propose(
 @app.command()
 def edit(
     base: Annotated[Path | None, typer.Argument(help="The config to start from.")] = None,
-    extra: Extra = None,
     base_cfg: Annotated[Path | None, typer.Option("--base-cfg", help="The same as BASE.", show_default=False)] = None,
     reason: Annotated[str, typer.Option("--reason", help="Why; recorded with the variant.")] = "",
     change: Annotated[
@@ -213,7 +213,8 @@ def edit(
     out_dir: Annotated[
         Path | None, typer.Option("--out-dir", help="Where the variant goes.", show_default=False)
     ] = None,
-    run: Annotated[bool, typer.Option("--run", help="Run it at once.")] = False,
+    run: Annotated[bool, typer.Option("--run", help="Run it at once, and nothing else.")] = False,
+    extra: Extra = None,
     lab: LabOption = None,
     study: StudyOption = None,
     json: Json = False,

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from looplab.cli import output
-from looplab.cli.labs import open_lab, open_place, prepare_study
+from looplab.cli.labs import Place, open_lab, open_place, prepare_study
 from looplab.config import paths
 from looplab.config.edits import apply_edits, parse_edit
 from looplab.config.files import read_document
-from looplab.config.lab import find_lab, load_lab
+from looplab.config.lab import Lab, find_lab, load_lab
+from looplab.decide.base import Proposal
 from looplab.decide.queue import read_queue
 from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger
+from looplab.loop.decision import Decider, Rejected
 from looplab.loop.setup import Options
 from looplab.runs.names import random_suffix
 
@@ -73,9 +74,10 @@ def propose(
     json: bool,
 ) -> None:
     edits = [str(parse_edit(text)) for text in change]
-    place = open_place(folder, name, create=True)
+    place = open_place(folder, name, create=parent in ("best", "base"))
     if parent not in ("best", "base"):
         parent = place.record.run(parent).id
+    refused = _refusal(place, Proposal(tuple(edits), reason, "person", None if parent == "base" else parent))
     objective = place.study.objective
     place.record.open(objective.metric if objective else None, objective.goal if objective else "min")
     number = place.record.propose(
@@ -83,9 +85,22 @@ def propose(
     )
     waiting = place.record.count_waiting()
     if json:
-        output.print_json({"proposal": number, "edits": edits, "parent": parent, "waiting": waiting})
+        told = {"proposal": number, "edits": edits, "parent": parent, "waiting": waiting, "refused": refused}
+        output.print_json(told)
     else:
         output.say(f"proposal {number} waits ({waiting} in the queue): {' '.join(edits)}")
+        if refused:
+            output.say(f"note: as things are, it will be rejected: {refused}")
+
+
+def _refusal(place: Place, proposal: Proposal) -> str | None:
+    """Why the guard would refuse the proposal if its turn were now."""
+    setup = prepare_study(place.lab, place.study, Options(informal=True))
+    try:
+        Decider(setup, place.record).decide(proposal)
+    except Rejected as refused:
+        return str(refused)
+    return None
 
 
 def edit(
@@ -105,25 +120,28 @@ def edit(
         raise LabError("no change given", hint="--change 'train.lr@mul=2'")
     document = read_document(base)
     applied = apply_edits(document.data, changes)
-    folder_out = out_dir or base.parent
-    folder_out.mkdir(parents=True, exist_ok=True)
+    target = out_dir or base.parent
+    lab = _lab_around(folder, target)
+    if run and lab is None:
+        raise LabError(f"{target} lies in no lab, so there is nothing to run it with", hint="give --lab, or no --run")
+    target.mkdir(parents=True, exist_ok=True)
     while True:
-        variant = folder_out / f"{base.stem}_{random_suffix(6)}{base.suffix}"
+        variant = target / f"{base.stem}_{random_suffix(6)}{base.suffix}"
         if not variant.exists():
             break
     document.with_data(applied.config).save(variant)
-    recorded = _record(variant, base, changes, reason, folder)
+    if lab is not None:
+        _record(lab, variant, base, changes, reason)
     if json:
-        output.print_json(
-            {
-                "variant": str(variant),
-                "parent": str(base),
-                "reason": reason,
-                "changes": {c.path: {"old": c.old, "new": c.new} for c in applied.changes},
-                "notes": list(applied.notes),
-                "recorded": recorded,
-            }
-        )
+        told = {
+            "variant": str(variant),
+            "parent": str(base),
+            "reason": reason,
+            "changes": {c.path: {"old": c.old, "new": c.new} for c in applied.changes},
+            "notes": list(applied.notes),
+            "recorded": lab is not None,
+        }
+        (output.print_line if run else output.print_json)(told)  # the lines of the run follow
     else:
         for c in applied.changes:
             old = "(new)" if c.added else output.cell(c.old)
@@ -131,22 +149,24 @@ def edit(
         for note in applied.notes:
             output.say(f"  note: {note}")
         output.say(str(variant))
-    if run:
-        command = [sys.executable, "-m", "looplab", "run", "--cfgs", str(variant), "--exec"]
-        command += ["--lab", str(folder)] * bool(folder) + ["--study", study or ""] * bool(study)
-        command += ["--json"] * json + ["--", *extra] * bool(extra)
-        sys.stdout.flush()
-        os.execv(command[0], command)
+    if run and lab is not None:
+        from looplab.cli.running import run_alone
+
+        run_alone(lab, study, variant, extra, json)
 
 
-def _record(variant: Path, base: Path, changes: Sequence[str], reason: str, folder: Path | None) -> bool:
-    """Parent and reason go into the ledger of the lab; outside of a lab there is none to write to."""
+def _lab_around(folder: Path | None, target: Path) -> Lab | None:
+    """The lab whose ledger gets parent and reason; outside of a lab there is none to write to."""
     try:
-        lab = load_lab(find_lab(folder or variant.parent.resolve()))
+        found = find_lab(folder or target.resolve())
     except LabError:
         if folder is not None:
             raise
-        return False
+        return None
+    return load_lab(found)
+
+
+def _record(lab: Lab, variant: Path, base: Path, changes: Sequence[str], reason: str) -> None:
     ledger = Ledger(lab.ledger_path)
     with ledger.write():
         ledger.record(
@@ -157,4 +177,3 @@ def _record(variant: Path, base: Path, changes: Sequence[str], reason: str, fold
             edits=list(changes),
             reason=reason,
         )
-    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import time
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -15,7 +16,7 @@ from looplab.config.files import read_config
 from looplab.config.lab import Study
 from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger
-from looplab.ledger.study import StudyLedger
+from looplab.ledger.study import StudyLedger, Usage
 from looplab.loop.lock import engine_pid
 from looplab.runs import folder as run_folder
 from looplab.runs.redact import redact_text
@@ -35,7 +36,8 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
         engine = f"engine at work (pid {facts['engine']})" if facts["engine"] else "no engine at work"
         output.say(f"study {study.study}: {engine}")
         if ledger is None or not facts["counts"]:
-            output.say("  no runs yet; `looplab plan` shows what would run, `looplab run` runs it\n")
+            waiting = f"; {facts['waiting']} proposal(s) wait" if facts["waiting"] else ""
+            output.say(f"  no runs yet{waiting}; `looplab plan` shows what would run, `looplab run` runs it\n")
             continue
         used = facts["used"]
         output.say("  " + ", ".join(f"{number} {state}" for state, number in sorted(facts["counts"].items())))
@@ -76,7 +78,7 @@ def _status_of(lab: Path, study: Study, ledger: Ledger | None) -> dict[str, Any]
     metric = study.objective.metric if study.objective else None
     facts: dict[str, Any] = {"study": study.study, "engine": None, "metric": metric, "counts": {}, "best": None}
     if ledger is None:
-        return facts
+        return {**facts, "used": asdict(Usage(0, 0, 0.0, 0.0)), "waiting": 0, "running": []}
     record = StudyLedger(ledger, study.study)
     best = record.best()
     return {
@@ -104,7 +106,8 @@ def show(folder: Path | None, name: str | None, run_name: str, json: bool) -> No
         return
     when = datetime.fromtimestamp(run.created, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     output.say(f"run {run.id} of {run.study}, round {run.round}, {when}")
-    output.say(f"  {run.status or run.state}" + (f" in {output.seconds(run.seconds)}" if run.seconds else ""))
+    how = f" (exit code {run.exit_code})" if run.exit_code else f" (signal {run.signal})" if run.signal else ""
+    output.say(f"  {run.status or run.state}{how}" + (f" in {output.seconds(run.seconds)}" if run.seconds else ""))
     output.say(f"  by {run.proposer}: {run.reason}")
     output.say(f"  from {run.parent or run.base}" + (f", slot {run.slot}" if run.slot else ""))
     output.say(f"  {run_dir}")
@@ -126,18 +129,20 @@ def logs(folder: Path | None, name: str | None, run_name: str, follow: bool, lin
     path = place.outputs / run.id / "train.log"
     while not path.exists():
         if not follow or place.record.run(run.id).state == "ended":
-            raise LabError(f"run {run.id} has printed nothing yet", hint=f"it is {run.status or run.state}")
+            said = f"is {run.status or run.state} and has printed nothing"
+            raise LabError(f"run {run.id} {said}", hint=f"`looplab show {run.id}` says more")
         time.sleep(0.1)
     if json:
         text = redact_text(path.read_bytes().decode(errors="replace"))
         output.print_json({"run": run.id, "path": str(path), "log": _last(text, lines)})
         return
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a letter may be written in two parts
     with path.open("rb") as file:
-        text = file.read().decode(errors="replace")
-        print(redact_text(_last(text, lines)), end="", flush=True)
+        print(redact_text(_last(decoder.decode(file.read()), lines)), end="", flush=True)
         while follow:
-            over = place.record.run(run.id).state == "ended"
-            more = file.read().decode(errors="replace")
+            # `exit.json` is there even when no engine was, to tell the ledger.
+            over = (path.parent / "exit.json").exists() or place.record.run(run.id).state == "ended"
+            more = decoder.decode(file.read())
             print(redact_text(more), end="", flush=True)
             if over and not more:
                 break

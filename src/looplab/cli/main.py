@@ -8,18 +8,23 @@ from collections.abc import Sequence
 
 MANY = ("--cfgs", "--change", "--changes", "--gpus")
 """Options that take all words up to the next option: `--cfgs a.json b.json`."""
+TRAINING = ("run", "plan", "edit")
+"""Commands that hand what follows `--` to the trainer. It becomes an option, so that a stray word before it (a study's
+name, say) is a mistake and not an argument of the trainer."""
 
 
 def spread(argv: Sequence[str]) -> list[str]:
-    """Write `--cfgs a b` as `--cfgs a --cfgs b`, which is what the parser knows."""
+    """Write `--cfgs a b` as `--cfgs a --cfgs b`, and `-- x` as `--extra=x`, which is what the parser knows."""
     out: list[str] = []
     option: str | None = None
     taken = 0
     for i, word in enumerate(argv):
         if word == "--":
-            return [*out, *argv[i:]]
-        if word.startswith("--"):
-            option, taken = (word if word in MANY else None), 0
+            rest = argv[i + 1 :]
+            return [*out, *(f"--extra={word}" for word in rest)] if argv[0] in TRAINING else [*out, "--", *rest]
+        if word.startswith("-"):
+            name, equals, _ = word.partition("=")
+            option, taken = (name if name in MANY else None), len(equals)
             out.append(word)
         elif option is not None:
             out.extend([word] if taken == 0 else [option, word])
@@ -29,25 +34,34 @@ def spread(argv: Sequence[str]) -> list[str]:
     return out
 
 
+def _trouble() -> tuple[type[Exception], ...]:
+    """What the world may do to any command: a full disk, a folder that cannot be written to."""
+    import sqlite3
+
+    return OSError, sqlite3.OperationalError
+
+
 def main() -> None:
     from looplab.cli.app import app
     from looplab.errors import LabError
 
+    argv = spread(sys.argv[1:])
     try:
-        app(args=spread(sys.argv[1:]), standalone_mode=True, prog_name="looplab")
+        app(args=argv, standalone_mode=True, prog_name="looplab")
     except LabError as error:
         if os.environ.get("LOOPLAB_DEBUG"):
             raise
-        if "--json" in sys.argv:
+        if "--json" in argv:
             import json
 
             told = {"error": error.message, "file": error.file, "line": error.line, "hint": error.hint}
             print(json.dumps(told, ensure_ascii=False))
         print(f"looplab: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except BrokenPipeError:
-        # The reader of our output has gone (`looplab logs | head`): nothing more to say.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(0)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except _trouble() as error:
+        if os.environ.get("LOOPLAB_DEBUG"):
+            raise
+        where = getattr(error, "filename", None)
+        what = getattr(error, "strerror", None) or str(error)
+        print(f"looplab: {where}: {what}" if where else f"looplab: {what}", file=sys.stderr)
+        sys.exit(1)

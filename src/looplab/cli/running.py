@@ -20,13 +20,14 @@ from looplab.cli.labs import Place, open_lab, open_place, prepare_study
 from looplab.cli.live import Live, Row, Snapshot, time_left
 from looplab.config.lab import Lab, Study
 from looplab.decide.base import Proposal
-from looplab.errors import LabError
+from looplab.errors import BusyError, LabError
 from looplab.launch.local import LocalExecutor, is_alive, read_json
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import RunRow, StudyLedger
 from looplab.loop.engine import Ending, Engine, News
 from looplab.loop.lock import StudyLock, engine_pid
-from looplab.loop.setup import Options, Setup
+from looplab.loop.setup import Options, Setup, missing_for_formal
+from looplab.runs.redact import HIDDEN, redact_argv
 
 STYLES = {"rejected": "yellow", "waiting": "yellow", "adopted": "cyan", "round": "bold", "note": "dim"}
 START_S = 20.0
@@ -63,12 +64,14 @@ def run(folder: Path | None, name: str | None, options: Options, *, execute: boo
     lab = open_lab(folder)
     study = lab.study(name)
     if study.needs_exec and not execute:
-        output.say("this study runs only with --exec; this is what it would do:")
+        output.warn("this study runs only with --exec; this is what it would do:")
         _show_plan(lab, study, options, json)
         return
     setup = prepare_study(lab, study, options)
-    with StudyLock(lab.folder, study.study):
-        ledger = Ledger(lab.ledger_path)
+    if detach and _has_secret(options.extra):
+        raise LabError("a secret among the trainer's arguments does not reach a study in the background, since the "
+                       "ledger does not keep it", hint="give it in the environment")  # fmt: skip
+    with StudyLock(lab.folder, study.study), contextlib.closing(Ledger(lab.ledger_path)) as ledger:
         with ledger.write():
             _save_options(ledger, study.study, options)
         if not detach:
@@ -77,21 +80,35 @@ def run(folder: Path | None, name: str | None, options: Options, *, execute: boo
     _detach(lab, study, json)
 
 
+def run_alone(lab: Lab, name: str | None, config: Path, extra: Sequence[str], json: bool) -> None:
+    """Run one config now, once: what waits in the queue goes on waiting, and `resume` keeps its options."""
+    study = lab.study(name)
+    options = Options(cfgs=(str(config.resolve()),), extra=tuple(extra))
+    setup = prepare_study(lab, study, options)
+    with StudyLock(lab.folder, study.study), contextlib.closing(Ledger(lab.ledger_path)) as ledger:
+        used = StudyLedger(ledger, study.study).usage()
+        _work(replace(setup, options=replace(options, runs=used.runs + 1, rounds=used.rounds + 1)), ledger, json)
+
+
 def resume(folder: Path | None, name: str | None, detach: bool, json: bool) -> None:
     lab = open_lab(folder)
     study = lab.study(name)
-    ledger = Ledger(lab.ledger_path, create=False)
-    options = _saved_options(ledger, study.study)
+    with contextlib.closing(Ledger(lab.ledger_path, create=False)) as ledger:
+        options = _saved_options(ledger, study.study)
     setup = prepare_study(lab, study, options)
-    with StudyLock(lab.folder, study.study):
+    with StudyLock(lab.folder, study.study), contextlib.closing(Ledger(lab.ledger_path)) as ledger:
         if not detach:
             _work(setup, ledger, json)
             return
     _detach(lab, study, json)
 
 
+def _has_secret(extra: Sequence[str]) -> bool:
+    return redact_argv(extra) != list(extra)
+
+
 def _save_options(ledger: Ledger, study: str, options: Options) -> None:
-    text = orjson.dumps(options.to_dict()).decode()
+    text = orjson.dumps(replace(options, extra=tuple(redact_argv(options.extra))).to_dict()).decode()
     ledger.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (f"options:{study}", text))
 
 
@@ -99,7 +116,11 @@ def _saved_options(ledger: Ledger, study: str) -> Options:
     row = ledger.one("SELECT value FROM meta WHERE key=?", (f"options:{study}",))
     if row is None:
         raise LabError(f"study {study!r} was never run", hint="start it with `looplab run`")
-    return Options.from_dict(orjson.loads(row["value"]))
+    options = Options.from_dict(orjson.loads(row["value"]))
+    if any(HIDDEN in word for word in options.extra):
+        raise LabError("the last `run` had a secret among the trainer's arguments, which is not kept",
+                       hint="go on with `looplab run … -- …`, or give it in the environment")  # fmt: skip
+    return options
 
 
 # -- the engine in this terminal
@@ -111,10 +132,13 @@ def _work(setup: Setup, ledger: Ledger, json: bool) -> None:
     live = Live(lambda: _engine_snapshot(engine))
 
     def tell(item: News) -> None:
-        if json:
-            output.print_line({"at": time.time(), "kind": item.kind, "run": item.run, "text": item.text})
-        else:
-            live.say(item.text, STYLES.get(item.kind, ""))
+        try:
+            if json:
+                output.print_line({"at": time.time(), "kind": item.kind, "run": item.run, "text": item.text})
+            else:
+                live.say(item.text, STYLES.get(item.kind, ""))
+        except BrokenPipeError:
+            output.mute()
 
     engine = Engine(setup, ledger, executor, tell)
     asked = 0
@@ -182,7 +206,11 @@ def _closing_words(setup: Setup, record: StudyLedger, why: str, counts: dict[str
     output.say(f"\n{parts}" + (f"; {why}" if why else ""))
     if counts.get("failed"):
         bad = record.runs(status="failed", limit=1)[0]
-        output.say(f"a failed run: `looplab logs {bad.id}` shows what it printed")
+        printed = (outputs / bad.id / "train.log").exists()
+        output.say(
+            f"a failed run: `looplab {'logs' if printed else 'show'} {bad.id}` shows "
+            + ("what it printed" if printed else "why")
+        )
     best = record.best()
     if best is not None:
         output.say(f"best: {best.id} (one run is a hint, not a result)   {outputs / best.id}")
@@ -228,9 +256,10 @@ def _detach(lab: Lab, study: Study, json: bool) -> None:
     while time.monotonic() < deadline:
         if process.poll() is not None:
             said = log.read_bytes()[start:].decode(errors="replace").strip()
-            if process.returncode == 0:
+            if process.returncode in (0, 1):  # it has done all that there was to do
                 break
-            raise LabError(f"the engine ended at once: {said.removeprefix('looplab: ')}")
+            error = BusyError if process.returncode == BusyError.exit_code else LabError
+            raise error(f"the engine ended at once: {said.removeprefix('looplab: ')}")
         if engine_pid(lab.folder, study.study) == process.pid:
             break
         time.sleep(0.02)
@@ -244,13 +273,20 @@ def _detach(lab: Lab, study: Study, json: bool) -> None:
 def attach(folder: Path | None, name: str | None, json: bool) -> None:
     place = open_place(folder, name)
     study = place.study.study
-    if engine_pid(place.lab.folder, study) is None:
+    pid = engine_pid(place.lab.folder, study)
+    if pid is None:
         raise LabError(
             f"no engine is at work on study {study!r}", hint="`looplab status` shows it, `looplab resume` goes on"
         )
     seq, _ = place.ledger.head()
     gauges: dict[str, Any] = {}
-    with Live(lambda: _ledger_snapshot(place, gauges)) as live:
+    live = Live(lambda: _ledger_snapshot(place, gauges))
+    running = [run.id for run in place.record.runs(state="running")]
+    with live if not json else contextlib.nullcontext():
+        if json:
+            output.print_line({"kind": "attached", "study": study, "engine": pid, "running": running})
+        else:
+            live.say(f"attached to study {study} (pid {pid}); at work: {', '.join(running) or 'nothing'}", "dim")
         while True:
             alive = engine_pid(place.lab.folder, study) is not None
             for event in place.ledger.events(study, after=seq):
@@ -274,7 +310,7 @@ def _describe(kind: str, run: str | None, data: dict[str, Any]) -> str:
     if kind == "launched":
         return f"run {run} in {data['slot']}"
     if kind == "rejected":
-        return f"proposal {data['proposal']}: " + "; ".join(str(p["message"]) for p in data["problems"])
+        return f"proposal {data['proposal']} is rejected: " + "; ".join(str(p["message"]) for p in data["problems"])
     return f"{kind}: {data.get('round', '')}"
 
 
@@ -310,18 +346,20 @@ def plan(folder: Path | None, name: str | None, options: Options, json: bool) ->
 
 def _show_plan(lab: Lab, study: Study, options: Options, json: bool) -> None:
     """What would run next: the study's own planning, without a ledger to write to."""
-    from looplab.decide.queue import QueueProposer, read_queue
+    from looplab.decide.queue import read_queue
     from looplab.loop.decision import Decider, Decision, Rejected, decide_base
 
-    setup = prepare_study(lab, study, options)
+    setup = prepare_study(lab, study, replace(options, informal=True))
+    missing = [] if options.informal else missing_for_formal(study, setup.slots, setup.devices)
     record = StudyLedger(Ledger(lab.ledger_path), study.study) if lab.ledger_path.exists() else None
     decisions: list[Decision] = []
     rejected: list[tuple[Proposal, str]] = []
     open_runs = record.runs(state="planned") + record.runs(state="running") if record else []
     done = record.bases_planned() if record else set()
+    size, why_none = _room(setup, record)
     for base in setup.bases:
         decision = decide_base(base)
-        if f"{base.name}@{decision.config_hash}" not in done:
+        if f"{base.name}@{decision.config_hash}" not in done and len(decisions) < size:
             decisions.append(decision)
     waiting = (
         [Proposal(r.edits, r.reason, r.proposer, r.parent, r.hypothesis, r.id) for r in record.waiting(1000)]
@@ -333,7 +371,6 @@ def _show_plan(lab: Lab, study: Study, options: Options, json: bool) -> None:
         if entry.queue:
             waiting += [p for p, source in read_queue(lab.folder / entry.queue) if source not in taken]
     decider = Decider(setup, record)
-    size = setup.round_size
     for proposal in waiting:
         if len(decisions) >= size:
             break
@@ -341,7 +378,6 @@ def _show_plan(lab: Lab, study: Study, options: Options, json: bool) -> None:
             decisions.append(decider.decide(proposal))
         except Rejected as no:
             rejected.append((proposal, str(no)))
-    assert any(isinstance(proposer, QueueProposer) for proposer in setup.proposers)
     if json:
         output.print_json(
             {
@@ -354,6 +390,7 @@ def _show_plan(lab: Lab, study: Study, options: Options, json: bool) -> None:
                      "changes": d.diff_parent, "notes": d.notes, "config": d.config} for d in decisions
                 ],
                 "rejected": [{"edits": p.edits, "why": why} for p, why in rejected],
+                "why_none": None if decisions else why_none,
             }
         )  # fmt: skip
         return
@@ -380,12 +417,23 @@ def _show_plan(lab: Lab, study: Study, options: Options, json: bool) -> None:
             for i, d in enumerate(decisions, 1)
         ],
         title="the next round:",
-    )
+    ) if decisions else output.say(f"no run would be planned: {why_none}")
     for proposal, why in rejected:
         output.say(f"would be rejected: {' '.join(proposal.edits)}: {why}")
     for requirement in missing:
         output.say(f"`run` would refuse, for want of {requirement}")
     output.say("nothing was written or started")
+
+
+def _room(setup: Setup, record: StudyLedger | None) -> tuple[int, str]:
+    """How many runs the next round may have, and why there are none if there are none."""
+    limits = {name: getattr(setup.options, name) or getattr(setup.study.budget, name) for name in ("runs", "rounds")}
+    used = {name: getattr(record.usage(), name) if record else 0 for name in limits}
+    for name, limit in limits.items():
+        if limit is not None and used[name] >= limit:
+            return 0, f"{used[name]} of {limit} {name} are used"
+    left = setup.round_size if limits["runs"] is None else limits["runs"] - used["runs"]
+    return min(setup.round_size, left), "nothing is left to try (add with `looplab propose`)"
 
 
 # -- stop
@@ -396,15 +444,15 @@ def stop(folder: Path | None, name: str | None, run_name: str | None, drain: boo
     study = place.study.study
     run_row = place.record.run(run_name) if run_name else None
     pid = engine_pid(place.lab.folder, study)
-    if pid is not None:
-        if run_row is not None:
-            place.record.command("stop", run=run_row.id)
-            told = f"asked the engine (pid {pid}) to stop run {run_row.id}"
-        else:
-            place.record.command("drain" if drain else "stop", **({} if drain else {"run": None}))
-            told = f"asked the engine (pid {pid}) to {'drain' if drain else 'stop'}"
-        if not drain:
-            _await_stop(place, run_row)
+    if run_row is not None and run_row.state != "running":
+        told = f"run {run_row.id} is not running: it is {run_row.status or run_row.state}"
+    elif pid is not None and drain:
+        place.record.command("drain")
+        told = f"the engine (pid {pid}) starts nothing more and ends with what runs; `looplab resume` goes on"
+    elif pid is not None:
+        place.record.command("stop", run=run_row.id if run_row else None)
+        who = f"run {run_row.id}" if run_row else f"the engine (pid {pid})"
+        told = f"{who} has stopped" if _await_stop(place, run_row) else f"{who} was asked to stop, and is still at work"
     elif drain:
         told = "no engine is at work: nothing will be started"
     else:
@@ -415,15 +463,16 @@ def stop(folder: Path | None, name: str | None, run_name: str | None, drain: boo
         output.say(told)
 
 
-def _await_stop(place: Place, run_row: RunRow | None) -> None:
+def _await_stop(place: Place, run_row: RunRow | None) -> bool:
     deadline = time.monotonic() + place.study.launch.grace + 5
     while time.monotonic() < deadline:
         if run_row is not None:
             if place.record.run(run_row.id).state == "ended":
-                return
+                return True
         elif engine_pid(place.lab.folder, place.study.study) is None:
-            return
+            return True
         time.sleep(0.05)
+    return False
 
 
 def _stop_orphans(place: Place, runs: Sequence[RunRow]) -> str:

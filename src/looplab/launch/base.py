@@ -86,6 +86,8 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Started:
+    """The run has lived for a moment. One that ends before that is told by its `Ended` alone."""
+
     run_id: str
     pid: int | None
     at: float
@@ -111,7 +113,7 @@ Event = Started | Ended | Refused
 
 class Executor(Protocol):
     def start(self, order: Order) -> None:
-        """Ask for a run to be started; the answer is a `Started`, `Refused` or `Ended` from `poll`."""
+        """Ask for a run to be started; the answer is a `Started`, a `Refused` or an `Ended` from `poll`."""
         ...
 
     def stop(self, run_id: str, reason: str, grace: float) -> None:

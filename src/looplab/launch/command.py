@@ -9,14 +9,20 @@ import json
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from looplab.config.paths import show
+from looplab.config.paths import Concrete, show
 from looplab.errors import LabError
 
+PLAIN_NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
+"""What argparse takes for a number; any other value with a dash in front it takes for an option."""
+HYDRA_KEY = re.compile(r"[A-Za-z_][\w$-]*(\.[\w$-]+)*", re.ASCII)
+HYDRA_WORD = re.compile(r"(?!(?:true|false|null|nan|inf)\Z)[a-z_][\w./:-]*", re.ASCII | re.IGNORECASE)
+"""A text that needs no quotes in Hydra's override grammar."""
 VARIABLE = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -83,19 +89,14 @@ def build_argv(
 def render(config: Mapping[str, Any], rendering: Rendering, changed: Mapping[str, bool] | None = None) -> list[str]:
     """The config as arguments. `changed` holds the dotted keys that differ from the base; True: the base lacks it."""
     if rendering.as_ == "flags":
-        pairs = _pairs(config, rendering, changed)
-        flags = [flag for key, value in pairs for flag in _flag(key, value, rendering)]
-        names = [flag.split("=")[0] for flag in flags if flag.startswith("--")]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice and rendering.keys == "flat":
-            raise LabError(
-                f"launch.config: flat keys collide: {', '.join(twice)}", hint="use keys: dotted, or skip: [...]"
-            )
-        return flags
+        pairs = [(_name(at, rendering), value) for at, value in _pairs(config, rendering, changed) if value is not None]
+        hint = "use keys: dotted, or skip: [...]" if rendering.keys == "flat" else "use case: snake, or skip: [...]"
+        _refuse_collisions([name for name, _ in pairs], "two keys become the same flag", hint)
+        return [flag for name, value in pairs for flag in _flag(name, value, rendering)]
     if rendering.as_ == "hydra":
         new = {key for key, added in (changed or {}).items() if added}
-        pairs = _pairs(config, rendering, changed)
-        return [f"{'+' if key in new else ''}{key}={_hydra(value)}" for key, value in pairs]
+        pairs = [(show(at), value) for at, value in _pairs(config, rendering, changed)]
+        return [f"{'+' if key in new else ''}{_hydra_key(key)}={_hydra(value)}" for key, value in pairs]
     return []
 
 
@@ -103,51 +104,65 @@ def render_environment(config: Mapping[str, Any], rendering: Rendering) -> dict[
     """The config as environment variables: `train.learning_rate` is `TRAIN__LEARNING_RATE`."""
     if rendering.as_ != "env":
         return {}
-    pairs = _pairs(config, rendering, None)
-    return {rendering.prefix + re.sub(r"\W", "__", key).upper(): _text(value) for key, value in pairs}
+    pairs = [
+        (rendering.prefix + "__".join(re.sub(r"\W", "_", str(part)) for part in at).upper(), value)
+        for at, value in _pairs(config, rendering, None)
+    ]
+    _refuse_collisions([name for name, _ in pairs], "two keys become the same variable", "use skip: [...]")
+    return {name: _text(value) for name, value in pairs}
+
+
+def _refuse_collisions(names: Sequence[str], what: str, hint: str) -> None:
+    twice = [name for name, times in Counter(names).items() if times > 1]
+    if twice:
+        raise LabError(f"launch.config: {what}: {', '.join(sorted(twice))}", hint=hint)
 
 
 def _pairs(
     config: Mapping[str, Any], rendering: Rendering, changed: Mapping[str, bool] | None
-) -> list[tuple[str, Any]]:
+) -> list[tuple[Concrete, Any]]:
     only = rendering.only or ("changed" if rendering.as_ == "hydra" else "all")
 
-    def wanted(key: str) -> bool:
-        if key.split(".")[0] in rendering.skip:
+    def wanted(at: Concrete) -> bool:
+        if at[0] in rendering.skip:
             return False
         if only == "all" or changed is None:
             return True
+        key = show(at)
         return key in changed or any(other.startswith(key + ".") for other in changed)
 
-    return [(key, value) for key, value in _wholes(config) if wanted(key)]
+    return [(at, value) for at, value in _wholes(config) if wanted(at)]
 
 
-def _wholes(config: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Dotted keys with their values, a list as one value: that is how trainers take lists on a command line."""
-    found: list[tuple[str, Any]] = []
+def _wholes(config: Mapping[str, Any]) -> list[tuple[Concrete, Any]]:
+    """All values with their places, a list as one value: that is how trainers take lists on a command line."""
+    found: list[tuple[Concrete, Any]] = []
 
-    def walk(node: Any, at: tuple[str | int, ...]) -> None:
-        if isinstance(node, Mapping) and node:
-            for key, value in node.items():
-                walk(value, (*at, key))
-        else:
-            found.append((show(at), node))
+    def walk(node: Mapping[str, Any], trail: Concrete) -> None:
+        for key, value in node.items():
+            if isinstance(value, Mapping) and value:
+                walk(value, (*trail, key))
+            else:
+                found.append(((*trail, key), value))
 
     walk(config, ())
     return found
 
 
-def _flag(key: str, value: Any, rendering: Rendering) -> list[str]:
-    name = key.rpartition(".")[2] if rendering.keys == "flat" else key
-    name = "--" + (name.replace("_", "-") if rendering.case == "kebab" else name)
-    if value is None:
-        return []
+def _name(at: Concrete, rendering: Rendering) -> str:
+    name = str(at[-1]) if rendering.keys == "flat" else ".".join(map(str, at))
+    return "--" + (name.replace("_", "-") if rendering.case == "kebab" else name)
+
+
+def _flag(name: str, value: Any, rendering: Rendering) -> list[str]:
     if isinstance(value, bool) and rendering.booleans == "switch":
         head, dot, last = name[2:].rpartition(".")
         no = "no-" if rendering.case == "kebab" else "no_"
         return [name] if value else [f"--{head}{dot}{no}{last}"]
     text = _text(value)
-    return [f"{name}={text}"] if rendering.separator == "equals" else [name, text]
+    if rendering.separator == "equals" or (text.startswith("-") and not PLAIN_NEGATIVE.fullmatch(text)):
+        return [f"{name}={text}"]
+    return [name, text]
 
 
 def _text(value: Any) -> str:
@@ -160,16 +175,26 @@ def _text(value: Any) -> str:
     return "null" if value is None else repr(value)
 
 
+def _hydra_key(key: str, also: re.Pattern[str] = HYDRA_KEY) -> str:
+    if not HYDRA_KEY.fullmatch(key) or not also.fullmatch(key):
+        raise LabError(
+            f"launch.config: Hydra's command line has no way to write the key {key!r}",
+            hint="rename it, or hand the config over as a file",
+        )
+    return key
+
+
 def _hydra(value: Any) -> str:
     """A value in Hydra's override grammar."""
     if isinstance(value, str):
-        if re.fullmatch(r"[A-Za-z_][\w./:-]*", value) and value.lower() not in ("true", "false", "null", "nan", "inf"):
+        if HYDRA_WORD.fullmatch(value):
             return value
-        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+        # Between quotes a backslash stands for itself, but not those in front of a quote.
+        return "'" + re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + m[2].replace("'", "\\'"), value) + "'"
     if isinstance(value, list):
         return "[" + ",".join(map(_hydra, value)) + "]"
     if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{_hydra(item)}" for key, item in value.items()) + "}"
+        return "{" + ",".join(f"{_hydra_key(str(key), HYDRA_WORD)}:{_hydra(item)}" for key, item in value.items()) + "}"
     if isinstance(value, bool):
         return "true" if value else "false"
     return "null" if value is None else repr(value)
@@ -178,12 +203,13 @@ def _hydra(value: Any) -> str:
 def find_program(name: str, cwd: Path, env: Mapping[str, str], which: Callable[..., str | None] = shutil.which) -> str:
     """The program's path, as a shell in `cwd` would find it; an error says what to do."""
     if "/" in name:
-        path = (cwd / name).resolve() if not os.path.isabs(name) else Path(name)
-        if path.is_file() and os.access(path, os.X_OK):
-            return str(cwd / name) if not os.path.isabs(name) else name
-        why = "is not executable" if path.is_file() else "does not exist"
-        raise LabError(f"trainer not found: {path} {why}", hint="see launch.command")
-    found = which(name, path=env.get("PATH", os.environ.get("PATH")))
+        program = cwd / name  # an absolute name stays as it is
+        if program.is_file() and os.access(program, os.X_OK):
+            return str(program)
+        why = "is not executable" if program.is_file() else "is a folder" if program.is_dir() else "does not exist"
+        raise LabError(f"trainer not found: {program} {why}", hint="see launch.command")
+    path = env.get("PATH", os.environ.get("PATH", os.defpath))
+    found = which(name, path=os.pathsep.join(os.path.join(cwd, folder) for folder in path.split(os.pathsep)))
     if found is None:
         raise LabError(
             f"trainer not found: {name!r} is not on PATH", hint="see launch.command; {python} is looplab's own Python"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
 
@@ -42,10 +43,13 @@ class Devices:
         """The devices to use by default: all of them, or what CUDA_VISIBLE_DEVICES leaves."""
         if self._nvml is None:
             return []
+        there = [str(i) for i in range(self._nvml.nvmlDeviceGetCount())]
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        if visible is not None:
-            return [part.strip() for part in visible.split(",") if part.strip()]
-        return [str(i) for i in range(self._nvml.nvmlDeviceGetCount())]
+        if visible is None:
+            return there
+        names = [part.strip() for part in visible.split(",")]
+        # As CUDA reads it: what comes after a name that is no device (`-1`, say) is not visible either.
+        return list(takewhile(lambda name: name in there or name.startswith(("GPU-", "MIG-")), names))
 
     def strangers(self, device: str) -> list[Tenant]:
         """Processes that compute on the device and were not started by looplab."""
@@ -56,7 +60,10 @@ class Devices:
                 handle = self._nvml.nvmlDeviceGetHandleByIndex(int(device))
             else:
                 handle = self._nvml.nvmlDeviceGetHandleByUUID(device)
-            processes = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            try:
+                processes = self._nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
+            except self._nvml.NVMLError_FunctionNotFound:  # a driver older than 510
+                processes = self._nvml.nvmlDeviceGetComputeRunningProcesses_v2(handle)
         except self._nvml.NVMLError:
             return []
         return [Tenant(p.pid, _name(p.pid)) for p in processes if not _is_ours(p.pid)]

@@ -66,9 +66,9 @@ def start_ticks(pid: int) -> int:
         return 0
 
 
-def write_whole(path: str, data: Dict) -> None:
+def write_whole(path: str, text: str) -> None:
     temporary = f"{path}.tmp{os.getpid()}"
-    content = json.dumps(data).encode() + b"\n"
+    content = text.encode() + b"\n"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         if os.write(descriptor, content) != len(content):  # a disk that fills up takes a part and reports no error
@@ -80,6 +80,11 @@ def write_whole(path: str, data: Dict) -> None:
         raise
     finally:
         os.close(descriptor)
+
+
+def encoded(env: dict[str, str]) -> dict[bytes, bytes]:
+    """As bytes, which spawn takes as they are; a text and the same as bytes would be two variables of one name."""
+    return {os.fsencode(name): os.fsencode(value) for name, value in env.items()}
 
 
 def claim(log: str) -> bool:
@@ -137,15 +142,18 @@ class Keeper:
         self.engine_gone = False
         self.inbox = b""
         self.outbox = b""
-        self.env: dict[str, str] = {}
+        self.env: dict[bytes, bytes] = {}
         self.children: dict[int, Child] = {}  # pid → Child, while the first process of the run lives
         self.settling: list[Child] = []  # Children whose process.json is still to be written
         self.leaving: list[Child] = []  # Children whose first process has ended, but not all of its group
-        self.unsaved: list[tuple[str, Dict]] = []  # (path, data) that could not be written yet
+        self.unsaved: list[tuple[str, str]] = []  # (path, text) that could not be written yet
         self.boot = boot_id()
         self.ticks = start_ticks(os.getpid())
         self.cores = os.sched_getaffinity(0)
         self.defaults: tuple[int, ...] = ()  # signals that a training gets back as they were
+        self.kin = -1  # the list of our children, kept open: it is read at the end of every run
+        with contextlib.suppress(OSError):
+            self.kin = os.open(f"/proc/self/task/{os.getpid()}/children", os.O_RDONLY | os.O_CLOEXEC)
         self.wake_r, self.wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def run(self) -> None:
@@ -217,7 +225,7 @@ class Keeper:
                     if child.id == order["id"]:
                         self.stop(child, order["reason"], order.get("grace", child.grace))
             elif order["op"] == "env":
-                self.env = order["env"]
+                self.env = encoded(order["env"])
 
     def tell(self, **event: object) -> None:
         if not self.engine_gone:
@@ -264,7 +272,7 @@ class Keeper:
             pid = os.posix_spawn(
                 order["path"],
                 order["argv"],
-                {**self.env, **order["env"]},
+                {**self.env, **encoded(order["env"])},
                 file_actions=actions,
                 setsid=True,
                 setsigmask=(),
@@ -292,29 +300,27 @@ class Keeper:
         child = Child(order, pid, locks)
         self.children[pid] = child
         self.settling.append(child)
-        self.tell(ev="started", id=child.id, pid=pid, at=child.started)
 
     def settle(self) -> None:
-        """Write down which process a run is. Not at its very start: reading that of a process which is just becoming
-        the trainer takes as long as starting it."""
+        """Write down which process a run is, and tell. Not at its very start: reading that of a process which is just
+        becoming the trainer takes as long as starting it, and many runs are over before anybody could care."""
         now = time.monotonic()
         while self.settling and (self.engine_gone or self.settling[0].settled_at <= now):
             child = self.settling.pop(0)
             if child.exit is None:
-                self.save(
-                    child.folder + "/process.json",
-                    {
-                        "pid": child.pid,
-                        "start": start_ticks(child.pid),
-                        "boot": self.boot,
-                        "started": child.started,
-                        "keeper": os.getpid(),
-                        "keeper_start": self.ticks,
-                        "timeout": child.timeout,
-                        "grace": child.grace,
-                        "linger": child.linger,
-                    },
-                )
+                process = {
+                    "pid": child.pid,
+                    "start": start_ticks(child.pid),
+                    "boot": self.boot,
+                    "started": child.started,
+                    "keeper": os.getpid(),
+                    "keeper_start": self.ticks,
+                    "timeout": child.timeout,
+                    "grace": child.grace,
+                    "linger": child.linger,
+                }
+                self.save(child.folder + "/process.json", json.dumps(process))
+                self.tell(ev="started", id=child.id, pid=child.pid, at=child.started)
 
     @staticmethod
     def lock(path: str, label: str, locks: list[int]) -> str | None:
@@ -398,9 +404,9 @@ class Keeper:
         return groups
 
     def strays(self) -> list[int]:
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:
-            return [pid for pid in map(int, file.read().split()) if pid not in self.children]
-        return []
+        if self.kin < 0:
+            return []
+        return [pid for pid in map(int, os.pread(self.kin, 1 << 16, 0).split()) if pid not in self.children]
 
     def reap(self) -> None:
         while True:
@@ -438,23 +444,25 @@ class Keeper:
         self.finish(child.id, child.folder, child.exit)
 
     def finish(self, run_id: str, folder: str, outcome: Dict) -> None:
-        self.save(folder + "/exit.json", outcome)
-        self.tell(ev="ended", id=run_id, exit=outcome)
+        text = json.dumps(outcome)
+        self.save(folder + "/exit.json", text)
+        if not self.engine_gone:
+            self.outbox += b'{"ev": "ended", "id": "%b", "exit": %b}\n' % (run_id.encode(), text.encode())
 
     # -- writing down
 
-    def save(self, path: str, data: Dict) -> None:
+    def save(self, path: str, text: str) -> None:
         try:
-            write_whole(path, data)
+            write_whole(path, text)
         except FileNotFoundError:
             pass  # the run folder was deleted under us: there is nothing left to keep
         except OSError:
-            self.unsaved.append((path, data))
+            self.unsaved.append((path, text))
 
     def save_again(self) -> None:
         waiting, self.unsaved = self.unsaved, []
-        for path, data in waiting:
-            self.save(path, data)
+        for path, text in waiting:
+            self.save(path, text)
 
 
 if __name__ == "__main__":

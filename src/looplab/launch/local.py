@@ -97,7 +97,7 @@ def describe(pid: int) -> dict[str, Any]:
     parent = 0
     with contextlib.suppress(OSError, IndexError):
         parent = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
-        if os.fsencode(keeper.__file__) not in Path(f"/proc/{parent}/cmdline").read_bytes().split(b"\0"):
+        if b"/launch/keeper.py\0" not in Path(f"/proc/{parent}/cmdline").read_bytes():
             parent = 0
     return {
         "pid": pid,
@@ -123,7 +123,7 @@ class LocalExecutor:
 
     def wake(self) -> None:
         """Make a `poll` that waits return at once; may be called from a signal handler or another thread."""
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # full: it will wake anyway; closed: nothing waits
             os.write(self._wake_w, b"x")
 
     # -- the contract
@@ -176,7 +176,7 @@ class LocalExecutor:
     def adopt(self, run_id: str, run_dir: Path) -> bool:
         if self._knows(run_id):
             return True
-        run_dir = run_dir.absolute()
+        run_dir = Path(os.path.abspath(run_dir))
         ended = read_json(run_dir / "exit.json")
         if ended is not None:
             self._end(run_id, Exit.from_dict(ended))
@@ -210,6 +210,8 @@ class LocalExecutor:
         return events
 
     def close(self) -> None:
+        if self._wake_w < 0:
+            return
         for adopted in self._adopted.values():
             if adopted.pidfd >= 0:
                 os.close(adopted.pidfd)
@@ -218,6 +220,7 @@ class LocalExecutor:
         self._selector.close()
         os.close(self._wake_r)
         os.close(self._wake_w)
+        self._wake_w = -1
 
     def _knows(self, run_id: str) -> bool:
         return run_id in self._running or run_id in self._adopted or run_id in self._waiting

@@ -104,8 +104,15 @@ def slot_environment(slot: Slot) -> dict[str, str]:
 def lock_folder() -> Path:
     """Where device locks live: one folder a user and machine, which nobody else may write to."""
     folder = Path(os.environ.get("LOOPLAB_LOCK_DIR") or f"/tmp/looplab-{os.getuid()}")  # noqa: S108 (owner checked)
-    folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.lstat()
+    except OSError as error:
+        raise LabError(
+            f"the folder for device locks cannot be made: {error.strerror}",
+            file=folder,
+            hint="set LOOPLAB_LOCK_DIR to a folder of your own",
+        ) from None
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise LabError(f"{folder} belongs to somebody else", hint="set LOOPLAB_LOCK_DIR to a folder of your own")
     return folder

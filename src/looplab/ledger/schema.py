@@ -46,7 +46,7 @@ CREATE TABLE IF NOT EXISTS runs (
     PRIMARY KEY (study, n)
 );
 CREATE UNIQUE INDEX IF NOT EXISTS runs_id ON runs (study, id);
-CREATE INDEX IF NOT EXISTS runs_state ON runs (study, state, status);
+CREATE INDEX IF NOT EXISTS runs_open ON runs (study, state) WHERE state != 'ended';
 CREATE INDEX IF NOT EXISTS runs_config ON runs (study, config_hash);
 CREATE INDEX IF NOT EXISTS runs_objective ON runs (study, objective) WHERE objective IS NOT NULL;
 
@@ -73,5 +73,4 @@ CREATE TABLE IF NOT EXISTS events (
     seq INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, study TEXT NOT NULL, run TEXT,
     data TEXT NOT NULL, hash TEXT NOT NULL
 );
-CREATE INDEX IF NOT EXISTS events_run ON events (study, run);
 """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import socket
 import sqlite3
@@ -22,7 +23,7 @@ from looplab.decide.queue import QueueProposer
 from looplab.errors import LabError
 from looplab.guard.guard import Problem
 from looplab.launch import keeper
-from looplab.launch.base import Ended, Executor, Exit, Refused, Slot, Started
+from looplab.launch.base import Ended, Executor, Exit, Order, Refused, Slot, Started
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import RunRow, StudyLedger
 from looplab.loop.decision import Decider, Decision, Rejected, decide_base
@@ -38,6 +39,8 @@ TICK_S = 0.1
 """How long the engine sleeps at most: what a person asks for is seen within this time."""
 GAUGE_S = 0.5
 POINT_S = 0.2
+FRESH_S = 1.0
+"""How long a prepared folder may wait; after that it is made anew, since the code may have changed."""
 REMEMBERED = 1000
 """How many of the last runs are looked at after a crash for what was not yet written in the lab book."""
 BEAT_S = 5.0
@@ -90,6 +93,16 @@ class Progress:
         return self.seconds / self.timed if self.timed else None
 
 
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A run whose folder is ready."""
+
+    run: RunRow
+    order: Order
+    hashes: dict[str, str]
+    at: float
+
+
 class HaltError(LabError):
     """The engine cannot go on, but nothing is lost."""
 
@@ -117,6 +130,7 @@ class Engine:
         self._plans: dict[str, Decision] = {}
         self._free: deque[Slot] = deque(setup.slots)
         self._held: dict[str, Slot] = {}
+        self._staged: dict[str, Staged] = {}  # slot → its next run
         self._blocked: dict[str, float] = {}  # slot → when to look at its device again
         self._adopting: set[str] = set()
         self._stopping = False
@@ -138,6 +152,7 @@ class Engine:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._syncer = Syncer(self.folder)
         how = "failed"
+        gc.freeze()  # what was imported lives as long as the engine: no need to look through it again and again
         try:
             self._recover()
             beat = time.monotonic()
@@ -178,7 +193,7 @@ class Engine:
             return False
         if self.draining or self._stopping:
             return True
-        if self._planned:
+        if self._planned or self._staged:
             return False
         with self._ledger.write():
             self._plan()
@@ -231,7 +246,7 @@ class Engine:
     # -- propose and guard
 
     def _plan(self) -> None:
-        if self.draining or self._stopping or self._planned:
+        if self.draining or self._stopping or self._planned or self._staged:
             return
         continuous = self.setup.options.continuous
         if not continuous and (self.running or self._finished):
@@ -354,31 +369,59 @@ class Engine:
     # -- launch
 
     def _launch(self) -> None:
+        """Give every free slot its next run."""
         if self.draining or self._stopping:
             return
         now = time.monotonic()
-        for _ in range(min(len(self._free), len(self._planned))):
+        for _ in range(len(self._free)):
             slot = self._free.popleft()
             if self._is_blocked(slot, now):
                 self._free.append(slot)
+                staged = self._staged.pop(slot.name, None)
+                if staged is not None:
+                    self._planned.appendleft(staged.run)
                 continue
-            run = self._planned.popleft()
-            decision = self._plans.pop(run.id, None)
+            staged = self._staged.pop(slot.name, None)
+            if staged is None or now - staged.at > FRESH_S:
+                staged = self._prepare(staged.run if staged else None, slot)
+            if staged is None:
+                self._free.append(slot)
+                continue
+            run = staged.run
+            self._executor.start(staged.order)
+            self._plans.pop(run.id, None)
+            self._held[run.id] = slot
+            self.running[run.id] = run
+            self.study.launched(run.id, slot.name, staged.hashes)
+            self._tell(News("launched", f"run {run.id} in {slot.name}: {run.reason}", run.id))
+
+    def _stage(self) -> None:
+        """Where runs are short, make the next folder of each slot while the slot is still busy."""
+        mean = self.progress.mean_s
+        if self._planned and mean is not None and mean < FRESH_S / 2 and not (self.draining or self._stopping):
+            for slot in self._held.values():
+                if slot.name not in self._staged:
+                    staged = self._prepare(None, slot)
+                    if staged is not None:
+                        self._staged[slot.name] = staged
+
+    def _prepare(self, run: RunRow | None, slot: Slot) -> Staged | None:
+        """Make the folder of this run, else of the next one; None when there is no more. One that cannot be prepared
+        has failed, and the next one takes its place."""
+        while run is not None or self._planned:
+            run = run or self._planned.popleft()
+            decision = self._plans.get(run.id)
             plan = decision.body() if decision else self.study.plan_of(run.id)
             assert plan is not None
             try:
                 order, hashes = self._preparer.prepare(run, plan, slot)
+                return Staged(run, order, hashes, time.monotonic())
             except LabError as error:
-                self._free.appendleft(slot)
-                self._finished.append(
-                    (run, Exit(None, reason="not started", message=str(error), started=time.time(), ended=time.time()))
-                )
-                continue
-            self._executor.start(order)
-            self._held[run.id] = slot
-            self.running[run.id] = run
-            self.study.launched(run.id, slot.name, hashes)
-            self._tell(News("launched", f"run {run.id} in {slot.name}: {run.reason}", run.id))
+                now = time.time()
+                outcome = Exit(None, reason="not started", message=str(error), started=now, ended=now)
+                self._finished.append((run, outcome))
+                run = None
+        return None
 
     def _is_blocked(self, slot: Slot, now: float) -> bool:
         """Whether somebody else computes on the slot's device: then it is waited for, unless told to share."""
@@ -426,6 +469,7 @@ class Engine:
                         self._give_back(event)
                 finished, self._finished = self._finished, []
                 ended = [self._record(run, exit_) for run, exit_ in finished]
+                self._stage()
             if ended:
                 self._note_in_book(ended)
                 newest = max(ended, key=lambda run: run.n)

@@ -61,7 +61,8 @@ def status_of(exit_: Exit) -> str:
 def summarise(run: RunRow, gauge: Gauge, exit_: Exit) -> tuple[dict[str, Any], str, float | None]:
     """`summary.json`, the status and the objective. A run that did not end well has no objective; a metric that was
     not measured is missing, never 0."""
-    gauge.poll(final=True)
+    # The last line of a run that was killed may be half a line, and half a number is a wrong one.
+    gauge.poll(final=exit_.signal is None)
     status = status_of(exit_)
     wanted = gauge.study.objective
     value = gauge.objective() if status == "ok" else None

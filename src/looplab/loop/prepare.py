@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from looplab.config.files import dump_json, write_config
@@ -20,7 +21,7 @@ from looplab.loop.setup import Setup
 from looplab.runs import folder
 from looplab.runs.capsule import Capsules
 from looplab.runs.names import inside
-from looplab.runs.redact import redact_argv
+from looplab.runs.redact import redact_argv, redact_env
 
 PREPARED = ("run.json", "config.json", "override.json", "config_diff.json", "capsule.json")
 """The files that a run folder has before the run starts."""
@@ -39,19 +40,22 @@ class Preparer:
         data = [inside(setup.lab, path, "data") for path in study.data]
         self._capsules = Capsules(setup.lab, self._outputs, data)
         self._host = socket.gethostname()
-        self._slot_env = {slot.name: slot_environment(slot) for slot in setup.slots}
+        live = {"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1")}  # train.log grows as the trainer prints
+        self._slot_env = {slot.name: {**live, **slot_environment(slot)} for slot in setup.slots}
         self._programs: dict[str, str] = {}
 
     def prepare(self, run: RunRow, plan: Mapping[str, Any], slot: Slot) -> tuple[Order, dict[str, str]]:
         """Make the run's folder, whole; gives the order and the hashes of the files."""
         run_dir = self._outputs / run.id
         config = plan["config"]
-        config_file = run_dir / ("config.json" if self._rendering.as_ != "file" else f"config.{self._rendering.format}")
-        variables = self._variables(run, str(run_dir), str(config_file), slot)
+        config_file = f"{run_dir}/config.{self._rendering.format if self._rendering.as_ == 'file' else 'json'}"
+        variables = self._variables(run, str(run_dir), config_file, slot)
         changed = {key: "old" not in change for key, change in plan["diff_base"].items()}
         arguments = render(config, self._rendering, changed)
         argv = build_argv(self._launch.command, variables, arguments, self._setup.options.extra)
-        env = self._environment(run, config, variables, slot)
+        own = self._own_environment(run, variables, slot)
+        given = self._given_environment(config, variables)
+        env = {**own, **given}
         if argv[0] not in self._programs:
             self._programs[argv[0]] = find_program(argv[0], self._cwd, env)
         program = self._programs[argv[0]]
@@ -85,11 +89,11 @@ class Preparer:
             "config.json": dump_json(config),
             "override.json": dump_json(override, finite=True),
             "config_diff.json": dump_json({"parent": plan["diff_parent"], "base": plan["diff_base"]}),
-            "capsule.json": dump_json(self._capsules.make(argv, program, env, seeds), finite=True),
+            "capsule.json": dump_json(self._capsules.make(argv, program, {**own, **redact_env(given)}, seeds), finite=True),
         }
         hashes = folder.create(run_dir, files)
-        if config_file.suffix != ".json":
-            write_config(config_file, config, sync=False)
+        if not config_file.endswith(".json"):
+            write_config(Path(config_file), config, sync=False)
         order = Order(
             run.id,
             run_dir,
@@ -117,12 +121,10 @@ class Preparer:
             "python": sys.executable,
         }
 
-    def _environment(
-        self, run: RunRow, config: Mapping[str, Any], variables: Mapping[str, str], slot: Slot
-    ) -> dict[str, str]:
+    def _own_environment(self, run: RunRow, variables: Mapping[str, str], slot: Slot) -> dict[str, str]:
+        """What looplab tells the run."""
         run_dir = variables["run_dir"]
         return {
-            "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"),  # so that train.log is live
             **self._slot_env[slot.name],
             **wandb_environment(self._setup.study.track.wandb, self._setup.lab, run_dir, run.study, run.id),
             "LOOPLAB_RUN_ID": run.id,
@@ -133,6 +135,11 @@ class Preparer:
             "LOOPLAB_STUDY": run.study,
             "LOOPLAB_ROUND": str(run.round),
             "LOOPLAB_LAB": variables["lab"],
+        }
+
+    def _given_environment(self, config: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, str]:
+        """What the lab file and the config tell the run; may hold secrets."""
+        return {
             **render_environment(config, self._rendering),
             **{name: fill(value, variables, f"launch.env.{name}") for name, value in self._launch.env.items()},
         }

@@ -50,6 +50,7 @@ class Capsules:
     def make(
         self, argv: Sequence[str], program: str, env: Mapping[str, str], seeds: Mapping[str, Any]
     ) -> dict[str, Any]:
+        """The capsule of a run; `env` is what the run gets on top of looplab's own environment, secrets out already."""
         now = time.monotonic()
         if now - self._code_at > FRESH_S:
             self._code = self._ask_git()
@@ -62,7 +63,7 @@ class Capsules:
             "argv": redact_argv(argv),
             "program": program,
             "cwd": str(self._lab),
-            "env": {**self._env, **redact_env(env)},
+            "env": {**self._env, **env},
             "code": self._code,
             "python": self._pythons[program],
             "machine": self._machine,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from pathlib import Path
 
 from looplab.errors import LabError
@@ -11,7 +11,7 @@ ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"  # nothing that reads like somethi
 
 
 def random_suffix(length: int) -> str:
-    return "".join(secrets.choice(ALPHABET) for _ in range(length))
+    return "".join(ALPHABET[byte % len(ALPHABET)] for byte in os.urandom(length))
 
 
 def run_id(n: int) -> str:

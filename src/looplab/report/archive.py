@@ -1,0 +1,127 @@
+"""The archive of a run: all that its sources measured, in one `metrics.parquet` that answers questions fast.
+
+Long form: `metric`, `step`, `value`, a row for each point, in the order in which it was written. The trainer's own
+files stay as they are, and stay the truth: an archive can be thrown away and is then read from them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from looplab.config.files import write_atomic
+from looplab.config.lab import Measure, Study
+from looplab.errors import LabError
+from looplab.measure.base import Batch
+from looplab.measure.discover import Reader
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+NAME = "metrics.parquet"
+_MARK = "looplab.metrics"
+"""Stands in the footer of our archives, so that a file of this name which a trainer wrote is told apart."""
+_MAGIC = b"PAR1"
+_FOOTER_LIMIT = 1 << 20
+
+
+def measured(run_dir: Path, measure: Measure, *, final: bool) -> Batch:
+    """All points of a run, read from whatever files it left; `final` as in `Source.poll`."""
+    return Reader(run_dir, measure.sources, measure.aliases, measure.stdout).poll(final)
+
+
+def as_table(batch: Batch) -> pa.Table:
+    """The points as an Arrow table of `metric`, `step` and `value`."""
+    import pyarrow as pa
+
+    curves = [(name, curve) for name, curve in batch.items() if curve.values]
+    names = pa.array([clean(name) for name, _ in curves], pa.string())
+    metric = [
+        pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(i, pa.int32()), len(curve.values)), names)
+        for i, (_, curve) in enumerate(curves)
+    ]
+    steps = [pa.array(curve.steps, pa.float64()) for _, curve in curves]
+    values = [pa.array(curve.values, pa.float64()) for _, curve in curves]
+    return pa.table(
+        {
+            "metric": pa.chunked_array(metric, pa.dictionary(pa.int32(), pa.string())),
+            "step": pa.chunked_array(steps, pa.float64()),
+            "value": pa.chunked_array(values, pa.float64()),
+        }
+    )
+
+
+def clean(text: str) -> str:
+    """The text as UTF-8 can say it: JSON may hold half a surrogate pair, Arrow may not."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def archive_run(run_dir: Path, study: Study) -> Path | None:
+    """Write the archive of an ended run, whole; None, and nothing is written, where nothing was measured."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    batch = measured(run_dir, study.measure, final=True)
+    if not any(curve.values for curve in batch.values()):
+        return None
+    path = run_dir / NAME
+    if path.exists() and not is_archive(path):
+        raise LabError("this file was not written by looplab and stays", file=path, hint="give it another name")
+    table = as_table(batch).combine_chunks().replace_schema_metadata({_MARK: "1"})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", use_dictionary=["metric"])
+    write_atomic(path, sink.getvalue().to_pybytes(), sync=False)
+    return path
+
+
+def is_archive(path: Path) -> bool:
+    """Whether this is a whole archive of ours, by its footer alone."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - 8))
+            end = file.read(8)
+            if len(end) < 8 or end[4:] != _MAGIC:
+                return False
+            length = int.from_bytes(end[:4], "little")
+            if length > min(_FOOTER_LIMIT, size - 12):
+                return False
+            file.seek(size - 8 - length)
+            return _MARK.encode() in file.read(length)
+    except OSError:
+        return False
+
+
+class Archiver:
+    """Archives runs in a thread of its own, one after the other, while the engine goes on.
+
+    What goes wrong is kept in `problems` and told, never raised: a run without an archive has lost nothing.
+    """
+
+    def __init__(self, study: Study, tell: Callable[[str], None] = lambda problem: None) -> None:
+        self._study = study
+        self._tell = tell
+        self._pool = ThreadPoolExecutor(1, "looplab-archive")
+        self.problems: list[str] = []
+
+    def submit(self, run_dir: Path) -> None:
+        """Archive this run soon."""
+        self._pool.submit(archive_run, run_dir, self._study).add_done_callback(lambda done: self._note(run_dir, done))
+
+    def close(self, wait: bool = True) -> None:
+        """End; with `wait` after all that was submitted, else after the one at work, without waiting for it."""
+        self._pool.shutdown(wait, cancel_futures=not wait)
+
+    def _note(self, run_dir: Path, done: Future[Path | None]) -> None:
+        error = None if done.cancelled() else done.exception()
+        if error is not None:
+            problem = f"run {run_dir.name} was not archived: {error or type(error).__name__}"
+            self.problems.append(problem)
+            self._tell(problem)
+
+
+def unarchived(run_dirs: Iterable[Path]) -> list[Path]:
+    """Those of the run folders that have no archive (yet)."""
+    return [run_dir for run_dir in run_dirs if run_dir.is_dir() and not is_archive(run_dir / NAME)]

@@ -1,0 +1,475 @@
+"""The facts of a study, from its ledger and its run folders, as all reports use them.
+
+Curves are not read here: a thousand runs are gathered in a second or two. Whatever cannot be read is a note, never an
+error: a report is most wanted when something went wrong.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from looplab.config import paths
+from looplab.config.lab import Objective, Study
+from looplab.errors import LabError
+from looplab.guard.knobs import Knob, KnobTable
+from looplab.ledger.study import ProposalRow, RunRow, StudyLedger
+from looplab.measure.discover import Reader
+from looplab.measure.summary import Directions, MetricSummary, Summariser, from_dict, objective_value
+from looplab.report import wording
+from looplab.runs import folder
+
+FAILURES = ("failed", "timeout", "lost")
+TAIL_LINES = 20
+MAX_OTHER_KEYS = 48
+"""How many keys that are no knobs, but differ between runs, are shown as if they were."""
+WIDE = 1000.0
+"""Positive values that span this factor are drawn on a log scale."""
+_HEAD_BYTES, _TAIL_BYTES = 1 << 17, 1 << 14
+_LONGEST_NOTES = 4000
+_WANDB = re.compile(rb"https://[^\s\"'<>()\x1b@]*wandb[^\s\"'<>()\x1b@]*/runs/[A-Za-z0-9_-]+")
+_NUMBERS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """One run."""
+
+    row: RunRow
+    knobs: dict[str, Any]
+    """The value of every knob, by its path; a key is missing where the run's config has no such place."""
+    changes: dict[str, dict[str, Any]]
+    """Its config against its parent's: `{"old": …, "new": …}` by path."""
+    metrics: dict[str, MetricSummary]
+    objective: float | None
+    """By the study's objective as it is now; None where it was not measured."""
+    hypothesis: str = ""
+    wandb: str | None = None
+    """The address of the run at Weights & Biases, where its log tells one."""
+    notes: tuple[str, ...] = ()
+    """What looplab noticed."""
+    conclusion: str = ""
+    """`notes.md`: what a person or an agent concluded."""
+    against_parent: float | None = None
+    """The objective minus that of its parent; for a run from a base, of the base's own run."""
+    against_base: float | None = None
+    """The objective minus that of the run of its base."""
+
+    @property
+    def status(self) -> str:
+        return self.row.status or self.row.state
+
+    @property
+    def is_failure(self) -> bool:
+        return self.row.status in FAILURES
+
+
+@dataclass(frozen=True, slots=True)
+class KnobFacts:
+    """A config key that differs between runs, or is declared as a knob."""
+
+    key: str
+    kind: str
+    """`number` or `category`."""
+    log: bool
+    """Whether its axis is a log scale."""
+    declared: bool
+    """A knob of the study; else a key that differs all the same."""
+    varies: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best measured run up to a certain one."""
+
+    n: int
+    """The number of the run at which this became the best."""
+    run: str
+    objective: float
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """One kind of budget."""
+
+    name: str
+    used: float
+    limit: float | None
+    shown: str
+    """Used and limit in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Runs that ended badly in the same way."""
+
+    runs: tuple[str, ...]
+    """Oldest first."""
+    how: str
+    """`failed, exit code 1`."""
+    tail: str
+    """The last lines that the newest of them printed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StudyFacts:
+    """Everything that a report tells."""
+
+    study: str
+    folder: Path
+    """`outputs/<study>`"""
+    at: float
+    """When this was gathered."""
+    metric: str | None
+    """The objective's metric."""
+    goal: str
+    moment: str
+    """Which of its values counts: last, best, …"""
+    runs: tuple[RunFacts, ...]
+    """By number."""
+    best: RunFacts | None
+    best_so_far: tuple[Best, ...]
+    knobs: tuple[KnobFacts, ...]
+    """Those that vary first, declared ones before others."""
+    budget: tuple[Budget, ...]
+    rejected: tuple[ProposalRow, ...]
+    waiting: int
+    failures: tuple[Failure, ...]
+    notes: tuple[str, ...]
+    _places: dict[str, int] = field(repr=False)
+
+    def run(self, id_: str | None) -> RunFacts | None:
+        place = self._places.get(id_ or "")
+        return None if place is None else self.runs[place]
+
+    def rounds(self) -> dict[int, list[RunFacts]]:
+        """The runs of each round."""
+        rounds: dict[int, list[RunFacts]] = {}
+        for run in self.runs:
+            rounds.setdefault(run.row.round, []).append(run)
+        return rounds
+
+    def badness(self, run: RunFacts) -> tuple[bool, float]:
+        """Sorts the best first, those without an objective last."""
+        if run.objective is None:
+            return True, 0.0
+        return False, -run.objective if self.goal == "max" else run.objective
+
+    def counts(self) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for run in self.runs:
+            counts[run.status] = counts.get(run.status, 0) + 1
+        return counts
+
+    @property
+    def measured(self) -> list[RunFacts]:
+        return [run for run in self.runs if run.objective is not None]
+
+    @property
+    def varying(self) -> list[KnobFacts]:
+        return [knob for knob in self.knobs if knob.varies]
+
+
+def gather(lab: Path, study: Study, record: StudyLedger) -> StudyFacts:
+    outputs = folder.study_folder(lab, study.study)
+    table = KnobTable([Knob.make(path, spec) for path, spec in study.knobs.items()])
+    files = [_Files.read(outputs / row.id, row, record) for row in record.runs()]
+    declared: dict[str, Knob] = {}
+    values: list[dict[str, Any]] = []
+    for file in files:
+        own: dict[str, Any] = {}
+        for key, _, knob, value in table.present(file.config):
+            declared.setdefault(key, knob)
+            own[key] = wording.value(key, value)
+        values.append(own)
+    others, left_out = _other_keys(files, declared, table)
+    for file, own in zip(files, values, strict=True):
+        for key in others:
+            found = paths.find(file.config, key)
+            if found:
+                own[key] = wording.value(key, paths.get(file.config, found[0]))
+    notes = [f"{left_out} more keys differ between runs and are not shown"] if left_out else []
+    runs = [_facts(study, outputs, file, own) for file, own in zip(files, values, strict=True)]
+    notes += _mark_other_objectives(study.objective, files, runs)
+    runs = _with_differences(runs)
+    goal = study.objective.goal if study.objective else "min"
+    best_so_far = _best_so_far(runs, goal)
+    places = {run.row.id: place for place, run in enumerate(runs)}
+    best = _best(record, runs, places, best_so_far)
+    knobs = [_knob(key, declared.get(key), values) for key in [*declared, *others]]
+    return StudyFacts(
+        study=study.study,
+        folder=outputs,
+        at=time.time(),
+        metric=study.objective.metric if study.objective else None,
+        goal=goal,
+        moment=study.objective.at if study.objective else "last",
+        runs=tuple(runs),
+        best=best,
+        best_so_far=tuple(best_so_far),
+        knobs=tuple(sorted(knobs, key=lambda knob: not knob.varies)),
+        budget=_budget(study, record),
+        rejected=tuple(_clean(proposal) for proposal in record.proposals("rejected")),
+        waiting=record.count_waiting(),
+        failures=tuple(_failures(outputs, runs)),
+        notes=tuple(notes),
+        _places=places,
+    )
+
+
+@dataclass(slots=True)
+class _Files:
+    """What stands in a run's folder; for a run that has none yet, in its plan."""
+
+    row: RunRow
+    about: dict[str, Any]
+    config: dict[str, Any]
+    changes: dict[str, Any]
+    base_changes: dict[str, Any]
+    summary: dict[str, Any]
+    problems: list[str]
+
+    @classmethod
+    def read(cls, run_dir: Path, row: RunRow, record: StudyLedger) -> _Files:
+        problems: list[str] = []
+
+        def load(name: str) -> dict[str, Any]:
+            try:
+                return folder.read_json(run_dir, name)
+            except (LabError, OSError) as error:
+                problems.append(f"{name} cannot be read: {error}")
+                return {}
+
+        if row.state == "planned":
+            plan = record.plan_of(row.id) or {}
+            return cls(
+                row, plan, plan.get("config", {}), plan.get("diff_parent", {}), plan.get("diff_base", {}), {}, []
+            )
+        changes = load("config_diff.json")
+        summary = load("summary.json") if row.state == "ended" else {}
+        about, config = load("run.json"), load("config.json")
+        return cls(row, about, config, changes.get("parent", {}), changes.get("base", {}), summary, problems)
+
+
+def _other_keys(files: Sequence[_Files], declared: Mapping[str, Knob], table: KnobTable) -> tuple[list[str], int]:
+    """Keys that are no knobs but differ between runs, and how many of them are left out."""
+    keys: dict[str, None] = {}
+    first: dict[str, Any] | None = None
+    for file in files:
+        keys.update(dict.fromkeys(file.base_changes))
+        if file.row.proposer == "base" and file.config:
+            if first is None:
+                first = file.config
+            else:
+                keys.update(dict.fromkeys(paths.diff(first, file.config)))
+    found = [key for key in keys if key not in declared and table.owner(key) is None]
+    return found[:MAX_OTHER_KEYS], max(0, len(found) - MAX_OTHER_KEYS)
+
+
+def _facts(study: Study, outputs: Path, file: _Files, knobs: dict[str, Any]) -> RunFacts:
+    row = replace(file.row, reason=wording.plain(file.row.reason))
+    run_dir = outputs / row.id
+    notes = [*file.about.get("notes", ()), *file.summary.get("notes", ()), *file.problems]
+    if file.about.get("formal") is False:
+        notes.append("an informal run")
+    metrics: dict[str, MetricSummary] = {}
+    try:
+        metrics = from_dict(file.summary.get("metrics", {}))
+    except (TypeError, ValueError, AttributeError):
+        notes.append("summary.json holds no summaries that can be read")
+    if row.state == "running":
+        metrics = _measured_so_far(study, run_dir)
+    return RunFacts(
+        row=row,
+        knobs=knobs,
+        changes={
+            key: {side: wording.value(key, value) for side, value in sides.items()}
+            for key, sides in file.changes.items()
+        },
+        metrics=metrics,
+        objective=row.objective if study.objective else None,
+        hypothesis=wording.plain(str(file.about.get("hypothesis") or "")),
+        wandb=None if row.state == "planned" else find_wandb(run_dir / "train.log"),
+        notes=tuple(wording.plain(str(note)) for note in notes),
+        conclusion=_conclusion(run_dir),
+    )
+
+
+def _measured_so_far(study: Study, run_dir: Path) -> dict[str, MetricSummary]:
+    goals = dict(study.measure.goals)
+    if study.objective:
+        goals[study.objective.metric] = study.objective.goal
+    summariser = Summariser(Directions(goals), kept=1)
+    summariser.add(Reader(run_dir, study.measure.sources, study.measure.aliases, study.measure.stdout).poll())
+    return summariser.result()
+
+
+def _conclusion(run_dir: Path) -> str:
+    try:
+        with (run_dir / "notes.md").open(encoding="utf-8", errors="replace") as file:
+            return wording.plain(file.read(_LONGEST_NOTES)).strip()
+    except OSError:
+        return ""
+
+
+def find_wandb(log: Path) -> str | None:
+    """The first address of a W&B run in a log; only its beginning and its end are looked at."""
+    try:
+        with log.open("rb") as file:
+            found = _WANDB.search(file.read(_HEAD_BYTES))
+            size = file.seek(0, 2)
+            if found is None and size > _HEAD_BYTES:
+                file.seek(max(_HEAD_BYTES, size - _TAIL_BYTES))
+                found = _WANDB.search(file.read())
+    except OSError:
+        return None
+    return wording.plain(found[0].decode(errors="replace")) if found else None
+
+
+def read_tail(log: Path, lines: int = TAIL_LINES) -> str:
+    """The last lines of a log as a person saw them: of a progress bar, its last state."""
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    if size > _TAIL_BYTES:
+        text = text.partition("\n")[2] or text
+    shown = [wording.plain(line.rstrip("\r").rpartition("\r")[2]).rstrip() for line in text.rstrip().split("\n")]
+    return "\n".join(shown[-lines:])
+
+
+def _mark_other_objectives(wanted: Objective | None, files: Sequence[_Files], runs: list[RunFacts]) -> list[str]:
+    """A run that was measured by an earlier objective is measured again from its summary, or not at all."""
+    again = lost = 0
+    for place, (file, run) in enumerate(zip(files, runs, strict=True)):
+        by = file.summary.get("objective") or {}
+        if wanted is None or not by or (by.get("metric"), by.get("at")) == (wanted.metric, wanted.at):
+            continue
+        if run.row.status != "ok":
+            continue
+        try:
+            value = objective_value(run.metrics, wanted.metric, wanted.at)
+        except LabError:  # mean(k) needs more than a summary holds
+            value = None
+        again += value is not None
+        lost += value is None
+        runs[place] = replace(run, objective=value)
+    notes = []
+    if again:
+        notes.append(f"{again} run(s) were made for another objective; this one was computed from what they measured")
+    if lost:
+        notes.append(f"{lost} run(s) were made for another objective and count as not measured here")
+    return notes
+
+
+def _with_differences(runs: Sequence[RunFacts]) -> list[RunFacts]:
+    objectives = {run.row.id: run.objective for run in runs}
+    bases: dict[str | None, float] = {}
+    for run in runs:
+        if run.row.proposer == "base" and run.objective is not None:
+            bases.setdefault(run.row.base, run.objective)
+    done = []
+    for run in runs:
+        base = None if run.row.proposer == "base" else bases.get(run.row.base)
+        parent = objectives.get(run.row.parent) if run.row.parent else base
+        mine = run.objective
+        done.append(
+            replace(
+                run,
+                against_parent=None if mine is None or parent is None else mine - parent,
+                against_base=None if mine is None or base is None else mine - base,
+            )
+        )
+    return done
+
+
+def _best_so_far(runs: Sequence[RunFacts], goal: str) -> list[Best]:
+    steps: list[Best] = []
+    for run in runs:
+        value = run.objective
+        if value is None:
+            continue
+        if not steps or (value > steps[-1].objective if goal == "max" else value < steps[-1].objective):
+            steps.append(Best(run.row.n, run.row.id, value))
+    return steps
+
+
+def _best(
+    record: StudyLedger, runs: Sequence[RunFacts], places: Mapping[str, int], best_so_far: Sequence[Best]
+) -> RunFacts | None:
+    """The ledger's best, unless it was chosen by another objective."""
+    try:
+        kept = record.best()
+    except LabError:  # its run is gone from the ledger
+        kept = None
+    place = places.get(kept.id) if kept else None
+    if kept is not None and place is not None and runs[place].objective == kept.objective is not None:
+        return runs[place]
+    return runs[places[best_so_far[-1].run]] if best_so_far else None
+
+
+def _knob(key: str, knob: Knob | None, values: Sequence[Mapping[str, Any]]) -> KnobFacts:
+    found = [own[key] for own in values if key in own]
+    numbers = [value for value in found if isinstance(value, int | float) and not isinstance(value, bool)]
+    present = [value for value in found if value is not None]
+    kind = "number" if numbers and len(numbers) == len(present) else "category"
+    log = (
+        kind == "number"
+        and min(numbers) > 0
+        and ((knob is not None and knob.log) or max(numbers) >= WIDE * min(numbers))
+    )
+    distinct = {(type(value).__name__, value) for value in found} | ({()} if len(found) < len(values) else set())
+    return KnobFacts(key, kind, log, knob is not None, len(distinct) > 1)
+
+
+def _budget(study: Study, record: StudyLedger) -> tuple[Budget, ...]:
+    used, limits = record.usage(), study.budget
+
+    def one(name: str, spent: float, limit: float | None, show: Any) -> Budget:
+        return Budget(name, spent, limit, show(spent) + (f" of {show(limit)}" if limit is not None else ""))
+
+    return (
+        one("rounds", used.rounds, limits.rounds, lambda n: f"{n:g}"),
+        one("runs", used.runs, limits.runs, lambda n: f"{n:g}"),
+        one("wall clock", used.wall, limits.wall, wording.seconds),
+        one("device hours", used.device_hours, limits.device_hours, lambda n: f"{n:.3g}"),
+    )
+
+
+def _clean(proposal: ProposalRow) -> ProposalRow:
+    return replace(
+        proposal,
+        reason=wording.plain(proposal.reason),
+        hypothesis=wording.plain(proposal.hypothesis),
+        edits=tuple(map(wording.plain, proposal.edits)),
+        problems=tuple(
+            {**problem, "message": wording.plain(str(problem.get("message", "")))} for problem in proposal.problems
+        ),
+    )
+
+
+def _failures(outputs: Path, runs: Sequence[RunFacts]) -> list[Failure]:
+    """Failures by how they ended and the last line they printed; numbers in that line make no difference."""
+    groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for run in runs:
+        if run.is_failure:
+            tail = read_tail(outputs / run.row.id / "train.log")
+            last = _NUMBERS.sub("#", tail.rpartition("\n")[2])
+            groups.setdefault((how_it_ended(run.row), last), []).append((run.row.id, tail))
+    return [Failure(tuple(id_ for id_, _ in group), how, group[-1][1]) for (how, _), group in groups.items()]
+
+
+def how_it_ended(row: RunRow) -> str:
+    status = row.status or row.state
+    if row.signal is not None:
+        return f"{status}, signal {row.signal}"
+    if row.status == "failed" and row.exit_code is not None:
+        return f"{status}, exit code {row.exit_code}"
+    return status

@@ -1,0 +1,207 @@
+"""`report.html`: one file that needs nothing else. Styles, scripts and data stand inside, charts are drawn as SVG.
+
+No request leaves the page, and nothing in the data can run: the page's policy allows only the scripts of this folder,
+by their hashes; `<` is escaped in the data; the scripts put text into text nodes only.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from math import isfinite
+from typing import Any
+
+import orjson
+
+from looplab.measure.base import Batch, Curve
+from looplab.report import wording
+from looplab.report.curves import metrics_drawn, thin
+from looplab.report.gather import KnobFacts, RunFacts, StudyFacts, how_it_ended
+from looplab.report.importance import LABEL, Importance
+
+MAX_POINTS = 180_000
+"""Points in a page, over all curves: about three megabytes."""
+MAX_TEXT = 1_000_000
+"""Characters in a page that reasons, hypotheses and notes may take up."""
+MAX_FAILURES = 30
+MAX_REJECTED = 200
+LAST_METRICS = 12
+
+_PAGE = """\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<link rel="icon" href="data:,">
+<style>{style}</style>
+</head>
+<body>
+<main id="page"></main>
+<noscript>This page draws its charts with a script of its own. Without scripts, read report.md beside it.</noscript>
+<script type="application/json" id="data">{data}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def page(title: str, data: Mapping[str, Any], *scripts: str) -> str:
+    """A page of its own from data and the scripts of this folder."""
+    here = files(__name__)
+    style = (here / "page.css").read_text(encoding="utf-8")
+    script = "\n".join((here / name).read_text(encoding="utf-8") for name in scripts)
+    policy = (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:;"
+        " base-uri 'none'; form-action 'none'"
+    )
+    packed = orjson.dumps(data).decode().replace("<", "\\u003c")
+    return _PAGE.format(policy=policy, title=escape(title), style=style, data=packed, script=script)
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def study_page(facts: StudyFacts, importance: Importance, drawn: Mapping[str, Batch]) -> str:
+    """The page of a study; `drawn` holds the curves of some of its runs."""
+    knobs = facts.varying
+    places = {knob.key: k for k, knob in enumerate(knobs)}
+    metrics = _last_metrics(facts)
+    longest = min(4000, max(200, MAX_TEXT // max(1, 3 * len(facts.runs))))
+    best = None if facts.best is None else facts.runs.index(facts.best)
+    data = {
+        "study": facts.study,
+        "time": wording.moment(facts.at),
+        "metric": facts.metric,
+        "goal": facts.goal,
+        "at": facts.moment,
+        "notes": facts.notes,
+        "counts": sorted(facts.counts().items(), key=lambda count: -count[1]),
+        "waiting": facts.waiting,
+        "budget": [(part.name, part.shown, part.used / part.limit if part.limit else None) for part in facts.budget],
+        "proposers": list(dict.fromkeys(run.row.proposer for run in facts.runs)),
+        "best": best,
+        "path": [(step.n, step.objective) for step in facts.best_so_far],
+        "knobs": [_knob(knob, name, facts.runs) for knob, name in zip(knobs, short_names(knobs), strict=True)],
+        "metrics": metrics,
+        "runs": [_run(run, knobs, places, metrics, longest) for run in facts.runs],
+        "curves": _curves(facts, drawn),
+        "importance": {
+            "label": LABEL,
+            "runs": importance.runs,
+            "note": importance.note,
+            "shares": [(places[share.knob], round(share.share, 4), share.clear) for share in importance.shares],
+        },
+        "failures": [
+            {"runs": failure.runs, "how": failure.how, "tail": failure.tail}
+            for failure in sorted(facts.failures, key=lambda failure: -len(failure.runs))[:MAX_FAILURES]
+        ],
+        "rejected": [
+            (
+                proposal.id,
+                proposal.proposer,
+                "  ".join(proposal.edits),
+                wording.cut("; ".join(str(problem["message"]) for problem in proposal.problems), 600),
+                wording.cut(proposal.reason, 300),
+            )
+            for proposal in reversed(facts.rejected[-MAX_REJECTED:])
+        ],
+    }
+    return page(f"{facts.study} – looplab", data, "charts.js", "study.js")
+
+
+def _run(
+    run: RunFacts, knobs: Sequence[KnobFacts], places: Mapping[str, int], metrics: Sequence[str], longest: int
+) -> dict[str, Any]:
+    row = run.row
+    return {
+        "id": row.id,
+        "n": row.n,
+        "round": row.round,
+        "by": row.proposer,
+        "status": run.status,
+        "how": how_it_ended(row),
+        "parent": row.parent,
+        "base": row.base,
+        "obj": run.objective,
+        "dp": run.against_parent,
+        "db": run.against_base,
+        "verdict": row.verdict,
+        "sec": None if row.seconds is None else round(row.seconds, 1),
+        "why": wording.cut(row.reason, longest),
+        "hyp": wording.cut(run.hypothesis, longest),
+        "said": wording.cut(run.conclusion, longest),
+        "notes": [wording.cut(note, longest) for note in run.notes[:8]],
+        "wandb": run.wandb,
+        "changes": [(key, wording.cut(wording.change(sides), 200)) for key, sides in list(run.changes.items())[:20]],
+        "changed": [places[key] for key in run.changes if key in places],
+        "knobs": [_value(knob, run) for knob in knobs],
+        "last": [short(run.metrics[name].last) if name in run.metrics else None for name in metrics],
+    }
+
+
+def _value(knob: KnobFacts, run: RunFacts) -> Any:
+    value = run.knobs.get(knob.key)
+    return value if value is None or knob.kind == "number" else wording.cut(wording.shown(value), 60)
+
+
+def _knob(knob: KnobFacts, name: str, runs: Sequence[RunFacts]) -> dict[str, Any]:
+    values = [_value(knob, run) for run in runs]
+    told: dict[str, Any] = {"key": knob.key, "short": name, "kind": knob.kind, "log": knob.log}
+    if knob.kind == "number":
+        numbers = [value for value in values if value is not None]
+        return {**told, "low": min(numbers), "high": max(numbers)}
+    return {**told, "names": sorted({"not set" if value is None else value for value in values})}
+
+
+def short_names(knobs: Sequence[KnobFacts]) -> list[str]:
+    """For each key its last parts, as many as set it apart from the others."""
+    parts = [knob.key.split(".") for knob in knobs]
+    names = []
+    for mine in parts:
+        for length in range(1, len(mine) + 1):
+            if sum(other[-length:] == mine[-length:] for other in parts) == 1:
+                break
+        names.append(".".join(mine[-length:]))
+    return names
+
+
+def _last_metrics(facts: StudyFacts) -> list[str]:
+    """Metrics whose last values are listed, without the objective: those that most runs have."""
+    counts: dict[str, int] = {}
+    for run in facts.runs:
+        for name in run.metrics:
+            counts[name] = counts.get(name, 0) + 1
+    counts.pop(facts.metric or "", None)
+    return sorted(counts, key=lambda name: -counts[name])[:LAST_METRICS]
+
+
+def _curves(facts: StudyFacts, drawn: Mapping[str, Batch]) -> dict[str, list[Any]]:
+    names = metrics_drawn(facts, drawn)
+    lines = sum(name in batch for name in names for batch in drawn.values())
+    points = max(40, MAX_POINTS // max(1, lines))
+    places = {run.row.id: place for place, run in enumerate(facts.runs)}
+    return {
+        name: [(places[run], *packed(thin(batch[name], points))) for run, batch in drawn.items() if name in batch]
+        for name in names
+    }
+
+
+def packed(curve: Curve) -> tuple[list[float | None], list[float | None]]:
+    """Steps and values in few characters."""
+    return [short(step, 9) for step in curve.steps], [short(value, 6) for value in curve.values]
+
+
+def short(value: float | None, digits: int = 6) -> float | None:
+    """A number with few digits; what is not finite is nothing."""
+    if value is None or not isfinite(value):
+        return None
+    rounded = float(f"{value:.{digits}g}")
+    return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded

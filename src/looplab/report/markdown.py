@@ -1,0 +1,287 @@
+"""`report.md`: a study for people and agents to read, raw or rendered.
+
+Text from configs, proposers and logs is escaped: nothing in it becomes a heading, a link, a table or HTML.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from looplab.ledger.study import ProposalRow
+from looplab.measure.summary import MetricSummary
+from looplab.report import wording
+from looplab.report.gather import RunFacts, StudyFacts
+from looplab.report.importance import LABEL, Importance
+from looplab.report.wording import NOTHING
+
+MANY = 60
+"""A round with more runs than this shows its best and its latest."""
+SHOWN = 25
+MAX_FAILURES = 12
+MAX_REJECTED = 40
+MAX_CHANGES = 4
+OTHER_METRICS = 8
+_SPECIAL = re.compile(r"([\\`*\[\]<|]|~(?=~))")
+_WIDEST = 56
+"""Cells are padded up to this width, so that raw tables line up and still fit a screen."""
+
+
+def render(facts: StudyFacts, importance: Importance, plots: Sequence[str] = ()) -> str:
+    parts = [
+        [f"# Report of study {text(facts.study)}"],
+        _standing(facts),
+        _pictures(plots),
+        _metrics(facts),
+        _knobs(facts, importance),
+        *(_round(facts, n, runs) for n, runs in facts.rounds().items()),
+        _conclusions(facts),
+        _rejected(facts),
+        _failures(facts),
+        _links(facts),
+    ]
+    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+def text(given: str) -> str:
+    """Foreign text on one line, as it is."""
+    return _SPECIAL.sub(r"\\\1", " ".join(given.split()))
+
+
+def code(given: str) -> str:
+    """Foreign text as code, in a table too."""
+    one_line = " ".join(given.split()).replace("|", "\\|")
+    fence = "`" * (max((len(run) for run in re.findall("`+", one_line)), default=0) + 1)
+    pad = " " if one_line[:1] == "`" or one_line[-1:] == "`" else ""
+    return f"{fence}{pad}{one_line}{pad}{fence}" if one_line else NOTHING
+
+
+def block(given: str) -> list[str]:
+    """Foreign text as a block of code."""
+    fence = "`" * max(3, max((len(run) for run in re.findall("`+", given)), default=0) + 1)
+    return [f"{fence}text", given, fence]
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterable[int] = ()) -> list[str]:
+    """A table whose raw text lines up; a last column of text is not padded."""
+    right = set(numbers)
+    listed = [list(columns), *map(list, rows)]
+    last = len(columns) - 1
+    widths = [min(_WIDEST, max(3, *(len(row[i]) for row in listed))) for i in range(len(columns))]
+    if last not in right:
+        widths[last] = 3
+
+    def line(cells: Sequence[str]) -> str:
+        padded = [
+            cell.rjust(width) if i in right else cell.ljust(width) if i < last else cell
+            for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ]
+        return "| " + " | ".join(padded) + " |"
+
+    rule = ["-" * (width - 1) + ":" if i in right else "-" * width for i, width in enumerate(widths)]
+    return [line(listed[0]), "| " + " | ".join(rule) + " |", *map(line, listed[1:])]
+
+
+def run_link(run: RunFacts) -> str:
+    return f"[{run.row.id}]({quote(run.row.id)}/)"
+
+
+def _standing(facts: StudyFacts) -> list[str]:
+    lines = [f"As of {wording.moment(facts.at)}.", ""]
+    if facts.metric:
+        way = "larger is better" if facts.goal == "max" else "smaller is better"
+        lines.append(f"- **Objective:** {code(facts.metric)}, {facts.moment} value, {way}")
+    else:
+        lines.append("- **Objective:** none is set; name one in lab.yaml (`objective:`) to compare runs")
+    best = facts.best
+    if best is not None:
+        since = "" if best.against_base is None else f", {wording.signed(best.against_base)} against its base"
+        lines.append(f"- **Best:** {run_link(best)} with **{wording.number(best.objective)}**{since}" + _hint(best))
+        if best.row.reason:
+            lines.append(f"- **Its reason:** {text(best.row.reason)}")
+    elif facts.runs:
+        lines.append("- **Best:** no run has measured the objective yet")
+    counts = ", ".join(f"{count} {status}" for status, count in sorted(facts.counts().items(), key=lambda c: -c[1]))
+    lines.append(f"- **Runs:** {counts or 'none yet; `looplab run` starts the study'}")
+    lines.append("- **Used:** " + "; ".join(f"{part.name} {part.shown}" for part in facts.budget))
+    if facts.waiting:
+        lines.append(f"- **Waiting:** {wording.plural(facts.waiting, 'proposal')} in the queue")
+    lines += [f"- **Note:** {text(note)}" for note in facts.notes]
+    return lines
+
+
+def _hint(best: RunFacts) -> str:
+    if best.row.verdict:
+        return f" (verdict: {text(best.row.verdict)})"
+    return " (one run is a hint, not a result)"
+
+
+def _pictures(plots: Sequence[str]) -> list[str]:
+    return [f"![{name.rpartition('/')[2].partition('.')[0].replace('_', ' ')}]({name})" for name in plots]
+
+
+def key_metrics(facts: StudyFacts, run: RunFacts) -> list[str]:
+    """The objective, then metrics that moved, then those with one value, as they were logged."""
+
+    def rank(name: str) -> int:
+        summary = run.metrics[name]
+        return 0 if name == facts.metric else 1 if summary.n > 1 and summary.min != summary.max else 2
+
+    return sorted(run.metrics, key=rank)[: OTHER_METRICS + 1]
+
+
+def _metrics(facts: StudyFacts) -> list[str]:
+    run = facts.best or next((run for run in reversed(facts.runs) if run.metrics), None)
+    if run is None or not run.metrics:
+        return []
+    base = next((r for r in facts.runs if r.row.proposer == "base" and r.row.base == run.row.base and r.metrics), None)
+    if base is run:
+        base = None
+    columns = ["metric", "first", "last", "best", "at step", *(["last of the base"] if base else [])]
+    rows = []
+    for name in key_metrics(facts, run):
+        summary = run.metrics[name]
+        rows.append([code(name), *_summary(summary), *([_last_of(base, name)] if base else [])])
+    which = "the best run" if facts.best else "the latest run"
+    more = len(run.metrics) - len(rows)
+    lines = [f"## Metrics of {which}, {run_link(run)}", "", *table(columns, rows, range(1, len(columns)))]
+    return lines + (["", f"{wording.plural(more, 'more metric')} in its `summary.json`."] if more > 0 else [])
+
+
+def _summary(summary: MetricSummary) -> list[str]:
+    last = wording.number(summary.last) + (" (then not finite)" if summary.last_is_nan and summary.n else "")
+    return [wording.number(summary.first), last, wording.number(summary.best), wording.number(summary.best_step, 8)]
+
+
+def _last_of(run: RunFacts, name: str) -> str:
+    summary = run.metrics.get(name)
+    return NOTHING if summary is None else wording.number(summary.last)
+
+
+def _knobs(facts: StudyFacts, importance: Importance) -> list[str]:
+    if not facts.runs or not facts.metric:
+        return []
+    lines = ["## Knobs", ""]
+    if importance.note:
+        lines.append(f"Share of the objective's variance by knob: {importance.note}.")
+    else:
+        lines += [f"Share of the objective's variance {LABEL}, over {importance.runs} measured runs. "
+                  "Knobs that were changed together share the credit.", ""]  # fmt: skip
+        rows = [
+            [code(share.knob), f"{100 * share.share:.0f} %", "" if share.clear else "no more than chance"]
+            for share in importance.shares
+        ]
+        lines += table(["knob", "explains", "note"], rows, [1])
+    untouched = [code(knob.key) for knob in facts.knobs if knob.declared and not knob.varies]
+    if untouched:
+        lines += ["", f"Never changed: {', '.join(untouched)}."]
+    return lines
+
+
+def _round(facts: StudyFacts, n: int, runs: Sequence[RunFacts]) -> list[str]:
+    shown, left_out = list(runs), 0
+    if len(runs) > MANY:
+        leaders = sorted(runs, key=facts.badness)[:SHOWN]
+        kept = {run.row.id for run in [*leaders, *runs[-SHOWN:]]}
+        shown = [run for run in runs if run.row.id in kept]
+        left_out = len(runs) - len(shown)
+    rows = []
+    for run in shown:
+        is_best = facts.best is not None and run.row.id == facts.best.row.id
+        rows.append(
+            [
+                run_link(run),
+                text(run.row.proposer),
+                run.status,
+                f"**{wording.number(run.objective)}**" if is_best else wording.number(run.objective),
+                wording.signed(run.against_parent),
+                wording.signed(run.against_base),
+                _changes(run.changes),
+                text(wording.cut(run.row.reason, 300)),
+            ]
+        )
+    objective = code(facts.metric) if facts.metric else "objective"
+    columns = ["run", "by", "status", objective, "Δ parent", "Δ base", "change", "why"]
+    lines = [f"## Round {n}", "", *table(columns, rows, [3, 4, 5])]
+    if left_out:
+        lines += ["", f"The best {SHOWN} and the latest {SHOWN}; {left_out} more are in summary.json and report.html."]
+    return lines
+
+
+def _changes(changes: Mapping[str, Mapping[str, Any]]) -> str:
+    if not changes:
+        return NOTHING
+    told = [f"{code(key)} {text(wording.cut(wording.change(sides), 60))}" for key, sides in changes.items()]
+    more = len(told) - MAX_CHANGES
+    return "; ".join(told[:MAX_CHANGES]) + (f"; {more} more" if more > 0 else "")
+
+
+def _conclusions(facts: StudyFacts) -> list[str]:
+    lines: list[str] = []
+    for run in facts.runs:
+        if run.conclusion:
+            lines += ["", f"### {run_link(run)}", "", *map(_quoted, run.conclusion.splitlines())]
+    return ["## Notes of people and agents", *lines] if lines else []
+
+
+def _quoted(line: str) -> str:
+    shown = text(line)
+    return f"> \\{shown}" if shown.startswith("#") else f"> {shown}".rstrip()
+
+
+def _rejected(facts: StudyFacts) -> list[str]:
+    if not facts.rejected:
+        return []
+    groups: dict[tuple[str, ...], list[ProposalRow]] = {}
+    for proposal in facts.rejected:
+        groups.setdefault((proposal.proposer, *proposal.edits, problems(proposal)), []).append(proposal)
+    shown = list(groups.values())[-MAX_REJECTED:]
+    rows = [
+        [
+            str(same[-1].id) + (f" ({len(same)} times)" if len(same) > 1 else ""),
+            text(same[-1].proposer),
+            "; ".join(map(code, same[-1].edits)),
+            text(problems(same[-1])),
+            text(wording.cut(same[-1].reason, 200)),
+        ]
+        for same in shown
+    ]
+    lines = ["## Rejected proposals", "", *table(["proposal", "by", "edits", "why not", "its reason"], rows)]
+    older = len(groups) - len(shown)
+    return lines + (["", f"{older} older ones are in the ledger."] if older > 0 else [])
+
+
+def problems(proposal: ProposalRow) -> str:
+    return "; ".join(str(problem["message"]) for problem in proposal.problems)
+
+
+def _failures(facts: StudyFacts) -> list[str]:
+    if not facts.failures:
+        return []
+    lines = ["## Failures"]
+    for failure in sorted(facts.failures, key=lambda failure: -len(failure.runs))[:MAX_FAILURES]:
+        newest = [facts.run(id_) for id_ in failure.runs[-5:]]
+        named = ", ".join(run_link(run) for run in newest if run)
+        more = len(failure.runs) - len(newest)
+        count = wording.plural(len(failure.runs), "run")
+        lines += ["", f"### {count}: {text(failure.how)}", "", named + (f" and {more} before" if more else "")]
+        newest_run = newest[-1]
+        for note in newest_run.notes if newest_run else ():
+            lines.append(f"- {text(note)}")
+        lines += ["", *(block(failure.tail) if failure.tail else ["They printed nothing."])]
+    more = len(facts.failures) - MAX_FAILURES
+    return lines + (["", f"{more} more kinds of failure; see `looplab logs RUN`."] if more > 0 else [])
+
+
+def _links(facts: StudyFacts) -> list[str]:
+    found = [run for run in facts.runs if run.wandb]
+    if not found:
+        return []
+    shown = found[-SHOWN:]
+    if facts.best is not None and facts.best.wandb and facts.best not in shown:
+        shown = [facts.best, *shown]
+    lines = ["## W&B", "", *(f"- {run.row.id}: <{quote(run.wandb or '', safe=':/?&=%-_.~')}>" for run in shown)]
+    more = len(found) - len(shown)
+    return lines + (["", f"{more} more are in summary.json."] if more > 0 else [])

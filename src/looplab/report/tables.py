@@ -1,0 +1,323 @@
+"""A lab as tables for SQL: runs, metrics, proposals, verdicts, knobs, events, over all its studies.
+
+The ledger is read once, as it stands at one moment; archives of metrics are read where they lie, when a question needs
+them; what has no archive (yet) is read from the files of the trainer. A connection can read nothing else on the
+machine, and `ask` lets through questions only.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from looplab.config import paths
+from looplab.config.files import read_config
+from looplab.config.lab import Lab, Measure
+from looplab.errors import LabError
+from looplab.ledger.schema import VERSION
+from looplab.report import archive
+from looplab.runs.folder import study_folder
+
+if TYPE_CHECKING:
+    import duckdb
+    import pyarrow as pa
+
+VIEWS = ("runs", "metrics", "proposals", "verdicts", "knobs", "events")
+LEDGER_VIEWS = ("runs", "proposals", "verdicts", "events")
+_ORDER = {"runs": "study, n", "proposals": "id", "verdicts": "study, at", "events": "seq"}
+BUSY_S = 30.0
+
+_CONFIG: dict[str, str | bool | int | float | list[str]] = {
+    "autoinstall_known_extensions": False,
+    "autoload_known_extensions": False,
+    "allow_community_extensions": False,
+}
+_LOCKED = ("python_enable_replacements=false", "enable_external_access=false", "lock_configuration=true")
+
+
+class _Run(NamedTuple):
+    """What of a run must be known to find its files."""
+
+    study: str
+    id: str
+    state: str
+    folder: Path
+
+
+def connect(lab: Lab, *, views: Collection[str] = VIEWS, study: str | None = None) -> duckdb.DuckDBPyConnection:
+    """A DuckDB connection with these views, of one study or of all; each question sees the lab as it is now."""
+    import duckdb
+
+    tables, runs = _read_ledger(lab, study)
+    connection = duckdb.connect(":memory:", config=_CONFIG)
+    for view in LEDGER_VIEWS:
+        if view in views:
+            _add(connection, view, tables[view])
+    if "knobs" in views:
+        _add(connection, "knobs", _knobs(lab, runs))
+    archives = _add_metrics(connection, lab, runs) if "metrics" in views else []
+    allowed = ", ".join(_literal(path) for path in archives)
+    for setting in (f"allowed_paths=[{allowed}]", *_LOCKED):
+        connection.execute(f"SET {setting}")
+    return connection
+
+
+def ask(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
+    """The answer to one question; whatever is no question, or cannot be answered, is a LabError."""
+    import duckdb
+
+    try:
+        _check(connection, sql)
+        return connection.sql(sql).to_arrow_table()
+    except duckdb.Error as error:
+        raise LabError(_in_short(error), hint=f"there are: {', '.join(VIEWS)}; `describe runs` shows columns") from None
+
+
+def views_of(sql: str) -> tuple[str, ...]:
+    """Which of the views a question names; all of them where that cannot be told."""
+    import duckdb
+
+    with closing(duckdb.connect(":memory:", config=_CONFIG)) as connection:
+        try:
+            named = connection.get_table_names(sql)
+        except duckdb.Error:
+            return VIEWS
+    found = tuple(view for view in VIEWS if view in {name.lower() for name in named})
+    return found or VIEWS
+
+
+def _check(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
+    """Only what asks and changes nothing may pass."""
+    from duckdb import StatementType
+
+    statements = connection.extract_statements(sql)
+    if len(statements) != 1:
+        raise LabError("one statement at a time" if statements else "an empty question", hint="write one SELECT")
+    kind = statements[0].type
+    if kind == StatementType.SELECT or (kind == StatementType.MULTI and _is_pivot(connection, sql)):
+        return
+    raise LabError(
+        f"{kind.name} is no question", hint="a lab is changed by its own commands; query takes SELECT and its like"
+    )
+
+
+def _is_pivot(connection: duckdb.DuckDBPyConnection, sql: str) -> bool:
+    """COPY and CREATE with a PIVOT in them are of the same kind; but only PIVOT can stand where a table can."""
+    import duckdb
+
+    try:
+        connection.extract_statements(f"FROM (\n{sql.rstrip().rstrip(';')}\n)")
+    except duckdb.ParserException:
+        return False
+    return True
+
+
+def _in_short(error: Exception) -> str:
+    """The message of DuckDB without the picture of the statement."""
+    text = str(error).split("\n\nLINE ")[0]
+    return " ".join(line.strip() for line in text.splitlines() if line.strip())
+
+
+def _literal(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _add(connection: duckdb.DuckDBPyConnection, name: str, table: pa.Table) -> None:
+    """Take the rows over, so that nothing of Python is asked when a question runs."""
+    connection.register("_taken", table)
+    connection.execute(f"CREATE TABLE {name} AS FROM _taken")
+    connection.unregister("_taken")
+
+
+# -- the ledger
+
+
+def _read_ledger(lab: Lab, study: str | None) -> tuple[dict[str, pa.Table], list[_Run]]:
+    """The tables of the ledger and the runs in it, all of the same moment."""
+    path = lab.ledger_path
+    if not path.exists():
+        raise LabError("this lab has no ledger yet", file=path, hint="start with `looplab run`")
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=BUSY_S)) as db:
+            version = db.execute("PRAGMA user_version").fetchone()[0]
+            if version != VERSION:
+                raise LabError(f"the ledger is of version {version}, this looplab knows {VERSION}", file=path)
+            db.execute("BEGIN")
+            _check_study(db, lab, study)
+            tables = {name: _read_table(db, name, study) for name in LEDGER_VIEWS}
+    except sqlite3.DatabaseError as error:
+        raise LabError(
+            f"cannot read the ledger: {error}", file=path, hint="a damaged ledger is rebuilt by `looplab reindex`"
+        ) from error
+    runs = [
+        _Run(
+            row["study"],
+            row["id"],
+            row["state"],
+            Path(os.path.abspath(study_folder(lab.folder, row["study"]) / row["id"])),
+        )
+        for row in tables["runs"].select(["study", "id", "state"]).to_pylist()
+    ]
+    tables["runs"] = _with_folder(tables["runs"], runs)
+    return tables, runs
+
+
+def _check_study(db: sqlite3.Connection, lab: Lab, study: str | None) -> None:
+    """A study that was taken out of the lab file is still known by its runs."""
+    if study is not None and not db.execute("SELECT 1 FROM runs WHERE study=? LIMIT 1", (study,)).fetchone():
+        lab.study(study)
+
+
+def _read_table(db: sqlite3.Connection, name: str, study: str | None) -> pa.Table:
+    import pyarrow as pa
+
+    types = {"INTEGER": pa.int64(), "REAL": pa.float64(), "TEXT": pa.string()}
+    schema = pa.schema([(row[1], types[row[2]]) for row in db.execute(f"PRAGMA table_info({name})")])
+    sql = f"SELECT * FROM {name} WHERE ?1 IS NULL OR study=?1 ORDER BY {_ORDER[name]}"  # noqa: S608 (fixed texts)
+    rows = db.execute(sql, (study,)).fetchall()
+    columns: Sequence[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * len(schema)
+    return pa.Table.from_arrays(
+        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
+    )
+
+
+def _with_folder(table: pa.Table, runs: Sequence[_Run]) -> pa.Table:
+    """How long each run took, or has taken so far, and where its folder is."""
+    import pyarrow as pa
+
+    now = time.time()
+    began, ended = table["started"].to_pylist(), table["ended"].to_pylist()
+    seconds = [None if b is None else (e or now) - b for b, e in zip(began, ended, strict=True)]
+    table = table.append_column("seconds", pa.array(seconds, pa.float64()))
+    return table.append_column("folder", pa.array([str(run.folder) for run in runs], pa.string()))
+
+
+# -- metrics
+
+
+def _add_metrics(connection: duckdb.DuckDBPyConnection, lab: Lab, runs: Sequence[_Run]) -> list[str]:
+    """The view over the archives and over what has none; gives the paths that it must be able to read."""
+    archives: list[str] = []
+    live: list[_Run] = []
+    for run in runs:
+        path = run.folder / archive.NAME
+        if run.state == "ended" and archive.is_archive(path):
+            archives.append(str(path))
+        elif run.state != "planned" and run.folder.is_dir():
+            live.append(run)
+    connection.execute("CREATE SCHEMA live")
+    _add(connection, "live.metrics", _read_live(lab, live))
+    sql = "SELECT study, run, metric, step, value FROM live.metrics"
+    if archives:
+        patterns = [_no_pattern(path) for path in archives]
+        listed = ", ".join(map(_literal, patterns))
+        names = "split_part(filename, '/', -3), split_part(filename, '/', -2)"
+        sql += f" UNION ALL SELECT {names}, metric, step, value FROM read_parquet([{listed}], filename=true)"  # noqa: S608
+        archives += [pattern for pattern in patterns if "[" in pattern]
+    connection.execute(f"CREATE VIEW metrics AS {sql}")
+    return archives
+
+
+def _no_pattern(path: str) -> str:
+    """The path with its special characters written so that they stand for themselves."""
+    return "".join(f"[{char}]" if char in "*?[" else char for char in path)
+
+
+def _read_live(lab: Lab, runs: Sequence[_Run]) -> pa.Table:
+    import pyarrow as pa
+
+    text = pa.dictionary(pa.int32(), pa.string())
+    schema = pa.schema(
+        [("study", text), ("run", text), ("metric", text), ("step", pa.float64()), ("value", pa.float64())]
+    )
+    parts = [schema.empty_table()]
+    for run in runs:
+        measure = lab.studies[run.study].measure if run.study in lab.studies else Measure()
+        points = archive.as_table(archive.measured(run.folder, measure, final=run.state == "ended"))
+        names = {"study": _repeated(run.study, len(points)), "run": _repeated(run.id, len(points))}
+        columns = {**names, **{name: points[name] for name in points.column_names}}
+        parts.append(pa.table(columns, schema=schema))
+    return pa.concat_tables(parts).unify_dictionaries()
+
+
+def _repeated(text: str, times: int) -> pa.DictionaryArray:
+    import pyarrow as pa
+
+    return pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), times), pa.array([text]))
+
+
+# -- knobs
+
+
+def _knobs(lab: Lab, runs: Sequence[_Run]) -> pa.Table:
+    """The leaves of each run's config that are knobs, or that differ from the base in some run of the study, so that
+    every run has a value for what any of them changed."""
+    import pyarrow as pa
+
+    configs: dict[str, list[tuple[str, dict[paths.Concrete, Any]]]] = {}
+    changed: dict[str, set[str]] = {}
+    for run in runs:
+        if not (run.folder / "config.json").exists():
+            continue
+        configs.setdefault(run.study, []).append((run.id, dict(paths.leaves(_read_json(run.folder / "config.json")))))
+        diff = run.folder / "config_diff.json"
+        changed.setdefault(run.study, set()).update(_read_json(diff).get("base", {}) if diff.exists() else ())
+    columns: dict[str, list[Any]] = {"study": [], "run": [], "key": [], "value": [], "number": []}
+    for study, configs_of_study in configs.items():
+        patterns = list(lab.studies[study].knobs) if study in lab.studies else []
+        names: dict[paths.Concrete, str | None] = {}
+        for run_id, leaves in configs_of_study:
+            for key, value in _told(leaves, patterns, changed[study], names):
+                columns["study"].append(study)
+                columns["run"].append(run_id)
+                columns["key"].append(archive.clean(key))
+                columns["value"].append(archive.clean(_text(value)))
+                columns["number"].append(_number(value))
+    types = {"number": pa.float64()}
+    return pa.table({name: pa.array(values, types.get(name, pa.string())) for name, values in columns.items()})
+
+
+def _told(
+    leaves: dict[paths.Concrete, Any],
+    patterns: Sequence[str],
+    changed: Collection[str],
+    names: dict[paths.Concrete, str | None],
+) -> Iterator[tuple[str, Any]]:
+    """The leaves that are told; `names` remembers for each place its name, or None if it is not one of them."""
+    for place, value in leaves.items():
+        if place not in names:
+            key = paths.show(place)
+            is_told = key in changed or any(paths.matches(pattern, place) for pattern in patterns)
+            names[place] = key if is_told else None
+        if (name := names[place]) is not None:
+            yield name, value
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    import orjson
+
+    try:
+        data = orjson.loads(path.read_bytes())
+    except orjson.JSONDecodeError:  # NaN, infinities and large numbers
+        return read_config(path)
+    return data if isinstance(data, dict) else {}
+
+
+def _text(value: Any) -> str:
+    import json
+
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None

@@ -1,0 +1,83 @@
+"""How reports write numbers, times and text that came from outside."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from math import isfinite
+from typing import Any
+
+import orjson
+
+from looplab.runs.redact import HIDDEN, is_secret_name, redact_text
+
+NOTHING = "–"
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+def number(value: float | None, digits: int = 5) -> str:
+    if value is None or not isfinite(value):
+        return NOTHING if value is None else str(value)
+    return f"{value:.{digits}g}"
+
+
+def signed(value: float | None, digits: int = 3) -> str:
+    if value is None:
+        return NOTHING
+    return "0" if value == 0 else ("+" if value > 0 else "") + number(value, digits)
+
+
+def seconds(value: float | None) -> str:
+    """`4.2 s`, `3 min 05 s`, `2 h 07 min`."""
+    if value is None:
+        return NOTHING
+    if value < 60:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(int(value), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def moment(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def plural(count: int, one: str, many: str | None = None) -> str:
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
+
+def plain(text: str) -> str:
+    """Text from a log, a config or a proposer: no secrets, no terminal codes, nothing that turns the line around."""
+    return redact_text(_CONTROL.sub("", _ESCAPES.sub("", text)))
+
+
+def cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1].rstrip() + "…"
+
+
+def value(key: str, given: Any) -> Any:
+    """A config value for a report: a number, a truth, a text or nothing; what looks like a secret is hidden."""
+    if given is None or isinstance(given, bool | int):
+        return given
+    if isinstance(given, float):
+        return given if isfinite(given) else str(given)
+    if isinstance(given, str):
+        return HIDDEN if given and is_secret_name(key.rpartition(".")[2]) else plain(given)
+    return plain(orjson.dumps(given, default=str, option=orjson.OPT_NON_STR_KEYS).decode())
+
+
+def shown(given: Any) -> str:
+    """The same as text."""
+    if given is None or isinstance(given, bool):
+        return {None: "null", True: "true", False: "false"}[given]
+    return f"{given:.6g}" if isinstance(given, float) else str(given)
+
+
+def change(sides: Mapping[str, Any]) -> str:
+    """`0.001 → 0.01`, for the two sides of a difference."""
+    if "old" not in sides:
+        return f"{shown(sides['new'])} (new)"
+    return f"{shown(sides['old'])} → " + (shown(sides["new"]) if "new" in sides else "(gone)")

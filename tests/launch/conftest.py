@@ -1,0 +1,267 @@
+"""What the tests of `launch` share: a stand that builds orders and awaits events, and a driver without a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import pytest
+
+from looplab.launch.base import Ended, Event, Executor, Exit, Order, Slot, Started
+from looplab.launch.local import LocalExecutor
+
+DEADLINE_S = 60.0
+"""Only a test that fails waits as long as this."""
+HERE = Path(__file__).parent
+T = TypeVar("T")
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@dataclass
+class Engine:
+    """A process that runs an executor, to be killed."""
+
+    process: subprocess.Popen[str]
+    pids: dict[str, int] = field(default_factory=dict)
+    """The runs that it started."""
+
+    def await_starts(self, n: int) -> None:
+        assert self.process.stdout is not None
+        while len(self.pids) < n:
+            line = self.process.stdout.readline()
+            assert line, "the engine ended"
+            kind, run_id, pid = json.loads(line)
+            if kind == "Started":
+                self.pids[run_id] = pid
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class Stand:
+    """Where a test puts its runs, and what it asks of executors."""
+
+    alive = staticmethod(alive)
+
+    def __init__(self, folder: Path, make: Callable[[], Executor]) -> None:
+        self.folder = folder
+        self._make = make
+        self._executors: list[Executor] = []
+        self._engines: list[Engine] = []
+
+    def executor(self) -> Executor:
+        executor = self._make()
+        self._executors.append(executor)
+        return executor
+
+    def order(self, argv: Sequence[str], run_id: str = "r1", **more: Any) -> Order:
+        run_dir = self.folder / run_id
+        run_dir.mkdir(exist_ok=True)
+        fields = {"path": argv[0], "cwd": self.folder, "slot": Slot("cpu0"), **more}
+        return Order(run_id, run_dir, list(argv), **fields)
+
+    @staticmethod
+    def python(code: str, *arguments: object) -> list[str]:
+        """The argv of a trainer in Python, which starts as fast as it can."""
+        return [sys.executable, "-I", "-S", "-c", code, *map(str, arguments)]
+
+    def engine(self, *orders: Order, env: dict[str, str] | None = None) -> Engine:
+        """An engine in a process of its own, once it has started these orders."""
+        texts = [json.dumps(asdict(order), default=str) for order in orders]
+        process = subprocess.Popen(
+            [sys.executable, str(HERE / "small_engine.py"), *texts],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(env or {})},
+        )
+        engine = Engine(process)
+        self._engines.append(engine)
+        engine.await_starts(len(orders))
+        return engine
+
+    # -- awaiting
+
+    @staticmethod
+    def until(condition: Callable[[], T]) -> T:
+        """What the condition gives once it gives something."""
+        deadline = time.monotonic() + DEADLINE_S
+        while not (result := condition()):
+            assert time.monotonic() < deadline, "this never came true"
+            time.sleep(0.005)
+        return result
+
+    @staticmethod
+    def events(executor: Executor, enough: Callable[[list[Event]], bool]) -> list[Event]:
+        """All events up to those that are enough."""
+        deadline = time.monotonic() + DEADLINE_S
+        events: list[Event] = []
+        while not enough(events):
+            assert time.monotonic() < deadline, f"there came only {events}"
+            events += executor.poll(1.0)
+        return events
+
+    def ends(self, executor: Executor, *run_ids: str) -> dict[str, Exit]:
+        """How these runs ended, once all of them have."""
+
+        def all_ended(events: list[Event]) -> bool:
+            return {event.run_id for event in events if isinstance(event, Ended)} >= set(run_ids)
+
+        return {e.run_id: e.exit for e in self.events(executor, all_ended) if isinstance(e, Ended)}
+
+    def end(self, executor: Executor, run_id: str = "r1") -> Exit:
+        return self.ends(executor, run_id)[run_id]
+
+    def started(self, executor: Executor, run_id: str = "r1") -> int:
+        """The pid of the run, once it was started."""
+
+        def was_started(events: list[Event]) -> bool:
+            return any(isinstance(event, Started) and event.run_id == run_id for event in events)
+
+        events = self.events(executor, was_started)
+        assert not any(isinstance(event, Ended) for event in events), events
+        pid = next(event.pid for event in events if isinstance(event, Started) and event.run_id == run_id)
+        assert pid is not None
+        return pid
+
+    def nothing_more(self, executor: Executor) -> None:
+        """That the executor has nothing more to say, now that it said all."""
+        quiet_until = time.monotonic() + 0.1
+        while time.monotonic() < quiet_until:
+            assert executor.poll(0.02) == []
+
+    # -- looking
+
+    def run(self, argv: Sequence[str], **more: Any) -> Exit:
+        """Start a run and give its end."""
+        executor = self.executor()
+        executor.start(self.order(argv, **more))
+        return self.end(executor)
+
+    def log(self, run_id: str = "r1") -> str:
+        return (self.folder / run_id / "train.log").read_text()
+
+    def file(self, name: str, run_id: str = "r1") -> dict[str, Any]:
+        """A JSON file of the run, once it is there."""
+        path = self.folder / run_id / name
+        self.until(path.exists)
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+
+    def pids(self, name: str, n: int = 1) -> list[int]:
+        """The pids that a trainer wrote to a file, once there are `n`."""
+        path = self.folder / name
+
+        def enough() -> list[int]:
+            words = path.read_text().split("\n") if path.exists() else []
+            return [int(word) for word in words[:-1]] if len(words) > n else []
+
+        return self.until(enough)
+
+    def kill(self, pid: int) -> None:
+        """SIGKILL, and wait until it is gone."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        self.until(lambda: not alive(pid))
+
+    @staticmethod
+    def keeper_of(pid: int) -> int:
+        parent = psutil.Process(pid).parent()
+        assert parent is not None
+        assert any(part.endswith("keeper.py") for part in parent.cmdline())
+        return parent.pid
+
+    # -- leaving nothing behind
+
+    def tidy(self) -> None:
+        for engine in self._engines:
+            engine.kill()
+            if engine.process.stdout is not None:
+                engine.process.stdout.close()
+        for executor in self._executors:
+            executor.close()
+        mark = f"LOOPLAB_RUN_DIR={self.folder}/".encode()
+        for process in psutil.process_iter():
+            with contextlib.suppress(OSError):
+                if any(item.startswith(mark) for item in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")):
+                    os.kill(process.pid, signal.SIGKILL)
+
+
+EXECUTORS: dict[str, Callable[[], Executor]] = {"local": LocalExecutor}
+
+
+@pytest.fixture
+def stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
+    """A stand with local executors."""
+    monkeypatch.setenv("LOOPLAB_LOCK_DIR", str(tmp_path / "locks"))
+    stand = Stand(tmp_path, LocalExecutor)
+    yield stand
+    stand.tidy()
+
+
+@pytest.fixture(params=EXECUTORS)
+def any_stand(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
+    """A stand for each kind of executor: what is tested on it is the contract of all."""
+    monkeypatch.setenv("LOOPLAB_LOCK_DIR", str(tmp_path / "locks"))
+    stand = Stand(tmp_path, EXECUTORS[request.param])
+    yield stand
+    stand.tidy()
+
+
+@dataclass(frozen=True)
+class Driver:
+    """A driver whose devices, and who computes on them, stand in a text file."""
+
+    env: dict[str, str]
+    """The environment for processes that shall see it."""
+    table: Path
+
+    def show(self, *devices: Sequence[int]) -> None:
+        """That there are these devices, with these processes on them."""
+        lines = [f"GPU-{i:08x} stand-in {' '.join(map(str, pids))}\n" for i, pids in enumerate(devices)]
+        temporary = self.table.with_suffix(".new")
+        temporary.write_text("".join(lines))
+        temporary.replace(self.table)
+
+
+def build_driver(folder: Path, *flags: str) -> Driver:
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler: the stand-in for the NVIDIA driver cannot be built")
+    folder.mkdir(parents=True)
+    library = folder / "libnvidia-ml.so.1"
+    command = [compiler, "-shared", "-fPIC", "-o", str(library), *flags, str(HERE / "nvml_stand_in.c")]
+    subprocess.run(command, check=True)
+    env = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    driver = Driver({**env, "LD_LIBRARY_PATH": str(folder), "NVML_STAND_IN": str(folder / "devices")}, folder / "devices")
+    driver.show([], [])
+    return driver
+
+
+@pytest.fixture
+def nvml(tmp_path: Path) -> Driver:
+    """A driver with two idle devices, for subprocesses that get its `env`."""
+    return build_driver(tmp_path / "driver")
+
+
+@pytest.fixture
+def old_nvml(tmp_path: Path) -> Driver:
+    """The same, as old drivers are."""
+    return build_driver(tmp_path / "driver", "-DOLD_DRIVER")

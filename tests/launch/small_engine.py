@@ -1,0 +1,26 @@
+"""An engine at its smallest: it starts the orders of its argv and says every event on its stdout, until it is killed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from looplab.launch.base import Order, Slot
+from looplab.launch.local import LocalExecutor
+
+
+def main() -> None:
+    executor = LocalExecutor()
+    for text in sys.argv[1:]:
+        fields = json.loads(text)
+        slot = Slot(fields["slot"]["name"], tuple(fields["slot"]["devices"]), tuple(fields["slot"]["cores"]))
+        places = {"run_dir": Path(fields["run_dir"]), "cwd": Path(fields["cwd"])}
+        executor.start(Order(**{**fields, **places, "slot": slot}))
+    while True:
+        for event in executor.poll(60.0):
+            print(json.dumps([type(event).__name__, event.run_id, getattr(event, "pid", None)]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

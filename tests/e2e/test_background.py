@@ -281,6 +281,21 @@ def test_sigterm_stops(lab, until) -> None:
     assert lab.all("exit.json")[0]["reason"] == "stop"
 
 
+@pytest.mark.xfail(
+    strict=True, reason="a run that is being prepared when the signal comes is started and never stopped"
+)
+def test_a_signal_that_comes_while_a_run_is_prepared_holds_for_this_run_too(lab, until) -> None:
+    slow = "#!/bin/sh\ntouch asked\nwhile [ ! -e answer ]; do sleep 0.01; done\nexit 1\n"
+    lab.write("bin/git", slow).chmod(0o755)  # the capsule asks it for the commit
+    lab.base(sleep=3)
+    engine = lab.start("run", env={"PATH": f"{lab.folder}/bin:{os.environ['PATH']}"})
+    until((lab.folder / "asked").exists, "the question for the commit")
+    os.kill(engine.pid, signal.SIGTERM)
+    lab.open_gate("answer")
+    engine.ended(code=130)
+    assert "ok" not in [summary["status"] for summary in lab.all("summary.json")]
+
+
 def test_a_closed_terminal_leaves_trainings_alive_and_resume_adopts_them(lab, until) -> None:
     lab.base(wait="gate")
     terminal = lab.terminal("run")

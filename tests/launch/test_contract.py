@@ -16,6 +16,14 @@ Stand = Any
 """What the fixture `any_stand` gives; see conftest.py."""
 
 ONCE = "import sys; open(sys.argv[1], 'a').write('started\\n'); sys.exit(int(sys.argv[2]))"
+GATED = """
+import os, sys, time
+with open(sys.argv[1], "a") as file:
+    file.write("started\\n")
+while not os.path.exists(sys.argv[2]):
+    time.sleep(0.005)
+sys.exit(int(sys.argv[3]))
+"""
 STUBBORN_FAMILY = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -30,14 +38,31 @@ time.sleep(600)
 
 
 def test_a_run_is_told_to_have_started_and_then_to_have_ended(any_stand: Stand) -> None:
+    executor, go = any_stand.executor(), any_stand.folder / "go"
+    executor.start(any_stand.order(any_stand.python(GATED, any_stand.folder / "trace", go, 0)))
+    pid = any_stand.started(executor)
+    assert any_stand.alive(pid)
+    any_stand.nothing_more(executor)
+    go.touch()
+    (event,) = any_stand.events(executor, lambda events: len(events) > 0)
+    assert isinstance(event, Ended)
+    assert event.exit.ok
+    assert event.exit.code == 0
+    any_stand.nothing_more(executor)
+
+
+def test_a_run_of_a_moment_is_told_to_have_ended(any_stand: Stand) -> None:
     executor = any_stand.executor()
     executor.start(any_stand.order(["/bin/true"]))
-    events = any_stand.events(executor, lambda events: len(events) > 1)
-    assert [type(event) for event in events] == [Started, Ended]
-    assert [event.run_id for event in events] == ["r1", "r1"]
-    assert events[1].exit.ok
-    assert events[1].exit.code == 0
+    assert any_stand.end(executor).ok
     any_stand.nothing_more(executor)
+
+
+def test_a_run_may_have_any_name(any_stand: Stand) -> None:
+    executor = any_stand.executor()
+    name = 'it\'s "r1" \\ ä'
+    executor.start(any_stand.order(["/bin/true"], name))
+    assert any_stand.end(executor, name).ok
 
 
 def test_the_end_says_when_it_was_and_what_was_used(any_stand: Stand) -> None:
@@ -127,12 +152,14 @@ def test_what_could_not_be_started_is_not_started_later_either(any_stand: Stand)
 
 
 def test_a_run_that_is_asked_for_twice_is_started_and_ended_once(any_stand: Stand) -> None:
-    executor, trace = any_stand.executor(), any_stand.folder / "trace"
-    order = any_stand.order(any_stand.python(ONCE, trace, 4))
+    executor, trace, go = any_stand.executor(), any_stand.folder / "trace", any_stand.folder / "go"
+    order = any_stand.order(any_stand.python(GATED, trace, go, 4))
     executor.start(order)
     executor.start(order)
-    events = any_stand.events(executor, lambda events: any(isinstance(event, Ended) for event in events))
-    assert [type(event) for event in events] == [Started, Ended]
+    any_stand.started(executor)
+    executor.start(order)
+    go.touch()
+    assert [type(event) for event in any_stand.events(executor, lambda events: len(events) > 0)] == [Ended]
     any_stand.nothing_more(executor)
     assert trace.read_text() == "started\n"
 
@@ -159,31 +186,27 @@ def test_of_several_executors_only_one_starts_a_folder_and_all_are_told_its_end(
     assert [(any_stand.folder / f"{i}.trace").read_text() for i in ids] == ["started\n"] * 5
 
 
-def test_an_executor_does_not_start_what_a_closed_one_started(any_stand: Stand) -> None:
-    trace = any_stand.folder / "trace"
-    waits = ONCE + "\n"
-    order = any_stand.order(any_stand.python(waits.replace("; sys.exit", "; input(); sys.exit"), trace, 4))
-    first = any_stand.executor()
+def test_an_executor_does_not_start_what_a_closed_one_has_seen_to_its_end(any_stand: Stand) -> None:
+    first, second, trace = any_stand.executor(), any_stand.executor(), any_stand.folder / "trace"
+    order = any_stand.order(any_stand.python(ONCE, trace, 4))
     first.start(order)
-    any_stand.end(first)  # input() meets the end of /dev/null
+    any_stand.end(first)
     first.close()
-    second = any_stand.executor()
     second.start(order)
-    assert any_stand.end(second).code == 1
+    assert any_stand.end(second).code == 4
     assert trace.read_text() == "started\n"
 
 
 def test_an_executor_does_not_start_what_a_closed_one_left_running(any_stand: Stand) -> None:
-    first, second, trace = any_stand.executor(), any_stand.executor(), any_stand.folder / "trace"
-    go = any_stand.folder / "go"
-    code = ONCE.replace("; sys.exit", "\nimport os, time\nwhile not os.path.exists(sys.argv[3]): time.sleep(.01)\nsys.exit")
-    order = any_stand.order(any_stand.python(code, trace, 4, go))
+    first, second = any_stand.executor(), any_stand.executor()
+    trace, go = any_stand.folder / "trace", any_stand.folder / "go"
+    order = any_stand.order(any_stand.python(GATED, trace, go, 4))
     first.start(order)
     any_stand.started(first)
     first.close()
     second.start(order)
     any_stand.until(trace.exists)
-    assert second.poll(0.1) == []
+    any_stand.nothing_more(second)
     go.touch()
     assert any_stand.end(second).code == 4
     assert trace.read_text() == "started\n"
@@ -194,7 +217,7 @@ def test_an_order_that_fails_does_not_touch_a_run_that_lives(any_stand: Stand) -
     first.start(any_stand.order(["/bin/sleep", "600"]))
     pid = any_stand.started(first)
     second.start(any_stand.order(["/bin/sleep", "600"], cwd=any_stand.folder / "missing"))
-    assert second.poll(0.2) == []
+    any_stand.nothing_more(second)
     assert any_stand.alive(pid)
     assert not (any_stand.folder / "r1/exit.json").exists()
     first.stop("r1", "stop", 10)
@@ -251,8 +274,8 @@ def test_only_the_stopped_run_ends(any_stand: Stand) -> None:
         executor.start(any_stand.order(["/bin/sleep", "600"], run_id))
     executor.stop("r2", "stop", grace=60)
     assert set(any_stand.ends(executor, "r2")) == {"r2"}
-    any_stand.nothing_more(executor)
     assert any_stand.alive(any_stand.file("process.json", "r1")["pid"])
+    assert not any(isinstance(event, Ended) for event in executor.poll(0.1))
 
 
 def test_stopping_what_is_over_or_unknown_does_nothing(any_stand: Stand) -> None:
@@ -286,13 +309,10 @@ def test_a_run_within_its_time_is_left_alone(any_stand: Stand) -> None:
 
 def test_a_time_limit_holds_when_the_executor_is_gone(any_stand: Stand) -> None:
     executor = any_stand.executor()
-    executor.start(any_stand.order(any_stand.python(STUBBORN_FAMILY, any_stand.folder / "pids"), timeout=0.5, grace=0.1))
-    any_stand.started(executor)
+    executor.start(any_stand.order(["/bin/sleep", "600"], timeout=0.2))
     executor.close()
     end = any_stand.file("exit.json")
-    assert (end["reason"], end["signal"]) == ("timeout", signal.SIGKILL)
-    pids = (any_stand.folder / "pids").read_text().split()
-    assert not any(any_stand.alive(int(pid)) for pid in pids)
+    assert (end["reason"], end["signal"]) == ("timeout", signal.SIGTERM)
 
 
 # -- what a training finds
@@ -410,14 +430,12 @@ def test_what_ended_meanwhile_is_told_at_once(any_stand: Stand) -> None:
 
 
 def test_what_still_runs_is_taken_over_by_the_next_executor(any_stand: Stand) -> None:
-    go = any_stand.folder / "go"
-    code = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(.01)\nsys.exit(7)"
-    first, second = any_stand.executor(), any_stand.executor()
-    first.start(any_stand.order(any_stand.python(code, go)))
+    first, second, go = any_stand.executor(), any_stand.executor(), any_stand.folder / "go"
+    first.start(any_stand.order(any_stand.python(GATED, any_stand.folder / "trace", go, 7)))
     any_stand.started(first)
     first.close()
     assert second.adopt("r1", any_stand.folder / "r1")
-    assert second.poll(0.1) == []
+    any_stand.nothing_more(second)
     go.touch()
     end = any_stand.end(second)
     assert (end.code, end.reason) == (7, None)

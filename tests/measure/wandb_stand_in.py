@@ -22,6 +22,8 @@ class ServedRun:
     config: dict[str, Any] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
     """Its history; each row has its `_step`."""
+    exported: int = 0
+    """How many of its first rows the server also offers as a Parquet file."""
     summary: dict[str, Any] = field(default_factory=dict)
     state: str = "finished"
     created: str = "2026-01-01T00:00:00Z"
@@ -74,7 +76,7 @@ class StandIn:
             "query Runs(": self._list,
             "query Run(": self._run,
             "query RunHistoryKeys(": self._run,
-            "query RunParquetHistory ": lambda asked: self._of_run(asked, asked["runName"], self._no_parquet),
+            "query RunParquetHistory ": lambda asked: self._of_run(asked, asked["runName"], self._parquet),
             "query HistoryPage ": lambda asked: self._of_run(asked, asked["run"], lambda run: self._page(run, asked)),
         }
 
@@ -138,8 +140,23 @@ class StandIn:
     def _run(self, asked: dict[str, Any]) -> Any:
         return self._of_run(asked, asked["name"], ServedRun.node)
 
-    def _no_parquet(self, run: ServedRun) -> Any:
-        return {"parquetHistory": {"parquetUrls": [], "liveData": []}}
+    def _parquet(self, run: ServedRun) -> Any:
+        urls = [f"{self.url}/exported/{run.id}.parquet"] if run.exported else []
+        return {"parquetHistory": {"parquetUrls": urls, "liveData": []}}
+
+    def exported(self, path: str) -> bytes | None:
+        """The file at this address."""
+        import io
+
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        for run in self.runs:
+            if run.exported and path == f"/exported/{run.id}.parquet":
+                content = io.BytesIO()
+                parquet.write_table(pa.Table.from_pylist(run.rows[: run.exported]), content)
+                return content.getvalue()
+        return None
 
     def _page(self, run: ServedRun, asked: dict[str, Any]) -> Any:
         rows = [row for row in run.rows if asked["minStep"] <= row["_step"] < asked["maxStep"]]
@@ -166,11 +183,15 @@ class StandIn:
                     self._send(200, server.answer(asked["query"], asked.get("variables") or {}))
 
             def do_GET(self) -> None:
-                server.strange.append(self.path)
-                self._send(404, {})
+                content = server.exported(self.path)
+                if content is None:
+                    server.strange.append(self.path)
+                    self._send(404, {})
+                else:
+                    self._send(200, content)
 
             def _send(self, code: int, data: Any) -> None:
-                content = json.dumps(data).encode()
+                content = data if isinstance(data, bytes) else json.dumps(data).encode()
                 self.send_response(code)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(content)))

@@ -276,6 +276,110 @@ def diff(
     looking.diff(lab, study, a, b, json)
 
 
+@app.command()
+def report(lab: LabOption = None, study: StudyOption = None, json: Json = False) -> None:
+    """Write the study's reports anew: Markdown, HTML, plots.
+
+    They are also written when an engine has done its work.
+    """
+    from looplab.cli import reporting
+
+    reporting.report(lab, study, json)
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[str], typer.Argument(help="Two or more runs.")],
+    html: Annotated[Path | None, typer.Option("--html", help="Also write a page with the curves.")] = None,
+    lab: LabOption = None,
+    study: StudyOption = None,
+    json: Json = False,
+) -> None:
+    """Runs side by side: configs, metrics, curves."""
+    from looplab.cli import reporting
+
+    reporting.compare(lab, study, runs, html, json)
+
+
+@app.command()
+def query(
+    sql: Annotated[str, typer.Argument(help="A SELECT over runs, metrics, proposals, verdicts, knobs, events.")],
+    csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    lab: LabOption = None,
+    json: Json = False,
+) -> None:
+    """Ask in SQL about all runs of the lab."""
+    from looplab.cli import querying
+
+    querying.query(lab, sql, json, csv)
+
+
+@app.command()
+def export(
+    csv: Annotated[Path | None, typer.Option("--csv", help="Into this folder, as CSV.", show_default=False)] = None,
+    parquet: Annotated[
+        Path | None, typer.Option("--parquet", help="Into this folder, as Parquet.", show_default=False)
+    ] = None,
+    lab: LabOption = None,
+    study: StudyOption = None,
+    json: Json = False,
+) -> None:
+    """Write all tables to files."""
+    from looplab.cli import querying
+
+    querying.export(lab, csv, parquet, study, json)
+
+
+# -- what others left
+
+analyze = typer.Typer(help="Summarise runs that looplab did not make.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(analyze, name="analyze")
+Entity = Annotated[str, typer.Option("--entity", help="The W&B entity.")]
+Project = Annotated[str, typer.Option("--project", help="The W&B project.")]
+OutJson = Annotated[Path | None, typer.Option("--out-json", help="Also write the summaries here.", show_default=False)]
+
+
+@analyze.command("offline")
+def analyze_offline(
+    outputs_root: Annotated[Path, typer.Option("--outputs-root", help="Where the run folders are.")] = Path("outputs"),
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many, the newest first.")] = 100,
+    out_json: OutJson = None,
+    json: Json = False,
+) -> None:
+    """Folders on this disk: W&B, TensorBoard, CSV, logs."""
+    from looplab.cli import analysing
+
+    analysing.offline(outputs_root, limit, out_json, json)
+
+
+@analyze.command("wandb")
+def analyze_wandb(
+    entity: Entity,
+    project: Project,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many, the newest first.")] = 100,
+    out_json: OutJson = None,
+    json: Json = False,
+) -> None:
+    """Runs on a W&B server (needs WANDB_API_KEY)."""
+    from looplab.cli import analysing
+
+    analysing.wandb(entity, project, limit, out_json, json)
+
+
+@app.command("fetch-config")
+def fetch_config(
+    entity: Entity,
+    project: Project,
+    run: Annotated[str, typer.Option("--run", help="The id of the W&B run.")],
+    out_dir: Annotated[Path, typer.Option("--out-dir", help="Where fromwandb_<ID>.json goes.")] = Path("."),
+    json: Json = False,
+) -> None:
+    """Fetch the config of a W&B run as a base config."""
+    from looplab.cli import analysing
+
+    analysing.fetch_config(entity, project, run, out_dir, json)
+
+
 # -- the record
 
 

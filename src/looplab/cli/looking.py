@@ -16,7 +16,7 @@ from looplab.config.files import read_config
 from looplab.config.lab import Study
 from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger
-from looplab.ledger.study import StudyLedger, Usage
+from looplab.ledger.study import RunRow, StudyLedger, Usage
 from looplab.loop.lock import engine_pid
 from looplab.runs import folder as run_folder
 from looplab.runs.redact import redact_text
@@ -111,7 +111,7 @@ def show(folder: Path | None, name: str | None, run_name: str, json: bool) -> No
     output.say(f"  by {run.proposer}: {run.reason}")
     output.say(f"  from {run.parent or run.base}" + (f", slot {run.slot}" if run.slot else ""))
     output.say(f"  {run_dir}")
-    for note in [*about.get("notes", []), *summary.get("notes", [])]:
+    for note in [*about.get("notes", []), *summary.get("notes", _recorded_notes(place, run))]:
         output.say(f"  note: {note}")
     if changes.get("base"):
         _show_diff(changes["base"], "base", run.id)
@@ -121,6 +121,12 @@ def show(folder: Path | None, name: str | None, run_name: str, json: bool) -> No
             ("metric", *keys),
             [(m, *(output.number(values.get(k), 6) for k in keys)) for m, values in summary["metrics"].items()],
         )
+
+
+def _recorded_notes(place: Place, run: RunRow) -> list[str]:
+    """What the ledger says of a run that was over before it had a folder."""
+    events = place.ledger.events(run.study, run.id)
+    return [event.data["note"] for event in events if event.kind == "ended" and "note" in event.data]
 
 
 def logs(folder: Path | None, name: str | None, run_name: str, follow: bool, lines: int | None, json: bool) -> None:

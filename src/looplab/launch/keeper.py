@@ -447,7 +447,7 @@ class Keeper:
         text = json.dumps(outcome)
         self.save(folder + "/exit.json", text)
         if not self.engine_gone:
-            self.outbox += b'{"ev": "ended", "id": "%b", "exit": %b}\n' % (run_id.encode(), text.encode())
+            self.outbox += f'{{"ev": "ended", "id": {json.dumps(run_id)}, "exit": {text}}}\n'.encode()
 
     # -- writing down
 

@@ -157,10 +157,10 @@ def _rebuild_study(ledger: Ledger, study: str, study_dir: Path, rows: list[dict[
     now = time.time()
     first = min((row["created"] for row in rows), default=now)
     best = folder.pointed(study_dir, "BEST")
-    last = ledger.rows("SELECT coalesce(max(n), 0), coalesce(max(round), 0) FROM runs WHERE study=?", (study,))[0]
+    rounds = ledger.rows("SELECT coalesce(max(round), 0) FROM runs WHERE study=?", (study,))[0][0]
     ledger.execute("INSERT OR IGNORE INTO studies (name, created) VALUES (?,?)", (study, first))
-    ledger.execute("UPDATE studies SET runs=?, rounds=?, best=? WHERE name=?", (last[0], last[1], best, study))
+    ledger.execute("UPDATE studies SET best=? WHERE name=?", (best, study))
     open_rounds = {row[0] for row in ledger.rows("SELECT round FROM runs WHERE study=? AND state!='ended'", (study,))}
-    for n in range(1, last[1] + 1):
-        closed = None if n in open_rounds or n == last[1] else now
+    for n in range(1, rounds + 1):
+        closed = None if n in open_rounds or n == rounds else now
         ledger.execute("INSERT INTO rounds VALUES (?,?,?,?)", (study, n, first, closed))

@@ -23,6 +23,8 @@ from looplab.ledger.schema import TABLES, VERSION
 
 GENESIS = "0" * 64
 BUSY_S = 30.0
+CHECKPOINT_PAGES = 8000
+"""How far the log grows before it is folded into the database, which waits for the disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ class Ledger:
         # A commit survives the death of any process. What a power cut may take back is bounded by `runs.durable`.
         self._db.execute("PRAGMA synchronous=NORMAL")
         self._db.execute("PRAGMA temp_store=MEMORY")
+        self._db.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
         if version == 0:
             with self.write():
                 for statement in TABLES.split(";\n"):

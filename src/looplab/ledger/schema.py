@@ -12,9 +12,7 @@ CREATE TABLE IF NOT EXISTS studies (
     created REAL NOT NULL,
     objective TEXT,              -- metric name
     goal TEXT,                   -- max | min
-    best TEXT,                   -- run id of the best measured run
-    runs INTEGER NOT NULL DEFAULT 0,
-    rounds INTEGER NOT NULL DEFAULT 0
+    best TEXT                    -- run id of the best measured run
 );
 
 CREATE TABLE IF NOT EXISTS rounds (

@@ -139,7 +139,6 @@ class StudyLedger:
         assert row is not None
         n = int(row[0])
         self.ledger.execute("INSERT INTO rounds (study, n, created) VALUES (?,?,?)", (self.study, n, time.time()))
-        self.ledger.execute("UPDATE studies SET rounds=rounds+1 WHERE name=?", (self.study,))
         self.ledger.record("round began", self.study, round=n)
         return n
 
@@ -227,12 +226,9 @@ class StudyLedger:
         body: Mapping[str, Any],
     ) -> RunRow:
         """Decide on a run. From here on it will be run, once, whatever dies in between."""
-        row = self.ledger.one("SELECT runs + 1 FROM studies WHERE name=?", (self.study,))
-        assert row is not None
-        n = int(row[0])
+        n = self._last_run() + 1
         id_ = new_run_id(n)
         now = time.time()
-        self.ledger.execute("UPDATE studies SET runs=? WHERE name=?", (n, self.study))
         self.ledger.execute(
             "INSERT INTO runs (study, id, n, round, proposal, proposer, parent, base, reason, config_hash, state,"
             " created, devices) VALUES (?,?,?,?,?,?,?,?,?,?,'planned',?,?)",
@@ -253,6 +249,9 @@ class StudyLedger:
             self.study, id_, n, round, proposal, proposer, parent, base, reason, config_hash, "planned",
             None, None, None, now, None, None, None, None, None, None, devices,
         )  # fmt: skip
+
+    def _last_run(self) -> int:
+        return int(self.ledger.rows("SELECT coalesce(max(n), 0) FROM runs WHERE study=?", (self.study,))[0][0])
 
     def plan_of(self, run: str) -> dict[str, Any] | None:
         row = self.ledger.one("SELECT body FROM plans WHERE study=? AND run=?", (self.study, run))
@@ -391,7 +390,7 @@ class StudyLedger:
     # -- budget
 
     def usage(self) -> Usage:
-        study = self.ledger.one("SELECT runs, rounds FROM studies WHERE name=?", (self.study,))
+        rounds = self.ledger.rows("SELECT count(*) FROM rounds WHERE study=?", (self.study,))[0][0]
         wall = self.ledger.rows(
             "SELECT coalesce(sum(coalesce(ended, seen) - began), 0) FROM sessions WHERE study=?", (self.study,)
         )[0][0]
@@ -400,7 +399,7 @@ class StudyLedger:
             " WHERE study=? AND started IS NOT NULL",
             (time.time(), self.study),
         )[0][0]
-        return Usage(study["rounds"] if study else 0, study["runs"] if study else 0, float(wall), float(hours))
+        return Usage(rounds, self._last_run(), float(wall), float(hours))
 
     # -- engines
 

@@ -274,7 +274,6 @@ class Engine:
         else:
             # Nothing to try: the round is as if it had not been.
             self._ledger.execute("DELETE FROM rounds WHERE study=? AND n=?", (self.study.study, n))
-            self._ledger.execute("UPDATE studies SET rounds=rounds-1 WHERE name=?", (self.study.study,))
 
     def _decide(self, round_: int, room: int) -> int:
         """Fill up to `room` places with bases not run yet and with proposals that pass the guard."""

@@ -35,6 +35,8 @@ class Tail:
             status = os.stat(self.path)
             if (status.st_ino, status.st_size, status.st_mtime_ns) == self._identity:
                 return
+            if status.st_size == 0 and self.position == 0:
+                return
             # Opened anew each time: a study may have a thousand files.
             descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:

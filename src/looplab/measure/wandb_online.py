@@ -126,13 +126,23 @@ def _read(run: Any, aliases: Mapping[str, Sequence[str]], goals: Mapping[str, Go
 def _curves(run: Any) -> Batch:
     """The whole history, not a sample of it; where there is none, the last values, a point each."""
     batch: Batch = {}
-    rows = RowFolder(".", step_names=("_step",))
-    history = run.scan_history(page_size=_page_size(run))
-    while page := list(islice(history, ROWS_A_PAGE)):
-        rows.fold_rows(page, batch)
+    folder = RowFolder(".", step_names=("_step",))
+    rows = _rows(run)
+    while page := list(islice(rows, ROWS_A_PAGE)):
+        folder.fold_rows(page, batch)
     if not batch:
-        rows.fold_rows([dict(run.summary_metrics or {})], batch)
+        folder.fold_rows([dict(run.summary_metrics or {})], batch)
     return batch
+
+
+def _rows(run: Any) -> Iterator[dict[str, Any]]:
+    """The rows of the history, each once: a row may be both in a file that the server made and in what is newer."""
+    seen: set[Any] = set()
+    for row in run.scan_history(page_size=_page_size(run)):
+        step = row.get("_step")
+        if step is None or step not in seen:
+            seen.add(step)
+            yield row
 
 
 def _page_size(run: Any) -> int:

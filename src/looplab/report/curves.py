@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 
@@ -91,7 +91,7 @@ def thin(curve: Curve, limit: int = MAX_POINTS) -> Curve:
     return Curve([steps[i] for i in kept], [values[i] for i in kept])
 
 
-def metrics_drawn(facts: StudyFacts, drawn: dict[str, Batch]) -> list[str]:
+def metrics_drawn(facts: StudyFacts, drawn: Mapping[str, Batch]) -> list[str]:
     """The metrics that have curves: the objective first, then those that most runs have, in the order of logging."""
     counts: dict[str, int] = {}
     for batch in drawn.values():

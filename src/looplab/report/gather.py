@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,21 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
+class Rejection:
+    """A proposal that the guard refused, with all that were refused in the same way."""
+
+    id: int
+    """The number of the newest."""
+    times: int
+    proposer: str
+    edits: tuple[str, ...]
+    why: str
+    """Every problem that the guard had with it."""
+    reason: str
+    """Why it was proposed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """Runs that ended badly in the same way."""
 
@@ -136,7 +152,8 @@ class StudyFacts:
     knobs: tuple[KnobFacts, ...]
     """Those that vary first, declared ones before others."""
     budget: tuple[Budget, ...]
-    rejected: tuple[ProposalRow, ...]
+    rejected: tuple[Rejection, ...]
+    """Oldest first."""
     waiting: int
     failures: tuple[Failure, ...]
     notes: tuple[str, ...]
@@ -213,7 +230,7 @@ def gather(lab: Path, study: Study, record: StudyLedger) -> StudyFacts:
         best_so_far=tuple(best_so_far),
         knobs=tuple(sorted(knobs, key=lambda knob: not knob.varies)),
         budget=_budget(study, record),
-        rejected=tuple(_clean(proposal) for proposal in record.proposals("rejected")),
+        rejected=tuple(_rejections(record.proposals("rejected"))),
         waiting=record.count_waiting(),
         failures=tuple(_failures(outputs, runs)),
         notes=tuple(notes),
@@ -420,13 +437,21 @@ def _knob(key: str, knob: Knob | None, values: Sequence[Mapping[str, Any]]) -> K
     numbers = [value for value in found if isinstance(value, int | float) and not isinstance(value, bool)]
     present = [value for value in found if value is not None]
     kind = "number" if numbers and len(numbers) == len(present) else "category"
-    log = (
-        kind == "number"
-        and min(numbers) > 0
-        and ((knob is not None and knob.log) or max(numbers) >= WIDE * min(numbers))
-    )
+    log = kind == "number" and min(numbers) > 0 and ((knob is not None and knob.log) or _grows_by_factors(numbers))
     distinct = {(type(value).__name__, value) for value in found} | ({()} if len(found) < len(values) else set())
     return KnobFacts(key, kind, log, knob is not None, len(distinct) > 1)
+
+
+def _grows_by_factors(numbers: Sequence[float]) -> bool:
+    """Whether positive values belong on a log scale: 16, 32, 64, 128; or a span of a thousand."""
+    values = sorted(set(numbers))
+    if values[-1] >= WIDE * values[0]:
+        return True
+    if not 3 <= len(values) <= 12:
+        return False
+    steps = [high - low for low, high in pairwise(values)]
+    factors = [high / low for low, high in pairwise(values)]
+    return max(steps) >= 2 * min(steps) and max(factors) <= 1.3 * min(factors)
 
 
 def _budget(study: Study, record: StudyLedger) -> tuple[Budget, ...]:
@@ -443,16 +468,23 @@ def _budget(study: Study, record: StudyLedger) -> tuple[Budget, ...]:
     )
 
 
-def _clean(proposal: ProposalRow) -> ProposalRow:
-    return replace(
-        proposal,
-        reason=wording.plain(proposal.reason),
-        hypothesis=wording.plain(proposal.hypothesis),
-        edits=tuple(map(wording.plain, proposal.edits)),
-        problems=tuple(
-            {**problem, "message": wording.plain(str(problem.get("message", "")))} for problem in proposal.problems
-        ),
-    )
+def _rejections(proposals: Sequence[ProposalRow]) -> list[Rejection]:
+    groups: dict[tuple[str, tuple[str, ...], str], list[ProposalRow]] = {}
+    for proposal in proposals:
+        why = "; ".join(str(problem.get("message", problem)) for problem in proposal.problems)
+        groups.setdefault((proposal.proposer, proposal.edits, why), []).append(proposal)
+    found = [
+        Rejection(
+            same[-1].id,
+            len(same),
+            proposer,
+            tuple(map(wording.plain, edits)),
+            wording.plain(why),
+            wording.plain(same[-1].reason),
+        )
+        for (proposer, edits, why), same in groups.items()
+    ]
+    return sorted(found, key=lambda rejection: rejection.id)
 
 
 def _failures(outputs: Path, runs: Sequence[RunFacts]) -> list[Failure]:

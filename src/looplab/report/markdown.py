@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from looplab.ledger.study import ProposalRow
 from looplab.measure.summary import MetricSummary
 from looplab.report import wording
 from looplab.report.gather import RunFacts, StudyFacts
@@ -234,27 +233,20 @@ def _quoted(line: str) -> str:
 def _rejected(facts: StudyFacts) -> list[str]:
     if not facts.rejected:
         return []
-    groups: dict[tuple[str, ...], list[ProposalRow]] = {}
-    for proposal in facts.rejected:
-        groups.setdefault((proposal.proposer, *proposal.edits, problems(proposal)), []).append(proposal)
-    shown = list(groups.values())[-MAX_REJECTED:]
+    shown = facts.rejected[-MAX_REJECTED:]
     rows = [
         [
-            str(same[-1].id) + (f" ({len(same)} times)" if len(same) > 1 else ""),
-            text(same[-1].proposer),
-            "; ".join(map(code, same[-1].edits)),
-            text(problems(same[-1])),
-            text(wording.cut(same[-1].reason, 200)),
+            str(rejection.id) + (f" ({rejection.times} times)" if rejection.times > 1 else ""),
+            text(rejection.proposer),
+            "; ".join(map(code, rejection.edits)),
+            text(rejection.why),
+            text(wording.cut(rejection.reason, 200)),
         ]
-        for same in shown
+        for rejection in shown
     ]
     lines = ["## Rejected proposals", "", *table(["proposal", "by", "edits", "why not", "its reason"], rows)]
-    older = len(groups) - len(shown)
+    older = len(facts.rejected) - len(shown)
     return lines + (["", f"{older} older ones are in the ledger."] if older > 0 else [])
-
-
-def problems(proposal: ProposalRow) -> str:
-    return "; ".join(str(problem["message"]) for problem in proposal.problems)
 
 
 def _failures(facts: StudyFacts) -> list[str]:

@@ -15,7 +15,7 @@ import os
 import threading
 from pathlib import Path
 
-PAUSE_S = 0.25
+PAUSE_S = 0.5
 """The shortest time between two syncs."""
 
 

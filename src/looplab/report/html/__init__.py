@@ -29,6 +29,8 @@ MAX_TEXT = 1_000_000
 MAX_FAILURES = 30
 MAX_REJECTED = 200
 LAST_METRICS = 12
+FEW = 7
+"""A knob with no more values than this has its ticks at them."""
 
 _PAGE = """\
 <!doctype html>
@@ -105,13 +107,13 @@ def study_page(facts: StudyFacts, importance: Importance, drawn: Mapping[str, Ba
         ],
         "rejected": [
             (
-                proposal.id,
-                proposal.proposer,
-                "  ".join(proposal.edits),
-                wording.cut("; ".join(str(problem["message"]) for problem in proposal.problems), 600),
-                wording.cut(proposal.reason, 300),
+                f"{rejection.id}" + (f" ({rejection.times} times)" if rejection.times > 1 else ""),
+                rejection.proposer,
+                "  ".join(rejection.edits),
+                wording.cut(rejection.why, 600),
+                wording.cut(rejection.reason, 300),
             )
-            for proposal in reversed(facts.rejected[-MAX_REJECTED:])
+            for rejection in reversed(facts.rejected[-MAX_REJECTED:])
         ],
     }
     return page(f"{facts.study} – looplab", data, "charts.js", "study.js")
@@ -157,7 +159,8 @@ def _knob(knob: KnobFacts, name: str, runs: Sequence[RunFacts]) -> dict[str, Any
     told: dict[str, Any] = {"key": knob.key, "short": name, "kind": knob.kind, "log": knob.log}
     if knob.kind == "number":
         numbers = [value for value in values if value is not None]
-        return {**told, "low": min(numbers), "high": max(numbers)}
+        few = sorted(set(numbers)) if len(set(numbers)) <= FEW else None
+        return {**told, "low": min(numbers), "high": max(numbers), "few": few}
     return {**told, "names": sorted({"not set" if value is None else value for value in values})}
 
 

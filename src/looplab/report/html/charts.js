@@ -60,8 +60,8 @@ function extent(values, tail, reach) {
 function linear(low, high, from, to) {
   if (low === high) [low, high] = [low - (Math.abs(low) * 0.05 || 1), high + (Math.abs(high) * 0.05 || 1)];
   const scale = (value) => from + ((value - low) / (high - low)) * (to - from);
-  scale.ticks = (count) => {
-    const rough = (high - low) / Math.max(1, count);
+  scale.ticks = (count, whole) => {
+    const rough = Math.max((high - low) / Math.max(1, count), whole ? 1 : 0);
     const power = 10 ** Math.floor(Math.log10(rough));
     const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough * 0.999) || rough;
     const ticks = [];
@@ -221,8 +221,8 @@ class Chart {
   nearest() {
     return null;
   }
-  xAxis(scale, y, label, count) {
-    for (const tick of scale.ticks(count)) {
+  xAxis(scale, y, label, count, whole) {
+    for (const tick of scale.ticks(count, whole)) {
       this.base.append(svg("text", { x: scale(tick), y: y + 15, "text-anchor": "middle", text: show(tick, 4) }));
     }
     if (label) this.base.append(svg("text", { x: this.width - this.right, y: y + 30, "text-anchor": "end", text: label }));
@@ -268,7 +268,7 @@ class Curves extends Chart {
     const [bottom, top] = [this.tall - this.bottom, this.top];
     const y = this.log ? logarithmic(10 ** range.low, 10 ** range.high, bottom, top) : linear(range.low, range.high, bottom, top);
     this.yAxis(y, 6);
-    this.xAxis(x, bottom, "step", Math.max(2, Math.floor(this.width / 90)));
+    this.xAxis(x, bottom, "step", Math.max(2, Math.floor(this.width / 90)), steps.every(Number.isInteger));
     const id = `clip${++clips}`;
     const area = { x: this.left - 2, y: top - 4, width: this.width - this.left - this.right + 4, height: bottom - top + 8 };
     this.root.append(svg("clipPath", { id }, svg("rect", area)));

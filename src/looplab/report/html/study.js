@@ -22,15 +22,13 @@ function describe(run, ...first) {
   const why = facts.why ? el("div", { class: "why", text: facts.why.length > 160 ? facts.why.slice(0, 160) + "…" : facts.why }) : null;
   return [head, ...first, objective, why].filter(Boolean);
 }
-const card = (title, wide, ...controls) => {
-  const node = el("section", { class: wide ? "card wide" : "card", "aria-label": title }, el("div", { class: "bar-top" }, el("h2", { text: title }), el("div", { class: "controls push" }, ...controls)));
-  return node;
-};
+const card = (title, wide, ...controls) => el("section", { class: wide ? "card wide" : "card", "aria-label": title }, el("div", { class: "bar-top" }, el("h2", { text: title }), el("div", { class: "controls push" }, ...controls)));
 const tick = (name, checked, change) => {
   const box = el("input", { type: "checkbox", checked, onchange: () => change(box.checked) });
   return el("label", {}, box, document.createTextNode(name));
 };
-const ramp = () => el("span", { class: "key" }, document.createTextNode("worse"), el("span", { class: "ramp" }, ...[...Array(10).keys()].map((i) => el("i", { class: `b${i}` }))), document.createTextNode("better, by rank"));
+const count = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
+const ramp = () => order.length < 2 ? null : el("span", { class: "key" }, document.createTextNode("worse"), el("span", { class: "ramp" }, ...[...Array(10).keys()].map((i) => el("i", { class: `b${i}` }))), document.createTextNode("better, by rank"));
 
 // -- head
 
@@ -96,7 +94,7 @@ function drawCurves(host) {
     chart.set({ curves, ...options, log: positive && log.firstChild.checked });
     all.hidden = !chart.cut && !chart.all;
     const drawn = new Set(curves.map((curve) => curve[0])).size;
-    under.replaceChildren(el("span", { text: drawn < RUNS.length ? `${drawn} of ${RUNS.length} runs: the best, the latest, a spread` : `${drawn} runs` }), ramp(), el("span", { class: "key best-key" }, el("span", { class: "best-mark" }), document.createTextNode("best run")));
+    under.replaceChildren(el("span", { text: drawn < RUNS.length ? `${drawn} of ${RUNS.length} runs: the best, the latest, a spread` : count(drawn, "run") }), ...[ramp()].filter(Boolean), el("span", { class: "key best-key" }, el("span", { class: "best-mark" }), document.createTextNode("best run")));
     if (chart.cut) under.append(el("span", { text: "values far off are cut" }));
   }
   menu.addEventListener("change", () => update({}));
@@ -151,15 +149,16 @@ class BestSoFar extends Points {
       this.spots.push({ run: i, x: px, y: py });
       this.mark(i, svg("path", { class: `dot cross x-${run.status}`, d: shape, "data-x": px, "data-y": py }));
     });
-    this.xAxis(x, bottom + 14, "run number", Math.max(2, Math.floor(this.width / 90)));
+    this.xAxis(x, bottom + 14, "run number", Math.max(2, Math.floor(this.width / 90)), true);
   }
 }
 
 function drawBest(host) {
-  if (!DATA.metric || !RUNS.length) return;
+  if (!order.length) return;
   let chart = null;
   const positive = RUNS.some((run) => run.obj !== null && run.obj > 0);
   const node = card("Best so far", false, positive ? tick("log scale", false, (on) => { chart.log = on; chart.redraw(); }) : null);
+  node.querySelector("h2").after(el("span", { class: "muted small", text: DATA.metric }));
   const place = el("div");
   node.append(place);
   host.append(node);
@@ -184,8 +183,21 @@ function svgKey(kind) {
 
 const knobScale = (knob, from, to) => {
   if (knob.kind === "category") return categories(knob.names, from, to);
-  return knob.log ? logarithmic(knob.low, knob.high, from, to) : linear(knob.low, knob.high, from, to);
+  const scale = knob.log ? logarithmic(knob.low, knob.high, from, to) : linear(knob.low, knob.high, from, to);
+  if (knob.few) scale.ticks = () => apart(knob.few, scale, 13);
+  return scale;
 };
+// Of some values those whose places leave room for a label, both ends among them.
+function apart(values, scale, room) {
+  const kept = [];
+  const end = scale(values[values.length - 1]);
+  values.forEach((value, i) => {
+    const place = scale(value);
+    const free = (other) => Math.abs(place - other) >= room;
+    if (i === values.length - 1 || (kept.every((one) => free(scale(one))) && free(end))) kept.push(value);
+  });
+  return kept;
+}
 const knobValue = (run, k) => {
   const value = RUNS[run].knobs[k];
   return DATA.knobs[k].kind === "category" ? (value === null ? "not set" : show(value)) : value;
@@ -200,9 +212,9 @@ class Parallel extends Chart {
     this.redraw();
   }
   draw() {
-    const tall = 330;
+    const tall = this.tall();
     this.size(tall);
-    const [top, bottom] = [44, tall - 24];
+    const [top, bottom] = [40, tall - 22];
     const space = this.width < 700 ? 40 : 60;
     const objective = extent(order.map((run) => RUNS[run].obj), 0.05, 1.2);
     this.places = this.axes.map((axis, i) => {
@@ -224,6 +236,11 @@ class Parallel extends Chart {
     }
     this.places.forEach((axis, i) => this.drawAxis(axis, i, top, bottom));
   }
+  // As tall as the card beside it, so that the row ends in one line.
+  tall() {
+    const beside = this.beside && innerWidth > 980 ? this.beside.lastElementChild.getBoundingClientRect().bottom - this.host.getBoundingClientRect().top : 0;
+    return Math.max(330, Math.min(560, beside - 24));
+  }
   drawAxis(axis, i, top, bottom) {
     const group = svg("g");
     group.append(svg("line", { class: "axis-line", x1: axis.x, x2: axis.x, y1: top, y2: bottom }));
@@ -234,10 +251,10 @@ class Parallel extends Chart {
       const text = String(show(value, 4));
       const label = svg("text", { x: axis.x + 5, y: axis.scale(value) + 4, text: text.length > 14 ? text.slice(0, 13) + "…" : text });
       const wide = Math.min(text.length, 14) * 6.1 + 4;
-      group.append(svg("rect", { class: "label-back", x: axis.x + 3, y: axis.scale(value) - 7, width: wide, height: 14 }), label);
+      group.append(svg("rect", { class: "label-back", x: axis.x + 0.5, y: axis.scale(value) - 7, width: wide + 2, height: 14 }), label);
     });
-    const room = Math.max(8, Math.floor((this.width / this.axes.length - 6) / 6.4));
-    const short = axis.name.length > room ? "…" + axis.name.slice(-(room - 1)) : axis.name;
+    const room = Math.max(8, Math.floor(((this.crowded() ? 1.7 : 1) * this.width) / this.axes.length / 6.6));
+    const short = axis.short.length > room ? "…" + axis.short.slice(-(room - 1)) : axis.short;
     const title = svg("text", { class: axis.k < 0 ? "title-text strong" : "title-text", x: axis.x, y: i % 2 && this.crowded() ? 30 : 14, "text-anchor": i === 0 ? "start" : i === this.axes.length - 1 ? "end" : "middle" }, svg("title", { text: axis.name }), document.createTextNode(short));
     if (i === 0) title.setAttribute("x", Math.max(0, axis.x - 40));
     if (i === this.axes.length - 1) title.setAttribute("x", this.width);
@@ -251,7 +268,7 @@ class Parallel extends Chart {
     this.base.append(group);
   }
   crowded() {
-    return this.axes.some((axis) => axis.name.length * 6.4 > this.width / this.axes.length);
+    return this.axes.some((axis) => axis.short.length * 6.6 > this.width / this.axes.length);
   }
   drag(event, i, area) {
     event.preventDefault();
@@ -315,6 +332,7 @@ class Slice extends Points {
     const knob = DATA.knobs[this.k];
     const edge = knob.kind === "category" ? 50 : 12;
     const x = knobScale(knob, this.left + edge, this.width - this.right - edge);
+    if (knob.few) x.ticks = () => apart(knob.few, x, 46);
     const y = linear(range.low, range.high, bottom - 6, top + 6);
     this.yAxis(y, 4);
     this.xAxis(x, bottom, knob.key + (knob.log ? ", log scale" : ""), knob.kind === "category" ? 99 : Math.max(2, Math.floor(this.width / 90)));
@@ -332,25 +350,25 @@ class Slice extends Points {
 
 let parallel = null;
 function drawKnobs(host) {
-  if (!DATA.metric || !RUNS.length) return;
+  if (!order.length) return;
   const shares = new Map(DATA.importance.shares.map(([k, share]) => [k, share]));
   const varying = DATA.knobs.map((_, k) => k).filter((k) => DATA.knobs[k].kind !== "category" || DATA.knobs[k].names.length <= 30);
-  if (order.length && varying.length) {
+  if (varying.length) {
     const clear = el("button", { text: "clear selection", hidden: true, onclick: () => parallel.clear() });
     const node = card("Knobs and objective", false, clear);
     const place = el("div");
     node.append(place);
     host.append(node);
     const most = [...varying].sort((a, b) => (shares.get(b) || 0) - (shares.get(a) || 0)).slice(0, 9);
-    const axes = varying.filter((k) => most.includes(k)).map((k) => ({ k, name: DATA.knobs[k].key }));
-    parallel = new Parallel(place, [...axes, { k: -1, name: DATA.metric }]);
+    const axes = varying.filter((k) => most.includes(k)).map((k) => ({ k, name: DATA.knobs[k].key, short: DATA.knobs[k].short }));
+    parallel = new Parallel(place, [...axes, { k: -1, name: DATA.metric, short: DATA.metric }]);
     parallel.onbrush = () => {
       clear.hidden = !parallel.brushes.size;
       applyFilter();
     };
     node.append(el("div", { class: "under" }, ramp(), el("span", { text: "drag along an axis to keep only those runs" }), varying.length > most.length ? el("span", { text: `${most.length} of ${varying.length} keys` }) : null));
   }
-  const side = card("What matters", !order.length || !varying.length);
+  const side = card("Knob importance", !varying.length);
   host.append(side);
   side.querySelector(".controls").append(el("span", { class: "muted small", text: DATA.importance.note ? "" : `share of variance, ${DATA.importance.label}` }));
   if (DATA.importance.note) {
@@ -374,14 +392,19 @@ function drawKnobs(host) {
       chart.redraw();
     };
     list.append(...rows);
-    side.append(list, el("div", { class: "under" }, el("span", { text: `${DATA.importance.runs} measured runs; knobs changed together share the credit; grey: no more than chance` })), slice);
+    side.append(list, el("div", { class: "under" }, el("span", { text: `${count(DATA.importance.runs, "measured run")}; knobs changed together share the credit; grey: no more than chance` })), slice);
     choose(DATA.importance.shares[0][0], rows[0]);
+  }
+  if (parallel) {
+    parallel.beside = side;
+    parallel.redraw();
   }
 }
 
 // -- table
 
-const table = { rows: [], key: DATA.metric && order.length ? "obj" : "n", down: false, what: "knobs", text: "", status: null };
+const table = { rows: [], key: DATA.metric && order.length ? "obj" : "n", down: false, what: "changes", text: "", status: null };
+table.down = table.key === "obj" && DATA.goal === "max";
 function columns() {
   const value = (name, get, options) => ({ name, get, ...options });
   const list = [
@@ -393,17 +416,25 @@ function columns() {
   if (DATA.metric) {
     const tone = (delta) => (delta === null || delta === 0 ? "num" : isBetter(delta, 0) ? "num better" : "num worse");
     list.push(
-      value(DATA.metric, (run) => show(run.obj), { key: "obj", num: true, sort: (run) => run.obj }),
-      value("Δ parent", (run) => signed(run.dp), { key: "dp", num: true, sort: (run) => run.dp, style: (run) => tone(run.dp) }),
+      value(DATA.metric, (run) => show(run.obj), { key: "obj", num: true, sort: (run) => run.obj, down: DATA.goal === "max" }),
+      value("Δ parent", (run) => signed(run.dp), { key: "dp", num: true, sort: (run) => run.dp, style: (run) => tone(run.dp), down: DATA.goal === "max" }),
+      value("Δ base", (run) => signed(run.db), { key: "db", num: true, sort: (run) => run.db, style: (run) => tone(run.db), down: DATA.goal === "max" }),
     );
   }
-  if (table.what === "knobs") {
+  if (table.what === "changes") {
+    list.push(value("change", (run) => run.changes.map(([key, what]) => `${key}: ${what}`).join("; "), { key: "change", style: () => "change", cell: changeCell }));
+  } else if (table.what === "knobs") {
     DATA.knobs.forEach((knob, k) => list.push(value(knob.short, (run) => show(run.knobs[k]), { key: `k${k}`, title: knob.key, num: knob.kind === "number", sort: (run) => run.knobs[k], style: (run) => `value${knob.kind === "number" ? " num" : ""}${run.changed.includes(k) ? " changed" : ""}` })));
   } else {
     DATA.metrics.forEach((metric, m) => list.push(value(metric, (run) => show(run.last[m]), { key: `m${m}`, num: true, sort: (run) => run.last[m] })));
   }
-  list.push(value("time", (run) => duration(run.sec), { key: "sec", num: true, sort: (run) => run.sec }), value("why", (run) => run.why, { key: "why", why: true }));
+  list.push(value("why", (run) => run.why, { key: "why", why: true }), value("time", (run) => duration(run.sec), { key: "sec", num: true, sort: (run) => run.sec }));
   return list;
+}
+function changeCell(run) {
+  const names = new Map(DATA.knobs.map((knob) => [knob.key, knob.short]));
+  const parts = run.changes.flatMap(([key, what], i) => [i ? document.createTextNode("; ") : null, el("span", { title: key, text: `${names.get(key) || key} ` }), document.createTextNode(what)]);
+  return el("div", {}, ...parts);
 }
 
 function applyFilter() {
@@ -429,17 +460,16 @@ function fillTable() {
   const by = sorted.sort || sorted.get;
   const indices = RUNS.map((_, i) => i).filter((i) => !focus.shown || focus.shown.has(i));
   const sign = table.down ? -1 : 1;
-  const upwards = table.key === "obj" && DATA.goal === "max" ? -1 : 1; // the best first
   indices.sort((a, b) => {
     const [x, y] = [by(RUNS[a]), by(RUNS[b])];
     if (x === null || x === undefined || y === null || y === undefined) return (x === null || x === undefined) - (y === null || y === undefined) || a - b;
-    if (typeof x === "number" && typeof y === "number") return sign * upwards * (x - y) || a - b;
+    if (typeof x === "number" && typeof y === "number") return sign * (x - y) || a - b;
     return sign * String(x).localeCompare(String(y), undefined, { numeric: true }) || a - b;
   });
   const head = el("tr", {}, ...list.map((column) => {
     const mine = column.key === sorted.key;
     const arrow = mine ? (table.down ? " ↓" : " ↑") : "";
-    const button = el("button", { text: column.name + arrow, title: column.title || column.name, onclick: () => { table.down = mine ? !table.down : false; table.key = column.key; fillTable(); table.host.querySelector("th[aria-sort] button").focus(); } });
+    const button = el("button", { text: column.name + arrow, title: column.title || column.name, onclick: () => { table.down = mine ? !table.down : Boolean(column.down); table.key = column.key; fillTable(); table.host.querySelector("th[aria-sort] button").focus(); } });
     return el("th", { class: column.num ? "num" : null, scope: "col", "aria-sort": mine ? (table.down ? "descending" : "ascending") : null }, button);
   }));
   table.rows = new Map();
@@ -448,7 +478,7 @@ function fillTable() {
     const run = RUNS[i];
     const row = el("tr", { tabindex: place ? -1 : 0, class: i === DATA.best ? "best" : null });
     for (const column of list) {
-      const cell = column.why ? el("td", { class: "why", title: column.get(run) }, el("div", { text: column.get(run) })) : el("td", { class: column.style ? column.style(run) : column.num ? "num" : null, text: column.get(run) });
+      const cell = column.cell ? el("td", { class: "change" }, column.cell(run)) : column.why ? el("td", { class: "why", title: column.get(run) }, el("div", { text: column.get(run) })) : el("td", { class: column.style ? column.style(run) : column.num ? "num" : null, text: column.get(run) });
       row.append(cell);
     }
     row.dataset.run = i;
@@ -456,7 +486,7 @@ function fillTable() {
     body.append(row);
   });
   table.host.replaceChildren(el("table", {}, el("thead", {}, head), body));
-  table.count.textContent = indices.length === RUNS.length ? `${RUNS.length} runs` : `${indices.length} of ${RUNS.length} runs`;
+  table.count.textContent = indices.length === RUNS.length ? count(RUNS.length, "run") : `${indices.length} of ${count(RUNS.length, "run")}`;
   markRows();
 }
 function markRows() {
@@ -468,13 +498,13 @@ function markRows() {
 
 function drawTable(host) {
   if (!RUNS.length) return;
-  const search = el("input", { type: "search", placeholder: "filter: words in id, change, why …", "aria-label": "filter runs", oninput: () => { table.text = search.value; applyFilter(); } });
+  const search = el("input", { type: "search", placeholder: "filter by any words", "aria-label": "filter runs", oninput: () => { table.text = search.value; applyFilter(); } });
   const chips = DATA.counts.length < 2 ? [] : DATA.counts.map(([status, count]) => el("button", { text: `${status} ${count}`, "aria-pressed": "false", onclick: (event) => {
     table.status = table.status === status ? null : status;
     for (const chip of chips) chip.setAttribute("aria-pressed", String(chip === event.currentTarget && table.status !== null));
     applyFilter();
   } }));
-  const what = el("select", { "aria-label": "columns", onchange: () => { table.what = what.value; fillTable(); } }, el("option", { value: "knobs", text: "knobs" }), el("option", { value: "metrics", text: "metrics, last values" }));
+  const what = el("select", { "aria-label": "columns", onchange: () => { table.what = what.value; fillTable(); } }, el("option", { value: "changes", text: "changes" }), el("option", { value: "knobs", text: "knobs" }), el("option", { value: "metrics", text: "metrics, last values" }));
   const node = card("Runs", true, ...chips, what, search);
   table.count = el("span", { class: "muted small" });
   node.querySelector("h2").after(table.count);
@@ -537,15 +567,17 @@ function showPanel() {
 
 // -- the rest
 
-function drawRest(host) {
+function drawFailures(host) {
   if (DATA.failures.length) {
     const node = card("Failures", true);
     for (const failure of DATA.failures) {
       const named = failure.runs.slice(-6).join(", ") + (failure.runs.length > 6 ? ` and ${failure.runs.length - 6} before` : "");
-      node.append(el("details", { open: DATA.failures.length === 1 }, el("summary", {}, el("span", { class: "failed", text: `${failure.runs.length} ${failure.runs.length === 1 ? "run" : "runs"}: ${failure.how}` }), document.createTextNode(` — ${named}`)), failure.tail ? el("pre", { text: failure.tail }) : el("p", { class: "muted", text: "printed nothing" })));
+      node.append(el("details", { open: DATA.failures.length === 1 }, el("summary", {}, el("span", { class: "failed", text: `${count(failure.runs.length, "run")}: ${failure.how}` }), document.createTextNode(` — ${named}`)), failure.tail ? el("pre", { text: failure.tail }) : el("p", { class: "muted", text: "printed nothing" })));
     }
     host.append(node);
   }
+}
+function drawRejected(host) {
   if (DATA.rejected.length) {
     const node = card("Rejected proposals", true);
     const rows = DATA.rejected.map(([id, by, edits, why, reason]) => el("tr", {}, el("td", { text: id }), el("td", { text: by }), el("td", {}, el("code", { text: edits })), el("td", { text: why }), el("td", { class: "muted", text: reason })));
@@ -560,8 +592,10 @@ page.append(grid);
 drawCurves(grid);
 drawBest(grid);
 drawKnobs(grid);
+if (!order.length) drawFailures(grid); // then they are what matters most
 drawTable(grid);
-drawRest(grid);
+if (order.length) drawFailures(grid);
+drawRejected(grid);
 page.append(el("footer", { text: `Written by looplab from the ledger and the run folders, which are the record; this page is a view of them.` }));
 document.body.append(panel);
 focus.listen((what) => {

@@ -1,0 +1,167 @@
+"""analyze offline, analyze wandb, fetch-config: what others measured, in folders not made by looplab or on W&B."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from looplab.cli import output
+from looplab.config.files import dump_json, write_atomic
+from looplab.errors import LabError
+
+COLUMNS = 5
+"""How many metrics a table shows; the JSON has all."""
+NOTHING = "no readable metrics"
+RUN_HOLDS = "wandb/, tfevents, metrics.jsonl, a progress or metrics CSV, or trainer_summary.json"
+_OURS = ("steps", "note", "name", "state", "url")
+"""Entries beside the metrics of a run."""
+_FILES = re.compile(r"metrics\.jsonl|(?:progress|metrics)\.csv|trainer_summary\.json|events\.out\.tfevents\..+")
+_WANDB_RUN = re.compile(r"(?:offline-)?run-.+|latest-run")
+_SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "eval", "dev"})
+"""Folders in which trainers put the parts of one run."""
+_SKIPPED = frozenset({"checkpoints", "checkpoint", "node_modules", "__pycache__", "venv", "site-packages"})
+
+Summaries = dict[str, dict[str, Any]]
+"""By run: by metric its summary, and beside them `steps`."""
+
+
+def offline(outputs_root: Path, limit: int, out_json: Path | None, json: bool) -> None:
+    from looplab.measure.folders import Reading, summarise_many
+    from looplab.measure.summary import ALIASES, to_dict
+
+    if not outputs_root.is_dir():
+        raise LabError(f"there is no folder {outputs_root}", hint="--outputs-root names where the runs are")
+    reading = Reading(aliases=ALIASES)
+    found = sorted(find_runs(outputs_root), key=lambda run: _changed(run, reading), reverse=True)
+    runs = found[:limit]
+    summaries: Summaries = {}
+    for run, metrics in summarise_many(runs, reading).items():
+        last = max((m.last_step for m in metrics.values() if m.last_step is not None), default=None)
+        summaries[str(run)] = _entry(to_dict(metrics), last)
+    if not summaries:
+        raise LabError(f"no runs were found below {outputs_root}", hint=f"a run's folder holds {RUN_HOLDS}")
+    _tell(summaries, out_json, json)
+    if not json and len(found) > limit:
+        output.say(f"the newest {limit} of {len(found)} folders; --limit shows more")
+
+
+def wandb(entity: str, project: str, limit: int, out_json: Path | None, json: bool) -> None:
+    from looplab.measure.summary import ALIASES, to_dict
+    from looplab.measure.wandb_online import fetch_runs
+
+    summaries: Summaries = {}
+    for run in fetch_runs(entity, project, limit, ALIASES):
+        about = {"name": run.name, "state": run.state, "url": run.url}
+        summaries[f"{entity}/{project}/{run.id}"] = _entry(to_dict(run.metrics), run.steps) | about
+    if not summaries:
+        raise LabError(f"{entity}/{project} has no runs")
+    _tell(summaries, out_json, json)
+
+
+def fetch_config(entity: str, project: str, run: str, out_dir: Path, json: bool) -> None:
+    from looplab.measure.wandb_online import fetch_config as fetch
+
+    if not re.fullmatch(r"[\w.-]+", run):
+        raise LabError(f"{run!r} is no id of a run", hint="it is the last part of the run's address")
+    config = fetch(entity, project, run)
+    path = out_dir / f"fromwandb_{run}.json"
+    _write(path, config)
+    if json:
+        output.print_json({"path": str(path), "run": f"{entity}/{project}/{run}", "config": config})
+    else:
+        output.say(str(path))
+
+
+def find_runs(root: Path) -> Iterator[Path]:
+    """The folders of runs below the root; the root itself only if it is one and holds no other."""
+    found: dict[str, None] = {}
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if name[0] != "." and name not in _SKIPPED)
+        if folder == str(root) or not _is_run(folder, folders, files):
+            continue
+        folders.clear()  # what lies below belongs to this run
+        above, name = os.path.split(folder)
+        found[above if name in _SPLITS and above != str(root) else folder] = None
+    if not found and _is_run(str(root), _names(root), _names(root)):
+        found[str(root)] = None
+    yield from map(Path, found)
+
+
+def _is_run(folder: str, folders: list[str], files: list[str]) -> bool:
+    if any(map(_FILES.fullmatch, files)):
+        return True
+    return "wandb" in folders and any(map(_WANDB_RUN.fullmatch, _names(Path(folder, "wandb"))))
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:  # not a folder, or not ours to read
+        return []
+
+
+def _changed(run: Path, reading: Any) -> float:
+    """When the run last measured something."""
+    times = [os.stat(source.path).st_mtime for source in reading.reader(run).sources() if source.path.exists()]
+    return max(times, default=run.stat().st_mtime)
+
+
+def _entry(metrics: Mapping[str, Any], steps: float | None) -> dict[str, Any]:
+    """A run in the flat form: metric by metric its summary, and the number of steps. What has no metrics says so."""
+    entry: dict[str, Any] = {f"metric:{name}" if name in _OURS else name: value for name, value in metrics.items()}
+    entry["steps"] = None if steps is None else int(steps)
+    if not metrics:
+        entry["note"] = NOTHING
+    return entry
+
+
+def _tell(summaries: Summaries, out_json: Path | None, json: bool) -> None:
+    if out_json is not None:
+        _write(out_json, summaries)
+    if json:
+        output.print_json(summaries)
+        return
+    shown = _shown(summaries)
+    rows = []
+    for name, entry in summaries.items():
+        note = entry.get("note")
+        cells = [note, *[""] * (len(shown) - 1)] if note else [_cell(entry.get(metric)) for metric in shown]
+        rows.append((name, "-" if entry["steps"] is None else str(entry["steps"]), *map(str, cells)))
+    output.table(("run", "steps", *(f"{metric} (last / best)" for metric in shown)), rows)
+    if out_json is not None:
+        output.say(f"{len(summaries)} run(s) in {out_json}")
+
+
+def _shown(summaries: Summaries) -> list[str]:
+    """The metrics that most runs have; among equals those with a canonical name, then those with the longest curves."""
+    from looplab.measure.summary import ALIASES
+
+    order = {name: rank for rank, name in enumerate(ALIASES)}
+    counts: Counter[str] = Counter()
+    points: Counter[str] = Counter()
+    for entry in summaries.values():
+        for name, summary in entry.items():
+            if name not in _OURS:
+                counts[name] += 1
+                points[name] += summary["n"]
+    names = sorted(counts, key=lambda name: (-counts[name], order.get(name, len(order)), -points[name], name))
+    return names[:COLUMNS] or ["metrics"]
+
+
+def _cell(summary: Mapping[str, Any] | None) -> str:
+    if summary is None:
+        return "-"
+    last = "nan" if summary["last_is_nan"] else output.number(summary["last"])
+    return f"{last} / {output.number(summary['best'])}"
+
+
+def _write(path: Path, data: Any) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, dump_json(data))
+    except OSError as error:
+        raise LabError(f"cannot write: {error.strerror or error}", file=path) from error

@@ -1,0 +1,199 @@
+"""Runs side by side: where their configs differ, what they measured, and their curves on the same axes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from looplab.config import paths
+from looplab.config.lab import Study
+from looplab.errors import LabError
+from looplab.ledger.study import RunRow, StudyLedger
+from looplab.measure.base import Batch, Curve
+from looplab.measure.summary import Directions, MetricSummary, Summariser, from_dict
+from looplab.report import curves, html, wording
+from looplab.runs import folder
+
+BARS = "▁▂▃▄▅▆▇█"
+MAX_CURVES = 24
+"""Metrics that a page of a comparison draws."""
+MISSING = object()
+"""Stands where a run's config has no such key; a null is a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One metric over the runs, in their order; None where a run has not measured it."""
+
+    metric: str
+    goal: str
+    last: tuple[float | None, ...]
+    best: tuple[float | None, ...]
+
+    def delta(self, place: int) -> float | None:
+        """The last value of a run minus that of the first run."""
+        first, mine = self.last[0], self.last[place]
+        return None if place == 0 or first is None or mine is None else mine - first
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    study: str
+    runs: tuple[RunRow, ...]
+    """The first is what the others are measured against."""
+    config: dict[str, tuple[Any, ...]]
+    """Only keys that differ; `MISSING` where a run has no such key."""
+    metrics: tuple[Compared, ...]
+    """The objective first, then those that all runs have, then those that some have."""
+    curves: tuple[Batch, ...]
+    """Of each run, thinned."""
+
+
+def compare(outputs: Path, study: Study, record: StudyLedger, names: Sequence[str]) -> Comparison:
+    rows = tuple(dict.fromkeys(record.run(name) for name in names))
+    if len(rows) < 2:
+        same = f"{' and '.join(names)} are the same run" if len(names) > 1 else "there is only one run"
+        raise LabError(f"{same}: nothing to compare", hint="give two runs or more, as in `looplab compare 1 BEST`")
+    for row in rows:
+        if row.state == "planned":
+            raise LabError(f"run {row.id} has not started yet", hint="see `looplab status`")
+    goals = dict(study.measure.goals)
+    if study.objective:
+        goals[study.objective.metric] = study.objective.goal
+    directions = Directions(goals)
+    batches = [curves.read(outputs, row, study) for row in rows]
+    summaries = [_summaries(outputs, row, batch, directions) for row, batch in zip(rows, batches, strict=True)]
+    configs = [folder.read_json(outputs / row.id, "config.json") for row in rows]
+    return Comparison(
+        study.study,
+        rows,
+        differing(configs),
+        _metrics(summaries, study.objective.metric if study.objective else None, directions),
+        tuple({name: curves.thin(curve) for name, curve in batch.items()} for batch in batches),
+    )
+
+
+def _summaries(outputs: Path, row: RunRow, batch: Batch, directions: Directions) -> dict[str, MetricSummary]:
+    """What the run's summary says; of a run that goes on, what it has measured so far."""
+    plain = folder.read_json(outputs / row.id, "summary.json").get("metrics")
+    if plain:
+        return from_dict(plain)
+    summariser = Summariser(directions, kept=1)
+    summariser.add(batch)
+    return summariser.result()
+
+
+def differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
+    """The leaves in which the configs are not all the same."""
+    flat = [paths.flatten(config) for config in configs]
+    keys = dict.fromkeys(key for leaves in flat for key in leaves)
+    found = {}
+    for key in keys:
+        values = tuple(leaves.get(key, MISSING) for leaves in flat)
+        if any(value is MISSING or not paths.same(values[0], value) for value in values):
+            found[key] = tuple(value if value is MISSING else wording.value(key, value) for value in values)
+    return found
+
+
+def _metrics(
+    summaries: Sequence[Mapping[str, MetricSummary]], objective: str | None, directions: Directions
+) -> tuple[Compared, ...]:
+    counts: dict[str, int] = {}
+    for summary in summaries:
+        for name in summary:
+            counts[name] = counts.get(name, 0) + 1
+    shared = [name for name, count in counts.items() if count > 1]
+    shared.sort(key=lambda name: (name != objective, -counts[name]))
+    return tuple(
+        Compared(
+            name,
+            directions.goal(name),
+            tuple(summary[name].last if name in summary else None for summary in summaries),
+            tuple(summary[name].best if name in summary else None for summary in summaries),
+        )
+        for name in shared
+    )
+
+
+def spark(curve: Curve | None, steps: tuple[float, float], values: tuple[float, float], width: int = 24) -> str:
+    """A curve in one line of text, on the given axes; a place without any finite value stays empty."""
+    if curve is None:
+        return ""
+    first, last = steps
+    low, high = values
+    cells: list[list[float]] = [[] for _ in range(width)]
+    for step, value in zip(curve.steps, curve.values, strict=True):
+        if isfinite(value) and isfinite(step):
+            place = (step - first) / (last - first) if last > first else 0.0
+            cells[min(width - 1, max(0, int(place * width)))].append(value)
+    drawn = ""
+    reached = max((i for i, cell in enumerate(cells) if cell), default=-1)
+    held: float | None = None
+    for cell in cells[: reached + 1]:
+        if cell:
+            held = sum(cell) / len(cell)
+        # Between two points of a coarse curve the last one holds.
+        drawn += " " if held is None else BARS[_bar(held, low, high)]
+    return drawn.ljust(width)
+
+
+def _bar(value: float, low: float, high: float) -> int:
+    part = (value - low) / (high - low) if high > low else 0.5
+    return min(len(BARS) - 1, max(0, int(part * len(BARS))))
+
+
+def sparks(comparison: Comparison, metric: str, width: int = 24) -> list[str]:
+    """The curve of one metric for each run, all on the same axes; empty texts where it has no curves."""
+    own = [batch.get(metric) for batch in comparison.curves]
+    values = [value for curve in own if curve for value in curve.values if isfinite(value)]
+    steps = [step for curve in own if curve for step in curve.steps if isfinite(step)]
+    if not values or not any(curve and len(curve.values) > 1 for curve in own):
+        return [""] * len(own)
+    return [spark(curve, (min(steps), max(steps)), (min(values), max(values)), width) for curve in own]
+
+
+def compare_page(comparison: Comparison) -> str:
+    """A page of its own with the tables and the curves of all runs on the same axes."""
+    counts: dict[str, int] = {}
+    for batch in comparison.curves:
+        for name, curve in batch.items():
+            counts[name] = counts.get(name, 0) + (len(curve.values) > 1)
+    ranked = [metric.metric for metric in comparison.metrics]
+    drawn = [name for name in dict.fromkeys([*ranked, *counts]) if counts.get(name)][:MAX_CURVES]
+    data = {
+        "study": comparison.study,
+        "runs": [
+            {
+                "id": row.id,
+                "status": row.status or row.state,
+                "by": row.proposer,
+                "round": row.round,
+                "why": wording.cut(wording.plain(row.reason), 2000),
+            }
+            for row in comparison.runs
+        ],
+        "config": [
+            (key, [None if value is MISSING else wording.cut(wording.shown(value), 200) for value in values])
+            for key, values in comparison.config.items()
+        ],
+        "metrics": [
+            (compared.metric, compared.goal, _short(compared.last), _short(compared.best))
+            for compared in comparison.metrics
+        ],
+        "curves": {
+            name: [
+                (place, *html.packed(batch[name]))
+                for place, batch in enumerate(comparison.curves)
+                if name in batch and batch[name].values
+            ]
+            for name in drawn
+        },
+    }
+    return html.page(f"{comparison.study}: runs side by side – looplab", data, "charts.js", "compare.js")
+
+
+def _short(values: Sequence[float | None]) -> list[float | None]:
+    return [html.short(value, 8) for value in values]

@@ -1,0 +1,74 @@
+"""The desk: archives and reports are written beside the engine's work, in threads of their own, as runs end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from looplab.config.lab import Study
+from looplab.errors import LabError
+from looplab.ledger.ledger import Ledger
+from looplab.ledger.study import StudyLedger
+from looplab.report.archive import Archiver, unarchived
+from looplab.report.reports import write_reports
+from looplab.runs.folder import study_folder
+
+PAUSE_S = 5.0
+"""The shortest time between two reports; and they never take more than a tenth of the time."""
+
+
+class Desk:
+    def __init__(
+        self, lab: Path, ledger: Path, study: Study, tell: Callable[[str], None] = lambda problem: None
+    ) -> None:
+        self._lab = lab
+        self._ledger = ledger
+        self._study = study
+        self._tell = tell
+        self._outputs = study_folder(lab, study.study)
+        self._archiver = Archiver(study, tell)
+        self._due = threading.Event()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="looplab-report", daemon=True)
+        self._thread.start()
+
+    def catch_up(self, record: StudyLedger) -> None:
+        """Archive what an engine that was killed had no time for."""
+        ended = [self._outputs / run.id for run in record.runs(state="ended", limit=1000)]
+        for run_dir in unarchived(ended):
+            self._archiver.submit(run_dir)
+
+    def ended(self, run_id: str) -> None:
+        """A run has ended: archive it, and report soon."""
+        self._archiver.submit(self._outputs / run_id)
+        self._due.set()
+
+    def close(self) -> list[Path]:
+        """Finish the archives, and write the last reports; gives their paths."""
+        self._closing.set()
+        self._due.set()
+        self._thread.join()
+        self._archiver.close()
+        return self._report(plots=False)
+
+    def _run(self) -> None:
+        while True:
+            self._due.wait()
+            if self._closing.is_set():
+                return
+            self._due.clear()
+            began = time.monotonic()
+            self._report(plots=False)
+            self._closing.wait(max(PAUSE_S, 9 * (time.monotonic() - began)))
+
+    def _report(self, plots: bool) -> list[Path]:
+        ledger = Ledger(self._ledger)
+        try:
+            return write_reports(self._lab, self._study, StudyLedger(ledger, self._study.study), plots=plots)
+        except (LabError, OSError) as error:
+            self._tell(f"the reports could not be written: {error}")
+            return []
+        finally:
+            ledger.close()

@@ -1,0 +1,61 @@
+"""What a person meets first: help, version, completion."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+COMMANDS = (
+    *("init", "demo", "check", "run", "plan", "resume", "attach", "stop", "propose", "edit"),
+    *("status", "show", "logs", "diff", "verify", "reindex"),
+)
+
+
+def test_help_names_every_command(lab) -> None:
+    out = lab("--help").out
+    assert "Usage: looplab" in out
+    for command in COMMANDS:
+        assert re.search(rf"^\W*{command} ", out, re.MULTILINE), command
+
+
+def test_without_a_command_help_is_shown(lab) -> None:
+    done = lab(code=None)
+    assert "Usage: looplab" in done.out + done.err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(lab, command: str) -> None:
+    out = lab(command, "--help").out
+    assert f"Usage: looplab {command}" in out
+    assert len(out.splitlines()) > 3
+
+
+def test_help_of_run_names_what_follows_two_dashes(lab) -> None:
+    out = lab("run", "-h").out
+    for word in ("--cfgs", "--mode", "--rounds", "--runs", "--continuous", "--concurrency", "--gpus", "--exec", "`--`"):
+        assert word in out
+
+
+def test_version(lab) -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+\n", lab("--version").out)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_completion_script_can_be_printed(lab, shell: str) -> None:
+    out = lab(env={"_LOOPLAB_COMPLETE": f"source_{shell}"}, code=None).out
+    assert "looplab" in out
+    assert "_LOOPLAB_COMPLETE" in out
+
+
+def test_completion_knows_commands_and_options(lab) -> None:
+    env = {"_LOOPLAB_COMPLETE": "complete_bash", "COMP_WORDS": "looplab st", "COMP_CWORD": "1"}
+    assert set(lab(env=env).out.split()) == {"status", "stop"}
+
+
+def test_init_makes_a_lab_that_can_be_checked(lab, tmp_path) -> None:
+    out = lab("init", "quickstart", "mine", cwd=tmp_path).out
+    assert "looplab run" in out
+    assert "all is well" in lab("check", cwd=tmp_path / "mine").out
+    assert "is not empty" in lab("init", "quickstart", "mine", cwd=tmp_path, code=2).err
+    assert "there are: quickstart" in lab("init", "nothing", cwd=tmp_path, code=2).err

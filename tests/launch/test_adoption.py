@@ -1,0 +1,372 @@
+"""Runs outlive engines and keepers: what a new executor makes of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from looplab.launch import keeper
+from looplab.launch.base import Ended, Refused, Slot
+from looplab.launch.local import LocalExecutor, find_by_mark, is_alive
+
+Stand = Any
+"""What the fixture `stand` gives; see conftest.py."""
+
+GATED = """
+import os, sys, time
+print(os.getpid(), flush=True)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.005)
+sys.exit(int(sys.argv[2]))
+"""
+FAMILY = """
+import os, signal, sys, time
+child = os.fork()
+if child == 0 and sys.argv[2] == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+with open(sys.argv[1], "a") as file:
+    file.write(f"{os.getpid()}\\n")
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has nothing to do with any run."""
+    process = subprocess.Popen(["/bin/sleep", "600"], start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def left_folder(stand: Stand, **process: Any) -> Path:
+    """A run folder as somebody left it: started, with this `process.json`."""
+    run_dir: Path = stand.folder / "left"
+    run_dir.mkdir()
+    (run_dir / "train.log").touch()
+    if process:
+        (run_dir / "process.json").write_text(json.dumps(process))
+    return run_dir
+
+
+# -- the engine is killed
+
+
+def test_a_run_whose_engine_was_killed_ends_with_its_own_exit_code(stand: Stand) -> None:
+    go = stand.folder / "go"
+    stand.engine(stand.order(stand.python(GATED, go, 7))).kill()
+    executor = stand.executor()
+    assert executor.adopt("r1", stand.folder / "r1")
+    stand.nothing_more(executor)
+    go.touch()
+    end = stand.end(executor)
+    assert (end.code, end.reason, end.signal) == (7, None, None)
+    stand.nothing_more(executor)
+
+
+def test_a_run_that_ended_after_its_engine_was_killed_is_told_at_once(stand: Stand) -> None:
+    go = stand.folder / "go"
+    stand.engine(stand.order(stand.python(GATED, go, 7))).kill()
+    go.touch()
+    stand.file("exit.json")
+    executor = stand.executor()
+    assert executor.adopt("r1", stand.folder / "r1")
+    assert [(e.run_id, e.exit.code) for e in executor.poll(0.0)] == [("r1", 7)]
+
+
+def test_all_runs_of_a_killed_engine_are_adopted(stand: Stand) -> None:
+    go, ids = stand.folder / "go", [f"r{i}" for i in range(4)]
+    stand.engine(*(stand.order(stand.python(GATED, go, i), run_id) for i, run_id in enumerate(ids))).kill()
+    executor = stand.executor()
+    assert all(executor.adopt(run_id, stand.folder / run_id) for run_id in ids)
+    go.touch()
+    assert {run_id: end.code for run_id, end in stand.ends(executor, *ids).items()} == dict(zip(ids, range(4), strict=True))
+
+
+def test_adopting_twice_is_adopting_once(stand: Stand) -> None:
+    go = stand.folder / "go"
+    stand.engine(stand.order(stand.python(GATED, go, 7))).kill()
+    executor = stand.executor()
+    for _ in range(2):
+        assert executor.adopt("r1", stand.folder / "r1")
+    executor.start(stand.order(stand.python(GATED, go, 7)))
+    go.touch()
+    assert [type(e) for e in stand.events(executor, lambda events: len(events) > 0)] == [Ended]
+    stand.nothing_more(executor)
+
+
+def test_a_stopped_adopted_run_goes_with_its_whole_group(stand: Stand) -> None:
+    stand.engine(stand.order(stand.python(FAMILY, stand.folder / "pids", "meek"), grace=60)).kill()
+    pids = stand.pids("pids", 2)
+    executor = stand.executor()
+    executor.adopt("r1", stand.folder / "r1")
+    executor.stop("r1", "stop", grace=60)
+    end = stand.end(executor)
+    assert (end.signal, end.reason) == (signal.SIGTERM, "stop")
+    assert not any(map(stand.alive, pids))
+    stand.nothing_more(executor)
+
+
+@pytest.mark.parametrize("keeper_lives", [True, False])
+def test_a_stopped_adopted_run_that_does_not_go_is_killed(stand: Stand, keeper_lives: bool) -> None:
+    engine = stand.engine(stand.order(stand.python(FAMILY, stand.folder / "pids", "stubborn"), grace=60, linger=60))
+    pids = stand.pids("pids", 2)
+    stand.file("process.json")
+    engine.kill()
+    if not keeper_lives:
+        stand.kill(stand.keeper_of(engine.pids["r1"]))
+    executor = stand.executor()
+    executor.adopt("r1", stand.folder / "r1")
+    executor.stop("r1", "stop", grace=0.3)
+    assert stand.end(executor).reason == "stop"
+    assert not any(map(stand.alive, pids))
+
+
+# -- the keeper is killed too
+
+
+def test_a_run_without_engine_and_keeper_is_waited_for_and_then_lost(stand: Stand) -> None:
+    go = stand.folder / "go"
+    engine = stand.engine(stand.order(stand.python(GATED, go, 7)))
+    pid = engine.pids["r1"]
+    stand.file("process.json")
+    engine.kill()
+    stand.kill(stand.keeper_of(pid))
+    executor = stand.executor()
+    assert executor.adopt("r1", stand.folder / "r1")
+    stand.nothing_more(executor)
+    assert stand.alive(pid)
+    go.touch()
+    end = stand.end(executor)
+    assert not stand.alive(pid)
+    assert (end.code, end.reason, end.ok) == (None, "lost", False)
+    assert "exit code" in str(end)
+    assert end.started is not None
+    assert end.started < end.ended
+
+
+def test_a_run_that_was_lost_before_it_could_be_adopted_is_told(stand: Stand) -> None:
+    engine = stand.engine(stand.order(["/bin/sleep", "600"]))
+    pid = engine.pids["r1"]
+    stand.file("process.json")
+    engine.kill()
+    stand.kill(stand.keeper_of(pid))
+    stand.kill(pid)
+    executor = stand.executor()
+    assert executor.adopt("r1", stand.folder / "r1")
+    assert stand.end(executor).reason == "lost"
+
+
+def test_what_a_run_without_a_keeper_leaves_behind_is_ended(stand: Stand) -> None:
+    engine = stand.engine(stand.order(stand.python(FAMILY, stand.folder / "pids", "stubborn"), linger=0.1, grace=0.1))
+    pid = engine.pids["r1"]
+    pids = stand.pids("pids", 2)
+    stand.file("process.json")
+    engine.kill()
+    stand.kill(stand.keeper_of(pid))
+    executor = stand.executor()
+    executor.adopt("r1", stand.folder / "r1")
+    stand.kill(pid)
+    end = stand.end(executor)
+    assert (end.reason, end.lingered) == ("lost", True)
+    assert not any(map(stand.alive, pids))
+
+
+def test_a_time_limit_holds_for_an_adopted_run_without_a_keeper(stand: Stand) -> None:
+    engine = stand.engine(stand.order(["/bin/sleep", "600"], timeout=2.0))
+    pid = engine.pids["r1"]
+    stand.file("process.json")
+    engine.kill()
+    stand.kill(stand.keeper_of(pid))
+    executor = stand.executor()
+    executor.adopt("r1", stand.folder / "r1")
+    end = stand.end(executor)
+    assert end.reason == "timeout"
+    assert not stand.alive(pid)
+
+
+def test_an_engine_whose_keeper_is_killed_goes_on_with_its_runs(stand: Stand) -> None:
+    executor, go = stand.executor(), stand.folder / "go"
+    executor.start(stand.order(stand.python(GATED, go, 7)))
+    pid = stand.started(executor)
+    stand.kill(stand.keeper_of(pid))
+    stand.nothing_more(executor)
+    executor.start(stand.order(["/bin/true"], "r2"))
+    assert stand.end(executor, "r2").ok
+    assert stand.alive(pid)
+    go.touch()
+    assert stand.end(executor).reason == "lost"
+
+
+def test_an_order_to_a_keeper_that_was_just_killed_goes_to_the_next_one(stand: Stand) -> None:
+    executor = stand.executor()
+    executor.start(stand.order(["/bin/sleep", "600"]))
+    pid = stand.started(executor)
+    stand.kill(stand.keeper_of(pid))
+    executor.start(stand.order(["/bin/true"], "r2"))  # nothing told the executor yet
+    events = stand.events(executor, lambda events: any(isinstance(event, Ended) for event in events))
+    assert not any(isinstance(event, Refused) for event in events)
+    assert [event.run_id for event in events if isinstance(event, Ended)] == ["r2"]
+    assert stand.alive(pid)
+
+
+def test_a_stop_that_finds_the_keeper_killed_still_ends_the_run(stand: Stand) -> None:
+    executor = stand.executor()
+    executor.start(stand.order(["/bin/sleep", "600"]))
+    pid = stand.started(executor)
+    stand.kill(stand.keeper_of(pid))
+    executor.stop("r1", "stop", grace=60)
+    assert stand.end(executor).reason == "stop"
+    assert not stand.alive(pid)
+
+
+def test_an_order_that_a_killed_keeper_never_read_is_given_back(stand: Stand) -> None:
+    executor = stand.executor()
+    executor.start(stand.order(["/bin/sleep", "600"]))
+    keeper_pid = stand.keeper_of(stand.started(executor))
+    os.kill(keeper_pid, signal.SIGSTOP)
+    executor.start(stand.order(["/bin/true"], "r2"))
+    stand.kill(keeper_pid)
+    (event,) = stand.events(executor, lambda events: len(events) > 0)
+    assert isinstance(event, Refused)
+    executor.start(stand.order(["/bin/true"], "r2"))
+    assert stand.end(executor, "r2").ok
+
+
+# -- nothing was written down
+
+
+def start_and_kill_the_keeper_at_once(stand: Stand) -> tuple[LocalExecutor, str, int]:
+    """A run whose keeper was killed before it could write down which process it is."""
+    for attempt in range(50):
+        executor, run_id = stand.executor(), f"r{attempt}"
+        executor.start(stand.order(stand.python(GATED, stand.folder / "go", 7), run_id))
+        (pid,) = stand.until(lambda run_id=run_id: find_by_mark(stand.folder / run_id))
+        stand.kill(stand.keeper_of(pid))
+        if not (stand.folder / run_id / "process.json").exists():
+            return executor, run_id, pid
+    pytest.fail("the keeper was always faster")
+
+
+def test_a_run_of_which_nothing_was_written_down_is_found_by_its_mark(stand: Stand) -> None:
+    executor, run_id, pid = start_and_kill_the_keeper_at_once(stand)
+    executor.close()
+    executor = stand.executor()
+    assert executor.adopt(run_id, stand.folder / run_id)
+    deadline = time.monotonic() + 3  # longer than the file is waited for
+    while time.monotonic() < deadline:
+        assert executor.poll(1.0) == []
+    assert stand.alive(pid)
+    (stand.folder / "go").touch()
+    assert stand.end(executor, run_id).reason == "lost"
+    assert not stand.alive(pid)
+
+
+def test_a_run_of_which_nothing_was_written_down_can_be_stopped(stand: Stand) -> None:
+    executor, run_id, pid = start_and_kill_the_keeper_at_once(stand)
+    executor.stop(run_id, "stop", grace=60)
+    assert stand.end(executor, run_id).reason == "stop"
+    assert not stand.alive(pid)
+
+
+def test_a_run_that_ends_before_it_is_written_down_is_told(stand: Stand) -> None:
+    run_dir = left_folder(stand)
+    executor = stand.executor()
+    assert executor.adopt("left", run_dir)
+    assert executor.poll(0.0) == []
+    temporary = run_dir / "exit.json.new"
+    temporary.write_text(json.dumps({"code": 7}))
+    temporary.rename(run_dir / "exit.json")
+    assert stand.end(executor, "left").code == 7
+
+
+def test_a_run_of_which_nothing_is_left_is_lost(stand: Stand) -> None:
+    executor = stand.executor()
+    assert executor.adopt("left", left_folder(stand))
+    assert stand.end(executor, "left").reason == "lost"
+
+
+# -- numbers are given to others
+
+
+def test_a_process_is_known_by_its_start_and_boot_not_by_its_number(bystander: subprocess.Popen[bytes]) -> None:
+    ticks, boot = keeper.start_ticks(bystander.pid), keeper.boot_id()
+    assert is_alive(bystander.pid, ticks, boot)
+    assert not is_alive(bystander.pid, ticks + 1, boot)
+    assert not is_alive(bystander.pid, ticks, "another boot")
+    bystander.kill()
+    os.waitid(os.P_PID, bystander.pid, os.WEXITED | os.WNOWAIT)
+    assert not is_alive(bystander.pid, ticks, boot)
+
+
+@pytest.mark.parametrize("wrong", ["start", "boot"])
+def test_a_number_that_now_belongs_to_another_is_left_alone(
+    stand: Stand, bystander: subprocess.Popen[bytes], wrong: str
+) -> None:
+    process = {"pid": bystander.pid, "start": keeper.start_ticks(bystander.pid), "boot": keeper.boot_id(), "keeper": 1}
+    process[wrong] = {"start": 12345, "boot": "another boot"}[wrong]
+    executor = stand.executor()
+    assert executor.adopt("left", left_folder(stand, **process))
+    executor.stop("left", "stop", grace=0)
+    assert stand.end(executor, "left").reason == "lost"
+    assert bystander.poll() is None
+
+
+def test_a_keeper_with_the_number_of_an_earlier_one_is_not_waited_for(stand: Stand) -> None:
+    executor = stand.executor()
+    executor.start(stand.order(["/bin/sleep", "600"]))
+    new_keeper = stand.keeper_of(stand.started(executor))
+    run_dir = left_folder(stand, pid=2**22, start=1, boot=keeper.boot_id(), keeper=new_keeper, keeper_start=1, started=1.0)
+    assert executor.adopt("left", run_dir)
+    assert stand.end(executor, "left").reason == "lost"
+
+
+# -- devices
+
+
+def test_a_device_stays_locked_while_a_training_without_engine_and_keeper_uses_it(stand: Stand) -> None:
+    slot, go = Slot("gpu0", devices=("0",)), stand.folder / "go"
+    engine = stand.engine(stand.order(stand.python(GATED, go, 0), slot=slot))
+    pid = engine.pids["r1"]
+    keeper_pid = stand.keeper_of(pid)
+    engine.kill()
+    stand.kill(keeper_pid)
+    executor = stand.executor()
+    waiting = stand.order(["/bin/true"], "r2", slot=slot)
+    executor.start(waiting)
+    assert stand.events(executor, lambda events: len(events) > 0) == [Refused("r2", str(stand.folder / "r1"))]
+    go.touch()
+    stand.until(lambda: not stand.alive(pid))
+    executor.start(waiting)
+    assert stand.end(executor, "r2").ok
+
+
+def test_however_many_devices_a_run_has_all_of_them_stay_locked(stand: Stand) -> None:
+    devices = tuple(map(str, range(150)))
+    engine = stand.engine(stand.order(["/bin/sleep", "600"], slot=Slot("all", devices=devices)))
+    pid = engine.pids["r1"]
+    keeper_pid = stand.keeper_of(pid)
+    engine.kill()
+    stand.kill(keeper_pid)
+    executor = stand.executor()
+    for device in devices:
+        executor.start(stand.order(["/bin/true"], f"on-{device}", slot=Slot("one", devices=(device,))))
+    events = stand.events(executor, lambda events: len(events) == len(devices))
+    assert {type(event) for event in events} == {Refused}
+
+
+def test_a_lock_that_cannot_be_taken_gives_the_run_back(stand: Stand) -> None:
+    executor, slot = stand.executor(), Slot("gpu0", devices=("0",))
+    (stand.folder / "locks/gpu-0.0.lock").mkdir(parents=True)
+    executor.start(stand.order(["/bin/true"], slot=slot))
+    (event,) = stand.events(executor, lambda events: len(events) > 0)
+    assert isinstance(event, Refused)
+    assert "gpu-0.0.lock" in event.holder

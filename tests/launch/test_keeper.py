@@ -1,0 +1,318 @@
+"""The keeper: what a training leaves behind, disks that are full, and the small things it writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from looplab.launch import keeper
+from looplab.launch.base import Ended, Slot
+
+Stand = Any
+"""What the fixture `stand` gives; see conftest.py."""
+
+LEAVES = """
+import os, signal, sys, time
+print(os.getpid(), flush=True)
+how, pids, go = sys.argv[1:4]
+read, write = os.pipe()
+if os.fork() == 0:
+    if "daemon" in how:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+    if "stubborn" in how:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with open(pids, "a") as file:
+        file.write(f"{os.getpid()}\\n")
+    os.write(write, b"x")
+    while not os.path.exists(go):
+        time.sleep(0.005)
+    os._exit(0)
+os.read(read, 1)
+sys.exit(3)
+"""
+
+
+def leaver(stand: Stand, how: str) -> list[str]:
+    """A trainer that ends with 3 and leaves a process behind, which lives until there is a file `go`."""
+    argv: list[str] = stand.python(LEAVES, how, stand.folder / "pids", stand.folder / "go")
+    return argv
+
+
+def await_end_of_the_trainer(stand: Stand) -> int:
+    """The number that it had, which is free again unless its group lives."""
+    pid = int(stand.log())
+    stand.until(lambda: not Path(f"/proc/{pid}").exists())
+    return pid
+
+
+# -- what a training leaves behind
+
+
+@pytest.mark.parametrize("how", ["child", "daemon"])
+def test_what_is_left_behind_may_end_by_itself_and_is_waited_for(stand: Stand, how: str) -> None:
+    executor = stand.executor()
+    executor.start(stand.order(leaver(stand, how), linger=600))
+    (pid,) = stand.pids("pids")
+    for _ in range(5):
+        assert not any(isinstance(event, Ended) for event in executor.poll(0.05))
+    assert stand.alive(pid)
+    (stand.folder / "go").touch()
+    end = stand.end(executor)
+    assert not stand.alive(pid)
+    assert (end.code, end.lingered, end.reason) == (3, False, None)
+
+
+@pytest.mark.parametrize("how", ["child", "daemon", "stubborn child", "stubborn daemon"])
+def test_what_lingers_is_ended_before_the_run_is_told_to_have_ended(stand: Stand, how: str) -> None:
+    executor = stand.executor()
+    executor.start(stand.order(leaver(stand, how), linger=0.1, grace=0.1 if "stubborn" in how else 600))
+    end = stand.end(executor)
+    (pid,) = stand.pids("pids")
+    assert not stand.alive(pid)
+    assert (end.code, end.lingered, end.reason) == (3, True, None)
+    assert stand.file("exit.json")["lingered"]
+
+
+@pytest.mark.parametrize("how", ["child", "daemon"])
+def test_what_lingers_is_ended_without_an_engine_too(stand: Stand, how: str) -> None:
+    executor = stand.executor()
+    executor.start(stand.order(leaver(stand, how), linger=0.3))
+    executor.close()
+    end = stand.file("exit.json")
+    (pid,) = stand.pids("pids")
+    assert not stand.alive(pid)
+    assert (end["code"], end["lingered"]) == (3, True)
+
+
+def test_a_daemon_of_a_stopped_run_is_ended_without_waiting(stand: Stand) -> None:
+    executor = stand.executor()
+    code = LEAVES.replace("sys.exit(3)", "time.sleep(600)")
+    executor.start(stand.order(stand.python(code, "daemon", stand.folder / "pids", stand.folder / "go"), linger=600))
+    (pid,) = stand.pids("pids")
+    executor.stop("r1", "stop", grace=60)
+    end = stand.end(executor)
+    assert not stand.alive(pid)
+    assert (end.signal, end.reason) == (signal.SIGTERM, "stop")
+
+
+@pytest.mark.parametrize("how", ["child", "daemon", "stubborn daemon"])
+def test_a_stop_ends_what_lingers(stand: Stand, how: str) -> None:
+    executor = stand.executor()
+    executor.start(stand.order(leaver(stand, how), linger=600, grace=600))
+    (pid,) = stand.pids("pids")
+    await_end_of_the_trainer(stand)
+    executor.stop("r1", "stop", grace=0.1)
+    end = stand.end(executor)
+    assert not stand.alive(pid)
+    assert (end.code, end.reason, end.lingered) == (3, None, True)
+
+
+def test_the_rest_of_one_run_is_not_taken_for_that_of_another(stand: Stand) -> None:
+    executor = stand.executor()
+    executor.start(stand.order(leaver(stand, "daemon"), "r1", linger=600))
+    (pid,) = stand.pids("pids")
+    executor.start(stand.order(["/bin/true"], "r2", linger=0))
+    end = stand.end(executor, "r2")
+    assert end.ok
+    assert not end.lingered
+    assert stand.alive(pid)
+
+
+def test_a_group_number_that_went_to_another_is_left_alone(stand: Stand) -> None:
+    last_pid = Path("/proc/sys/kernel/ns_last_pid")
+    if not os.access(last_pid, os.W_OK):
+        pytest.skip("the next process number can only be chosen by root")
+    executor = stand.executor()
+    executor.start(stand.order(leaver(stand, "stubborn daemon"), linger=600, grace=600))
+    (stray,) = stand.pids("pids")
+    group = await_end_of_the_trainer(stand)
+    for _ in range(5):  # so that the keeper has seen the group gone
+        assert not any(isinstance(event, Ended) for event in executor.poll(0.02))
+    other = None
+    for _ in range(100):
+        last_pid.write_text(str(group - 1))
+        other = subprocess.Popen(["/bin/sleep", "600"], start_new_session=True)
+        if other.pid == group:
+            break
+        other.kill()
+        other.wait()
+    assert other is not None
+    try:
+        if other.pid != group:
+            pytest.skip("others were always faster to take the number")
+        executor.stop("r1", "stop", grace=0.1)
+        assert stand.end(executor).lingered
+        assert not stand.alive(stray)
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
+# -- the keeper itself
+
+
+def test_the_keeper_lives_as_long_as_the_last_of_its_runs(stand: Stand) -> None:
+    engine = stand.engine(*(stand.order(["/bin/sleep", "600"], run_id) for run_id in ("r1", "r2")))
+    keeper_pid = stand.keeper_of(engine.pids["r1"])
+    engine.kill()
+    stand.kill(engine.pids["r1"])
+    assert stand.file("exit.json", "r1")["signal"] == signal.SIGKILL
+    assert stand.alive(keeper_pid)
+    stand.kill(engine.pids["r2"])
+    stand.until(lambda: not stand.alive(keeper_pid))
+    assert stand.file("exit.json", "r2")["signal"] == signal.SIGKILL
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_keeper_does_not_go_when_it_is_asked_to(stand: Stand, number: signal.Signals) -> None:
+    executor = stand.executor()
+    executor.start(stand.order(["/bin/sleep", "600"]))
+    keeper_pid = stand.keeper_of(stand.started(executor))
+    os.kill(keeper_pid, number)
+    executor.start(stand.order(["/bin/true"], "r2"))
+    assert stand.end(executor, "r2").ok
+    assert stand.alive(keeper_pid)
+
+
+def test_a_keeper_without_runs_goes_with_its_engine(stand: Stand) -> None:
+    executor = stand.executor()
+    executor.start(stand.order(["/bin/sleep", "0.2"]))
+    keeper_pid = stand.keeper_of(stand.started(executor))
+    stand.end(executor)
+    assert stand.alive(keeper_pid)
+    executor.close()
+    stand.until(lambda: not stand.alive(keeper_pid))
+
+
+def test_a_run_folder_that_is_deleted_does_not_stop_the_keeper(stand: Stand) -> None:
+    executor = stand.executor()
+    order = stand.order(["/bin/sleep", "600"])
+    executor.start(order)
+    stand.started(executor)
+    for path in order.run_dir.iterdir():
+        path.unlink()
+    order.run_dir.rmdir()
+    executor.stop("r1", "stop", grace=60)
+    assert stand.end(executor).reason == "stop"
+    executor.start(stand.order(["/bin/true"], "r2"))
+    assert stand.end(executor, "r2").ok
+
+
+def test_a_run_folder_that_is_missing_is_told(stand: Stand) -> None:
+    executor = stand.executor()
+    order = stand.order(["/bin/true"])
+    order.run_dir.rmdir()
+    executor.start(order)
+    assert stand.end(executor).reason == "not started"
+
+
+def test_the_process_file_says_which_process_it_is(stand: Stand) -> None:
+    executor = stand.executor()
+    executor.start(stand.order(["/bin/sleep", "600"], timeout=500.0, grace=4.0, linger=3.0))
+    pid = stand.started(executor)
+    keeper_pid = stand.keeper_of(pid)
+    written = stand.file("process.json")
+    assert written.pop("started") > 0
+    assert written == {
+        "pid": pid,
+        "start": keeper.start_ticks(pid),
+        "boot": keeper.boot_id(),
+        "keeper": keeper_pid,
+        "keeper_start": keeper.start_ticks(keeper_pid),
+        "timeout": 500.0,
+        "grace": 4.0,
+        "linger": 3.0,
+    }
+
+
+def test_the_keeper_needs_nothing_but_the_standard_library() -> None:
+    code = """
+import sys
+before = set(sys.modules)
+exec(compile(open(sys.argv[1]).read(), "keeper.py", "exec"), {"__name__": "keeper"})
+print(*sorted({"looplab", "orjson", "typing", "subprocess", "pathlib", "asyncio"} & set(sys.modules) - before))
+"""
+    argv = [sys.executable, "-I", "-S", "-c", code, keeper.__file__]
+    assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip() == ""
+
+
+# -- disks that are full
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.getuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]).returncode != 0:
+        pytest.skip("a small disk can only be mounted by root")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_an_end_that_finds_the_disk_full_is_written_when_there_is_room(stand: Stand, small_disk: Path) -> None:
+    run_dir = small_disk / "r1"
+    run_dir.mkdir()
+    (stand.folder / "r1").symlink_to(run_dir)
+    fill = """
+import sys
+with open(sys.argv[1], "wb", buffering=0) as file:
+    try:
+        while True:
+            file.write(bytes(4096))
+    except OSError:
+        sys.exit(3)
+"""
+    executor = stand.executor()
+    executor.start(stand.order(stand.python(fill, small_disk / "ballast")))
+    assert stand.end(executor).code == 3
+    keeper_pid = executor._keeper.pid
+    executor.close()
+    assert stand.alive(keeper_pid)
+    assert [path.name for path in run_dir.iterdir() if path.name.startswith("exit.json")] == []
+    (small_disk / "ballast").unlink()
+    assert stand.file("exit.json")["code"] == 3
+    stand.until(lambda: not stand.alive(keeper_pid))
+
+
+def test_a_file_that_was_only_partly_taken_is_not_left_behind(tmp_path: Path) -> None:
+    code = """
+import resource, signal, sys
+sys.path.insert(0, sys.argv[1])
+import keeper
+resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
+try:
+    keeper.write_whole(sys.argv[2], '{"code": 0, "reason": null}')
+except OSError as error:
+    print(error.strerror)
+"""
+    target = tmp_path / "exit.json"
+    folder = str(Path(keeper.__file__).parent)
+    found = subprocess.run([sys.executable, "-I", "-c", code, folder, str(target)], capture_output=True, text=True)
+    assert found.stdout == "No space left on device\n", found.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_written_whole(tmp_path: Path) -> None:
+    keeper.write_whole(str(tmp_path / "exit.json"), json.dumps({"code": 0}))
+    assert [path.name for path in tmp_path.iterdir()] == ["exit.json"]
+    assert json.loads((tmp_path / "exit.json").read_text()) == {"code": 0}
+
+
+def test_cores_of_one_run_do_not_stay_with_the_next(stand: Stand) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    executor = stand.executor()
+    executor.start(stand.order(["/nonexistent"], "r1", slot=Slot("cpu0", cores=(cores[0],))))
+    executor.start(stand.order(stand.python("import os; print(sorted(os.sched_getaffinity(0)))"), "r2"))
+    stand.ends(executor, "r1", "r2")
+    assert json.loads(stand.log("r2")) == cores

@@ -291,15 +291,23 @@ class LabFolder:
         """Wait until so many trainings have begun to measure."""
 
         def at_work() -> bool:
-            for running in self._started:
-                assert not running.process.poll(), running.error
+            self._check_started()
             begun = [(run / "metrics.jsonl").exists() and not (run / "exit.json").exists() for run in self.runs()]
             return sum(begun) >= n
 
         until(at_work, f"{n} training(s) at work")
 
     def until_ended(self, n: int) -> None:
-        until(lambda: self.count(state="ended") >= n, f"the end of {n} run(s)")
+        def ended() -> bool:
+            self._check_started()
+            return self.count(state="ended") >= n
+
+        until(ended, f"the end of {n} run(s)")
+
+    def _check_started(self) -> None:
+        """There is no point in waiting for what a command does that has failed."""
+        for running in self._started:
+            assert not running.process.poll(), running.error
 
     # -- the command
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import pairwise
 
 import pytest
 
@@ -125,7 +126,7 @@ def test_a_device_is_seen_by_one_run_at_a_time_and_every_run_sees_only_its_own(l
     for of_device in spans.values():
         assert of_device
         of_device.sort()
-        assert all(a[1] < b[0] for a, b in zip(of_device, of_device[1:], strict=False))
+        assert all(a[1] < b[0] for a, b in pairwise(of_device))
 
 
 def test_two_labs_take_turns_on_one_device(make_lab, until) -> None:

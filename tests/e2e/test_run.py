@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from datetime import datetime
+from itertools import pairwise
 
 
 def test_a_round_begins_only_when_the_one_before_is_done(lab) -> None:
@@ -24,7 +25,7 @@ def test_with_continuous_a_free_slot_gets_the_next_proposal_while_others_still_r
     lab.queue(*(["train.lr@set=0.2", "wait@set="] for _ in range(4)))
     engine = lab.start("run", "--continuous")
     lab.until_ended(4)
-    assert [row for row in lab.ask("SELECT n FROM runs WHERE state='running'")] == [(1,)]
+    assert lab.ask("SELECT n FROM runs WHERE state='running'") == [(1,)]
     lab.open_gate()
     engine.ended()
     assert lab.count(status="ok") == 5
@@ -70,7 +71,7 @@ def test_with_concurrency_1_trainings_run_one_after_the_other(lab) -> None:
     lab("run", "--concurrency", "1")
     seen = lab.all("seen.json")
     assert len(seen) == 3
-    assert all(a["end"] < b["start"] for a, b in zip(seen, seen[1:], strict=False))
+    assert all(a["end"] < b["start"] for a, b in pairwise(seen))
 
 
 def test_a_mode_is_edits_on_the_base(lab) -> None:

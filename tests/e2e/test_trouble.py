@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ def test_a_script_that_is_deleted_fails_the_runs_and_not_the_engine(lab) -> None
 
 
 def test_a_program_that_is_deleted_fails_the_runs_with_a_message(lab) -> None:
-    program = lab.write("bin/trainer", f"#!/bin/sh\nexec {os.sys.executable} -S train.py\n")
+    program = lab.write("bin/trainer", f"#!/bin/sh\nexec {sys.executable} -S train.py\n")
     program.chmod(0o755)
     lab.configure(launch={"command": ["bin/trainer"]})
     lab.base(wait="gate")
@@ -77,8 +78,6 @@ def test_the_record_of_a_run_that_never_had_a_folder_is_whole(lab) -> None:
 
 
 def test_a_run_folder_that_is_deleted_under_its_training_does_not_stop_the_study(lab) -> None:
-    import shutil
-
     lab.base(wait="gate")
     lab.queue("train.lr@set=0.3")
     engine = lab.start("run", "--concurrency", "1")
@@ -94,14 +93,16 @@ def test_a_run_folder_that_is_deleted_under_its_training_does_not_stop_the_study
 @pytest.mark.xfail(strict=True, reason="the engine ends on a queue that is broken for a moment")
 def test_a_queue_that_is_broken_for_a_moment_does_not_end_the_engine(lab) -> None:
     lab.base(wait="gate")
-    lab.queue("train.lr@set=0.2", "train.lr@set=0.3")
-    engine = lab.start("run", "--concurrency", "1")
-    lab.until_at_work()
+    lab.queue("train.lr@set=0.2", "wait@set=second")
+    engine = lab.start("run", "--concurrency", "2")
+    lab.until_at_work(2)
     good = (lab.folder / "queue.yaml").read_text()
     lab.write("queue.yaml", good + "  - {edits: [")
     lab.open_gate()
     lab.until_ended(2)
+    lab.until_at_work()
     lab.write("queue.yaml", good + "  - {edits: [train.lr@set=0.4]}\n")
+    lab.open_gate("second")
     engine.ended()
     assert statuses(lab) == ["ok"] * 4
 
@@ -289,12 +290,8 @@ def test_a_disk_that_fills_up_while_a_study_runs_is_told_and_nothing_is_lost(lab
 
 
 def test_a_disk_that_is_full_after_the_first_of_two_trainings_began_loses_neither(lab, small_disk, until) -> None:
-    lab.base(wait="gate")
+    lab.base(wait="gate", big="x" * 600_000)
     lab.queue("train.lr@set=0.2")
-    big = "x" * 600_000
-    lab.write(
-        "configs/base.json", (lab.folder / "configs/base.json").read_text().replace("{", '{"big": "%s", ' % big, 1)
-    )
     filler = small_disk / "filler"
     filler.write_bytes(b"\0" * 1_100_000)  # the folder of one run fits, that of two does not
     done = lab("run", code=1)

@@ -200,7 +200,9 @@ class Stand:
         mark = f"LOOPLAB_RUN_DIR={self.folder}/".encode()
         for process in psutil.process_iter():
             with contextlib.suppress(OSError):
-                if any(item.startswith(mark) for item in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")):
+                if any(
+                    item.startswith(mark) for item in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+                ):
                     os.kill(process.pid, signal.SIGKILL)
 
 
@@ -250,7 +252,9 @@ def build_driver(folder: Path, *flags: str) -> Driver:
     command = [compiler, "-shared", "-fPIC", "-o", str(library), *flags, str(HERE / "nvml_stand_in.c")]
     subprocess.run(command, check=True)
     env = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    driver = Driver({**env, "LD_LIBRARY_PATH": str(folder), "NVML_STAND_IN": str(folder / "devices")}, folder / "devices")
+    driver = Driver(
+        {**env, "LD_LIBRARY_PATH": str(folder), "NVML_STAND_IN": str(folder / "devices")}, folder / "devices"
+    )
     driver.show([], [])
     return driver
 

@@ -88,7 +88,9 @@ def test_all_runs_of_a_killed_engine_are_adopted(stand: Stand) -> None:
     executor = stand.executor()
     assert all(executor.adopt(run_id, stand.folder / run_id) for run_id in ids)
     go.touch()
-    assert {run_id: end.code for run_id, end in stand.ends(executor, *ids).items()} == dict(zip(ids, range(4), strict=True))
+    assert {run_id: end.code for run_id, end in stand.ends(executor, *ids).items()} == dict(
+        zip(ids, range(4), strict=True)
+    )
 
 
 def test_adopting_twice_is_adopting_once(stand: Stand) -> None:
@@ -324,7 +326,9 @@ def test_a_keeper_with_the_number_of_an_earlier_one_is_not_waited_for(stand: Sta
     executor = stand.executor()
     executor.start(stand.order(["/bin/sleep", "600"]))
     new_keeper = stand.keeper_of(stand.started(executor))
-    run_dir = left_folder(stand, pid=2**22, start=1, boot=keeper.boot_id(), keeper=new_keeper, keeper_start=1, started=1.0)
+    run_dir = left_folder(
+        stand, pid=2**22, start=1, boot=keeper.boot_id(), keeper=new_keeper, keeper_start=1, started=1.0
+    )
     assert executor.adopt("left", run_dir)
     assert stand.end(executor, "left").reason == "lost"
 

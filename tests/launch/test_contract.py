@@ -336,7 +336,9 @@ def test_the_working_folder_is_the_one_ordered(any_stand: Stand) -> None:
         (any_stand.folder / name).mkdir()
         executor.start(any_stand.order(["/bin/pwd"], f"in-{name}", cwd=any_stand.folder / name))
     any_stand.ends(executor, "in-a", "in-b")
-    assert [any_stand.log(f"in-{name}").strip() for name in ("a", "b")] == [f"{any_stand.folder}/{n}" for n in ("a", "b")]
+    assert [any_stand.log(f"in-{name}").strip() for name in ("a", "b")] == [
+        f"{any_stand.folder}/{n}" for n in ("a", "b")
+    ]
 
 
 def test_a_working_folder_that_was_made_anew_is_the_new_one(any_stand: Stand) -> None:

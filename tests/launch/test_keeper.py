@@ -254,7 +254,10 @@ print(*sorted({"looplab", "orjson", "typing", "subprocess", "pathlib", "asyncio"
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     disk = tmp_path / "disk"
     disk.mkdir()
-    if os.getuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]).returncode != 0:
+    if (
+        os.getuid() != 0
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]).returncode != 0
+    ):
         pytest.skip("a small disk can only be mounted by root")
     yield disk
     subprocess.run(["umount", "--lazy", str(disk)], check=True)

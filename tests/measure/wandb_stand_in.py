@@ -142,7 +142,8 @@ class StandIn:
 
     def _parquet(self, run: ServedRun) -> Any:
         urls = [f"{self.url}/exported/{run.id}.parquet"] if run.exported else []
-        return {"parquetHistory": {"parquetUrls": urls, "liveData": []}}
+        newer = [{"_step": row["_step"]} for row in run.rows[run.exported :]]
+        return {"parquetHistory": {"parquetUrls": urls, "liveData": newer}}
 
     def exported(self, path: str) -> bytes | None:
         """The file at this address."""

@@ -93,7 +93,6 @@ def check(
 
 @app.command()
 def run(
-    extra: Extra = None,
     cfgs: Cfgs = None,
     mode: Mode = None,
     rounds: Rounds = None,
@@ -103,6 +102,7 @@ def run(
     gpus: Gpus = None,
     share: Share = None,
     informal: Informal = False,
+    extra: Extra = None,
     exec_: Annotated[bool, typer.Option("--exec", help="Really run, where the study asks for this word.")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Run in the background; see `attach`.")] = False,
     lab: LabOption = None,
@@ -121,7 +121,6 @@ def run(
 
 @app.command()
 def plan(
-    extra: Extra = None,
     cfgs: Cfgs = None,
     mode: Mode = None,
     rounds: Rounds = None,
@@ -131,6 +130,7 @@ def plan(
     gpus: Gpus = None,
     share: Share = None,
     informal: Informal = False,
+    extra: Extra = None,
     lab: LabOption = None,
     study: StudyOption = None,
     json: Json = False,

@@ -25,6 +25,7 @@ from looplab.launch.local import LocalExecutor, is_alive, read_json
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import RunRow, StudyLedger
 from looplab.loop.engine import Ending, Engine, News
+from looplab.loop.decision import Decision
 from looplab.loop.lock import StudyLock, engine_pid
 from looplab.loop.setup import Options, Setup, missing_for_formal
 from looplab.runs.redact import HIDDEN, redact_argv
@@ -311,7 +312,7 @@ def _describe(kind: str, run: str | None, data: dict[str, Any]) -> str:
         return f"run {run} in {data['slot']}"
     if kind == "rejected":
         return f"proposal {data['proposal']} is rejected: " + "; ".join(str(p["message"]) for p in data["problems"])
-    return f"{kind}: {data.get('round', '')}"
+    return f"round {data['round']} is done" if kind == "round ended" else f"round {data['round']} begins"
 
 
 def _ledger_snapshot(place: Place, gauges: dict[str, Any]) -> Snapshot:
@@ -347,7 +348,7 @@ def plan(folder: Path | None, name: str | None, options: Options, json: bool) ->
 def _show_plan(lab: Lab, study: Study, options: Options, json: bool) -> None:
     """What would run next: the study's own planning, without a ledger to write to."""
     from looplab.decide.queue import read_queue
-    from looplab.loop.decision import Decider, Decision, Rejected, decide_base
+    from looplab.loop.decision import Decider, Rejected, decide_base
 
     setup = prepare_study(lab, study, replace(options, informal=True))
     missing = [] if options.informal else missing_for_formal(study, setup.slots, setup.devices)
@@ -400,29 +401,27 @@ def _show_plan(lab: Lab, study: Study, options: Options, json: bool) -> None:
         output.say(f"note: {note}")
     if open_runs:
         output.say(f"first, {len(open_runs)} unfinished run(s): {', '.join(r.id for r in open_runs)}")
-    output.table(
-        ("#", "by", "from", "changes", "why"),
-        [
-            (
-                str(i),
-                d.proposer,
-                d.parent or d.base,
-                ", ".join(
-                    f"{k} {output.cell(c.get('old', '-'))} → {output.cell(c.get('new', '-'))}"
-                    for k, c in d.diff_parent.items()
-                )
-                or "-",
-                d.reason,
-            )
-            for i, d in enumerate(decisions, 1)
-        ],
-        title="the next round:",
-    ) if decisions else output.say(f"no run would be planned: {why_none}")
+    if not decisions:
+        output.say(f"no run would be planned: {why_none}")
+    else:
+        output.table(
+            ("#", "by", "from", "changes", "why"),
+            [(str(i), d.proposer, d.parent or d.base, _changes(d), d.reason) for i, d in enumerate(decisions, 1)],
+            title="the next round:",
+        )
     for proposal, why in rejected:
         output.say(f"would be rejected: {' '.join(proposal.edits)}: {why}")
     for requirement in missing:
         output.say(f"`run` would refuse, for want of {requirement}")
     output.say("nothing was written or started")
+
+
+def _changes(decision: Decision) -> str:
+    changed = [
+        f"{key} {output.cell(change.get('old', '-'))} → {output.cell(change.get('new', '-'))}"
+        for key, change in decision.diff_parent.items()
+    ]
+    return ", ".join(changed) or "-"
 
 
 def _room(setup: Setup, record: StudyLedger | None) -> tuple[int, str]:

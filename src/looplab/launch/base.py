@@ -101,19 +101,24 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Nothing was started, because a device is held by another run: try again later."""
+    """Nothing was started: try again later."""
 
     run_id: str
-    holder: str
-    """Who holds it, as far as known."""
+    holder: str | None
+    """Who holds the device; None where nobody does (an order that was cancelled, or waited too long)."""
 
 
 Event = Started | Ended | Refused
 
 
 class Executor(Protocol):
-    def start(self, order: Order) -> None:
-        """Ask for a run to be started; the answer is a `Started`, a `Refused` or an `Ended` from `poll`."""
+    def start(self, order: Order, after: str | None = None) -> None:
+        """Ask for a run to be started, at once or when the run `after` is over; the answer is a `Started`, a `Refused`
+        or an `Ended` from `poll`. An order that would have to wait long is refused."""
+        ...
+
+    def cancel(self, run_id: str) -> None:
+        """Take back an order that still waits; if it does, `Refused` comes."""
         ...
 
     def stop(self, run_id: str, reason: str, grace: float) -> None:

@@ -5,10 +5,13 @@ starts in a few milliseconds and stays small. It speaks lines of JSON with the e
 
     engine → keeper   {"op": "env", "env": {...}}                 the environment all orders build on
                       {"op": "start", "id", "dir", "path", "argv", "env", "cwd", "cores", "locks", "timeout", …}
+                      … "after": carried out when that run is over, so that a slot does not wait for the engine
                       {"op": "stop", "id", "grace", "reason"}
+                      {"op": "cancel", "id"}                      a held order is not to be carried out
     keeper → engine   {"ev": "started", "id", "pid", "at"}
                       {"ev": "ended", "id", "exit": {...}}        the same that stands in exit.json
-                      {"ev": "busy", "id", "lock", "holder"}      a device lock is held: nothing was started
+                      {"ev": "busy", "id", "holder"}              not started: a device lock is held, or (null) the
+                                                                  order was held too long, or cancelled
                       {"ev": "exists", "id"}                      the run was started before: nothing was started
 
 Promises:
@@ -46,6 +49,8 @@ LINGER_CHECK_S = 0.02
 SETTLED_S = 0.02
 """A run that lives as long as this gets its `process.json`; a shorter one is over before anybody could adopt it."""
 RETRY_S = 0.5
+HELD_S = 1.0
+"""How long an order may be held for the run before it; after that its folder is no longer up to date."""
 FIRST_LOCK_FD = 100
 BEFORE_FORK = (errno.EAGAIN, errno.ENOMEM)
 """Errors of a spawn that may come before there was a new process, and so before the folder could be claimed."""
@@ -147,6 +152,7 @@ class Keeper:
         self.settling: list[Child] = []  # Children whose process.json is still to be written
         self.leaving: list[Child] = []  # Children whose first process has ended, but not all of its group
         self.unsaved: list[tuple[str, str]] = []  # (path, text) that could not be written yet
+        self.held: dict[str, tuple[Dict, float]] = {}  # run → the order to be carried out when it is over, until when
         self.boot = boot_id()
         self.ticks = start_ticks(os.getpid())
         self.cores = os.sched_getaffinity(0)
@@ -219,13 +225,25 @@ class Keeper:
         for line in lines:
             order = json.loads(line)
             if order["op"] == "start":
-                self.start(order)
+                if order.get("after") and order["after"] in self.present():
+                    self.held[order["after"]] = (order, time.monotonic() + HELD_S)
+                else:
+                    self.start(order)
+            elif order["op"] == "cancel":
+                for first, (held, _) in list(self.held.items()):
+                    if held["id"] == order["id"]:
+                        del self.held[first]
+                        self.tell(ev="busy", id=order["id"], holder=None)
             elif order["op"] == "stop":
                 for child in [*self.children.values(), *self.leaving]:
                     if child.id == order["id"]:
                         self.stop(child, order["reason"], order.get("grace", child.grace))
             elif order["op"] == "env":
                 self.env = encoded(order["env"])
+
+    def present(self) -> set[str]:
+        """The runs that are not over."""
+        return {child.id for child in self.children.values()} | {child.id for child in self.leaving}
 
     def tell(self, **event: object) -> None:
         if not self.engine_gone:
@@ -442,6 +460,12 @@ class Keeper:
         self.release(child.locks)
         assert child.exit is not None
         self.finish(child.id, child.folder, child.exit)
+        if child.id in self.held and not self.engine_gone:
+            order, until = self.held.pop(child.id)
+            if time.monotonic() <= until:
+                self.start(order)
+            else:
+                self.tell(ev="busy", id=order["id"], holder=None)
 
     def finish(self, run_id: str, folder: str, outcome: Dict) -> None:
         text = json.dumps(outcome)

@@ -128,7 +128,7 @@ class LocalExecutor:
 
     # -- the contract
 
-    def start(self, order: Order) -> None:
+    def start(self, order: Order, after: str | None = None) -> None:
         from looplab.launch.slots import lock_paths
 
         run_id, folder = order.run_id, os.path.abspath(order.run_dir)
@@ -138,6 +138,7 @@ class LocalExecutor:
             {
                 "op": "start",
                 "id": run_id,
+                "after": after,
                 "dir": folder,
                 "path": order.path,
                 "argv": list(order.argv),
@@ -172,6 +173,10 @@ class LocalExecutor:
         if run_id in self._running:
             # Should the keeper be dead, this makes the run an adopted one, and `_watch` passes the stop on.
             self._send(orjson.dumps({"op": "stop", "id": run_id, "reason": reason, "grace": grace}))
+
+    def cancel(self, run_id: str) -> None:
+        if run_id in self._running:
+            self._send(orjson.dumps({"op": "cancel", "id": run_id}))
 
     def adopt(self, run_id: str, run_dir: Path) -> bool:
         if self._knows(run_id):
@@ -286,7 +291,7 @@ class LocalExecutor:
                     if not self.adopt(run_id, self._running.pop(run_id)):
                         self._refuse(run_id, "nobody, but its folder vanished while it was to be started")
 
-    def _refuse(self, run_id: str, why: str) -> None:
+    def _refuse(self, run_id: str, why: str | None) -> None:
         self._running.pop(run_id, None)
         self._stops.pop(run_id, None)
         self._events.append(Refused(run_id, why))
@@ -302,6 +307,8 @@ class LocalExecutor:
         for run_id, run_dir in running.items():
             if not self.adopt(run_id, run_dir):
                 self._refuse(run_id, "nobody, but the keeper was killed before it could start the run")
+            elif run_id in self._waiting:  # for what nobody will write any more
+                self._waiting[run_id] = (run_dir, time.monotonic() + UNWRITTEN_S)
 
     # -- runs of earlier engines
 
@@ -354,7 +361,9 @@ class LocalExecutor:
         now = time.monotonic()
         for run_id, (run_dir, until) in list(self._waiting.items()):
             process = read_json(run_dir / "process.json")
-            if process is None and (now > until or (run_dir / "exit.json").exists()):
+            if process is None and (run_dir / "exit.json").exists():
+                process = describe(0)
+            if process is None and now > until:
                 process = describe(next(iter(find_by_mark(run_dir)), 0))
             if process is not None:
                 del self._waiting[run_id]

@@ -23,7 +23,7 @@ from looplab.decide.queue import QueueProposer
 from looplab.errors import LabError
 from looplab.guard.guard import Problem
 from looplab.launch import keeper
-from looplab.launch.base import Ended, Executor, Exit, Order, Refused, Slot, Started
+from looplab.launch.base import Event, Executor, Exit, Order, Refused, Slot, Started
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import RunRow, StudyLedger
 from looplab.loop.decision import Decider, Decision, Rejected, decide_base
@@ -39,8 +39,8 @@ TICK_S = 0.1
 """How long the engine sleeps at most: what a person asks for is seen within this time."""
 GAUGE_S = 0.5
 POINT_S = 0.2
-FRESH_S = 1.0
-"""How long a prepared folder may wait; after that it is made anew, since the code may have changed."""
+SHORT_S = 0.3
+"""Runs that take less than this on average are queued one behind the other on their slot."""
 REMEMBERED = 1000
 """How many of the last runs are looked at after a crash for what was not yet written in the lab book."""
 BEAT_S = 5.0
@@ -94,13 +94,12 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
-    """A run whose folder is ready."""
+class Ready:
+    """A run whose folder is there."""
 
     run: RunRow
     order: Order
     hashes: dict[str, str]
-    at: float
 
 
 class HaltError(LabError):
@@ -130,7 +129,7 @@ class Engine:
         self._plans: dict[str, Decision] = {}
         self._free: deque[Slot] = deque(setup.slots)
         self._held: dict[str, Slot] = {}
-        self._staged: dict[str, Staged] = {}  # slot → its next run
+        self._behind: dict[str, Ready] = {}  # slot → the run that the executor starts there next, by itself
         self._blocked: dict[str, float] = {}  # slot → when to look at its device again
         self._adopting: set[str] = set()
         self._stopping = False
@@ -189,11 +188,11 @@ class Engine:
         return slot.name if slot else "-"
 
     def _is_over(self) -> bool:
-        if self.running or self._finished:
+        if self.running or self._finished or self._behind:
             return False
         if self.draining or self._stopping:
             return True
-        if self._planned or self._staged:
+        if self._planned:
             return False
         with self._ledger.write():
             self._plan()
@@ -246,7 +245,7 @@ class Engine:
     # -- propose and guard
 
     def _plan(self) -> None:
-        if self.draining or self._stopping or self._planned or self._staged:
+        if self.draining or self._stopping or self._planned or self._behind:
             return
         continuous = self.setup.options.continuous
         if not continuous and (self.running or self._finished):
@@ -374,52 +373,48 @@ class Engine:
         now = time.monotonic()
         for _ in range(len(self._free)):
             slot = self._free.popleft()
-            if self._is_blocked(slot, now):
-                self._free.append(slot)
-                staged = self._staged.pop(slot.name, None)
-                if staged is not None:
-                    self._planned.appendleft(staged.run)
-                continue
-            staged = self._staged.pop(slot.name, None)
-            if staged is None or now - staged.at > FRESH_S:
-                staged = self._prepare(staged.run if staged else None, slot)
-            if staged is None:
+            ready = None if self._is_blocked(slot, now) else self._prepare(slot)
+            if ready is None:
                 self._free.append(slot)
                 continue
-            run = staged.run
-            self._executor.start(staged.order)
-            self._plans.pop(run.id, None)
-            self._held[run.id] = slot
-            self.running[run.id] = run
-            self.study.launched(run.id, slot.name, staged.hashes)
-            self._tell(News("launched", f"run {run.id} in {slot.name}: {run.reason}", run.id))
+            self._executor.start(ready.order)
+            self._launched(ready, slot)
 
-    def _stage(self) -> None:
-        """Where runs are short, make the next folder of each slot while the slot is still busy."""
+    def _launched(self, ready: Ready, slot: Slot) -> None:
+        run = ready.run
+        self._plans.pop(run.id, None)
+        self._held[run.id] = slot
+        self.running[run.id] = run
+        self.study.launched(run.id, slot.name, ready.hashes)
+        self._tell(News("launched", f"run {run.id} in {slot.name}: {run.reason}", run.id))
+
+    def _queue_behind(self) -> None:
+        """Where runs are short, hand over the next run of each slot while the slot is still busy."""
         mean = self.progress.mean_s
-        if self._planned and mean is not None and mean < FRESH_S / 2 and not (self.draining or self._stopping):
-            for slot in self._held.values():
-                if slot.name not in self._staged:
-                    staged = self._prepare(None, slot)
-                    if staged is not None:
-                        self._staged[slot.name] = staged
+        if not self._planned or mean is None or mean > SHORT_S or self.draining or self._stopping:
+            return
+        for run_id, slot in list(self._held.items()):
+            if slot.name not in self._behind:
+                ready = self._prepare(slot)
+                if ready is not None:
+                    self._executor.start(ready.order, after=run_id)
+                    self._behind[slot.name] = ready
 
-    def _prepare(self, run: RunRow | None, slot: Slot) -> Staged | None:
-        """Make the folder of this run, else of the next one; None when there is no more. One that cannot be prepared
-        has failed, and the next one takes its place."""
-        while run is not None or self._planned:
-            run = run or self._planned.popleft()
+    def _prepare(self, slot: Slot) -> Ready | None:
+        """Make the folder of the next run; None when there is no more. One that cannot be prepared has failed, and the
+        next one takes its place."""
+        while self._planned:
+            run = self._planned.popleft()
             decision = self._plans.get(run.id)
             plan = decision.body() if decision else self.study.plan_of(run.id)
             assert plan is not None
             try:
                 order, hashes = self._preparer.prepare(run, plan, slot)
-                return Staged(run, order, hashes, time.monotonic())
+                return Ready(run, order, hashes)
             except LabError as error:
                 now = time.time()
                 outcome = Exit(None, reason="not started", message=str(error), started=now, ended=now)
                 self._finished.append((run, outcome))
-                run = None
         return None
 
     def _is_blocked(self, slot: Slot, now: float) -> bool:
@@ -447,28 +442,15 @@ class Engine:
         if timeout is None:
             timeout = 0.0 if self._finished else TICK_S
         events = self._executor.poll(timeout)
-        for event in events:
-            if isinstance(event, Ended):
-                run = self.running.pop(event.run_id)
-                slot = self._held.pop(event.run_id, None)
-                if slot is not None:
-                    self._free.append(slot)
-                self._finished.append((run, event.exit))
         if events or self._finished:
             with self._ledger.write():
+                for event in events:
+                    self._take_in(event)
                 # The next run first, the paperwork of the last one after: a device should not wait for a file.
                 self._launch()
-                for event in events:
-                    if isinstance(event, Started):
-                        self.study.started(event.run_id, event.pid, event.at)
-                        if event.run_id in self.running:
-                            run = self.running[event.run_id]
-                            self.running[event.run_id] = replace(run, pid=event.pid, started=event.at)
-                    elif isinstance(event, Refused):
-                        self._give_back(event)
                 finished, self._finished = self._finished, []
                 ended = [self._record(run, exit_) for run, exit_ in finished]
-                self._stage()
+                self._queue_behind()
             if ended:
                 self._note_in_book(ended)
                 newest = max(ended, key=lambda run: run.n)
@@ -479,12 +461,33 @@ class Engine:
             self._point()
         self._read_gauges()
 
+    def _take_in(self, event: Event) -> None:
+        if isinstance(event, Started):
+            self.study.started(event.run_id, event.pid, event.at)
+            if event.run_id in self.running:
+                self.running[event.run_id] = replace(self.running[event.run_id], pid=event.pid, started=event.at)
+        elif isinstance(event, Refused):
+            self._give_back(event)
+        else:
+            slot = self._held.pop(event.run_id, None)
+            self._finished.append((self.running.pop(event.run_id), event.exit))
+            if slot is not None and slot.name in self._behind:
+                self._launched(self._behind.pop(slot.name), slot)
+            elif slot is not None:
+                self._free.append(slot)
+
     def _give_back(self, refused: Refused) -> None:
+        """A run that was not started is planned again."""
+        for name, ready in list(self._behind.items()):
+            if ready.run.id == refused.run_id:
+                self._planned.appendleft(self._behind.pop(name).run)
+                return
         run = self.running.pop(refused.run_id)
         slot = self._held.pop(refused.run_id)
         self._free.append(slot)
-        self._block(slot, f"its device is held by {refused.holder or 'another run'}")
-        self.study.returned(run.id, refused.holder)
+        if refused.holder is not None:
+            self._block(slot, f"its device is held by {refused.holder or 'another run'}")
+        self.study.returned(run.id, refused.holder or "it was not started in time")
         self._planned.appendleft(run)
 
     def _record(self, run: RunRow, exit_: Exit) -> RunRow:
@@ -563,6 +566,7 @@ class Engine:
         """End the running trainings; what is planned stays planned."""
         self._stopping = True
         self._why = "stopped"
+        self._cancel_behind()
         for run_id in self.running:
             self._executor.stop(run_id, reason, self.setup.study.launch.grace)
 
@@ -570,6 +574,11 @@ class Engine:
         """Let the running trainings end; start no more."""
         self.draining = True
         self._why = "drained"
+        self._cancel_behind()
+
+    def _cancel_behind(self) -> None:
+        for ready in self._behind.values():
+            self._executor.cancel(ready.run.id)
 
     def _obey(self) -> None:
         version = self._ledger.version()

@@ -83,13 +83,16 @@ class Preparer:
             "cores": list(slot.cores),
             "argv": redact_argv(argv),
         }
+        capsule = self._capsules.make(argv, program, {**own, **redact_env(given)}, seeds)
         override = {"parent": run.parent, "base": run.base, "proposer": run.proposer, "edits": plan["edits"]}
         files = {
             "run.json": dump_json(about, finite=True),
             "config.json": dump_json(config),
             "override.json": dump_json(override, finite=True),
             "config_diff.json": dump_json({"parent": plan["diff_parent"], "base": plan["diff_base"]}),
-            "capsule.json": dump_json(self._capsules.make(argv, program, {**own, **redact_env(given)}, seeds), finite=True),
+            "capsule.json": dump_json(
+                self._capsules.make(argv, program, {**own, **redact_env(given)}, seeds), finite=True
+            ),
         }
         hashes = folder.create(run_dir, files)
         if not config_file.endswith(".json"):

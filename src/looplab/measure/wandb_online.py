@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from inspect import signature
 from itertools import islice
 from typing import Any
 
@@ -137,8 +138,11 @@ def _curves(run: Any) -> Batch:
 
 def _rows(run: Any) -> Iterator[dict[str, Any]]:
     """The rows of the history, each once: a row may be both in a file that the server made and in what is newer."""
+    options: dict[str, Any] = {"page_size": _page_size(run)}
+    if "use_cache" in signature(run.scan_history).parameters:
+        options["use_cache"] = False  # the client keeps files by their number, although they change while a run goes on
     seen: set[Any] = set()
-    for row in run.scan_history(page_size=_page_size(run)):
+    for row in run.scan_history(**options):
         step = row.get("_step")
         if step is None or step not in seen:
             seen.add(step)

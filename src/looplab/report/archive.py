@@ -6,10 +6,12 @@ files stay as they are, and stay the truth: an archive can be thrown away and is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from looplab.config.files import write_atomic
 from looplab.config.lab import Measure, Study
@@ -37,25 +39,40 @@ def as_table(batch: Batch) -> pa.Table:
     import pyarrow as pa
 
     curves = [(name, curve) for name, curve in batch.items() if curve.values]
-    names = pa.array([clean(name) for name, _ in curves], pa.string())
-    metric = [
-        pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(i, pa.int32()), len(curve.values)), names)
-        for i, (_, curve) in enumerate(curves)
-    ]
-    steps = [pa.array(curve.steps, pa.float64()) for _, curve in curves]
-    values = [pa.array(curve.values, pa.float64()) for _, curve in curves]
-    return pa.table(
-        {
-            "metric": pa.chunked_array(metric, pa.dictionary(pa.int32(), pa.string())),
-            "step": pa.chunked_array(steps, pa.float64()),
-            "value": pa.chunked_array(values, pa.float64()),
-        }
-    )
+    numbers = array("i")
+    for number, (_, curve) in enumerate(curves):
+        numbers.extend(array("i", [number]) * len(curve.values))
+    indices = pa.Array.from_buffers(pa.int32(), len(numbers), [None, pa.py_buffer(numbers)])
+    metric = pa.DictionaryArray.from_arrays(indices, column([name for name, _ in curves], "TEXT"))
+    step = column([step for _, curve in curves for step in curve.steps], "REAL")
+    value = column([value for _, curve in curves for value in curve.values], "REAL")
+    return pa.Table.from_arrays([metric, step, value], ["metric", "step", "value"])
 
 
-def clean(text: str) -> str:
-    """The text as UTF-8 can say it: JSON may hold half a surrogate pair, Arrow may not."""
-    return text.encode("utf-8", "replace").decode()
+def column(values: Sequence[Any], kind: Literal["TEXT", "REAL", "INTEGER"]) -> pa.Array:
+    """Values of one kind, some of them None, as an Arrow array.
+
+    `pyarrow.array` would do, but it imports pandas wherever that is installed, which costs more than all the rest.
+    """
+    import pyarrow as pa
+
+    count = len(values)
+    valid = None
+    if None in values:
+        bits = bytearray(-(-count // 8))
+        for i, value in enumerate(values):
+            if value is not None:
+                bits[i >> 3] |= 1 << (i & 7)
+        valid = pa.py_buffer(bytes(bits))
+    if kind == "TEXT":
+        # JSON may hold half a surrogate pair, UTF-8 may not.
+        texts = [b"" if value is None else value.encode("utf-8", "replace") for value in values]
+        ends = array("q", accumulate(map(len, texts), initial=0))
+        buffers = [valid, pa.py_buffer(ends), pa.py_buffer(b"".join(texts))]
+        return pa.Array.from_buffers(pa.large_string(), count, buffers)
+    code, type_ = ("d", pa.float64()) if kind == "REAL" else ("q", pa.int64())
+    filled = values if valid is None else [0 if value is None else value for value in values]
+    return pa.Array.from_buffers(type_, count, [valid, pa.py_buffer(array(code, filled))])
 
 
 def archive_run(run_dir: Path, study: Study) -> Path | None:
@@ -69,7 +86,7 @@ def archive_run(run_dir: Path, study: Study) -> Path | None:
     path = run_dir / NAME
     if path.exists() and not is_archive(path):
         raise LabError("this file was not written by looplab and stays", file=path, hint="give it another name")
-    table = as_table(batch).combine_chunks().replace_schema_metadata({_MARK: "1"})
+    table = as_table(batch).replace_schema_metadata({_MARK: "1"})
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", use_dictionary=["metric"])
     write_atomic(path, sink.getvalue().to_pybytes(), sync=False)

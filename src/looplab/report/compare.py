@@ -30,6 +30,8 @@ class Compared:
 
     metric: str
     goal: str
+    known: bool
+    """Whether the study says which way is better; else the goal is a guess by the name."""
     last: tuple[float | None, ...]
     best: tuple[float | None, ...]
 
@@ -111,6 +113,7 @@ def _metrics(
         Compared(
             name,
             directions.goal(name),
+            name in directions.explicit,
             tuple(summary[name].last if name in summary else None for summary in summaries),
             tuple(summary[name].best if name in summary else None for summary in summaries),
         )
@@ -180,7 +183,7 @@ def compare_page(comparison: Comparison) -> str:
             for key, values in comparison.config.items()
         ],
         "metrics": [
-            (compared.metric, compared.goal, _short(compared.last), _short(compared.best))
+            (compared.metric, compared.goal, compared.known, _short(compared.last), _short(compared.best))
             for compared in comparison.metrics
         ],
         "curves": {

@@ -105,15 +105,18 @@ def _is_number(value: Any) -> bool:
 
 
 def _pulled_in(values: list[float]) -> list[float]:
-    """The values, with those far outside the middle half moved to its fence: one diverged run decides nothing."""
-    largest = max(map(abs, values)) or 1.0
-    values = [value / largest for value in values]  # so that no square is too large for a float
+    """The values on a scale from 0 to 1, those far outside the middle half moved to its fence: one diverged run decides
+    nothing."""
     ordered = sorted(values)
     low, high = ordered[len(ordered) // 4], ordered[(3 * len(ordered) - 1) // 4]
     reach = 3.0 * (high - low)
-    if reach == 0.0:
-        return values
-    return [min(max(value, low - reach), high + reach) for value in values]
+    if reach > 0.0:
+        values = [min(max(value, low - reach), high + reach) for value in values]
+    least, most = min(values), max(values)
+    if least == most:
+        return [0.0] * len(values)
+    # By halves, since the distance of two floats may be too large for a float.
+    return [(value / 2 - least / 2) / (most / 2 - least / 2) for value in values]
 
 
 def _squares(values: Sequence[float]) -> float:

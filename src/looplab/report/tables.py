@@ -176,25 +176,21 @@ def _check_study(db: sqlite3.Connection, lab: Lab, study: str | None) -> None:
 def _read_table(db: sqlite3.Connection, name: str, study: str | None) -> pa.Table:
     import pyarrow as pa
 
-    types = {"INTEGER": pa.int64(), "REAL": pa.float64(), "TEXT": pa.string()}
-    schema = pa.schema([(row[1], types[row[2]]) for row in db.execute(f"PRAGMA table_info({name})")])
+    kinds = {row[1]: row[2] for row in db.execute(f"PRAGMA table_info({name})")}
     sql = f"SELECT * FROM {name} WHERE ?1 IS NULL OR study=?1 ORDER BY {_ORDER[name]}"  # noqa: S608 (fixed texts)
     rows = db.execute(sql, (study,)).fetchall()
-    columns: Sequence[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * len(schema)
-    return pa.Table.from_arrays(
-        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
-    )
+    columns: Sequence[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * len(kinds)
+    arrays = [archive.column(column, kind) for column, kind in zip(columns, kinds.values(), strict=True)]
+    return pa.Table.from_arrays(arrays, list(kinds))
 
 
 def _with_folder(table: pa.Table, runs: Sequence[_Run]) -> pa.Table:
     """How long each run took, or has taken so far, and where its folder is."""
-    import pyarrow as pa
-
     now = time.time()
     began, ended = table["started"].to_pylist(), table["ended"].to_pylist()
     seconds = [None if b is None else (e or now) - b for b, e in zip(began, ended, strict=True)]
-    table = table.append_column("seconds", pa.array(seconds, pa.float64()))
-    return table.append_column("folder", pa.array([str(run.folder) for run in runs], pa.string()))
+    table = table.append_column("seconds", archive.column(seconds, "REAL"))
+    return table.append_column("folder", archive.column([str(run.folder) for run in runs], "TEXT"))
 
 
 # -- metrics
@@ -229,26 +225,23 @@ def _no_pattern(path: str) -> str:
 
 
 def _read_live(lab: Lab, runs: Sequence[_Run]) -> pa.Table:
+    """The points of runs without an archive, from the trainers' own files."""
     import pyarrow as pa
 
-    text = pa.dictionary(pa.int32(), pa.string())
-    schema = pa.schema(
-        [("study", text), ("run", text), ("metric", text), ("step", pa.float64()), ("value", pa.float64())]
-    )
-    parts = [schema.empty_table()]
+    parts = [_with_names("", "", archive.as_table({}))]
     for run in runs:
         measure = lab.studies[run.study].measure if run.study in lab.studies else Measure()
         points = archive.as_table(archive.measured(run.folder, measure, final=run.state == "ended"))
-        names = {"study": _repeated(run.study, len(points)), "run": _repeated(run.id, len(points))}
-        columns = {**names, **{name: points[name] for name in points.column_names}}
-        parts.append(pa.table(columns, schema=schema))
-    return pa.concat_tables(parts).unify_dictionaries()
+        parts.append(_with_names(run.study, run.id, points))
+    return pa.concat_tables(parts)
 
 
-def _repeated(text: str, times: int) -> pa.DictionaryArray:
+def _with_names(study: str, run: str, points: pa.Table) -> pa.Table:
     import pyarrow as pa
 
-    return pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), times), pa.array([text]))
+    zeros = pa.Array.from_buffers(pa.int32(), len(points), [None, pa.py_buffer(bytes(4 * len(points)))])
+    names = [pa.DictionaryArray.from_arrays(zeros, archive.column([name], "TEXT")) for name in (study, run)]
+    return pa.Table.from_arrays([*names, *points.columns], ["study", "run", *points.column_names])
 
 
 # -- knobs
@@ -275,11 +268,11 @@ def _knobs(lab: Lab, runs: Sequence[_Run]) -> pa.Table:
             for key, value in _told(leaves, patterns, changed[study], names):
                 columns["study"].append(study)
                 columns["run"].append(run_id)
-                columns["key"].append(archive.clean(key))
-                columns["value"].append(archive.clean(_text(value)))
+                columns["key"].append(key)
+                columns["value"].append(_text(value))
                 columns["number"].append(_number(value))
-    types = {"number": pa.float64()}
-    return pa.table({name: pa.array(values, types.get(name, pa.string())) for name, values in columns.items()})
+    arrays = [archive.column(values, "REAL" if name == "number" else "TEXT") for name, values in columns.items()]
+    return pa.Table.from_arrays(arrays, list(columns))
 
 
 def _told(

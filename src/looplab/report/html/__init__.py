@@ -116,7 +116,7 @@ def study_page(facts: StudyFacts, importance: Importance, drawn: Mapping[str, Ba
             for rejection in reversed(facts.rejected[-MAX_REJECTED:])
         ],
     }
-    return page(f"{facts.study} – looplab", data, "charts.js", "study.js")
+    return page(f"{facts.study} – looplab", data, "charts.js", "study.js", "knobs.js", "table.js", "page.js")
 
 
 def _run(

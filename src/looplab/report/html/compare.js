@@ -4,41 +4,30 @@ const DATA = JSON.parse(document.getElementById("data").textContent);
 const RUNS = DATA.runs;
 const focus = new Focus();
 const page = document.getElementById("page");
-const colour = (run) => run % 8;
+const swatch = (i) => el("span", { class: `swatch k${i % 8}` });
 
-function card(title, wide) {
-  return el(
-    "section",
-    { class: wide ? "card wide" : "card", "aria-label": title },
-    el("div", { class: "bar-top" }, el("h2", { text: title }), el("div", { class: "controls push" })),
+// A table with a column for each run.
+function sideBySide(first, rows) {
+  const heads = RUNS.map((run, i) =>
+    el("th", { class: "num", scope: "col" }, el("span", { class: "head-cell" }, swatch(i), ` ${run.id}`)),
   );
-}
-
-function tell(found) {
-  const run = RUNS[found.run];
-  return [
-    el("div", {}, el("b", { text: run.id }), document.createTextNode(` · ${run.by} · ${run.status}`)),
-    el("div", { text: `step ${show(found.step, 8)}: ${show(found.value, 6)}` }),
-    run.why ? el("div", { class: "why", text: run.why.slice(0, 160) }) : null,
-  ].filter(Boolean);
-}
-
-function runHead(i) {
-  return el("th", { class: "num", scope: "col" }, el("span", { class: "head-cell" }, el("span", { class: `swatch k${colour(i)}` }), document.createTextNode(` ${RUNS[i].id}`)));
+  const corner = el("th", { scope: "col" }, el("span", { class: "head-cell", text: first }));
+  const head = el("thead", {}, el("tr", {}, corner, ...heads));
+  return el("div", { class: "scroll" }, el("table", { class: "plain" }, head, el("tbody", {}, ...rows)));
 }
 
 function drawRuns(host) {
-  const node = card("Runs", true);
   const rows = RUNS.map((run, i) =>
     el(
       "tr",
       {},
-      el("td", {}, el("span", { class: `swatch k${colour(i)}` }), document.createTextNode(` ${run.id}`)),
+      el("td", {}, swatch(i), ` ${run.id}`),
       el("td", { class: run.status, text: run.status }),
       el("td", { text: `round ${run.round}, ${run.by}` }),
       el("td", { text: run.why }),
     ),
   );
+  const node = card("Runs", true);
   node.append(el("table", { class: "plain" }, el("tbody", {}, ...rows)));
   host.append(node);
 }
@@ -50,65 +39,70 @@ function drawConfig(host) {
     node.append(el("div", { class: "empty", text: "the configs are the same" }));
     return;
   }
-  const head = el("tr", {}, el("th", { scope: "col" }, el("span", { class: "head-cell", text: "key" })), ...RUNS.map((_, i) => runHead(i)));
+  const cell = (value, first) => el("td", { class: value === first ? "num" : "num changed", text: value ?? "–" });
   const rows = DATA.config.map(([key, values]) =>
-    el(
-      "tr",
-      {},
-      el("td", {}, el("code", { text: key })),
-      ...values.map((value, i) => el("td", { class: i && value !== values[0] ? "num changed" : "num", text: value === null ? "–" : value })),
-    ),
+    el("tr", {}, el("td", {}, el("code", { text: key })), ...values.map((value) => cell(value, values[0]))),
   );
-  node.append(el("div", { class: "scroll" }, el("table", { class: "plain" }, el("thead", {}, head), el("tbody", {}, ...rows))));
+  node.append(sideBySide("key", rows));
 }
 
 function drawMetrics(host) {
   if (!DATA.metrics.length) return;
   const node = card("What they measured", true);
-  node.querySelector(".controls").append(el("span", { class: "muted small", text: "last value, difference to the first run, best value" }));
-  const head = el("tr", {}, el("th", { scope: "col" }, el("span", { class: "head-cell", text: "metric" })), ...RUNS.map((_, i) => runHead(i)));
-  const rows = DATA.metrics.map(([metric, goal, last, best]) =>
-    el(
-      "tr",
-      {},
-      el("td", {}, el("code", { text: metric }), el("span", { class: "muted", text: ` ${goal}` })),
-      ...last.map((value, i) => {
-        const delta = i && value !== null && last[0] !== null ? value - last[0] : null;
-        const better = delta === null || delta === 0 ? "muted" : (goal === "max") === delta > 0 ? "better" : "worse";
-        const parts = [el("div", { text: show(value) })];
-        if (delta !== null) parts.push(el("div", { class: `${better} small`, text: signed(delta) }));
-        if (best[i] !== null && best[i] !== value) parts.push(el("div", { class: "muted small", text: `best ${show(best[i])}` }));
-        return el("td", { class: "num" }, ...parts);
-      }),
-    ),
-  );
-  node.append(el("div", { class: "scroll" }, el("table", { class: "plain" }, el("thead", {}, head), el("tbody", {}, ...rows))));
+  const meaning = "last value; difference to the first run; best value";
+  node.querySelector(".controls").append(el("span", { class: "muted small", text: meaning }));
+  const rows = DATA.metrics.map(([metric, goal, known, last, best]) => {
+    const name = el("td", {}, el("code", { text: metric }));
+    const way = goal === "max" ? " larger is better" : " smaller is better";
+    if (known) name.append(el("span", { class: "muted small", text: way }));
+    return el("tr", {}, name, ...last.map((value, i) => metricCell(value, last[0], best[i], i, known ? goal : null)));
+  });
+  node.append(sideBySide("metric", rows));
   host.append(node);
+}
+
+// A difference is called better or worse only where the study says which way is better.
+function metricCell(value, first, best, i, goal) {
+  const cell = el("td", { class: "num" }, el("div", { text: show(value) }));
+  const under = el("div", { class: "small" });
+  if (i && value !== null && first !== null) {
+    const delta = value - first;
+    const tone = delta === 0 || !goal ? "muted" : (goal === "max") === delta > 0 ? "better" : "worse";
+    under.append(el("span", { class: tone, text: signed(delta) }));
+  }
+  if (best !== null && best !== value) {
+    under.append(el("span", { class: "muted", text: `${under.childNodes.length ? " · " : ""}best ${show(best)}` }));
+  }
+  if (under.childNodes.length) cell.append(under);
+  return cell;
+}
+
+function tell(found) {
+  const run = RUNS[found.run];
+  const told = [
+    el("div", {}, el("b", { text: run.id }), ` · ${run.by} · ${run.status}`),
+    el("div", { text: `step ${show(found.step, 8)}: ${show(found.value, 6)}` }),
+  ];
+  if (run.why) told.push(el("div", { class: "why", text: cut(run.why, 160) }));
+  return told;
 }
 
 function drawCurves(host) {
   for (const [metric, curves] of Object.entries(DATA.curves)) {
-    const node = card(metric, false);
+    const box = el("input", { type: "checkbox", onchange: () => chart.set({ log: box.checked }) });
+    const positive = curves.some((curve) => curve[2].some((value) => value > 0));
+    const node = card(metric, false, positive ? el("label", {}, box, "log scale") : null);
     const place = el("div");
     node.append(place);
     host.append(node);
-    const options = { curves, style: (run) => `l${colour(run)}`, order: (run) => -run, tall: 240 };
+    const options = { curves, style: (run) => `l${run % 8}`, order: (run) => -run, tell, tall: 240 };
     const chart = new Curves(place, `curves of ${metric}`, focus, options);
-    chart.tell = tell;
-    if (!curves.some((curve) => curve[2].some((value) => value !== null && value > 0))) continue;
-    const box = el("input", { type: "checkbox", onchange: () => chart.set({ log: box.checked }) });
-    node.querySelector(".controls").append(el("label", {}, box, document.createTextNode("log scale")));
   }
 }
 
-page.append(
-  el(
-    "header",
-    {},
-    el("h1", { text: `${DATA.study}: ${RUNS.length} runs side by side` }),
-    el("p", { text: "the first run is what the others are measured against" }),
-  ),
-);
+const title = `${DATA.study}: ${RUNS.length} runs side by side`;
+const meaning = "the first run is what the others are measured against";
+page.append(el("header", {}, el("h1", { text: title }), el("p", { text: meaning })));
 const grid = el("div", { class: "grid halves" });
 page.append(grid);
 drawRuns(grid);

@@ -1,0 +1,54 @@
+"""Studies to report on, and a browser to look at their pages."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"report_tests_{name}", Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+MAKING, BROWSER = load("making"), load("browser")
+
+
+@pytest.fixture
+def making() -> ModuleType:
+    return MAKING
+
+
+@pytest.fixture
+def maker(tmp_path: Path) -> Any:
+    """A study without runs."""
+    return MAKING.make(tmp_path / "lab")
+
+
+@pytest.fixture(scope="session")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A study of sixty runs, with all that happens in a night."""
+    made = MAKING.make(tmp_path_factory.mktemp("full") / "lab")
+    MAKING.fill(made, 60, points=40)
+    return made
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    program = BROWSER.find_chromium()
+    if program is None:
+        pytest.skip("no chromium, chromium-browser or google-chrome on PATH")
+    opened = BROWSER.Browser(program, tmp_path_factory.mktemp("profile"))
+    yield opened
+    opened.close()

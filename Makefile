@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST_WORKERS ?= 2
 
-.PHONY: demo test test-all lint types clean
+.PHONY: demo test test-all lint types clean browser
 
 $(VENV)/.demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -29,10 +29,17 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
-test: lint types
+# The reports are tested in a real browser. Where it can be installed by apt it is, else those tests are skipped.
+browser:
+	@command -v chromium chromium-browser google-chrome >/dev/null 2>&1 || \
+	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	    apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || \
+	  echo "no chromium: the tests that need a browser are skipped"
+
+test: lint types browser
 	$(BIN)/pytest -n $(PYTEST_WORKERS) -m "not slow"
 
-test-all: lint types
+test-all: lint types browser
 	$(BIN)/pytest -n $(PYTEST_WORKERS)
 
 clean:

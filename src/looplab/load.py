@@ -25,7 +25,8 @@ class Loaded:
         self._connection = connect(lab, study=study)
 
     def _frame(self, view: str) -> pd.DataFrame:
-        return self._connection.sql(f"FROM {view}").df()
+        frame: pd.DataFrame = self._connection.sql(f"FROM {view}").df()
+        return frame
 
     @cached_property
     def runs(self) -> pd.DataFrame:
@@ -66,7 +67,7 @@ def load(study: str | None = None, lab: Path | str | None = None) -> Loaded:
     try:
         import pandas  # noqa: F401
     except ImportError:
-        raise LabError("looplab.load needs pandas", hint="pip install 'looplab[pandas]'") from None
+        raise LabError("looplab.load needs pandas", hint="pip install pandas") from None
     from looplab.config.lab import find_lab, load_lab
 
     return Loaded(load_lab(find_lab(Path(lab) if lab is not None else Path.cwd())), study)

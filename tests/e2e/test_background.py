@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,20 @@ def until_known(lab, until, n: int = 1) -> None:
     """Until so many trainings are at work and it is written down which processes they are."""
     lab.until_at_work(n)
     until(lambda: len(trainings(lab)) >= n, "process.json")
+
+
+def hangs(lab, pid: int, until) -> bool:
+    """Make a process stand still; not while it writes in the ledger, which would lock out everybody."""
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: b") T " in Path(f"/proc/{pid}/stat").read_bytes(), "standstill")
+    with closing(sqlite3.connect(lab.folder / ".looplab" / "ledger.db", timeout=0, isolation_level=None)) as db:
+        try:
+            db.execute("BEGIN IMMEDIATE")
+            db.execute("ROLLBACK")
+        except sqlite3.OperationalError:
+            os.kill(pid, signal.SIGCONT)
+            return False
+    return True
 
 
 # -- in the background
@@ -222,7 +238,7 @@ def test_a_wish_that_the_last_engine_did_not_hear_is_not_obeyed_by_the_next_one(
     lab.configure(launch={**lab.study["launch"], "grace": 0.1})
     engine = lab.start("run")
     until_known(lab, until)
-    os.kill(engine.pid, signal.SIGSTOP)  # it hangs
+    until(lambda: hangs(lab, engine.pid, until), "a moment in which the engine holds nothing")
     lab("stop", "--drain")
     engine.process.kill()
     engine.process.wait()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from looplab.launch import keeper
-from looplab.launch.base import Ended, Refused, Slot
+from looplab.launch.base import Ended, Refused, Slot, Started
 from looplab.launch.local import LocalExecutor, find_by_mark, is_alive
 
 Stand = Any
@@ -130,6 +130,39 @@ def test_a_stopped_adopted_run_that_does_not_go_is_killed(stand: Stand, keeper_l
     executor.stop("r1", "stop", grace=0.3)
     assert stand.end(executor).reason == "stop"
     assert not any(map(stand.alive, pids))
+
+
+@pytest.mark.parametrize("end", ["itself", "stop"])
+def test_an_order_behind_an_adopted_run_waits_for_its_end(stand: Stand, end: str) -> None:
+    go = stand.folder / "go"
+    stand.engine(stand.order(stand.python(GATED, go, 7))).kill()
+    executor = stand.executor()
+    executor.adopt("r1", stand.folder / "r1")
+    executor.start(stand.order(["/bin/true"], "r2"), after="r1")
+    assert not (stand.folder / "r2/train.log").exists()
+    if end == "itself":
+        go.touch()
+    else:
+        executor.stop("r1", "stop", grace=60)
+    events = stand.events(executor, lambda events: len([e for e in events if not isinstance(e, Started)]) == 2)
+    told = [event for event in events if not isinstance(event, Started)]
+    assert [event.run_id for event in told][-1] == "r2" or isinstance(told[0], Refused)  # held for too long
+    stand.nothing_more(executor)
+
+
+@pytest.mark.parametrize("how", ["time", "cancel", "stop"])
+def test_an_order_behind_an_adopted_run_is_given_back(stand: Stand, how: str) -> None:
+    stand.engine(stand.order(["/bin/sleep", "600"])).kill()
+    executor = stand.executor()
+    executor.adopt("r1", stand.folder / "r1")
+    executor.start(stand.order(["/bin/true"], "r2"), after="r1")
+    if how == "cancel":
+        executor.cancel("r2")
+    elif how == "stop":
+        executor.stop("r2", "stop", grace=0)
+    assert stand.events(executor, lambda events: len(events) > 0) == [Refused("r2", None)]
+    stand.nothing_more(executor)
+    assert not (stand.folder / "r2/train.log").exists()
 
 
 # -- the keeper is killed too

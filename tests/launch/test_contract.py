@@ -225,6 +225,100 @@ def test_an_order_that_fails_does_not_touch_a_run_that_lives(any_stand: Stand) -
     assert any_stand.end(second).signal == signal.SIGTERM
 
 
+# -- one after the other
+
+
+def test_an_order_behind_another_is_carried_out_when_that_is_over(any_stand: Stand) -> None:
+    executor, go = any_stand.executor(), any_stand.folder / "go"
+    executor.start(any_stand.order(any_stand.python(GATED, any_stand.folder / "first", go, 0)))
+    any_stand.until((any_stand.folder / "first").exists)
+    executor.start(any_stand.order(any_stand.python(ONCE, any_stand.folder / "second", 0), "r2"), after="r1")
+    go.touch()
+    events = any_stand.events(
+        executor, lambda events: {e.run_id for e in events if not isinstance(e, Started)} == {"r1", "r2"}
+    )
+    told = [event for event in events if not isinstance(event, Started)]
+    assert [event.run_id for event in told] == ["r1", "r2"]
+    assert told[0].exit.ok
+    if isinstance(told[1], Ended):  # else it was held for too long on a busy machine
+        assert told[1].exit.started >= told[0].exit.ended
+        assert (any_stand.folder / "second").exists()
+
+
+def test_an_order_behind_a_run_that_is_over_or_unknown_is_carried_out_at_once(any_stand: Stand) -> None:
+    executor = any_stand.executor()
+    executor.start(any_stand.order(["/bin/true"]))
+    any_stand.end(executor)
+    for i, before in enumerate(["r1", "nobody"]):
+        executor.start(any_stand.order(["/bin/true"], f"after-{i}"), after=before)
+        assert any_stand.end(executor, f"after-{i}").ok
+
+
+def test_every_order_behind_a_run_is_answered(any_stand: Stand) -> None:
+    executor, ids = any_stand.executor(), ["a", "b", "c"]
+    executor.start(any_stand.order(["/bin/sleep", "600"]))
+    any_stand.started(executor)
+    for run_id in ids:
+        executor.start(any_stand.order(["/bin/true"], run_id), after="r1")
+    executor.stop("r1", "stop", grace=60)
+    any_stand.events(executor, lambda events: {e.run_id for e in events if not isinstance(e, Started)} == {"r1", *ids})
+
+
+def test_an_order_that_waited_too_long_is_given_back(any_stand: Stand) -> None:
+    executor = any_stand.executor()
+    executor.start(any_stand.order(["/bin/sleep", "600"]))
+    any_stand.started(executor)
+    waiting = any_stand.order(["/bin/true"], "r2")
+    executor.start(waiting, after="r1")
+    (event,) = any_stand.events(executor, lambda events: len(events) > 0)
+    assert event == Refused("r2", None)
+    assert not (waiting.run_dir / "train.log").exists()
+    executor.stop("r1", "stop", grace=60)
+    assert set(any_stand.ends(executor, "r1")) == {"r1"}
+    any_stand.nothing_more(executor)
+
+
+@pytest.mark.parametrize("how", ["cancel", "stop"])
+def test_an_order_that_still_waits_can_be_taken_back(any_stand: Stand, how: str) -> None:
+    executor = any_stand.executor()
+    executor.start(any_stand.order(["/bin/sleep", "600"]))
+    any_stand.started(executor)
+    waiting = any_stand.order(["/bin/true"], "r2")
+    executor.start(waiting, after="r1")
+    executor.cancel("r2") if how == "cancel" else executor.stop("r2", "stop", 0)
+    (event,) = any_stand.events(executor, lambda events: len(events) > 0)
+    assert event == Refused("r2", None)
+    executor.stop("r1", "stop", grace=60)
+    any_stand.end(executor)
+    any_stand.nothing_more(executor)
+    assert not (waiting.run_dir / "train.log").exists()
+
+
+def test_what_has_started_cannot_be_taken_back(any_stand: Stand) -> None:
+    executor = any_stand.executor()
+    executor.start(any_stand.order(["/bin/sleep", "600"]))
+    pid = any_stand.started(executor)
+    executor.cancel("r1")
+    executor.cancel("nobody")
+    any_stand.nothing_more(executor)
+    assert any_stand.alive(pid)
+
+
+def test_an_order_that_still_waits_is_not_carried_out_without_its_executor(any_stand: Stand) -> None:
+    executor, trace = any_stand.executor(), any_stand.folder / "trace"
+    executor.start(any_stand.order(["/bin/sleep", "600"]))
+    any_stand.started(executor)
+    executor.start(any_stand.order(any_stand.python(ONCE, trace, 0), "r2"), after="r1")
+    executor.stop("r1", "stop", grace=60)
+    executor.close()
+    assert any_stand.file("exit.json")["reason"] == "stop"
+    other = any_stand.executor()
+    if other.adopt("r2", any_stand.folder / "r2"):  # it was faster than the end of the executor
+        any_stand.end(other, "r2")
+    else:
+        assert not trace.exists()
+
+
 # -- stopping
 
 

@@ -28,7 +28,10 @@ def find_chromium() -> str | None:
 class Browser:
     """One browser with one page. What it asked the network for, and what went wrong in its scripts, is kept."""
 
+    flags = FLAGS
+
     def __init__(self, program: str, profile: Path) -> None:
+        self.program = program
         read_theirs, self._to = os.pipe()
         self._from, write_theirs = os.pipe()
         # The browser reads commands from descriptor 3 and answers on 4.

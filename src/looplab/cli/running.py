@@ -24,10 +24,11 @@ from looplab.errors import BusyError, LabError
 from looplab.launch.local import LocalExecutor, is_alive, read_json
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import RunRow, StudyLedger
-from looplab.loop.engine import Ending, Engine, News
 from looplab.loop.decision import Decision
+from looplab.loop.engine import Ending, Engine, News
 from looplab.loop.lock import StudyLock, engine_pid
 from looplab.loop.setup import Options, Setup, missing_for_formal
+from looplab.report.desk import Desk
 from looplab.runs.redact import HIDDEN, redact_argv
 
 STYLES = {"rejected": "yellow", "waiting": "yellow", "adopted": "cyan", "round": "bold", "note": "dim"}
@@ -133,6 +134,8 @@ def _work(setup: Setup, ledger: Ledger, json: bool) -> None:
     live = Live(lambda: _engine_snapshot(engine))
 
     def tell(item: News) -> None:
+        if item.kind == "ended" and item.run is not None:
+            desk.ended(item.run)
         try:
             if json:
                 output.print_line({"at": time.time(), "kind": item.kind, "run": item.run, "text": item.text})
@@ -141,6 +144,7 @@ def _work(setup: Setup, ledger: Ledger, json: bool) -> None:
         except BrokenPipeError:
             output.mute()
 
+    desk = Desk(setup.lab, ledger.path, setup.study, lambda problem: tell(News("note", problem)))
     engine = Engine(setup, ledger, executor, tell)
     asked = 0
 
@@ -159,9 +163,11 @@ def _work(setup: Setup, ledger: Ledger, json: bool) -> None:
         with live if not json else contextlib.nullcontext():
             for note in setup.notes:
                 tell(News("note", note))
+            desk.catch_up(StudyLedger(ledger, setup.study.study))
             outcome = engine.run()
     finally:
         executor.close()
+        desk.close()
     record = StudyLedger(ledger, setup.study.study)
     counts = record.counts()
     if json:
@@ -216,6 +222,7 @@ def _closing_words(setup: Setup, record: StudyLedger, why: str, counts: dict[str
     if best is not None:
         output.say(f"best: {best.id} (one run is a hint, not a result)   {outputs / best.id}")
     output.say(f"lab book: {outputs / 'labbook.md'}")
+    output.say(f"report: {outputs / 'report.html'}")
 
 
 def _engine_snapshot(engine: Engine) -> Snapshot:

@@ -105,7 +105,7 @@ class Refused:
 
     run_id: str
     holder: str | None
-    """Who holds the device; None where nobody does (an order that was cancelled, or waited too long)."""
+    """Who holds the device; None where nobody does (an order that was cancelled, waited too long, or got lost)."""
 
 
 Event = Started | Ended | Refused

@@ -152,7 +152,7 @@ class Keeper:
         self.settling: list[Child] = []  # Children whose process.json is still to be written
         self.leaving: list[Child] = []  # Children whose first process has ended, but not all of its group
         self.unsaved: list[tuple[str, str]] = []  # (path, text) that could not be written yet
-        self.held: dict[str, tuple[Dict, float]] = {}  # run → the order to be carried out when it is over, until when
+        self.held: list[tuple[str, Dict, float]] = []  # (run, the order to be carried out when it is over, until when)
         self.boot = boot_id()
         self.ticks = start_ticks(os.getpid())
         self.cores = os.sched_getaffinity(0)
@@ -187,6 +187,7 @@ class Keeper:
             self.reap()
             self.settle()
             self.enforce()
+            self.give_back()
             self.save_again()
             self.speak()
             if self.engine_gone:
@@ -207,6 +208,8 @@ class Keeper:
             due.append(self.settling[0].settled_at)
         if self.unsaved:
             due.append(now + RETRY_S)
+        if self.held:
+            due.append(self.held[0][2])
         return max(0.0, min(due) - now) * 1000 + 1 if due else None
 
     # -- talking with the engine
@@ -226,15 +229,13 @@ class Keeper:
             order = json.loads(line)
             if order["op"] == "start":
                 if order.get("after") and order["after"] in self.present():
-                    self.held[order["after"]] = (order, time.monotonic() + HELD_S)
+                    self.held.append((order["after"], order, time.monotonic() + HELD_S))
                 else:
                     self.start(order)
             elif order["op"] == "cancel":
-                for first, (held, _) in list(self.held.items()):
-                    if held["id"] == order["id"]:
-                        del self.held[first]
-                        self.tell(ev="busy", id=order["id"], holder=None)
+                self.give_back(order["id"])
             elif order["op"] == "stop":
+                self.give_back(order["id"])
                 for child in [*self.children.values(), *self.leaving]:
                     if child.id == order["id"]:
                         self.stop(child, order["reason"], order.get("grace", child.grace))
@@ -243,7 +244,8 @@ class Keeper:
 
     def present(self) -> set[str]:
         """The runs that are not over."""
-        return {child.id for child in self.children.values()} | {child.id for child in self.leaving}
+        living = {child.id for child in self.children.values()} | {child.id for child in self.leaving}
+        return living | {order["id"] for _, order, _ in self.held}
 
     def tell(self, **event: object) -> None:
         if not self.engine_gone:
@@ -460,11 +462,19 @@ class Keeper:
         self.release(child.locks)
         assert child.exit is not None
         self.finish(child.id, child.folder, child.exit)
-        if child.id in self.held and not self.engine_gone:
-            order, until = self.held.pop(child.id)
-            if time.monotonic() <= until:
+        for held in [held for held in self.held if held[0] == child.id]:
+            _, order, until = held
+            if not self.engine_gone and time.monotonic() < until:
+                self.held.remove(held)
                 self.start(order)
-            else:
+
+    def give_back(self, run_id: str | None = None) -> None:
+        """Refuse the held order of this run, or all that were held for too long."""
+        now = time.monotonic()
+        for held in list(self.held):
+            _, order, until = held
+            if order["id"] == run_id or now >= until:
+                self.held.remove(held)
                 self.tell(ev="busy", id=order["id"], holder=None)
 
     def finish(self, run_id: str, folder: str, outcome: Dict) -> None:

@@ -117,6 +117,7 @@ class LocalExecutor:
         self._adopted: dict[str, Adopted] = {}
         self._waiting: dict[str, tuple[Path, float]] = {}
         self._stops: dict[str, Stop] = {}
+        self._held: dict[str, tuple[str, Order, float]] = {}  # run → (the adopted run before it, its order, until when)
         self._events: list[Event] = []
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._wake_r, selectors.EVENT_READ, "wake")
@@ -133,6 +134,10 @@ class LocalExecutor:
 
         run_id, folder = order.run_id, os.path.abspath(order.run_dir)
         if self._knows(run_id):
+            return
+        if after in self._adopted or after in self._waiting:
+            # The keeper of that run is another one, or dead: it is waited for here.
+            self._held[run_id] = (after, order, time.monotonic() + keeper.HELD_S)
             return
         line = orjson.dumps(
             {
@@ -160,6 +165,8 @@ class LocalExecutor:
         raise LabError("the process that keeps the trainings ends as soon as it is started", file=keeper.__file__)
 
     def stop(self, run_id: str, reason: str, grace: float) -> None:
+        if run_id in self._held:
+            self._refuse(run_id, None)
         if not self._knows(run_id):
             return
         adopted = self._adopted.get(run_id)
@@ -175,6 +182,8 @@ class LocalExecutor:
             self._send(orjson.dumps({"op": "stop", "id": run_id, "reason": reason, "grace": grace}))
 
     def cancel(self, run_id: str) -> None:
+        if run_id in self._held:
+            self._refuse(run_id, None)
         if run_id in self._running:
             self._send(orjson.dumps({"op": "cancel", "id": run_id}))
 
@@ -211,6 +220,8 @@ class LocalExecutor:
                 self._gone(key.data)
         if self._waiting or self._adopted:
             self._look_after_adopted()
+        if self._held:
+            self._look_after_held()
         events, self._events = self._events, []
         return events
 
@@ -228,7 +239,7 @@ class LocalExecutor:
         self._wake_w = -1
 
     def _knows(self, run_id: str) -> bool:
-        return run_id in self._running or run_id in self._adopted or run_id in self._waiting
+        return any(run_id in runs for runs in (self._running, self._adopted, self._waiting, self._held))
 
     def _end(self, run_id: str, exit_: Exit) -> None:
         if self._stops:
@@ -289,11 +300,12 @@ class LocalExecutor:
                     self._refuse(run_id, event["holder"])
                 case "exists":
                     if not self.adopt(run_id, self._running.pop(run_id)):
-                        self._refuse(run_id, "nobody, but its folder vanished while it was to be started")
+                        self._refuse(run_id, None)  # its folder vanished meanwhile
 
     def _refuse(self, run_id: str, why: str | None) -> None:
         self._running.pop(run_id, None)
         self._stops.pop(run_id, None)
+        self._held.pop(run_id, None)
         self._events.append(Refused(run_id, why))
 
     def _keeper_lost(self) -> None:
@@ -306,7 +318,7 @@ class LocalExecutor:
         running, self._running = self._running, {}
         for run_id, run_dir in running.items():
             if not self.adopt(run_id, run_dir):
-                self._refuse(run_id, "nobody, but the keeper was killed before it could start the run")
+                self._refuse(run_id, None)
             elif run_id in self._waiting:  # for what nobody will write any more
                 self._waiting[run_id] = (run_dir, time.monotonic() + UNWRITTEN_S)
 
@@ -314,7 +326,7 @@ class LocalExecutor:
 
     def _patience(self) -> float:
         """How long nothing needs to be looked at."""
-        if self._waiting or self._stops or any(adopted.pidfd < 0 for adopted in self._adopted.values()):
+        if self._waiting or self._stops or self._held or any(adopted.pidfd < 0 for adopted in self._adopted.values()):
             return LOOK_AGAIN_S
         due = [adopted.deadline for adopted in self._adopted.values() if adopted.deadline is not None]
         return max(LOOK_AGAIN_S, min(due) - time.monotonic()) if due else inf
@@ -378,6 +390,15 @@ class LocalExecutor:
             elif adopted.deadline is not None and now >= adopted.deadline and not self._is_kept(adopted):
                 adopted.deadline = None
                 self.stop(run_id, "timeout", adopted.process["grace"])
+
+    def _look_after_held(self) -> None:
+        now = time.monotonic()
+        for run_id, (after, order, until) in list(self._held.items()):
+            if now >= until:
+                self._refuse(run_id, None)
+            elif after not in self._adopted and after not in self._waiting:
+                del self._held[run_id]
+                self.start(order)
 
     def _look_after_ended(self, run_id: str, adopted: Adopted, now: float) -> None:
         ended = read_json(adopted.run_dir / "exit.json")

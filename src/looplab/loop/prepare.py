@@ -90,9 +90,7 @@ class Preparer:
             "config.json": dump_json(config),
             "override.json": dump_json(override, finite=True),
             "config_diff.json": dump_json({"parent": plan["diff_parent"], "base": plan["diff_base"]}),
-            "capsule.json": dump_json(
-                self._capsules.make(argv, program, {**own, **redact_env(given)}, seeds), finite=True
-            ),
+            "capsule.json": dump_json(capsule, finite=True),
         }
         hashes = folder.create(run_dir, files)
         if not config_file.endswith(".json"):

@@ -130,8 +130,7 @@ def spark(curve: Curve | None, steps: tuple[float, float], values: tuple[float, 
     cells: list[list[float]] = [[] for _ in range(width)]
     for step, value in zip(curve.steps, curve.values, strict=True):
         if isfinite(value) and isfinite(step):
-            place = (step - first) / (last - first) if last > first else 0.0
-            cells[min(width - 1, max(0, int(place * width)))].append(value)
+            cells[min(width - 1, int(_part(step, first, last) * width))].append(value)
     drawn = ""
     reached = max((i for i, cell in enumerate(cells) if cell), default=-1)
     held: float | None = None
@@ -139,13 +138,13 @@ def spark(curve: Curve | None, steps: tuple[float, float], values: tuple[float, 
         if cell:
             held = sum(cell) / len(cell)
         # Between two points of a coarse curve the last one holds.
-        drawn += " " if held is None else BARS[_bar(held, low, high)]
+        drawn += " " if held is None else BARS[min(len(BARS) - 1, int(_part(held, low, high) * len(BARS)))]
     return drawn.ljust(width)
 
 
-def _bar(value: float, low: float, high: float) -> int:
-    part = (value - low) / (high - low) if high > low else 0.5
-    return min(len(BARS) - 1, max(0, int(part * len(BARS))))
+def _part(value: float, low: float, high: float) -> float:
+    """How far up from `low` to `high`, from 0 to 1; by halves, since floats may be too far apart for a float."""
+    return min(1.0, max(0.0, (value / 2 - low / 2) / (high / 2 - low / 2))) if high > low else 0.5
 
 
 def sparks(comparison: Comparison, metric: str, width: int = 24) -> list[str]:
@@ -186,14 +185,17 @@ def compare_page(comparison: Comparison) -> str:
             (compared.metric, compared.goal, compared.known, _short(compared.last), _short(compared.best))
             for compared in comparison.metrics
         ],
-        "curves": {
-            name: [
-                (place, *html.packed(batch[name]))
-                for place, batch in enumerate(comparison.curves)
-                if name in batch and batch[name].values
-            ]
+        "curves": [
+            (
+                name,
+                [
+                    (place, *html.packed(batch[name]))
+                    for place, batch in enumerate(comparison.curves)
+                    if name in batch and batch[name].values
+                ],
+            )
             for name in drawn
-        },
+        ],
     }
     return html.page(f"{comparison.study}: runs side by side – looplab", data, "charts.js", "compare.js")
 

@@ -109,7 +109,7 @@ def _pulled_in(values: list[float]) -> list[float]:
     nothing."""
     ordered = sorted(values)
     low, high = ordered[len(ordered) // 4], ordered[(3 * len(ordered) - 1) // 4]
-    reach = 3.0 * (high - low)
+    reach = 1.5 * (high - low)
     if reach > 0.0:
         values = [min(max(value, low - reach), high + reach) for value in values]
     least, most = min(values), max(values)

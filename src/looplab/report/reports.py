@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from looplab.config.files import write_atomic
 from looplab.config.lab import Study
 from looplab.ledger.study import StudyLedger
 from looplab.report import curves, html, markdown
 from looplab.report.gather import RunFacts, StudyFacts, gather
 from looplab.report.importance import Importance, importance
+from looplab.report.wording import to_json
 
 MARKDOWN, HTML, SUMMARY = "report.md", "report.html", "summary.json"
 
@@ -59,8 +58,8 @@ def summary(facts: StudyFacts) -> str:
         "counts": facts.counts(),
         "used": {part.name: part.used for part in facts.budget},
     }
-    lines = [f"  {_json(key)}: {_json(value)}," for key, value in head.items()]
-    runs = ",\n".join(f"    {_json(run.row.id)}: {_json(_summary(run))}" for run in facts.runs)
+    lines = [f"  {to_json(key)}: {to_json(value)}," for key, value in head.items()]
+    runs = ",\n".join(f"    {to_json(run.row.id)}: {to_json(_summary(run))}" for run in facts.runs)
     return "\n".join(["{", *lines, '  "runs": {' + ("\n" + runs + "\n  " if runs else "") + "}", "}"]) + "\n"
 
 
@@ -82,7 +81,3 @@ def _summary(run: RunFacts) -> dict[str, Any]:
         },
         "wandb": run.wandb,
     }
-
-
-def _json(data: Any) -> str:
-    return orjson.dumps(data).decode()

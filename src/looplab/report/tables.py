@@ -50,7 +50,7 @@ class _Run(NamedTuple):
 
 
 def connect(lab: Lab, *, views: Collection[str] = VIEWS, study: str | None = None) -> duckdb.DuckDBPyConnection:
-    """A DuckDB connection with these views, of one study or of all; each question sees the lab as it is now."""
+    """A DuckDB connection with these views, of one study or of all, as the lab stands at this moment."""
     import duckdb
 
     tables, runs = _read_ledger(lab, study)
@@ -152,7 +152,9 @@ def _read_ledger(lab: Lab, study: str | None) -> tuple[dict[str, pa.Table], list
             tables = {name: _read_table(db, name, study) for name in LEDGER_VIEWS}
     except sqlite3.DatabaseError as error:
         raise LabError(
-            f"cannot read the ledger: {error}", file=path, hint="a damaged ledger is rebuilt by `looplab reindex`"
+            f"cannot read the ledger: {error}",
+            file=path,
+            hint="is its folder writable? a damaged ledger is rebuilt by `looplab reindex`",
         ) from error
     runs = [
         _Run(

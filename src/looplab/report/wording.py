@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -13,6 +14,8 @@ import orjson
 from looplab.runs.redact import HIDDEN, is_secret_name, redact_text
 
 NOTHING = "–"
+EXACT = 1 << 53
+"""Larger ints are told as text: a browser would round them."""
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
@@ -51,7 +54,8 @@ def plural(count: int, one: str, many: str | None = None) -> str:
 
 def plain(text: str) -> str:
     """Text from a log, a config or a proposer: no secrets, no terminal codes, nothing that turns the line around."""
-    return redact_text(_CONTROL.sub("", _ESCAPES.sub("", text)))
+    clean = _CONTROL.sub("", _ESCAPES.sub("", text))
+    return redact_text(clean if clean.isascii() else clean.encode("utf-8", "replace").decode())
 
 
 def cut(text: str, length: int) -> str:
@@ -60,13 +64,22 @@ def cut(text: str, length: int) -> str:
 
 def value(key: str, given: Any) -> Any:
     """A config value for a report: a number, a truth, a text or nothing; what looks like a secret is hidden."""
-    if given is None or isinstance(given, bool | int):
+    if given is None or isinstance(given, bool):
         return given
+    if isinstance(given, int):
+        return given if abs(given) <= EXACT else str(given)
     if isinstance(given, float):
         return given if isfinite(given) else str(given)
     if isinstance(given, str):
         return HIDDEN if given and is_secret_name(key.rpartition(".")[2]) else plain(given)
     return plain(orjson.dumps(given, default=str, option=orjson.OPT_NON_STR_KEYS).decode())
+
+
+def to_json(data: Any) -> str:
+    try:
+        return orjson.dumps(data).decode()
+    except TypeError:  # names of metrics may hold half a surrogate pair
+        return json.dumps(data)
 
 
 def shown(given: Any) -> str:

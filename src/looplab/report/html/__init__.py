@@ -14,8 +14,6 @@ from importlib.resources import files
 from math import isfinite
 from typing import Any
 
-import orjson
-
 from looplab.measure.base import Batch, Curve
 from looplab.report import wording
 from looplab.report.curves import metrics_drawn, thin
@@ -63,7 +61,7 @@ def page(title: str, data: Mapping[str, Any], *scripts: str) -> str:
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:;"
         " base-uri 'none'; form-action 'none'"
     )
-    packed = orjson.dumps(data).decode().replace("<", "\\u003c")
+    packed = wording.to_json(data).replace("<", "\\u003c")
     return _PAGE.format(policy=policy, title=escape(title), style=style, data=packed, script=script)
 
 
@@ -133,8 +131,8 @@ def _run(
         "parent": row.parent,
         "base": row.base,
         "obj": run.objective,
-        "dp": run.against_parent,
-        "db": run.against_base,
+        "dp": short(run.against_parent),
+        "db": short(run.against_base),
         "verdict": row.verdict,
         "sec": None if row.seconds is None else round(row.seconds, 1),
         "why": wording.cut(row.reason, longest),
@@ -186,15 +184,15 @@ def _last_metrics(facts: StudyFacts) -> list[str]:
     return sorted(counts, key=lambda name: -counts[name])[:LAST_METRICS]
 
 
-def _curves(facts: StudyFacts, drawn: Mapping[str, Batch]) -> dict[str, list[Any]]:
+def _curves(facts: StudyFacts, drawn: Mapping[str, Batch]) -> list[tuple[str, list[Any]]]:
     names = metrics_drawn(facts, drawn)
     lines = sum(name in batch for name in names for batch in drawn.values())
     points = max(40, MAX_POINTS // max(1, lines))
     places = {run.row.id: place for place, run in enumerate(facts.runs)}
-    return {
-        name: [(places[run], *packed(thin(batch[name], points))) for run, batch in drawn.items() if name in batch]
+    return [
+        (name, [(places[run], *packed(thin(batch[name], points))) for run, batch in drawn.items() if name in batch])
         for name in names
-    }
+    ]
 
 
 def packed(curve: Curve) -> tuple[list[float | None], list[float | None]]:

@@ -88,7 +88,7 @@ function tell(found) {
 }
 
 function drawCurves(host) {
-  for (const [metric, curves] of Object.entries(DATA.curves)) {
+  for (const [metric, curves] of DATA.curves) {
     const box = el("input", { type: "checkbox", onchange: () => chart.set({ log: box.checked }) });
     const positive = curves.some((curve) => curve[2].some((value) => value > 0));
     const node = card(metric, false, positive ? el("label", {}, box, "log scale") : null);

@@ -101,8 +101,8 @@ function usedTile() {
 // -- curves
 
 function drawCurves(host) {
-  const names = Object.keys(DATA.curves);
-  if (!names.length) {
+  const drawn = new Map(DATA.curves);
+  if (!drawn.size) {
     const node = card("Curves", true);
     const why = RUNS.length ? "no run has left a curve yet" : "no runs yet; “looplab run” starts the study";
     node.append(el("div", { class: "empty", text: why }));
@@ -110,7 +110,7 @@ function drawCurves(host) {
     return;
   }
   const menu = el("select", { "aria-label": "metric", onchange: () => update() });
-  menu.append(...names.map((name) => el("option", { value: name, text: name })));
+  menu.append(...[...drawn.keys()].map((name) => el("option", { value: name, text: name })));
   const log = tick("log scale", () => update());
   const all = tick("all values", () => update());
   const node = card("Curves", !order.length, menu, log, all);
@@ -120,11 +120,11 @@ function drawCurves(host) {
   host.append(node);
   const point = (found) => `step ${show(found.step, 8)}: ${show(found.value, 6)}`;
   const tell = (found) => describe(found.run, el("div", { text: point(found) }));
-  const options = { curves: DATA.curves[names[0]], style: lineStyle, order: drawOrder, tell };
+  const options = { curves: drawn.get(menu.value), style: lineStyle, order: drawOrder, tell };
   const chart = new Curves(place, "curves of the runs", focus, options);
 
   function update() {
-    const curves = DATA.curves[menu.value];
+    const curves = drawn.get(menu.value);
     const positive = curves.some((curve) => curve[2].some((value) => value > 0));
     log.firstChild.disabled = !positive;
     chart.set({ curves, log: positive && log.firstChild.checked, all: all.firstChild.checked });

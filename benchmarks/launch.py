@@ -11,13 +11,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import shutil
 import statistics
 import struct
 import subprocess
-import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +27,7 @@ from looplab.config.lab import load_lab
 from looplab.launch.local import LocalExecutor
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
-from looplab.loop.engine import Engine, Ending
+from looplab.loop.engine import Ending, Engine
 from looplab.loop.lock import StudyLock
 from looplab.loop.setup import Options, prepare
 
@@ -84,7 +84,7 @@ def ours(n: int, root: Path) -> tuple[float, list[float]]:
     gaps = []
     for times in slots.values():
         times.sort()
-        gaps += [1000 * (later[0] - earlier[1]) for earlier, later in zip(times, times[1:], strict=False)]
+        gaps += [1000 * (later[0] - earlier[1]) for earlier, later in itertools.pairwise(times)]
     return took, gaps
 
 
@@ -118,7 +118,9 @@ def main() -> None:
     gaps = [gap for _, (_, gap) in pairs for gap in gap]
     ms = statistics.median(took for _, (took, _) in pairs) / n * 1000
     bare_ms = statistics.median(pool for pool, _ in pairs) / n * 1000
-    print(f"{n} runs of `true` on {SLOTS} slots, {repeats} repeats, Python {sys.version.split()[0]}, {os.cpu_count()} cores")
+    print(
+        f"{n} runs of `true`, {SLOTS} slots, {repeats} repeats, Python {sys.version.split()[0]}, {os.cpu_count()} cores"
+    )
     print(f"bare pool      {bare_ms:6.2f} ms a run     1.00 ×")
     print(f"looplab        {ms:6.2f} ms a run   {statistics.median(ratios):6.2f} ×   (folder, config, ledger, hashes)")
     print(f"exit → next start on the same slot: median {statistics.median(gaps):.2f} ms")

@@ -7,12 +7,12 @@ __version__ = "0.1.0"
 
 TYPE_CHECKING = False  # importing `typing` would cost more than all the rest
 if TYPE_CHECKING:
-    from looplab.load import load as load
+    from looplab.frames import load as load
 
 
 def __getattr__(name: str) -> object:
     if name == "load":
-        from looplab.load import load
+        from looplab.frames import load
 
         return load
     raise AttributeError(f"module 'looplab' has no attribute {name!r}")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from looplab import load
 from looplab.config.lab import load_lab
 from looplab.errors import LabError
-from looplab.load import load
 from looplab.report.archive import archive_run
 from looplab.report.tables import VIEWS
 

@@ -239,7 +239,7 @@ class LocalExecutor:
         self._wake_w = -1
 
     def _knows(self, run_id: str) -> bool:
-        return any(run_id in runs for runs in (self._running, self._adopted, self._waiting, self._held))
+        return run_id in self._running or run_id in self._adopted or run_id in self._waiting or run_id in self._held
 
     def _end(self, run_id: str, exit_: Exit) -> None:
         if self._stops:

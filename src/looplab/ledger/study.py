@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from looplab.config.files import dump_json
 from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger
 from looplab.runs.names import run_id as new_run_id
@@ -124,6 +126,8 @@ class StudyLedger:
                 self.ledger.execute(
                     "UPDATE studies SET objective=?, goal=? WHERE name=?", (objective, goal, self.study)
                 )
+                if row["objective"] is not None:  # what was best by another measure is not comparable
+                    self.ledger.execute("UPDATE studies SET best=NULL WHERE name=?", (self.study,))
                 self.ledger.record("objective changed", self.study, objective=objective, goal=goal)
 
     # -- rounds
@@ -234,9 +238,7 @@ class StudyLedger:
             " created, devices) VALUES (?,?,?,?,?,?,?,?,?,?,'planned',?,?)",
             (self.study, id_, n, round, proposal, proposer, parent, base, reason, config_hash, now, devices),
         )
-        self.ledger.execute(
-            "INSERT INTO plans VALUES (?,?,?)", (self.study, id_, orjson.dumps(body, default=str).decode())
-        )
+        self.ledger.execute("INSERT INTO plans VALUES (?,?,?)", (self.study, id_, dump_json(dict(body)).decode()))
         if proposal is not None:
             self.ledger.execute(
                 "UPDATE proposals SET status='accepted', run=?, round=? WHERE id=?", (id_, round, proposal)
@@ -255,7 +257,7 @@ class StudyLedger:
 
     def plan_of(self, run: str) -> dict[str, Any] | None:
         row = self.ledger.one("SELECT body FROM plans WHERE study=? AND run=?", (self.study, run))
-        return orjson.loads(row["body"]) if row else None
+        return json.loads(row["body"]) if row else None  # also reads ints beyond 64 bits
 
     def launched(self, run: str, slot: str, files: Mapping[str, str]) -> None:
         """The run's folder is there and the executor has its order."""

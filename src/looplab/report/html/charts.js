@@ -230,11 +230,10 @@ class Chart {
         for (const node of nodes) node.classList.toggle("out", this.focus.hides(run));
       }
     }
-    this.root.classList.toggle("quiet", hover !== null || picked !== null);
+    const mine = [...new Set([picked, hover])].filter((run) => this.marks.has(run));
+    this.root.classList.toggle("quiet", mine.length > 0);
     this.over.replaceChildren();
-    for (const run of new Set([picked, hover])) {
-      if (this.marks.has(run)) this.highlight(run, this.marks.get(run));
-    }
+    for (const run of mine) this.highlight(run, this.marks.get(run));
   }
   highlight(run, nodes) {
     for (const node of nodes) {

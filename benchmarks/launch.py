@@ -118,9 +118,7 @@ def main() -> None:
     gaps = [gap for _, (_, gap) in pairs for gap in gap]
     ms = statistics.median(took for _, (took, _) in pairs) / n * 1000
     bare_ms = statistics.median(pool for pool, _ in pairs) / n * 1000
-    print(
-        f"{n} runs of `true`, {SLOTS} slots, {repeats} repeats, Python {sys.version.split()[0]}, {os.cpu_count()} cores"
-    )
+    print(f"{n} runs of `true` on {SLOTS} slots, {repeats} repeats, {os.cpu_count()} cores")
     print(f"bare pool      {bare_ms:6.2f} ms a run     1.00 ×")
     print(f"looplab        {ms:6.2f} ms a run   {statistics.median(ratios):6.2f} ×   (folder, config, ledger, hashes)")
     print(f"exit → next start on the same slot: median {statistics.median(gaps):.2f} ms")

@@ -372,18 +372,31 @@ class LabFolder:
                         os.kill(int(entry.name), signal.SIGKILL)
 
 
-@pytest.fixture
-def make_lab(tmp_path: Path) -> Iterator[Callable[[str], LabFolder]]:
-    """Makes labs, where a test needs several."""
+@contextlib.contextmanager
+def maker(folder: Path) -> Iterator[Callable[[str], LabFolder]]:
     made: list[LabFolder] = []
 
     def make(name: str = "lab") -> LabFolder:
-        made.append(LabFolder(tmp_path / name, tmp_path / f"beside-{name}"))
+        made.append(LabFolder(folder / name, folder / f"beside-{name}"))
         return made[-1]
 
     yield make
     for lab in made:
         lab.clear_away()
+
+
+@pytest.fixture
+def make_lab(tmp_path: Path) -> Iterator[Callable[[str], LabFolder]]:
+    """Makes labs, where a test needs several."""
+    with maker(tmp_path) as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def make_shared_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], LabFolder]]:
+    """Makes labs that the tests of one file only look at."""
+    with maker(tmp_path_factory.mktemp("shared")) as make:
+        yield make
 
 
 @pytest.fixture

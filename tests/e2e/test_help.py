@@ -47,6 +47,12 @@ def test_a_completion_script_can_be_printed(lab, shell: str) -> None:
     assert "_LOOPLAB_COMPLETE" in out
 
 
+def test_the_shell_that_asks_gets_its_completion_script(lab) -> None:
+    terminal = lab.terminal("-c", f"{lab.command} --show-completion; true", program="/bin/bash")
+    assert terminal.ended() == 0
+    assert "complete_bash" in terminal.shown
+
+
 def test_completion_knows_commands_and_options(lab) -> None:
     env = {"_LOOPLAB_COMPLETE": "complete_bash", "COMP_WORDS": "looplab st", "COMP_CWORD": "1"}
     assert set(lab(env=env).out.split()) == {"status", "stop"}

@@ -11,9 +11,10 @@ import pytest
 LONG = "a reason that is much longer than any terminal is wide, so that it would be cut " * 3
 
 
-@pytest.fixture
-def done(lab):
+@pytest.fixture(scope="module")
+def done(make_shared_lab):
     """A lab in which three runs have ended, the second the best, and the third failed."""
+    lab = make_shared_lab("lab")
     lab.queue(["train.lr@set=0.3"], ["train.lr@set=0.4", "exit@set=3"], reason=LONG.strip())
     lab("run", "--concurrency", "1")
     return lab
@@ -138,6 +139,14 @@ def test_show_in_json_has_all_there_is(done) -> None:
     assert told["about"]["reason"] == LONG.strip()
 
 
+def test_show_and_diff_in_a_terminal_are_tables(done) -> None:
+    for command in (["show", "2"], ["diff", "1", "2"]):
+        terminal = done.terminal(*command)
+        assert terminal.ended() == 0
+        assert "\x1b[1m" in terminal.shown
+        assert re.search(r"train\.lr +0\.1 +0\.3", plain(terminal.shown))
+
+
 # -- logs
 
 
@@ -188,10 +197,11 @@ def test_letters_written_in_two_parts_are_followed_whole(lab, until) -> None:
     engine.ended()
 
 
-def test_logs_into_a_reader_that_stops_early_is_quiet(done) -> None:
-    (done.runs()[1] / "train.log").write_text("a line\n" * 200_000)
+def test_logs_into_a_reader_that_stops_early_is_quiet(lab) -> None:
+    lab("run")
+    (lab.runs()[0] / "train.log").write_text("a line\n" * 200_000)
     from_command = subprocess.Popen(
-        [done.command, "logs", "2"], cwd=done.folder, env=done.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [lab.command, "logs"], cwd=lab.folder, env=lab.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert from_command.stdout is not None
     assert from_command.stderr is not None

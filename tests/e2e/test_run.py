@@ -172,10 +172,10 @@ def test_a_run_leaves_all_its_files_with_what_they_promise(lab) -> None:
     lab.queue("train.lr@set=0.3")
     lab("run", "--concurrency", "1", "--", "--flag")
     base, run = lab.runs()
-    assert {path.name for path in run.iterdir()} == {
-        *("run.json", "config.json", "override.json", "config_diff.json", "capsule.json", "train.log"),
-        *("metrics.jsonl", "summary.json", "exit.json", "process.json", "seen.json"),
-    } or not (run / "process.json").exists()
+    assert {path.name for path in run.iterdir()} >= {
+        *("run.json", "config.json", "override.json", "config_diff.json", "capsule.json"),
+        *("train.log", "metrics.jsonl", "summary.json", "exit.json"),
+    }
 
     about = lab.read(run, "run.json")
     assert (about["id"], about["study"], about["n"], about["round"]) == (run.name, "toy", 2, 2)

@@ -2,8 +2,8 @@
 
 An expression is parsed as Python, walked once and turned into closures; whatever is not on the list below is refused
 when it is compiled, by name and place. Nothing of Python is reachable: a dot is a dictionary key, never an attribute,
-and the only calls are those of `FUNCTIONS`. Time and memory are bounded (length, depth, size of integers, number of
-loop steps), so text written by an agent may be evaluated in the engine.
+and the only calls are those of `operations.FUNCTIONS`. Time and memory are bounded (length, depth, size of integers,
+number of loop steps), so text written by an agent may be evaluated in the engine.
 
     train.batch_size, features.3.weight, features[3].weight, config["a b"], `train/loss`, `train/loss`.last
     numbers, texts, lists, true false null (and True False None), + - * / // % **, comparisons, in, is null,
@@ -16,16 +16,23 @@ from __future__ import annotations
 import ast
 import difflib
 import keyword
-import math
-import operator
 import re
-import reprlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from looplab.config.operations import (
+    ARITHMETIC_ERRORS,
+    BINARY,
+    COMPARE,
+    FUNCTIONS,
+    LOOPING,
+    MAX_BITS,
+    Unfit,
+    show,
+)
 from looplab.config.paths import nearest
 from looplab.errors import LabError
 
@@ -33,10 +40,6 @@ MAX_LENGTH = 2_000
 """Characters of one expression."""
 MAX_DEPTH = 100
 """How deep one expression may nest; a sum of 100 terms is that deep."""
-MAX_BITS = 1_024
-"""Bits of an integer result: as much as a float can hold."""
-MAX_ITEMS = 10_000
-"""Length of a joined text or list."""
 MAX_STEPS = 100_000
 """Loop steps of one evaluation, all loops together."""
 
@@ -93,7 +96,7 @@ class Expression:
 def compile_expression(text: str) -> Expression:
     """Read an expression; raises ExpressionError that shows the place of what is wrong."""
     if not isinstance(text, str):
-        raise ExpressionError(f"an expression must be text, not {_show(text)}")
+        raise ExpressionError(f"an expression must be text, not {show(text)}")
     if len(text) > MAX_LENGTH:
         raise ExpressionError(f"the expression is too long: {len(text)} characters, {MAX_LENGTH} are allowed")
     if not text.strip():
@@ -319,214 +322,6 @@ def _search(value: Any, keys: tuple[_Key, ...]) -> Any:
     return _MISSING
 
 
-# --- operations ----------------------------------------------------------------------------------------------------
-
-
-class _Unfit(Exception):
-    """Values an operation does not take; becomes an ExpressionError that shows the part of the text."""
-
-
-def _need_numbers(*values: Any) -> None:
-    for value in values:
-        if not isinstance(value, int | float):
-            raise _Unfit(f"{_show(value)} is not a number")
-
-
-def _bounded(value: Any) -> Any:
-    if isinstance(value, int) and value.bit_length() > MAX_BITS:
-        raise _Unfit(f"the result is too large: more than {MAX_BITS} bits")
-    return value
-
-
-def _add(left: Any, right: Any) -> Any:
-    for kind in (str, list):
-        if isinstance(left, kind) and isinstance(right, kind):
-            if len(left) + len(right) > MAX_ITEMS:
-                raise _Unfit(f"the result is too long: more than {MAX_ITEMS}")
-            return operator.add(left, right)
-    _need_numbers(left, right)
-    return _bounded(left + right)
-
-
-def _power(base: Any, exponent: Any) -> Any:
-    _need_numbers(base, exponent)
-    if isinstance(base, int) and isinstance(exponent, int) and exponent > 0:
-        if exponent > MAX_BITS or base.bit_length() * exponent > 2 * MAX_BITS:
-            raise _Unfit(f"the power is too large: an exponent up to {MAX_BITS} and {MAX_BITS} bits are allowed")
-        return _bounded(base**exponent)
-    value = base**exponent
-    if isinstance(value, complex):
-        raise _Unfit("a negative number has no fractional power")
-    return value
-
-
-def _on_numbers(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    def run(left: Any, right: Any) -> Any:
-        _need_numbers(left, right)
-        return _bounded(function(left, right))
-
-    return run
-
-
-_BINARY: dict[type[ast.operator], tuple[str, Callable[[Any, Any], Any]]] = {
-    ast.Add: ("+", _add),
-    ast.Sub: ("-", _on_numbers(operator.sub)),
-    ast.Mult: ("*", _on_numbers(operator.mul)),
-    ast.Div: ("/", _on_numbers(operator.truediv)),
-    ast.FloorDiv: ("//", _on_numbers(operator.floordiv)),
-    ast.Mod: ("%", _on_numbers(operator.mod)),
-    ast.Pow: ("**", _power),
-}
-
-
-def _contains(left: Any, right: Any) -> bool:
-    if not isinstance(right, str | list | tuple | Mapping):
-        raise _Unfit(f"{_show(right)} holds nothing to look in")
-    return left in right
-
-
-_COMPARE: dict[type[ast.cmpop], tuple[str, Callable[[Any, Any], bool]]] = {
-    ast.Eq: ("==", operator.eq),
-    ast.NotEq: ("!=", operator.ne),
-    ast.Lt: ("<", operator.lt),
-    ast.LtE: ("<=", operator.le),
-    ast.Gt: (">", operator.gt),
-    ast.GtE: (">=", operator.ge),
-    ast.In: ("in", _contains),
-    ast.NotIn: ("not in", lambda left, right: not _contains(left, right)),
-    ast.Is: ("is", operator.is_),
-    ast.IsNot: ("is not", operator.is_not),
-}
-
-
-def _items(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return value.values()
-    if isinstance(value, list | tuple | Iterator):
-        return value
-    raise _Unfit(f"{_show(value)} is not a list")
-
-
-def _minimum(*values: Any) -> Any:
-    return min(_items(values[0]) if len(values) == 1 else values)
-
-
-def _maximum(*values: Any) -> Any:
-    return max(_items(values[0]) if len(values) == 1 else values)
-
-
-def _sum(values: Any) -> Any:
-    total: Any = 0
-    for value in _items(values):
-        _need_numbers(value)
-        total += value
-    return _bounded(total)
-
-
-def _length(value: Any) -> int:
-    if isinstance(value, Iterator):
-        return sum(1 for _ in value)
-    if isinstance(value, str | list | tuple | Mapping):
-        return len(value)
-    raise _Unfit(f"{_show(value)} has no length")
-
-
-def _round(value: Any, digits: Any = None) -> Any:
-    _need_numbers(value)
-    if digits is None:
-        return _bounded(round(value))
-    if isinstance(digits, bool) or not isinstance(digits, int) or abs(digits) > 300:
-        raise _Unfit("the number of digits must be a whole number up to 300")
-    return round(value, digits)
-
-
-def _clamp(value: Any, low: Any, high: Any) -> Any:
-    _need_numbers(value, low, high)
-    if low > high:
-        raise _Unfit(f"the lower end {_show(low)} is above the upper end {_show(high)}")
-    return low if value < low else high if value > high else value
-
-
-def _to_multiple(whole: Callable[[float], int]) -> Callable[[Any, Any], Any]:
-    def run(value: Any, multiple: Any) -> Any:
-        _need_numbers(value, multiple)
-        if not multiple > 0:
-            raise _Unfit(f"the multiple must be above 0, not {_show(multiple)}")
-        if isinstance(value, int) and isinstance(multiple, int):
-            times = -(-value // multiple) if whole is math.ceil else value // multiple
-            return _bounded(times * multiple)
-        ratio = value / multiple
-        # 0.1 * 3 is a little more than 0.3: what is a multiple but for rounding stays where it is.
-        near = round(ratio)
-        times = near if math.isclose(ratio, near, rel_tol=1e-9, abs_tol=1e-9) else whole(ratio)
-        return times * multiple
-
-    return run
-
-
-def _convert(kind: type[int] | type[float]) -> Callable[[Any], Any]:
-    def run(value: Any) -> Any:
-        if not isinstance(value, str):
-            _need_numbers(value)
-        return _bounded(kind(value))
-
-    return run
-
-
-def _of_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*values: Any) -> Any:
-        _need_numbers(*values)
-        return _bounded(function(*values))
-
-    return run
-
-
-FUNCTIONS: dict[str, tuple[int, int, Callable[..., Any]]] = {
-    "min": (1, 100, _minimum),
-    "max": (1, 100, _maximum),
-    "abs": (1, 1, _of_numbers(abs)),
-    "round": (1, 2, _round),
-    "floor": (1, 1, _of_numbers(math.floor)),
-    "ceil": (1, 1, _of_numbers(math.ceil)),
-    "sqrt": (1, 1, _of_numbers(math.sqrt)),
-    "log": (1, 2, _of_numbers(math.log)),
-    "log2": (1, 1, _of_numbers(math.log2)),
-    "log10": (1, 1, _of_numbers(math.log10)),
-    "exp": (1, 1, _of_numbers(math.exp)),
-    "len": (1, 1, _length),
-    "sum": (1, 1, _sum),
-    "any": (1, 1, lambda values: any(_items(values))),
-    "all": (1, 1, lambda values: all(_items(values))),
-    "int": (1, 1, _convert(int)),
-    "float": (1, 1, _convert(float)),
-    "bool": (1, 1, bool),
-    "clamp": (3, 3, _clamp),
-    "ceil_to": (2, 2, _to_multiple(math.ceil)),
-    "floor_to": (2, 2, _to_multiple(math.floor)),
-    "isnan": (1, 1, _of_numbers(math.isnan)),
-    "isfinite": (1, 1, _of_numbers(math.isfinite)),
-}
-"""The calls an expression may make, with the least and the most arguments; `defined(name)` is the other one."""
-
-_LOOPING = {"any", "all", "sum", "min", "max", "len"}
-_ARITHMETIC_ERRORS = (TypeError, ValueError, ArithmeticError)
-
-
-class _Show(reprlib.Repr):
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxstring = self.maxother = self.maxlong = 60
-
-    def repr_int(self, value: int, level: int) -> str:
-        # Python refuses to print integers of thousands of digits.
-        if value.bit_length() > MAX_BITS:
-            return f"an integer of {value.bit_length()} bits"
-        return super().repr_int(value, level)
-
-
-_show = _Show().repr
-
-
 # --- from Python's tree to closures --------------------------------------------------------------------------------
 
 _Run = Callable[[_Scope], Any]
@@ -608,7 +403,7 @@ class _Builder:
                 self.source.fail(
                     "a loop is only allowed inside a function",
                     self.source.start(node),
-                    f"one of {' '.join(sorted(_LOOPING))}",
+                    f"one of {' '.join(sorted(LOOPING))}",
                 )
             case _:
                 self._refuse(node, node)
@@ -634,15 +429,15 @@ class _Builder:
         def run(left: Any, right: Any) -> Any:
             try:
                 return function(left, right)
-            except (_Unfit, *_ARITHMETIC_ERRORS) as error:
-                raise ExpressionError(f"`{words}`: {error} in {_show(left)} {sign} {_show(right)}") from None
+            except (Unfit, *ARITHMETIC_ERRORS) as error:
+                raise ExpressionError(f"`{words}`: {error} in {show(left)} {sign} {show(right)}") from None
 
         return run
 
     def _binary(self, node: ast.BinOp) -> _Run:
-        if type(node.op) not in _BINARY:
+        if type(node.op) not in BINARY:
             self._refuse(node.op, node)
-        operation = self._guarded(node, *_BINARY[type(node.op)])
+        operation = self._guarded(node, *BINARY[type(node.op)])
         left, right = self.build(node.left), self.build(node.right)
         return lambda scope: operation(left(scope), right(scope))
 
@@ -658,7 +453,7 @@ class _Builder:
         def run(scope: _Scope) -> Any:
             value = operand(scope)
             if not isinstance(value, int | float):
-                raise ExpressionError(f"`{words}`: {_show(value)} is not a number")
+                raise ExpressionError(f"`{words}`: {show(value)} is not a number")
             return -value if sign < 0 else +value
 
         return run
@@ -683,7 +478,7 @@ class _Builder:
         for kind, right in zip(node.ops, node.comparators, strict=True):
             if isinstance(kind, ast.Is | ast.IsNot) and not self._is_singleton(right):
                 self.source.fail("`is` asks only for null, true or false", self.source.start(right), "compare with ==")
-            steps.append((self._guarded(node, *_COMPARE[type(kind)]), self.build(right)))
+            steps.append((self._guarded(node, *COMPARE[type(kind)]), self.build(right)))
 
         def run(scope: _Scope) -> bool:
             left = first(scope)
@@ -752,7 +547,7 @@ class _Builder:
         def key(scope: _Scope) -> _Key:
             value = run(scope)
             if isinstance(value, bool) or not isinstance(value, str | int):
-                raise ExpressionError(f"`{words}`: a key must be text or a whole number, not {_show(value)}")
+                raise ExpressionError(f"`{words}`: a key must be text or a whole number, not {show(value)}")
             return value
 
         return key
@@ -807,7 +602,7 @@ class _Builder:
             )
         words = self.source.words(node)
         only = node.args[0]
-        if name in _LOOPING and len(node.args) == 1 and isinstance(only, ast.GeneratorExp | ast.ListComp):
+        if name in LOOPING and len(node.args) == 1 and isinstance(only, ast.GeneratorExp | ast.ListComp):
             arguments = [self._loop(only)]
         else:
             arguments = [self.build(argument) for argument in node.args]
@@ -816,8 +611,8 @@ class _Builder:
             values = [argument(scope) for argument in arguments]
             try:
                 return function(*values)
-            except (_Unfit, *_ARITHMETIC_ERRORS) as error:
-                shown = ", ".join("…" if isinstance(value, Iterator) else _show(value) for value in values)
+            except (Unfit, *ARITHMETIC_ERRORS) as error:
+                shown = ", ".join("…" if isinstance(value, Iterator) else show(value) for value in values)
                 raise ExpressionError(f"`{words}`: {error} in {name}({shown})") from None
 
         return run
@@ -868,7 +663,7 @@ class _Builder:
             elif isinstance(value, list | tuple):
                 pairs = enumerate(value)
             else:
-                raise ExpressionError(f"`{words}`: a loop goes over a list or a dictionary, not {_show(value)}")
+                raise ExpressionError(f"`{words}`: a loop goes over a list or a dictionary, not {show(value)}")
             where = origin(scope)
             inner = _Scope(scope.names, dict(scope.local), scope.steps)
             for key, item in pairs:

@@ -52,6 +52,7 @@ RETRY_S = 0.5
 HELD_S = 1.0
 """How long an order may be held for the run before it; after that its folder is no longer up to date."""
 FIRST_LOCK_FD = 100
+FULL_PAGE = 4096 - 16
 BEFORE_FORK = (errno.EAGAIN, errno.ENOMEM)
 """Errors of a spawn that may come before there was a new process, and so before the folder could be claimed."""
 
@@ -426,7 +427,11 @@ class Keeper:
     def strays(self) -> list[int]:
         if self.kin < 0:
             return []
-        return [pid for pid in map(int, os.pread(self.kin, 1 << 16, 0).split()) if pid not in self.children]
+        part = text = os.pread(self.kin, 1 << 16, 0)
+        while len(part) > FULL_PAGE:  # the kernel gives a page at a time
+            part = os.pread(self.kin, 1 << 16, len(text))
+            text += part
+        return [pid for pid in map(int, text.split()) if pid not in self.children]
 
     def reap(self) -> None:
         while True:

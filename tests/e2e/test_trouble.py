@@ -289,8 +289,10 @@ def test_a_disk_that_fills_up_while_a_study_runs_is_told_and_nothing_is_lost(lab
     lab("verify")
 
 
-def test_a_disk_that_is_full_after_the_first_of_two_trainings_began_loses_neither(lab, small_disk, until) -> None:
-    lab.base(wait="gate", big="x" * 600_000)
+def test_a_disk_that_is_full_after_the_first_of_two_trainings_began_loses_neither(lab, small_disk) -> None:
+    wait = "import os, time\nwhile not os.path.exists('gate'): time.sleep(0.01)\n"
+    lab.write("train.py", wait + (lab.folder / "train.py").read_text())  # writes nothing as long as the disk is full
+    lab.base(big="x" * 600_000)
     lab.queue("train.lr@set=0.2")
     filler = small_disk / "filler"
     filler.write_bytes(b"\0" * 1_100_000)  # the folder of one run fits, that of two does not

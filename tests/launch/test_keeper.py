@@ -15,7 +15,6 @@ import pytest
 
 from looplab.launch import keeper
 from looplab.launch.base import Ended, Slot
-from looplab.launch.local import find_by_mark
 
 Stand = Any
 """What the fixture `stand` gives; see conftest.py."""
@@ -127,26 +126,6 @@ def test_the_rest_of_one_run_is_not_taken_for_that_of_another(stand: Stand) -> N
     assert end.ok
     assert not end.lingered
     assert stand.alive(pid)
-
-
-def test_a_daemon_is_found_among_very_many_others(stand: Stand) -> None:
-    many = """
-import os, signal, sys
-for _ in range(800):
-    if os.fork() == 0:
-        os.setsid()
-        if os.fork():
-            os._exit(0)
-        signal.pause()
-    os.wait()
-"""
-    executor = stand.executor()
-    executor.start(
-        stand.order(stand.python(many + LEAVES, "daemon", stand.folder / "pids", stand.folder / "go"), linger=0)
-    )
-    end = stand.end(executor)
-    assert (end.code, end.lingered) == (3, True)
-    assert find_by_mark(stand.folder / "r1") == []
 
 
 def test_a_group_number_that_went_to_another_is_left_alone(stand: Stand) -> None:

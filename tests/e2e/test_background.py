@@ -232,7 +232,6 @@ def test_stop_without_an_engine_ends_what_is_still_alive(lab, until) -> None:
     assert lab.all("summary.json")[0]["status"] == "failed"
 
 
-@pytest.mark.xfail(strict=True, reason="a new engine takes wishes that were meant for the one before")
 def test_a_wish_that_the_last_engine_did_not_hear_is_not_obeyed_by_the_next_one(lab, until) -> None:
     lab.base(wait="gate")
     lab.configure(launch={**lab.study["launch"], "grace": 0.1})
@@ -298,9 +297,6 @@ def test_sigterm_stops(lab, until) -> None:
     assert lab.all("exit.json")[0]["reason"] == "stop"
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a run that is being prepared when the signal comes is started and never stopped"
-)
 def test_a_signal_that_comes_while_a_run_is_prepared_holds_for_this_run_too(lab, until) -> None:
     slow = "#!/bin/sh\ntouch asked\nwhile [ ! -e answer ]; do sleep 0.01; done\nexit 1\n"
     lab.write("bin/git", slow).chmod(0o755)  # the capsule asks it for the commit

@@ -179,7 +179,6 @@ def test_a_mistake_in_what_studies_have_in_common_is_told_where_it_stands(lab) -
     assert "lab.yaml:2: slots.count" in told(lab, "run")
 
 
-@pytest.mark.xfail(strict=True, reason="templates are filled only when a run is launched, which then fails")
 @pytest.mark.parametrize("where", ["command", "env"])
 def test_an_unknown_variable_in_a_template(lab, where: str) -> None:
     launch = lab.study["launch"]

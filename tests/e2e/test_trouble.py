@@ -69,7 +69,6 @@ def test_a_run_whose_command_cannot_be_made_fails_with_the_reason(lab) -> None:
     assert "--lr" in lab("show", "1").out
 
 
-@pytest.mark.xfail(strict=True, reason="a run that never had a folder is held for one whose folder is gone")
 def test_the_record_of_a_run_that_never_had_a_folder_is_whole(lab) -> None:
     lab.base(model={"lr": 1})
     lab.configure(launch={**lab.study["launch"], "config": {"as": "flags", "keys": "flat"}})
@@ -90,7 +89,6 @@ def test_a_run_folder_that_is_deleted_under_its_training_does_not_stop_the_study
     assert "the run's folder is gone" in lab("verify", code=1).out
 
 
-@pytest.mark.xfail(strict=True, reason="the engine ends on a queue that is broken for a moment")
 def test_a_queue_that_is_broken_for_a_moment_does_not_end_the_engine(lab) -> None:
     lab.base(wait="gate")
     lab.queue("train.lr@set=0.2", "wait@set=second")

@@ -55,6 +55,5 @@ def test_the_installed_command_can_be_killed_too(tmp_path: Path) -> None:
         time.sleep(chance.uniform(0.3, 1.0))
         process.send_signal(signal.SIGKILL)
         process.wait()
-        command = [str(LOOPLAB), "resume", "--lab", str(folder)]
-    subprocess.run([str(LOOPLAB), "resume", "--lab", str(folder)], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     check_exit_codes(folder)

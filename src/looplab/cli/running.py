@@ -152,9 +152,9 @@ def _work(setup: Setup, ledger: Ledger, json: bool) -> None:
         nonlocal asked
         asked += 1
         if number == signal.SIGTERM or asked > 1:
-            engine.stop()
+            engine.wish("stop")
         else:
-            engine.drain()
+            engine.wish("drain")
         executor.wake()
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -355,6 +355,7 @@ def plan(folder: Path | None, name: str | None, options: Options, json: bool) ->
 def _show_plan(lab: Lab, study: Study, options: Options, json: bool) -> None:
     """What would run next: the study's own planning, without a ledger to write to."""
     from looplab.decide.queue import read_queue
+    from looplab.decide.queue import waiting as queued
     from looplab.loop.decision import Decider, Rejected, decide_base
 
     setup = prepare_study(lab, study, replace(options, informal=True))
@@ -369,11 +370,7 @@ def _show_plan(lab: Lab, study: Study, options: Options, json: bool) -> None:
         decision = decide_base(base)
         if f"{base.name}@{decision.config_hash}" not in done and len(decisions) < size:
             decisions.append(decision)
-    waiting = (
-        [Proposal(r.edits, r.reason, r.proposer, r.parent, r.hypothesis, r.id) for r in record.waiting(1000)]
-        if record
-        else []
-    )
+    waiting = [queued(row) for row in record.waiting(1000)] if record else []
     taken = {row.source for row in record.proposals()} if record else set()
     for entry in study.proposers:
         if entry.queue:

@@ -28,10 +28,14 @@ class Proposal:
     hypothesis: str = ""
     id: int | None = None
     """Its number in the ledger, where it waits there."""
+    source: str | None = None
+    """Where it came from, by a name under which it is taken only once."""
 
 
 class Proposer(Protocol):
     name: str
+    problem: str | None
+    """What keeps it from proposing at the moment; the engine says so and goes on."""
 
     def propose(self, study: StudyLedger, n: int) -> list[Proposal]:
         """Up to `n` proposals, the most wanted first; none when there is nothing to propose."""

@@ -14,7 +14,7 @@ from looplab.config.edits import parse_edit
 from looplab.config.files import canonical_json, read_document
 from looplab.decide.base import Proposal
 from looplab.errors import LabError
-from looplab.ledger.study import StudyLedger
+from looplab.ledger.study import ProposalRow, StudyLedger
 
 KEYS = {"edits", "reason", "hypothesis", "parent"}
 
@@ -25,13 +25,16 @@ class QueueProposer:
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
         self._read_at: tuple[int, int] | None = None
+        self.problem: str | None = None
 
     def propose(self, study: StudyLedger, n: int) -> list[Proposal]:
-        self._take_in(study)
-        return [
-            Proposal(row.edits, row.reason, row.proposer, row.parent, row.hypothesis, row.id)
-            for row in study.waiting(n)
-        ]
+        try:
+            self._take_in(study)
+            self.problem = None
+        except LabError as error:
+            # Somebody is writing it this moment, or made a mistake: what was taken in before is still good.
+            self.problem = str(error)
+        return [waiting(row) for row in study.waiting(n)]
 
     def _take_in(self, study: StudyLedger) -> None:
         """Put new entries of the file into the ledger's queue."""
@@ -57,6 +60,11 @@ class QueueProposer:
                     source=source,
                 )
         self._read_at = stamp
+
+
+def waiting(row: ProposalRow) -> Proposal:
+    """A proposal that waits in the ledger."""
+    return Proposal(row.edits, row.reason, row.proposer, row.parent, row.hypothesis, row.id, row.source)
 
 
 def read_queue(path: Path) -> list[tuple[Proposal, str]]:

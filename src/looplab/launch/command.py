@@ -23,6 +23,10 @@ PLAIN_NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 HYDRA_KEY = re.compile(r"[A-Za-z_][\w$-]*(\.[\w$-]+)*", re.ASCII)
 HYDRA_WORD = re.compile(r"(?!(?:true|false|null|nan|inf)\Z)[a-z_][\w./:-]*", re.ASCII | re.IGNORECASE)
 """A text that needs no quotes in Hydra's override grammar."""
+VARIABLES = ("run_dir", "out_dir", "config", "run_id", "study", "lab", "slot", "devices", "python")
+"""What a template may name."""
+PLACES = ("{flags}", "{overrides}")
+"""Where the rendered config goes in a command."""
 VARIABLE = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -66,6 +70,16 @@ def fill(template: str, variables: Mapping[str, str], where: str) -> str:
     return VARIABLE.sub(replace, template)
 
 
+def check_templates(command: Sequence[str], env: Mapping[str, str]) -> None:
+    """An error if a template names what is not there."""
+    known = dict.fromkeys(VARIABLES, "")
+    for part in command:
+        if part not in PLACES:
+            fill(part, known, "launch.command")
+    for name, value in env.items():
+        fill(value, known, f"launch.env.{name}")
+
+
 def build_argv(
     template: Sequence[str],
     variables: Mapping[str, str],
@@ -76,7 +90,7 @@ def build_argv(
     argv: list[str] = []
     placed = False
     for part in template:
-        if part in ("{flags}", "{overrides}"):
+        if part in PLACES:
             argv.extend(arguments)
             placed = True
         else:

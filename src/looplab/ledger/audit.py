@@ -5,15 +5,20 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from looplab.errors import LabError
-from looplab.ledger.ledger import Ledger
+from looplab.ledger.ledger import ANCHOR, Event, Ledger
 from looplab.runs import folder
 
-COMPARED = ("status", "exit_code", "signal", "objective")
+PLANNED = {"round": "round", "proposal": "proposal", "proposer": "proposer", "parent": "parent", "base": "base",
+           "config_hash": "config"}  # fmt: skip
+ENDED = {"status": "status", "exit_code": "code", "signal": "signal", "objective": "objective"}
+"""Columns of a run with the names under which the chain says the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +46,14 @@ def audit(ledger: Ledger, lab: Path) -> Audit:
     broken = ledger.first_broken_link()
     if broken is not None:
         findings.append(Finding("chain", f"event {broken.seq}", broken.why))
-    recorded: dict[tuple[str, str], dict[str, str]] = {}
-    ended: dict[tuple[str, str], dict[str, Any]] = {}
+    told = _Told()
     for event in ledger.events():
-        if event.run is None or (broken is not None and event.seq >= broken.seq):
-            continue
-        key = (event.study, event.run)
-        if event.kind == "reindexed":
-            continue
-        if "files" in event.data:
-            recorded.setdefault(key, {}).update(event.data["files"])
-        if event.kind == "ended":
-            ended[key] = event.data
+        if broken is None or event.seq < broken.seq:
+            told.hear(event)
     if broken is None:
-        findings.extend(_compare_tables(ledger, ended))
+        findings.extend(_compare_tables(ledger, told))
     count = 0
-    for (study, run), files in recorded.items():
+    for (study, run), files in told.files.items():
         run_dir = folder.study_folder(lab, study) / run
         if not run_dir.is_dir():
             findings.append(Finding("folder", f"{study}/{run}", "the run's folder is gone"))
@@ -70,27 +67,73 @@ def audit(ledger: Ledger, lab: Path) -> Audit:
     return Audit(seq, head, count, tuple(findings))
 
 
-def _compare_tables(ledger: Ledger, ended: dict[tuple[str, str], dict[str, Any]]) -> Iterator[Finding]:
-    for row in ledger.rows("SELECT * FROM runs WHERE state='ended'"):
-        said = ended.pop((row["study"], row["id"]), None)
+@dataclass(slots=True)
+class _Told:
+    """What the chain amounts to."""
+
+    planned: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    ended: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    files: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict)
+    proposed: dict[int, dict[str, Any]] = field(default_factory=dict)
+    best: dict[str, str | None] = field(default_factory=dict)
+    rebuilt: bool = False
+    """Whether tables were rebuilt from folders: then they may know what the chain does not."""
+
+    def hear(self, event: Event) -> None:
+        key = (event.study, event.run or "")
+        match event.kind:
+            case "planned":
+                self.planned[key] = event.data
+            case "ended":
+                self.ended[key] = event.data
+            case "proposed":
+                self.proposed[event.data["proposal"]] = event.data
+            case "best":
+                self.best[event.study] = event.run
+            case "objective changed":
+                self.best[event.study] = None
+            case "reindexed":
+                self.rebuilt = True
+        if event.run is not None and event.data.get("files"):
+            self.files.setdefault(key, {}).update(event.data["files"])
+
+
+def _compare_tables(ledger: Ledger, told: _Told) -> Iterator[Finding]:
+    ended = dict(told.ended)
+    for row in ledger.rows("SELECT * FROM runs"):
+        key = (row["study"], row["id"])
         where = f"{row['study']}/{row['id']}"
-        if said is None:
-            if not _was_reindexed(ledger):
-                yield Finding("table", where, "the table says that it ended, the chain does not")
-            continue
-        for name in COMPARED:
-            if row[name] != said.get("code" if name == "exit_code" else name):
-                yield Finding("table", where, f"{name} is {row[name]!r} in the table, another in the chain")
+        sides = [(PLANNED, told.planned.get(key), "was planned")]
+        if row["state"] == "ended":
+            sides.append((ENDED, ended.pop(key, None), "has ended"))
+        for columns, said, what in sides:
+            if said is None:
+                if not told.rebuilt:
+                    yield Finding("table", where, f"the table says that it {what}, the chain does not")
+                continue
+            if told.rebuilt and columns is PLANNED:
+                said = {**said, "proposal": row["proposal"]}  # proposals got new numbers
+            for column, name in columns.items():
+                if row[column] != said.get(name):
+                    yield Finding("table", where, f"{column} is {row[column]!r} in the table, another in the chain")
     for study, run in ended:
         yield Finding("table", f"{study}/{run}", "the chain says that it ended, the table does not know it")
-
-
-def _was_reindexed(ledger: Ledger) -> bool:
-    return ledger.one("SELECT 1 FROM events WHERE kind='reindexed' LIMIT 1") is not None
+    if told.rebuilt:
+        return
+    for row in ledger.rows("SELECT * FROM proposals"):
+        said = told.proposed.get(row["id"], {})
+        same = said.get("edits") == orjson.loads(row["edits"]) and said.get("parent") == row["parent"]
+        if not same or said.get("reason") != row["reason"]:
+            yield Finding("table", f"proposal {row['id']}", "it is not in the chain as it is in the table")
+    for row in ledger.rows("SELECT name, best FROM studies"):
+        if row["best"] != told.best.get(row["name"]):
+            yield Finding("table", row["name"], f"the best run is {row['best']!r} in the table, another in the chain")
 
 
 def open_or_replace(path: Path) -> tuple[Ledger, Path | None]:
     """The ledger; one that cannot be opened is put aside under another name, never deleted."""
+    if not path.exists():
+        path.with_name(ANCHOR).unlink(missing_ok=True)  # of the chain that is gone
     try:
         ledger = Ledger(path)
         ledger.rows("PRAGMA quick_check")
@@ -100,6 +143,7 @@ def open_or_replace(path: Path) -> tuple[Ledger, Path | None]:
         path.rename(aside)
         for suffix in ("-wal", "-shm"):
             path.with_name(path.name + suffix).unlink(missing_ok=True)
+        path.with_name(ANCHOR).unlink(missing_ok=True)  # of the chain that was put aside
         return Ledger(path), aside
 
 
@@ -117,6 +161,7 @@ def reindex(ledger: Ledger, lab: Path) -> dict[str, int]:
                 names = ", ".join(row)
                 marks = ", ".join("?" * len(row))
                 ledger.execute(f"INSERT INTO runs ({names}) VALUES ({marks})", tuple(row.values()))  # noqa: S608
+                _rebuild_proposal(ledger, study, study_dir / row["id"], row)
             counted[study] = len(rows)
             _rebuild_study(ledger, study, study_dir, rows)
         ledger.record("reindexed", "", runs=counted)
@@ -151,6 +196,32 @@ def _row_of(study: str, run_dir: Path) -> dict[str, Any]:
         "verdict": summary.get("verdict"),
         "devices": max(1, len(about.get("devices", []))),
     }
+
+
+def _rebuild_proposal(ledger: Ledger, study: str, run_dir: Path, row: dict[str, Any]) -> None:
+    """The proposal that a run was made from, so that it is not taken once more."""
+    source = folder.read_json(run_dir, "run.json").get("source")
+    if source is None or ledger.one("SELECT 1 FROM proposals WHERE study=? AND source=?", (study, source)):
+        return
+    about, override = folder.read_json(run_dir, "run.json"), folder.read_json(run_dir, "override.json")
+    cursor = ledger.execute(
+        "INSERT INTO proposals"
+        " (study, round, created, proposer, source, parent, edits, reason, hypothesis, run, status)"
+        " VALUES (?,?,?,?,?,?,?,?,?,?,'accepted')",
+        (
+            study,
+            row["round"],
+            row["created"],
+            row["proposer"],
+            source,
+            row["parent"],
+            orjson.dumps(override.get("edits", [])).decode(),
+            row["reason"],
+            about.get("hypothesis", ""),
+            row["id"],
+        ),
+    )
+    ledger.execute("UPDATE runs SET proposal=? WHERE study=? AND id=?", (cursor.lastrowid, study, row["id"]))
 
 
 def _rebuild_study(ledger: Ledger, study: str, study_dir: Path, rows: list[dict[str, Any]]) -> None:

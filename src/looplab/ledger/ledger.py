@@ -7,6 +7,7 @@ put in between without `verify` seeing where. Several processes may write; SQLit
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import sqlite3
 import time
@@ -18,10 +19,12 @@ from typing import Any
 
 import orjson
 
+from looplab.config.files import write_atomic
 from looplab.errors import LabError
 from looplab.ledger.schema import TABLES, VERSION
 
 GENESIS = "0" * 64
+ANCHOR = "head"
 BUSY_S = 30.0
 CHECKPOINT_PAGES = 8000
 """How far the log grows before it is folded into the database, which waits for the disk."""
@@ -89,7 +92,23 @@ class Ledger:
                 self._db.execute(f"PRAGMA user_version={VERSION}")
 
     def close(self) -> None:
+        if self._head is not None:
+            self.anchor()
         self._db.close()
+
+    def anchor(self) -> None:
+        """Note beside the ledger where its chain ends now, so that an end cut off is seen."""
+        seq, digest = self._head or self.head()
+        with contextlib.suppress(OSError):  # a disk that is full or read-only has been told of elsewhere
+            write_atomic(self.path.with_name(ANCHOR), f"{seq} {digest}\n".encode(), sync=False)
+
+    def anchored(self) -> tuple[int, str] | None:
+        """Where the chain ended when that was last noted."""
+        try:
+            seq, digest = self.path.with_name(ANCHOR).read_text().split()
+            return int(seq), digest
+        except (OSError, ValueError):
+            return None
 
     # -- writing
 
@@ -160,7 +179,7 @@ class Ledger:
 
     def first_broken_link(self) -> Broken | None:
         """Walk the chain from its beginning."""
-        before, expected = GENESIS, 1
+        before, expected, anchored = GENESIS, 1, self.anchored()
         for row in self._db.execute("SELECT seq, at, kind, study, run, data, hash FROM events ORDER BY seq"):
             seq, at, kind, study, run, data, hash_ = row
             if seq != expected:
@@ -170,4 +189,8 @@ class Ledger:
             if link(before, seq, at, kind, study, run, data) != hash_:
                 return Broken(seq, f"event {seq} ({kind}{f' of run {run}' if run else ''}) does not match its hash")
             before, expected = hash_, seq + 1
+            if anchored is not None and anchored[0] == seq and anchored[1] != hash_:
+                return Broken(seq, f"event {seq} ({kind}) is not the one that stood there")
+        if anchored is not None and anchored[0] >= expected:
+            return Broken(expected, f"the end is cut off: there were {anchored[0]} events")
         return None

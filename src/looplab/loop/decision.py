@@ -25,6 +25,7 @@ class Decision:
     reason: str
     hypothesis: str
     proposal: int | None
+    source: str | None
     parent: str | None
     base: str
     edits: tuple[str, ...]
@@ -40,6 +41,7 @@ class Decision:
             "proposer": self.proposer,
             "reason": self.reason,
             "hypothesis": self.hypothesis,
+            "source": self.source,
             "parent": self.parent,
             "base": self.base,
             "edits": list(self.edits),
@@ -64,7 +66,7 @@ def hash_config(config: Mapping[str, Any]) -> str:
 
 def decide_base(base: Base) -> Decision:
     return Decision(
-        "base", f"base config {base.name}", "", None, None, base.name, (), base.config, hash_config(base.config),
+        "base", f"base config {base.name}", "", None, None, None, base.name, (), base.config, hash_config(base.config),
         {}, {}, base.notes,
     )  # fmt: skip
 
@@ -85,8 +87,8 @@ class Decider:
             raise Rejected(ruling.problems)
         changed = diff(parent_config, ruling.config)
         return Decision(
-            proposal.proposer, proposal.reason, proposal.hypothesis, proposal.id, parent, base.name, proposal.edits,
-            ruling.config, hash_config(ruling.config), changed,
+            proposal.proposer, proposal.reason, proposal.hypothesis, proposal.id, proposal.source, parent, base.name,
+            proposal.edits, ruling.config, hash_config(ruling.config), changed,
             changed if parent is None else diff(base.config, ruling.config), ruling.notes,
         )  # fmt: skip
 

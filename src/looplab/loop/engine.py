@@ -122,7 +122,8 @@ class Engine:
         self.progress = Progress()
         self._ledger = ledger
         self._executor = executor
-        self._tell = tell
+        self._tell_now = tell
+        self._news: list[News] = []
         self._decider = Decider(setup, self.study)
         self._preparer = Preparer(setup)
         self._planned: deque[RunRow] = deque()
@@ -133,6 +134,8 @@ class Engine:
         self._blocked: dict[str, float] = {}  # slot → when to look at its device again
         self._adopting: set[str] = set()
         self._stopping = False
+        self._wishes: list[str] = []
+        self._complaints: dict[str, str] = {}
         self._secrets = known_secrets({**os.environ, **setup.study.launch.env})
         self._finished: list[tuple[RunRow, Exit]] = []
         self._why = ""
@@ -153,15 +156,19 @@ class Engine:
         how = "failed"
         gc.freeze()  # what was imported lives as long as the engine: no need to look through it again and again
         try:
+            self.study.take_commands()  # what was asked of an engine that is gone
             self._recover()
             beat = time.monotonic()
             while not self._is_over():
                 self._obey()
                 if self._free:
+                    # Two transactions: what is decided is in the ledger before any of it is started.
                     with self._ledger.write():
                         self._plan()
+                    with self._ledger.write():
                         self._launch()
                 self._listen()
+                self._tell_news()
                 if time.monotonic() - beat > BEAT_S:
                     self.study.beat(session)
                     beat = time.monotonic()
@@ -177,11 +184,21 @@ class Engine:
         except sqlite3.OperationalError as error:
             raise HaltError(_full(str(error), self._ledger.path)) from error
         finally:
+            self._tell_news()
             with contextlib.suppress(OSError):
                 self._point()
             with contextlib.suppress(sqlite3.OperationalError):  # then the halt is being told already
                 self.study.end_session(session, how)
             self._syncer.close()
+
+    def _tell(self, news: News) -> None:
+        """Told after the transaction: whoever listens may be slow, and the ledger must not wait for them."""
+        self._news.append(news)
+
+    def _tell_news(self) -> None:
+        news, self._news = self._news, []
+        for item in news:
+            self._tell_now(item)
 
     def slot_of(self, run_id: str) -> str:
         slot = self._held.get(run_id)
@@ -290,7 +307,8 @@ class Engine:
             for proposal in proposals:
                 planned += self._judge_proposal(proposal, round_)
         if not planned:
-            self._why = "no proposer has anything left to try (add with `looplab propose`)"
+            problems = "; ".join(problem for problem in self._complaints.values() if problem)
+            self._why = problems or "no proposer has anything left to try (add with `looplab propose`)"
         return planned
 
     def _foresee(self, room: int) -> None:
@@ -304,6 +322,9 @@ class Engine:
     def _proposals(self, n: int) -> list[Proposal]:
         for proposer in self.setup.proposers:
             proposals = proposer.propose(self.study, n)
+            if proposer.problem is not None and self._complaints.get(proposer.name) != proposer.problem:
+                self._tell(News("note", f"{proposer.name}: {proposer.problem}"))
+            self._complaints[proposer.name] = proposer.problem or ""
             if proposals:
                 return proposals
         return []
@@ -317,15 +338,13 @@ class Engine:
                 parent=proposal.parent,
                 hypothesis=proposal.hypothesis,
             )
-            proposal = Proposal(
-                proposal.edits, proposal.reason, proposal.proposer, proposal.parent, proposal.hypothesis, id_
-            )
+            proposal = replace(proposal, id=id_)
         assert proposal.id is not None
         try:
             decision = self._decider.decide(proposal)
         except Rejected as rejected:
             self.study.reject(proposal.id, [_plain(problem) for problem in rejected.problems])
-            self._tell(News("rejected", f"proposal {proposal.id} ({' '.join(proposal.edits)}): {rejected}"))
+            self._tell(News("rejected", f"rejected: proposal {proposal.id} ({' '.join(proposal.edits)}): {rejected}"))
             return False
         self._take(decision, round_)
         return True
@@ -537,6 +556,7 @@ class Engine:
             folder.point(self.folder, "LATEST", self._latest.id)
         if self.best is not None:
             folder.point(self.folder, "BEST", self.best.id)
+        self._ledger.anchor()
         self._pointing = False
 
     def _note_in_book(self, runs: list[RunRow]) -> None:
@@ -562,15 +582,20 @@ class Engine:
 
     # -- what people ask
 
-    def stop(self, reason: str = "stop") -> None:
+    def wish(self, what: str) -> None:
+        """Ask for `stop` or `drain`; may be called from a signal handler. It is done between two steps, so that a run
+        which is being started at this moment is not missed."""
+        self._wishes.append(what)
+
+    def _stop(self) -> None:
         """End the running trainings; what is planned stays planned."""
         self._stopping = True
         self._why = "stopped"
         self._cancel_behind()
         for run_id in self.running:
-            self._executor.stop(run_id, reason, self.setup.study.launch.grace)
+            self._executor.stop(run_id, "stop", self.setup.study.launch.grace)
 
-    def drain(self) -> None:
+    def _drain(self) -> None:
         """Let the running trainings end; start no more."""
         self.draining = True
         self._why = "drained"
@@ -581,15 +606,17 @@ class Engine:
             self._executor.cancel(ready.run.id)
 
     def _obey(self) -> None:
+        while self._wishes:
+            self._stop() if self._wishes.pop(0) == "stop" else self._drain()
         version = self._ledger.version()
         if version == self._version:
             return
         self._version = version
         for what, data in self.study.take_commands():
             if what == "drain":
-                self.drain()
+                self._drain()
             elif what == "stop" and data.get("run") is None:
-                self.stop()
+                self._stop()
             elif what == "stop" and data["run"] in self.running:
                 self._executor.stop(data["run"], "stop", self.setup.study.launch.grace)
 

@@ -70,6 +70,7 @@ class Preparer:
             "parent": run.parent,
             "base": run.base,
             "proposer": run.proposer,
+            "source": plan.get("source"),
             "reason": run.reason,
             "hypothesis": plan["hypothesis"],
             "formal": not self._setup.options.informal,

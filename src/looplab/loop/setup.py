@@ -17,7 +17,7 @@ from looplab.errors import LabError
 from looplab.guard.guard import Guard
 from looplab.guard.knobs import Knob
 from looplab.launch.base import Slot
-from looplab.launch.command import find_program
+from looplab.launch.command import check_templates, find_program
 from looplab.launch.devices import Devices
 from looplab.launch.slots import make_slots
 from looplab.launch.tracking import has_wandb_key
@@ -174,6 +174,7 @@ def prepare(lab: Lab, study: Study, options: Options) -> Setup:
             hint="--informal runs without, and says so",
         )
     cwd = inside(lab.folder, study.launch.cwd, "launch.cwd")
+    check_templates(study.launch.command, study.launch.env)
     if "{" not in study.launch.command[0]:
         find_program(study.launch.command[0], cwd, study.launch.env)
     for path in study.data:

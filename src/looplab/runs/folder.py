@@ -6,6 +6,7 @@ The first process of the training creates `train.log`; the keeper adds `process.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -40,7 +41,8 @@ def create(folder: Path, files: Mapping[str, bytes]) -> dict[str, str]:
     for name, content in files.items():
         descriptor = os.open(f"{target}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
-            os.write(descriptor, content)
+            if os.write(descriptor, content) != len(content):  # a disk that fills up takes a part and says nothing
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), target)
         finally:
             os.close(descriptor)
     try:

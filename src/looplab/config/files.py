@@ -125,7 +125,7 @@ def write_config(path: Path, data: Any, *, sync: bool = True) -> None:
     write_atomic(path, _dump(data, _form(path), path, YamlStyle()), sync=sync)
 
 
-def write_atomic(path: Path, content: bytes, *, sync: bool = True) -> None:
+def write_atomic(path: Path | str, content: bytes, *, sync: bool = True) -> None:
     """Write a file so that a reader finds the old content or the new one; with `sync` it also outlives a power cut."""
     folder, name = os.path.split(path)
     if not name:

@@ -121,6 +121,7 @@ class LocalExecutor:
         self._events: list[Event] = []
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._wake_r, selectors.EVENT_READ, "wake")
+        self._start_keeper()  # now, so that it is up when the first run is decided on
 
     def wake(self) -> None:
         """Make a `poll` that waits return at once; may be called from a signal handler or another thread."""

@@ -234,4 +234,4 @@ def _rebuild_study(ledger: Ledger, study: str, study_dir: Path, rows: list[dict[
     open_rounds = {row[0] for row in ledger.rows("SELECT round FROM runs WHERE study=? AND state!='ended'", (study,))}
     for n in range(1, rounds + 1):
         closed = None if n in open_rounds or n == rounds else now
-        ledger.execute("INSERT INTO rounds VALUES (?,?,?,?)", (study, n, first, closed))
+        ledger.execute("INSERT INTO rounds VALUES (?,?,?,?,1)", (study, n, first, closed))

@@ -17,6 +17,7 @@ CREATE TABLE IF NOT EXISTS studies (
 
 CREATE TABLE IF NOT EXISTS rounds (
     study TEXT NOT NULL, n INTEGER NOT NULL, created REAL NOT NULL, closed REAL,
+    filled INTEGER NOT NULL DEFAULT 0,     -- 1: all its runs are decided on
     PRIMARY KEY (study, n)
 );
 

@@ -146,6 +146,15 @@ class StudyLedger:
         self.ledger.record("round began", self.study, round=n)
         return n
 
+    def fill_round(self, n: int) -> None:
+        """All runs of the round are decided on."""
+        self.ledger.execute("UPDATE rounds SET filled=1 WHERE study=? AND n=?", (self.study, n))
+
+    def unfilled_round(self) -> int | None:
+        """A round in whose planning an engine was interrupted."""
+        row = self.ledger.one("SELECT n FROM rounds WHERE study=? AND closed IS NULL AND filled=0", (self.study,))
+        return row["n"] if row else None
+
     def close_round(self, n: int) -> None:
         with self.ledger.write():
             self.ledger.execute("UPDATE rounds SET closed=? WHERE study=? AND n=?", (time.time(), self.study, n))
@@ -238,7 +247,10 @@ class StudyLedger:
             " created, devices) VALUES (?,?,?,?,?,?,?,?,?,?,'planned',?,?)",
             (self.study, id_, n, round, proposal, proposer, parent, base, reason, config_hash, now, devices),
         )
-        self.ledger.execute("INSERT INTO plans VALUES (?,?,?)", (self.study, id_, dump_json(dict(body)).decode()))
+        self.ledger.execute(
+            "INSERT INTO plans VALUES (?,?,?)",
+            (self.study, id_, dump_json({k: v for k, v in body.items() if v is not None}).decode()),
+        )
         if proposal is not None:
             self.ledger.execute(
                 "UPDATE proposals SET status='accepted', run=?, round=? WHERE id=?", (id_, round, proposal)

@@ -47,6 +47,8 @@ BEAT_S = 5.0
 DEVICE_CHECK_S = 2.0
 LEFT_BEHIND = ("metrics.jsonl", "trainer_summary.json", "train.log")
 """What a trainer leaves in its folder that must not change afterwards."""
+AHEAD = 64
+"""A larger round is decided in portions, so that slots need not wait until all of it is."""
 NO_LIMIT = 1 << 30
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
@@ -129,6 +131,8 @@ class Engine:
         self._planned: deque[RunRow] = deque()
         self._plans: dict[str, Decision] = {}
         self._free: deque[Slot] = deque(setup.slots)
+        self._bases = [decide_base(base) for base in setup.bases]  # those that may still need a run of their own
+        self._filling: tuple[int, int] | None = None  # a round that is not decided to its end: its number, what is left
         self._held: dict[str, Slot] = {}
         self._behind: dict[str, Ready] = {}  # slot → the run that the executor starts there next, by itself
         self._blocked: dict[str, float] = {}  # slot → when to look at its device again
@@ -226,6 +230,9 @@ class Engine:
         self.study.forget_plans()
         slots = {slot.name: slot for slot in self.setup.slots}
         folder.sweep(self.folder)
+        unfilled = self.study.unfilled_round()
+        if unfilled is not None and not self.setup.options.continuous:
+            self._filling = (unfilled, self.setup.round_size - len(self.study.runs(round=unfilled)))
         for run in self.study.runs(state="planned") + self.study.runs(state="running"):
             run_dir = self.folder / run.id
             folder.sweep(run_dir)
@@ -267,12 +274,19 @@ class Engine:
         continuous = self.setup.options.continuous
         if not continuous and (self.running or self._finished):
             return
+        if self._filling is not None:
+            self._fill()
+            if self._planned:
+                return
         room = self._budget_left()
         if room <= 0:
             return
         current = self.study.open_round()
         if continuous:
-            self._decide(current or self.study.begin_round(), min(room, len(self._free)))
+            if current is None:
+                current = self.study.begin_round()
+                self.study.fill_round(current)
+            self._decide(current, min(room, len(self._free)))
             self._foresee(room)
             return
         if current is not None:
@@ -284,22 +298,38 @@ class Engine:
             self._why = f"all {limit} round(s) are done"
             return
         n = self.study.begin_round()
-        if self._decide(n, min(room, self.setup.round_size)):
-            self._tell(News("round", f"round {n}: {len(self._planned)} run(s)"))
+        size = min(room, self.setup.round_size)
+        planned = self._decide(n, min(size, AHEAD))
+        if planned:
+            self._filling = (n, size - planned) if planned == AHEAD < size else None
+            if self._filling is None:
+                self.study.fill_round(n)
+            self._tell(News("round", f"round {n}: {planned if self._filling is None else size} run(s)"))
             self._foresee(room if limit is None else min(room, (limit - used) * self.setup.round_size))
         else:
             # Nothing to try: the round is as if it had not been.
             self._ledger.execute("DELETE FROM rounds WHERE study=? AND n=?", (self.study.study, n))
 
+    def _fill(self) -> None:
+        """Decide on a few more runs of a large round, while its first ones are at work already."""
+        if self._filling is None or len(self._planned) >= AHEAD or self.draining or self._stopping:
+            return
+        n, left = self._filling
+        with self._ledger.write():
+            planned = self._decide(n, min(left, 2 * len(self.setup.slots)))
+            self._filling = (n, left - planned) if planned and planned < left else None
+            if self._filling is None:
+                self.study.fill_round(n)
+
     def _decide(self, round_: int, room: int) -> int:
         """Fill up to `room` places with bases not run yet and with proposals that pass the guard."""
         planned = 0
-        done = self.study.bases_planned()
-        for base in self.setup.bases:
-            decision = decide_base(base)
-            if planned < room and f"{base.name}@{decision.config_hash}" not in done:
-                self._take(decision, round_)
-                planned += 1
+        if self._bases:
+            done = self.study.bases_planned()
+            self._bases = [b for b in self._bases if f"{b.base}@{b.config_hash}" not in done]
+        while self._bases and planned < room:
+            self._take(self._bases.pop(0), round_)
+            planned += 1
         while planned < room:
             proposals = self._proposals(room - planned)
             if not proposals:
@@ -476,6 +506,7 @@ class Engine:
                 self._latest = newest if self._latest is None or newest.n > self._latest.n else self._latest
                 self._pointing = True
             self._syncer.request()
+        self._fill()
         if self._pointing and time.monotonic() - self._pointed > POINT_S:
             self._point()
         self._read_gauges()

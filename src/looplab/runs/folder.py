@@ -29,7 +29,8 @@ def study_folder(lab: Path, study: str) -> Path:
 def create(folder: Path, files: Mapping[str, bytes]) -> dict[str, str]:
     """Make the run folder with these files, whole; gives the SHA-256 of each. An existing one keeps what it has."""
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-    target = f"{folder.parent}/.{folder.name}.new"
+    parent, name = os.path.split(folder)
+    target = f"{parent}/.{name}.new"
     try:
         os.mkdir(target)
     except FileNotFoundError:
@@ -64,9 +65,9 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def write_json(folder: Path, name: str, data: Mapping[str, Any]) -> str:
-    """Write a JSON file of the run whole; gives its SHA-256."""
-    content = dump_json(dict(data))
-    write_atomic(folder / name, content, sync=False)
+    """Write a JSON file of the run whole; gives its SHA-256. The data is our own, and finite."""
+    content = dump_json(dict(data), finite=True)
+    write_atomic(f"{folder}/{name}", content, sync=False)
     return hashlib.sha256(content).hexdigest()
 
 

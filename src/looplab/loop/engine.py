@@ -27,7 +27,7 @@ from looplab.launch.base import Event, Executor, Exit, Order, Refused, Slot, Sta
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import RunRow, StudyLedger
 from looplab.loop.decision import Decider, Decision, Rejected, decide_base
-from looplab.loop.measuring import Gauge, summarise
+from looplab.loop.measuring import Gauge, left_nothing, summarise
 from looplab.loop.prepare import PREPARED, Preparer
 from looplab.loop.setup import Setup
 from looplab.report import labbook
@@ -543,10 +543,12 @@ class Engine:
     def _record(self, run: RunRow, exit_: Exit) -> RunRow:
         """Read what the run measured and write down how it ended."""
         run_dir = self.folder / run.id
-        gauge = self.gauges.pop(run.id, None) or Gauge(self.setup.study, run_dir)
+        gauge = self.gauges.pop(run.id, None)
+        if gauge is None and not left_nothing(run_dir):
+            gauge = Gauge(self.setup.study, run_dir)
         if self._secrets:
             scrub_file(run_dir / "train.log", self._secrets)
-        summary, status, objective = summarise(run, gauge, exit_)
+        summary, status, objective = summarise(run, self.setup.study, gauge, exit_)
         files: dict[str, str] = {}
         if run_dir.is_dir():
             files["summary.json"] = folder.write_json(run_dir, "summary.json", summary)
@@ -604,7 +606,9 @@ class Engine:
 
     def _read_gauges(self) -> None:
         now = time.monotonic()
-        for run_id in self.running:
+        for run_id, run in self.running.items():
+            if run.started is None and run_id not in self._adopting:
+                continue  # it has only just begun
             gauge = self.gauges.get(run_id)
             if gauge is None:
                 gauge = self.gauges[run_id] = Gauge(self.setup.study, self.folder / run_id, polled=now)

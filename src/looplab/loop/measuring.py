@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,15 +59,31 @@ def status_of(exit_: Exit) -> str:
     return "ok" if exit_.code == 0 else "failed"
 
 
-def summarise(run: RunRow, gauge: Gauge, exit_: Exit) -> tuple[dict[str, Any], str, float | None]:
+OWN = frozenset(
+    {"run.json", "config.json", "config.yaml", "config.toml", "override.json", "config_diff.json", "capsule.json",
+     "process.json", "exit.json", "train.log"}
+)  # fmt: skip
+"""What is in a run folder even if the trainer leaves nothing."""
+
+
+def left_nothing(run_dir: Path) -> bool:
+    """Whether the trainer neither wrote a file nor printed a word: then there is nothing to read."""
+    try:
+        return OWN.issuperset(os.listdir(run_dir)) and os.stat(f"{run_dir}/train.log").st_size == 0
+    except FileNotFoundError:
+        return False
+
+
+def summarise(run: RunRow, study: Study, gauge: Gauge | None, exit_: Exit) -> tuple[dict[str, Any], str, float | None]:
     """`summary.json`, the status and the objective. A run that did not end well has no objective; a metric that was
     not measured is missing, never 0."""
-    # The last line of a run that was killed may be half a line, and half a number is a wrong one.
-    gauge.poll(final=exit_.signal is None)
+    if gauge is not None:
+        # The last line of a run that was killed may be half a line, and half a number is a wrong one.
+        gauge.poll(final=exit_.signal is None)
     status = status_of(exit_)
-    wanted = gauge.study.objective
-    value = gauge.objective() if status == "ok" else None
-    metrics = gauge.summariser.result()
+    wanted = study.objective
+    value = gauge.objective() if gauge is not None and status == "ok" else None
+    metrics = gauge.summariser.result() if gauge is not None else {}
     notes = []
     if exit_.message:
         notes.append(exit_.message)
@@ -90,7 +107,7 @@ def summarise(run: RunRow, gauge: Gauge, exit_: Exit) -> tuple[dict[str, Any], s
         "seconds": seconds,
         "cpu_s": None if exit_.user_s is None else round(exit_.user_s + (exit_.system_s or 0.0), 3),
         "max_rss_mb": None if exit_.max_rss_kb is None else round(exit_.max_rss_kb / 1024, 1),
-        "steps": gauge.step,
+        "steps": gauge.step if gauge is not None else None,
         "objective": None
         if wanted is None
         else {"metric": wanted.metric, "goal": wanted.goal, "at": wanted.at, "value": value},

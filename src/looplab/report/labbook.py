@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 
 NAME = "labbook.md"
@@ -14,9 +15,13 @@ def _cell(text: str) -> str:
     return " ".join(text.replace("|", "/").split()) or "-"
 
 
+@lru_cache(maxsize=8)
+def _stamp(second: int) -> str:
+    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def line(at: float, action: str, observation: str, outcome: str, next_: str) -> str:
-    stamp = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return "- " + " | ".join([stamp, *map(_cell, (action, observation, outcome, next_))])
+    return "- " + " | ".join([_stamp(int(at)), *map(_cell, (action, observation, outcome, next_))])
 
 
 def append(study_dir: Path, study: str, lines: list[str]) -> None:

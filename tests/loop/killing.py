@@ -63,8 +63,8 @@ def engine_life(folder: Path, continuous: bool) -> None:
         executor.close()
 
 
-def live_and_die(folder: Path, continuous: bool, seconds: float) -> bool:
-    """Start an engine, kill it after so many seconds; True if it came to its end before."""
+def born(folder: Path, continuous: bool) -> int:
+    """An engine in a process of its own; gives its pid."""
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -73,6 +73,12 @@ def live_and_die(folder: Path, continuous: bool, seconds: float) -> bool:
             status = 0
         finally:
             os._exit(status)
+    return pid
+
+
+def live_and_die(folder: Path, continuous: bool, seconds: float) -> bool:
+    """Start an engine, kill it after so many seconds; True if it came to its end before."""
+    pid = born(folder, continuous)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -95,15 +101,7 @@ def kill_again_and_again(folder: Path, seed: int, kills: int, continuous: bool, 
 
 
 def finish(folder: Path, continuous: bool) -> None:
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            engine_life(folder, continuous)
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitpid(pid, 0)[1] == 0
+    assert os.waitpid(born(folder, continuous), 0)[1] == 0
 
 
 def check_nothing_lost(folder: Path) -> list[RunRow]:

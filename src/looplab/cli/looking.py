@@ -50,8 +50,7 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
             best = facts["best"]
             output.say(f"  best: {best['id']} with {facts['metric']} = {output.number(best['objective'])}")
         record = StudyLedger(ledger, study.study)
-        rows = record.runs(state="running") + record.runs(limit=LATEST)
-        seen: set[str] = set()
+        rows = {run.id: run for run in record.runs(state="running") + record.runs(limit=LATEST)}
         output.table(
             ("run", "round", "by", "slot", "status", facts["metric"] or "objective", "time", "why"),
             [
@@ -65,8 +64,7 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
                     output.seconds(run.seconds),
                     run.reason,
                 )
-                for run in rows
-                if not (run.id in seen or seen.add(run.id))  # type: ignore[func-returns-value]
+                for run in rows.values()
             ],
         )
         output.say()
@@ -116,11 +114,28 @@ def show(folder: Path | None, name: str | None, run_name: str, json: bool) -> No
     if changes.get("base"):
         _show_diff(changes["base"], "base", run.id)
     if summary.get("metrics"):
-        keys = ("first", "last", "best", "best_step", "n")
-        output.table(
-            ("metric", *keys),
-            [(m, *(output.number(values.get(k), 6) for k in keys)) for m, values in summary["metrics"].items()],
-        )
+        _show_metrics(summary["metrics"])
+
+
+def _show_metrics(metrics: dict[str, Any]) -> None:
+    """A row a metric; canonical ones by their groups, the others after them."""
+    from looplab.measure.summary import GROUPS, group_of
+
+    keys = ("first", "last", "best", "best_step", "n")
+    order = [*GROUPS, None]
+    grouped = any(group_of(name) for name in metrics)
+    names = sorted(metrics, key=lambda name: order.index(group_of(name))) if grouped else list(metrics)
+    output.table(
+        (*(("group",) if grouped else ()), "metric", *keys),
+        [
+            (
+                *((group_of(name) or "-",) if grouped else ()),
+                name,
+                *(output.number(metrics[name].get(key), 6) for key in keys),
+            )
+            for name in names
+        ],
+    )
 
 
 def _recorded_notes(place: Place, run: RunRow) -> list[str]:

@@ -174,7 +174,7 @@ class Budget(Part):
 
 class Measure(Part):
     sources: Literal["auto"] | list[str] = "auto"
-    aliases: dict[str, Texts] = Field(default_factory=dict)
+    aliases: Literal["act_ot"] | dict[str, Texts] = Field(default_factory=dict)
     stdout: Texts = Field(default_factory=list)
     goals: dict[str, Literal["max", "min"]] = Field(default_factory=dict)
 

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 from looplab.errors import LabError
 from looplab.measure.base import Batch, Curve, Source
 from looplab.measure.json_file import JsonFile
+from looplab.measure.summary import ALIASES
 
 KINDS = ("jsonl", "wandb", "tensorboard", "csv", "stdout", "trainer_summary")
 """What a user can name, the most trusted first: where two kinds know the same metric, the earlier one is believed."""
@@ -104,11 +105,13 @@ class Reader:
         self,
         run_dir: Path | str,
         kinds: Sequence[str] | Literal["auto"] = "auto",
-        aliases: Mapping[str, Sequence[str]] | None = None,
+        aliases: Mapping[str, Sequence[str]] | Literal["act_ot"] | None = None,
         stdout_patterns: Sequence[str] = (),
     ) -> None:
         self._run_dir = os.fspath(run_dir)
         self._ranks, self._fallbacks = _ranks(kinds)
+        if isinstance(aliases, str):
+            aliases = ALIASES
         self._rename = {other: name for name, others in (aliases or {}).items() for other in others}
         self._preference = {
             other: place for others in (aliases or {}).values() for place, other in enumerate(others, 1)

@@ -51,6 +51,13 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "evaluation": ("eval/offline_eval/avg_loss", "eval/offline_eval/avg_l1"),
 }
 """The canonical names by what they tell, for tables."""
+_GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
+
+
+def group_of(metric: str) -> str | None:
+    """The group of a canonical name, where it has one."""
+    return _GROUP_OF.get(metric)
+
 
 _MAX = frozenset(
     {

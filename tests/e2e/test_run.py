@@ -228,7 +228,7 @@ def test_json_of_run_is_one_object_a_line_and_ends_with_the_outcome(lab) -> None
     assert lines[-1]["best"] == lab.runs()[1].name
 
 
-def test_the_lab_book_has_a_line_for_each_run(lab) -> None:
+def test_the_lab_book_has_a_line_for_each_decision_and_each_run(lab) -> None:
     lab.queue("train.lr@set=0.3")
     lab("run", "--concurrency", "1")
     base, run = (path.name for path in lab.runs())
@@ -236,11 +236,15 @@ def test_the_lab_book_has_a_line_for_each_run(lab) -> None:
     assert book.startswith("# Lab book of toy\n")
     lines = [line[2:].split(" | ") for line in book.splitlines() if line.startswith("- ")]
     assert [line[1] for line in lines] == [
+        "round 1 decided",
         f"run {base} (round 1, base): base config configs/base.json",
+        "round 2 decided",
         f"run {run} (round 2, queue): try 1",
     ]
-    assert re.fullmatch(r"loss = 0\.3333\d*", lines[1][2])
-    assert lines[1][3] == "ok, best so far"
+    assert f"best so far: {base}" in lines[2][2]
+    assert lines[2][4] == "try 1"
+    assert re.fullmatch(r"loss = 0\.3333\d*", lines[3][2])
+    assert lines[3][3] == "ok, best so far"
     for line in lines:
         datetime.strptime(line[0], "%Y-%m-%dT%H:%M:%SZ")
 

@@ -126,6 +126,7 @@ class Engine:
         self._executor = executor
         self._tell_now = tell
         self._news: list[News] = []
+        self._lines: list[str] = []  # for the lab book
         self._decider = Decider(setup, self.study)
         self._preparer = Preparer(setup)
         self._planned: deque[RunRow] = deque()
@@ -188,8 +189,8 @@ class Engine:
         except sqlite3.OperationalError as error:
             raise HaltError(_full(str(error), self._ledger.path)) from error
         finally:
-            self._tell_news()
             with contextlib.suppress(OSError):
+                self._tell_news()
                 self._point()
             with contextlib.suppress(sqlite3.OperationalError):  # then the halt is being told already
                 self.study.end_session(session, how)
@@ -200,6 +201,9 @@ class Engine:
         self._news.append(news)
 
     def _tell_news(self) -> None:
+        if self._lines:
+            labbook.append(self.folder, self.study.study, self._lines)
+            self._lines = []
         news, self._news = self._news, []
         for item in news:
             self._tell_now(item)
@@ -304,11 +308,23 @@ class Engine:
             self._filling = (n, size - planned) if planned == AHEAD < size else None
             if self._filling is None:
                 self.study.fill_round(n)
-            self._tell(News("round", f"round {n}: {planned if self._filling is None else size} run(s)"))
+            count = planned if self._filling is None else size
+            self._tell(News("round", f"round {n}: {count} run(s)"))
+            self._book_round(n, count)
             self._foresee(room if limit is None else min(room, (limit - used) * self.setup.round_size))
         else:
             # Nothing to try: the round is as if it had not been.
             self._ledger.execute("DELETE FROM rounds WHERE study=? AND n=?", (self.study.study, n))
+
+    def _book_round(self, n: int, count: int) -> None:
+        """A line on what was decided, and on what grounds."""
+        wanted = self.setup.study.objective
+        seen = "nothing measured yet"
+        if self.best is not None and self.best.objective is not None and wanted is not None:
+            seen = f"best so far: {self.best.id} with {wanted.metric} = {self.best.objective:.6g}"
+        reasons = [run.reason for run in self._planned if run.reason]
+        following = "; ".join(reasons[:4]) + (f"; and {len(reasons) - 4} more" if len(reasons) > 4 else "")
+        self._lines.append(labbook.line(time.time(), f"round {n} decided", seen, f"{count} run(s)", following))
 
     def _fill(self) -> None:
         """Decide on a few more runs of a large round, while its first ones are at work already."""

@@ -201,9 +201,7 @@ class Engine:
         self._news.append(news)
 
     def _tell_news(self) -> None:
-        if self._lines:
-            labbook.append(self.folder, self.study.study, self._lines)
-            self._lines = []
+        self._write_in_book()
         news, self._news = self._news, []
         for item in news:
             self._tell_now(item)
@@ -610,15 +608,19 @@ class Engine:
 
     def _note_in_book(self, runs: list[RunRow]) -> None:
         wanted = self.setup.study.objective
-        lines = []
         for run in runs:
             observed = "no objective measured"
             if run.objective is not None and wanted is not None:
                 observed = f"{wanted.metric} = {run.objective:.6g}"
             action = f"run {run.id} (round {run.round}, {run.proposer}): {run.reason}"
             outcome = f"{run.status}" + (", best so far" if self.best is not None and self.best.id == run.id else "")
-            lines.append(labbook.line(run.ended or time.time(), action, observed, outcome, ""))
-        labbook.append(self.folder, self.study.study, lines)
+            self._lines.append(labbook.line(run.ended or time.time(), action, observed, outcome, ""))
+        self._write_in_book()
+
+    def _write_in_book(self) -> None:
+        lines, self._lines = self._lines, []
+        if lines:
+            labbook.append(self.folder, self.study.study, lines)
 
     def _read_gauges(self) -> None:
         now = time.monotonic()

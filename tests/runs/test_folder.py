@@ -19,10 +19,12 @@ def test_a_folder_appears_whole(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_engine_left_half_done_does_not_stand_in_the_way(tmp_path: Path) -> None:
-    (tmp_path / ".0001-abcd.new").mkdir()
-    (tmp_path / ".0001-abcd.new" / "run.json").write_text("torn")
-    folder.create(tmp_path / "0001-abcd", {"run.json": b"{}"})
-    assert (tmp_path / "0001-abcd" / "run.json").read_bytes() == b"{}"
+    (tmp_path / "0001-abcd").mkdir()
+    (tmp_path / "0001-abcd" / "config.json").write_text("torn")
+    assert folder.run_folders(tmp_path) == []
+    folder.create(tmp_path / "0001-abcd", {"run.json": b"{}", "config.json": b'{"x":1}'})
+    assert folder.run_folders(tmp_path) == [tmp_path / "0001-abcd"]
+    assert (tmp_path / "0001-abcd" / "config.json").read_bytes() == b'{"x":1}'
 
 
 def test_a_folder_that_never_started_is_brought_up_to_date(tmp_path: Path) -> None:
@@ -34,8 +36,8 @@ def test_a_folder_that_never_started_is_brought_up_to_date(tmp_path: Path) -> No
 
 
 def test_sweeping_spares_what_is_not_ours(tmp_path: Path) -> None:
-    for name in (".tmp-1-2", ".hydra", ".0001-abcd.new"):
-        (tmp_path / name).mkdir() if name != ".tmp-1-2" else (tmp_path / name).write_text("")
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".tmp-1-2").write_text("")
     folder.sweep(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == [".hydra"]
 

@@ -1,7 +1,7 @@
 """The folder of a run: what stands in it, and how it comes to be whole.
 
-A folder is prepared under a hidden name and renamed into place, so that it is there with all its files or not at all.
-The first process of the training creates `train.log`; the keeper adds `process.json` and `exit.json`.
+`run.json` is written last: a folder that has it is whole, and one that has not is not yet a run. The first process of
+the training creates `train.log`; the keeper adds `process.json` and `exit.json`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,34 +26,29 @@ def study_folder(lab: Path, study: str) -> Path:
 
 
 def create(folder: Path, files: Mapping[str, bytes]) -> dict[str, str]:
-    """Make the run folder with these files, whole; gives the SHA-256 of each. An existing one keeps what it has."""
+    """Make the run folder with these files, `run.json` last; gives the SHA-256 of each.
+
+    A folder that is there already (prepared before the engine died, but never started) is brought up to date.
+    """
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-    parent, name = os.path.split(folder)
-    target = f"{parent}/.{name}.new"
+    names = sorted(files, key="run.json".__eq__)
+    target = str(folder)
     try:
         os.mkdir(target)
     except FileNotFoundError:
         folder.parent.mkdir(parents=True, exist_ok=True)
         os.mkdir(target)
-    except FileExistsError:  # of an engine that was killed here
-        shutil.rmtree(target)
-        os.mkdir(target)
-    for name, content in files.items():
+    except FileExistsError:
+        for name in names:
+            write_atomic(f"{target}/{name}", files[name], sync=False)
+        return hashes
+    for name in names:
         descriptor = os.open(f"{target}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
-            if os.write(descriptor, content) != len(content):  # a disk that fills up takes a part and says nothing
+            if os.write(descriptor, files[name]) != len(files[name]):  # a disk that fills up takes a part, silently
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), target)
         finally:
             os.close(descriptor)
-    try:
-        os.rename(target, folder)
-    except OSError:
-        if not folder.is_dir():
-            raise
-        # It was prepared before the engine died, but never started: its files are brought up to date.
-        for name in files:
-            os.replace(f"{target}/{name}", folder / name)
-        shutil.rmtree(target)
     return hashes
 
 
@@ -121,8 +115,6 @@ def sweep(folder: Path) -> None:
     """Remove what a writer of ours that was killed left half done; nothing else that is hidden."""
     for path in folder.glob(".tmp-*"):
         path.unlink(missing_ok=True)
-    for path in folder.glob(".*.new"):
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def require(folder: Path) -> Path:

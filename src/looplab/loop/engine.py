@@ -566,16 +566,13 @@ class Engine:
         files: dict[str, str] = {}
         if run_dir.is_dir():
             files["summary.json"] = folder.write_json(run_dir, "summary.json", summary)
-            files |= folder.hash_files(run_dir, LEFT_BEHIND)
+            files |= folder.hash_files(run_dir, LEFT_BEHIND if gauge is not None else ("train.log",))
         note = "; ".join(summary["notes"]) or None
         self.study.ended(
             run.id, status=status, code=exit_.code, signal=exit_.signal, started=exit_.started,
             ended=exit_.ended or time.time(), objective=objective, files=files, note=note,
         )  # fmt: skip
-        row = replace(
-            run, state="ended", status=status, exit_code=exit_.code, signal=exit_.signal, objective=objective,
-            started=exit_.started or run.started, ended=exit_.ended or time.time(),
-        )  # fmt: skip
+        row = run.over(status, exit_.code, exit_.signal, exit_.started, exit_.ended or time.time(), objective)
         self.progress.done += 1
         self.progress.failed += status == "failed"
         if row.seconds is not None:

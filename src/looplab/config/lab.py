@@ -103,13 +103,21 @@ class ConfigRendering(Part):
 
     as_: Literal["file", "flags", "hydra", "env"] = Field("file", alias="as")
     format: Literal["json", "yaml", "toml"] = "json"
+    """`file`: the format of the file at {config}."""
     case: Literal["kebab", "snake"] = "kebab"
+    """`flags`: `--learning-rate` or `--learning_rate`."""
     keys: Literal["dotted", "flat"] = "dotted"
+    """`flags`: `--train.learning-rate`, or only the last part, `--learning-rate`."""
     booleans: Literal["switch", "value"] = "switch"
+    """`flags`: `--anneal` / `--no-anneal`, or `--anneal True`."""
     separator: Literal["space", "equals"] = "space"
+    """`flags`: `--lr 0.1` or `--lr=0.1`."""
     only: Literal["all", "changed"] | None = None
+    """Which keys: all, or those that differ from the base (the default for Hydra, which has a base of its own)."""
     prefix: str = ""
+    """`env`: what the names begin with."""
     skip: Texts = Field(default_factory=list)
+    """Top-level keys that are not for the trainer."""
 
 
 class Launch(Part):

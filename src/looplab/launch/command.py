@@ -11,10 +11,10 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from looplab.config.lab import ConfigRendering as Rendering
 from looplab.config.paths import Concrete, show
 from looplab.errors import LabError
 
@@ -28,29 +28,6 @@ VARIABLES = ("run_dir", "out_dir", "config", "run_id", "study", "lab", "slot", "
 PLACES = ("{flags}", "{overrides}")
 """Where the rendered config goes in a command."""
 VARIABLE = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_]*)\}")
-
-
-@dataclass(frozen=True, slots=True)
-class Rendering:
-    """How the config reaches the trainer."""
-
-    as_: Literal["file", "flags", "hydra", "env"] = "file"
-    format: Literal["json", "yaml", "toml"] = "json"
-    """`file`: the format of the file at {config}."""
-    case: Literal["kebab", "snake"] = "kebab"
-    """`flags`: `--learning-rate` or `--learning_rate`."""
-    keys: Literal["dotted", "flat"] = "dotted"
-    """`flags`: `--train.learning-rate`, or only the last part, `--learning-rate`."""
-    booleans: Literal["switch", "value"] = "switch"
-    """`flags`: `--anneal` / `--no-anneal`, or `--anneal True`."""
-    separator: Literal["space", "equals"] = "space"
-    """`flags`: `--lr 0.1` or `--lr=0.1`."""
-    only: Literal["all", "changed"] | None = None
-    """Which keys: all, or those that differ from the base (the default for Hydra, which has a base of its own)."""
-    prefix: str = ""
-    """`env`: what the names begin with."""
-    skip: tuple[str, ...] = field(default=())
-    """Top-level keys that are not for the trainer."""
 
 
 def fill(template: str, variables: Mapping[str, str], where: str) -> str:

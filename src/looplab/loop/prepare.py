@@ -13,7 +13,7 @@ from typing import Any
 from looplab.config.files import dump_json, write_config
 from looplab.config.paths import leaves, show
 from looplab.launch.base import Order, Slot
-from looplab.launch.command import Rendering, build_argv, fill, find_program, render, render_environment
+from looplab.launch.command import build_argv, fill, find_program, render, render_environment
 from looplab.launch.slots import slot_environment
 from looplab.launch.tracking import wandb_environment
 from looplab.ledger.study import RunRow
@@ -36,7 +36,7 @@ class Preparer:
         self._launch = study.launch
         self._outputs = folder.study_folder(setup.lab, study.study)
         self._cwd = inside(setup.lab, self._launch.cwd, "launch.cwd")
-        self._rendering = Rendering(**{**self._launch.config.model_dump(), "skip": tuple(self._launch.config.skip)})
+        self._rendering = self._launch.config
         data = [inside(setup.lab, path, "data") for path in study.data]
         self._capsules = Capsules(setup.lab, self._outputs, data)
         self._host = socket.gethostname()

@@ -15,7 +15,7 @@ HOSTILE = "<script>alert(1)</script> | [x](javascript:alert(1)) `code` **bold** 
 
 def report_of(maker: Any) -> str:
     facts = gather(maker.lab, maker.study, maker.record)
-    return render(facts, knob_importance(facts))
+    return render(facts, knob_importance(facts)[0])
 
 
 def tables(report: str) -> list[list[str]]:

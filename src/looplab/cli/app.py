@@ -277,6 +277,24 @@ def diff(
 
 
 @app.command()
+def reproduce(
+    run: RunName = "BEST",
+    tolerance: Annotated[float | None, typer.Option(help="What counts as the same; the noise if not said.")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the code that was checked out.")] = False,
+    lab: LabOption = None,
+    study: StudyOption = None,
+    json: Json = False,
+) -> None:
+    """Run a run once more from its capsule and compare.
+
+    Its code is checked out beside the lab if it is another than today's. Exit code 1: not reproduced.
+    """
+    from looplab.cli import reproducing
+
+    reproducing.reproduce(lab, study, run, tolerance, keep, json)
+
+
+@app.command()
 def report(lab: LabOption = None, study: StudyOption = None, json: Json = False) -> None:
     """Write the study's reports anew: Markdown, HTML, plots.
 

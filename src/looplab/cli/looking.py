@@ -18,6 +18,7 @@ from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import RunRow, StudyLedger, Usage
 from looplab.loop.lock import engine_pid
+from looplab.report.judged import Point, judged_now, points, watched
 from looplab.runs import folder as run_folder
 from looplab.runs.redact import redact_text
 
@@ -46,13 +47,24 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
             f" {used['device_hours']:.3g} device-hours"
             + (f"; {facts['waiting']} proposal(s) wait" if facts["waiting"] else "")
         )
-        if facts["best"]:
+        court = facts["judge"]
+        if court:
+            output.say(f"  {court['headline']}")
+            for test in court["tests"]:
+                output.say(f"  under test: {test['run']}, {test['runs']} run(s), {test['look']} look(s) so far")
+            for alarm in court["alarms"]:
+                output.say(f"  ALARM: {alarm}")
+        elif facts["best"]:
             best = facts["best"]
             output.say(f"  best: {best['id']} with {facts['metric']} = {output.number(best['objective'])}")
         record = StudyLedger(ledger, study.study)
         rows = {run.id: run for run in record.runs(state="running") + record.runs(limit=LATEST)}
         output.table(
-            ("run", "round", "by", "slot", "status", facts["metric"] or "objective", "time", "why"),
+            (
+                *("run", "round", "by", "slot", "status", facts["metric"] or "objective"),
+                *(("verdict",) if court else ()),
+                *("time", "why"),
+            ),
             [
                 (
                     run.id,
@@ -61,6 +73,7 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
                     run.slot or "-",
                     run.status or run.state,
                     output.number(run.objective),
+                    *((run.verdict or _repeats(run) or "-",) if court else ()),
                     output.seconds(run.seconds),
                     run.reason,
                 )
@@ -75,12 +88,15 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
 def _status_of(lab: Path, study: Study, ledger: Ledger | None) -> dict[str, Any]:
     metric = study.objective.metric if study.objective else None
     facts: dict[str, Any] = {"study": study.study, "engine": None, "metric": metric, "counts": {}, "best": None}
+    facts["judge"] = None
     if ledger is None:
         return {**facts, "used": asdict(Usage(0, 0, 0.0, 0.0)), "waiting": 0, "running": []}
     record = StudyLedger(ledger, study.study)
     best = record.best()
+    court = judged_now(study, record)
     return {
         **facts,
+        "judge": {**asdict(court), "headline": court.headline, "standing": court.standing} if court else None,
         "engine": engine_pid(lab, study.study),
         "counts": record.counts(),
         "used": asdict(record.usage()),
@@ -90,6 +106,10 @@ def _status_of(lab: Path, study: Study, ledger: Ledger | None) -> dict[str, Any]
     }
 
 
+def _repeats(run: RunRow) -> str:
+    return f"{run.role} of {run.twin}" if run.twin else ""
+
+
 def show(folder: Path | None, name: str | None, run_name: str, json: bool) -> None:
     place = open_place(folder, name)
     run = place.record.run(run_name)
@@ -97,10 +117,11 @@ def show(folder: Path | None, name: str | None, run_name: str, json: bool) -> No
     summary = run_folder.read_json(run_dir, "summary.json")
     changes = run_folder.read_json(run_dir, "config_diff.json")
     about = run_folder.read_json(run_dir, "run.json")
+    point = next((point for point in points(place.record.runs()).values() if run in (*point.runs, *point.copies)), None)
+    evidence = place.record.verdicts().get(point.run.id if point else run.id)
     if json:
-        output.print_json(
-            {"run": asdict(run), "folder": str(run_dir), "about": about, "changes": changes, "summary": summary}
-        )
+        told = {"run": asdict(run), "folder": str(run_dir), "about": about, "changes": changes, "summary": summary}
+        output.print_json({**told, "verdict": evidence, "point": _point(point) if point else None})
         return
     when = datetime.fromtimestamp(run.created, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     output.say(f"run {run.id} of {run.study}, round {run.round}, {when}")
@@ -109,12 +130,34 @@ def show(folder: Path | None, name: str | None, run_name: str, json: bool) -> No
     output.say(f"  by {run.proposer}: {run.reason}")
     output.say(f"  from {run.parent or run.base}" + (f", slot {run.slot}" if run.slot else ""))
     output.say(f"  {run_dir}")
+    if run.twin:
+        output.say(f"  {_repeats(run)}, seed {run.seed}")
+    if point is not None and len(point.runs) > 1:
+        output.say(f"  {point.run.id} over all its seeds: {point.shown}")
+    if evidence is not None:
+        of = f" of {point.run.id}" if point and point.run.id != run.id else ""
+        output.say(f"  verdict{of}: {evidence['verdict']}. {evidence['why']}")
+        for flag in evidence.get("flags", ()):
+            output.say(f"  flag: {flag}")
+    for seen in watched(place.record):
+        if seen.run == run.id:
+            output.say(f"  watched: {seen.rule}: {seen.text}" + ("; stopped" if seen.stops else ""))
     for note in [*about.get("notes", []), *summary.get("notes", _recorded_notes(place, run))]:
         output.say(f"  note: {note}")
     if changes.get("base"):
         _show_diff(changes["base"], "base", run.id)
     if summary.get("metrics"):
         _show_metrics(summary["metrics"])
+
+
+def _point(point: Point) -> dict[str, Any]:
+    return {
+        "run": point.run.id,
+        "runs": [run.id for run in point.runs],
+        "mean": point.mean,
+        "sd": point.sd,
+        "n": len(point.values),
+    }
 
 
 def _show_metrics(metrics: dict[str, Any]) -> None:

@@ -25,13 +25,17 @@ from looplab.launch.local import LocalExecutor, is_alive, read_json
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import RunRow, StudyLedger
 from looplab.loop.decision import Decision
-from looplab.loop.engine import Ending, Engine, News
+from looplab.loop.engine import Ending, Engine, Outcome
 from looplab.loop.lock import StudyLock, engine_pid
+from looplab.loop.planning import News
 from looplab.loop.setup import Options, Setup, missing_for_formal
 from looplab.report.desk import Desk
 from looplab.runs.redact import HIDDEN, redact_argv
 
-STYLES = {"rejected": "yellow", "waiting": "yellow", "adopted": "cyan", "round": "bold", "note": "dim"}
+STYLES = {
+    "rejected": "yellow", "waiting": "yellow", "adopted": "cyan", "round": "bold", "note": "dim",
+    "alarm": "bold yellow", "judged": "magenta",
+}  # fmt: skip
 START_S = 20.0
 
 
@@ -114,11 +118,16 @@ def _save_options(ledger: Ledger, study: str, options: Options) -> None:
     ledger.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (f"options:{study}", text))
 
 
-def _saved_options(ledger: Ledger, study: str) -> Options:
+def last_options(ledger: Ledger, study: str) -> Options:
+    """What was said with the last `run`."""
     row = ledger.one("SELECT value FROM meta WHERE key=?", (f"options:{study}",))
     if row is None:
         raise LabError(f"study {study!r} was never run", hint="start it with `looplab run`")
-    options = Options.from_dict(orjson.loads(row["value"]))
+    return Options.from_dict(orjson.loads(row["value"]))
+
+
+def _saved_options(ledger: Ledger, study: str) -> Options:
+    options = last_options(ledger, study)
     if any(HIDDEN in word for word in options.extra):
         raise LabError("the last `run` had a secret among the trainer's arguments, which is not kept",
                        hint="go on with `looplab run … -- …`, or give it in the environment")  # fmt: skip
@@ -128,7 +137,7 @@ def _saved_options(ledger: Ledger, study: str) -> Options:
 # -- the engine in this terminal
 
 
-def _work(setup: Setup, ledger: Ledger, json: bool) -> None:
+def drive(setup: Setup, ledger: Ledger, json: bool) -> Outcome:
     """Run the engine here, to its end; the caller holds the study's lock."""
     executor = LocalExecutor()
     live = Live(lambda: _engine_snapshot(engine))
@@ -164,10 +173,15 @@ def _work(setup: Setup, ledger: Ledger, json: bool) -> None:
             for note in setup.notes:
                 tell(News("note", note))
             desk.catch_up(StudyLedger(ledger, setup.study.study))
-            outcome = engine.run()
+            return engine.run()
     finally:
         executor.close()
         desk.close()
+
+
+def _work(setup: Setup, ledger: Ledger, json: bool) -> None:
+    """Run the engine here and say what came of it."""
+    outcome = drive(setup, ledger, json)
     record = StudyLedger(ledger, setup.study.study)
     counts = record.counts()
     if json:
@@ -184,25 +198,37 @@ def _work(setup: Setup, ledger: Ledger, json: bool) -> None:
 
 
 def show_leaders(record: StudyLedger, study: Study, limit: int = 12) -> None:
-    """The final table: the best runs first."""
+    """The final table: a row for each config that was tried, the best first."""
+    from looplab.report.judged import points
+
     objective = study.objective
-    runs = record.leaders(objective.goal, limit) if objective else record.runs(limit=limit)
-    shown = {run.id for run in runs}
-    runs += [run for run in record.runs(limit=limit) if run.id not in shown][: limit - len(runs)]
+    sign = -1.0 if objective and objective.goal == "max" else 1.0
+    found = list(points(record.runs()).values())
     best = record.best()
+    leaders = [point for point in found if objective and point.mean is not None]
+    leaders.sort(
+        key=lambda point: (best is None or point.run.id != best.id or not study.judge, sign * (point.mean or 0))
+    )
+    shown = leaders[:limit]
+    taken = {point.run.id for point in shown}
+    rest = [point for point in found if point.run.id not in taken]
+    shown += rest[len(rest) - min(len(rest), limit - len(shown)) :]
+    metric = objective.metric if objective else "objective"
+    columns = ("run", "round", "by", "status", metric, *(("verdict",) if study.judge else ()), "time", "why")
     output.table(
-        ("run", "round", "by", "status", objective.metric if objective else "objective", "time", "why"),
+        columns,
         [
             (
-                run.id + (" *" if best and run.id == best.id else ""),
-                str(run.round),
-                run.proposer,
-                run.status or run.state,
-                output.number(run.objective),
-                output.seconds(run.seconds),
-                run.reason,
+                point.run.id + (" *" if best and point.run.id == best.id else ""),
+                str(point.run.round),
+                point.run.proposer,
+                point.run.status or point.run.state,
+                point.shown if point.mean is not None else "-",
+                *((point.run.verdict or "-",) if study.judge else ()),
+                output.seconds(point.run.seconds),
+                point.run.reason,
             )
-            for run in runs
+            for point in shown
         ],
     )
 
@@ -218,8 +244,18 @@ def _closing_words(setup: Setup, record: StudyLedger, why: str, counts: dict[str
             f"a failed run: `looplab {'logs' if printed else 'show'} {bad.id}` shows "
             + ("what it printed" if printed else "why")
         )
+    from looplab.report.judged import judged_now
+
+    court = judged_now(setup.study, record)
     best = record.best()
-    if best is not None:
+    if court is not None:
+        for alarm in court.alarms:
+            output.say(f"ALARM: {alarm}")
+        if court.champion is None:
+            output.say(court.headline)
+        else:
+            output.say(f"champion: {court.champion}, {court.standing}   {outputs / court.champion}")
+    elif best is not None:
         output.say(f"best: {best.id} (one run is a hint, not a result)   {outputs / best.id}")
     output.say(f"lab book: {outputs / 'labbook.md'}")
     output.say(f"report: {outputs / 'report.html'}")

@@ -149,10 +149,185 @@ class Normalise(Part):
     to: ExpressionText
 
 
-class Queue(Part):
-    """Proposals of a person, from a file or from `looplab propose`."""
+class Search(Part):
+    """An optimiser over the knobs."""
+
+    sampler: Literal["tpe", "cmaes", "gp", "random", "grid", "qmc"] = "tpe"
+    seed: int = 0
+    startup: int | None = Field(None, ge=1)
+    """Measured runs before the sampler relies on what it has learned; its own default if not said."""
+
+
+class Source(Part):
+    """Who proposes: exactly one of queue, rules, search."""
 
     queue: InLab | None = None
+    """Proposals of people, from a file or from `looplab propose`."""
+    rules: InLab | None = None
+    """A rules.yaml, or a rules.py with `decide(summary, history)`."""
+    search: Search | None = None
+    variants: int = Field(1, ge=1)
+    """`rules`: how many proposals one run may lead to."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_search(cls, data: Any) -> Any:
+        if isinstance(data, dict) and isinstance(data.get("search"), str):
+            return {**data, "search": {"sampler": data["search"]}}
+        return data
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Source:
+        said = self.model_fields_set & {"queue", "rules", "search"}
+        if len(said) != 1:
+            raise ValueError("a proposer is one of queue, rules, search; give each its own entry")
+        if "variants" in self.model_fields_set and self.rules is None:
+            raise ValueError("variants belongs to rules")
+        return self
+
+
+class Diverge(Part):
+    metric: str
+    factor: float = Field(10.0, gt=1)
+    """How many times worse than its best value so far."""
+    after: float = 0.0
+    """Steps before it is looked at."""
+
+
+class Plateau(Part):
+    metric: str
+    over: float = Field(gt=0)
+    """Steps without progress."""
+    least: float = Field(0.0, ge=0)
+    """What counts as progress, as a share of the best value so far."""
+
+
+class Prune(Part):
+    """An Optuna pruner, on any trainer."""
+
+    pruner: Literal["median", "asha", "hyperband", "threshold"] = "median"
+    metric: str | None = None
+    """The study's objective if not said."""
+    startup: int = Field(5, ge=0)
+    """Ended runs before anything is pruned (median)."""
+    warmup: float = Field(0.0, ge=0)
+    """Steps that no run is pruned in."""
+    every: float | None = Field(None, gt=0)
+    """Look only at every so many steps; at every row if not said."""
+    lower: float | None = None
+    upper: float | None = None
+    """`threshold`: what the metric must stay between."""
+    min_resource: int = Field(1, ge=1)
+    reduction_factor: int = Field(3, ge=2)
+    max_resource: int | None = Field(None, ge=1)
+    """`asha`, `hyperband`: in rows of the metric."""
+
+
+class Alert(Part):
+    command: list[str] | None = Field(None, min_length=1)
+    """An argv; the alarm reaches it as JSON on stdin."""
+    webhook: str | None = None
+    """An http(s) address that gets the alarm as JSON."""
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Alert:
+        if (self.command is None) == (self.webhook is None):
+            raise ValueError("an alert is a command or a webhook")
+        if self.webhook is not None and not self.webhook.startswith(("http://", "https://")):
+            raise ValueError("a webhook begins with http:// or https://")
+        return self
+
+
+WATCHED = ("when", "nan", "diverge", "stall", "timeout", "plateau", "budget", "prune")
+
+
+class WatchRule(Part):
+    """What to look out for while a run is at work, and what to do then."""
+
+    name: str | None = None
+    when: ExpressionText | None = None
+    """An expression over `step`, `seconds` and the metrics: `step >= 300 and train.ot_pi_sum < 1e-6`."""
+    nan: bool | Texts = False
+    """NaN or infinity in any metric, or in these."""
+    diverge: Diverge | None = None
+    stall: Duration | None = None
+    """No new row for this long."""
+    timeout: Duration | None = None
+    plateau: Plateau | None = None
+    budget: bool = False
+    """The study's wall-clock or device budget is used."""
+    prune: Prune | None = None
+    stop: bool | None = None
+    """Whether the run is ended; it is if nothing else is asked for."""
+    requeue: list[EditText] = Field(default_factory=list)
+    """Edits under which the run is tried again; ends the run too."""
+    requeues: int = Field(3, ge=1)
+    """How often in a row, from one run to the next."""
+    note: str | None = None
+    alert: Alert | None = None
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> WatchRule:
+        said = [name for name in WATCHED if getattr(self, name) not in (None, False)]
+        if len(said) != 1:
+            raise ValueError(f"a watch rule looks out for exactly one of {', '.join(WATCHED)}")
+        return self
+
+    @property
+    def kind(self) -> str:
+        return next(name for name in WATCHED if getattr(self, name) not in (None, False))
+
+    @property
+    def stops(self) -> bool:
+        if self.requeue:
+            return True
+        return self.stop if self.stop is not None else self.note is None and self.alert is None
+
+
+def parse_effect(value: Any) -> Any:
+    """`0.002`, or `0.5%` of the champion."""
+    if isinstance(value, str) and value.strip().endswith("%"):
+        return {"relative": float(value.strip()[:-1]) / 100}
+    return {"absolute": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+class Effect(Part):
+    absolute: float = Field(0.0, ge=0)
+    relative: float = Field(0.0, ge=0)
+
+
+class Judge(Part):
+    """How a challenger becomes the champion."""
+
+    by: Literal["test", "ratchet"] = "test"
+    """`ratchet`: a single run, any improvement; no statistics."""
+    floor: int = Field(5, ge=2)
+    """Seeds of the base, before anything is compared with it."""
+    replicates: int = Field(3, ge=2)
+    """Pairs at the first look at a challenger."""
+    most: int = Field(24, ge=2)
+    """Pairs at the last look."""
+    alpha: float = Field(0.05, gt=0, lt=0.5)
+    """How likely a study may promote anything that is not better."""
+    min_effect: Annotated[Effect, BeforeValidator(parse_effect)] = Field(default_factory=Effect)
+    """What is too small to matter: `0.002`, or `0.5%` of the champion."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Judge:
+        if self.most < self.replicates:
+            raise ValueError("most is the number of pairs at the last look, at least as many as replicates")
+        return self
+
+
+class Holdout(Part):
+    """A metric that nobody looks at but the judge, and only before a promotion."""
+
+    metric: str
+    goal: Literal["max", "min"] | None = None
+    """As the objective's if not said."""
+    at: Annotated[str, AfterValidator(check_at)] = "last"
+    budget: int = Field(10, ge=1)
+    """How often it may be asked in the whole study."""
 
 
 class Slots(Part):
@@ -219,7 +394,15 @@ class Study(Part):
     normalise: list[Normalise] = Field(default_factory=list)
     derive: dict[str, ExpressionText] = Field(default_factory=dict)
     constraints: list[ExpressionText] = Field(default_factory=list)
-    proposers: list[Queue] = Field(default_factory=list)
+    seed: str | None = None
+    """The config's key of the random seed; found by its name if not said."""
+    holdout: Holdout | None = None
+    proposers: list[Source] = Field(default_factory=list)
+    mix: Literal["bandit", "order"] = "bandit"
+    """How several proposers share the study: by their merits so far, or each fills what the ones before it leave."""
+    watch: list[WatchRule] = Field(default_factory=list)
+    judge: Judge | None = None
+    """Without one, what is best is only a hint."""
     round_size: int | None = Field(None, ge=1)
     slots: Slots = Field(default_factory=Slots)
     budget: Budget = Field(default_factory=Budget)
@@ -227,7 +410,26 @@ class Study(Part):
     track: Track = Field(default_factory=Track)
     require: Require = Field(default_factory=Require)
     data: TextsInLab = Field(default_factory=list)
+    evaluator: TextsInLab = Field(default_factory=list)
+    """Files that measure: a run under other ones cannot be compared."""
     needs_exec: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_judge(cls, data: Any) -> Any:
+        if isinstance(data, dict) and isinstance(data.get("judge"), str):
+            named = data["judge"]
+            return {**data, "judge": None if named == "none" else {"by": named}}
+        return data
+
+    @model_validator(mode="after")
+    def _measurable(self) -> Study:
+        for key, given in (("judge", self.judge), ("holdout", self.holdout)):
+            if given is not None and self.objective is None:
+                raise ValueError(f"{key} needs an objective: say which metric counts")
+        if self.objective is not None and self.holdout is not None and self.holdout.metric == self.objective.metric:
+            raise ValueError("the held-out metric is another one than the objective")
+        return self
 
 
 class Lab:

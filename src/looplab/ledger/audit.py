@@ -16,7 +16,7 @@ from looplab.ledger.ledger import ANCHOR, Event, Ledger
 from looplab.runs import folder
 
 PLANNED = {"round": "round", "proposal": "proposal", "proposer": "proposer", "parent": "parent", "base": "base",
-           "config_hash": "config"}  # fmt: skip
+           "config_hash": "config", "twin": "twin", "warm": "warm"}  # fmt: skip
 ENDED = {"status": "status", "exit_code": "code", "signal": "signal", "objective": "objective"}
 """Columns of a run with the names under which the chain says the same."""
 
@@ -76,6 +76,7 @@ class _Told:
     files: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict)
     proposed: dict[int, dict[str, Any]] = field(default_factory=dict)
     best: dict[str, str | None] = field(default_factory=dict)
+    verdicts: dict[tuple[str, str], str] = field(default_factory=dict)
     rebuilt: bool = False
     """Whether tables were rebuilt from folders: then they may know what the chain does not."""
 
@@ -90,6 +91,8 @@ class _Told:
                 self.proposed[event.data["proposal"]] = event.data
             case "best":
                 self.best[event.study] = event.run
+            case "judged":
+                self.verdicts[key] = event.data["verdict"]
             case "objective changed":
                 self.best[event.study] = None
             case "reindexed":
@@ -116,6 +119,8 @@ def _compare_tables(ledger: Ledger, told: _Told) -> Iterator[Finding]:
             for column, name in columns.items():
                 if row[column] != said.get(name):
                     yield Finding("table", where, f"{column} is {row[column]!r} in the table, another in the chain")
+        if not told.rebuilt and row["verdict"] != told.verdicts.get(key):
+            yield Finding("table", where, f"the verdict is {row['verdict']!r} in the table, another in the chain")
     for study, run in ended:
         yield Finding("table", f"{study}/{run}", "the chain says that it ended, the table does not know it")
     if told.rebuilt:
@@ -193,8 +198,13 @@ def _row_of(study: str, run_dir: Path) -> dict[str, Any]:
         "exit_code": summary.get("exit_code"),
         "signal": summary.get("signal"),
         "objective": (summary.get("objective") or {}).get("value"),
-        "verdict": summary.get("verdict"),
+        "verdict": (summary.get("verdict") or {}).get("verdict"),
         "devices": max(1, len(about.get("devices", []))),
+        "role": about.get("role") or ("base" if about["proposer"] == "base" else "trial"),
+        "point": about.get("point") or about["config_hash"],
+        "seed": about.get("seed"),
+        "twin": about.get("twin"),
+        "warm": about.get("warm"),
     }
 
 

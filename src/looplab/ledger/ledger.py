@@ -21,7 +21,7 @@ import orjson
 
 from looplab.config.files import write_atomic
 from looplab.errors import LabError
-from looplab.ledger.schema import TABLES, VERSION
+from looplab.ledger.schema import TABLES, UPGRADES, VERSION
 
 GENESIS = "0" * 64
 ANCHOR = "head"
@@ -77,16 +77,17 @@ class Ledger:
 
     def _prepare(self) -> None:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if version not in (0, VERSION):
+        if version > VERSION:
             raise LabError(f"the ledger is of version {version}, this looplab knows {VERSION}", file=self.path)
         self._db.execute("PRAGMA journal_mode=WAL")
         # A commit survives the death of any process. What a power cut may take back is bounded by `runs.durable`.
         self._db.execute("PRAGMA synchronous=NORMAL")
         self._db.execute("PRAGMA temp_store=MEMORY")
         self._db.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
-        if version == 0:
+        if version < VERSION:
             with self.write():
-                for statement in TABLES.split(";\n"):
+                scripts = [TABLES] if version == 0 else [UPGRADES[v] for v in range(version, VERSION)]
+                for statement in (part for script in scripts for part in script.split(";\n")):
                     if statement.strip():
                         self._db.execute(statement)
                 self._db.execute(f"PRAGMA user_version={VERSION}")

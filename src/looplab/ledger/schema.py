@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-VERSION = 1
+VERSION = 2
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -12,7 +12,8 @@ CREATE TABLE IF NOT EXISTS studies (
     created REAL NOT NULL,
     objective TEXT,              -- metric name
     goal TEXT,                   -- max | min
-    best TEXT                    -- run id of the best measured run
+    best TEXT,                   -- run id of the champion; without a judge, of the best measured run
+    docket TEXT                  -- what the judge has decided so far
 );
 
 CREATE TABLE IF NOT EXISTS rounds (
@@ -42,11 +43,17 @@ CREATE TABLE IF NOT EXISTS runs (
     slot TEXT, pid INTEGER, created REAL NOT NULL, started REAL, ended REAL,
     exit_code INTEGER, signal INTEGER, objective REAL, verdict TEXT,
     devices INTEGER NOT NULL DEFAULT 1,
+    role TEXT NOT NULL DEFAULT 'trial',    -- base | trial | replicate | control | reproduction
+    point TEXT NOT NULL DEFAULT '',        -- hash of the config without its seed
+    seed INTEGER,
+    twin TEXT,                             -- the run that it repeats
+    warm TEXT,                             -- the run whose checkpoint it starts from
     PRIMARY KEY (study, n)
 );
 CREATE UNIQUE INDEX IF NOT EXISTS runs_id ON runs (study, id);
 CREATE INDEX IF NOT EXISTS runs_open ON runs (study, state) WHERE state != 'ended';
 CREATE INDEX IF NOT EXISTS runs_config ON runs (study, config_hash);
+CREATE INDEX IF NOT EXISTS runs_point ON runs (study, point);
 CREATE INDEX IF NOT EXISTS runs_objective ON runs (study, objective) WHERE objective IS NOT NULL;
 
 CREATE TABLE IF NOT EXISTS plans (          -- what a planned run will be; gone once its folder is there
@@ -73,3 +80,18 @@ CREATE TABLE IF NOT EXISTS events (
     data TEXT NOT NULL, hash TEXT NOT NULL
 );
 """
+
+UPGRADES = {
+    1: """
+ALTER TABLE studies ADD COLUMN docket TEXT;
+ALTER TABLE runs ADD COLUMN role TEXT NOT NULL DEFAULT 'trial';
+ALTER TABLE runs ADD COLUMN point TEXT NOT NULL DEFAULT '';
+ALTER TABLE runs ADD COLUMN seed INTEGER;
+ALTER TABLE runs ADD COLUMN twin TEXT;
+ALTER TABLE runs ADD COLUMN warm TEXT;
+CREATE INDEX runs_point ON runs (study, point);
+UPDATE runs SET role='base' WHERE proposer='base';
+UPDATE runs SET point=config_hash;
+""",
+}
+"""What makes the tables of a version into those of the next."""

@@ -48,6 +48,15 @@ class RunRow:
     objective: float | None
     verdict: str | None
     devices: int
+    role: str
+    """base | trial | replicate | control | reproduction"""
+    point: str
+    """The hash of its config without the seed: runs of one point differ by chance only."""
+    seed: int | None
+    twin: str | None
+    """The run that it repeats."""
+    warm: str | None
+    """The run whose checkpoint it starts from."""
 
     def over(
         self,
@@ -62,7 +71,7 @@ class RunRow:
         return RunRow(
             self.study, self.id, self.n, self.round, self.proposal, self.proposer, self.parent, self.base, self.reason,
             self.config_hash, "ended", status, self.slot, self.pid, self.created, started or self.started, ended, code,
-            signal, objective, self.verdict, self.devices,
+            signal, objective, self.verdict, self.devices, self.role, self.point, self.seed, self.twin, self.warm,
         )  # fmt: skip
 
     @property
@@ -221,10 +230,13 @@ class StudyLedger:
             )
             return cursor.lastrowid
 
-    def waiting(self, limit: int) -> list[ProposalRow]:
+    def waiting(self, limit: int, proposer: str | None = None) -> list[ProposalRow]:
         """Proposals in the queue, oldest first."""
-        sql = "SELECT * FROM proposals WHERE study=? AND status='waiting' ORDER BY id LIMIT ?"
-        return [_proposal(row) for row in self.ledger.rows(sql, (self.study, limit))]
+        sql = (
+            "SELECT * FROM proposals WHERE study=?1 AND status='waiting' AND (?2 IS NULL OR proposer=?2)"
+            " ORDER BY id LIMIT ?3"
+        )
+        return [_proposal(row) for row in self.ledger.rows(sql, (self.study, proposer, limit))]
 
     def count_waiting(self) -> int:
         sql = "SELECT count(*) FROM proposals WHERE study=? AND status='waiting'"
@@ -254,6 +266,11 @@ class StudyLedger:
         config_hash: str,
         devices: int,
         body: Mapping[str, Any],
+        role: str = "trial",
+        point: str = "",
+        seed: int | None = None,
+        twin: str | None = None,
+        warm: str | None = None,
     ) -> RunRow:
         """Decide on a run. From here on it will be run, once, whatever dies in between."""
         n = (self._planned or self._last_run()) + 1
@@ -262,8 +279,26 @@ class StudyLedger:
         now = time.time()
         self.ledger.execute(
             "INSERT INTO runs (study, id, n, round, proposal, proposer, parent, base, reason, config_hash, state,"
-            " created, devices) VALUES (?,?,?,?,?,?,?,?,?,?,'planned',?,?)",
-            (self.study, id_, n, round, proposal, proposer, parent, base, reason, config_hash, now, devices),
+            " created, devices, role, point, seed, twin, warm) VALUES (?,?,?,?,?,?,?,?,?,?,'planned',?,?,?,?,?,?,?)",
+            (
+                self.study,
+                id_,
+                n,
+                round,
+                proposal,
+                proposer,
+                parent,
+                base,
+                reason,
+                config_hash,
+                now,
+                devices,
+                role,
+                point or config_hash,
+                seed,
+                twin,
+                warm,
+            ),
         )
         self.ledger.execute(
             "INSERT INTO plans VALUES (?,?,?)",
@@ -275,11 +310,12 @@ class StudyLedger:
             )
         self.ledger.record(
             "planned", self.study, id_, round=round, proposal=proposal, proposer=proposer, parent=parent, base=base,
-            config=config_hash,
+            config=config_hash, role=role, **{k: v for k, v in (("twin", twin), ("warm", warm)) if v is not None},
         )  # fmt: skip
         return RunRow(
             self.study, id_, n, round, proposal, proposer, parent, base, reason, config_hash, "planned",
-            None, None, None, now, None, None, None, None, None, None, devices,
+            None, None, None, now, None, None, None, None, None, None, devices, role, point or config_hash, seed,
+            twin, warm,
         )  # fmt: skip
 
     def _last_run(self) -> int:
@@ -414,10 +450,63 @@ class StudyLedger:
         sql = "SELECT id FROM runs WHERE study=? AND config_hash=?"
         return [row["id"] for row in self.ledger.rows(sql, (self.study, config_hash))]
 
+    def runs_open(self) -> list[RunRow]:
+        """Runs that are decided on or at work."""
+        sql = f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND state != 'ended' ORDER BY n"  # noqa: S608 (fixed)
+        return [_run(row) for row in self.ledger.rows(sql, (self.study,))]
+
+    def runs_of(self, point: str) -> list[str]:
+        """The runs of a config, whatever their seeds."""
+        sql = "SELECT id FROM runs WHERE study=? AND point=? ORDER BY n"
+        return [row["id"] for row in self.ledger.rows(sql, (self.study, point))]
+
     def bases_planned(self) -> set[str]:
         """Bases that have had their own run: `name@hash of the file's content`."""
-        sql = "SELECT base || '@' || config_hash FROM runs WHERE study=? AND proposer='base'"
+        sql = "SELECT base || '@' || config_hash FROM runs WHERE study=? AND role='base'"
         return {row[0] for row in self.ledger.rows(sql, (self.study,))}
+
+    # -- what the judge has decided
+
+    def docket(self) -> dict[str, Any] | None:
+        row = self.ledger.one("SELECT docket FROM studies WHERE name=?", (self.study,))
+        return orjson.loads(row["docket"]) if row and row["docket"] else None
+
+    def set_docket(self, docket: Mapping[str, Any]) -> None:
+        self.ledger.execute("UPDATE studies SET docket=? WHERE name=?", (orjson.dumps(docket).decode(), self.study))
+
+    def judged(self, run: str, verdict: str, evidence: Mapping[str, Any], files: Mapping[str, str]) -> None:
+        """A verdict on a run, with all that it rests on, and the files of the run that say so."""
+        text = orjson.dumps(evidence).decode()
+        self.ledger.execute("UPDATE runs SET verdict=? WHERE study=? AND id=?", (verdict, self.study, run))
+        self.ledger.execute("INSERT INTO verdicts VALUES (?,?,?,?,?)", (self.study, run, time.time(), verdict, text))
+        self.ledger.record("judged", self.study, run, verdict=verdict, evidence=dict(evidence), files=dict(files))
+
+    def verdicts(self) -> dict[str, dict[str, Any]]:
+        """The last verdict on each run with its evidence, in the order in which they were given."""
+        sql = "SELECT run, at, verdict, evidence FROM verdicts WHERE study=? ORDER BY rowid"
+        found: dict[str, dict[str, Any]] = {}
+        for row in self.ledger.rows(sql, (self.study,)):
+            found.pop(row["run"], None)
+            found[row["run"]] = {**orjson.loads(row["evidence"]), "verdict": row["verdict"], "at": row["at"]}
+        return found
+
+    def watched(self, run: str, rule: str, text: str, stops: bool) -> None:
+        """What a watch rule saw in a running run."""
+        self.ledger.record("watched", self.study, run, rule=rule, text=text, stops=stops)
+
+    def watched_rules(self, run: str) -> list[tuple[str, bool]]:
+        """The watch rules that have fired on a run, and whether they wanted it ended."""
+        sql = "SELECT data FROM events WHERE study=? AND run=? AND kind='watched' ORDER BY seq"
+        seen = (orjson.loads(row["data"]) for row in self.ledger.rows(sql, (self.study, run)))
+        return [(data["rule"], data["stops"]) for data in seen]
+
+    def asked_held_out(self) -> int:
+        """How often the held-out metric was read so far."""
+        sql = "SELECT count(*) FROM events WHERE study=? AND kind='held-out read'"
+        return int(self.ledger.rows(sql, (self.study,))[0][0])
+
+    def ask_held_out(self, champion: str, challenger: str, n: int) -> None:
+        self.ledger.record("held-out read", self.study, challenger, against=champion, n=n)
 
     # -- budget
 
@@ -457,6 +546,10 @@ class StudyLedger:
 
     def last_session(self) -> sqlite3.Row | None:
         return self.ledger.one("SELECT * FROM sessions WHERE study=? ORDER BY id DESC LIMIT 1", (self.study,))
+
+    def last_session_ended(self) -> bool:
+        last = self.last_session()
+        return last is None or last["ended"] is not None
 
     # -- what people ask of a running engine
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from looplab.config.files import canonical_json
-from looplab.config.paths import diff
+from looplab.config.paths import Concrete, diff, get, has
 from looplab.decide.base import BEST, Proposal
 from looplab.errors import LabError
 from looplab.guard.guard import Problem
-from looplab.ledger.study import StudyLedger
+from looplab.ledger.study import RunRow, StudyLedger
+from looplab.loop.again import AGAIN, place_of
 from looplab.loop.setup import Base, Setup
 from looplab.runs import folder
+
+PEOPLE = "queue"
+"""The proposer behind which people stand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,14 @@ class Decision:
     diff_parent: dict[str, Any]
     diff_base: dict[str, Any]
     notes: tuple[str, ...]
+    point: str
+    """The hash of the config without its seed."""
+    seed: int | None
+    role: str = "trial"
+    twin: str | None = None
+    warm: str | None = None
+    place: str | None = None
+    """A folder to run in instead of the lab: the lab as it was at some time."""
 
     def body(self) -> dict[str, Any]:
         """What is kept until the run's folder is there."""
@@ -49,6 +61,7 @@ class Decision:
             "diff_parent": self.diff_parent,
             "diff_base": self.diff_base,
             "notes": list(self.notes),
+            "place": self.place,
         }
 
 
@@ -64,10 +77,31 @@ def hash_config(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical_json(config)).hexdigest()[:16]
 
 
-def decide_base(base: Base) -> Decision:
+def hash_point(config: Mapping[str, Any], seed: Concrete | None) -> str:
+    """The hash of a config without its seed: what differs only in chance is one point."""
+    return hash_config(config if seed is None or not has(config, seed) else with_seed(config, seed, None))
+
+
+def with_seed(config: Mapping[str, Any], place: Concrete, seed: int | None) -> dict[str, Any]:
+    """A copy of the config with another seed; only what lies on the way to it is copied."""
+    copy: Any = dict(config)
+    node = copy
+    for part in place[:-1]:
+        node[part] = node[part].copy()
+        node = node[part]
+    node[place[-1]] = seed
+    return copy  # type: ignore[no-any-return]
+
+
+def seed_of(config: Mapping[str, Any], place: Concrete | None) -> int | None:
+    value = get(config, place) if place is not None and has(config, place) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def decide_base(base: Base, seed: Concrete | None = None) -> Decision:
     return Decision(
         "base", f"base config {base.name}", "", None, None, None, base.name, (), base.config, hash_config(base.config),
-        {}, {}, base.notes,
+        {}, {}, base.notes, hash_point(base.config, seed), seed_of(base.config, seed), "base",
     )  # fmt: skip
 
 
@@ -81,16 +115,61 @@ class Decider:
 
     def decide(self, proposal: Proposal) -> Decision:
         """The decision, or `Rejected` with every reason."""
+        if proposal.proposer == AGAIN and proposal.parent is not None and self._ledger is not None:
+            return self._again(proposal, self._ledger.run(proposal.parent))
         parent, base, parent_config = self._origin(proposal)
         ruling = self._setup.guard.check(parent_config, proposal.edits)
         if ruling.config is None or ruling.problems:
             raise Rejected(ruling.problems)
         changed = diff(parent_config, ruling.config)
+        point = hash_point(ruling.config, self._setup.seed)
+        known = self._ledger.runs_of(point) if self._ledger else []
+        if known and proposal.proposer != PEOPLE:
+            # A person may ask for anything once more; a program that does would only repeat itself.
+            what = "only the seed differs" if changed else "this changes nothing"
+            why = f"{what}: the config was tried already in run {known[0]}"
+            raise Rejected((Problem("config", list(proposal.edits), "repeated", why),))
         return Decision(
             proposal.proposer, proposal.reason, proposal.hypothesis, proposal.id, proposal.source, parent, base.name,
             proposal.edits, ruling.config, hash_config(ruling.config), changed,
             changed if parent is None else diff(base.config, ruling.config), ruling.notes,
+            point, seed_of(ruling.config, self._setup.seed),
+            "replicate" if known else "trial", known[0] if known else None,
         )  # fmt: skip
+
+    def repeat(self, twin: RunRow, plan: Mapping[str, Any], seed: int | None, why: str, by: str = "judge") -> Decision:
+        """The same config once more, under another seed where there is one to change."""
+        place = self._setup.seed
+        config = plan["config"]
+        if place is not None and seed is not None:
+            config = with_seed(config, place, seed)
+        changed = diff(plan["config"], config)
+        base = self._setup.base(twin.base)
+        return Decision(
+            by, why, "", None, None, twin.id, base.name, (), config, hash_config(config), changed,
+            diff(base.config, config), (), twin.point, seed, "replicate", twin.id, twin.warm,
+        )  # fmt: skip
+
+    def _again(self, proposal: Proposal, twin: RunRow) -> Decision:
+        """Exactly the same once more, in the lab as it was then."""
+        decision = self.repeat(twin, self.plan_of(twin), twin.seed, proposal.reason, AGAIN)
+        place = place_of(self._setup.lab, twin.id)
+        return replace(
+            decision,
+            role="reproduction",
+            proposal=proposal.id,
+            source=proposal.source,
+            place=str(place) if place else None,
+        )
+
+    def plan_of(self, run: RunRow) -> dict[str, Any]:
+        """The config of a run, from its folder or, before that is there, from its plan."""
+        assert self._ledger is not None
+        plan = self._ledger.plan_of(run.id)
+        if plan is not None:
+            return plan
+        path = folder.study_folder(self._setup.lab, self._setup.study.study) / run.id
+        return {"config": folder.read_json(folder.require(path), "config.json")}
 
     def _origin(self, proposal: Proposal) -> tuple[str | None, Base, dict[str, Any]]:
         """The run that the proposal starts from (None: a base), its base, and its config."""

@@ -9,27 +9,30 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import hashlib
 import os
 import socket
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from looplab.decide.base import Proposal
-from looplab.decide.queue import QueueProposer
+from looplab.config.files import dump_json, write_atomic
 from looplab.errors import LabError
-from looplab.guard.guard import Problem
+from looplab.judge.base import Sitting
 from looplab.launch import keeper
 from looplab.launch.base import Event, Executor, Exit, Order, Refused, Slot, Started
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import RunRow, StudyLedger
-from looplab.loop.decision import Decider, Decision, Rejected, decide_base
+from looplab.loop.decision import Decider
+from looplab.loop.judging import Bench, evidence_of
 from looplab.loop.measuring import Gauge, left_nothing, summarise
+from looplab.loop.planning import News, Planner
 from looplab.loop.prepare import PREPARED, Preparer
 from looplab.loop.setup import Setup
+from looplab.loop.watching import Lookout
 from looplab.report import labbook
 from looplab.runs import folder
 from looplab.runs.durable import Syncer
@@ -38,6 +41,8 @@ from looplab.runs.redact import known_secrets, scrub_file
 TICK_S = 0.1
 """How long the engine sleeps at most: what a person asks for is seen within this time."""
 GAUGE_S = 0.5
+WATCH_S = 0.2
+"""How often what a run measures is read: seldom, if only people look at it."""
 POINT_S = 0.2
 SHORT_S = 0.3
 """Runs that take less than this on average are queued one behind the other on their slot."""
@@ -47,9 +52,6 @@ BEAT_S = 5.0
 DEVICE_CHECK_S = 2.0
 LEFT_BEHIND = ("metrics.jsonl", "trainer_summary.json", "train.log")
 """What a trainer leaves in its folder that must not change afterwards."""
-AHEAD = 64
-"""A larger round is decided in portions, so that slots need not wait until all of it is."""
-NO_LIMIT = 1 << 30
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
 
@@ -59,16 +61,6 @@ class Ending(StrEnum):
     DONE = "done"
     DRAINED = "drained"
     STOPPED = "stopped"
-
-
-@dataclass(frozen=True, slots=True)
-class News:
-    """Something that happened, for whoever watches."""
-
-    kind: str
-    """note | round | launched | adopted | ended | rejected | waiting"""
-    text: str
-    run: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,23 +119,26 @@ class Engine:
         self._tell_now = tell
         self._news: list[News] = []
         self._lines: list[str] = []  # for the lab book
-        self._decider = Decider(setup, self.study)
         self._preparer = Preparer(setup)
-        self._planned: deque[RunRow] = deque()
-        self._plans: dict[str, Decision] = {}
+        self._bench = Bench(setup.study, self.study, self.folder) if setup.study.judge is not None else None
+        decider = Decider(setup, self.study)
+        self._planner = Planner(setup, self.study, decider, self._bench, self._tell, self._jot)
+        self._lookout = None
+        if setup.study.watch:
+            self._lookout = Lookout(setup, self.study, self.folder, self._tell)
+        self._budget_used: str | None = None
+        self._printed: dict[str, str] = {}  # run → what it was measured by
+        self._verdicts: list[tuple[str, bytes]] = []  # summaries with a verdict, written once that is in the ledger
         self._free: deque[Slot] = deque(setup.slots)
-        self._bases = [decide_base(base) for base in setup.bases]  # those that may still need a run of their own
-        self._filling: tuple[int, int] | None = None  # a round that is not decided to its end: its number, what is left
         self._held: dict[str, Slot] = {}
         self._behind: dict[str, Ready] = {}  # slot → the run that the executor starts there next, by itself
         self._blocked: dict[str, float] = {}  # slot → when to look at its device again
         self._adopting: set[str] = set()
         self._stopping = False
         self._wishes: list[str] = []
-        self._complaints: dict[str, str] = {}
         self._secrets = known_secrets({**os.environ, **setup.study.launch.env})
         self._finished: list[tuple[RunRow, Exit]] = []
-        self._why = ""
+        self._why = ""  # why the engine ended, where the planner does not say it
         self._version = -1
         self._latest: RunRow | None = None
         self._pointing = False
@@ -177,9 +172,15 @@ class Engine:
                 if time.monotonic() - beat > BEAT_S:
                     self.study.beat(session)
                     beat = time.monotonic()
+                    if self._lookout is not None and self._lookout.budgets:
+                        self._budget_used = self._planner.spent()
+            if self._bench is not None and not (self.draining or self._stopping):
+                with self._ledger.write():
+                    self._write_down(self._bench.close())
+                self._write_verdicts()
             ending = Ending.STOPPED if self._stopping else Ending.DRAINED if self.draining else Ending.DONE
             how = ending.value
-            return Outcome(ending, self._why)
+            return Outcome(ending, self._why or self._planner.why)
         except OSError as error:
             if error.errno in FULL:
                 raise HaltError(_full(error.strerror or "", error.filename)) from error
@@ -189,6 +190,8 @@ class Engine:
         except sqlite3.OperationalError as error:
             raise HaltError(_full(str(error), self._ledger.path)) from error
         finally:
+            if self._lookout is not None:
+                self._lookout.close()
             with contextlib.suppress(OSError):
                 self._tell_news()
                 self._point()
@@ -206,6 +209,10 @@ class Engine:
         for item in news:
             self._tell_now(item)
 
+    def _jot(self, line: str) -> None:
+        """A line for the lab book."""
+        self._lines.append(line)
+
     def slot_of(self, run_id: str) -> str:
         slot = self._held.get(run_id)
         return slot.name if slot else "-"
@@ -215,11 +222,11 @@ class Engine:
             return False
         if self.draining or self._stopping:
             return True
-        if self._planned:
+        if self._planner.queue:
             return False
         with self._ledger.write():
             self._plan()
-        return not self._planned
+        return not self._planner.queue
 
     # -- after a crash
 
@@ -232,10 +239,8 @@ class Engine:
         self.study.forget_plans()
         slots = {slot.name: slot for slot in self.setup.slots}
         folder.sweep(self.folder)
-        unfilled = self.study.unfilled_round()
-        if unfilled is not None and not self.setup.options.continuous:
-            self._filling = (unfilled, self.setup.round_size - len(self.study.runs(round=unfilled)))
-        for run in self.study.runs(state="planned") + self.study.runs(state="running"):
+        planned = []
+        for run in self.study.runs_open():
             run_dir = self.folder / run.id
             folder.sweep(run_dir)
             if run_dir.is_dir() and self._executor.adopt(run.id, run_dir):
@@ -254,8 +259,16 @@ class Engine:
             else:
                 if run.state == "running":
                     self.study.returned(run.id, "the engine ended before it was started")
-                self._planned.append(run)
-        self._planned = deque(sorted(self._planned, key=lambda run: run.n))
+                planned.append(run)
+        self._planner.recover(planned)
+        if self._bench is not None:
+            self._bench.load()
+            for run_id, evidence in self.study.verdicts().items():
+                self._show_verdict(run_id, {key: value for key, value in evidence.items() if key != "at"})
+            self._write_verdicts()
+        if self._lookout is not None:
+            for run_id, rule in self._lookout.recover(list(self.running.values())):
+                self._executor.stop(run_id, f"watch: {rule}", self.setup.study.launch.grace)
         if self._adopting:
             # Those that ended meanwhile are told at once; the rest is alive.
             self._listen(0.0)
@@ -268,164 +281,12 @@ class Engine:
         if missing:
             self._note_in_book([run for run in ended if run.id in missing])
 
-    # -- propose and guard
-
     def _plan(self) -> None:
-        if self.draining or self._stopping or self._planned or self._behind:
+        """Decide on more runs, where there is room for any."""
+        if self.draining or self._stopping or self._behind:
             return
-        continuous = self.setup.options.continuous
-        if not continuous and (self.running or self._finished):
-            return
-        if self._filling is not None:
-            self._fill()
-            if self._planned:
-                return
-        room = self._budget_left()
-        if room <= 0:
-            return
-        current = self.study.open_round()
-        if continuous:
-            if current is None:
-                current = self.study.begin_round()
-                self.study.fill_round(current)
-            self._decide(current, min(room, len(self._free)))
-            self._foresee(room)
-            return
-        if current is not None:
-            self.study.close_round(current)
-            self._tell(News("round", f"round {current} is done"))
-        limit = self._limit("rounds")
-        used = self.study.usage().rounds
-        if limit is not None and used >= limit:
-            self._why = f"all {limit} round(s) are done"
-            return
-        n = self.study.begin_round()
-        size = min(room, self.setup.round_size)
-        planned = self._decide(n, min(size, AHEAD))
-        if planned:
-            self._filling = (n, size - planned) if planned == AHEAD < size else None
-            if self._filling is None:
-                self.study.fill_round(n)
-            count = planned if self._filling is None else size
-            self._tell(News("round", f"round {n}: {count} run(s)"))
-            self._book_round(n, count)
-            self._foresee(room if limit is None else min(room, (limit - used) * self.setup.round_size))
-        else:
-            # Nothing to try: the round is as if it had not been.
-            self._ledger.execute("DELETE FROM rounds WHERE study=? AND n=?", (self.study.study, n))
-
-    def _book_round(self, n: int, count: int) -> None:
-        """A line on what was decided, and on what grounds."""
-        wanted = self.setup.study.objective
-        seen = "nothing measured yet"
-        if self.best is not None and self.best.objective is not None and wanted is not None:
-            seen = f"best so far: {self.best.id} with {wanted.metric} = {self.best.objective:.6g}"
-        reasons = [run.reason for run in self._planned if run.reason]
-        following = "; ".join(reasons[:4]) + (f"; and {len(reasons) - 4} more" if len(reasons) > 4 else "")
-        self._lines.append(labbook.line(time.time(), f"round {n} decided", seen, f"{count} run(s)", following))
-
-    def _fill(self) -> None:
-        """Decide on a few more runs of a large round, while its first ones are at work already."""
-        if self._filling is None or len(self._planned) >= AHEAD or self.draining or self._stopping:
-            return
-        n, left = self._filling
-        with self._ledger.write():
-            planned = self._decide(n, min(left, 2 * len(self.setup.slots)))
-            self._filling = (n, left - planned) if planned and planned < left else None
-            if self._filling is None:
-                self.study.fill_round(n)
-
-    def _decide(self, round_: int, room: int) -> int:
-        """Fill up to `room` places with bases not run yet and with proposals that pass the guard."""
-        planned = 0
-        if self._bases:
-            done = self.study.bases_planned()
-            self._bases = [b for b in self._bases if f"{b.base}@{b.config_hash}" not in done]
-        while self._bases and planned < room:
-            self._take(self._bases.pop(0), round_)
-            planned += 1
-        while planned < room:
-            proposals = self._proposals(room - planned)
-            if not proposals:
-                break
-            for proposal in proposals:
-                planned += self._judge_proposal(proposal, round_)
-        if not planned:
-            problems = "; ".join(problem for problem in self._complaints.values() if problem)
-            self._why = problems or "no proposer has anything left to try (add with `looplab propose`)"
-        return planned
-
-    def _foresee(self, room: int) -> None:
-        """How many runs there will be at most: what the budget leaves, or, if only people propose, what waits."""
-        room -= len(self._planned)
-        if all(isinstance(proposer, QueueProposer) for proposer in self.setup.proposers):
-            room = min(room, self.study.count_waiting())
-        known = room < NO_LIMIT // 2
-        self.progress.total = self.study.usage().runs + max(0, room) if known else None
-
-    def _proposals(self, n: int) -> list[Proposal]:
-        for proposer in self.setup.proposers:
-            proposals = proposer.propose(self.study, n)
-            if proposer.problem is not None and self._complaints.get(proposer.name) != proposer.problem:
-                self._tell(News("note", f"{proposer.name}: {proposer.problem}"))
-            self._complaints[proposer.name] = proposer.problem or ""
-            if proposals:
-                return proposals
-        return []
-
-    def _judge_proposal(self, proposal: Proposal, round_: int) -> bool:
-        if proposal.id is None:
-            id_ = self.study.propose(
-                proposal.proposer,
-                proposal.edits,
-                proposal.reason,
-                parent=proposal.parent,
-                hypothesis=proposal.hypothesis,
-            )
-            proposal = replace(proposal, id=id_)
-        assert proposal.id is not None
-        try:
-            decision = self._decider.decide(proposal)
-        except Rejected as rejected:
-            self.study.reject(proposal.id, [_plain(problem) for problem in rejected.problems])
-            self._tell(News("rejected", f"rejected: proposal {proposal.id} ({' '.join(proposal.edits)}): {rejected}"))
-            return False
-        self._take(decision, round_)
-        return True
-
-    def _take(self, decision: Decision, round_: int) -> None:
-        devices = max(1, len(self.setup.slots[0].devices))
-        run = self.study.plan(
-            round=round_, proposal=decision.proposal, proposer=decision.proposer, parent=decision.parent,
-            base=decision.base, reason=decision.reason, config_hash=decision.config_hash, devices=devices,
-            body=decision.body(),
-        )  # fmt: skip
-        self._plans[run.id] = decision
-        self._planned.append(run)
-
-    # -- budget
-
-    def _limit(self, name: str) -> int | None:
-        said: int | None = getattr(self.setup.options, name)
-        limit: int | None = said if said is not None else getattr(self.setup.study.budget, name)
-        return limit
-
-    def _budget_left(self) -> int:
-        """How many runs may still be planned; says why when there are none."""
-        budget = self.setup.study.budget
-        usage = self.study.usage()
-        if budget.wall is not None and usage.wall >= budget.wall:
-            self._why = f"the wall-clock budget of {budget.wall:g} s is used"
-            return 0
-        if budget.device_hours is not None and usage.device_hours >= budget.device_hours:
-            self._why = f"the budget of {budget.device_hours:g} device-hours is used"
-            return 0
-        limit = self._limit("runs")
-        if limit is None:
-            return NO_LIMIT
-        if usage.runs >= limit:
-            self._why = f"all {limit} run(s) are done"
-        return limit - usage.runs
+        self._planner.plan(idle=not self.running and not self._finished, free=len(self._free))
+        self.progress.total = self._planner.total
 
     # -- launch
 
@@ -445,7 +306,7 @@ class Engine:
 
     def _launched(self, ready: Ready, slot: Slot) -> None:
         run = ready.run
-        self._plans.pop(run.id, None)
+        self._planner.plans.pop(run.id, None)
         self._held[run.id] = slot
         self.running[run.id] = run
         self.study.launched(run.id, slot.name, ready.hashes)
@@ -454,7 +315,7 @@ class Engine:
     def _queue_behind(self) -> None:
         """Where runs are short, hand over the next run of each slot while the slot is still busy."""
         mean = self.progress.mean_s
-        if not self._planned or mean is None or mean > SHORT_S or self.draining or self._stopping:
+        if not self._planner.queue or mean is None or mean > SHORT_S or self.draining or self._stopping:
             return
         for run_id, slot in list(self._held.items()):
             if slot.name not in self._behind:
@@ -466,9 +327,9 @@ class Engine:
     def _prepare(self, slot: Slot) -> Ready | None:
         """Make the folder of the next run; None when there is no more. One that cannot be prepared has failed, and the
         next one takes its place."""
-        while self._planned:
-            run = self._planned.popleft()
-            decision = self._plans.get(run.id)
+        while self._planner.queue:
+            run = self._planner.queue.popleft()
+            decision = self._planner.plans.get(run.id)
             plan = decision.body() if decision else self.study.plan_of(run.id)
             assert plan is not None
             try:
@@ -513,14 +374,18 @@ class Engine:
                 self._launch()
                 finished, self._finished = self._finished, []
                 ended = [self._record(run, exit_) for run, exit_ in finished]
+                if self._bench is not None and ended:
+                    self._judge(ended)
                 self._queue_behind()
+            self._write_verdicts()
             if ended:
                 self._note_in_book(ended)
                 newest = max(ended, key=lambda run: run.n)
                 self._latest = newest if self._latest is None or newest.n > self._latest.n else self._latest
                 self._pointing = True
             self._syncer.request()
-        self._fill()
+        if not (self.draining or self._stopping):
+            self._planner.fill()
         if self._pointing and time.monotonic() - self._pointed > POINT_S:
             self._point()
         self._read_gauges()
@@ -544,7 +409,7 @@ class Engine:
         """A run that was not started is planned again."""
         for name, ready in list(self._behind.items()):
             if ready.run.id == refused.run_id:
-                self._planned.appendleft(self._behind.pop(name).run)
+                self._planner.queue.appendleft(self._behind.pop(name).run)
                 return
         run = self.running.pop(refused.run_id)
         slot = self._held.pop(refused.run_id)
@@ -552,7 +417,7 @@ class Engine:
         if refused.holder is not None:
             self._block(slot, f"its device is held by {refused.holder or 'another run'}")
         self.study.returned(run.id, refused.holder or "it was not started in time")
-        self._planned.appendleft(run)
+        self._planner.queue.appendleft(run)
 
     def _record(self, run: RunRow, exit_: Exit) -> RunRow:
         """Read what the run measured and write down how it ended."""
@@ -563,6 +428,11 @@ class Engine:
         if self._secrets:
             scrub_file(run_dir / "train.log", self._secrets)
         summary, status, objective = summarise(run, self.setup.study, gauge, exit_)
+        print_ = self.setup.prints.digest()
+        if print_:
+            began_with = folder.read_json(run_dir, "run.json").get("fingerprint", "")
+            self._printed[run.id] = print_ if print_ == began_with else f"{began_with}, then {print_}"
+            summary["fingerprint"] = self._printed[run.id]
         files: dict[str, str] = {}
         if run_dir.is_dir():
             files["summary.json"] = folder.write_json(run_dir, "summary.json", summary)
@@ -578,7 +448,9 @@ class Engine:
         if row.seconds is not None:
             self.progress.seconds += row.seconds
             self.progress.timed += 1
-        if objective is not None and self._is_better(objective):
+        if self._lookout is not None:
+            self._lookout.ended(row, gauge, by_itself=exit_.reason is None)
+        if self._bench is None and objective is not None and self._is_better(objective):
             self.best = row
             self.study.set_best(run.id, objective)
         said = f"{status} in {row.seconds or 0:.1f} s"
@@ -586,6 +458,48 @@ class Engine:
             said += f", {self.setup.study.objective.metric} {objective:.6g}" + (" (best)" if self.best is row else "")
         self._tell(News("ended", f"run {run.id} {said}" + (f": {note}" if note else ""), run.id))
         return row
+
+    # -- judge
+
+    def _judge(self, ended: list[RunRow]) -> None:
+        """Let the court look at what has ended, and write down what it decides; inside the transaction."""
+        assert self._bench is not None
+        for run in ended:
+            self._bench.take_in(run, self._printed.pop(run.id, ""))
+        sitting = self._bench.sit(self.study.runs_open())
+        if sitting is not None:
+            self._write_down(sitting)
+
+    def _write_down(self, sitting: Sitting) -> None:
+        for run_id, verdict, evidence in evidence_of(sitting):
+            files = self._show_verdict(run_id, evidence)
+            self.study.judged(run_id, verdict, evidence, files)
+            self._tell(News("judged", f"run {run_id}: {verdict}. {evidence['why']}", run_id))
+            self._jot(labbook.line(time.time(), f"judged {run_id}", str(evidence["why"]), verdict, ""))
+        for test in sitting.opened:
+            self._tell(News("note", f"run {test.run} earns replicates (test {test.number}, alpha {test.alpha:.3g})"))
+        for alarm in sitting.alarms:
+            self._tell(News("alarm", alarm))
+            self._jot(labbook.line(time.time(), "alarm", alarm, "", ""))
+        if sitting.champion is not None and (self.best is None or self.best.id != sitting.champion):
+            self.best = self.study.run(sitting.champion)
+            if self.best.objective is not None:
+                self.study.set_best(self.best.id, self.best.objective)
+            self._pointing = True
+
+    def _show_verdict(self, run_id: str, evidence: Mapping[str, object]) -> dict[str, str]:
+        """Prepare the run's summary with its verdict; gives the hash that the file will have."""
+        summary = folder.read_json(self.folder / run_id, "summary.json")
+        if not summary or summary.get("verdict") == evidence:
+            return {}
+        content = dump_json({**summary, "verdict": dict(evidence)}, finite=True)
+        self._verdicts.append((run_id, content))
+        return {"summary.json": hashlib.sha256(content).hexdigest()}
+
+    def _write_verdicts(self) -> None:
+        due, self._verdicts = self._verdicts, []
+        for run_id, content in due:
+            write_atomic(f"{self.folder}/{run_id}/summary.json", content, sync=False)
 
     def _is_better(self, objective: float) -> bool:
         wanted = self.setup.study.objective
@@ -621,14 +535,25 @@ class Engine:
 
     def _read_gauges(self) -> None:
         now = time.monotonic()
+        every = GAUGE_S if self._lookout is None else WATCH_S
+        alarms = []
         for run_id, run in self.running.items():
             if run.started is None and run_id not in self._adopting:
                 continue  # it has only just begun
             gauge = self.gauges.get(run_id)
             if gauge is None:
                 gauge = self.gauges[run_id] = Gauge(self.setup.study, self.folder / run_id, polled=now)
-            if now - gauge.polled > GAUGE_S:
-                gauge.poll()
+            if now - gauge.polled > every:
+                batch = gauge.poll()
+                if self._lookout is not None:
+                    alarms += [(run, alarm) for alarm in self._lookout.look(run, gauge, batch, self._budget_used)]
+        if alarms and self._lookout is not None:
+            with self._ledger.write():
+                for run, alarm in alarms:
+                    self._lookout.heed(run, alarm)
+            for run, alarm in alarms:
+                if alarm.stops:
+                    self._executor.stop(run.id, f"watch: {alarm.rule}", self.setup.study.launch.grace)
 
     # -- what people ask
 
@@ -669,10 +594,6 @@ class Engine:
                 self._stop()
             elif what == "stop" and data["run"] in self.running:
                 self._executor.stop(data["run"], "stop", self.setup.study.launch.grace)
-
-
-def _plain(problem: Problem) -> dict[str, object]:
-    return {name: getattr(problem, name) for name in ("key", "value", "rule", "message", "nearest")}
 
 
 def _full(what: str, where: object) -> str:

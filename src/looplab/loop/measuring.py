@@ -11,7 +11,8 @@ from typing import Any
 from looplab.config.lab import Study
 from looplab.launch.base import Exit
 from looplab.ledger.study import RunRow
-from looplab.measure.discover import Reader
+from looplab.measure.base import Batch
+from looplab.measure.discover import Reader, reader_of
 from looplab.measure.summary import Directions, Summariser, check_at, objective_value, to_dict
 
 
@@ -24,6 +25,10 @@ class Gauge:
     reader: Reader = field(init=False)
     summariser: Summariser = field(init=False)
     polled: float = 0.0
+    rest: Batch = field(default_factory=dict)
+    """What came with the last reading, after the run had ended."""
+    grown: float = field(default_factory=time.time)
+    """When it last had a new row, or was first looked at."""
 
     def __post_init__(self) -> None:
         measure = self.study.measure
@@ -33,12 +38,17 @@ class Gauge:
         if objective is not None:
             goals[objective.metric] = objective.goal
             kept = check_at(objective.at) or 1
-        self.reader = Reader(self.run_dir, measure.sources, measure.aliases, measure.stdout)
+        self.reader = reader_of(self.study, self.run_dir)
         self.summariser = Summariser(Directions(goals), kept=kept)
 
-    def poll(self, final: bool = False) -> None:
-        self.summariser.add(self.reader.poll(final))
+    def poll(self, final: bool = False) -> Batch:
+        """Read what is new, and give it."""
+        batch = self.reader.poll(final)
+        if batch:
+            self.summariser.add(batch)
+            self.grown = time.time()
         self.polled = time.monotonic()
+        return batch
 
     def objective(self) -> float | None:
         wanted = self.study.objective
@@ -54,7 +64,7 @@ def status_of(exit_: Exit) -> str:
         return "timeout"
     if exit_.reason == "lost":
         return "lost"
-    if exit_.reason is not None and exit_.reason != "not started":
+    if exit_.reason is not None and exit_.reason != "not started":  # `stop`, or the watch rule that ended it
         return "stopped"
     return "ok" if exit_.code == 0 else "failed"
 
@@ -79,7 +89,7 @@ def summarise(run: RunRow, study: Study, gauge: Gauge | None, exit_: Exit) -> tu
     not measured is missing, never 0."""
     if gauge is not None:
         # The last line of a run that was killed may be half a line, and half a number is a wrong one.
-        gauge.poll(final=exit_.signal is None)
+        gauge.rest = gauge.poll(final=exit_.signal is None)
     status = status_of(exit_)
     wanted = study.objective
     value = gauge.objective() if gauge is not None and status == "ok" else None

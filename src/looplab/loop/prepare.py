@@ -17,7 +17,7 @@ from looplab.launch.command import build_argv, fill, find_program, render, rende
 from looplab.launch.slots import slot_environment
 from looplab.launch.tracking import wandb_environment
 from looplab.ledger.study import RunRow
-from looplab.loop.setup import Setup
+from looplab.loop.setup import SEEDS, Setup
 from looplab.runs import folder
 from looplab.runs.capsule import Capsules
 from looplab.runs.names import inside
@@ -35,33 +35,34 @@ class Preparer:
         study = setup.study
         self._launch = study.launch
         self._outputs = folder.study_folder(setup.lab, study.study)
-        self._cwd = inside(setup.lab, self._launch.cwd, "launch.cwd")
         self._rendering = self._launch.config
-        data = [inside(setup.lab, path, "data") for path in study.data]
-        self._capsules = Capsules(setup.lab, self._outputs, data)
+        self._capsules = Capsules(setup.lab, self._outputs, setup.prints)
         self._host = socket.gethostname()
         live = {"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1")}  # train.log grows as the trainer prints
         self._slot_env = {slot.name: {**live, **slot_environment(slot)} for slot in setup.slots}
-        self._programs: dict[str, str] = {}
+        self._cwds: dict[str, Path] = {}
+        self._programs: dict[tuple[str, Path], str] = {}
 
     def prepare(self, run: RunRow, plan: Mapping[str, Any], slot: Slot) -> tuple[Order, dict[str, str]]:
         """Make the run's folder, whole; gives the order and the hashes of the files."""
         run_dir = self._outputs / run.id
         config = plan["config"]
+        lab = plan.get("place") or str(self._setup.lab)
+        cwd = self._cwds.get(lab)
+        if cwd is None:
+            cwd = self._cwds[lab] = inside(Path(lab), self._launch.cwd, "launch.cwd")
         config_file = f"{run_dir}/config.{self._rendering.format if self._rendering.as_ == 'file' else 'json'}"
-        variables = self._variables(run, str(run_dir), config_file, slot)
+        variables = self._variables(run, str(run_dir), config_file, slot, lab)
         changed = {key: "old" not in change for key, change in plan["diff_base"].items()}
         arguments = render(config, self._rendering, changed)
         argv = build_argv(self._launch.command, variables, arguments, self._setup.options.extra)
         own = self._own_environment(run, variables, slot)
         given = self._given_environment(config, variables)
         env = {**own, **given}
-        if argv[0] not in self._programs:
-            self._programs[argv[0]] = find_program(argv[0], self._cwd, env)
-        program = self._programs[argv[0]]
-        seeds = {
-            show(path): value for path, value in leaves(config) if str(path[-1]).lower() in ("seed", "random_seed")
-        }
+        if (argv[0], cwd) not in self._programs:
+            self._programs[argv[0], cwd] = find_program(argv[0], cwd, env)
+        program = self._programs[argv[0], cwd]
+        seeds = {show(path): value for path, value in leaves(config) if str(path[-1]).lower() in SEEDS}
         about = {
             "id": run.id,
             "study": run.study,
@@ -76,6 +77,12 @@ class Preparer:
             "formal": not self._setup.options.informal,
             "notes": plan["notes"],
             "config_hash": run.config_hash,
+            "role": run.role,
+            "point": run.point,
+            "seed": run.seed,
+            "twin": run.twin,
+            "warm": run.warm,
+            "fingerprint": self._setup.prints.digest(),
             "created": run.created,
             "launched": time.time(),
             "host": self._host,
@@ -101,7 +108,7 @@ class Preparer:
             run_dir,
             argv,
             program,
-            self._cwd,
+            cwd,
             slot,
             env,
             self._launch.timeout,
@@ -110,14 +117,14 @@ class Preparer:
         )
         return order, hashes
 
-    def _variables(self, run: RunRow, run_dir: str, config_file: str, slot: Slot) -> dict[str, str]:
+    def _variables(self, run: RunRow, run_dir: str, config_file: str, slot: Slot, lab: str) -> dict[str, str]:
         return {
             "run_dir": run_dir,
             "out_dir": run_dir if self._launch.output_dir == "run" else f"{run_dir}/out",
             "config": config_file,
             "run_id": run.id,
             "study": run.study,
-            "lab": str(self._setup.lab),
+            "lab": lab,
             "slot": slot.name,
             "devices": ",".join(slot.devices),
             "python": sys.executable,
@@ -137,6 +144,7 @@ class Preparer:
             "LOOPLAB_STUDY": run.study,
             "LOOPLAB_ROUND": str(run.round),
             "LOOPLAB_LAB": variables["lab"],
+            **({"LOOPLAB_SEED": str(run.seed)} if run.seed is not None else {}),
         }
 
     def _given_environment(self, config: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, str]:

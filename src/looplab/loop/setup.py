@@ -11,7 +11,9 @@ from typing import Any
 from looplab.config.edits import apply_edits
 from looplab.config.files import read_config
 from looplab.config.lab import Lab, Study
+from looplab.config.paths import Concrete, find, get, leaves
 from looplab.decide.base import Proposer
+from looplab.decide.history import History
 from looplab.decide.queue import QueueProposer
 from looplab.errors import LabError
 from looplab.guard.guard import Guard
@@ -21,7 +23,11 @@ from looplab.launch.command import check_templates, find_program
 from looplab.launch.devices import Devices
 from looplab.launch.slots import make_slots
 from looplab.launch.tracking import has_wandb_key
+from looplab.runs.capsule import Prints
 from looplab.runs.names import inside
+from looplab.watch.watcher import check as check_watch
+
+SEEDS = ("seed", "random_seed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,8 @@ class Options:
     extra: tuple[str, ...] = ()
     informal: bool = False
     """Run without what the study requires of a formal run."""
+    asked_only: bool = False
+    """Run what was asked for by name, and begin no round."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -67,10 +75,13 @@ class Setup:
     options: Options
     guard: Guard
     bases: tuple[Base, ...]
-    proposers: tuple[Proposer, ...]
     slots: tuple[Slot, ...]
     devices: Devices
     share: bool
+    seed: Concrete | None
+    """Where the config holds the random seed."""
+    prints: Prints
+    """The data and what measures: runs under other ones cannot be compared."""
     notes: tuple[str, ...] = field(default=())
 
     def base(self, name: str | None) -> Base:
@@ -177,14 +188,61 @@ def prepare(lab: Lab, study: Study, options: Options) -> Setup:
     check_templates(study.launch.command, study.launch.env)
     if "{" not in study.launch.command[0]:
         find_program(study.launch.command[0], cwd, study.launch.env)
-    for path in study.data:
-        if not inside(lab.folder, path, "data").exists():
-            raise LabError(f"data: {path} does not exist", file=lab.folder / "lab.yaml")
-    proposers: list[Proposer] = [
-        QueueProposer(inside(lab.folder, entry.queue, "queue") if entry.queue else None) for entry in study.proposers
-    ]
-    if not any(isinstance(proposer, QueueProposer) for proposer in proposers):
-        proposers.insert(0, QueueProposer())
+    printed = []
+    for what in ("data", "evaluator"):
+        for name in getattr(study, what):
+            path = inside(lab.folder, name, what)
+            if not path.exists():
+                raise LabError(f"{what}: {name} does not exist", file=lab.folder / "lab.yaml")
+            printed.append(path)
     share = study.slots.share if options.share is None else options.share
     notes = tuple(f"{base.name}: {note}" for base in bases for note in base.notes)
-    return Setup(lab.folder, study, options, guard, bases, tuple(proposers), slots, devices, share, notes)
+    with lab.at(study, "watch"):
+        held_out = study.holdout.metric if study.holdout is not None else None
+        check_watch(study.watch, study.objective, held_out, guard, [base.config for base in bases])
+    seed = find_seed(study, bases[0])
+    prints = Prints(lab.folder, printed)
+    return Setup(lab.folder, study, options, guard, bases, slots, devices, share, seed, prints, notes)
+
+
+def find_seed(study: Study, base: Base) -> Concrete | None:
+    """Where the config holds its seed: where the lab file says, else at the key of that name nearest to the top."""
+    if study.seed is not None:
+        found = find(base.config, study.seed)
+        if len(found) != 1 or not _is_whole(get(base.config, found[0])):
+            raise LabError(f"seed: {study.seed} is no whole number in {base.name}", hint="name the key of the seed")
+        return found[0]
+    named = [path for path, value in leaves(base.config) if str(path[-1]).lower() in SEEDS and _is_whole(value)]
+    return min(named, key=len) if named else None
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def make_proposers(setup: Setup, history: History) -> tuple[Proposer, ...]:
+    """Who is asked what to try next, in this order: people always come first."""
+    study = setup.study
+    people: list[Proposer] = []
+    others: list[Proposer] = []
+    for entry in study.proposers:
+        if entry.rules is not None:
+            from looplab.decide.rules import RulesProposer
+
+            file = inside(setup.lab, entry.rules, "rules")
+            others.append(RulesProposer(file, setup.guard, history, entry.variants))
+        elif entry.search is not None:
+            from looplab.decide.search import SearchProposer
+
+            if study.objective is None:
+                raise LabError("search needs an objective: say which metric counts", file=setup.lab / "lab.yaml")
+            base = setup.bases[0].config
+            others.append(SearchProposer(entry.search, setup.guard, base, study.objective.goal, history))
+        else:
+            people.append(QueueProposer(inside(setup.lab, entry.queue, "queue") if entry.queue else None))
+    people = people or [QueueProposer()]
+    if len(others) > 1 and study.mix == "bandit":
+        from looplab.decide.mix import Mix
+
+        others = [Mix(others, seed=0)]
+    return (*people, *others)

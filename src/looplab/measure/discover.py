@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from looplab.config.lab import Study
 from looplab.errors import LabError
 from looplab.measure.base import Batch, Curve, Source
 from looplab.measure.json_file import JsonFile
@@ -62,6 +63,13 @@ def find_sources(
     return Reader(run_dir, kinds, stdout_patterns=stdout_patterns).sources()
 
 
+def reader_of(study: Study, run_dir: Path | str, *, with_held_out: bool = False) -> Reader:
+    """The reader of a run of this study. What is held out stays out: nobody but the judge may look at it."""
+    measure = study.measure
+    hidden = (study.holdout.metric,) if study.holdout is not None and not with_held_out else ()
+    return Reader(run_dir, measure.sources, measure.aliases, measure.stdout, hidden)
+
+
 class _Entry(NamedTuple):
     """A source with its place in the order."""
 
@@ -89,6 +97,7 @@ class Reader:
         "_fallbacks",
         "_folders",
         "_has_curves",
+        "_hidden",
         "_last_steps",
         "_looked",
         "_owners",
@@ -107,8 +116,10 @@ class Reader:
         kinds: Sequence[str] | Literal["auto"] = "auto",
         aliases: Mapping[str, Sequence[str]] | Literal["act_ot"] | None = None,
         stdout_patterns: Sequence[str] = (),
+        hidden: Collection[str] = (),
     ) -> None:
         self._run_dir = os.fspath(run_dir)
+        self._hidden = hidden
         self._ranks, self._fallbacks = _ranks(kinds)
         if isinstance(aliases, str):
             aliases = ALIASES
@@ -142,6 +153,8 @@ class Reader:
                 if kind in _CURVES:
                     self._has_curves = True
                 self._take(entry, batch, out)
+        for name in self._hidden:
+            out.pop(name, None)
         return out
 
     def sources(self) -> list[Source]:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from looplab.config.files import write_atomic
-from looplab.config.lab import Measure, Study
+from looplab.config.lab import Study
 from looplab.errors import LabError
 from looplab.measure.base import Batch
-from looplab.measure.discover import Reader
+from looplab.measure.discover import Reader, reader_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,9 +29,10 @@ _MAGIC = b"PAR1"
 _FOOTER_LIMIT = 1 << 20
 
 
-def measured(run_dir: Path, measure: Measure, *, final: bool) -> Batch:
+def measured(run_dir: Path, study: Study | None, *, final: bool) -> Batch:
     """All points of a run, read from whatever files it left; `final` as in `Source.poll`."""
-    return Reader(run_dir, measure.sources, measure.aliases, measure.stdout).poll(final)
+    reader = Reader(run_dir) if study is None else reader_of(study, run_dir)
+    return reader.poll(final)
 
 
 def as_table(batch: Batch) -> pa.Table:
@@ -80,7 +81,7 @@ def archive_run(run_dir: Path, study: Study) -> Path | None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    batch = measured(run_dir, study.measure, final=True)
+    batch = measured(run_dir, study, final=True)
     if not any(curve.values for curve in batch.values()):
         return None
     path = run_dir / NAME

@@ -9,7 +9,7 @@ from pathlib import Path
 from looplab.config.lab import Study
 from looplab.ledger.study import RunRow
 from looplab.measure.base import Batch, Curve
-from looplab.measure.discover import Reader
+from looplab.measure.discover import reader_of
 from looplab.report.gather import RunFacts, StudyFacts
 
 MAX_DRAWN = 40
@@ -47,8 +47,7 @@ def _spread(runs: Sequence[RunFacts], room: int) -> list[RunFacts]:
 
 def read(outputs: Path, row: RunRow, study: Study) -> Batch:
     """All that a run measured, from whatever files it left; the last line of a killed one may be half a number."""
-    measure = study.measure
-    return Reader(outputs / row.id, measure.sources, measure.aliases, measure.stdout).poll(final=row.status == "ok")
+    return reader_of(study, outputs / row.id).poll(final=row.status == "ok")
 
 
 def read_drawn(facts: StudyFacts, study: Study, *, points: int = MAX_POINTS) -> dict[str, Batch]:

@@ -19,9 +19,21 @@ from looplab.config.lab import Objective, Study
 from looplab.errors import LabError
 from looplab.guard.knobs import Knob, KnobTable
 from looplab.ledger.study import ProposalRow, RunRow, StudyLedger
-from looplab.measure.discover import Reader
+from looplab.measure.discover import reader_of
 from looplab.measure.summary import Directions, MetricSummary, Summariser, from_dict, objective_value
 from looplab.report import wording
+from looplab.report.judged import (
+    Judged,
+    MixFacts,
+    Point,
+    Reproduced,
+    Watched,
+    judged,
+    mix_facts,
+    points,
+    reproduced,
+    watched,
+)
 from looplab.runs import folder
 
 FAILURES = ("failed", "timeout", "lost")
@@ -55,10 +67,18 @@ class RunFacts:
     """What looplab noticed."""
     conclusion: str = ""
     """`notes.md`: what a person or an agent concluded."""
+    into: str | None = None
+    """The run that it repeats and is told with; None: it stands for itself."""
+    mean: float | None = None
+    """Of the objective, over the run and all that repeat it; of a run that repeats another, its own."""
+    sd: float | None = None
+    """Between those runs."""
+    measured: int = 0
+    """How many of them measured the objective."""
     against_parent: float | None = None
-    """The objective minus that of its parent; for a run from a base, of the base's own run."""
+    """The mean minus that of its parent; for a run from a base, of the base's own run."""
     against_base: float | None = None
-    """The objective minus that of the run of its base."""
+    """The mean minus that of its base."""
 
     @property
     def status(self) -> str:
@@ -67,6 +87,11 @@ class RunFacts:
     @property
     def is_failure(self) -> bool:
         return self.row.status in FAILURES
+
+    @property
+    def shown(self) -> str:
+        """Its objective in words, with the spread where it was repeated."""
+        return wording.mean(self.mean, self.sd, self.measured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +110,13 @@ class KnobFacts:
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The best measured run up to a certain one."""
+    """The best measured run up to a certain one; in a study with a judge, the champion."""
 
     n: int
     """The number of the run at which this became the best."""
     run: str
     objective: float
+    """Of a champion, the mean over its runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +174,7 @@ class StudyFacts:
     runs: tuple[RunFacts, ...]
     """By number."""
     best: RunFacts | None
+    """The champion where there is a judge, else the best measured run."""
     best_so_far: tuple[Best, ...]
     knobs: tuple[KnobFacts, ...]
     """Those that vary first, declared ones before others."""
@@ -157,6 +184,12 @@ class StudyFacts:
     waiting: int
     failures: tuple[Failure, ...]
     notes: tuple[str, ...]
+    judge: Judged | None
+    """None: the study has no judge."""
+    mix: MixFacts | None
+    """Who proposed what, and how good it was; None: nobody has proposed anything."""
+    watched: tuple[Watched, ...]
+    reproduced: tuple[Reproduced, ...]
     _places: dict[str, int] = field(repr=False)
 
     def run(self, id_: str | None) -> RunFacts | None:
@@ -164,17 +197,17 @@ class StudyFacts:
         return None if place is None else self.runs[place]
 
     def rounds(self) -> dict[int, list[RunFacts]]:
-        """The runs of each round."""
+        """The runs of each round, without those that repeat another."""
         rounds: dict[int, list[RunFacts]] = {}
-        for run in self.runs:
+        for run in self.entries:
             rounds.setdefault(run.row.round, []).append(run)
         return rounds
 
     def badness(self, run: RunFacts) -> tuple[bool, float]:
         """Sorts the best first, those without an objective last."""
-        if run.objective is None:
+        if run.mean is None:
             return True, 0.0
-        return False, -run.objective if self.goal == "max" else run.objective
+        return False, -run.mean if self.goal == "max" else run.mean
 
     def counts(self) -> dict[str, int]:
         counts: dict[str, int] = {}
@@ -183,8 +216,14 @@ class StudyFacts:
         return counts
 
     @property
+    def entries(self) -> list[RunFacts]:
+        """The runs that stand for themselves: one for each config that was tried."""
+        return [run for run in self.runs if run.into is None]
+
+    @property
     def measured(self) -> list[RunFacts]:
-        return [run for run in self.runs if run.objective is not None]
+        """The entries that have a mean."""
+        return [run for run in self.entries if run.mean is not None]
 
     @property
     def varying(self) -> list[KnobFacts]:
@@ -212,12 +251,21 @@ def gather(lab: Path, study: Study, record: StudyLedger) -> StudyFacts:
     notes = [f"{left_out} more keys differ between runs and are not shown"] if left_out else []
     runs = [_facts(study, outputs, file, own) for file, own in zip(files, values, strict=True)]
     notes += _mark_other_objectives(study.objective, files, runs)
-    runs = _with_differences(runs)
+    tried = points([replace(run.row, objective=run.objective) for run in runs])
+    runs = _with_differences(_with_points(runs, tried))
     goal = study.objective.goal if study.objective else "min"
-    best_so_far = _best_so_far(runs, goal)
+    court = judged(study, record, tried)
     places = {run.row.id: place for place, run in enumerate(runs)}
-    best = _best(record, runs, places, best_so_far)
+    if court is not None:
+        best_so_far = _champions(court, runs, places)
+        best = runs[places[court.champion]] if court.champion in places else None
+    else:
+        best_so_far = _best_so_far(runs, goal)
+        best = _best(record, runs, places, best_so_far)
+    # Replicates differ in their seed alone: that makes no knob of it.
+    values = [own for own, run in zip(values, runs, strict=True) if run.into is None]
     knobs = [_knob(key, declared.get(key), values) for key in [*declared, *others]]
+    knobs = [knob for knob in knobs if knob.varies or knob.declared]
     return StudyFacts(
         study=study.study,
         folder=outputs,
@@ -234,6 +282,10 @@ def gather(lab: Path, study: Study, record: StudyLedger) -> StudyFacts:
         waiting=record.count_waiting(),
         failures=tuple(_failures(outputs, runs)),
         notes=tuple(notes),
+        judge=court,
+        mix=mix_facts(record, [run.row for run in runs]),
+        watched=watched(record),
+        reproduced=reproduced(record),
         _places=places,
     )
 
@@ -321,7 +373,7 @@ def _measured_so_far(study: Study, run_dir: Path) -> dict[str, MetricSummary]:
     if study.objective:
         goals[study.objective.metric] = study.objective.goal
     summariser = Summariser(Directions(goals), kept=1)
-    summariser.add(Reader(run_dir, study.measure.sources, study.measure.aliases, study.measure.stdout).poll())
+    summariser.add(reader_of(study, run_dir).poll())
     return summariser.result()
 
 
@@ -386,17 +438,34 @@ def _mark_other_objectives(wanted: Objective | None, files: Sequence[_Files], ru
     return notes
 
 
-def _with_differences(runs: Sequence[RunFacts]) -> list[RunFacts]:
-    objectives = {run.row.id: run.objective for run in runs}
-    bases: dict[str | None, float] = {}
-    for run in runs:
-        if run.row.proposer == "base" and run.objective is not None:
-            bases.setdefault(run.row.base, run.objective)
+def _with_points(runs: Sequence[RunFacts], found: Mapping[str, Point]) -> list[RunFacts]:
+    leads = {row.id: lead for lead, point in found.items() for row in (*point.runs, *point.copies)}
     done = []
     for run in runs:
+        lead = leads[run.row.id]
+        if lead != run.row.id:
+            done.append(replace(run, into=lead, mean=run.objective, measured=int(run.objective is not None)))
+        else:
+            point = found[lead]
+            done.append(replace(run, mean=point.mean, sd=point.sd, measured=len(point.values)))
+    return done
+
+
+def _with_differences(runs: Sequence[RunFacts]) -> list[RunFacts]:
+    leads = {run.row.id: run.into or run.row.id for run in runs}
+    means = {run.row.id: run.mean for run in runs}
+    bases: dict[str | None, float] = {}
+    for run in runs:
+        if run.row.proposer == "base" and run.mean is not None:
+            bases.setdefault(run.row.base, run.mean)
+    done = []
+    for run in runs:
+        if run.into is not None:  # what it adds is in the mean
+            done.append(run)
+            continue
         base = None if run.row.proposer == "base" else bases.get(run.row.base)
-        parent = objectives.get(run.row.parent) if run.row.parent else base
-        mine = run.objective
+        parent = means.get(leads.get(run.row.parent, "")) if run.row.parent else base
+        mine = run.mean
         done.append(
             replace(
                 run,
@@ -410,11 +479,23 @@ def _with_differences(runs: Sequence[RunFacts]) -> list[RunFacts]:
 def _best_so_far(runs: Sequence[RunFacts], goal: str) -> list[Best]:
     steps: list[Best] = []
     for run in runs:
-        value = run.objective
-        if value is None:
+        value = run.mean
+        if value is None or run.into is not None:
             continue
         if not steps or (value > steps[-1].objective if goal == "max" else value < steps[-1].objective):
             steps.append(Best(run.row.n, run.row.id, value))
+    return steps
+
+
+def _champions(court: Judged, runs: Sequence[RunFacts], places: Mapping[str, int]) -> list[Best]:
+    """The champions one after the other, each from the run whose end made it one; the base from its beginning."""
+    steps: list[Best] = []
+    for one in court.judgements:
+        if one.verdict != "keep" or one.mean is None or one.run not in places:
+            continue
+        ended = [run.row.n for run in runs if run.row.ended is not None and run.row.ended <= one.at]
+        n = max(ended, default=1) if steps else runs[places[one.run]].row.n
+        steps.append(Best(n, one.run, one.mean))
     return steps
 
 

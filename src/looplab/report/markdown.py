@@ -28,14 +28,19 @@ _WIDEST = 56
 """Cells are padded up to this width, so that raw tables line up and still fit a screen."""
 
 
-def render(facts: StudyFacts, importance: Importance, plots: Sequence[str] = ()) -> str:
+def render(facts: StudyFacts, importance: Importance, plots: Sequence[str] = (), label: str = LABEL) -> str:
+    """`label` says how the importance was measured."""
     parts = [
         [f"# Report of study {text(facts.study)}"],
         _standing(facts),
+        _judged(facts),
         _pictures(plots),
         _metrics(facts),
-        _knobs(facts, importance),
+        _knobs(facts, importance, label),
         *(_round(facts, n, runs) for n, runs in facts.rounds().items()),
+        _reproduced(facts),
+        _proposers(facts),
+        _watched(facts),
         _conclusions(facts),
         _rejected(facts),
         _failures(facts),
@@ -95,12 +100,16 @@ def _standing(facts: StudyFacts) -> list[str]:
     else:
         lines.append("- **Objective:** none is set; name one in lab.yaml (`objective:`) to compare runs")
     best = facts.best
+    if facts.judge is not None:
+        lines.append(f"- **Result:** {facts.judge.headline}.")
+        lines += [f"- **ALARM:** {text(alarm)}" for alarm in facts.judge.alarms]
     if best is not None:
         since = "" if best.against_base is None else f", {wording.signed(best.against_base)} against its base"
-        lines.append(f"- **Best:** {run_link(best)} with **{wording.number(best.objective)}**{since}" + _hint(best))
+        word, hint = ("Champion", "") if facts.judge else ("Best", " (one run is a hint, not a result)")
+        lines.append(f"- **{word}:** {run_link(best)} with **{best.shown}**{since}{hint}")
         if best.row.reason:
             lines.append(f"- **Its reason:** {text(best.row.reason)}")
-    elif facts.runs:
+    elif facts.runs and facts.judge is None:
         lines.append("- **Best:** no run has measured the objective yet")
     counts = ", ".join(f"{count} {status}" for status, count in sorted(facts.counts().items(), key=lambda c: -c[1]))
     lines.append(f"- **Runs:** {counts or 'none yet; `looplab run` starts the study'}")
@@ -111,10 +120,90 @@ def _standing(facts: StudyFacts) -> list[str]:
     return lines
 
 
-def _hint(best: RunFacts) -> str:
-    if best.row.verdict:
-        return f" (verdict: {text(best.row.verdict)})"
-    return " (one run is a hint, not a result)"
+def _judged(facts: StudyFacts) -> list[str]:
+    court = facts.judge
+    if court is None:
+        return []
+    lines = ["## Judged", "", f"{court.headline}.", "", *(f"- {text(sentence)}" for sentence in court.sentences)]
+    if court.judgements:
+        shown = court.judgements[-MANY:]
+        rows = [
+            [
+                _named(facts, one.run) + (" (base)" if one.run == court.base else ""),
+                f"**{one.verdict}**" if one.run == court.champion else one.verdict,
+                one.interval,
+                wording.number(one.p, 2),
+                str(one.n or NOTHING),
+                wording.mean(one.mean, one.sd, one.runs),
+                text(one.why + (f" ({'; '.join(one.flags)})" if one.flags else "")),
+            ]
+            for one in shown
+        ]
+        columns = ["run", "verdict", "better by, 95 % interval", "p", "n", "mean ± sd", "why"]
+        lines += ["", *table(columns, rows, [2, 3, 4, 5])]
+        if len(shown) < len(court.judgements):
+            lines += ["", f"The latest {len(shown)} of {len(court.judgements)}; the ledger has all."]
+    return lines
+
+
+def _named(facts: StudyFacts, id_: str) -> str:
+    run = facts.run(id_)
+    return text(id_) if run is None else run_link(run)
+
+
+def _reproduced(facts: StudyFacts) -> list[str]:
+    if not facts.reproduced:
+        return []
+    lines = [
+        f"- {_named(facts, one.run)} as {_named(facts, one.again)}: "
+        f"{'reproduced' if one.same else '**not reproduced**'}. {text(one.why)}"
+        for one in facts.reproduced
+    ]
+    return ["## Reproductions", "", *lines]
+
+
+def _proposers(facts: StudyFacts) -> list[str]:
+    if facts.mix is None:
+        return []
+    mixed = bool(facts.mix.weights)
+    rows = [
+        [
+            text(name),
+            *map(str, (one.proposals, one.kept, one.partial, one.discarded, one.crashed, one.waiting)),
+            *([_trust(facts, name)] if mixed else []),
+        ]
+        for name, one in sorted(facts.mix.credit.items(), key=lambda item: -item[1].mean)
+    ]
+    columns = [
+        "by",
+        "proposals",
+        "kept",
+        "partly",
+        "discarded",
+        "crashed",
+        "open",
+        *(["share over time"] if mixed else []),
+    ]
+    better = "kept: judged better" if facts.judge else "kept: the best so far when it ended"
+    return ["## Who proposed what", "", *table(columns, rows, range(1, 7)), "",
+            f"{better}; partly: not kept, but worth replicates or undecided."]  # fmt: skip
+
+
+def _trust(facts: StudyFacts, name: str) -> str:
+    assert facts.mix is not None
+    over_time = [weights.get(name, 0.0) for _, weights in facts.mix.weights]
+    return f"{wording.bars(over_time[-24:])} {100 * over_time[-1]:.0f} %"
+
+
+def _watched(facts: StudyFacts) -> list[str]:
+    if not facts.watched:
+        return []
+    shown = facts.watched[-MAX_REJECTED:]
+    rows = [[_named(facts, one.run), text(one.rule), "stopped" if one.stops else "told", text(one.text)]
+            for one in shown]  # fmt: skip
+    lines = ["## Watched", "", *table(["run", "rule", "what followed", "what was seen"], rows)]
+    older = len(facts.watched) - len(shown)
+    return lines + (["", f"{older} older ones are in the ledger."] if older > 0 else [])
 
 
 def _pictures(plots: Sequence[str]) -> list[str]:
@@ -143,7 +232,7 @@ def _metrics(facts: StudyFacts) -> list[str]:
     for name in key_metrics(facts, run):
         summary = run.metrics[name]
         rows.append([code(name), *_summary(summary), *([_last_of(base, name)] if base else [])])
-    which = "the best run" if facts.best else "the latest run"
+    which = ("the champion" if facts.judge else "the best run") if facts.best else "the latest run"
     more = len(run.metrics) - len(rows)
     lines = [f"## Metrics of {which}, {run_link(run)}", "", *table(columns, rows, range(1, len(columns)))]
     return lines + (["", f"{wording.plural(more, 'more metric')} in its `summary.json`."] if more > 0 else [])
@@ -159,14 +248,14 @@ def _last_of(run: RunFacts, name: str) -> str:
     return NOTHING if summary is None else wording.number(summary.last)
 
 
-def _knobs(facts: StudyFacts, importance: Importance) -> list[str]:
+def _knobs(facts: StudyFacts, importance: Importance, label: str) -> list[str]:
     if not facts.runs or not facts.metric:
         return []
     lines = ["## Knobs", ""]
     if importance.note:
         lines.append(f"Share of the objective's variance by knob: {importance.note}.")
     else:
-        lines += [f"Share of the objective's variance {LABEL}, over {importance.runs} measured runs. "
+        lines += [f"Share of the objective's variance {label}, over {importance.runs} measured {_what(facts)}. "
                   "Knobs that were changed together share the credit.", ""]  # fmt: skip
         rows = [
             [code(share.knob), f"{100 * share.share:.0f} %", "" if share.clear else "no more than chance"]
@@ -177,6 +266,10 @@ def _knobs(facts: StudyFacts, importance: Importance) -> list[str]:
     if untouched:
         lines += ["", f"Never changed: {', '.join(untouched)}."]
     return lines
+
+
+def _what(facts: StudyFacts) -> str:
+    return "configs" if len(facts.entries) < len(facts.runs) else "runs"
 
 
 def _round(facts: StudyFacts, n: int, runs: Sequence[RunFacts]) -> list[str]:
@@ -194,7 +287,8 @@ def _round(facts: StudyFacts, n: int, runs: Sequence[RunFacts]) -> list[str]:
                 run_link(run),
                 text(run.row.proposer),
                 run.status,
-                f"**{wording.number(run.objective)}**" if is_best else wording.number(run.objective),
+                *([run.row.verdict or NOTHING] if facts.judge else []),
+                f"**{run.shown}**" if is_best else run.shown,
                 wording.signed(run.against_parent),
                 wording.signed(run.against_base),
                 _changes(run.changes),
@@ -202,8 +296,9 @@ def _round(facts: StudyFacts, n: int, runs: Sequence[RunFacts]) -> list[str]:
             ]
         )
     objective = code(facts.metric) if facts.metric else "objective"
-    columns = ["run", "by", "status", objective, "Δ parent", "Δ base", "change", "why"]
-    lines = [f"## Round {n}", "", *table(columns, rows, [3, 4, 5])]
+    columns = ["run", "by", "status", *(["verdict"] if facts.judge else []), objective, "Δ parent", "Δ base", "change"]
+    first = columns.index(objective)
+    lines = [f"## Round {n}", "", *table([*columns, "why"], rows, range(first, first + 3))]
     if left_out:
         lines += ["", f"The best {SHOWN} and the latest {SHOWN}; {left_out} more are in summary.json and report.html."]
     return lines

@@ -27,6 +27,7 @@ FEW = 7
 _BEST = "#c2500a"
 _COLOURS = ("#0072b2", "#009e73", "#b8528c", "#b78300", "#3d9fd8", "#6b5bb5", "#6f7780")
 _MARKERS = ("o", "s", "^", "D", "v")
+_REPEAT = "#b9b2a8"
 _PALE, _DEEP = (0.81, 0.85, 0.89), (0.04, 0.27, 0.5)
 
 
@@ -104,7 +105,8 @@ def _curves(facts: StudyFacts, drawn: Mapping[str, Batch]) -> Figure | None:
         for run in sorted(drawn, key=lambda run: run == best):
             curve = drawn[run].get(name)
             if curve is not None and run == best:
-                axes.plot(curve.steps, curve.values, color=_BEST, linewidth=1.8, label=f"best: {run}")
+                axes.plot(curve.steps, curve.values, color=_BEST, linewidth=1.8,
+                          label=f"{'champion' if facts.judge else 'best'}: {run}")  # fmt: skip
             elif curve is not None:
                 style = "-" if run in shade else "--"
                 axes.plot(curve.steps, curve.values, style, color=shade.get(run, "#b9b2a8"), linewidth=0.9)
@@ -125,8 +127,11 @@ def _best_so_far(facts: StudyFacts) -> Figure | None:
         own = [run for run in facts.measured if run.row.proposer == proposer]
         numbers = [run.row.n for run in own]
         axes.scatter(numbers, _objectives(own), s=14, color=colour, marker=marker, label=_literal(proposer))
+    repeats = [run for run in facts.runs if run.into is not None and run.mean is not None]
+    if repeats:
+        axes.scatter([run.row.n for run in repeats], _objectives(repeats), s=6, color=_REPEAT, label="replicates")
     steps = [(best.n, best.objective) for best in facts.best_so_far]
-    steps.append((facts.runs[-1].row.n, steps[-1][1]))
+    steps += [(facts.runs[-1].row.n, value) for _, value in steps[-1:]]
     axes.step([n for n, _ in steps], [value for _, value in steps], where="post", color=_BEST, linewidth=1.8)
     unmeasured = [run.row.n for run in facts.runs if run.is_failure]
     if unmeasured:
@@ -134,7 +139,8 @@ def _best_so_far(facts: StudyFacts) -> Figure | None:
         axes.plot(unmeasured, [0.0] * len(unmeasured), "x", color="#b3362b", markersize=4, clip_on=False,
                   label="failed", transform=at_the_bottom)  # fmt: skip
     _leave_far_ones_out(axes, facts)
-    _tidy(axes, f"Best so far: {facts.metric} ({facts.goal})")
+    title = "Champion so far, means" if facts.judge else "Best so far"
+    _tidy(axes, f"{title}: {facts.metric} ({facts.goal})")
     axes.set_xlabel("run number", fontsize=8)
     axes.legend(fontsize=8, frameon=False)
     return figure
@@ -151,7 +157,7 @@ def _leave_far_ones_out(axes: Axes, facts: StudyFacts) -> None:
 
 
 def _objectives(runs: Sequence[RunFacts]) -> list[float]:
-    return [run.objective for run in runs if run.objective is not None]
+    return [run.mean for run in runs if run.mean is not None]
 
 
 def _knobs(facts: StudyFacts, importance: Importance) -> Figure | None:

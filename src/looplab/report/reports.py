@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ from looplab.config.lab import Study
 from looplab.ledger.study import StudyLedger
 from looplab.report import curves, html, markdown
 from looplab.report.gather import RunFacts, StudyFacts, gather
-from looplab.report.importance import Importance, importance
+from looplab.report.importance import LABEL, Importance, Share, importance
+from looplab.report.judged import Judged
 from looplab.report.wording import to_json
 
+MOST_TREES = 200
+"""With more points than this a forest over all knobs takes longer than a reader waits."""
 MARKDOWN, HTML, SUMMARY = "report.md", "report.html", "summary.json"
 
 
@@ -25,7 +29,7 @@ def write(facts: StudyFacts, study: Study, *, plots: bool = False) -> list[Path]
     """As `write_reports`, of facts that are gathered already."""
     folder = facts.folder
     folder.mkdir(parents=True, exist_ok=True)
-    shares = knob_importance(facts)
+    shares, label = knob_importance(facts, thorough=plots)
     drawn = curves.read_drawn(facts, study)
     pictures: list[Path] = []
     if plots:
@@ -34,8 +38,8 @@ def write(facts: StudyFacts, study: Study, *, plots: bool = False) -> list[Path]
         pictures = write_plots(facts, shares, drawn)
     names = [str(picture.relative_to(folder)) for picture in pictures]
     contents = {
-        MARKDOWN: markdown.render(facts, shares, names),
-        HTML: html.study_page(facts, shares, drawn),
+        MARKDOWN: markdown.render(facts, shares, names, label),
+        HTML: html.study_page(facts, shares, drawn, label),
         SUMMARY: summary(facts),
     }
     for name, content in contents.items():
@@ -43,9 +47,21 @@ def write(facts: StudyFacts, study: Study, *, plots: bool = False) -> list[Path]
     return [*(folder / name for name in contents), *pictures]
 
 
-def knob_importance(facts: StudyFacts) -> Importance:
-    values = {knob.key: [run.knobs.get(knob.key) for run in facts.runs] for knob in facts.varying}
-    return importance(values, [run.objective for run in facts.runs])
+def knob_importance(facts: StudyFacts, *, thorough: bool = False) -> tuple[Importance, str]:
+    """What each knob explains, one value for each config that was tried, and how that was measured.
+
+    A forest over all knobs takes seconds: it is grown only where somebody asked for a report, not beside every run."""
+    entries = facts.entries
+    values = {knob.key: [run.knobs.get(knob.key) for run in entries] for knob in facts.varying}
+    means = [run.mean for run in entries]
+    if thorough and len(facts.measured) <= MOST_TREES:
+        from looplab.report import fanova
+
+        found = fanova.fanova(values, means)
+        if found is not None:
+            shares = [Share(one.knob, float(one.share), one.groups, bool(one.clear)) for one in found.shares]
+            return Importance(tuple(shares), found.runs, found.note), fanova.LABEL
+    return importance(values, means), LABEL
 
 
 def summary(facts: StudyFacts) -> str:
@@ -56,11 +72,28 @@ def summary(facts: StudyFacts) -> str:
         "objective": {"metric": facts.metric, "goal": facts.goal, "at": facts.moment} if facts.metric else None,
         "best": facts.best.row.id if facts.best else None,
         "counts": facts.counts(),
+        "judge": _judge(facts.judge) if facts.judge else None,
         "used": {part.name: part.used for part in facts.budget},
     }
     lines = [f"  {to_json(key)}: {to_json(value)}," for key, value in head.items()]
     runs = ",\n".join(f"    {to_json(run.row.id)}: {to_json(_summary(run))}" for run in facts.runs)
     return "\n".join(["{", *lines, '  "runs": {' + ("\n" + runs + "\n  " if runs else "") + "}", "}"]) + "\n"
+
+
+def _judge(court: Judged) -> dict[str, Any]:
+    return {
+        "headline": court.headline,
+        "champion": court.champion,
+        "base": court.base,
+        "gain": asdict(court.gain) if court.gain else None,
+        "sigma": court.sigma,
+        "noise_runs": court.noise_runs,
+        "verdicts": court.counts,
+        "alpha": court.alpha,
+        "spent": court.spent,
+        "alarms": list(court.alarms),
+        "held_out": court.held_out,
+    }
 
 
 def _summary(run: RunFacts) -> dict[str, Any]:
@@ -72,6 +105,10 @@ def _summary(run: RunFacts) -> dict[str, Any]:
         "parent": row.parent,
         "status": run.status,
         "objective": run.objective,
+        "repeats": run.into,
+        "mean": run.mean,
+        "sd": run.sd,
+        "measured": run.measured,
         "verdict": row.verdict,
         "seconds": None if row.seconds is None else round(row.seconds, 3),
         "knobs": run.knobs,

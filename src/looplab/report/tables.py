@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from looplab.config import paths
 from looplab.config.files import read_config
-from looplab.config.lab import Lab, Measure
+from looplab.config.lab import Lab
 from looplab.errors import LabError
 from looplab.ledger.schema import VERSION
 from looplab.report import archive
@@ -232,8 +232,8 @@ def _read_live(lab: Lab, runs: Sequence[_Run]) -> pa.Table:
 
     parts = [_with_names("", "", archive.as_table({}))]
     for run in runs:
-        measure = lab.studies[run.study].measure if run.study in lab.studies else Measure()
-        points = archive.as_table(archive.measured(run.folder, measure, final=run.state == "ended"))
+        measured = archive.measured(run.folder, lab.studies.get(run.study), final=run.state == "ended")
+        points = archive.as_table(measured)
         parts.append(_with_names(run.study, run.id, points))
     return pa.concat_tables(parts)
 

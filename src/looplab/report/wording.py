@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from math import isfinite
+from math import floor, isfinite, log10
 from typing import Any
 
 import orjson
@@ -30,6 +30,29 @@ def signed(value: float | None, digits: int = 3) -> str:
     if value is None:
         return NOTHING
     return "0" if value == 0 else ("+" if value > 0 else "") + number(value, digits)
+
+
+def mean(value: float | None, sd: float | None, n: int) -> str:
+    """`0.743 ± 0.012 (n 12)`; of a single run, its value."""
+    if sd is None:
+        return number(value)
+    return f"{number(value, 4)} ± {number(sd, 2)} (n {n})"
+
+
+def effect(value: float, low: float | None, high: float | None) -> str:
+    """`0.21 [0.18, 0.25]`, with as many decimals as the interval is worth."""
+    if low is None or high is None:
+        return number(value, 3)
+    width = high - low
+    if not 1e-6 < width < 1e6:
+        return f"{number(value, 3)} [{number(low, 3)}, {number(high, 3)}]"
+    decimals = max(0, -floor(log10(width / 4)))
+    return f"{value:z.{decimals}f} [{low:z.{decimals}f}, {high:z.{decimals}f}]"
+
+
+def bars(values: Sequence[float]) -> str:
+    """Numbers from 0 to 1 in one line of text."""
+    return "".join("▁▂▃▄▅▆▇█"[min(7, max(0, int(8 * one)))] for one in values)
 
 
 def seconds(value: float | None) -> str:

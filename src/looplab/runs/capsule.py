@@ -36,15 +36,14 @@ ASK_PATH = "import json, sys; print(json.dumps({'version': sys.version, 'path': 
 class Capsules:
     """Makes the capsules of one study; asks git, the interpreter and the machine only as often as needed."""
 
-    def __init__(self, lab: Path, study: Path, data: Sequence[Path] = ()) -> None:
+    def __init__(self, lab: Path, study: Path, prints: Prints | None = None) -> None:
         self._lab = lab
         self._study = study
-        self._data = data
         self._code: dict[str, Any] = {}
         self._code_at = -FRESH_S
         self._pythons: dict[str, dict[str, Any]] = {}
         self._machine = machine()
-        self._data_hashes: dict[str, str] | None = None
+        self._prints = prints or Prints(lab, ())
         self._env = redact_env({k: v for k, v in os.environ.items() if k.startswith(KEPT_VARIABLES)})
 
     def make(
@@ -53,12 +52,10 @@ class Capsules:
         """The capsule of a run; `env` is what the run gets on top of looplab's own environment, secrets out already."""
         now = time.monotonic()
         if now - self._code_at > FRESH_S:
-            self._code = self._ask_git()
+            self._code = self.code()
             self._code_at = time.monotonic()
         if program not in self._pythons:
             self._pythons[program] = self._ask_python(program)
-        if self._data_hashes is None:
-            self._data_hashes = {str(p.relative_to(self._lab)): hash_tree(p) for p in self._data}
         return {
             "argv": redact_argv(argv),
             "program": program,
@@ -68,10 +65,12 @@ class Capsules:
             "python": self._pythons[program],
             "machine": self._machine,
             "seeds": dict(seeds),
-            "data": self._data_hashes,
+            "data": self._prints.now(),
         }
 
-    def _ask_git(self) -> dict[str, Any]:
+    def code(self) -> dict[str, Any]:
+        """What git says of the lab's code now."""
+
         def git(*args: str) -> bytes | None:
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 done = subprocess.run(["git", *args], cwd=self._lab, capture_output=True, timeout=GIT_S)
@@ -108,6 +107,33 @@ class Capsules:
             "version": listing["version"].split()[0] if listing else None,
             "packages": keep_shared(self._study, text, "packages", ".json") if listing else None,
         }
+
+
+class Prints:
+    """Hashes of files and folders of a lab; what was not touched since is not read again."""
+
+    def __init__(self, lab: Path, paths: Sequence[Path]) -> None:
+        self._lab = lab
+        self._paths = paths
+        self._known: dict[Path, tuple[tuple[tuple[str, int, int], ...], str]] = {}
+
+    def now(self) -> dict[str, str]:
+        return {os.path.relpath(path, self._lab.resolve()): self._hash(path) for path in self._paths}
+
+    def digest(self) -> str:
+        """All of them in one; empty where there is nothing to look at."""
+        return hashlib.sha256(json.dumps(self.now()).encode()).hexdigest()[:16] if self._paths else ""
+
+    def _hash(self, path: Path) -> str:
+        files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+        try:
+            stamps = tuple((str(f), (s := f.stat()).st_size, s.st_mtime_ns) for f in files)
+            known = self._known.get(path)
+            if known is None or known[0] != stamps:
+                known = self._known[path] = (stamps, hash_tree(path))
+            return known[1]
+        except FileNotFoundError:
+            return "missing"
 
 
 def installed(path: Sequence[str]) -> list[str]:

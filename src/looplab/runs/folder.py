@@ -7,6 +7,7 @@ the training creates `train.log`; the keeper adds `process.json` and `exit.json`
 from __future__ import annotations
 
 import errno
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterable, Mapping
@@ -56,6 +57,12 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     """A JSON file of the run; empty where it is missing."""
     path = folder / name
     return read_config(path) if path.exists() else {}
+
+
+def add_note(folder: Path, text: str) -> None:
+    """Add a line to what is concluded about a run."""
+    with contextlib.suppress(FileNotFoundError), (folder / "notes.md").open("a", encoding="utf-8") as file:
+        file.write(f"- {text}\n")
 
 
 def write_json(folder: Path, name: str, data: Mapping[str, Any]) -> str:

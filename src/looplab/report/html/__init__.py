@@ -19,6 +19,7 @@ from looplab.report import wording
 from looplab.report.curves import metrics_drawn, thin
 from looplab.report.gather import KnobFacts, RunFacts, StudyFacts, how_it_ended
 from looplab.report.importance import LABEL, Importance
+from looplab.report.judged import Judged, MixFacts
 
 MAX_POINTS = 180_000
 """Points in a page, over all curves: about three megabytes."""
@@ -27,6 +28,8 @@ MAX_TEXT = 1_000_000
 MAX_FAILURES = 30
 MAX_REJECTED = 200
 LAST_METRICS = 12
+MAX_JUDGED = 400
+SCRIPTS = ("charts.js", "study.js", "judged.js", "knobs.js", "table.js", "page.js")
 FEW = 7
 """A knob with no more values than this has its ticks at them."""
 
@@ -69,13 +72,14 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def study_page(facts: StudyFacts, importance: Importance, drawn: Mapping[str, Batch]) -> str:
-    """The page of a study; `drawn` holds the curves of some of its runs."""
+def study_page(facts: StudyFacts, importance: Importance, drawn: Mapping[str, Batch], label: str = LABEL) -> str:
+    """The page of a study; `drawn` holds the curves of some of its runs, `label` says how importance was measured."""
     knobs = facts.varying
     places = {knob.key: k for k, knob in enumerate(knobs)}
     metrics = _last_metrics(facts)
     longest = min(4000, max(200, MAX_TEXT // max(1, 3 * len(facts.runs))))
-    best = None if facts.best is None else facts.runs.index(facts.best)
+    rows = {run.row.id: place for place, run in enumerate(facts.runs)}
+    best = None if facts.best is None else rows[facts.best.row.id]
     data = {
         "study": facts.study,
         "time": wording.moment(facts.at),
@@ -89,16 +93,23 @@ def study_page(facts: StudyFacts, importance: Importance, drawn: Mapping[str, Ba
         "proposers": list(dict.fromkeys(run.row.proposer for run in facts.runs)),
         "best": best,
         "path": [(step.n, step.objective) for step in facts.best_so_far],
-        "knobs": [_knob(knob, name, facts.runs) for knob, name in zip(knobs, short_names(knobs), strict=True)],
+        "knobs": [_knob(knob, name, facts.entries) for knob, name in zip(knobs, short_names(knobs), strict=True)],
         "metrics": metrics,
-        "runs": [_run(run, knobs, places, metrics, longest) for run in facts.runs],
+        "runs": [_run(run, rows, knobs, places, metrics, longest) for run in facts.runs],
         "curves": _curves(facts, drawn),
         "importance": {
-            "label": LABEL,
+            "label": label,
             "runs": importance.runs,
             "note": importance.note,
             "shares": [(places[share.knob], round(share.share, 4), share.clear) for share in importance.shares],
         },
+        "judge": _judge(facts.judge, rows) if facts.judge else None,
+        "mix": _mix(facts.mix) if facts.mix else None,
+        "watched": [
+            (rows.get(one.run), one.run, one.rule, wording.cut(one.text, 400), one.stops)
+            for one in reversed(facts.watched[-MAX_REJECTED:])
+        ],
+        "reproduced": [(one.run, one.again, one.same, one.why) for one in reversed(facts.reproduced)],
         "failures": [
             {"runs": failure.runs, "how": failure.how, "tail": failure.tail}
             for failure in sorted(facts.failures, key=lambda failure: -len(failure.runs))[:MAX_FAILURES]
@@ -114,11 +125,58 @@ def study_page(facts: StudyFacts, importance: Importance, drawn: Mapping[str, Ba
             for rejection in reversed(facts.rejected[-MAX_REJECTED:])
         ],
     }
-    return page(f"{facts.study} – looplab", data, "charts.js", "study.js", "knobs.js", "table.js", "page.js")
+    return page(f"{facts.study} – looplab", data, *SCRIPTS)
+
+
+def _judge(court: Judged, rows: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "by": court.by,
+        "headline": court.headline,
+        "standing": court.standing,
+        "sentences": court.sentences,
+        "alarms": court.alarms,
+        "base": rows.get(court.base or ""),
+        "sigma": short(court.sigma),
+        "entrants": [
+            {
+                "run": rows[one.run],
+                "verdict": one.verdict,
+                "effect": short(one.effect),
+                "low": short(one.low),
+                "high": short(one.high),
+                "shown": one.interval,
+                "p": None if one.p is None else wording.number(one.p, 2),
+                "n": one.n,
+                "against": one.against,
+                "why": wording.cut(one.why, 400),
+                "flags": one.flags,
+            }
+            for one in court.judgements[-MAX_JUDGED:]
+            if one.run in rows
+        ],
+    }
+
+
+def _mix(mix: MixFacts) -> dict[str, Any]:
+    ranked = sorted(mix.credit.items(), key=lambda item: -item[1].mean)
+    names = list(dict.fromkeys([*(name for name, _ in ranked), *(name for _, all_ in mix.weights for name in all_)]))
+    return {
+        "credit": [
+            (name, one.proposals, one.kept, one.partial, one.discarded, one.crashed, one.waiting)
+            for name, one in ranked
+        ],
+        "names": names,
+        "weights": [(n, [short(weights.get(name, 0.0), 4) for name in names]) for n, weights in mix.weights],
+    }
 
 
 def _run(
-    run: RunFacts, knobs: Sequence[KnobFacts], places: Mapping[str, int], metrics: Sequence[str], longest: int
+    run: RunFacts,
+    rows: Mapping[str, int],
+    knobs: Sequence[KnobFacts],
+    places: Mapping[str, int],
+    metrics: Sequence[str],
+    longest: int,
 ) -> dict[str, Any]:
     row = run.row
     return {
@@ -130,7 +188,12 @@ def _run(
         "how": how_it_ended(row),
         "parent": row.parent,
         "base": row.base,
-        "obj": run.objective,
+        "role": row.role,
+        "into": None if run.into is None else rows[run.into],
+        "obj": run.mean,
+        "own": run.objective,
+        "sd": short(run.sd),
+        "runs": run.measured,
         "dp": short(run.against_parent),
         "db": short(run.against_base),
         "verdict": row.verdict,

@@ -279,12 +279,12 @@ class Chart {
 let clips = 0;
 
 // options: curves [[run, steps, values]], style(run) → class, order(run) → number, tell(found) → nodes, log, all,
-// tall
+// tall, across: the name of the steps
 class Curves extends Chart {
   constructor(host, label, focus, options) {
     super(host, label, focus);
     [this.left, this.right, this.top, this.bottom] = [54, 14, 8, 34];
-    this.set({ log: false, all: false, tall: 300, ...options });
+    this.set({ log: false, all: false, tall: 300, across: "step", ...options });
   }
   set(options) {
     Object.assign(this, options);
@@ -310,7 +310,7 @@ class Curves extends Chart {
       ? logarithmic(10 ** range.low, 10 ** range.high, bottom, top)
       : linear(range.low, range.high, bottom, top);
     this.yAxis(y, 6);
-    this.xAxis(x, bottom, "step", ends.every(Number.isInteger));
+    this.xAxis(x, bottom, this.across, ends.every(Number.isInteger));
     const clip = this.clip(bottom, top);
     for (const [run, steps, own] of [...this.curves].sort((a, b) => this.order(a[0]) - this.order(b[0]))) {
       const points = steps.map((step, i) => (usable(step, own[i]) ? [x(step), y(own[i]), step, own[i]] : null));

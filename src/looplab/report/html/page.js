@@ -19,7 +19,6 @@ function drawRejected(host) {
   if (!DATA.rejected.length) return;
   const node = card("Rejected proposals", true);
   const names = ["proposal", "by", "edits", "why not", "its reason"];
-  const head = names.map((name) => el("th", { scope: "col" }, el("span", { class: "head-cell", text: name })));
   const rows = DATA.rejected.map(([id, by, edits, why, reason]) =>
     el(
       "tr",
@@ -31,19 +30,21 @@ function drawRejected(host) {
       el("td", { class: "muted", text: reason }),
     ),
   );
-  const all = el("table", { class: "plain" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows));
-  node.append(el("div", { class: "scroll" }, all));
+  node.append(plainTable(names, rows));
   host.append(node);
 }
 
 const grid = el("div", { class: "grid" });
 drawHead();
 page.append(grid);
+drawJudged(grid);
 drawCurves(grid);
 drawBest(grid);
 drawKnobs(grid);
 if (!order.length) drawFailures(grid); // then they are what matters most
 drawTable(grid);
+drawMix(grid);
+drawSeen(grid);
 if (order.length) drawFailures(grid);
 drawRejected(grid);
 const origin = "Written by looplab from the ledger and the run folders: they are the record, this is a view.";

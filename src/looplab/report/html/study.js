@@ -7,8 +7,13 @@ const page = document.getElementById("page");
 const isBetter = (a, b) => (DATA.goal === "max" ? a > b : a < b);
 const isOpen = (status) => status === "running" || status === "planned";
 
+// A run that repeats another is told with it: its value is in the mean, and it is no challenger.
+const isRepeat = (run) => RUNS[run].into !== null;
+const bestWord = DATA.judge ? "champion" : "best run";
+const objective = (run) =>
+  run.sd === null ? show(run.obj) : `${show(run.obj, 4)} ± ${show(run.sd, 2)} (n ${run.runs})`;
 // The measured runs, the worst first. Colours go by rank, since by value one bad run would take up the whole ramp.
-const order = RUNS.map((_, i) => i).filter((i) => RUNS[i].obj !== null);
+const order = RUNS.map((_, i) => i).filter((i) => RUNS[i].obj !== null && !isRepeat(i));
 order.sort((a, b) => (DATA.goal === "max" ? RUNS[a].obj - RUNS[b].obj : RUNS[b].obj - RUNS[a].obj));
 const heights = new Map(order.map((run, place) => [run, place]));
 const rank = (run) => (order.length < 2 ? 9 : Math.round((9 * heights.get(run)) / (order.length - 1)));
@@ -21,7 +26,9 @@ function describe(run, ...lines) {
   const head = el("div", {}, el("b", { text: facts.id }), ` · ${facts.by} · `);
   head.append(el("span", { class: facts.status, text: facts.status }));
   const told = [head, ...lines];
-  if (DATA.metric) told.push(el("div", { text: `${DATA.metric} ${show(facts.obj)}` }));
+  if (DATA.metric) told.push(el("div", { text: `${DATA.metric} ${objective(facts)}` }));
+  if (isRepeat(run)) told.push(el("div", { text: `${facts.role} of ${RUNS[facts.into].id}` }));
+  if (facts.verdict) told.push(el("div", {}, el("span", { class: `v-${facts.verdict}`, text: facts.verdict })));
   if (facts.why) told.push(el("div", { class: "why", text: cut(facts.why, 160) }));
   return told;
 }
@@ -38,7 +45,7 @@ function ramp() {
 }
 
 function bestKey() {
-  return DATA.best === null ? null : el("span", { class: "key" }, el("span", { class: "best-mark" }), "best run");
+  return DATA.best === null ? null : el("span", { class: "key" }, el("span", { class: "best-mark" }), bestWord);
 }
 
 // -- head
@@ -49,6 +56,9 @@ function drawHead() {
   const time = el("p", { class: "small", text: `as of ${DATA.time}` });
   page.append(el("header", {}, el("h1", { text: DATA.study }), el("p", { text: goal }), time));
   page.append(el("div", { class: "tiles" }, bestTile(), runsTile(), changeTile(), usedTile()));
+  for (const alarm of DATA.judge ? DATA.judge.alarms : []) {
+    page.append(el("div", { class: "alarm", role: "alert" }, el("b", { text: "Alarm" }), ` ${alarm}`));
+  }
   for (const note of DATA.notes) page.append(el("div", { class: "noteline", text: note }));
 }
 
@@ -56,6 +66,7 @@ const tile = (label, ...rest) => el("div", { class: "tile" }, el("div", { class:
 const note = (...children) => el("div", { class: "note" }, ...children);
 
 function bestTile() {
+  if (DATA.judge) return championTile();
   if (DATA.best === null) {
     const why = RUNS.length ? "no run has measured the objective" : "no runs yet";
     return tile("best", el("div", { class: "value", text: "–" }), note(why));
@@ -66,7 +77,20 @@ function bestTile() {
     "best",
     el("div", { class: "value best", text: show(best.obj) }),
     note(el("a", { href: `#${best.id}`, text: best.id }), gain),
-    note(best.verdict ? `verdict: ${best.verdict}` : "one run is a hint, not a result"),
+    note("one run is a hint, not a result"),
+  );
+}
+
+function championTile() {
+  const { headline, standing } = DATA.judge;
+  if (DATA.best === null) return tile("champion", el("div", { class: "value", text: "–" }), note(headline));
+  const best = RUNS[DATA.best];
+  const spread = best.sd === null ? null : el("span", { class: "spread", text: ` ± ${show(best.sd, 2)}` });
+  return tile(
+    "champion",
+    el("div", { class: "value best" }, show(best.obj), spread),
+    note(el("a", { href: `#${best.id}`, text: best.id }), `, mean of ${count(best.runs, "run")}`),
+    note(standing),
   );
 }
 
@@ -83,7 +107,7 @@ function changeTile() {
   const lines = best.changes.slice(0, 3).map(([key, what]) => note(`${key}: ${what}`));
   if (best.changes.length > 3) lines.push(note(`${best.changes.length - 3} more`));
   if (best.why) lines.push(note(`“${cut(best.why, 140)}”`));
-  return tile(`what the best run changed${best.parent ? `, from ${best.parent}` : ""}`, ...lines);
+  return tile(`what the ${bestWord} changed${best.parent ? `, from ${best.parent}` : ""}`, ...lines);
 }
 
 function usedTile() {
@@ -167,7 +191,7 @@ class BestSoFar extends Points {
     this.xAxis(x, bottom + 14, "run number", true);
   }
   drawMeasured(x, bottom, top) {
-    const values = order.map((run) => RUNS[run].obj).filter((value) => !this.log || value > 0);
+    const values = RUNS.map((run) => run.obj).filter((value) => value !== null && (!this.log || value > 0));
     const range = extent(this.log ? values.map(Math.log10) : values, 0.05, 1.2);
     this.cut = range.cut;
     const y = this.log
@@ -177,7 +201,11 @@ class BestSoFar extends Points {
     const inside = (place) => Math.min(bottom - 2, Math.max(top + 2, place));
     const size = RUNS.length > 400 ? 2.2 : RUNS.length > 120 ? 2.8 : 4;
     RUNS.forEach((run, i) => {
-      if (run.obj === null || Number.isNaN(y(run.obj))) return;
+      if (run.obj === null || !isRepeat(i) || Number.isNaN(y(run.obj))) return;
+      this.place(i, x(run.n), inside(y(run.obj)), "repeat", (px, py) => SHAPES[0](px, py, 1.8));
+    });
+    RUNS.forEach((run, i) => {
+      if (run.obj === null || isRepeat(i) || Number.isNaN(y(run.obj))) return;
       const kind = DATA.proposers.indexOf(run.by);
       const big = i === DATA.best ? size + 1.5 : size;
       const shape = (px, py) => SHAPES[kind % SHAPES.length](px, py, big);
@@ -205,15 +233,20 @@ function drawBest(host) {
     chart.log = on;
     chart.redraw();
   });
-  const node = card("Best so far", false, RUNS.some((run) => run.obj > 0) ? log : null);
-  node.querySelector("h2").after(el("span", { class: "muted small", text: DATA.metric }));
+  const node = card(DATA.judge ? "Champion so far" : "Best so far", !DATA.curves.length, RUNS.some((run) => run.obj > 0) ? log : null);
+  node.querySelector("h2").after(el("span", { class: "muted small", text: DATA.metric + (DATA.judge ? ", means" : "") }));
   const place = el("div");
   node.append(place);
   host.append(node);
   const chart = new BestSoFar(place);
-  const keys = DATA.proposers.map((name, kind) =>
-    el("span", { class: "key" }, icon(`f${kind % 8}`, SHAPES[kind % SHAPES.length](6, 6, 4)), name),
-  );
+  const own = new Set(order.map((run) => RUNS[run].by));
+  const keys = DATA.proposers.flatMap((name, kind) => {
+    const shape = SHAPES[kind % SHAPES.length](6, 6, 4);
+    return own.has(name) ? [el("span", { class: "key" }, icon(`f${kind % 8}`, shape), name)] : [];
+  });
+  if (RUNS.some((run, i) => isRepeat(i) && run.obj !== null)) {
+    keys.push(el("span", { class: "key" }, icon("repeat", SHAPES[0](6, 6, 2)), "replicates"));
+  }
   for (const status of new Set(RUNS.filter((run) => run.obj === null).map((run) => run.status))) {
     const shape = isOpen(status) ? SHAPES[0] : CROSS;
     const name = status === "ok" ? "ok, but not measured" : status;

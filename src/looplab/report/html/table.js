@@ -1,6 +1,6 @@
 // The table of runs: sorted, filtered, and reached by keyboard; and the panel of the run that was picked.
 
-const table = { key: "n", down: false, what: "changes", words: [], status: null, rows: new Map() };
+const table = { key: "n", down: false, what: "changes", words: [], status: null, repeats: false, rows: new Map() };
 if (order.length) [table.key, table.down] = ["obj", DATA.goal === "max"]; // the best first
 
 function columns() {
@@ -10,6 +10,11 @@ function columns() {
     { name: "by", key: "by", get: (run) => run.by },
     { name: "status", key: "status", get: (run) => run.status, style: (run) => run.status },
   ];
+  if (DATA.judge) {
+    const style = (run) => `v-${run.verdict}`;
+    const verdict = (run) => run.verdict || (run.into === null ? "–" : `${run.role} of ${RUNS[run.into].id}`);
+    list.push({ name: "verdict", key: "verdict", get: verdict, style });
+  }
   if (DATA.metric) {
     const down = DATA.goal === "max";
     const tone = (by) => (by === null || by === 0 ? "num" : isBetter(by, 0) ? "num better" : "num worse");
@@ -19,7 +24,7 @@ function columns() {
       return { name, key, num: true, down, get: (run) => signed(value(run)), sort: value, style };
     };
     list.push(
-      { name: DATA.metric, key: "obj", num: true, down, get: (run) => show(run.obj), sort: (run) => run.obj },
+      { name: DATA.metric, key: "obj", num: true, down, get: objective, sort: (run) => run.obj },
       delta("Δ parent", "dp"),
       delta("Δ base", "db"),
     );
@@ -90,7 +95,7 @@ function sortedRuns(column) {
   const value = column.sort || column.get;
   const missing = (x) => x === null || x === undefined;
   const sign = table.down ? -1 : 1;
-  const indices = RUNS.map((_, i) => i).filter((i) => !focus.hides(i));
+  const indices = RUNS.map((_, i) => i).filter((i) => !focus.hides(i) && (table.repeats || !isRepeat(i)));
   return indices.sort((a, b) => {
     const [x, y] = [value(RUNS[a]), value(RUNS[b])];
     if (missing(x) || missing(y)) return missing(x) - missing(y) || a - b;
@@ -130,8 +135,9 @@ function fillTable() {
   if (runs.length) table.rows.get(runs[0]).tabIndex = 0;
   const head = el("thead", {}, el("tr", {}, ...list.map((column) => headCell(column, column === sorted))));
   table.host.replaceChildren(el("table", {}, head, el("tbody", {}, ...table.rows.values())));
-  const all = count(RUNS.length, "run");
-  table.count.textContent = runs.length === RUNS.length ? all : `${runs.length} of ${all}`;
+  const some = RUNS.filter((_, i) => table.repeats || !isRepeat(i)).length;
+  const all = count(some, some < RUNS.length ? "config" : "run");
+  table.count.textContent = runs.length === some ? all : `${runs.length} of ${all}`;
   markRows();
 }
 
@@ -157,7 +163,11 @@ function drawTable(host) {
     table.what = what.value;
     fillTable();
   });
-  const node = card("Runs", true, ...chips, what, search);
+  const repeats = tick("replicates", (on) => {
+    table.repeats = on;
+    fillTable();
+  });
+  const node = card("Runs", true, ...chips, RUNS.some((_, i) => isRepeat(i)) ? repeats : null, what, search);
   table.count = el("span", { class: "muted small" });
   node.querySelector("h2").after(table.count);
   table.host = el("div", { class: "scroll" });
@@ -214,6 +224,9 @@ function showPanel() {
   const run = RUNS[i];
   const left = el("div");
   const say = (text, style) => text && left.append(el("p", { class: style, text }));
+  const judged = DATA.judge && DATA.judge.entrants.find((one) => one.run === i);
+  if (judged) left.append(el("p", {}, el("b", { class: `v-${judged.verdict}`, text: judged.verdict }), `: ${judged.why}`));
+  if (judged) for (const flag of judged.flags) say(`flag: ${flag}`, "muted");
   say(run.why);
   say(run.hyp && `hypothesis: ${run.hyp}`, "muted");
   for (const text of run.notes) say(`note: ${text}`, "muted");
@@ -229,7 +242,8 @@ function panelHead(run, i) {
   const status = el("span", { class: run.status, text: run.how });
   const head = el("div", { class: "head" }, el("b", { text: run.id }), status, el("span", { text: origin }));
   if (DATA.metric) {
-    const parts = [`${DATA.metric} ${show(run.obj)}`];
+    const parts = [`${DATA.metric} ${objective(run)}`];
+    if (run.into !== null) parts.push(`${run.role} of ${RUNS[run.into].id}`);
     if (run.dp !== null) parts.push(`${signed(run.dp)} against its parent`);
     if (run.db !== null) parts.push(`${signed(run.db)} against the base`);
     head.append(el("span", { text: parts.join(", ") }));

@@ -1,0 +1,259 @@
+"""Does the judge promote luck, and does it find what is better? Simulated studies and real trainings, beside a ratchet.
+
+    python benchmarks/judge.py [--quick] [--studies 200] [--seed 0]
+
+A study has a base, 24 challengers proposed one after the other, and 120 runs in all; the runs that the court asks for
+go first. A/A: no challenger is better, so every promotion is false. Power: half of the challengers (or one in ten) are
+better by one standard deviation of the noise. The ratchet (one run each, any improvement wins) sees the same numbers.
+The real A/A draws its studies from trainings of the quickstart recipe that differ in nothing but their seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import math
+import os
+import runpy
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy, and for the processes that train
+
+import numpy as np
+import numpy.typing as npt
+
+from looplab.judge.base import Docket, Entrant, Score, Settings, Sitting
+from looplab.judge.court import Court
+
+CHALLENGERS, BUDGET, SEEDS = 24, 120, 64
+RECIPE = Path(__file__).parents[1] / "src/looplab/recipes/quickstart"
+Floats = npt.NDArray[np.float64]
+Noise = Callable[[np.random.Generator], Floats]
+"""Draws what chance adds to each run: a row for each entrant (the base first), a column for each seed."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a study."""
+
+    promotions: int
+    false: int
+    """Promotions of a challenger that is not better than the champion it replaced."""
+    first_true: int | None
+    """Runs used when the first challenger that is better was promoted."""
+    runs: int
+
+
+def study(court: Court, truth: Floats, noise: Floats) -> Outcome:
+    """A whole study, run by run as an engine would."""
+    values = (truth[:, None] + noise).tolist()
+    names = [f"r{i}" for i in range(len(truth))]
+    scores: list[list[Score]] = [[] for _ in names]
+    docket, sitting = Docket(), None
+    runs = proposed = promotions = false = 0
+    first_true = None
+
+    def run(point: int, seed: int) -> None:
+        nonlocal runs
+        runs += 1
+        scores[point].append(Score(f"{names[point]}-{seed}", seed, values[point][seed]))
+
+    def sit() -> Sitting:
+        entrants = [Entrant(n, n, tuple(s)) for n, s in zip(names[:proposed], scores, strict=False)]
+        return court.sit(docket, entrants)
+
+    while runs < BUDGET:
+        if sitting is not None and sitting.wants:
+            for want in sitting.wants[: BUDGET - runs]:
+                assert want.seed is not None
+                run(names.index(want.point), want.seed)
+        elif proposed < len(names):
+            run(proposed, 0)
+            proposed += 1
+        else:
+            break
+        before = docket.champion
+        sitting = sit()
+        docket = sitting.docket
+        for evidence in sitting.verdicts:
+            if evidence.verdict == "keep" and before is not None and evidence.run != names[0]:
+                promotions += 1
+                better = truth[names.index(evidence.run)] > truth[names.index(evidence.champion or before)]
+                false += not better
+                if better and first_true is None:
+                    first_true = runs
+    return Outcome(promotions, false, first_true, runs)
+
+
+def wilson(hits: int, n: int) -> tuple[float, float]:
+    """The 95 % interval of a share."""
+    z, share = 1.96, hits / n
+    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    reach = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return max(0.0, middle - reach), min(1.0, middle + reach)
+
+
+# --- worlds
+
+
+def plain(rng: np.random.Generator) -> Floats:
+    return rng.normal(size=(CHALLENGERS + 1, SEEDS))
+
+
+def shared(rng: np.random.Generator) -> Floats:
+    """Half of the variance belongs to the seed, whatever the config."""
+    return math.sqrt(0.5) * rng.normal(size=(1, SEEDS)) + math.sqrt(0.5) * plain(rng)
+
+
+def heavy(rng: np.random.Generator) -> Floats:
+    """Student's t with 3 degrees of freedom, scaled to a standard deviation of 1."""
+    return rng.standard_t(3, size=(CHALLENGERS + 1, SEEDS)) / math.sqrt(3.0)
+
+
+def loud(rng: np.random.Generator) -> Floats:
+    """Every challenger is twice as noisy as the base."""
+    noise = plain(rng)
+    noise[1:] *= 2.0
+    return noise
+
+
+NOISES: dict[str, Noise] = {"normal": plain, "seeds correlate": shared, "heavy tails": heavy, "2 × noise": loud}
+
+
+def nothing(rng: np.random.Generator) -> Floats:
+    return np.zeros(CHALLENGERS + 1)
+
+
+def half(rng: np.random.Generator) -> Floats:
+    """One knob gives + 1 standard deviation in half of its settings; proposals are drawn at random."""
+    return np.concatenate([[0.0], rng.integers(0, 2, CHALLENGERS).astype(float)])
+
+
+def rare(rng: np.random.Generator) -> Floats:
+    return np.concatenate([[0.0], (rng.random(CHALLENGERS) < 0.1).astype(float)])
+
+
+def many(
+    studies: int, seed: int, truth: Callable[[np.random.Generator], Floats], noise: Noise, settings: Settings
+) -> list[Outcome]:
+    court = Court(settings)
+    outcomes = []
+    for i in range(studies):
+        rng = np.random.default_rng([seed, i])
+        outcomes.append(study(court, truth(rng), noise(rng)))
+    return outcomes
+
+
+def false_share(outcomes: list[Outcome]) -> float:
+    """The share of the studies with a false promotion."""
+    return sum(outcome.false > 0 for outcome in outcomes) / len(outcomes)
+
+
+def found(outcomes: list[Outcome]) -> tuple[float, float]:
+    """The share of the studies that promoted something better, and the median of the runs that took."""
+    took = [outcome.first_true for outcome in outcomes if outcome.first_true is not None]
+    return len(took) / len(outcomes), statistics.median(took) if took else float(BUDGET)
+
+
+# --- real trainings
+
+
+def train(seed: int) -> float:
+    """The final validation loss of a short training of the quickstart recipe, in this process."""
+    config = json.loads((RECIPE / "configs/baseline.json").read_text())
+    config["train"] |= {"epochs": 8, "learning_rate": 0.02, "momentum": 0.9}
+    config["seed"] = seed
+    with tempfile.TemporaryDirectory(prefix="looplab-bench-") as folder:
+        given = Path(folder, "config.json")
+        given.write_text(json.dumps(config))
+        sys.argv = ["train.py", "--config", str(given), "--out", folder]
+        with contextlib.redirect_stdout(io.StringIO()):
+            runpy.run_path(str(RECIPE / "train.py"), run_name="__main__")
+        last = Path(folder, "metrics.jsonl").read_text().splitlines()[-1]
+    return float(json.loads(last)["val/loss"])
+
+
+def trainings(n: int) -> Floats:
+    """n trainings that differ in their seed alone. Two processes do them all: starting Python takes longer than 8
+    epochs."""
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        return np.array(list(pool.map(train, range(n))))
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--studies", type=int, default=0, help="studies of each kind")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    studies = options.studies or 200
+    others = min(studies, 100) if options.quick else studies  # for all but the two figures that are required
+    settings = Settings()
+    figures: dict[str, float] = {}
+    began = time.perf_counter()
+
+    print(f"A/A, {CHALLENGERS} challengers, {BUDGET} runs: studies with a false promotion")
+    for key, (name, noise) in zip(("", "_correlated", "_heavy", "_loud"), NOISES.items(), strict=True):
+        n = others if key else studies
+        say(f"A/A, {name}: {n} studies ({time.perf_counter() - began:.0f} s)")
+        outcomes = many(n, options.seed, nothing, noise, settings)
+        hits = sum(outcome.false > 0 for outcome in outcomes)
+        low, high = wilson(hits, n)
+        naive = false_share(many(n, options.seed, nothing, noise, Settings(by="ratchet")))
+        print(f"  {name:16} judge {hits / n:6.3f}  [{low:.3f}, {high:.3f}]   ratchet {naive:.3f}   of {n}")
+        figures["aa_false_promotion" + key] = hits / n
+        figures["aa_ratchet" + key] = naive
+        if not key:
+            figures["aa_upper95"] = round(high, 4)
+
+    print("power: studies that promoted a challenger better by 1 standard deviation")
+    for name, truth, noise, share_key, runs_key in (
+        ("half are better", half, plain, "power_1sigma", "runs_to_decide"),
+        ("1 in 10 is better", rare, plain, "power_rare", "runs_rare"),
+        ("half, seeds correlate", half, shared, "power_correlated", "runs_correlated"),
+    ):
+        n = studies if share_key == "power_1sigma" else others
+        say(f"power, {name}: {n} studies ({time.perf_counter() - began:.0f} s)")
+        outcomes = many(n, options.seed + 1, truth, noise, settings)
+        share, took = found(outcomes)
+        wrong = false_share(outcomes)
+        print(f"  {name:22} {share:.3f}   median runs {took:.0f}   with a false promotion {wrong:.3f}   of {n}")
+        figures |= {share_key: share, runs_key: took}
+
+    n_real = 30 if options.quick else 60
+    say(f"{n_real} trainings ({time.perf_counter() - began:.0f} s)")
+    measured = trainings(n_real)
+    say(f"trained ({time.perf_counter() - began:.0f} s)")
+
+    def drawn(rng: np.random.Generator) -> Floats:
+        return rng.choice(measured, size=(CHALLENGERS + 1, SEEDS))
+
+    for key, by in (("aa_real", Settings(goal="min")), ("aa_real_ratchet", Settings(goal="min", by="ratchet"))):
+        figures[key] = false_share(many(others, options.seed + 2, nothing, drawn, by))
+    print(f"A/A of real trainings: {n_real} of them, val/loss {measured.mean():.4f} ± {measured.std(ddof=1):.4f}")
+    real, naive = figures["aa_real"], figures["aa_real_ratchet"]
+    print(f"  drawn from them  judge {real:6.3f}                   ratchet {naive:.3f}   of {others}")
+    print(f"{time.perf_counter() - began:.0f} s")
+    print(
+        json.dumps(
+            {key: round(value, 4) for key, value in figures.items()} | {"studies": studies, "studies_others": others}
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""Any command as an agent: it gets the prompt on its standard input, or as a file, and what it prints is its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from looplab.agents.base import AgentSpec, Event, Message, Record, Request, text_of
+
+OUTPUT = "looplab.output"
+"""The record that a printed line becomes in the log, which has one JSON object a line."""
+
+
+def argv(spec: AgentSpec, request: Request) -> list[str]:
+    places = {"{prompt_file}": request.prompt_file, "{schema_file}": request.schema_file}
+    args = [*spec.command[1:], *spec.extra_args]
+    for name, path in places.items():
+        args = [arg.replace(name, str(path or "")) for arg in args]
+    return args
+
+
+def wants_prompt_file(spec: AgentSpec) -> bool:
+    return any("{prompt_file}" in arg for arg in spec.command[1:] + spec.extra_args)
+
+
+def side_log(session: str, env: Mapping[str, str]) -> Path | None:
+    return None
+
+
+def events(record: Record) -> list[Event]:
+    return [Message(text_of(record.get("text")))] if record.get("type") == OUTPUT else []

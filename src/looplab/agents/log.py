@@ -1,0 +1,84 @@
+"""What agents did, read back from their logs: those that looplab wrote, and those of codex and claude as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from looplab.agents.base import Command, End, Event, Message, Output, Trouble
+from looplab.agents.lines import Lines, decode
+from looplab.agents.run import ADAPTERS
+from looplab.errors import LabError
+
+Kind = Literal["codex", "claude", "command"]
+CHUNK = 1 << 20
+CODEX = {"command", "message", "error", "event_msg", "session_meta"}
+CLAUDE = {"system", "assistant", "user", "result", "stream_event", "rate_limit_event"}
+
+
+def kind_of(path: Path) -> Kind:
+    """Which kind of agent wrote this log."""
+    for record in _records(path):
+        kind = record.get("type")
+        if kind == "looplab.start" and record.get("cli") in ADAPTERS:
+            return record["cli"]  # type: ignore[no-any-return]
+        if isinstance(record.get("msg"), dict) or str(kind).startswith(("thread.", "turn.", "item.")) or kind in CODEX:
+            return "codex"
+        if kind in CLAUDE:
+            return "claude"
+    raise LabError("not the log of an agent", file=path, hint="logs are the .jsonl files in agent_runs/")
+
+
+def read_log(path: Path) -> Iterator[Event]:
+    """What happened, in its order. Lines that cannot be read (a torn last one) or are not known are passed over."""
+    adapter = ADAPTERS[kind_of(path)]
+    ended = False
+    for record in _records(path):
+        kind = record.get("type")
+        if kind == "looplab.warning":
+            yield Trouble(str(record.get("text")))
+        elif kind == "looplab.wait":
+            yield Trouble(f"waited {record.get('seconds')} s: {record.get('why')}", rate_limited=True)
+            ended = False
+        elif kind == "looplab.end":
+            if not ended or not record.get("ok"):
+                if record.get("why"):
+                    yield Trouble(str(record["why"]), fatal=True)
+                yield End(bool(record.get("ok")), str(record.get("text", "")), str(record.get("session", "")))
+        else:
+            for event in adapter.events(record):
+                ended |= isinstance(event, End)
+                yield event
+
+
+def commands(events: Iterable[Event]) -> Iterator[str]:
+    return (event.command for event in events if isinstance(event, Command))
+
+
+def outputs(events: Iterable[Event]) -> Iterator[Output]:
+    return (event for event in events if isinstance(event, Output))
+
+
+def messages(events: Iterable[Event]) -> Iterator[str]:
+    return (event.text for event in events if isinstance(event, Message))
+
+
+def final_message(events: Iterable[Event]) -> str:
+    """The text of the end, or the last that was said before it; empty if nothing was."""
+    text = ""
+    for event in events:
+        if isinstance(event, Message) or (isinstance(event, End) and event.text):
+            text = event.text
+    return text
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    lines = Lines()
+    try:
+        with path.open("rb") as file:
+            while data := file.read(CHUNK):
+                yield from filter(None, map(decode, lines.feed(data)))
+    except OSError as error:
+        raise LabError(f"cannot be read: {error.strerror}", file=path) from None
+    yield from filter(None, map(decode, lines.finish()))

@@ -1,0 +1,158 @@
+"""An agent's process under its warden, as two streams of lines. When it is over, nothing of the agent is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO
+
+from looplab.agents import warden
+from looplab.agents.lines import Lines
+from looplab.errors import LabError
+
+MARK = "LOOPLAB_AGENT_LOG"
+"""The variable by which every process of an agent is known: its log."""
+TICK_S = 0.2
+CHUNK = 1 << 16
+
+
+class Process:
+    """The agent under its warden, as two streams of lines."""
+
+    def __init__(self, argv: list[str], env: Mapping[str, str], cwd: Path, grace: float) -> None:
+        self.ending = False
+        """Whether it was asked to end."""
+        self.exit_code: int | None = None
+        self.error = ""
+        self.last_line = time.monotonic()
+        self.printed = 0
+        """Bytes, in lines or not."""
+        self._mark = env[MARK]
+        self._report = b""
+        self._lifeline, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._popen = subprocess.Popen(
+                    [sys.executable, "-I", "-S", warden.__file__, str(theirs.fileno()), str(grace), *argv],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    bufsize=0,
+                    env=dict(env),
+                    cwd=cwd,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,  # a Ctrl-C of the terminal is for looplab, which then ends the agent
+                )
+            except (OSError, ValueError) as error:  # too long a command line, a NUL in it
+                self._lifeline.close()
+                raise LabError(f"the agent cannot be started: {getattr(error, 'strerror', None) or error}") from None
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Whatever happened: nothing of the agent is left after this."""
+        self._lifeline.close()
+        for stream in (self._popen.stdin, self._popen.stdout, self._popen.stderr):
+            if stream is not None:
+                stream.close()
+        self._popen.wait()
+        if not self._report:  # the warden itself was killed
+            kill_marked(self._mark)
+
+    def end(self) -> None:
+        self.ending = True
+        with contextlib.suppress(OSError):
+            self._lifeline.send(b"x")
+
+    def lines(self, prompt: str, tick: Callable[[], None]) -> Iterator[tuple[str, str]]:
+        """What it prints, line by line, until it is gone; `tick` is called often meanwhile."""
+        popen = self._popen
+        assert popen.stdin is not None
+        assert popen.stdout is not None
+        assert popen.stderr is not None
+        rest = memoryview(prompt.encode("utf-8", "replace"))
+        gone = False
+        cut = {"stdout": Lines(), "stderr": Lines()}
+        with selectors.DefaultSelector() as selector:
+            for name, stream in (("stdout", popen.stdout), ("stderr", popen.stderr), ("stdin", popen.stdin)):
+                os.set_blocking(stream.fileno(), False)
+                selector.register(stream, selectors.EVENT_WRITE if name == "stdin" else selectors.EVENT_READ, name)
+            selector.register(self._lifeline, selectors.EVENT_READ, "lifeline")
+            while selector.get_map():
+                ready = selector.select(TICK_S)
+                if gone and not ready:  # held open by something that could not be killed
+                    break
+                for key, _ in ready:
+                    if key.data == "stdin":
+                        rest = self._feed(popen.stdin, rest)
+                        if not rest:
+                            selector.unregister(popen.stdin)
+                            popen.stdin.close()
+                    elif key.data == "lifeline":
+                        data = self._listen()
+                        self._report += data
+                        if not data:
+                            gone = True
+                            selector.unregister(self._lifeline)
+                            if not self._report:
+                                kill_marked(self._mark)
+                    else:
+                        data = os.read(key.fd, CHUNK)
+                        self.printed += len(data)
+                        if not data:
+                            selector.unregister(key.fileobj)
+                        for line in cut[key.data].feed(data) if data else cut[key.data].finish():
+                            self.last_line = time.monotonic()
+                            yield key.data, line
+                tick()
+        self._popen.wait()
+        self._understand()
+
+    @staticmethod
+    def _feed(stdin: IO[bytes], rest: memoryview) -> memoryview:
+        try:
+            return rest[os.write(stdin.fileno(), rest[:CHUNK]) :] if rest else rest
+        except BlockingIOError:
+            return rest
+        except OSError:  # it does not want to read (more); whether that is a failure, its end tells
+            return rest[len(rest) :]
+
+    def _listen(self) -> bytes:
+        try:
+            return self._lifeline.recv(4096)
+        except OSError:
+            return b""
+
+    def _understand(self) -> None:
+        kind, _, value = self._report.decode().strip().partition(" ")
+        if kind == "exit":
+            self.exit_code = int(value)
+        elif kind == "error":
+            self.error = value
+        elif kind != "signal":
+            self.error = "its warden was killed"
+
+
+def kill_marked(mark: str) -> None:
+    """Kill every process that carries the mark of an agent whose warden is gone."""
+    wanted = os.fsencode(f"{MARK}={mark}")
+    give_up = time.monotonic() + warden.GIVE_UP_S
+    found = True
+    while found and time.monotonic() < give_up:  # again: one of them may have started another meanwhile
+        found = False
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                if int(name) != os.getpid() and wanted in Path("/proc", name, "environ").read_bytes().split(b"\0"):
+                    os.kill(int(name), signal.SIGKILL)
+                    found = True
+        if found:
+            time.sleep(warden.CHECK_S)

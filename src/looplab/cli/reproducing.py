@@ -1,0 +1,98 @@
+"""reproduce."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from looplab.cli import output
+from looplab.cli.labs import open_place, prepare_study
+from looplab.cli.running import drive, last_options
+from looplab.errors import LabError
+from looplab.judge.reproduce import compare
+from looplab.judge.stats import pooled_spread
+from looplab.ledger.ledger import Ledger
+from looplab.ledger.study import RunRow, StudyLedger
+from looplab.loop import again
+from looplab.loop.lock import StudyLock, engine_pid
+from looplab.runs import folder as runs
+
+
+def reproduce(folder: Path | None, name: str | None, run: str, tolerance: float | None, keep: bool, json: bool) -> None:
+    place = open_place(folder, name)
+    lab, study, record = place.lab, place.study, place.record
+    original = record.run(run)
+    if original.objective is None:
+        raise LabError(f"run {original.id} has no objective, so there is nothing to compare", hint="choose another run")
+    options = replace(last_options(place.ledger, study.study), asked_only=True, informal=True)
+    setup = prepare_study(lab, study, options)
+    capsule = runs.read_json(runs.require(place.outputs / original.id), "capsule.json")
+    told = again.bring_back(lab.folder, place.outputs, original.id, capsule)
+    changed = again.differences(lab.folder, place.outputs, capsule, setup.prints)
+    if not json:
+        for line in told:
+            output.say(f"code: {line}")
+        for line in changed:
+            output.say(f"not as it was: {line}")
+    proposal = _ask(record, original)
+    pid = engine_pid(lab.folder, study.study)
+    if pid is None:
+        with StudyLock(lab.folder, study.study), contextlib.closing(Ledger(lab.ledger_path)) as ledger:
+            drive(setup, ledger, json)
+    elif not json:
+        output.say(f"the engine at work (pid {pid}) runs it when a slot is free")
+    repeated = _wait(record, proposal)
+    noise = pooled_spread(_groups(record).values())
+    result = compare(original.objective, repeated.objective, noise[0] if noise else None, tolerance)
+    with place.ledger.write():
+        said = {key: value for key, value in asdict(result).items() if value == value}  # NaN has no place in the chain
+        place.ledger.record("reproduced", study.study, original.id, again=repeated.id, **said)
+    if not keep:
+        again.drop(lab.folder, original.id)
+    if json:
+        output.print_line(
+            {"run": original.id, "again": repeated.id, "status": repeated.status, "original": original.objective,
+             "value": repeated.objective, "noise": noise[0] if noise else None, **asdict(result), "code": told,
+             "changed": changed}
+        )  # fmt: skip
+    else:
+        word = "reproduced" if result.same else "NOT reproduced"
+        output.say(f"\n{word}: {original.id} as {repeated.id}. {result.why}")
+    if not result.same:
+        sys.exit(1)
+
+
+def _ask(record: StudyLedger, original: RunRow) -> int:
+    """Put it in the queue, under a name of its own, so that it can be asked for again."""
+    times = sum(1 for row in record.proposals() if row.proposer == again.AGAIN and row.parent == original.id)
+    source = f"{again.AGAIN}:{original.id}:{times + 1}"
+    proposal = record.propose(again.AGAIN, (), f"reproduce {original.id}", parent=original.id, source=source)
+    assert proposal is not None
+    return proposal
+
+
+def _wait(record: StudyLedger, proposal: int) -> RunRow:
+    """The run that came of the proposal, once it has ended; an engine in another process may be at it."""
+    while True:
+        row = next(row for row in record.proposals() if row.id == proposal)
+        if row.run is not None:
+            run = record.run(row.run)
+            if run.state == "ended":
+                return run
+        elif row.status == "rejected":
+            raise LabError("it could not be run: " + "; ".join(str(p["message"]) for p in row.problems))
+        if record.last_session_ended():
+            raise LabError("the engine ended before it was run", hint="`looplab resume` goes on")
+        time.sleep(0.1)
+
+
+def _groups(record: StudyLedger) -> dict[str, list[float]]:
+    """The objectives of runs that differ only in their seed."""
+    found: dict[str, list[float]] = {}
+    for run in record.runs(status="ok"):
+        if run.objective is not None and run.role != "reproduction":
+            found.setdefault(run.point, []).append(run.objective)
+    return found

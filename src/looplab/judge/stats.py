@@ -1,0 +1,179 @@
+"""The statistics of the judge in plain Python: Student's t, one-sided tests, bars for several looks, futility.
+
+Everything is signed so that more is better; who minimises negates before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
+
+NORMAL = NormalDist()
+
+
+def mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def squares(values: Sequence[float]) -> float:
+    """The sum of the squared distances from the mean."""
+    middle = mean(values)
+    return math.fsum((value - middle) ** 2 for value in values)
+
+
+def spread(values: Sequence[float]) -> float:
+    """The sample standard deviation of at least two values."""
+    return math.sqrt(squares(values) / (len(values) - 1))
+
+
+def pooled_spread(groups: Iterable[Sequence[float]]) -> tuple[float, int] | None:
+    """The standard deviation inside the groups and its degrees of freedom; None when no group has two values."""
+    total, freedom = 0.0, 0
+    for group in groups:
+        if len(group) > 1:
+            total += squares(group)
+            freedom += len(group) - 1
+    return (math.sqrt(total / freedom), freedom) if freedom else None
+
+
+# --- Student's t
+
+
+def _beta_fraction(a: float, b: float, x: float) -> float:
+    """The continued fraction of the incomplete beta function, by Lentz's method."""
+    tiny = 1e-300
+    c, d = 1.0, 1.0 - (a + b) * x / (a + 1.0)
+    d = 1.0 / (d if abs(d) > tiny else tiny)
+    result = d
+    for m in range(1, 300):
+        for numerator in (
+            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
+            d = 1.0 + numerator * d
+            d = 1.0 / (d if abs(d) > tiny else tiny)
+            c = 1.0 + numerator / c
+            c = c if abs(c) > tiny else tiny
+            result *= d * c
+        if abs(d * c - 1.0) < 1e-14:
+            break
+    return result
+
+
+def incomplete_beta(a: float, b: float, x: float) -> float:
+    """The regularised incomplete beta function I_x(a, b)."""
+    if x <= 0.0:
+        return 0.0
+    if x >= 1.0:
+        return 1.0
+    scale = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
+    if x < (a + 1.0) / (a + b + 2.0):  # where the fraction converges fast
+        return scale * _beta_fraction(a, b, x) / a
+    return 1.0 - scale * _beta_fraction(b, a, 1.0 - x) / b
+
+
+def t_tail(t: float, freedom: float) -> float:
+    """The probability that Student's t with so many degrees of freedom exceeds `t`."""
+    if math.isinf(t):
+        return 0.0 if t > 0 else 1.0
+    half = 0.5 * incomplete_beta(freedom / 2.0, 0.5, freedom / (freedom + t * t))
+    return half if t > 0 else 1.0 - half
+
+
+@lru_cache(maxsize=4096)
+def t_above(tail: float, freedom: float) -> float:
+    """The t that is exceeded with probability `tail` (below one half)."""
+    low, high = 0.0, 1.0
+    while t_tail(high, freedom) > tail:
+        low, high = high, 2.0 * high
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if t_tail(middle, freedom) > tail else (low, middle)
+    return 0.5 * (low + high)
+
+
+# --- comparisons
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How much better the challenger was, and how sure that is."""
+
+    effect: float
+    """The mean difference, challenger minus champion."""
+    error: float
+    """Its standard error."""
+    freedom: float
+    """The degrees of freedom of the error."""
+    n: int
+    """Pairs, or runs of the challenger where there are no pairs."""
+
+    def p(self, above: float = 0.0) -> float:
+        """One-sided: how often chance alone shows so much, when the true effect is no more than `above`."""
+        gain = self.effect - above
+        if self.error == 0.0:
+            return 0.0 if gain > 0 else 1.0
+        return t_tail(gain / self.error, self.freedom)
+
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """The two-sided confidence interval of the effect."""
+        if self.error == 0.0:
+            return self.effect, self.effect
+        reach = t_above(round(0.5 - level / 2.0, 12), self.freedom) * self.error
+        return self.effect - reach, self.effect + reach
+
+
+def paired(differences: Sequence[float], least_spread: float = 0.0) -> Comparison:
+    """The paired t-test. `least_spread` keeps a few differences that are alike by chance from looking certain."""
+    n = len(differences)
+    return Comparison(mean(differences), max(spread(differences), least_spread) / math.sqrt(n), n - 1, n)
+
+
+def welch(challenger: Sequence[float], champion: Sequence[float], least_spread: float = 0.0) -> Comparison:
+    """Welch's t-test for two groups whose spreads may differ."""
+    parts = [max(spread(group), least_spread) ** 2 / len(group) for group in (challenger, champion)]
+    variance = math.fsum(parts)
+    freedom = float(len(challenger) + len(champion) - 2)
+    if variance > 0.0:
+        below = math.fsum(
+            part * part / (len(group) - 1) for part, group in zip(parts, (challenger, champion), strict=True)
+        )
+        freedom = variance * variance / below
+    return Comparison(mean(challenger) - mean(champion), math.sqrt(variance), freedom, len(challenger))
+
+
+# --- several looks at one test
+
+
+@lru_cache(maxsize=64)
+def looks(first: int, most: int, growth: float) -> tuple[int, ...]:
+    """The numbers of replicates at which a test is looked at: `first`, then growing, the last one `most`."""
+    plan = [min(first, most)]
+    while plan[-1] < most:
+        following = max(plan[-1] + 1, round(plan[-1] * growth))
+        plan.append(most if following * growth > most * 1.25 else min(following, most))
+    return tuple(plan)
+
+
+@lru_cache(maxsize=4096)
+def bars(alpha: float, plan: tuple[int, ...], power: float) -> tuple[float, ...]:
+    """The p-value that each look must reach. They add up to `alpha`, so that however the looks depend on each other,
+    chance alone passes one of them with probability `alpha` at most. Up to the share t of the runs, alpha × t^power is
+    spent: little at the early looks, where only a large effect should win."""
+    spent = [alpha * (n / plan[-1]) ** power for n in plan]
+    return tuple(now - before for before, now in zip((0.0, *spent), spent, strict=False))
+
+
+def predictive_power(effect: float, spread_: float, n: int, most: int, bar: float) -> float:
+    """The probability that a test which stands at `effect` after n of `most` runs passes `bar` at its end.
+
+    The true effect is taken as unknown around what was seen; normal approximation, good enough to stop by.
+    """
+    needed = NORMAL.inv_cdf(1.0 - bar) * spread_ / math.sqrt(most)
+    left = spread_ * math.sqrt((most - n) / (most * n))
+    if left == 0.0:
+        return 1.0 if effect > needed else 0.0
+    return NORMAL.cdf((effect - needed) / left)

@@ -1,0 +1,137 @@
+"""The judge at work in a study: ended runs go in, verdicts, a champion and wishes for more runs come out.
+
+The court itself is pure; this is where its docket is kept (in the ledger), and where the held-out metric is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from looplab.config.lab import Study
+from looplab.judge.base import Docket, Entrant, HeldOut, Score, Settings, Sitting, Want
+from looplab.judge.court import Court
+from looplab.ledger.study import RunRow, StudyLedger
+from looplab.measure.discover import reader_of
+from looplab.measure.summary import Directions, Summariser, check_at, objective_value
+from looplab.runs import folder
+
+JUDGED = ("base", "trial", "replicate", "control")
+Key = tuple[str, str | None]
+
+
+@dataclass(slots=True)
+class _Group:
+    """All ended runs of one config from one start."""
+
+    run: str
+    n: int
+    warm: str | None
+    control: bool
+    scores: list[tuple[int, Score]] = field(default_factory=list)
+
+
+class Bench:
+    def __init__(self, study: Study, record: StudyLedger, outputs: Path) -> None:
+        assert study.judge is not None
+        assert study.objective is not None
+        judge = study.judge
+        self._study = study
+        self._record = record
+        self._outputs = outputs
+        self._court = Court(
+            Settings(
+                goal=study.objective.goal, by=judge.by, alpha=judge.alpha, floor=judge.floor,
+                replicates=judge.replicates, most=judge.most, min_effect=judge.min_effect.absolute,
+                min_relative=judge.min_effect.relative,
+            )
+        )  # fmt: skip
+        self._groups: dict[Key, _Group] = {}
+        self._costs: dict[str, float] = {}
+        self._new = True
+        self.wants: tuple[Want, ...] = ()
+
+    @property
+    def floor(self) -> int:
+        return self._court.settings.floor if self._court.settings.by == "test" else 1
+
+    def take_in(self, run: RunRow, fingerprint: str = "") -> None:
+        """A run that has ended."""
+        if run.role not in JUDGED or (run.status == "stopped" and run.role in ("base", "trial")):
+            return  # a trial that was stopped was not measured; a replicate that was counts, or it would come back
+        cost = (run.seconds or 0.0) * run.devices + self._costs.get(run.warm or "", 0.0)
+        self._costs[run.id] = cost
+        group = self._groups.setdefault(
+            (run.point, run.warm), _Group(run.id, run.n, run.warm, control=run.role == "control")
+        )
+        if run.n < group.n or (group.control and run.role != "control"):
+            group.run, group.n, group.control = run.id, run.n, run.role == "control"
+        group.scores.append((run.n, Score(run.id, run.seed, run.objective, cost, fingerprint)))
+        self._new = True
+
+    def load(self) -> None:
+        """Everything that has ended before this engine began."""
+        for run in self._record.runs(state="ended"):
+            self.take_in(run, folder.read_json(self._outputs / run.id, "summary.json").get("fingerprint") or "")
+
+    def sit(self, open_runs: Iterable[RunRow] = ()) -> Sitting | None:
+        """Look at everything once more, if anything is new, and write down what was decided; inside a transaction.
+
+        A config whose first run is still at work is not looked at: its first run is the one it is selected by."""
+        if not self._new:
+            return None
+        self._new = False
+        waiting = {(run.point, run.warm) for run in open_runs if run.role in ("base", "trial")}
+        kept = self._record.docket()
+        docket = Docket.from_dict(kept) if kept else Docket()
+        entrants = [entrant for entrant in self._entrants() if (entrant.point, entrant.warm) not in waiting]
+        sitting = self._court.sit(docket, entrants, self._held_out if self._study.holdout else None)
+        self.wants = sitting.wants
+        if sitting.docket != docket:
+            self._record.set_docket(sitting.docket.as_dict())
+        return sitting
+
+    def close(self) -> Sitting:
+        """Nothing more will be run: whoever waits for a verdict gets the only one that can be given."""
+        kept = self._record.docket()
+        docket = Docket.from_dict(kept) if kept else Docket()
+        sitting = self._court.close(docket, self._entrants())
+        if sitting.docket != docket:
+            self._record.set_docket(sitting.docket.as_dict())
+        return sitting
+
+    def _entrants(self) -> list[Entrant]:
+        found = []
+        for (point, warm), group in sorted(self._groups.items(), key=lambda item: item[1].n):
+            scores = tuple(score for _, score in sorted(group.scores, key=lambda item: item[0]))
+            found.append(Entrant(point, group.run, scores, warm, group.control))
+        return found
+
+    def _held_out(self, champion: Entrant, challenger: Entrant) -> HeldOut | None:
+        """The held-out metric of both; asked for, and counted, only now."""
+        held_out = self._study.holdout
+        assert held_out is not None
+        asked = self._record.asked_held_out()
+        if asked >= held_out.budget:
+            return None
+        values = [{score.seed or n: value for n, score in enumerate(entrant.scores)
+                   if (value := self._read(score.run)) is not None} for entrant in (champion, challenger)]  # fmt: skip
+        self._record.ask_held_out(champion.run, challenger.run, asked + 1)
+        return HeldOut(*values)
+
+    def _read(self, run: str) -> float | None:
+        held_out = self._study.holdout
+        assert held_out is not None
+        goal = held_out.goal or (self._study.objective.goal if self._study.objective else "min")
+        summariser = Summariser(Directions({held_out.metric: goal}), kept=check_at(held_out.at) or 1)
+        summariser.add(reader_of(self._study, self._outputs / run, with_held_out=True).poll(final=True))
+        value = objective_value(summariser, held_out.metric, held_out.at)
+        # The court compares both metrics with one goal.
+        turned = self._study.objective is not None and goal != self._study.objective.goal
+        return -value if turned and value is not None else value
+
+
+def evidence_of(sitting: Sitting) -> list[tuple[str, str, dict[str, object]]]:
+    """The new verdicts: run, verdict, and what they rest on."""
+    return [(e.run, e.verdict.value, {**asdict(e), "verdict": e.verdict.value}) for e in sitting.verdicts]

@@ -1,0 +1,305 @@
+"""What is run next: the bases, what the judge asks for, what watch sent back, and what the proposers propose."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from looplab.decide.base import Proposal
+from looplab.decide.history import History
+from looplab.decide.queue import QueueProposer, waiting
+from looplab.errors import LabError
+from looplab.guard.guard import Problem
+from looplab.judge.base import Want
+from looplab.ledger.study import RunRow, StudyLedger, Usage
+from looplab.loop.again import AGAIN
+from looplab.loop.decision import Decider, Decision, Rejected, decide_base
+from looplab.loop.judging import Bench
+from looplab.loop.setup import Setup, make_proposers
+from looplab.report import labbook
+from looplab.runs import folder
+
+AHEAD = 64
+"""A larger round is decided in portions, so that slots need not wait until all of it is."""
+NO_LIMIT = 1 << 30
+WATCH = "watch"
+"""The proposer of runs that were stopped and are tried again with edits."""
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """Something that happened, for whoever watches."""
+
+    kind: str
+    """note | round | launched | adopted | ended | rejected | waiting | judged | alarm"""
+    text: str
+    run: str | None = None
+
+
+class Planner:
+    """Decides on runs; each is in the ledger before it is in the queue. Called inside a transaction."""
+
+    def __init__(self, setup: Setup, study: StudyLedger, decider: Decider, bench: Bench | None,
+                 tell: Callable[[News], None], book: Callable[[str], None]) -> None:  # fmt: skip
+        self.queue: deque[RunRow] = deque()
+        """Decided on, waiting for a slot."""
+        self.plans: dict[str, Decision] = {}
+        self.why = ""
+        """Why nothing more is decided on."""
+        self.total: int | None = None
+        """How many runs there will be at most, where that is known."""
+        self._setup = setup
+        self._study = study
+        self._decider = decider
+        self._bench = bench
+        self._tell = tell
+        self._book = book
+        self._proposers = make_proposers(setup, History(study, folder.study_folder(setup.lab, study.study)))
+        self._bases = [decide_base(base, setup.seed) for base in setup.bases]  # those that may still need a run
+        self._filling: tuple[int, int] | None = None  # a round that is not decided to its end: its number, what is left
+        self._complaints: dict[str, str] = {}
+
+    def recover(self, planned: list[RunRow]) -> None:
+        """What an engine before this one decided on, and a round in whose planning it was interrupted."""
+        self.queue = deque(sorted(planned, key=lambda run: run.n))
+        unfilled = self._study.unfilled_round()
+        if unfilled is not None and not self._setup.options.continuous:
+            decided = [run for run in self._study.runs(round=unfilled) if run.role in ("base", "trial")]
+            self._filling = (unfilled, self._setup.round_size - len(decided))
+
+    def plan(self, idle: bool, free: int) -> None:
+        """Decide on more runs if it is time to; `idle`: nothing runs or waits for its paperwork."""
+        if self.queue:
+            return
+        self._follow_up(free)
+        continuous = self._setup.options.continuous
+        if self._setup.options.asked_only:
+            self.why = self.why or "what was asked for is done"
+            return
+        if self.queue or not (continuous or idle):
+            return
+        if self._filling is not None:
+            self.fill()
+            if self.queue:
+                return
+        room = self._room()
+        if room <= 0:
+            return
+        current = self._study.open_round()
+        if continuous:
+            if current is None:
+                current = self._study.begin_round()
+                self._study.fill_round(current)
+            self._decide(current, min(room, free))
+            self._foresee(room)
+            return
+        if current is not None:
+            self._study.close_round(current)
+            self._tell(News("round", f"round {current} is done"))
+        limit = self._limit("rounds")
+        used = self._study.usage().rounds
+        if limit is not None and used >= limit:
+            self.why = f"all {limit} round(s) are done"
+            return
+        n = self._study.begin_round()
+        size = min(room, self._setup.round_size)
+        planned = self._decide(n, min(size, AHEAD))
+        if planned:
+            self._filling = (n, size - planned) if planned == AHEAD < size else None
+            if self._filling is None:
+                self._study.fill_round(n)
+            count = len(self.queue) if self._filling is None else size
+            self._tell(News("round", f"round {n}: {count} run(s)"))
+            self._book_round(n, count)
+            self._foresee(room if limit is None else min(room, (limit - used) * self._setup.round_size))
+        else:
+            # Nothing to try: the round is as if it had not been.
+            self._study.ledger.execute("DELETE FROM rounds WHERE study=? AND n=?", (self._study.study, n))
+
+    def fill(self) -> None:
+        """Decide on a few more runs of a large round, while its first ones are at work already."""
+        if self._filling is None or len(self.queue) >= AHEAD:
+            return
+        n, left = self._filling
+        with self._study.ledger.write():
+            planned = self._decide(n, min(left, 2 * len(self._setup.slots)))
+            self._filling = (n, left - planned) if planned and planned < left else None
+            if self._filling is None:
+                self._study.fill_round(n)
+
+    def _follow_up(self, free: int) -> None:
+        """What the open round still needs: replicates for the judge, and runs that watch sent back."""
+        wants = self._bench.wants if self._bench is not None else ()
+        requeued = self._study.waiting(AHEAD, WATCH) if self._setup.study.watch else []
+        requeued += self._study.waiting(AHEAD, AGAIN)
+        if not wants and not requeued:
+            return
+        room = self._room()
+        round_ = self._study.open_round() or self._study.usage().rounds
+        if room <= 0 or not round_:
+            return
+        room = min(room, free if self._setup.options.continuous else AHEAD)
+        for row in requeued[:room]:
+            room -= self._propose(waiting(row), round_)
+        under_way = {(run.point, run.warm, run.seed): run for run in self._study.runs_open()}
+        counted: dict[tuple[str, str | None], int] = {}
+        for point, warm, _ in under_way:
+            counted[point, warm] = counted.get((point, warm), 0) + 1
+        for want in wants:
+            if room <= 0:
+                break
+            key = (want.point, want.warm)
+            if want.seed is not None:
+                if (*key, want.seed) in under_way:
+                    continue
+            elif counted.get(key, 0) > 0:  # without seeds, one is as good as the other
+                counted[key] -= 1
+                continue
+            room -= self._repeat(want, round_)
+
+    def _repeat(self, want: Want, round_: int) -> bool:
+        """Plan a run that the judge asks for."""
+        known = self._study.runs_of(want.point)
+        if not known:
+            return False
+        twin = self._study.run(known[0])
+        try:
+            plan = self._decider.plan_of(twin)
+        except LabError as error:
+            self._tell(News("note", f"the judge wants {want.point} once more, but {error}"))
+            return False
+        decision = self._decider.repeat(twin, plan, want.seed, want.why)
+        self._take(replace(decision, warm=want.warm, role="control" if want.control else "replicate"), round_)
+        return True
+
+    def _book_round(self, n: int, count: int) -> None:
+        """A line on what was decided, and on what grounds."""
+        wanted = self._setup.study.objective
+        seen = "nothing measured yet"
+        best = self._study.best()
+        if best is not None and best.objective is not None and wanted is not None:
+            seen = f"best so far: {best.id} with {wanted.metric} = {best.objective:.6g}"
+        reasons = [run.reason for run in self.queue if run.reason and run.role != "replicate"]
+        following = "; ".join(reasons[:4]) + (f"; and {len(reasons) - 4} more" if len(reasons) > 4 else "")
+        self._book(labbook.line(time.time(), f"round {n} decided", seen, f"{count} run(s)", following))
+
+    def _decide(self, round_: int, room: int) -> int:
+        """Fill up to `room` places with bases not run yet and with proposals that pass the guard."""
+        planned = 0
+        if self._bases:
+            done = self._study.bases_planned()
+            self._bases = [b for b in self._bases if f"{b.base}@{b.config_hash}" not in done]
+        while self._bases and planned < room:
+            base = self._bases.pop(0)
+            run = self._take(base, round_)
+            planned += 1
+            if self._bench is not None and base.base == self._setup.bases[0].name and not self._study.docket():
+                self._lay_floor(run, base, round_)
+                room = planned + min(room - planned, max(0, self._room()))
+        while planned < room:
+            proposals = self._proposals(room - planned)
+            if not proposals:
+                break
+            accepted = sum(self._propose(proposal, round_) for proposal in proposals)
+            planned += accepted
+            if not accepted and all(proposal.id is None for proposal in proposals):
+                break  # a program whose every proposal is refused would go on for ever
+        if not planned:
+            problems = "; ".join(problem for problem in self._complaints.values() if problem)
+            self.why = problems or "no proposer has anything left to try (add with `looplab propose`)"
+        return planned
+
+    def _lay_floor(self, run: RunRow, base: Decision, round_: int) -> None:
+        """The noise first: the base with as many seeds as the judge needs, beside the first proposals."""
+        assert self._bench is not None
+        room = self._room()
+        for k in range(1, min(self._bench.floor, 1 + max(0, room))):
+            seed = None if base.seed is None else base.seed + k
+            decision = self._decider.repeat(run, base.body(), seed, f"noise floor: the base, seed {k + 1}")
+            self._take(decision, round_)
+
+    def _foresee(self, room: int) -> None:
+        """How many runs there will be at most: what the budget leaves, or, if only people propose, what waits."""
+        room -= len(self.queue)
+        if all(isinstance(proposer, QueueProposer) for proposer in self._proposers):
+            room = min(room, self._study.count_waiting())
+        known = room < NO_LIMIT // 2
+        self.total = self._study.usage().runs + max(0, room) if known else None
+
+    def _proposals(self, n: int) -> list[Proposal]:
+        for proposer in self._proposers:
+            proposals = proposer.propose(self._study, n)
+            if proposer.problem is not None and self._complaints.get(proposer.name) != proposer.problem:
+                self._tell(News("note", f"{proposer.name}: {proposer.problem}"))
+            self._complaints[proposer.name] = proposer.problem or ""
+            if proposals:
+                return proposals
+        return []
+
+    def _propose(self, proposal: Proposal, round_: int) -> bool:
+        """Put a proposal before the guard; whether it became a run."""
+        if proposal.id is None:
+            id_ = self._study.propose(
+                proposal.proposer, proposal.edits, proposal.reason, parent=proposal.parent,
+                hypothesis=proposal.hypothesis, source=proposal.source,
+            )  # fmt: skip
+            if id_ is None:
+                return False  # it was taken before
+            proposal = replace(proposal, id=id_)
+        assert proposal.id is not None
+        try:
+            decision = self._decider.decide(proposal)
+        except Rejected as rejected:
+            self._study.reject(proposal.id, [_plain(problem) for problem in rejected.problems])
+            self._tell(News("rejected", f"rejected: proposal {proposal.id} ({' '.join(proposal.edits)}): {rejected}"))
+            return False
+        self._take(decision, round_)
+        return True
+
+    def _take(self, decision: Decision, round_: int) -> RunRow:
+        run = self._study.plan(
+            round=round_, proposal=decision.proposal, proposer=decision.proposer, parent=decision.parent,
+            base=decision.base, reason=decision.reason, config_hash=decision.config_hash,
+            devices=max(1, len(self._setup.slots[0].devices)), body=decision.body(), role=decision.role,
+            point=decision.point, seed=decision.seed, twin=decision.twin, warm=decision.warm,
+        )  # fmt: skip
+        self.plans[run.id] = decision
+        self.queue.append(run)
+        return run
+
+    # -- budget
+
+    def _limit(self, name: str) -> int | None:
+        said: int | None = getattr(self._setup.options, name)
+        limit: int | None = said if said is not None else getattr(self._setup.study.budget, name)
+        return limit
+
+    def spent(self, usage: Usage | None = None) -> str | None:
+        """Which budget of time is used, if one is."""
+        budget = self._setup.study.budget
+        usage = usage or self._study.usage()
+        if budget.wall is not None and usage.wall >= budget.wall:
+            return f"the wall-clock budget of {budget.wall:g} s is used"
+        if budget.device_hours is not None and usage.device_hours >= budget.device_hours:
+            return f"the budget of {budget.device_hours:g} device-hours is used"
+        return None
+
+    def _room(self) -> int:
+        """How many runs may still be planned; says why when there are none."""
+        usage = self._study.usage()
+        spent = self.spent(usage)
+        if spent is not None:
+            self.why = spent
+            return 0
+        limit = self._limit("runs")
+        if limit is None:
+            return NO_LIMIT
+        if usage.runs >= limit:
+            self.why = f"all {limit} run(s) are done"
+        return limit - usage.runs
+
+
+def _plain(problem: Problem) -> dict[str, object]:
+    return {name: getattr(problem, name) for name in ("key", "value", "rule", "message", "nearest")}

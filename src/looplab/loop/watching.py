@@ -1,0 +1,120 @@
+"""Watch at work in a study: what is seen in a running run is written down, sent back to the queue, and told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+
+from looplab.config.edits import parse_edit
+from looplab.config.lab import Alert
+from looplab.decide.rules import resolve
+from looplab.guard.knobs import KnobTable
+from looplab.ledger.study import RunRow, StudyLedger
+from looplab.loop.measuring import Gauge
+from looplab.loop.planning import WATCH, News
+from looplab.loop.setup import Setup
+from looplab.measure.base import Batch
+from looplab.measure.discover import reader_of
+from looplab.measure.summary import Directions
+from looplab.runs import folder
+from looplab.watch.alert import send
+from looplab.watch.watcher import Alarm, Live, Watcher
+
+REMEMBERED = 200
+"""How many ended runs a pruner is told of when an engine begins."""
+
+ALERT_S = 15.0
+
+
+class Lookout:
+    def __init__(self, setup: Setup, record: StudyLedger, outputs: Path, tell: Callable[[News], None]) -> None:
+        study = setup.study
+        goals = dict(study.measure.goals)
+        if study.objective is not None:
+            goals[study.objective.metric] = study.objective.goal
+        self._study = study
+        self._record = record
+        self._outputs = outputs
+        self._lab = setup.lab
+        self._knobs = KnobTable(setup.guard.knobs.values())
+        self._tell = tell
+        self._watcher = Watcher(study.watch, Directions(goals), study.objective)
+        self._told: set[str] = set()
+        self._alerts: list[Thread] = []
+        self.budgets = any(rule.budget for rule in study.watch)
+        """Whether anybody looks out for the budget."""
+
+    def recover(self, running: list[RunRow]) -> list[tuple[str, str]]:
+        """Tell the pruners of what has ended, and the rules of what they have seen already; gives the runs that were
+        to be stopped when an engine died, with the rule that wanted it."""
+        if any(rule.prune for rule in self._study.watch):
+            for run in self._record.runs(status="ok", limit=REMEMBERED):
+                batch = reader_of(self._study, self._outputs / run.id).poll(final=True)
+                self._watcher.ended(run.id, run.objective, batch)
+        stopped = []
+        for run in running:
+            for rule, stops in self._record.watched_rules(run.id):
+                self._watcher.recall(run.id, rule)
+                if stops:
+                    stopped.append((run.id, rule))
+        return stopped
+
+    def look(self, run: RunRow, gauge: Gauge, batch: Batch, budget_used: str | None) -> list[Alarm]:
+        started = run.started or run.created
+        live = Live(run.id, batch, gauge.step, started, max(gauge.grown, started), budget_used)
+        return self._watcher.look(live, time.time())
+
+    def heed(self, run: RunRow, alarm: Alarm) -> None:
+        """Write down what was seen, with what follows from it; inside a transaction, before the run is ended."""
+        self._record.watched(run.id, alarm.rule, alarm.text, alarm.stops)
+        said = f"{alarm.rule}: {alarm.text}" + (f" — {alarm.note}" if alarm.note else "")
+        if alarm.requeue:
+            said += f"; {self._requeue(run, alarm)}"
+        elif alarm.stops:
+            said += "; stopped"
+        self._tell(News("alarm", f"run {run.id}: {said}", run.id))
+        if alarm.note:
+            folder.add_note(self._outputs / run.id, f"{alarm.rule}: {alarm.text}: {alarm.note}")
+        if alarm.alert is not None:
+            self._alert(alarm.alert, {"study": run.study, **alarm.plain()})
+
+    def _alert(self, alert: Alert, payload: dict[str, object]) -> None:
+        self._alerts = [thread for thread in self._alerts if thread.is_alive()]
+        self._alerts.append(send(alert, payload, lambda why: self._tell(News("note", why)), folder=self._lab))
+
+    def close(self) -> None:
+        """Wait for alerts that are on their way."""
+        for thread in self._alerts:
+            thread.join(ALERT_S)
+
+    def _requeue(self, run: RunRow, alarm: Alarm) -> str:
+        depth, before = 0, run
+        while before.proposer == WATCH and before.parent is not None:
+            depth, before = depth + 1, self._record.run(before.parent)
+        if depth >= alarm.requeues:
+            return f"stopped; it was sent back {depth} time(s) already"
+        config = folder.read_json(self._outputs / run.id, "config.json")
+        resolved, stuck = resolve(config, [parse_edit(edit) for edit in alarm.requeue], {}, self._knobs)
+        if not resolved:
+            return f"stopped; nothing is left to change: {'; '.join(stuck)}"
+        edits = [str(edit) for edit in resolved]
+        source = f"{WATCH}:{run.id}:{alarm.rule}"
+        id_ = self._record.propose(WATCH, edits, f"{alarm.rule}: {alarm.text}", parent=run.id, source=source)
+        return f"tried again with {' '.join(edits)}" if id_ is not None else "sent back already"
+
+    def ended(self, run: RunRow, gauge: Gauge | None, by_itself: bool) -> None:
+        """A run is over. What it measured since the last look is looked at too: a trainer that dies of a NaN may be
+        tried again with edits."""
+        rest = gauge.rest if gauge is not None else {}
+        if by_itself and gauge is not None:
+            for batch in (rest, {}):
+                for alarm in self.look(run, gauge, batch, None):
+                    self.heed(run, replace(alarm, stops=False))
+            rest = {}
+        for unable in self._watcher.ended(run.id, run.objective, rest):
+            if unable not in self._told:
+                self._told.add(unable)
+                self._tell(News("note", unable))

@@ -1,0 +1,108 @@
+"""Checkpoints: weights and optimizer, whole or not at all, and what a run may continue from."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from pickle import UnpicklingError  # only the exception: files are read with weights_only
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import torch
+
+from looplab.errors import LabError
+
+if TYPE_CHECKING:
+    from looplab.recipes.drone.ppo import Policy
+    from looplab.recipes.drone.settings import Settings, Train
+
+
+def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file under another name, sync it, rename it: a reader sees the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def save(path: Path, policy: Policy, optimizer: torch.optim.Optimizer, settings: Settings, lifetime_steps: int) -> None:
+    content = {
+        "env_name": settings.env_name,
+        "optimizer_name": settings.train.optimizer,
+        "lifetime_steps": lifetime_steps,
+        "policy": policy.state_dict(),
+        "optimizer": optimizer.state_dict(),
+    }
+    write_whole(path, lambda file: torch.save(content, file))
+
+
+def load(path: Path, policy: Policy, optimizer: torch.optim.Optimizer, train: Train) -> tuple[int, list[str]]:
+    """Put a checkpoint's weights into the policy, and its moments into the optimizer where that is of the same kind.
+
+    Gives the steps that went into it, and what is worth saying.
+    """
+    content = _read(path, train.device)
+    weights = content["policy"]
+    ours = {name: tuple(tensor.shape) for name, tensor in policy.state_dict().items()}
+    theirs = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    if ours != theirs:
+        name = next(name for name in sorted({*ours, *theirs}) if ours.get(name) != theirs.get(name))
+        raise LabError(
+            f"the checkpoint is of another network: {name} is {theirs.get(name, 'missing')} in it, "
+            f"{ours.get(name, 'missing')} here",
+            file=path,
+            hint="start fresh, or name a checkpoint of this network",
+        )
+    policy.load_state_dict(weights)
+    if content["optimizer_name"] != train.optimizer:
+        said = f"weights only: the checkpoint's optimizer is {content['optimizer_name']}, ours is {train.optimizer}"
+        return int(content["lifetime_steps"]), [said]
+    optimizer.load_state_dict(content["optimizer"])
+    for group in optimizer.param_groups:  # the moments are the checkpoint's, the knobs are this run's
+        group.update(lr=train.learning_rate, betas=(train.adam_beta1, train.adam_beta2), eps=train.adam_eps)
+    return int(content["lifetime_steps"]), []
+
+
+def _read(path: Path, device: str) -> dict[str, Any]:
+    if not path.is_file():
+        raise LabError("there is no such checkpoint", file=path)
+    try:
+        content = torch.load(path, map_location=device, weights_only=True) if zipfile.is_zipfile(path) else None
+    except (OSError, RuntimeError, UnpicklingError) as error:
+        raise LabError(f"the checkpoint cannot be read: {str(error).splitlines()[0]}", file=path) from error
+    if not isinstance(content, dict) or not {"policy", "optimizer", "optimizer_name", "lifetime_steps"} <= set(content):
+        raise LabError("this is no checkpoint of this trainer", file=path)
+    return content
+
+
+def find(out: Path, settings: Settings) -> Path | None:
+    """What `autopilot` says to continue from: a path, or the latest or best run beside `out`; None: start fresh."""
+    wanted = settings.autopilot.resume_from
+    if settings.autopilot.resume_mode == "fresh":
+        return None
+    if wanted not in ("latest", "best"):
+        return Path(wanted)
+    beside = out.resolve().parent
+    if wanted == "latest":
+        saved = [path for path in beside.glob("*/checkpoints/latest.pt") if path.parent.parent != out.resolve()]
+        if saved:
+            return max(saved, key=lambda path: path.stat().st_mtime_ns)
+    elif (beside / "BEST").is_file():
+        folder = beside / (beside / "BEST").read_text().strip() / "checkpoints"
+        return folder / "best.pt" if (folder / "best.pt").is_file() else folder / "latest.pt"
+    raise LabError(
+        f"autopilot.resume_from is {wanted!r}, but no run in {beside} has such a checkpoint",
+        hint="set autopilot.resume_mode to fresh, or name a checkpoint's path",
+    )

@@ -1,0 +1,430 @@
+"""The court's policy: noise floor, screen, paired tests, alpha, tripwires, warm starts, the held-out metric."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from looplab.errors import LabError
+from looplab.judge.base import Docket, Entrant, Evidence, HeldOut, ReadHeldOut, Score, Settings, Sitting, Verdict
+from looplab.judge.court import Court
+
+Value = Callable[[str, str | None, int], float | None]
+"""(point, warm start, number) → what the run measures."""
+
+
+@dataclass
+class Lab:
+    """Runs what the court wants, one run after the other, from a table of values."""
+
+    value: Value
+    settings: Settings = field(default_factory=Settings)
+    seeds: bool = True
+    held_out: ReadHeldOut | None = None
+    budget: int = 200
+    docket: Docket = field(default_factory=Docket)
+    entrants: list[Entrant] = field(default_factory=list)
+    evidence: dict[str, Evidence] = field(default_factory=dict)
+    alarms: list[str] = field(default_factory=list)
+    controls: int = 0
+    runs: int = 0
+
+    def score(self, point: str, warm: str | None, number: int) -> Score:
+        self.runs += 1
+        cost = 1.0 if warm is None else 2.0
+        name = f"{point}-{warm or 'cold'}-{number}"
+        return Score(name, 100 + number if self.seeds else None, self.value(point, warm, number), cost, "evaluator")
+
+    def enter(self, point: str, warm: str | None = None, control: bool = False, number: int = 0) -> None:
+        score = self.score(point, warm, number)
+        self.entrants.append(Entrant(point, score.run, (score,), warm, control))
+
+    def sit(self) -> Sitting:
+        sitting = Court(self.settings).sit(self.docket, self.entrants, self.held_out)
+        self.docket = sitting.docket
+        self.alarms += sitting.alarms
+        self.evidence |= {evidence.point: evidence for evidence in sitting.verdicts}
+        spent = self.docket.spent + self.docket.reserved
+        assert spent <= self.settings.alpha * (1 + 1e-12)
+        return sitting
+
+    def settle(self) -> None:
+        """Run what is wanted until nothing is."""
+        while (wants := self.sit().wants) and self.runs < self.budget:
+            for want in wants:
+                known = [(e.point, e.warm) for e in self.entrants]
+                if (want.point, want.warm) in known:
+                    place = known.index((want.point, want.warm))
+                    entrant = self.entrants[place]
+                    more = self.score(want.point, want.warm, want.number)
+                    self.entrants[place] = replace(entrant, scores=(*entrant.scores, more))
+                else:
+                    self.controls += want.control
+                    self.enter(want.point, want.warm, want.control, want.number)
+
+    def challenge(self, *points: str) -> Evidence:
+        for point in points:
+            self.enter(point)
+            self.settle()
+        return self.evidence[points[-1]]
+
+    def replicates(self, point: str) -> int:
+        return sum(len(entrant.scores) - 1 for entrant in self.entrants if entrant.point == point)
+
+
+def noise(*key: object) -> float:
+    return random.Random(repr(key)).gauss(0.0, 1.0)
+
+
+def world(truth: dict[str, float], salt: int = 0) -> Value:
+    return lambda point, warm, number: truth.get(point, 0.0) + noise(salt, point, warm, number)
+
+
+def lab(truth: dict[str, float] | None = None, salt: int = 0, **more: object) -> Lab:
+    made = Lab(world(truth or {}, salt), **more)  # type: ignore[arg-type]
+    made.enter("base")
+    made.settle()
+    return made
+
+
+def test_the_base_runs_with_its_floor_of_seeds_before_anything_is_judged() -> None:
+    made = Lab(world({}))
+    made.enter("base")
+    made.enter("other")
+    sitting = made.sit()
+    assert not sitting.verdicts
+    assert sitting.champion == "base-cold-0"
+    assert [(want.point, want.seed) for want in sitting.wants] == [("base", 100 + n) for n in (1, 2, 3, 4)]
+    made.settle()
+    assert made.evidence["base"].verdict is Verdict.KEEP
+    assert made.evidence["base"].n == 5
+
+
+def test_a_clear_improvement_is_promoted_with_its_numbers() -> None:
+    made = lab({"good": 4.0})
+    found = made.challenge("good")
+    assert found.verdict is Verdict.KEEP
+    assert made.docket.champion == "good-cold-0"
+    assert found.champion == "base-cold-0"
+    assert found.p is not None
+    assert found.bar is not None
+    assert found.p <= found.bar
+    assert found.low is not None
+    assert found.high is not None
+    assert found.effect is not None
+    assert 0 < found.low < found.effect < found.high
+    assert made.docket.spent == 0.0  # what is proved costs nothing
+
+
+def test_replicates_are_on_the_champions_seeds_and_the_trial_does_not_count() -> None:
+    made = lab()
+    made.entrants.append(Entrant("lucky", "lucky", (Score("lucky", 100, 5.0, 1.0, "evaluator"),)))
+    wants = [(want.point, want.seed) for want in made.sit().wants]
+    assert wants == [("lucky", 101), ("lucky", 102), ("lucky", 103)]
+
+
+def test_a_lucky_trial_is_found_out() -> None:
+    made = Lab(lambda point, warm, n: 5.0 if (point, n) == ("lucky", 0) else noise(point, n))
+    made.challenge("base", "lucky")
+    assert made.evidence["lucky"].verdict in (Verdict.DISCARD, Verdict.INCONCLUSIVE)
+    assert made.docket.champion == "base-cold-0"
+
+
+def test_who_loses_the_screen_is_over_after_one_run() -> None:
+    made = Lab(
+        lambda point, warm, n: {"worse": -2.0, "hair": 0.2}.get(point, 0.0) + (noise(n) if point == "base" else 0)
+    )
+    made.challenge("base", "worse", "hair")
+    assert made.evidence["worse"].verdict is Verdict.DISCARD
+    assert made.evidence["hair"].n == made.evidence["worse"].n == 1
+    assert made.docket.opened == 0
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=40, deadline=None)
+def test_a_hopeless_challenger_gets_few_replicates(salt: int) -> None:
+    made = Lab(lambda point, warm, n: 9.0 if (point, n) == ("bad", 0) else noise(salt, point, n) - 2 * (point == "bad"))
+    found = made.challenge("base", "bad")
+    assert found.verdict is Verdict.DISCARD
+    assert made.replicates("bad") <= 8
+
+
+@given(st.integers(0, 10_000), st.sampled_from([0.0, 1.0]), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_alpha_is_never_exceeded_and_a_second_sitting_changes_nothing(salt: int, gain: float, seeds: bool) -> None:
+    made = Lab(world({f"p{i}": gain * (i % 2) for i in range(12)}, salt), seeds=seeds)
+    made.enter("base")
+    for i in range(12):
+        made.enter(f"p{i}")
+        made.settle()  # `sit` looks after alpha
+        again, once_more = made.sit(), made.sit()
+        assert again == once_more
+        assert not again.verdicts
+        assert not again.alarms
+        assert Docket.from_dict(json.loads(json.dumps(made.docket.as_dict()))) == made.docket
+
+
+@given(st.integers(0, 10_000), st.randoms(use_true_random=False))
+@settings(max_examples=40, deadline=None)
+def test_the_goal_and_the_order_of_the_scores_do_not_matter(salt: int, rng: random.Random) -> None:
+    truth = {"a": 1.0, "b": 2.0, "c": -1.0, "d": 0.0}
+    up, down = lab(truth, salt), Lab(lambda *key: -(world(truth, salt)(*key) or 0.0), Settings(goal="min"))
+    up.challenge(*truth)
+    down.challenge("base", *truth)
+    assert up.docket == down.docket
+    assert [e.effect for e in up.evidence.values()] == [e.effect for e in down.evidence.values()]
+    # Everything at once, in any order.
+    mixed = []
+    for entrant in up.entrants:
+        rest = list(entrant.scores[1:])
+        rng.shuffle(rest)
+        mixed.append(replace(entrant, scores=(entrant.scores[0], *rest)))
+    court = Court(Settings())
+    assert court.sit(Docket(), mixed) == court.sit(Docket(), up.entrants)
+
+
+def test_pairs_see_what_seeds_hide() -> None:
+    def value(point: str, warm: str | None, n: int) -> float:
+        return 3 * noise("seed", n) + 0.3 * noise(point, n) + (1.0 if point == "good" else 0.0)
+
+    paired, unpaired = Lab(value), Lab(lambda p, w, n: value(p, w, n if p == "base" else n + 500), seeds=False)
+    assert paired.challenge("base", "good").verdict is Verdict.KEEP
+    assert paired.replicates("good") <= 8
+    assert unpaired.challenge("base", "good").verdict is not Verdict.KEEP
+
+
+def test_without_seeds_a_large_effect_is_still_found() -> None:
+    made = Lab(world({"good": 5.0}), seeds=False)
+    assert made.challenge("base", "good").verdict is Verdict.KEEP
+    assert {score.seed for entrant in made.entrants for score in entrant.scores} == {None}
+
+
+@pytest.mark.parametrize("value", [None, math.nan, math.inf])
+@pytest.mark.parametrize("goal", ["max", "min"])
+@pytest.mark.parametrize("by", ["test", "ratchet"])
+def test_what_is_not_a_number_wins_nothing(value: float | None, goal: str, by: str) -> None:
+    made = Lab(lambda p, w, n: value if p == "nan" else noise(p, n), Settings(goal=goal, by=by))  # type: ignore[arg-type]
+    assert made.challenge("base", "nan").verdict is Verdict.CRASH
+    assert made.docket.champion == "base-cold-0"
+
+
+def test_a_base_that_crashed_makes_room_for_the_next() -> None:
+    made = Lab(lambda p, w, n: None if p == "broken" else noise(p, n))
+    made.enter("broken")
+    made.enter("works")
+    made.settle()
+    assert made.evidence["broken"].verdict is Verdict.CRASH
+    assert made.docket.champion == "works-cold-0"
+
+
+def test_a_challenger_whose_replicates_crash_is_a_crash_and_is_not_asked_for_again() -> None:
+    made = Lab(lambda p, w, n: (9.0 if n == 0 else None) if p == "frail" else noise(p, n))
+    found = made.challenge("base", "frail")
+    assert found.verdict is Verdict.CRASH
+    assert made.replicates("frail") == 3
+    assert not made.docket.tests
+
+
+def test_one_crashed_replicate_is_replaced_by_the_next_seed_and_said() -> None:
+    made = Lab(lambda p, w, n: None if (p, n) == ("good", 2) else noise(p, n) + 6 * (p == "good"))
+    found = made.challenge("base", "good")
+    assert found.verdict is Verdict.KEEP
+    assert "crashed with 1 of its seeds" in found.flags
+
+
+@pytest.mark.parametrize("by", ["test", "ratchet"])
+def test_another_seed_is_no_change(by: str) -> None:
+    made = Lab(world({}), Settings(by=by))  # type: ignore[arg-type]
+    made.challenge("base")
+    made.entrants.append(Entrant("base", "again", (Score("again", 7, 99.0, 1.0, "evaluator"),)))
+    sitting = made.sit()
+    assert [(e.run, e.verdict, e.flags) for e in sitting.verdicts] == [("again", Verdict.DISCARD, ("no change",))]
+    assert sitting.champion == "base-cold-0"
+
+
+@pytest.mark.parametrize("by", ["test", "ratchet"])
+@pytest.mark.parametrize("fingerprint", ["other", ""])
+def test_another_evaluator_makes_a_challenger_void(by: str, fingerprint: str) -> None:
+    made = Lab(world({}), Settings(by=by))  # type: ignore[arg-type]
+    made.challenge("base")
+    made.entrants.append(Entrant("cheat", "cheat", (Score("cheat", 100, 99.0, 1.0, fingerprint),)))
+    sitting = made.sit()
+    assert sitting.verdicts[0].verdict is Verdict.VOID
+    assert sitting.alarms
+    assert sitting.sigma == pytest.approx(made.sit().sigma)
+
+
+def test_an_evaluator_that_changes_during_the_replicates_makes_the_challenger_void() -> None:
+    made = lab({"good": 4.0})
+    made.enter("good")
+    made.sit()
+    entrant = made.entrants[-1]
+    made.entrants[-1] = replace(entrant, scores=(*entrant.scores, Score("late", 101, 9.0, 1.0, "other")))
+    assert made.sit().verdicts[0].verdict is Verdict.VOID
+    assert not made.docket.tests
+
+
+def test_a_champions_run_from_another_evaluator_is_left_out_with_an_alarm() -> None:
+    made = lab()
+    entrant = made.entrants[0]
+    made.entrants[0] = replace(entrant, scores=(*entrant.scores, Score("odd", 105, 999.0, 1.0, "other")))
+    sitting = made.sit()
+    assert "odd" in sitting.alarms[0]
+    assert sitting.sigma is not None
+    assert sitting.sigma < 10
+
+
+def test_an_implausible_jump_is_repeated_and_said() -> None:
+    made = lab({"leak": 50.0})
+    made.enter("leak")
+    sitting = made.sit()
+    assert "implausible" in sitting.alarms[0]
+    assert not sitting.verdicts
+    assert len(sitting.wants) == 3
+    made.settle()
+    assert "implausible jump" in made.evidence["leak"].flags
+
+
+def test_an_improvement_smaller_than_asked_for_is_not_kept() -> None:
+    made = Lab(lambda p, w, n: 0.1 * noise(p, n) + 0.5 * (p == "bit"), Settings(min_effect=0.7))
+    assert made.challenge("base", "bit").verdict is Verdict.DISCARD
+    relative = Lab(lambda p, w, n: 100 + 0.1 * noise(p, n) + 0.5 * (p == "bit"), Settings(min_relative=0.004))
+    assert relative.challenge("base", "bit").verdict is Verdict.KEEP
+
+
+def test_a_trainer_without_noise_needs_no_more_than_the_first_look() -> None:
+    made = Lab(lambda p, w, n: {"base": 1.0, "good": 1.25, "same": 1.25}[p])
+    assert made.challenge("base", "good").verdict is Verdict.KEEP
+    assert made.replicates("good") == 3
+    assert made.challenge("same").verdict is Verdict.DISCARD
+
+
+def test_a_warm_start_is_compared_with_the_champions_config_from_the_same_start() -> None:
+    def value(point: str, warm: str | None, n: int) -> float:
+        return noise(point, warm, n) + (5.0 if warm else 0.0) + (4.0 if point == "better" else 0.0)
+
+    made = Lab(value)
+    made.challenge("base")
+    made.enter("more", warm="parent")
+    wants = made.sit().wants
+    assert [(w.point, w.warm, w.seed, w.control) for w in wants] == [("base", "parent", 100, True)]
+    made.settle()
+    assert made.evidence["more"].verdict is not Verdict.KEEP  # it only trained longer
+    assert made.controls == 1
+
+    made.enter("better", warm="parent")
+    made.settle()
+    found = made.evidence["better"]
+    assert found.verdict is Verdict.KEEP
+    assert found.effect is not None
+    assert found.effect < 7  # without the 5 of the extra training
+    assert any("warm start" in flag for flag in found.flags)
+    assert found.cost == pytest.approx(1.0)
+
+
+def test_the_champion_trained_on_is_no_other_config() -> None:
+    made = lab()
+    made.enter("base", warm="parent")
+    sitting = made.sit()
+    assert [(e.verdict, e.flags) for e in sitting.verdicts] == [(Verdict.DISCARD, ("no change",))]
+
+
+def test_more_compute_is_said() -> None:
+    made = Lab(world({"good": 5.0}))
+    made.challenge("base")
+    made.enter("good")
+    made.entrants[-1] = replace(made.entrants[-1], scores=(replace(made.entrants[-1].scores[0], cost=9.0),))
+    made.settle()
+    assert any("the cost" in flag for flag in made.evidence["good"].flags)
+
+
+def held(gain: float, asked: list[str]) -> ReadHeldOut:
+    def read(champion: Entrant, challenger: Entrant) -> HeldOut | None:
+        asked.append(challenger.point)
+        seeds = range(101, 107)
+        return HeldOut({s: noise(s) for s in seeds}, {s: noise(s) + gain + 0.1 * noise("c", s) for s in seeds})
+
+    return read
+
+
+def test_the_held_out_metric_is_read_only_at_a_promotion() -> None:
+    asked: list[str] = []
+    made = Lab(world({"bad": -3.0, "good": 4.0}), held_out=held(+1.0, asked))
+    made.challenge("base", "bad", "good")
+    assert asked == ["good"]
+    assert made.evidence["good"].verdict is Verdict.KEEP
+    assert "held-out metric read" in made.evidence["good"].flags
+
+
+def test_better_on_the_objective_and_worse_where_nobody_looked_is_no_promotion() -> None:
+    made = Lab(world({"overfit": 4.0}), held_out=held(-1.0, []))
+    found = made.challenge("base", "overfit")
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert made.docket.champion == "base-cold-0"
+    assert any("held-out" in alarm for alarm in made.alarms)
+    assert made.docket.spent > 0
+
+
+def test_a_held_out_budget_that_is_used_up_is_said() -> None:
+    made = Lab(world({"good": 4.0}), held_out=lambda champion, challenger: None)
+    found = made.challenge("base", "good")
+    assert found.verdict is Verdict.KEEP
+    assert "held-out metric not read" in found.flags
+
+
+def test_open_tests_go_on_against_a_new_champion_with_their_alpha() -> None:
+    made = lab({"first": 6.0, "second": 6.0})
+    made.enter("first")
+    made.enter("second")
+    opened = made.sit().opened
+    assert [test.number for test in opened] == [1, 2]
+    assert opened[1].alpha < opened[0].alpha
+    made.settle()
+    assert made.evidence["first"].verdict is Verdict.KEEP
+    assert made.evidence["second"].champion == "first-cold-0"
+    assert made.evidence["second"].alpha == opened[1].alpha
+
+
+def test_a_closed_study_leaves_nobody_without_a_verdict() -> None:
+    made = lab({"good": 1.0})
+    made.entrants.append(Entrant("open", "open", (Score("open", 100, 4.0, 1.0, "evaluator"),)))
+    made.sit()
+    assert made.docket.tests
+    closed = Court(made.settings).close(made.docket, made.entrants)
+    assert [(e.run, e.verdict) for e in closed.verdicts] == [("open", Verdict.INCONCLUSIVE)]
+    assert not closed.docket.tests
+    assert not closed.wants
+
+
+def test_the_ratchet_takes_any_improvement_and_says_what_it_is() -> None:
+    made = Lab(lambda p, w, n: {"base": 1.0, "hair": 1.0001, "less": 1.0}[p], Settings(by="ratchet"))
+    made.challenge("base", "hair", "less")
+    assert made.evidence["hair"].verdict is Verdict.KEEP
+    assert made.evidence["hair"].flags == ("single run, no statistics",)
+    assert made.evidence["less"].verdict is Verdict.DISCARD
+    assert made.runs == 3
+
+
+def test_nothing_is_said_while_the_base_still_runs() -> None:
+    court = Court(Settings())
+    for entrants in ([], [Entrant("base", "b", ()), Entrant("x", "x", (Score("x", 0, 1.0),))]):
+        sitting = court.sit(Docket(), entrants)
+        assert (sitting.verdicts, sitting.wants, sitting.champion) == ((), (), None)
+
+
+def test_a_docket_of_another_study_is_a_mistake() -> None:
+    with pytest.raises(LabError, match="not among the entrants"):
+        Court(Settings()).sit(Docket(champion="gone"), [Entrant("b", "b", (Score("b", 0, 1.0),))])
+
+
+@pytest.mark.parametrize("wrong", [{"alpha": 0.0}, {"floor": 1}, {"replicates": 1}, {"most": 2}, {"goal": "up"}])
+def test_settings_that_make_no_sense_are_refused_by_name(wrong: dict[str, object]) -> None:
+    with pytest.raises(LabError, match=f"judge.{next(iter(wrong))}"):
+        Settings(**wrong)  # type: ignore[arg-type]

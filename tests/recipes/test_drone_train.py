@@ -1,0 +1,357 @@
+"""The trainer of the drone recipe, run as a user runs it, and its lab file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from looplab import recipes
+from looplab.config.edits import apply_edits, parse_edit
+from looplab.config.lab import ConfigRendering, load_lab
+from looplab.errors import LabError
+from looplab.guard import Guard, Knob
+from looplab.launch.command import render
+from looplab.recipes.drone import checkpoints
+from looplab.recipes.drone.ppo import Policy, Rollout, make_optimizer, update
+from looplab.recipes.drone.settings import KEYS, Settings, Train, add_flags, read_settings
+
+RECIPE = Path(recipes.__file__).parent / "drone"
+QUICK, FULL = (RECIPE / "configs" / f"baseline_{name}.json" for name in ("quick", "full"))
+SMALL = [
+    "--vec.num-envs",
+    "1",
+    "--train.batch-size",
+    "512",
+    "--train.minibatch-size=512",
+    "--train.max-minibatch-size=512",
+]
+SMALL += ["--train.total-timesteps", "4096", "--train.checkpoint-interval", "2"]
+PATIENCE_S = 60.0
+
+
+def command(out: Path, *flags: str) -> list[str]:
+    return [sys.executable, str(RECIPE / "train.py"), "--config", str(QUICK), "--out", str(out), *flags]
+
+
+def train(out: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(out, *flags), capture_output=True, text=True, timeout=100)
+
+
+def metrics(out: Path, without: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name not in without} for row in rows]
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    content: dict[str, torch.Tensor] = torch.load(path, weights_only=True)["policy"]
+    return content
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def settings(*flags: str, file: Path = QUICK) -> Settings:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_flags(parser)
+    return read_settings(file, vars(parser.parse_args(flags)))
+
+
+# --- training
+
+
+def test_a_few_seconds_of_training_improve_the_drones_and_log_everything(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = train(out, "--train.total-timesteps", "320000")
+    assert done.returncode == 0, done.stderr
+    rows = metrics(out)
+    assert set(rows[-1]) == {
+        "step", "time", "mean_reward", "success_rate", "episode_length", "collision_rate", "sps", "agent_steps", "epoch",
+        "learning_rate", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "explained_variance",
+    }  # fmt: skip
+    assert [row["epoch"] for row in rows] == list(range(1, 158))
+    assert rows[-1]["agent_steps"] == rows[-1]["step"] == 157 * 2048
+    assert rows[-1]["mean_reward"] > rows[0]["mean_reward"] + 0.3
+    assert rows[-1]["success_rate"] > rows[0]["success_rate"] == 0
+    assert all(0 <= row[name] <= 1 for row in rows for name in ("success_rate", "collision_rate"))
+    assert rows[0]["learning_rate"] > rows[-1]["learning_rate"] > 0
+    summary = json.loads((out / "trainer_summary.json").read_text())
+    assert {"timestamp", "run_id", "train", "env", "vec", "metrics"} <= set(summary)
+    assert summary["metrics"]["mean_reward"] == rows[-1]["mean_reward"]
+    assert summary["metrics"]["agent_steps"] == rows[-1]["agent_steps"]
+    assert summary["train"]["total_timesteps"] == 320000
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["best.pt", "latest.pt"]
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run that kept all its checkpoints."""
+    out = tmp_path_factory.mktemp("drone") / "first"
+    done = train(out, *SMALL, "--autopilot.save-strategy", "all")
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def test_the_same_seed_gives_the_same_numbers_and_the_same_weights(first: Path, tmp_path: Path) -> None:
+    assert train(tmp_path / "again", *SMALL).returncode == 0
+    assert metrics(tmp_path / "again", ("time", "sps")) == metrics(first, ("time", "sps"))
+    latest = Path("checkpoints", "latest.pt")
+    assert same(weights(tmp_path / "again" / latest), weights(first / latest))
+
+
+def test_training_continues_from_a_checkpoint_and_all_keeps_every_one(first: Path, tmp_path: Path) -> None:
+    steps = [f"step_{n}.pt" for n in (1024, 2048, 3072, 4096)]
+    assert sorted(path.name for path in (first / "checkpoints").iterdir()) == sorted(["best.pt", "latest.pt", *steps])
+    latest = first / "checkpoints" / "latest.pt"
+    assert same(weights(latest), weights(first / "checkpoints" / "step_4096.pt"))
+    done = train(tmp_path, "drone_pickplace", *SMALL, "--load-model-path", str(latest))
+    assert done.returncode == 0, done.stderr
+    assert "continuing from" in done.stdout
+    summary = json.loads((tmp_path / "trainer_summary.json").read_text())
+    assert summary["env_name"] == "drone_pickplace"
+    assert (summary["metrics"]["agent_steps"], summary["metrics"]["lifetime_steps"]) == (4096, 8192)
+    assert not same(weights(latest), weights(tmp_path / "checkpoints" / "latest.pt"))
+
+
+def test_sigterm_leaves_a_checkpoint_that_can_be_loaded(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    flags = [*SMALL, "--train.total-timesteps", "1e9", "--train.checkpoint-interval", "10000"]
+    with subprocess.Popen(command(out, *flags), stdout=subprocess.PIPE, text=True) as process:
+        patience = time.monotonic() + PATIENCE_S
+        while not (out / "metrics.jsonl").exists():
+            assert process.poll() is None
+            assert time.monotonic() < patience
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 143
+    assert "stopped by SIGTERM" in said
+    config = Train()
+    policy = Policy(24, 4)
+    steps, notes = checkpoints.load(out / "checkpoints" / "latest.pt", policy, make_optimizer(policy, config), config)
+    assert (
+        steps
+        == metrics(out)[-1]["agent_steps"]
+        == json.loads((out / "trainer_summary.json").read_text())["metrics"]["agent_steps"]
+    )
+    assert notes == []
+
+
+def test_a_training_that_diverges_says_so_and_exits_with_one(tmp_path: Path) -> None:
+    done = train(tmp_path / "run", *SMALL, "--train.learning-rate", "1e30", "--train.optimizer", "adam")
+    assert done.returncode == 1
+    assert "the training diverged in update 1" in done.stderr
+    assert "lower train.learning_rate (1e+30)" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_files_work_wherever_they_are_copied_to_and_a_mistake_is_told_without_a_traceback(tmp_path: Path) -> None:
+    shutil.copytree(RECIPE, tmp_path / "lab", ignore=shutil.ignore_patterns("__pycache__"))
+    argv = [sys.executable, "train.py", "--out", "run", "--train.bptt-horizon", "32"]
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(argv, cwd=tmp_path / "lab", env=env, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2
+    assert done.stderr.startswith("train.batch_size is 2048, but the drones give 4096 steps an update")
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "lab" / "run").exists()
+
+
+# --- settings
+
+
+def test_a_flag_counts_more_than_the_file_and_the_file_more_than_the_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"train": {"gamma": 0.5, "ent_coef": 1, "anneal_lr": False}}))
+    read = settings("--train.gamma", "0.25", "--train.total_timesteps", "1e6", file=file)
+    assert (read.train.gamma, read.train.ent_coef, read.train.clip_coef) == (0.25, 1.0, 0.2)
+    assert type(read.train.ent_coef) is float
+    assert (read.train.total_timesteps, type(read.train.total_timesteps)) == (1_000_000, int)
+    assert not read.train.anneal_lr
+
+
+@pytest.mark.parametrize(
+    ("flags", "value"),
+    [(["--train.compile"], True), (["--train.compile", "True"], True), (["--train.compile", "false"], False), (["--train.no-compile"], False)],
+)  # fmt: skip
+def test_booleans_are_switches_or_take_a_value(flags: list[str], value: bool) -> None:
+    assert settings(*flags).train.compile is value
+
+
+@pytest.mark.parametrize("booleans", ["switch", "value"])
+def test_the_config_as_rendered_flags_is_the_same_config(booleans: str) -> None:
+    config = json.loads(FULL.read_text())
+    flags = render(config, ConfigRendering.model_validate({"as": "flags", "booleans": booleans}))
+    assert settings(*flags) == settings(file=FULL)
+    assert asdict(settings(file=FULL)) == config
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--train.minibatch-size", "1000"], "train.minibatch_size (1000) must divide train.batch_size (2048)"),
+        (["--train.max-minibatch-size", "1000"], "train.max_minibatch_size (1000) must divide train.minibatch_size"),
+        (["--vec.num-workers", "3"], "must be a multiple of vec.num_workers (3) (the next one is 6)"),
+        (["--env.num-drones", "4"], "set train.batch_size, train.minibatch_size and train.max_minibatch_size to 1024"),
+        (["--train.optimizer", "sgd"], "train.optimizer must be one of muon, adam, adamw, not 'sgd'"),
+        (["--train.gamma", "much"], "train.gamma takes a number, not 'much'"),
+        (["--train.gamma", "nan"], "train.gamma takes a number, not nan"),
+        (["--train.update-epochs", "2.5"], "train.update_epochs takes a whole number, not 2.5"),
+        (["--train.gamma", "1.5"], "train.gamma must be within 0 … 1"),
+        (["--train.learning-rate", "0"], "train.learning_rate must be above 0"),
+        (["--env-name", "drone_race"], "env_name must be one of drone_hover, drone_pickplace"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_its_key(flags: list[str], said: str) -> None:
+    with pytest.raises(LabError) as refused:
+        settings(*flags)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"train": {"learning_rat": 0.1}}', "unknown key 'train.learning_rat' (did you mean 'train.learning_rate'?)"),
+        ('{"train": {"compile": 1}}', "train.compile takes true or false, not 1"),
+        ('{"train": ', "the config is not JSON"),
+        ("[]", "must be a JSON object"),
+    ],
+)
+def test_a_wrong_file_is_named(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(LabError) as refused:
+        settings(file=tmp_path / "config.json")
+    assert str(refused.value).startswith(str(tmp_path / "config.json"))
+    assert said in str(refused.value)
+
+
+# --- checkpoints
+
+
+def trained(train: Train) -> tuple[Policy, torch.optim.Optimizer]:
+    torch.manual_seed(1)
+    policy = Policy(24, 4)
+    optimizer = make_optimizer(policy, train)
+    learn(policy, optimizer, train)
+    return policy, optimizer
+
+
+def learn(policy: Policy, optimizer: torch.optim.Optimizer, train: Train) -> None:
+    chance = torch.Generator().manual_seed(5)
+    a, b, c = (torch.randn(16, 128, size, generator=chance) for size in (24, 4, 4))
+    flown = Rollout(a, b, c[..., 0], c[..., 1], c[..., 2], (c[..., 3] > 1).float())
+    update(policy, optimizer, flown, torch.zeros(128), train, chance)
+
+
+@pytest.mark.parametrize("name", ["muon", "adam", "adamw"])
+def test_what_was_saved_goes_on_exactly_as_what_was_not(tmp_path: Path, name: str) -> None:
+    config = Settings(train=Train(optimizer=name))
+    policy, optimizer = trained(config.train)
+    checkpoints.save(tmp_path / "a.pt", policy, optimizer, config, 77)
+    loaded = Policy(24, 4)
+    again = make_optimizer(loaded, config.train)
+    assert checkpoints.load(tmp_path / "a.pt", loaded, again, config.train) == (77, [])
+    assert same(policy.state_dict(), loaded.state_dict())
+    learn(policy, optimizer, config.train)
+    learn(loaded, again, config.train)
+    assert same(policy.state_dict(), loaded.state_dict())
+    assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
+
+
+def test_the_knobs_of_this_run_count_more_than_those_of_the_checkpoint(tmp_path: Path) -> None:
+    policy, optimizer = trained(Train(adam_beta1=0.5))
+    checkpoints.save(tmp_path / "a.pt", policy, optimizer, Settings(), 0)
+    again = make_optimizer(policy, Train(adam_beta1=0.8))
+    checkpoints.load(tmp_path / "a.pt", policy, again, Train(adam_beta1=0.8))
+    assert all(group["betas"] == (0.8, 0.999) for group in again.param_groups)
+
+
+def test_another_optimizer_takes_the_weights_only_and_says_so(tmp_path: Path) -> None:
+    policy, optimizer = trained(Train())
+    checkpoints.save(tmp_path / "a.pt", policy, optimizer, Settings(), 0)
+    loaded, adam = Policy(24, 4), Train(optimizer="adam")
+    _, notes = checkpoints.load(tmp_path / "a.pt", loaded, make_optimizer(loaded, adam), adam)
+    assert notes == ["weights only: the checkpoint's optimizer is muon, ours is adam"]
+    assert same(policy.state_dict(), loaded.state_dict())
+
+
+def test_a_checkpoint_of_another_network_is_refused_and_so_is_what_is_none(tmp_path: Path) -> None:
+    policy, optimizer = trained(Train())
+    good = tmp_path / "good.pt"
+    checkpoints.save(good, policy, optimizer, Settings(), 0)
+    (tmp_path / "torn.pt").write_bytes(good.read_bytes()[:-500])
+    torch.save({"weights": torch.zeros(3)}, tmp_path / "strange.pt")
+    wide = Policy(30, 4)
+    with pytest.raises(LabError, match=r"actor\.0\.weight is \(64, 24\) in it, \(64, 30\) here"):
+        checkpoints.load(good, wide, make_optimizer(wide, Train()), Train())
+    for name, said in (("torn", "no checkpoint"), ("strange", "no checkpoint"), ("missing", "no such checkpoint")):
+        with pytest.raises(LabError, match=said):
+            checkpoints.load(tmp_path / f"{name}.pt", policy, optimizer, Train())
+
+
+def test_the_run_to_continue_from_is_found_beside_the_run(tmp_path: Path) -> None:
+    policy, optimizer = trained(Train())
+    for age, name in ((100, "run-1"), (50, "run-2")):
+        for kind in ("latest", "best"):
+            path = tmp_path / name / "checkpoints" / f"{kind}.pt"
+            checkpoints.save(path, policy, optimizer, Settings(), 0)
+            os.utime(path, (time.time() - age,) * 2)
+    (tmp_path / "BEST").write_text("run-1\n")
+    out = tmp_path / "run-3"
+    assert checkpoints.find(out, settings()) is None
+    wanted = {
+        "latest": tmp_path / "run-2" / "checkpoints" / "latest.pt",
+        "best": tmp_path / "run-1" / "checkpoints" / "best.pt",
+        "/some/where.pt": Path("/some/where.pt"),
+    }
+    for source, path in wanted.items():
+        assert (
+            checkpoints.find(out, settings("--autopilot.resume-mode=continue", f"--autopilot.resume-from={source}"))
+            == path
+        )
+    with pytest.raises(LabError, match="has such a checkpoint"):
+        checkpoints.find(tmp_path / "elsewhere" / "run-1", settings("--autopilot.resume-mode=continue"))
+
+
+# --- the lab
+
+
+def test_the_lab_admits_its_profiles_and_derives_the_batch() -> None:
+    study = load_lab(RECIPE).study(None)
+    assert set(study.knobs) <= set(KEYS)
+    assert len(study.knobs) == 33
+    guard = Guard(
+        {path: Knob.make(path, spec) for path, spec in study.knobs.items()},
+        [(rule.set, rule.to) for rule in study.normalise],
+        study.derive,
+        study.constraints,
+    )
+    full, quick = json.loads(FULL.read_text()), json.loads(QUICK.read_text())
+    assert guard.admit(full).require() == full
+    assert guard.admit(apply_edits(full, [parse_edit(edit) for edit in study.modes["quick"]]).config).require() == quick
+    odd = guard.check(quick, ["vec.num_workers@set=3", "train.bptt_horizon@set=8"]).require()
+    assert (odd["vec"]["num_envs"], odd["train"]["batch_size"]) == (6, 4 * 8 * 6 * 8)
+    refused = guard.check(quick, ["train.learning_rat@set=0.1", "train.gamma@set=2"]).problems
+    assert {problem.rule for problem in refused} == {"not a knob", "knob range"}
+
+
+def test_the_prompt_has_a_place_for_all_that_an_agent_is_told() -> None:
+    text = (RECIPE / "prompts" / "next.md").read_text()
+    for name in ("goal", "knobs", "constraints", "champion", "runs", "rejected", "budget", "parent", "answer"):
+        assert text.count(f"{{{name}}}") == 1
+    assert text.count("{") == 9
+    assert not (RECIPE / "proposals" / "next_config.json").exists()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,8 @@ def write(facts: StudyFacts, study: Study, *, plots: bool = False) -> list[Path]
     folder = facts.folder
     folder.mkdir(parents=True, exist_ok=True)
     shares, label = knob_importance(facts, thorough=plots)
-    drawn = curves.read_drawn(facts, study)
+    # Replicates are told by their mean; their curves would only crowd out those of other configs.
+    drawn = curves.read_drawn(replace(facts, runs=tuple(facts.entries)), study)
     pictures: list[Path] = []
     if plots:
         from looplab.report.plots import write_plots

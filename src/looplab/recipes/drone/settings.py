@@ -83,7 +83,9 @@ class Train:
     compile: bool = False
     """Whether the network is compiled; pays for long runs of large networks only."""
     compile_fullgraph: bool = True
+    """Whether a network that cannot be compiled as a whole is an error."""
     compile_mode: str = "default"
+    """torch.compile's mode."""
     precision: str = "float32"
     """What the network calculates in; weights are always float32."""
 

@@ -279,7 +279,7 @@ class Chart {
 let clips = 0;
 
 // options: curves [[run, steps, values]], style(run) → class, order(run) → number, tell(found) → nodes, log, all,
-// tall, across: the name of the steps
+// tall, across: the name of the steps, range: {low, high} of the values where it is fixed
 class Curves extends Chart {
   constructor(host, label, focus, options) {
     super(host, label, focus);
@@ -296,8 +296,8 @@ class Curves extends Chart {
     this.lines = [];
     const usable = (step, value) => step !== null && value !== null && (!this.log || value > 0);
     const values = this.curves.flatMap(([, steps, own]) => own.filter((value, i) => usable(steps[i], value)));
-    const range = extent(this.log ? values.map(Math.log10) : values, 0.01, this.all ? 0 : 1);
-    this.cut = range !== null && range.cut;
+    const range = this.range || extent(this.log ? values.map(Math.log10) : values, 0.01, this.all ? 0 : 1);
+    this.cut = range !== null && Boolean(range.cut);
     if (!range) {
       const text = "no values to draw";
       this.base.append(svg("text", { x: this.width / 2, y: this.tall / 2, "text-anchor": "middle", text }));

@@ -4,8 +4,12 @@
 const VERDICTS = { keep: 0, inconclusive: 3, discard: 1, crash: 4, void: 4 };
 const MOST_EFFECTS = 40;
 
-function plainTable(names, rows) {
-  const head = names.map((name) => el("th", { scope: "col" }, el("span", { class: "head-cell", text: name })));
+// `right`: the columns of numbers.
+function plainTable(names, rows, right = []) {
+  const head = names.map((name) => {
+    const style = right.includes(name) ? "num" : null;
+    return el("th", { scope: "col", class: style }, el("span", { class: "head-cell", text: name }));
+  });
   const all = el("table", { class: "plain" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows));
   return el("div", { class: "scroll" }, all);
 }
@@ -26,7 +30,7 @@ class Effects extends Points {
   draw() {
     const step = 21;
     const narrow = this.width < 720;
-    [this.left, this.right, this.top, this.bottom] = [84, narrow ? 84 : 340, 22, 42];
+    [this.left, this.right, this.top, this.bottom] = [84, narrow ? 84 : 350, 22, 42];
     const tall = this.top + step * this.entrants.length + this.bottom;
     this.size(tall);
     const bottom = tall - this.bottom;
@@ -52,7 +56,7 @@ class Effects extends Points {
     this.base.append(svg("text", { x: middle, y: bottom + 32, "text-anchor": "middle", text: label }));
     const columns = narrow
       ? [[8, "verdict"]]
-      : [[12, "verdict"], [98, "better by, 95 %"], [240, "p"], [312, "n"]];
+      : [[12, "verdict"], [98, "better by, 95 %"], [254, "p"], [324, "n"]];
     const at = (offset) => this.width - this.right + offset;
     for (const [offset, text] of columns) this.base.append(svg("text", { x: at(offset), y: 12, text }));
     this.entrants.forEach((one, i) => {
@@ -114,7 +118,8 @@ function drawJudged(host) {
 function drawMix(host) {
   if (!DATA.mix) return;
   const { credit, names, weights } = DATA.mix;
-  const node = card("Who proposed what", weights.length === 0);
+  const mixed = names.length > 1 && weights.length > 0;
+  const node = card("Who proposed what", !mixed);
   const kinds = ["kept", "partly", "discarded", "crashed", "open"];
   const most = Math.max(1, ...credit.map((one) => one.slice(2).reduce((sum, n) => sum + n, 0)));
   const rows = credit.map(([name, proposals, ...fates]) => {
@@ -125,13 +130,13 @@ function drawMix(host) {
     });
     const cells = fates.map((n, k) => el("td", { class: n ? `num t-${kinds[k]}` : "num muted", text: String(n) }));
     const bar = el("td", { class: "fates" }, el("div", {}, ...parts));
-    return el("tr", {}, el("td", { text: name }), el("td", { class: "num", text: String(proposals) }), ...cells, bar);
+    return el("tr", {}, el("td", { class: "name", text: name }), el("td", { class: "num", text: String(proposals) }), ...cells, bar);
   });
-  node.append(plainTable(["by", "proposals", ...kinds, ""], rows));
+  node.append(plainTable(["by", "proposals", ...kinds, ""], rows, ["proposals", ...kinds]));
   const kept = DATA.judge ? "kept: judged better" : "kept: the best so far when it ended";
   node.append(el("div", { class: "under inset", text: `${kept}; partly: worth replicates, or undecided` }));
   host.append(node);
-  if (weights.length) drawWeights(host, names, weights);
+  if (mixed) drawWeights(host, names, weights);
 }
 
 function drawWeights(host, names, weights) {
@@ -144,7 +149,7 @@ function drawWeights(host, names, weights) {
   const colour = (k) => (DATA.proposers.includes(names[k]) ? DATA.proposers.indexOf(names[k]) : k) % 8;
   const tell = (found) => [el("b", { text: names[found.run] }), ` ${Math.round(100 * found.value)} %`];
   const look = { style: (k) => `l${colour(k)}`, order: (k) => -k, tell };
-  const options = { curves, ...look, tall: 190, all: true, across: "proposals" };
+  const options = { curves, ...look, tall: 190, range: { low: 0, high: 1 }, across: "proposals" };
   new Curves(place, "the share of each proposer over time", new Focus(), options);
   const last = weights[weights.length - 1][1];
   const keys = names.map((name, k) => {
@@ -161,7 +166,7 @@ function drawSeen(host) {
     const node = card("Watched", true);
     const rows = DATA.watched.map(([run, id, rule, text, stops]) => {
       const what = el("td", { class: stops ? "stopped" : "muted", text: stops ? "stopped" : "told" });
-      const name = el("td", {}, run === null ? id : runLink(id));
+      const name = el("td", { class: "name" }, run === null ? id : runLink(id));
       return el("tr", {}, name, el("td", { text: rule }), what, el("td", { text }));
     });
     node.append(plainTable(["run", "rule", "what followed", "what was seen"], rows));
@@ -169,9 +174,10 @@ function drawSeen(host) {
   }
   if (DATA.reproduced.length) {
     const node = card("Reproductions", true);
+    const name = (id) => el("td", { class: "name" }, runLink(id));
     const rows = DATA.reproduced.map(([run, again, same, why]) => {
       const said = el("td", { class: same ? "ok" : "failed", text: same ? "reproduced" : "not reproduced" });
-      return el("tr", {}, el("td", {}, runLink(run)), el("td", {}, runLink(again)), said, el("td", { text: why }));
+      return el("tr", {}, name(run), name(again), said, el("td", { text: why }));
     });
     node.append(plainTable(["run", "again as", "result", "how"], rows));
     host.append(node);

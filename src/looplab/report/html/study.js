@@ -153,8 +153,11 @@ function drawCurves(host) {
     log.firstChild.disabled = !positive;
     chart.set({ curves, log: positive && log.firstChild.checked, all: all.firstChild.checked });
     all.hidden = !chart.cut && !chart.all;
-    let which = count(curves.length, "run");
-    if (curves.length < RUNS.length) which = `${curves.length} of ${RUNS.length} runs: the best, the latest, a spread`;
+    const all = RUNS.filter((_, i) => !isRepeat(i)).length;
+    const what = all < RUNS.length ? "config" : "run";
+    let which = count(curves.length, what);
+    if (curves.length < all) which = `${curves.length} of ${count(all, what)}: the best, the latest, a spread`;
+    if (all < RUNS.length) which += ", first runs only";
     const keys = [el("span", { text: which }), ramp(), bestKey()];
     if (chart.cut) keys.push(el("span", { text: "values far off are cut" }));
     under.replaceChildren(...keys.filter(Boolean));

@@ -5,6 +5,7 @@
 A study has a base, 24 challengers proposed one after the other, and 120 runs in all; the runs that the court asks for
 go first. A/A: no challenger is better, so every promotion is false. Power: half of the challengers (or one in ten) are
 better by one standard deviation of the noise. The ratchet (one run each, any improvement wins) sees the same numbers.
+The long A/A has 150 challengers and up to 1,500 runs: does the error stay bounded where a study never ends?
 The real A/A draws its studies from trainings of the quickstart recipe that differ in nothing but their seed.
 """
 
@@ -36,10 +37,11 @@ from looplab.judge.base import Docket, Entrant, Score, Settings, Sitting
 from looplab.judge.court import Court
 
 CHALLENGERS, BUDGET, SEEDS = 24, 120, 64
+LONG_CHALLENGERS, LONG_BUDGET = 150, 1500
 RECIPE = Path(__file__).parents[1] / "src/looplab/recipes/quickstart"
 Floats = npt.NDArray[np.float64]
-Noise = Callable[[np.random.Generator], Floats]
-"""Draws what chance adds to each run: a row for each entrant (the base first), a column for each seed."""
+World = Callable[[np.random.Generator, int], Floats]
+"""For so many entrants (the base first): what each is worth, or what chance adds to its runs, seed by seed."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Outcome:
     runs: int
 
 
-def study(court: Court, truth: Floats, noise: Floats) -> Outcome:
+def study(court: Court, truth: Floats, noise: Floats, budget: int = BUDGET) -> Outcome:
     """A whole study, run by run as an engine would."""
     values = (truth[:, None] + noise).tolist()
     names = [f"r{i}" for i in range(len(truth))]
@@ -72,9 +74,9 @@ def study(court: Court, truth: Floats, noise: Floats) -> Outcome:
         entrants = [Entrant(n, n, tuple(s)) for n, s in zip(names[:proposed], scores, strict=False)]
         return court.sit(docket, entrants)
 
-    while runs < BUDGET:
+    while runs < budget:
         if sitting is not None and sitting.wants:
-            for want in sitting.wants[: BUDGET - runs]:
+            for want in sitting.wants[: budget - runs]:
                 assert want.seed is not None
                 run(names.index(want.point), want.seed)
         elif proposed < len(names):
@@ -106,51 +108,50 @@ def wilson(hits: int, n: int) -> tuple[float, float]:
 # --- worlds
 
 
-def plain(rng: np.random.Generator) -> Floats:
-    return rng.normal(size=(CHALLENGERS + 1, SEEDS))
+def plain(rng: np.random.Generator, n: int) -> Floats:
+    return rng.normal(size=(n, SEEDS))
 
 
-def shared(rng: np.random.Generator) -> Floats:
+def shared(rng: np.random.Generator, n: int) -> Floats:
     """Half of the variance belongs to the seed, whatever the config."""
-    return math.sqrt(0.5) * rng.normal(size=(1, SEEDS)) + math.sqrt(0.5) * plain(rng)
+    return math.sqrt(0.5) * rng.normal(size=(1, SEEDS)) + math.sqrt(0.5) * plain(rng, n)
 
 
-def heavy(rng: np.random.Generator) -> Floats:
+def heavy(rng: np.random.Generator, n: int) -> Floats:
     """Student's t with 3 degrees of freedom, scaled to a standard deviation of 1."""
-    return rng.standard_t(3, size=(CHALLENGERS + 1, SEEDS)) / math.sqrt(3.0)
+    return rng.standard_t(3, size=(n, SEEDS)) / math.sqrt(3.0)
 
 
-def loud(rng: np.random.Generator) -> Floats:
+def loud(rng: np.random.Generator, n: int) -> Floats:
     """Every challenger is twice as noisy as the base."""
-    noise = plain(rng)
+    noise = plain(rng, n)
     noise[1:] *= 2.0
     return noise
 
 
-NOISES: dict[str, Noise] = {"normal": plain, "seeds correlate": shared, "heavy tails": heavy, "2 × noise": loud}
+NOISES: dict[str, World] = {"normal": plain, "seeds correlate": shared, "heavy tails": heavy, "2 × noise": loud}
 
 
-def nothing(rng: np.random.Generator) -> Floats:
-    return np.zeros(CHALLENGERS + 1)
+def nothing(rng: np.random.Generator, n: int) -> Floats:
+    return np.zeros(n)
 
 
-def half(rng: np.random.Generator) -> Floats:
+def half(rng: np.random.Generator, n: int) -> Floats:
     """One knob gives + 1 standard deviation in half of its settings; proposals are drawn at random."""
-    return np.concatenate([[0.0], rng.integers(0, 2, CHALLENGERS).astype(float)])
+    return np.concatenate([[0.0], rng.integers(0, 2, n - 1).astype(float)])
 
 
-def rare(rng: np.random.Generator) -> Floats:
-    return np.concatenate([[0.0], (rng.random(CHALLENGERS) < 0.1).astype(float)])
+def rare(rng: np.random.Generator, n: int) -> Floats:
+    return np.concatenate([[0.0], (rng.random(n - 1) < 0.1).astype(float)])
 
 
-def many(
-    studies: int, seed: int, truth: Callable[[np.random.Generator], Floats], noise: Noise, settings: Settings
-) -> list[Outcome]:
+def many(studies: int, seed: int, truth: World, noise: World, settings: Settings, long: bool = False) -> list[Outcome]:
     court = Court(settings)
+    entrants, budget = (LONG_CHALLENGERS + 1, LONG_BUDGET) if long else (CHALLENGERS + 1, BUDGET)
     outcomes = []
     for i in range(studies):
         rng = np.random.default_rng([seed, i])
-        outcomes.append(study(court, truth(rng), noise(rng)))
+        outcomes.append(study(court, truth(rng, entrants), noise(rng, entrants), budget))
     return outcomes
 
 
@@ -220,6 +221,15 @@ def main() -> None:
         if not key:
             figures["aa_upper95"] = round(high, 4)
 
+    if not options.quick:
+        n = 3 * studies  # this is nearest to the 5 % it must keep, so it needs the narrowest interval
+        say(f"A/A, long: {n} studies ({time.perf_counter() - began:.0f} s)")
+        outcomes = many(n, options.seed + 3, nothing, plain, settings, long=True)
+        figures["aa_long"] = false_share(outcomes)
+        low, high = wilson(sum(outcome.false > 0 for outcome in outcomes), n)
+        print(f"  {'long':16} judge {figures['aa_long']:6.3f}  [{low:.3f}, {high:.3f}]", end="   ")
+        print(f"{LONG_CHALLENGERS} challengers, {statistics.mean(o.runs for o in outcomes):.0f} runs, of {n}")
+
     print("power: studies that promoted a challenger better by 1 standard deviation")
     for name, truth, noise, share_key, runs_key in (
         ("half are better", half, plain, "power_1sigma", "runs_to_decide"),
@@ -239,8 +249,8 @@ def main() -> None:
     measured = trainings(n_real)
     say(f"trained ({time.perf_counter() - began:.0f} s)")
 
-    def drawn(rng: np.random.Generator) -> Floats:
-        return rng.choice(measured, size=(CHALLENGERS + 1, SEEDS))
+    def drawn(rng: np.random.Generator, n: int) -> Floats:
+        return rng.choice(measured, size=(n, SEEDS))
 
     for key, by in (("aa_real", Settings(goal="min")), ("aa_real_ratchet", Settings(goal="min", by="ratchet"))):
         figures[key] = false_share(many(others, options.seed + 2, nothing, drawn, by))

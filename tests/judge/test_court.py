@@ -190,6 +190,13 @@ def test_the_goal_and_the_order_of_the_scores_do_not_matter(salt: int, rng: rand
     assert court.sit(Docket(), mixed) == court.sit(Docket(), up.entrants)
 
 
+def test_a_lost_test_costs_its_whole_alpha_even_when_it_stopped_early() -> None:
+    made = Lab(lambda point, warm, n: 9.0 if (point, n) == ("bad", 0) else noise(point, n) - 5 * (point == "bad"))
+    found = made.challenge("base", "bad")
+    assert found.look == 1
+    assert made.docket.spent == found.alpha == pytest.approx(made.settings.share * made.settings.alpha)
+
+
 def test_pairs_see_what_seeds_hide() -> None:
     def value(point: str, warm: str | None, n: int) -> float:
         return 3 * noise("seed", n) + 0.3 * noise(point, n) + (1.0 if point == "good" else 0.0)

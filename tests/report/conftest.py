@@ -44,6 +44,29 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return made
 
 
+@pytest.fixture
+def judged(tmp_path: Path) -> Any:
+    """A study with a judge, without runs."""
+    return MAKING.make(tmp_path / "judged", MAKING.JUDGED)
+
+
+@pytest.fixture(scope="session")
+def judged_full(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A study in which everything was judged, with a mix, a watch and a reproduction."""
+    made = MAKING.make(tmp_path_factory.mktemp("judged") / "lab", MAKING.JUDGED)
+    MAKING.fill_judged(made, 20)
+    with made.ledger.write():
+        for name in ("search", "agent", "rules"):
+            made.record.propose(name, ["model.width@set=64"], "a try")
+        for turn, search in enumerate((0.5, 0.7, 0.9)):
+            shares = {"search": search, "agent": round(1 - search, 1)}
+            made.ledger.record("mix", "tiny", weights=shares, chosen={"search": 3, "agent": 1 + turn})
+        first = made.record.run("1").id
+        made.record.watched(first, "grad_norm > 10", "grad_norm is 12.3 at step 40", True)
+        made.ledger.record("reproduced", "tiny", first, again="0099-aaaa", same=True, why="Exactly the same: 2.")
+    return made
+
+
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     program = BROWSER.find_chromium()

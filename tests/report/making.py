@@ -16,6 +16,7 @@ from looplab.config.lab import Study, load_lab
 from looplab.launch.base import Exit
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import RunRow, StudyLedger
+from looplab.loop.judging import Bench, evidence_of
 from looplab.loop.measuring import Gauge, summarise
 from looplab.runs import folder
 
@@ -41,6 +42,13 @@ knobs:
   model.activation: {choices: [gelu, relu]}
 budget: {runs: 400, wall: 10h}
 """
+JUDGED = (
+    LAB
+    + """\
+judge: {floor: 4, replicates: 3, most: 6}
+holdout: {metric: eval/secret, budget: 5}
+"""
+)
 STARTED = time.time() - 86_400
 
 
@@ -67,8 +75,9 @@ class Maker:
 
     def plan(
         self, config: dict[str, Any], parent: RunRow | None = None, proposer: str = "queue", reason: str = "why not",
-        hypothesis: str = "",
+        hypothesis: str = "", twin: RunRow | None = None, role: str | None = None,
     ) -> RunRow:  # fmt: skip
+        """A run; with a `twin`, one that repeats it under the config's seed."""
         if not self.round:
             self.new_round()
         parent_config = BASE if parent is None else folder.read_json(self.outputs / parent.id, "config.json")
@@ -83,6 +92,9 @@ class Maker:
             return self.record.plan(
                 round=self.round, proposal=None, proposer=proposer, parent=parent.id if parent else None,
                 base="configs/base.json", reason=reason, config_hash=str(hash(json.dumps(config))), devices=1, body=body,
+                role=role or ("base" if proposer == "base" else "replicate" if twin else "trial"),
+                point=str(hash(json.dumps({key: value for key, value in config.items() if key != "seed"}))),
+                seed=config.get("seed"), twin=twin.id if twin else None,
             )  # fmt: skip
 
     def launch(self, run: RunRow) -> Path:
@@ -132,6 +144,27 @@ class Maker:
         run = self.plan(config, **plan)
         self.launch(run)
         return self.end(run, [], log, 1)
+
+    def repeat(self, first: RunRow, losses: list[float]) -> list[RunRow]:
+        """Replicates of a run that measured these losses, each under the next seed."""
+        config = folder.read_json(self.outputs / first.id, "config.json")
+        return [
+            self.train({**config, "seed": config["seed"] + n}, [3.0, loss], parent=first, proposer="judge", twin=first,
+                       reason=f"replicate {n} of {len(losses)}")
+            for n, loss in enumerate(losses, 1)
+        ]  # fmt: skip
+
+    def judge(self) -> None:
+        """Let the study's own judge look at all that has ended."""
+        bench = Bench(self.study, self.record, self.outputs)
+        bench.load()
+        with self.ledger.write():
+            sitting = bench.sit()
+            assert sitting is not None
+            for run, verdict, evidence in evidence_of(sitting):
+                self.record.judged(run, verdict, evidence, {})
+            if sitting.champion is not None:
+                self.record.set_best(sitting.champion, self.record.run(sitting.champion).objective or 0.0)
 
     def reject(self, edit: str, message: str, reason: str = "a try") -> None:
         with self.ledger.write():
@@ -253,3 +286,22 @@ def _curve(chance: random.Random, value: float, config: dict[str, Any], points: 
             }
         )
     return rows
+
+
+def fill_judged(maker: Maker, challengers: int, seed: int = 0) -> None:
+    """A study in which the base and some challengers were repeated, and the judge has seen all of it."""
+    chance = random.Random(seed)
+    base = maker.train(BASE, [3.0, 2.0], proposer="base", reason="base config configs/base.json")
+    maker.repeat(base, [2.0 + chance.gauss(0, 0.02) for _ in range(7)])
+    maker.judge()
+    for n in range(challengers):
+        if n % 6 == 0:
+            maker.new_round()
+        gain = chance.choice([-0.3, -0.1, 0.0, 0.0, 0.02, 0.3 if n > 3 else 0.05])
+        config = edited(model__width=32 + n, model__dropout=round(chance.uniform(0, 0.5), 2))
+        by = chance.choice(["search", "agent", "rules"])
+        first = maker.train(config, [3.0, 2.0 - gain + chance.gauss(0, 0.02)], proposer=by, reason=REASONS[by][0])
+        maker.judge()
+        if maker.record.run(first.id).verdict is None:
+            maker.repeat(first, [2.0 - gain + chance.gauss(0, 0.02) for _ in range(7)])
+            maker.judge()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from looplab.agents.base import Command, End, Event, Message, Output, Trouble
+from looplab.agents.base import Answer, Command, End, Event, Message, Output, Session, Summary, Trouble, Usage
 from looplab.agents.lines import Lines, decode
 from looplab.agents.run import ADAPTERS
 from looplab.errors import LabError
@@ -50,6 +50,23 @@ def read_log(path: Path) -> Iterator[Event]:
             for event in adapter.events(record):
                 ended |= isinstance(event, End)
                 yield event
+
+
+def read_end(path: Path) -> Answer | None:
+    """How a call of looplab's ended, from its log; None if it never came to its end."""
+    try:
+        last = next((record for record in reversed(list(_records(path))) if record.get("type") == "looplab.end"), None)
+    except LabError:
+        return None
+    if last is None:
+        return None
+    told = last.get("usage") or {}
+    usage = Usage(**{key: value for key, value in told.items() if key in Usage.__dataclass_fields__})
+    session = Session(last["session"]) if last.get("session") else None
+    return Answer(
+        bool(last["ok"]), last.get("text") or "", last.get("why") or "", usage, session, Summary(),
+        last.get("seconds") or 0.0, last.get("attempts") or 1, last.get("exit_code"), path,
+    )  # fmt: skip
 
 
 def commands(events: Iterable[Event]) -> Iterator[str]:

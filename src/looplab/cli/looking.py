@@ -117,7 +117,7 @@ def show(folder: Path | None, name: str | None, run_name: str, json: bool) -> No
     summary = run_folder.read_json(run_dir, "summary.json")
     changes = run_folder.read_json(run_dir, "config_diff.json")
     about = run_folder.read_json(run_dir, "run.json")
-    point = next((point for point in points(place.record.runs()).values() if run in (*point.runs, *point.copies)), None)
+    point = _point_of(place.record, run)
     evidence = place.record.verdicts().get(point.run.id if point else run.id)
     if json:
         told = {"run": asdict(run), "folder": str(run_dir), "about": about, "changes": changes, "summary": summary}
@@ -148,6 +148,12 @@ def show(folder: Path | None, name: str | None, run_name: str, json: bool) -> No
         _show_diff(changes["base"], "base", run.id)
     if summary.get("metrics"):
         _show_metrics(summary["metrics"])
+
+
+def _point_of(record: StudyLedger, run: RunRow) -> Point | None:
+    """The config that the run is one of."""
+    every = points(record.runs()).values()
+    return next((point for point in every if any(one.id == run.id for one in (*point.runs, *point.copies))), None)
 
 
 def _point(point: Point) -> dict[str, Any]:

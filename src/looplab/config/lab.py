@@ -158,29 +158,70 @@ class Search(Part):
     """Measured runs before the sampler relies on what it has learned; its own default if not said."""
 
 
+class Price(Part):
+    """Dollars for a million tokens, for agents that do not tell dollars."""
+
+    input: float = Field(ge=0)
+    output: float = Field(ge=0)
+    cached_input: float | None = Field(None, ge=0)
+
+
+class Agent(Part):
+    """A coding agent that proposes; it never trains by itself."""
+
+    cli: Literal["codex", "claude", "command"] = "codex"
+    model: str | None = None
+    binary: str | None = None
+    command: list[str] = Field(default_factory=list)
+    """`command`: an argv; {prompt_file} is replaced, else the prompt comes on stdin."""
+    prompt: InLab | None = None
+    """The template of the prompt; looplab's own if not said."""
+    answer: InLab = "proposals/next_config.json"
+    """Where the agent may write what to try next; people may, too."""
+    tries: int = Field(3, ge=1)
+    """How often it is asked for one round: a proposal that is refused goes back to it with the reasons."""
+    wall: Duration = 900.0
+    tokens: int | None = Field(None, ge=1)
+    usd: float | None = Field(None, gt=0)
+    """What one call may take."""
+    retries: int = Field(5, ge=0)
+    """How often a call is repeated after a rate limit."""
+    env: Texts = Field(default_factory=list)
+    """Names of variables that it gets, such as OPENAI_API_KEY."""
+    extra: Texts = Field(default_factory=list)
+    """Further arguments of its program."""
+    network: bool = False
+    dangerous: bool = False
+    """Without a sandbox and without permissions."""
+    price: Price | None = None
+
+
 class Source(Part):
-    """Who proposes: exactly one of queue, rules, search."""
+    """Who proposes: exactly one of queue, rules, search, agent."""
 
     queue: InLab | None = None
     """Proposals of people, from a file or from `looplab propose`."""
     rules: InLab | None = None
     """A rules.yaml, or a rules.py with `decide(summary, history)`."""
     search: Search | None = None
+    agent: Agent | None = None
     variants: int = Field(1, ge=1)
     """`rules`: how many proposals one run may lead to."""
 
     @model_validator(mode="before")
     @classmethod
-    def _short_search(cls, data: Any) -> Any:
-        if isinstance(data, dict) and isinstance(data.get("search"), str):
-            return {**data, "search": {"sampler": data["search"]}}
+    def _short(cls, data: Any) -> Any:
+        short = {"search": "sampler", "agent": "cli"}
+        if isinstance(data, dict):
+            return {key: {short[key]: value} if key in short and isinstance(value, str) else value
+                    for key, value in data.items()}  # fmt: skip
         return data
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Source:
-        said = self.model_fields_set & {"queue", "rules", "search"}
+        said = self.model_fields_set & {"queue", "rules", "search", "agent"}
         if len(said) != 1:
-            raise ValueError("a proposer is one of queue, rules, search; give each its own entry")
+            raise ValueError("a proposer is one of queue, rules, search, agent; give each its own entry")
         if "variants" in self.model_fields_set and self.rules is None:
             raise ValueError("variants belongs to rules")
         return self
@@ -319,6 +360,33 @@ class Judge(Part):
         return self
 
 
+class WarmStart(Part):
+    """How a run begins with the weights of another one."""
+
+    mode: str = "autopilot.resume_mode"
+    """The config's key that says `fresh` or `continue`."""
+    source: str = Field("autopilot.resume_from", alias="from")
+    """The config's key that says from where: `latest`, `best`, a run, or a path inside the lab."""
+    checkpoint: Texts = Field(default_factory=lambda: ["checkpoints/best.pt", "checkpoints/latest.pt"])
+    """Where a run leaves its weights, below its folder; the first that is there counts."""
+    arguments: Texts = Field(default_factory=lambda: ["--load-model-path", "{checkpoint}"])
+    """What the trainer's command gets in addition."""
+
+
+class Probe(Part):
+    """What `looplab probe` tries out, to find the highest throughput that is stable."""
+
+    sweep: dict[str, list[Any]] = Field(min_length=1)
+    """Keys with their values; every combination that the guard admits is run."""
+    edits: list[EditText] = Field(default_factory=list)
+    """What makes a run short."""
+    metric: str = "sps"
+    timeout: Duration = 120.0
+    stall: Duration = 30.0
+    """A run that writes no row for this long is ended."""
+    repeats: int = Field(1, ge=1)
+
+
 class Holdout(Part):
     """A metric that nobody looks at but the judge, and only before a promotion."""
 
@@ -343,6 +411,9 @@ class Budget(Part):
     runs: int | None = Field(None, ge=1)
     wall: Duration | None = None
     device_hours: float | None = Field(None, gt=0)
+    usd: float | None = Field(None, gt=0)
+    tokens: int | None = Field(None, ge=1)
+    """What agents may cost together."""
 
     @model_validator(mode="before")
     @classmethod
@@ -400,6 +471,8 @@ class Study(Part):
     proposers: list[Source] = Field(default_factory=list)
     mix: Literal["bandit", "order"] = "bandit"
     """How several proposers share the study: by their merits so far, or each fills what the ones before it leave."""
+    warm_start: WarmStart | None = None
+    probe: Probe | None = None
     watch: list[WatchRule] = Field(default_factory=list)
     judge: Judge | None = None
     """Without one, what is best is only a hint."""

@@ -37,6 +37,16 @@ class Proposer(Protocol):
     problem: str | None
     """What keeps it from proposing at the moment; the engine says so and goes on."""
 
+    @property
+    def thinking(self) -> bool:
+        """Whether it is still at it: what it gives now is not all, ask again soon."""
+        ...
+
     def propose(self, study: StudyLedger, n: int) -> list[Proposal]:
-        """Up to `n` proposals, the most wanted first; none when there is nothing to propose."""
+        """Up to `n` proposals, the most wanted first; none when there is nothing to propose. Called inside a
+        transaction, so it must not take long: who needs time thinks elsewhere, and is asked again."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more will be asked."""
         ...

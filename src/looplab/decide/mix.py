@@ -61,8 +61,10 @@ class Credit:
 class Mix:
     name = "mix"
 
-    def __init__(self, proposers: Sequence[Proposer], seed: int) -> None:
+    def __init__(self, proposers: Sequence[Proposer], seed: int, *, patient: bool = True) -> None:
         self.problem: str | None = None
+        self._patient = patient
+        """Whether the others wait for one that thinks, so that it gets its share."""
         self._proposers = tuple(proposers)
         self._names = tuple(dict.fromkeys(proposer.name for proposer in proposers))
         self._seed = seed
@@ -73,7 +75,20 @@ class Mix:
         """What is expected of each proposer's runs, as shares, when it was last asked."""
         return dict(self._weights)
 
+    @property
+    def thinking(self) -> bool:
+        return any(proposer.thinking for proposer in self._proposers)
+
+    def close(self) -> None:
+        for proposer in self._proposers:
+            proposer.close()
+
     def propose(self, study: StudyLedger, n: int) -> list[Proposal]:
+        for proposer in self._proposers:
+            if proposer.thinking:
+                proposals = proposer.propose(study, n)
+                if proposals or (proposer.thinking and self._patient):
+                    return proposals
         credits = credit(study, self._names)
         self._weights = {name: round(one.weight, 4) for name, one in credits.items()}
         ranking = self._allocate(study, credits, n)
@@ -87,7 +102,7 @@ class Mix:
                 continue
             proposer = self._proposers[place]
             got[place] = _new(proposer.propose(study, wanted), got.values())[:wanted]
-            open_ = wanted - len(got[place])
+            open_ = 0 if proposer.thinking and self._patient else wanted - len(got[place])
             if proposer.problem is not None:
                 problems.append(f"{proposer.name}: {proposer.problem}")
         self.problem = "; ".join(problems) or None

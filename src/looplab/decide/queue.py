@@ -21,11 +21,15 @@ KEYS = {"edits", "reason", "hypothesis", "parent"}
 
 class QueueProposer:
     name = "queue"
+    thinking = False
 
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
         self._read_at: tuple[int, int] | None = None
         self.problem: str | None = None
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
 
     def propose(self, study: StudyLedger, n: int) -> list[Proposal]:
         try:

@@ -81,6 +81,7 @@ class Draft:
 
 class RulesProposer:
     name = NAME
+    thinking = False
 
     def __init__(self, file: Path, guard: Guard, history: History, variants: int = 1) -> None:
         self.problem: str | None = None
@@ -98,6 +99,9 @@ class RulesProposer:
         self._hashes: dict[str, str] = {}  # run → the hash of its config
         self._told: dict[str, dict[str, Any]] = {}  # run → what `decide` is told of it
         self._nothing_at: tuple[Any, ...] | None = None
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
 
     def propose(self, study: StudyLedger, n: int) -> list[Proposal]:
         self._read_again()

@@ -178,6 +178,7 @@ class Point:
 
 class SearchProposer:
     name = "search"
+    thinking = False
 
     def __init__(
         self, settings: Search, guard: Guard, base: dict[str, Any], goal: Literal["max", "min"], history: History
@@ -194,6 +195,9 @@ class SearchProposer:
         self._known: dict[str, bytes] = {}  # the knobs' values of each run
         self._refused: dict[int, Params | None] = {}  # by proposal
         self._draw = make_sampler(settings, self.axes, goal) if self.axes else None
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
 
     def propose(self, study: StudyLedger, n: int) -> list[Proposal]:
         if self._draw is None:

@@ -200,9 +200,7 @@ class StudyLedger:
     ) -> int | None:
         """Put a proposal in the queue; None if one of this source is there already."""
         with self.ledger.write():
-            if source is not None and self.ledger.one(
-                "SELECT 1 FROM proposals WHERE study=? AND source=?", (self.study, source)
-            ):
+            if source is not None and self.has_source(source):
                 return None
             cursor = self.ledger.execute(
                 "INSERT INTO proposals (study, created, proposer, source, parent, edits, reason, hypothesis, status)"
@@ -229,6 +227,10 @@ class StudyLedger:
                 hypothesis=hypothesis,
             )
             return cursor.lastrowid
+
+    def has_source(self, source: str) -> bool:
+        """Whether a proposal of this source was ever taken."""
+        return self.ledger.one("SELECT 1 FROM proposals WHERE study=? AND source=?", (self.study, source)) is not None
 
     def waiting(self, limit: int, proposer: str | None = None) -> list[ProposalRow]:
         """Proposals in the queue, oldest first."""
@@ -550,6 +552,35 @@ class StudyLedger:
     def last_session_ended(self) -> bool:
         last = self.last_session()
         return last is None or last["ended"] is not None
+
+    # -- agents
+
+    def asked_agent(self, call: str, **data: Any) -> None:
+        self.ledger.record("agent asked", self.study, call=call, **data)
+
+    def agent_answered(self, call: str, **data: Any) -> None:
+        self.ledger.record("agent answered", self.study, call=call, **data)
+
+    def agent_calls(self) -> list[dict[str, Any]]:
+        """All calls, oldest first: what was asked, with what was answered under `answer` (None: not yet)."""
+        sql = "SELECT kind, data FROM events WHERE study=? AND kind IN ('agent asked', 'agent answered') ORDER BY seq"
+        calls: dict[str, dict[str, Any]] = {}
+        for kind, text in self.ledger.rows(sql, (self.study,)):
+            data = orjson.loads(text)
+            if kind == "agent asked":
+                calls[data["call"]] = {**data, "answer": None}
+            elif data["call"] in calls:
+                calls[data["call"]]["answer"] = data
+        return list(calls.values())
+
+    def say(self, text: str) -> None:
+        """What a person wants agents to know."""
+        with self.ledger.write():
+            self.ledger.record("said", self.study, text=text)
+
+    def said(self, limit: int = 20) -> list[str]:
+        sql = "SELECT data FROM events WHERE study=? AND kind='said' ORDER BY seq DESC LIMIT ?"
+        return [orjson.loads(row["data"])["text"] for row in self.ledger.rows(sql, (self.study, limit))][::-1]
 
     # -- what people ask of a running engine
 

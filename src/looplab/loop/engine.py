@@ -135,6 +135,7 @@ class Engine:
         self._blocked: dict[str, float] = {}  # slot → when to look at its device again
         self._adopting: set[str] = set()
         self._stopping = False
+        self._paused = False
         self._wishes: list[str] = []
         self._secrets = known_secrets({**os.environ, **setup.study.launch.env})
         self._finished: list[tuple[RunRow, Exit]] = []
@@ -190,6 +191,7 @@ class Engine:
         except sqlite3.OperationalError as error:
             raise HaltError(_full(str(error), self._ledger.path)) from error
         finally:
+            self._planner.close()
             if self._lookout is not None:
                 self._lookout.close()
             with contextlib.suppress(OSError):
@@ -222,11 +224,11 @@ class Engine:
             return False
         if self.draining or self._stopping:
             return True
-        if self._planner.queue:
+        if self._planner.queue or self._paused:
             return False
         with self._ledger.write():
             self._plan()
-        return not self._planner.queue
+        return not self._planner.queue and not self._planner.thinking
 
     # -- after a crash
 
@@ -283,7 +285,7 @@ class Engine:
 
     def _plan(self) -> None:
         """Decide on more runs, where there is room for any."""
-        if self.draining or self._stopping or self._behind:
+        if self.draining or self._stopping or self._behind or self._paused:
             return
         self._planner.plan(idle=not self.running and not self._finished, free=len(self._free))
         self.progress.total = self._planner.total
@@ -292,7 +294,7 @@ class Engine:
 
     def _launch(self) -> None:
         """Give every free slot its next run."""
-        if self.draining or self._stopping:
+        if self.draining or self._stopping or self._paused:
             return
         now = time.monotonic()
         for _ in range(len(self._free)):
@@ -315,7 +317,7 @@ class Engine:
     def _queue_behind(self) -> None:
         """Where runs are short, hand over the next run of each slot while the slot is still busy."""
         mean = self.progress.mean_s
-        if not self._planner.queue or mean is None or mean > SHORT_S or self.draining or self._stopping:
+        if not self._planner.queue or mean is None or mean > SHORT_S or self.draining or self._stopping or self._paused:
             return
         for run_id, slot in list(self._held.items()):
             if slot.name not in self._behind:
@@ -576,6 +578,24 @@ class Engine:
         self._why = "drained"
         self._cancel_behind()
 
+    def _pause(self, paused: bool) -> None:
+        """Start nothing more until told to go on; what runs goes on."""
+        self._paused = paused
+        if paused:
+            self._cancel_behind()
+        self._tell(News("note", "paused: starts nothing until `looplab resume`" if paused else "goes on"))
+
+    def _veto(self, run_id: str, why: str) -> None:
+        """A person does not want this run: it is not started, or ended, and never the best."""
+        for run in [run for run in self._planner.queue if run.id == run_id]:
+            self._planner.queue.remove(run)
+            now = time.time()
+            self._finished.append((run, Exit(None, reason="veto", message=why, started=None, ended=now)))
+        if run_id in self.running:
+            self._executor.stop(run_id, "veto", self.setup.study.launch.grace)
+        if self.best is not None and self.best.id == run_id:
+            self.best = self.study.best()
+
     def _cancel_behind(self) -> None:
         for ready in self._behind.values():
             self._executor.cancel(ready.run.id)
@@ -594,6 +614,10 @@ class Engine:
                 self._stop()
             elif what == "stop" and data["run"] in self.running:
                 self._executor.stop(data["run"], "stop", self.setup.study.launch.grace)
+            elif what in ("pause", "resume"):
+                self._pause(what == "pause")
+            elif what == "veto":
+                self._veto(data["run"], data["why"])
 
 
 def _full(what: str, where: object) -> str:

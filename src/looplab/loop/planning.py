@@ -56,7 +56,8 @@ class Planner:
         self._bench = bench
         self._tell = tell
         self._book = book
-        self._proposers = make_proposers(setup, History(study, folder.study_folder(setup.lab, study.study)))
+        outputs = folder.study_folder(setup.lab, study.study)
+        self._proposers = make_proposers(setup, History(study, outputs), outputs, self._left)
         self._bases = [decide_base(base, setup.seed) for base in setup.bases]  # those that may still need a run
         self._filling: tuple[int, int] | None = None  # a round that is not decided to its end: its number, what is left
         self._complaints: dict[str, str] = {}
@@ -68,6 +69,15 @@ class Planner:
         if unfilled is not None and not self._setup.options.continuous:
             decided = [run for run in self._study.runs(round=unfilled) if run.role in ("base", "trial")]
             self._filling = (unfilled, self._setup.round_size - len(decided))
+
+    @property
+    def thinking(self) -> bool:
+        """Whether a proposer is at it: then nothing to run does not mean that all is done."""
+        return any(proposer.thinking for proposer in self._proposers)
+
+    def close(self) -> None:
+        for proposer in self._proposers:
+            proposer.close()
 
     def plan(self, idle: bool, free: int) -> None:
         """Decide on more runs if it is time to; `idle`: nothing runs or waits for its paperwork."""
@@ -82,20 +92,24 @@ class Planner:
             return
         if self._filling is not None:
             self.fill()
-            if self.queue:
+            if self.queue or self._filling is not None:
                 return
         room = self._room()
         if room <= 0:
             return
-        current = self._study.open_round()
         if continuous:
+            current = self._study.open_round()
             if current is None:
                 current = self._study.begin_round()
                 self._study.fill_round(current)
             self._decide(current, min(room, free))
             self._foresee(room)
             return
-        if current is not None:
+        self._plan_round(room)
+
+    def _plan_round(self, room: int) -> None:
+        current = self._study.open_round()
+        if current is not None and not self.thinking:
             self._study.close_round(current)
             self._tell(News("round", f"round {current} is done"))
         limit = self._limit("rounds")
@@ -103,29 +117,28 @@ class Planner:
         if limit is not None and used >= limit:
             self.why = f"all {limit} round(s) are done"
             return
-        n = self._study.begin_round()
         size = min(room, self._setup.round_size)
-        planned = self._decide(n, min(size, AHEAD))
-        if planned:
-            self._filling = (n, size - planned) if planned == AHEAD < size else None
-            if self._filling is None:
-                self._study.fill_round(n)
-            count = len(self.queue) if self._filling is None else size
-            self._tell(News("round", f"round {n}: {count} run(s)"))
-            self._book_round(n, count)
-            self._foresee(room if limit is None else min(room, (limit - used) * self._setup.round_size))
-        else:
-            # Nothing to try: the round is as if it had not been.
-            self._study.ledger.execute("DELETE FROM rounds WHERE study=? AND n=?", (self._study.study, n))
+        planned = self._decide(None, min(size, AHEAD))
+        if not planned:
+            return
+        n = self.queue[0].round
+        self._filling = (n, size - planned) if planned < size and (planned == AHEAD or self.thinking) else None
+        if self._filling is None:
+            self._study.fill_round(n)
+        count = len(self.queue) if self._filling is None else size
+        self._tell(News("round", f"round {n}: {count} run(s)"))
+        self._book_round(n, count)
+        self._foresee(room if limit is None else min(room, (limit - used) * self._setup.round_size))
 
     def fill(self) -> None:
-        """Decide on a few more runs of a large round, while its first ones are at work already."""
+        """Decide on a few more runs of a round, while its first ones are at work already."""
         if self._filling is None or len(self.queue) >= AHEAD:
             return
         n, left = self._filling
         with self._study.ledger.write():
             planned = self._decide(n, min(left, 2 * len(self._setup.slots)))
-            self._filling = (n, left - planned) if planned and planned < left else None
+            more = planned < left and (planned > 0 or self.thinking)
+            self._filling = (n, left - planned) if more else None
             if self._filling is None:
                 self._study.fill_round(n)
 
@@ -185,8 +198,9 @@ class Planner:
         following = "; ".join(reasons[:4]) + (f"; and {len(reasons) - 4} more" if len(reasons) > 4 else "")
         self._book(labbook.line(time.time(), f"round {n} decided", seen, f"{count} run(s)", following))
 
-    def _decide(self, round_: int, room: int) -> int:
-        """Fill up to `room` places with bases not run yet and with proposals that pass the guard."""
+    def _decide(self, round_: int | None, room: int) -> int:
+        """Fill up to `room` places with bases not run yet and with proposals that pass the guard. Without a number, a
+        round begins with the first of them."""
         planned = 0
         if self._bases:
             done = self._study.bases_planned()
@@ -194,6 +208,7 @@ class Planner:
         while self._bases and planned < room:
             base = self._bases.pop(0)
             run = self._take(base, round_)
+            round_ = run.round
             planned += 1
             if self._bench is not None and base.base == self._setup.bases[0].name and not self._study.docket():
                 self._lay_floor(run, base, round_)
@@ -202,11 +217,15 @@ class Planner:
             proposals = self._proposals(room - planned)
             if not proposals:
                 break
-            accepted = sum(self._propose(proposal, round_) for proposal in proposals)
+            accepted = 0
+            for proposal in proposals:
+                if self._propose(proposal, round_):
+                    accepted += 1
+                    round_ = self.queue[-1].round
             planned += accepted
             if not accepted and all(proposal.id is None for proposal in proposals):
                 break  # a program whose every proposal is refused would go on for ever
-        if not planned:
+        if not planned and not self.thinking:
             problems = "; ".join(problem for problem in self._complaints.values() if problem)
             self.why = problems or "no proposer has anything left to try (add with `looplab propose`)"
         return planned
@@ -234,11 +253,11 @@ class Planner:
             if proposer.problem is not None and self._complaints.get(proposer.name) != proposer.problem:
                 self._tell(News("note", f"{proposer.name}: {proposer.problem}"))
             self._complaints[proposer.name] = proposer.problem or ""
-            if proposals:
+            if proposals or (proposer.thinking and not self._setup.options.continuous):
                 return proposals
         return []
 
-    def _propose(self, proposal: Proposal, round_: int) -> bool:
+    def _propose(self, proposal: Proposal, round_: int | None) -> bool:
         """Put a proposal before the guard; whether it became a run."""
         if proposal.id is None:
             id_ = self._study.propose(
@@ -258,7 +277,9 @@ class Planner:
         self._take(decision, round_)
         return True
 
-    def _take(self, decision: Decision, round_: int) -> RunRow:
+    def _take(self, decision: Decision, round_: int | None) -> RunRow:
+        if round_ is None:
+            round_ = self._study.begin_round()
         run = self._study.plan(
             round=round_, proposal=decision.proposal, proposer=decision.proposer, parent=decision.parent,
             base=decision.base, reason=decision.reason, config_hash=decision.config_hash,
@@ -285,6 +306,18 @@ class Planner:
         if budget.device_hours is not None and usage.device_hours >= budget.device_hours:
             return f"the budget of {budget.device_hours:g} device-hours is used"
         return None
+
+    def _left(self) -> str:
+        """What the budget leaves, in words."""
+        usage = self._study.usage()
+        budget = self._setup.study.budget
+        limits = [(self._limit("rounds"), usage.rounds, "round(s)"), (self._limit("runs"), usage.runs, "run(s)")]
+        said = [f"{max(0, limit - used)} {what}" for limit, used, what in limits if limit is not None]
+        if budget.wall is not None:
+            said.append(f"{max(0.0, budget.wall - usage.wall) / 60:.0f} minutes")
+        if budget.device_hours is not None:
+            said.append(f"{max(0.0, budget.device_hours - usage.device_hours):.1f} device-hours")
+        return ", ".join(said) or "no limit is set"
 
     def _room(self) -> int:
         """How many runs may still be planned; says why when there are none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -220,9 +220,12 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def make_proposers(setup: Setup, history: History) -> tuple[Proposer, ...]:
-    """Who is asked what to try next, in this order: people always come first."""
+def make_proposers(
+    setup: Setup, history: History, outputs: Path, left: Callable[[], str] = lambda: ""
+) -> tuple[Proposer, ...]:
+    """Who is asked what to try next, in this order: people always come first. `left` says what the budget leaves."""
     study = setup.study
+    base = setup.bases[0].config
     people: list[Proposer] = []
     others: list[Proposer] = []
     for entry in study.proposers:
@@ -236,13 +239,19 @@ def make_proposers(setup: Setup, history: History) -> tuple[Proposer, ...]:
 
             if study.objective is None:
                 raise LabError("search needs an objective: say which metric counts", file=setup.lab / "lab.yaml")
-            base = setup.bases[0].config
             others.append(SearchProposer(entry.search, setup.guard, base, study.objective.goal, history))
+        elif entry.agent is not None:
+            from looplab.decide.agent import AgentProposer
+            from looplab.decide.next_config import NextConfig
+
+            people.append(NextConfig(inside(setup.lab, entry.agent.answer, "answer"), outputs, base))
+            others.append(AgentProposer(entry.agent, study, setup.guard, setup.lab, outputs, history, base, left))
         else:
             people.append(QueueProposer(inside(setup.lab, entry.queue, "queue") if entry.queue else None))
-    people = people or [QueueProposer()]
+    if not any(isinstance(proposer, QueueProposer) for proposer in people):
+        people.insert(0, QueueProposer())
     if len(others) > 1 and study.mix == "bandit":
         from looplab.decide.mix import Mix
 
-        others = [Mix(others, seed=0)]
+        others = [Mix(others, seed=0, patient=not setup.options.continuous)]
     return (*people, *others)

@@ -255,8 +255,10 @@ def _knobs(facts: StudyFacts, importance: Importance, label: str) -> list[str]:
     if importance.note:
         lines.append(f"Share of the objective's variance by knob: {importance.note}.")
     else:
-        lines += [f"Share of the objective's variance {label}, over {importance.runs} measured {_what(facts)}. "
-                  "Knobs that were changed together share the credit.", ""]  # fmt: skip
+        # A forest sees all knobs at once; groups by one knob do not.
+        shared = " Knobs that were changed together share the credit." if label == LABEL else ""
+        told = f"{label}, over {importance.runs} measured {_what(facts)}"
+        lines += [f"Share of the objective's variance {told}.{shared}", ""]
         rows = [
             [code(share.knob), f"{100 * share.share:.0f} %", "" if share.clear else "no more than chance"]
             for share in importance.shares

@@ -99,6 +99,7 @@ def study_page(facts: StudyFacts, importance: Importance, drawn: Mapping[str, Ba
         "curves": _curves(facts, drawn),
         "importance": {
             "label": label,
+            "shared": label == LABEL,
             "runs": importance.runs,
             "note": importance.note,
             "shares": [(places[share.knob], round(share.share, 4), share.clear) for share in importance.shares],

@@ -2,7 +2,7 @@
 
 // The shape of each, since not all see colours.
 const VERDICTS = { keep: 0, inconclusive: 3, discard: 1, crash: 4, void: 4 };
-const MOST_EFFECTS = 40;
+const MOST_EFFECTS = 30;
 
 // `right`: the columns of numbers.
 function plainTable(names, rows, right = []) {

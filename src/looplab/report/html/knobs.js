@@ -265,7 +265,8 @@ function drawImportance(side) {
   });
   const place = el("div");
   const what = RUNS.some((_, i) => isRepeat(i)) ? "measured config" : "measured run";
-  const fine = `${count(runs, what)}; knobs changed together share the credit; grey: no more than chance`;
+  const shared = DATA.importance.shared ? " knobs changed together share the credit;" : "";
+  const fine = `${count(runs, what)};${shared} grey: no more than chance`;
   const under = el("div", { class: "under" }, el("span", { text: fine }));
   side.append(el("div", { class: "shares" }, ...rows), under, place);
   const slice = new Slice(place, shares[0][0]);

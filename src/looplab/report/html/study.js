@@ -153,11 +153,11 @@ function drawCurves(host) {
     log.firstChild.disabled = !positive;
     chart.set({ curves, log: positive && log.firstChild.checked, all: all.firstChild.checked });
     all.hidden = !chart.cut && !chart.all;
-    const all = RUNS.filter((_, i) => !isRepeat(i)).length;
-    const what = all < RUNS.length ? "config" : "run";
+    const tried = RUNS.filter((_, i) => !isRepeat(i)).length;
+    const what = tried < RUNS.length ? "config" : "run";
     let which = count(curves.length, what);
-    if (curves.length < all) which = `${curves.length} of ${count(all, what)}: the best, the latest, a spread`;
-    if (all < RUNS.length) which += ", first runs only";
+    if (curves.length < tried) which = `${curves.length} of ${count(tried, what)}: the best, the latest, a spread`;
+    if (tried < RUNS.length) which += ", first runs only";
     const keys = [el("span", { text: which }), ramp(), bestKey()];
     if (chart.cut) keys.push(el("span", { text: "values far off are cut" }));
     under.replaceChildren(...keys.filter(Boolean));

@@ -1,0 +1,69 @@
+"""`proposals/next_config.json`: what a person wants to be tried next, as edits or as a nested partial config.
+
+The file is taken once and then cleared. While an agent is asked, the file is the agent's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from looplab.config.edits import edits_from_partial
+from looplab.config.files import write_atomic
+from looplab.decide.agent import EMPTY, read_answer, written_in
+from looplab.decide.base import Proposal
+from looplab.decide.queue import waiting
+from looplab.errors import LabError
+from looplab.ledger.study import StudyLedger
+from looplab.runs import folder
+
+
+class NextConfig:
+    name = "queue"
+    thinking = False
+
+    def __init__(self, file: Path, outputs: Path, base: Mapping[str, Any]) -> None:
+        self.problem: str | None = None
+        self._file = file
+        self._outputs = outputs
+        self._base = dict(base)
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+    def propose(self, study: StudyLedger, n: int) -> list[Proposal]:
+        self.problem = None
+        text = written_in(self._file)
+        if text is None:
+            return []
+        calls = study.agent_calls()
+        if calls and calls[-1]["answer"] is None:
+            return []
+        stamp = f"{self._file.stat().st_mtime_ns}:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        source = f"{self._file.name}:{stamp}"
+        if study.has_source(f"{source}:0"):  # it is in the ledger for good: now the file may go
+            write_atomic(self._file, EMPTY, sync=False)
+            return []
+        try:
+            self._take(study, text, source)
+        except LabError as error:  # somebody is writing it this moment, or made a mistake
+            self.problem = f"{self._file.name}: {error}"
+            return []
+        return [waiting(row) for row in study.waiting(n, self.name)]
+
+    def _take(self, study: StudyLedger, text: str, source: str) -> None:
+        with study.ledger.write():
+            for place, draft in enumerate(read_answer(text)):
+                best = study.best() if draft.parent in ("", "best") else None
+                if draft.parent not in ("", "best", "base"):
+                    best = study.run(draft.parent)
+                edits = draft.edits
+                if draft.partial is not None:
+                    config = folder.read_json(self._outputs / best.id, "config.json") if best else self._base
+                    edits = tuple(str(edit) for edit in edits_from_partial(draft.partial, config))
+                study.propose(
+                    self.name, edits, draft.reason or f"from {self._file.name}", parent=best.id if best else None,
+                    hypothesis=draft.hypothesis, source=f"{source}:{place}",
+                )  # fmt: skip

@@ -187,6 +187,80 @@ def stop(
 
 
 @app.command()
+def autopilot(
+    runs: Annotated[int, typer.Option("--runs", min=1, help="So many proposals, one after the other.")] = 1,
+    mode: Annotated[str | None, typer.Option("--mode", help="A mode of the study, such as quick or full.")] = None,
+    gpus: Annotated[list[str] | None, typer.Option("--gpus", help="Devices, such as 0,1.")] = None,
+    informal: Annotated[bool, typer.Option("--informal", help="Without what a formal run requires.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Run in the background; see `attach`.")] = False,
+    lab: LabOption = None,
+    study: StudyOption = None,
+    json: Json = False,
+) -> None:
+    """Propose, check, train, measure, judge, write down; again and again.
+
+    Whoever the study's proposers are, a coding agent above all. People steer it with `say`, `pause`, `veto` and
+    proposals/next_config.json.
+    """
+    from looplab.cli import running, steering
+
+    options = running.make_options(None, mode, None, None, False, None, gpus, None, informal, None)
+    steering.autopilot(lab, study, options, runs, detach=detach, json=json)
+
+
+@app.command()
+def say(
+    text: Annotated[str, typer.Argument(help="What the agent should know.")],
+    lab: LabOption = None,
+    study: StudyOption = None,
+    json: Json = False,
+) -> None:
+    """Tell the agent something; it reads it with its next question."""
+    from looplab.cli import steering
+
+    steering.say(lab, study, text, json)
+
+
+@app.command()
+def pause(lab: LabOption = None, study: StudyOption = None, json: Json = False) -> None:
+    """Start nothing more for now; `resume` goes on."""
+    from looplab.cli import steering
+
+    steering.pause(lab, study, json)
+
+
+@app.command()
+def veto(
+    run: Annotated[str, typer.Argument(help="A run: id, number, LATEST, BEST.")],
+    why: Annotated[str, typer.Option("--why", help="Why.")] = "",
+    lab: LabOption = None,
+    study: StudyOption = None,
+    json: Json = False,
+) -> None:
+    """Do not believe a run: it is stopped if it runs, and never the best."""
+    from looplab.cli import steering
+
+    steering.veto(lab, study, run, why, json)
+
+
+@app.command("agent-log")
+def agent_log(
+    log: Annotated[str | None, typer.Argument(help="A log in agent_runs; the newest if not said.")] = None,
+    only: Annotated[
+        str | None, typer.Option("--only", help="commands, outputs, messages, or final.", show_default=False)
+    ] = None,
+    lab: LabOption = None,
+    json: Json = False,
+) -> None:
+    """What an agent did: its words, its commands, what they printed."""
+    from looplab.cli import steering
+
+    if only not in (None, "commands", "outputs", "messages", "final"):
+        raise typer.BadParameter("--only takes commands, outputs, messages or final")
+    steering.agent_log(lab, log, only, json)
+
+
+@app.command()
 def propose(
     change: Annotated[list[str], typer.Option("--change", help="An edit: path@op=value. Several may follow.")],
     reason: Annotated[str, typer.Option("--reason", help="Why.")] = "",

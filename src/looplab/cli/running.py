@@ -100,6 +100,11 @@ def resume(folder: Path | None, name: str | None, detach: bool, json: bool) -> N
     lab = open_lab(folder)
     study = lab.study(name)
     with contextlib.closing(Ledger(lab.ledger_path, create=False)) as ledger:
+        record = StudyLedger(ledger, study.study)
+        if engine_pid(lab.folder, study.study) is not None and record.is_paused():
+            record.command("resume")
+            output.print_json({"study": study.study, "asked": "resume"}) if json else output.say("it goes on")
+            return
         options = _saved_options(ledger, study.study)
     setup = prepare_study(lab, study, options)
     with StudyLock(lab.folder, study.study), contextlib.closing(Ledger(lab.ledger_path)) as ledger:

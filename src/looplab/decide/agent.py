@@ -289,20 +289,8 @@ def account_of(study: StudyLedger) -> Account:
         answer = call["answer"]
         if answer is not None:
             usage = Usage(**{key: value for key, value in answer["usage"].items() if key in known})
-            account = account.add(
-                Answer(
-                    answer["ok"],
-                    "",
-                    answer["why"] or "",
-                    usage,
-                    None,
-                    Summary(),
-                    answer.get("seconds", 0.0),
-                    answer.get("attempts", 1),
-                    None,
-                    Path(),
-                )  # fmt: skip
-            )
+            seconds, attempts = answer.get("seconds", 0.0), answer.get("attempts", 1)
+            account = account.add(Answer(answer["ok"], "", "", usage, None, Summary(), seconds, attempts, None, Path()))
     return account
 
 

@@ -39,6 +39,8 @@ TRIES = 64
 """Draws for one proposal before the sampler counts as having nothing new that the guard allows."""
 STARTUP = 10
 """Measured points before a model is relied on, if the lab does not say."""
+CANDIDATES = 64
+"""Draws of TPE from which it takes the most promising; Optuna's 24 are few where there are many knobs."""
 MAX_GRID = 100_000
 MAX_STEPS = 1_000
 PATIENCE = 8
@@ -491,7 +493,7 @@ class _Tpe(_Model):
     def draw(self, rng: np.random.RandomState, points: list[Point], refused: list[Point]) -> Params:
         from optuna.samplers import TPESampler
 
-        sampler = TPESampler(seed=rng.randint(2**31), n_startup_trials=0)
+        sampler = TPESampler(seed=rng.randint(2**31), n_startup_trials=0, n_ei_candidates=CANDIDATES)
         return self._ask(sampler, [*points, *refused])
 
 

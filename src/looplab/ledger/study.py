@@ -383,7 +383,12 @@ class StudyLedger:
                 )  # fmt: skip
         return len(planned)
 
-    def set_best(self, run: str, objective: float) -> None:
+    def bests(self) -> list[str]:
+        """The runs that were ever best, in that order."""
+        sql = "SELECT run FROM events WHERE study=? AND kind='best' AND run IS NOT NULL ORDER BY seq"
+        return [row["run"] for row in self.ledger.rows(sql, (self.study,))]
+
+    def set_best(self, run: str | None, objective: float | None) -> None:
         self.ledger.execute("UPDATE studies SET best=? WHERE name=?", (run, self.study))
         self.ledger.record("best", self.study, run, objective=objective)
 
@@ -457,10 +462,17 @@ class StudyLedger:
         sql = f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND state != 'ended' ORDER BY n"  # noqa: S608 (fixed)
         return [_run(row) for row in self.ledger.rows(sql, (self.study,))]
 
-    def runs_of(self, point: str) -> list[str]:
-        """The runs of a config, whatever their seeds."""
-        sql = "SELECT id FROM runs WHERE study=? AND point=? ORDER BY n"
-        return [row["id"] for row in self.ledger.rows(sql, (self.study, point))]
+    def runs_of(self, point: str, warm: str | None = None) -> list[str]:
+        """The runs of a config, whatever their seeds, that began with these weights."""
+        sql = "SELECT id FROM runs WHERE study=? AND point=? AND warm IS ? ORDER BY n"
+        return [row["id"] for row in self.ledger.rows(sql, (self.study, point, warm))]
+
+    def begun_with(self, warm: str | None) -> RunRow:
+        """The first run that began with these weights."""
+        row = self.ledger.one("SELECT id FROM runs WHERE study=? AND warm=? ORDER BY n", (self.study, warm))
+        if row is None:
+            raise LabError(f"no run began with {warm}")
+        return self.run(row["id"])
 
     def bases_planned(self) -> set[str]:
         """Bases that have had their own run: `name@hash of the file's content`."""
@@ -591,6 +603,12 @@ class StudyLedger:
                 (self.study, time.time(), what, orjson.dumps(data).decode()),
             )
             self.ledger.record("asked", self.study, what=what, **data)
+
+    def is_paused(self) -> bool:
+        """Whether the last word to the engine was to pause."""
+        sql = "SELECT what FROM commands WHERE study=? AND what IN ('pause', 'resume') ORDER BY id DESC LIMIT 1"
+        row = self.ledger.one(sql, (self.study,))
+        return row is not None and row["what"] == "pause"
 
     def take_commands(self) -> list[tuple[str, dict[str, Any]]]:
         rows = self.ledger.rows("SELECT id, what, data FROM commands WHERE study=? AND done IS NULL", (self.study,))

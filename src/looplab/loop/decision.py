@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from looplab.config.files import canonical_json
-from looplab.config.paths import Concrete, diff, get, has
+from looplab.config.lab import WarmStart
+from looplab.config.paths import Concrete, diff, find, get, has
 from looplab.decide.base import BEST, Proposal
 from looplab.errors import LabError
 from looplab.guard.guard import Problem
 from looplab.ledger.study import RunRow, StudyLedger
 from looplab.loop.again import AGAIN, place_of
 from looplab.loop.setup import Base, Setup
+from looplab.loop.warm import begins_with, continued
 from looplab.runs import folder
 
 PEOPLE = "queue"
@@ -44,6 +47,9 @@ class Decision:
     role: str = "trial"
     twin: str | None = None
     warm: str | None = None
+    """The run, or the file, whose weights it begins with."""
+    start: dict[str, Any] | None = None
+    """These weights: `run`, `path`, `sha256`."""
     place: str | None = None
     """A folder to run in instead of the lab: the lab as it was at some time."""
 
@@ -62,6 +68,7 @@ class Decision:
             "diff_base": self.diff_base,
             "notes": list(self.notes),
             "place": self.place,
+            "start": self.start,
         }
 
 
@@ -77,20 +84,27 @@ def hash_config(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical_json(config)).hexdigest()[:16]
 
 
-def hash_point(config: Mapping[str, Any], seed: Concrete | None) -> str:
-    """The hash of a config without its seed: what differs only in chance is one point."""
-    return hash_config(config if seed is None or not has(config, seed) else with_seed(config, seed, None))
+def hash_point(config: Mapping[str, Any], seed: Concrete | None, warm: WarmStart | None = None) -> str:
+    """The hash of a config without its seed, and without the weights it begins with, which are told apart from it:
+    what differs only in chance is one point."""
+    places = [] if seed is None else [seed]
+    if warm is not None:
+        places += [place for key in (warm.mode, warm.source) for place in find(config, key)]
+    for place in places:
+        if has(config, place):
+            config = with_value(config, place, None)
+    return hash_config(config)
 
 
-def with_seed(config: Mapping[str, Any], place: Concrete, seed: int | None) -> dict[str, Any]:
-    """A copy of the config with another seed; only what lies on the way to it is copied."""
-    copy: Any = dict(config)
-    node = copy
+def with_value(config: Mapping[str, Any], place: Concrete, value: Any) -> dict[str, Any]:
+    """A copy of the config with another value; only what lies on the way to it is copied."""
+    changed: Any = dict(config)
+    node = changed
     for part in place[:-1]:
         node[part] = node[part].copy()
         node = node[part]
-    node[place[-1]] = seed
-    return copy  # type: ignore[no-any-return]
+    node[place[-1]] = value
+    return changed  # type: ignore[no-any-return]
 
 
 def seed_of(config: Mapping[str, Any], place: Concrete | None) -> int | None:
@@ -98,10 +112,10 @@ def seed_of(config: Mapping[str, Any], place: Concrete | None) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def decide_base(base: Base, seed: Concrete | None = None) -> Decision:
+def decide_base(base: Base, seed: Concrete | None = None, warm: WarmStart | None = None) -> Decision:
     return Decision(
         "base", f"base config {base.name}", "", None, None, None, base.name, (), base.config, hash_config(base.config),
-        {}, {}, base.notes, hash_point(base.config, seed), seed_of(base.config, seed), "base",
+        {}, {}, base.notes, hash_point(base.config, seed, warm), seed_of(base.config, seed), "base",
     )  # fmt: skip
 
 
@@ -111,6 +125,7 @@ class Decider:
     def __init__(self, setup: Setup, ledger: StudyLedger | None) -> None:
         self._setup = setup
         self._ledger = ledger
+        self._outputs = folder.study_folder(setup.lab, setup.study.study)
         self._configs: dict[str, tuple[dict[str, Any], str]] = {}
 
     def decide(self, proposal: Proposal) -> Decision:
@@ -122,8 +137,14 @@ class Decider:
         if ruling.config is None or ruling.problems:
             raise Rejected(ruling.problems)
         changed = diff(parent_config, ruling.config)
-        point = hash_point(ruling.config, self._setup.seed)
-        known = self._ledger.runs_of(point) if self._ledger else []
+        warm = self._setup.study.warm_start
+        point = hash_point(ruling.config, self._setup.seed, warm)
+        try:
+            start = begins_with(warm, ruling.config, self._setup.lab, self._outputs, self._ledger)
+        except LabError as error:
+            raise Rejected((Problem(warm.source if warm else "", None, "warm start", str(error)),)) from None
+        source = None if start is None else start["run"] or start["path"]
+        known = self._ledger.runs_of(point, source) if self._ledger else []
         if known and proposal.proposer != PEOPLE:
             # A person may ask for anything once more; a program that does would only repeat itself.
             what = "only the seed differs" if changed else "this changes nothing"
@@ -134,7 +155,7 @@ class Decider:
             proposal.edits, ruling.config, hash_config(ruling.config), changed,
             changed if parent is None else diff(base.config, ruling.config), ruling.notes,
             point, seed_of(ruling.config, self._setup.seed),
-            "replicate" if known else "trial", known[0] if known else None,
+            "replicate" if known else "trial", known[0] if known else None, source, start,
         )  # fmt: skip
 
     def repeat(self, twin: RunRow, plan: Mapping[str, Any], seed: int | None, why: str, by: str = "judge") -> Decision:
@@ -142,12 +163,12 @@ class Decider:
         place = self._setup.seed
         config = plan["config"]
         if place is not None and seed is not None:
-            config = with_seed(config, place, seed)
+            config = with_value(config, place, seed)
         changed = diff(plan["config"], config)
         base = self._setup.base(twin.base)
         return Decision(
             by, why, "", None, None, twin.id, base.name, (), config, hash_config(config), changed,
-            diff(base.config, config), (), twin.point, seed, "replicate", twin.id, twin.warm,
+            diff(base.config, config), (), twin.point, seed, "replicate", twin.id, twin.warm, plan.get("start"),
         )  # fmt: skip
 
     def _again(self, proposal: Proposal, twin: RunRow) -> Decision:
@@ -162,14 +183,26 @@ class Decider:
             place=str(place) if place else None,
         )
 
+    def control(self, champion: RunRow, source: RunRow, seed: int | None, why: str) -> Decision:
+        """The champion's config, beginning with the weights that another run began with."""
+        warm = self._setup.study.warm_start
+        plan = self.plan_of(champion)
+        start = self.plan_of(source).get("start")
+        if warm is None or start is None:
+            raise LabError(f"run {source.id} began afresh")
+        config = continued(warm, copy.deepcopy(plan["config"]), start)
+        decision = self.repeat(champion, {"config": config, "start": start}, seed, why)
+        return replace(decision, role="control", warm=source.warm)
+
     def plan_of(self, run: RunRow) -> dict[str, Any]:
         """The config of a run, from its folder or, before that is there, from its plan."""
         assert self._ledger is not None
         plan = self._ledger.plan_of(run.id)
         if plan is not None:
             return plan
-        path = folder.study_folder(self._setup.lab, self._setup.study.study) / run.id
-        return {"config": folder.read_json(folder.require(path), "config.json")}
+        path = folder.require(self._outputs / run.id)
+        start = folder.read_json(path, "run.json").get("warm_start")
+        return {"config": folder.read_json(path, "config.json"), "start": start}
 
     def _origin(self, proposal: Proposal) -> tuple[str | None, Base, dict[str, Any]]:
         """The run that the proposal starts from (None: a base), its base, and its config."""
@@ -188,7 +221,7 @@ class Decider:
                 raise LabError(f"there is no run {name!r} yet")
             run = self._ledger.run(name)
             if run.id not in self._configs:
-                path = folder.study_folder(self._setup.lab, self._setup.study.study) / run.id
+                path = self._outputs / run.id
                 config = folder.read_json(folder.require(path), "config.json")
                 self._configs[run.id] = (config, run.base or "")
         except LabError as error:

@@ -32,6 +32,7 @@ from looplab.loop.measuring import Gauge, left_nothing, summarise
 from looplab.loop.planning import News, Planner
 from looplab.loop.prepare import PREPARED, Preparer
 from looplab.loop.setup import Setup
+from looplab.loop.warm import keep_model
 from looplab.loop.watching import Lookout
 from looplab.report import labbook
 from looplab.runs import folder
@@ -452,9 +453,14 @@ class Engine:
             self.progress.timed += 1
         if self._lookout is not None:
             self._lookout.ended(row, gauge, by_itself=exit_.reason is None)
+        warm = self.setup.study.warm_start
+        if warm is not None and status == "ok":
+            keep_model(warm, self.folder, row, "latest")
         if self._bench is None and objective is not None and self._is_better(objective):
             self.best = row
             self.study.set_best(run.id, objective)
+            if warm is not None:
+                keep_model(warm, self.folder, row, "best")
         said = f"{status} in {row.seconds or 0:.1f} s"
         if objective is not None and self.setup.study.objective is not None:
             said += f", {self.setup.study.objective.metric} {objective:.6g}" + (" (best)" if self.best is row else "")
@@ -487,6 +493,8 @@ class Engine:
             self.best = self.study.run(sitting.champion)
             if self.best.objective is not None:
                 self.study.set_best(self.best.id, self.best.objective)
+            if self.setup.study.warm_start is not None:
+                keep_model(self.setup.study.warm_start, self.folder, self.best, "best")
             self._pointing = True
 
     def _show_verdict(self, run_id: str, evidence: Mapping[str, object]) -> dict[str, str]:

@@ -6,7 +6,7 @@ The court itself is pure; this is where its docket is kept (in the ledger), and 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from looplab.config.lab import Study
@@ -130,6 +130,26 @@ class Bench:
         # The court compares both metrics with one goal.
         turned = self._study.objective is not None and goal != self._study.objective.goal
         return -value if turned and value is not None else value
+
+
+def veto(record: StudyLedger, run: RunRow, why: str) -> str | None:
+    """A person does not believe a run: it is void. Gives the run that is best instead, where it was; in a
+    transaction."""
+    said = why or "a person's veto"
+    before = record.best()
+    record.judged(run.id, "void", {"run": run.id, "why": said, "verdict": "void", "flags": ["veto"]}, {})
+    if before is None or before.id != run.id:
+        return None
+    void = {run_id for run_id, evidence in record.verdicts().items() if evidence["verdict"] == "void"}
+    heirs = [run_id for run_id in record.bests() if run_id not in void]
+    heir = record.run(heirs[-1]) if heirs else None
+    record.set_best(heir.id if heir else None, heir.objective if heir else None)
+    kept = record.docket()
+    if kept is not None:
+        docket = Docket.from_dict(kept)
+        verdicts = tuple((one, "void" if one == run.id else verdict) for one, verdict in docket.verdicts)
+        record.set_docket(replace(docket, champion=heir.id if heir else None, verdicts=verdicts).as_dict())
+    return heir.id if heir else None
 
 
 def evidence_of(sitting: Sitting) -> list[tuple[str, str, dict[str, object]]]:

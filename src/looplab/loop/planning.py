@@ -58,7 +58,9 @@ class Planner:
         self._book = book
         outputs = folder.study_folder(setup.lab, study.study)
         self._proposers = make_proposers(setup, History(study, outputs), outputs, self._left)
-        self._bases = [decide_base(base, setup.seed) for base in setup.bases]  # those that may still need a run
+        self._bases = [
+            decide_base(base, setup.seed, setup.study.warm_start) for base in setup.bases
+        ]  # those that may still need a run
         self._filling: tuple[int, int] | None = None  # a round that is not decided to its end: its number, what is left
         self._complaints: dict[str, str] = {}
 
@@ -174,17 +176,17 @@ class Planner:
 
     def _repeat(self, want: Want, round_: int) -> bool:
         """Plan a run that the judge asks for."""
-        known = self._study.runs_of(want.point)
-        if not known:
-            return False
-        twin = self._study.run(known[0])
         try:
-            plan = self._decider.plan_of(twin)
+            twin = self._study.run(self._study.runs_of(want.point, None if want.control else want.warm)[0])
+            if want.control:
+                source = self._study.begun_with(want.warm)
+                decision = self._decider.control(twin, source, want.seed, want.why)
+            else:
+                decision = self._decider.repeat(twin, self._decider.plan_of(twin), want.seed, want.why)
         except LabError as error:
             self._tell(News("note", f"the judge wants {want.point} once more, but {error}"))
             return False
-        decision = self._decider.repeat(twin, plan, want.seed, want.why)
-        self._take(replace(decision, warm=want.warm, role="control" if want.control else "replicate"), round_)
+        self._take(decision, round_)
         return True
 
     def _book_round(self, n: int, count: int) -> None:

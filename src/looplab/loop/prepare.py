@@ -18,6 +18,7 @@ from looplab.launch.slots import slot_environment
 from looplab.launch.tracking import wandb_environment
 from looplab.ledger.study import RunRow
 from looplab.loop.setup import SEEDS, Setup
+from looplab.loop.warm import check_start
 from looplab.runs import folder
 from looplab.runs.capsule import Capsules
 from looplab.runs.names import inside
@@ -55,7 +56,12 @@ class Preparer:
         variables = self._variables(run, str(run_dir), config_file, slot, lab)
         changed = {key: "old" not in change for key, change in plan["diff_base"].items()}
         arguments = render(config, self._rendering, changed)
+        start = plan.get("start")
         argv = build_argv(self._launch.command, variables, arguments, self._setup.options.extra)
+        if start is not None and self._setup.study.warm_start is not None:
+            check_start(start)
+            named = {**variables, "checkpoint": start["path"]}
+            argv += [fill(text, named, "warm_start.arguments") for text in self._setup.study.warm_start.arguments]
         own = self._own_environment(run, variables, slot)
         given = self._given_environment(config, variables)
         env = {**own, **given}
@@ -82,6 +88,7 @@ class Preparer:
             "seed": run.seed,
             "twin": run.twin,
             "warm": run.warm,
+            "warm_start": start,
             "fingerprint": self._setup.prints.digest(),
             "created": run.created,
             "launched": time.time(),

@@ -45,6 +45,8 @@ class Options:
     extra: tuple[str, ...] = ()
     informal: bool = False
     """Run without what the study requires of a formal run."""
+    autopilot: bool = False
+    """One proposal at a time."""
     asked_only: bool = False
     """Run what was asked for by name, and begin no round."""
 
@@ -89,6 +91,8 @@ class Setup:
 
     @property
     def round_size(self) -> int:
+        if self.options.autopilot:
+            return 1
         return self.study.round_size or max(len(self.slots), len(self.bases))
 
 

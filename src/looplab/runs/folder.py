@@ -6,8 +6,8 @@ the training creates `train.log`; the keeper adds `process.json` and `exit.json`
 
 from __future__ import annotations
 
-import errno
 import contextlib
+import errno
 import hashlib
 import os
 from collections.abc import Iterable, Mapping

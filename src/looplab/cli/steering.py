@@ -1,0 +1,124 @@
+"""autopilot, say, pause, veto, agent-log."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from looplab.cli import output
+from looplab.cli.labs import open_lab, open_place, prepare_study
+from looplab.cli.running import run as run_study
+from looplab.config.lab import Lab, Study
+from looplab.errors import LabError
+from looplab.ledger.ledger import Ledger
+from looplab.ledger.study import StudyLedger
+from looplab.loop.lock import engine_pid
+from looplab.loop.setup import Options
+
+
+def autopilot(folder: Path | None, name: str | None, options: Options, runs: int, *, detach: bool, json: bool) -> None:
+    """One proposal at a time, so many of them; the base comes first, if it was never run."""
+    lab = open_lab(folder)
+    study = lab.study(name)
+    options = replace(options, autopilot=True)
+    rounds = runs
+    if lab.ledger_path.exists():
+        with contextlib.closing(Ledger(lab.ledger_path)) as ledger:
+            record = StudyLedger(ledger, study.study)
+            rounds += record.usage().rounds + (not record.bases_planned())
+    else:
+        prepare_study(lab, study, options)
+        rounds += 1
+    _link_runs(lab, study)
+    run_study(folder, name, replace(options, rounds=rounds), execute=True, detach=detach, json=json)
+
+
+def _link_runs(lab: Lab, study: Study) -> None:
+    """`runs/<id>` beside `outputs/<study>/<id>`, where nothing else is called so."""
+    link = lab.folder / "runs"
+    if not link.exists() and not link.is_symlink():
+        os.symlink(Path("outputs") / study.study, link)
+
+
+def say(folder: Path | None, name: str | None, text: str, json: bool) -> None:
+    place = open_place(folder, name, create=True)
+    if not text.strip():
+        raise LabError("there is nothing to say", hint='looplab say "try lower entropy"')
+    place.record.say(text.strip())
+    if json:
+        output.print_json({"study": place.study.study, "said": text.strip()})
+    else:
+        output.say("the agent is told with its next question")
+
+
+def pause(folder: Path | None, name: str | None, json: bool) -> None:
+    place = open_place(folder, name)
+    pid = engine_pid(place.lab.folder, place.study.study)
+    if pid is None:
+        raise LabError(f"no engine is at work on study {place.study.study!r}", hint="there is nothing to pause")
+    place.record.command("pause")
+    if json:
+        output.print_json({"study": place.study.study, "engine": pid, "asked": "pause"})
+    else:
+        output.say("what runs goes on, nothing more is started; `looplab resume` goes on")
+
+
+def veto(folder: Path | None, name: str | None, run: str, why: str, json: bool) -> None:
+    from looplab.loop.judging import veto as refuse
+
+    place = open_place(folder, name)
+    row = place.record.run(run)
+    with place.ledger.write():
+        champion = refuse(place.record, row, why)
+        place.record.command("veto", run=row.id, why=why or "a person's veto")
+    if json:
+        output.print_json({"run": row.id, "state": row.state, "best": champion})
+    else:
+        output.say(f"run {row.id} is void: it is never the best" + (f"; best is now {champion}" if champion else ""))
+
+
+def agent_log(folder: Path | None, log: str | None, only: str | None, json: bool) -> None:
+    from looplab.agents.base import Command, Message, Output
+    from looplab.agents.log import final_message, read_log
+
+    lab = open_lab(folder)
+    path = _find_log(lab.folder, log)
+    events = list(read_log(path))
+    kinds = {"commands": Command, "outputs": Output, "messages": Message}
+    if json:
+        for event in events:
+            kind = type(event).__name__.lower()
+            if only is None or (only in kinds and isinstance(event, kinds[only])):
+                output.print_line({"event": kind, **asdict(event)})
+        if only == "final":
+            output.print_line({"event": "final", "text": final_message(events)})
+        return
+    if only == "final":
+        output.say(final_message(events))
+        return
+    for event in events:
+        if only is not None and not isinstance(event, kinds[only]):
+            continue
+        if isinstance(event, Command):
+            output.say(f"$ {event.command}")
+        elif isinstance(event, Output):
+            said = event.text.rstrip("\n")
+            output.say(said + (f"\n[exit {event.exit_code}]" if event.exit_code else ""))
+        elif isinstance(event, Message):
+            output.say(event.text)
+        elif only is None:
+            shown = ", ".join(f"{key} {value}" for key, value in asdict(event).items() if value not in (None, "", 0))
+            output.say(f"[{type(event).__name__.lower()}: {shown}]")
+
+
+def _find_log(lab: Path, log: str | None) -> Path:
+    """The log of a call: a path, a name in agent_runs, or the newest."""
+    if log is not None and Path(log).is_file():
+        return Path(log)
+    found = sorted(path for path in (lab / "agent_runs").glob("*.jsonl") if log is None or path.name.startswith(log))
+    if not found:
+        raise LabError("no agent was asked in this lab yet" if log is None else f"there is no log {log!r}",
+                       hint="logs are the .jsonl files in agent_runs/")  # fmt: skip
+    return found[-1]

@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST_WORKERS ?= 2
 
-.PHONY: demo test test-all lint types clean browser
+.PHONY: demo test test-all lint types clean browser agents
 
 $(VENV)/.demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -36,6 +36,14 @@ browser:
 	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 	    apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || \
 	  echo "no chromium: the tests that need a browser are skipped"
+
+# The real coding agents, for the tests that drive them; they speak to a scripted model on loopback.
+agents:
+	@[ -x .agents/node_modules/.bin/codex ] && [ -x .agents/node_modules/.bin/claude ] || \
+	  { command -v npm >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && \
+	      apt-get install -y -qq --no-install-recommends npm >/dev/null; }; \
+	    npm install --silent --no-audit --no-fund --prefix .agents @openai/codex @anthropic-ai/claude-code; } || \
+	  echo "no npm: the tests that need codex and claude are skipped"
 
 test: lint types browser
 	$(BIN)/pytest -n $(PYTEST_WORKERS) -m "not slow"

@@ -16,6 +16,7 @@ from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
 from looplab.loop.lock import engine_pid
 from looplab.loop.setup import Options
+from looplab.runs.folder import point
 
 
 def autopilot(folder: Path | None, name: str | None, options: Options, runs: int, *, detach: bool, json: bool) -> None:
@@ -73,6 +74,8 @@ def veto(folder: Path | None, name: str | None, run: str, why: str, json: bool) 
     with place.ledger.write():
         champion = refuse(place.record, row, why)
         place.record.command("veto", run=row.id, why=why or "a person's veto")
+    if champion is not None:
+        point(place.outputs, "BEST", champion)
     if json:
         output.print_json({"run": row.id, "state": row.state, "best": champion})
     else:

@@ -70,7 +70,7 @@ class AgentProposer:
 
     def __init__(
         self, settings: Agent, study: Study, guard: Guard, lab: Path, outputs: Path, history: History,
-        base: Mapping[str, Any], left: Callable[[], str],
+        base: Mapping[str, Any], left: Callable[[], str], wake: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self.problem: str | None = None
         self._settings = settings
@@ -80,6 +80,7 @@ class AgentProposer:
         self._history = history
         self._base = dict(base)
         self._left = left
+        self._wake = wake
         self._logs = lab / "agent_runs"
         self._file = lab / settings.answer
         self._template = read_template(lab / settings.prompt if settings.prompt else None)
@@ -108,7 +109,7 @@ class AgentProposer:
             self._ask(study, n, 1, "")
         call = self._call
         assert call is not None
-        if call.thread is not None and call.thread.is_alive():
+        if call.thread is not None and call.answer is None and call.error is None and call.thread.is_alive():
             return []
         self._call = None
         return self._take(study, call)
@@ -139,8 +140,9 @@ class AgentProposer:
         log = new_log(self._logs, self._study.study)
         call = self._call = _Call(log.stem, n, attempt, parent.id if parent else None, log)
         # What stands in the file from before is no answer to this.
+        # It is removed, not emptied: claude writes no file that exists and that it has not read.
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(self._file, EMPTY, sync=False)
+        self._file.unlink(missing_ok=True)
         limits = self._limits(account_of(study))
         study.asked_agent(call.id, log=log.name, n=n, attempt=attempt, parent=call.parent, cli=self._spec.cli)
         call.thread = threading.Thread(target=self._work, args=(call, prompt, session, limits), name="agent")
@@ -161,6 +163,8 @@ class AgentProposer:
             call.answer, call.text = answer, text
         except LabError as error:
             call.error = str(error)
+        finally:
+            self._wake()
 
     def _keep(self, call: _Call, written: str) -> None:
         """Put what was written aside and clear the file: nobody else shall take it for their own."""
@@ -180,8 +184,8 @@ class AgentProposer:
     def _take(self, study: StudyLedger, call: _Call) -> list[Proposal]:
         answer = call.answer
         if answer is None:
-            study.agent_answered(call.id, ok=False, why=call.error, usage={})
-            self.problem = call.error
+            self.problem = call.error or "the call broke off; see its log"
+            study.agent_answered(call.id, ok=False, why=self.problem, usage={})
             return []
         self._session = answer.session
         usage = {key: value for key, value in asdict(answer.usage).items() if key not in ("scope", "message")}

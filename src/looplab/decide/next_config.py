@@ -29,9 +29,12 @@ class NextConfig:
         self._file = file
         self._outputs = outputs
         self._base = dict(base)
+        self._taken: str | None = None
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """What was taken is in the ledger for good by now: the file may go."""
+        if self._taken is not None and written_in(self._file) == self._taken:
+            write_atomic(self._file, EMPTY, sync=False)
 
     def propose(self, study: StudyLedger, n: int) -> list[Proposal]:
         self.problem = None
@@ -48,6 +51,7 @@ class NextConfig:
             return []
         try:
             self._take(study, text, source)
+            self._taken = text
         except LabError as error:  # somebody is writing it this moment, or made a mistake
             self.problem = f"{self._file.name}: {error}"
             return []

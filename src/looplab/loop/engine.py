@@ -123,7 +123,7 @@ class Engine:
         self._preparer = Preparer(setup)
         self._bench = Bench(setup.study, self.study, self.folder) if setup.study.judge is not None else None
         decider = Decider(setup, self.study)
-        self._planner = Planner(setup, self.study, decider, self._bench, self._tell, self._jot)
+        self._planner = Planner(setup, self.study, decider, self._bench, self._tell, self._jot, executor.wake)
         self._lookout = None
         if setup.study.watch:
             self._lookout = Lookout(setup, self.study, self.folder, self._tell)

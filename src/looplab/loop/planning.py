@@ -42,7 +42,8 @@ class Planner:
     """Decides on runs; each is in the ledger before it is in the queue. Called inside a transaction."""
 
     def __init__(self, setup: Setup, study: StudyLedger, decider: Decider, bench: Bench | None,
-                 tell: Callable[[News], None], book: Callable[[str], None]) -> None:  # fmt: skip
+                 tell: Callable[[News], None], book: Callable[[str], None],
+                 wake: Callable[[], None] = lambda: None) -> None:  # fmt: skip
         self.queue: deque[RunRow] = deque()
         """Decided on, waiting for a slot."""
         self.plans: dict[str, Decision] = {}
@@ -57,7 +58,7 @@ class Planner:
         self._tell = tell
         self._book = book
         outputs = folder.study_folder(setup.lab, study.study)
-        self._proposers = make_proposers(setup, History(study, outputs), outputs, self._left)
+        self._proposers = make_proposers(setup, History(study, outputs), outputs, self._left, wake)
         self._bases = [
             decide_base(base, setup.seed, setup.study.warm_start) for base in setup.bases
         ]  # those that may still need a run

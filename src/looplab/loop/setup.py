@@ -225,9 +225,10 @@ def _is_whole(value: Any) -> bool:
 
 
 def make_proposers(
-    setup: Setup, history: History, outputs: Path, left: Callable[[], str] = lambda: ""
+    setup: Setup, history: History, outputs: Path, left: Callable[[], str], wake: Callable[[], None]
 ) -> tuple[Proposer, ...]:
-    """Who is asked what to try next, in this order: people always come first. `left` says what the budget leaves."""
+    """Who is asked what to try next, in this order: people always come first. `left` says what the budget leaves;
+    `wake` is called by who has come to an end of thinking."""
     study = setup.study
     base = setup.bases[0].config
     people: list[Proposer] = []
@@ -249,7 +250,7 @@ def make_proposers(
             from looplab.decide.next_config import NextConfig
 
             people.append(NextConfig(inside(setup.lab, entry.agent.answer, "answer"), outputs, base))
-            others.append(AgentProposer(entry.agent, study, setup.guard, setup.lab, outputs, history, base, left))
+            others.append(AgentProposer(entry.agent, study, setup.guard, setup.lab, outputs, history, base, left, wake))
         else:
             people.append(QueueProposer(inside(setup.lab, entry.queue, "queue") if entry.queue else None))
     if not any(isinstance(proposer, QueueProposer) for proposer in people):

@@ -21,7 +21,7 @@ from looplab.measure.discover import reader_of
 from looplab.measure.summary import Directions
 from looplab.runs import folder
 from looplab.watch.alert import send
-from looplab.watch.watcher import Alarm, Live, Watcher
+from looplab.watch.watcher import Alarm, Live, Watcher, names
 
 REMEMBERED = 200
 """How many ended runs a pruner is told of when an engine begins."""
@@ -42,6 +42,11 @@ class Lookout:
         self._knobs = KnobTable(setup.guard.knobs.values())
         self._tell = tell
         self._watcher = Watcher(study.watch, Directions(goals), study.objective)
+        self._impatient = {
+            name
+            for name, rule in zip(names(study.watch), study.watch, strict=True)
+            if rule.kind in ("when", "plateau", "prune")
+        }
         self._told: set[str] = set()
         self._alerts: list[Thread] = []
         self.budgets = any(rule.budget for rule in study.watch)
@@ -65,7 +70,11 @@ class Lookout:
     def look(self, run: RunRow, gauge: Gauge, batch: Batch, budget_used: str | None) -> list[Alarm]:
         started = run.started or run.created
         live = Live(run.id, batch, gauge.step, started, max(gauge.grown, started), budget_used)
-        return self._watcher.look(live, time.time())
+        alarms = self._watcher.look(live, time.time())
+        if run.role in ("base", "trial"):
+            return alarms
+        # A repetition is wanted to its end, whatever it looks like on the way; only what has broken down is ended.
+        return [alarm for alarm in alarms if alarm.rule not in self._impatient]
 
     def heed(self, run: RunRow, alarm: Alarm) -> None:
         """Write down what was seen, with what follows from it; inside a transaction, before the run is ended."""
@@ -91,6 +100,8 @@ class Lookout:
             thread.join(ALERT_S)
 
     def _requeue(self, run: RunRow, alarm: Alarm) -> str:
+        if run.role not in ("base", "trial"):
+            return "stopped; a repetition is not tried again with edits"
         depth, before = 0, run
         while before.proposer == WATCH and before.parent is not None:
             depth, before = depth + 1, self._record.run(before.parent)

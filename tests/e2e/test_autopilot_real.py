@@ -1,0 +1,157 @@
+"""The whole autopilot with the real codex and the real claude, which speak to a scripted model on loopback.
+
+`make agents` installs them. No account, no network, a clean environment.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.agents, pytest.mark.timeout(300)]
+ROOT = Path(__file__).parents[2]
+LOCAL = ROOT / ".agents"
+
+_spec = importlib.util.spec_from_file_location("scripted_model", ROOT / "tests/agents/model.py")
+assert _spec is not None
+assert _spec.loader is not None
+model = importlib.util.module_from_spec(_spec)
+sys.modules["scripted_model"] = model
+_spec.loader.exec_module(model)
+
+PROVIDER = """
+model = "scripted"
+model_provider = "loopback"
+[model_providers.loopback]
+name = "loopback"
+base_url = "{url}/v1"
+wire_api = "responses"
+requires_openai_auth = false
+request_max_retries = 0
+stream_max_retries = 0
+"""
+
+
+def program(name: str) -> str:
+    found = (
+        os.environ.get(f"LOOPLAB_{name.upper()}")
+        or shutil.which(name, path=LOCAL / "node_modules" / ".bin")
+        or shutil.which(name)
+    )
+    if not found:
+        pytest.skip(f"{name} is not installed; `make agents` does it")
+    return found
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A home of its own, outside of the temporary folder: codex keeps no helpers there."""
+    parent = LOCAL if LOCAL.is_dir() else Path.home()
+    with tempfile.TemporaryDirectory(prefix=".looplab-test-", dir=parent, ignore_cleanup_errors=True) as folder:
+        (Path(folder) / "codex").mkdir()
+        yield Path(folder)
+
+
+def pilot(lab: Any, home: Path, cli: str, script: Sequence[Any], *args: str, wall: str = "60s") -> Any:
+    with model.Model(script) as scripted:
+        environ = {"HOME": str(home), "CODEX_HOME": str(home / "codex")}
+        named: list[str] = []
+        if cli == "codex":
+            (home / "codex" / "config.toml").write_text(PROVIDER.format(url=scripted.url))
+        else:
+            given = {
+                "ANTHROPIC_BASE_URL": scripted.url,
+                "ANTHROPIC_API_KEY": "not-a-real-key",
+                "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+                "CLAUDE_CODE_MAX_RETRIES": "0",
+            }
+            environ |= given
+            named = list(given)
+        lab.env = {
+            key: value
+            for key, value in lab.env.items()
+            if not key.startswith(("ANTHROPIC", "OPENAI", "CODEX", "CLAUDE"))
+        }
+        agent = {"cli": cli, "binary": program(cli), "env": named, "wall": wall, "tries": 2}
+        lab.configure(proposers=[{"agent": agent}], constraints=["train.batch % 2 == 0"])
+        done = lab("autopilot", *args, env=environ)
+        return done, scripted
+
+
+def write(cli: str, lab: Any, answer: Any) -> Any:
+    """The model writes the answer's file with the agent's own tool."""
+    text = json.dumps(answer)
+    if cli == "codex":
+        return model.UseTool("exec_command", {"cmd": f"printf '%s' '{text}' > next_config.json"})
+    return model.UseTool("Write", {"file_path": str(lab.folder / "proposals/next_config.json"), "content": text})
+
+
+def say(cli: str, answer: Any) -> Any:
+    """The final message, in the form that the schema asks for: claude has a tool for it."""
+    return model.Say(json.dumps(answer)) if cli == "codex" else model.UseTool("StructuredOutput", answer)
+
+
+def done_by(cli: str) -> Any:
+    """It has written the file, and says no more than it must."""
+    return say(cli, {"proposals": []})
+
+
+def proposal(*edits: str) -> dict[str, Any]:
+    return {
+        "proposals": [{"edits": list(edits), "reason": "seen in the curves", "hypothesis": "it falls", "parent": ""}]
+    }
+
+
+both = pytest.mark.parametrize("cli", ["codex", "claude"])
+
+
+@both
+def test_good_refused_and_forbidden_proposals_and_a_rate_limit(lab: Any, home: Path, cli: str) -> None:
+    done, scripted = pilot(
+        lab, home, cli,
+        [
+            write(cli, lab, proposal("train.lr@set=0.2")), done_by(cli),
+            write(cli, lab, proposal("train.batch@set=33")), done_by(cli),  # breaks the constraint
+            write(cli, lab, {"train": {"batch": 34}}), done_by(cli),
+            model.Refuse(),  # 429
+            write(cli, lab, proposal("train.optimiser@set=adam")), done_by(cli),  # outside of the list
+            write(cli, lab, proposal("train.lr@set=0.3")), done_by(cli),
+        ],
+        "--runs", "3",
+    )  # fmt: skip
+    assert [config["train"] for config in lab.all("config.json")] == [
+        {"lr": 0.1, "batch": 32}, {"lr": 0.2, "batch": 32}, {"lr": 0.2, "batch": 34}, {"lr": 0.3, "batch": 32},  # from the best, which is the second
+    ]  # fmt: skip
+    refused = lab.ask("SELECT edits, problems FROM proposals WHERE status='rejected'")
+    assert len(refused) == 2
+    assert "train.optimiser" in refused[1][1]
+    asked = [str(request) for request in scripted.requests]
+    assert any("could not be used" in text and "train.batch % 2 == 0" in text for text in asked)
+    assert done.code == 0
+    assert len(list((lab.folder / "agent_runs").glob("*.jsonl"))) == 5
+    spent = lab.ask("SELECT data FROM events WHERE kind='agent answered'")
+    assert all(json.loads(data)["usage"]["input_tokens"] > 0 for (data,) in spent)
+    assert "proposals" in lab("agent-log", "--only", "final").out
+    assert lab("verify").code == 0
+
+
+@both
+def test_a_call_that_hangs_is_killed_at_its_limit_and_the_study_ends_well(lab: Any, home: Path, cli: str) -> None:
+    done, _ = pilot(lab, home, cli, [model.Hang()], "--runs", "1", wall="6s")
+    assert "wall limit" in done.out
+    assert len(lab.runs()) == 1
+
+
+@both
+def test_the_final_message_is_an_answer_too(lab: Any, home: Path, cli: str) -> None:
+    pilot(lab, home, cli, [say(cli, proposal("train.lr@set=0.25"))], "--runs", "1")
+    assert lab.all("config.json")[1]["train"]["lr"] == 0.25

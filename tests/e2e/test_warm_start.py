@@ -1,0 +1,92 @@
+"""Runs that begin with the weights of others: the source is found, hashed, handed over, charged and kept."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+TRAIN = '''\
+"""Its weights are a number that grows with every training; what it is worth is that number, whatever the config."""
+import json, os, sys
+config = json.load(open(os.environ["LOOPLAB_CONFIG"]))
+start = float(open(sys.argv[sys.argv.index("--load-model-path") + 1]).read()) if "--load-model-path" in sys.argv else 0.0
+weights = start + 1 + config["x"] + config["seed"] / 1000
+os.makedirs(os.path.join(os.environ["LOOPLAB_RUN_DIR"], "checkpoints"), exist_ok=True)
+with open(os.path.join(os.environ["LOOPLAB_RUN_DIR"], "checkpoints", "latest.pt"), "w") as file:
+    file.write(repr(weights))
+with open(os.environ["LOOPLAB_METRICS"], "a") as file:
+    print(json.dumps({"step": 1, "score": weights}), file=file)
+'''
+CONTINUE = "autopilot.resume_mode@set=continue"
+
+
+@pytest.fixture
+def warm(lab: Any) -> Any:
+    lab.write("train.py", TRAIN)
+    config = {"x": 0.0, "seed": 0, "autopilot": {"resume_mode": "fresh", "resume_from": "latest"}}
+    lab.write("configs/base.json", json.dumps(config))
+    lab.configure(
+        objective={"metric": "score", "goal": "max"},
+        knobs={
+            "x": {"type": "float", "low": -1, "high": 1},
+            "autopilot.resume_mode": {"choices": ["fresh", "continue"]},
+            "autopilot.resume_from": {"type": "str"},
+        },
+        warm_start={},
+        round_size=1,
+        budget={"rounds": 2},
+    )
+    return lab
+
+
+def test_the_trainer_gets_the_weights_and_the_source_is_recorded(warm: Any) -> None:
+    warm.queue([CONTINUE, "autopilot.resume_from@set=best"])
+    warm("run")
+    first, second = warm.runs()
+    assert warm.read(second, "summary.json")["objective"]["value"] == 2.0
+    start = warm.read(second, "run.json")["warm_start"]
+    assert start["run"] == first.name
+    assert start["path"] == str((first / "checkpoints/latest.pt").resolve())
+    assert len(start["sha256"]) == 64
+    models = warm.outputs() / "models"
+    assert float((models / "best.pt").read_text()) == 2.0
+    assert json.loads((models / "best.json").read_text())["run_id"] == second.name
+
+
+def test_a_run_or_a_path_may_be_named_and_what_is_not_there_is_refused(warm: Any) -> None:
+    warm.configure(budget={"rounds": 3})
+    warm.queue([CONTINUE, "autopilot.resume_from@set=1"], [CONTINUE, "autopilot.resume_from@set=models/gone.pt"])
+    done = warm("run")
+    assert warm.read(warm.runs()[1], "run.json")["warm_start"]["run"] == warm.runs()[0].name
+    assert len(warm.runs()) == 2
+    assert "rejected" in done.out
+
+
+def test_a_path_out_of_the_lab_is_refused(warm: Any) -> None:
+    warm.queue([CONTINUE, "autopilot.resume_from@set=../../../etc/passwd"])
+    assert "leads out of the lab" in warm("run").out
+
+
+def test_more_training_is_no_better_config(warm: Any) -> None:
+    """A ratchet would promote every warm start. The judge gives the champion's config the same start first."""
+    warm.configure(judge={"floor": 3, "replicates": 2, "most": 4}, budget={"rounds": 2})
+    warm.queue([CONTINUE, "autopilot.resume_from@set=best", "x@set=0.0001"])
+    warm("run")
+    roles = [about["role"] for about in warm.all("run.json")]
+    assert "control" in roles
+    trial = next(about for about in warm.all("run.json") if about["role"] == "trial")
+    assert warm.ask("SELECT verdict FROM runs WHERE id=?", trial["id"])[0][0] in ("discard", "inconclusive")
+    control = next(about for about in warm.all("run.json") if about["role"] == "control")
+    assert control["warm_start"]["sha256"] == trial["warm_start"]["sha256"]
+
+
+def test_a_config_that_is_better_at_equal_budget_is_promoted(warm: Any) -> None:
+    warm.configure(judge={"floor": 3, "replicates": 3, "most": 8}, budget={"rounds": 2})
+    warm.queue([CONTINUE, "autopilot.resume_from@set=best", "x@set=0.5"])
+    warm("run")
+    trial = next(about for about in warm.all("run.json") if about["role"] == "trial")
+    evidence = warm.read(warm.outputs() / trial["id"], "summary.json")["verdict"]
+    assert evidence["verdict"] == "keep"
+    assert evidence["effect"] == pytest.approx(0.5, abs=0.01)

@@ -1,9 +1,9 @@
 """What looplab takes of an autopilot's iteration beyond the agent and the training: python benchmarks/autopilot.py
 
-The agent is a small program that answers at once and the training one that ends at once, so that what is left is looplab:
-the prompt, the ledger, the guard, the run folder, the summary, the lab book. Both are timed by looplab's own record (the
-seconds of each call and of each run) and subtracted from the wall time of the whole. The bare loop beside it starts the
-same two programs one after the other and does nothing else.
+The agent is a small program that answers at once and the training one that ends at once, so that what is left is
+looplab: the prompt, the ledger, the guard, the run folder, the summary, the lab book. Both are timed by looplab's own
+record (the seconds of each call and of each run) and subtracted from the wall time of the whole. The bare loop beside
+it starts the same two programs one after the other and does nothing else.
 """
 
 from __future__ import annotations

@@ -471,8 +471,10 @@ def _mean(values: list[float], seeds: list[int]) -> float:
     return max(statistics.fmean(values[seed] for seed in seeds), 1e-12)
 
 
-def interval(regrets: Regrets, way: str, other: Callable[[str], str], n: int) -> list[float]:
-    """Where 95 % of the ratios lie when the seeds are drawn anew."""
+def interval(regrets: Regrets, way: str, other: Callable[[str], str], n: int) -> list[float] | None:
+    """Where 95 % of the ratios lie when the seeds are drawn anew; a few seeds cannot say."""
+    if n < 8:
+        return None
     rng = random.Random(0)
     drawn = sorted(ratio(regrets, way, other, rng.choices(range(n), k=n)) for _ in range(1000))
     return [round(drawn[25], 3), round(drawn[974], 3)]

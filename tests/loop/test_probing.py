@@ -99,6 +99,13 @@ def test_the_speed_is_compared_with_the_base() -> None:
     assert advice.reason == "2,500 sps, ± 1%: the fastest of 2 stable setting(s); 2.50 times the base"
 
 
+def test_a_gain_that_is_no_larger_than_the_noise_is_said_to_be_so() -> None:
+    noisy = judge_setting(setting(4), [reading(1080, cv=0.15)], 1)
+    advice = advise([measured(1000, base=True), noisy], "sps")
+    assert advice is not None
+    assert advice.reason.endswith("1.08 times the base, which is no more than they vary")
+
+
 def test_there_is_no_advice_where_nothing_is_stable() -> None:
     assert advise([measured(1000, trouble="stalled")], "sps") is None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -23,6 +24,9 @@ from looplab.loop.lock import StudyLock, engine_pid
 from looplab.loop.probing import Advice, Result, Setting
 from looplab.loop.setup import Options, Setup, make_guard
 from looplab.runs.folder import study_folder
+
+BUSY = 0.3
+"""The load for each core above which something else is at work."""
 
 
 def probe(folder: Path | None, name: str | None, options: Options, *, fresh: bool, execute: bool, json: bool) -> None:
@@ -106,6 +110,12 @@ def _say_what_comes(setup: Setup, wanted: Probe, settings: list[Setting], to_mak
         has = f"core(s) {','.join(map(str, slot.cores))}" if slot.cores else "all cores"
         has += f" and device(s) {','.join(slot.devices)}" if slot.devices else ""
         output.say(f"note: a run has {has} to itself here, while the study has {slots} slots to share them")
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if to_make and load > BUSY * cores:
+        output.say(
+            f"note: other programs are at work on this machine (load {load:.1f} on {cores} core(s)), and disturb what "
+            "is measured; probe when it is idle, or set probe.repeats to 3 or more to see how much"
+        )
 
 
 def _write(lab: Lab, study: Study, advice: Advice) -> Path:
@@ -159,6 +169,8 @@ def _tell(
         edits = advice.result.setting.edits
         output.say(f"recommended: {' '.join(edits)}")
         output.say(f"  {advice.reason}")
+        if len(advice.result.readings) == 1:
+            output.say("  one run a setting is a hint: what changes between runs is seen only with probe.repeats")
         output.say(f"  written to {written}")
         _say_how_to_use(study, setup, edits)
     failed = next((reading for result in results for reading in result.readings if "failed" in reading.trouble), None)

@@ -134,6 +134,10 @@ class Executor(Protocol):
         """What happened; waits up to `timeout` seconds for something to happen."""
         ...
 
+    def wake(self) -> None:
+        """Make a `poll` that waits return at once; may be called from a signal handler or another thread."""
+        ...
+
     def close(self) -> None:
         """Let go. Runs go on."""
         ...

@@ -303,16 +303,21 @@ def queue_up(setup: Setup, ledger: Ledger, settings: Sequence[Setting], repeats:
         base = decide_base(setup.bases[0], setup.seed)
         if f"{base.base}@{base.config_hash}" not in record.bases_planned():
             waiting.append(base.config_hash)  # the engine begins with it
+        due: list[tuple[int, Setting, str]] = []
         for setting in settings:
             hash_ = setting.config_hash
             if hash_ is None:
                 continue
             coming = under_way.count(hash_) + waiting.count(hash_)
-            lacking = max(0, repeats - coming - done.count(hash_))
+            before = coming + done.count(hash_)
             taken = sum(1 for source in sources if _hash_in(source) == hash_)
-            for n in range(taken + 1, taken + lacking + 1):
-                record.propose(QueueProposer.name, setting.wanted, setting.name, source=f"probe:{hash_}:{n}")
-            to_make += coming + lacking
+            due += [(n, setting, f"probe:{hash_}:{taken + n - before + 1}") for n in range(before, repeats)]
+            to_make += coming
+        # All settings once, then all once more: if the machine is slower for a while, that shows between the repeats
+        # of a setting, instead of making one setting look worse than another.
+        for _, setting, source in sorted(due, key=lambda entry: entry[0]):
+            record.propose(QueueProposer.name, setting.wanted, setting.name, source=source)
+        to_make += len(due)
     return to_make
 
 
@@ -416,7 +421,10 @@ def advise(results: Sequence[Result], metric: str) -> Advice | None:
         reason += f"the cheapest within {NEAR:.0%} of the fastest, {fastest.setting.name} ({rate(_speed(fastest))})"
     base = next((result for result in results if result.setting.is_base), None)
     if base is not None and base is not chosen and base.stable:
-        reason += f"; {_speed(chosen) / _speed(base):.2f} times the base"
+        gain = _speed(chosen) / _speed(base)
+        reason += f"; {gain:.2f} times the base"
+        if abs(gain - 1) <= max(chosen.cv or 0, base.cv or 0):
+            reason += ", which is no more than they vary"
     return Advice(chosen, reason)
 
 

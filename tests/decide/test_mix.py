@@ -23,6 +23,10 @@ class Fake:
     has: int = 1_000
     problem: str | None = None
     asked: list[int] = field(default_factory=list)
+    thinking: bool = False
+
+    def close(self) -> None:
+        pass
 
     def propose(self, study: StudyLedger, n: int) -> list[Proposal]:
         self.asked.append(n)

@@ -63,4 +63,4 @@ def test_init_makes_a_lab_that_can_be_checked(lab, tmp_path) -> None:
     assert "looplab run" in out
     assert "all is well" in lab("check", cwd=tmp_path / "mine").out
     assert "is not empty" in lab("init", "quickstart", "mine", cwd=tmp_path, code=2).err
-    assert "there are: quickstart" in lab("init", "nothing", cwd=tmp_path, code=2).err
+    assert "there are: act_ot, drone" in lab("init", "nothing", cwd=tmp_path, code=2).err

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import sqlite3
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -94,7 +96,7 @@ def test_runs_go_one_after_the_other_with_all_cores(probed: Any) -> None:
 
 
 def test_what_hangs_crashes_or_shakes_is_never_recommended(probed: Any) -> None:
-    probe_of(probed, sweep={"vec.workers": [2, 3, 6, 8, 32], "vec.envs": [8]}, stall=2)
+    probe_of(probed, sweep={"vec.workers": [2, 3, 6, 8, 32], "vec.envs": [8]}, stall=5)
     told = result(probed("probe", "--json"))
     found = status_of(told)
     assert found[2, 8] == found[1, 8] == "stable"
@@ -108,7 +110,7 @@ def test_what_hangs_crashes_or_shakes_is_never_recommended(probed: Any) -> None:
 
 def test_a_run_that_takes_too_long_is_not_stable(probed: Any) -> None:
     probe_of(probed, sweep={"vec.workers": [8], "vec.envs": [8]}, timeout=2)
-    assert status_of(result(probed("probe", "--json")))[8, 8] == "not done after 2 s"
+    assert status_of(result(probed("probe", "--json", code=None)))[8, 8] == "not done after 2 s"
 
 
 def test_a_probe_that_was_done_is_not_run_again_but_a_fresh_one_is(probed: Any) -> None:
@@ -149,6 +151,17 @@ def test_a_killed_probe_goes_on_where_it_was(probed: Any, until: Any) -> None:
     assert len(executed(probed)) == 5 > before
     assert sorted(executed(probed)) == ["1x8", "2x16", "2x8", "4x16", "4x8"]
     assert probed("verify").code == 0
+
+
+def test_a_run_that_only_its_folder_knows_of_is_not_measured_beside(probed: Any) -> None:
+    probe_of(probed, sweep={"vec.workers": [2], "vec.envs": [8]})
+    probed("probe")
+    last = probed.runs("toy.probe")[-1]  # as it is when the engine is killed at the very start of a run
+    for name in ("exit.json", "process.json", "summary.json"):
+        (last / name).unlink(missing_ok=True)
+    with contextlib.closing(sqlite3.connect(probed.folder / ".looplab" / "ledger.db")) as db, db:
+        db.execute("UPDATE runs SET state='planned', status=NULL WHERE id=?", (last.name,))
+    assert f"run {last.name} of the last probe is still at work" in probed("probe", "--fresh", code=3).err
 
 
 def test_a_run_that_a_person_stopped_is_made_again(probed: Any, until: Any) -> None:

@@ -186,6 +186,37 @@ def stop(
     running.stop(lab, study, run, drain, json)
 
 
+@app.command(context_settings={"allow_interspersed_args": False})
+def submit(
+    command: Annotated[
+        list[str] | None, typer.Argument(help="After `--`: a program and its arguments. No shell.", show_default=False)
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="What it is for.", show_default=False)] = None,
+    timeout: Annotated[
+        str | None, typer.Option("--timeout", help="End it after this time: 90, 30m, 2h.", show_default=False)
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Run it anew, whatever became of the last call.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Do not wait for its end.")] = False,
+    serve: Annotated[int | None, typer.Option("--serve", hidden=True)] = None,
+    lab: LabOption = None,
+    study: StudyOption = None,
+    json: Json = False,
+) -> None:
+    """Run a command in the study's slots: looplab submit -- python train.py
+
+    It waits for a slot, gets its device, a run folder, the study's limits and budget; what it prints is streamed, and
+    its exit code is passed on (124: timeout). It goes on if you leave or are killed: the same call attaches to it, or
+    tells how it ended. Its environment is the engine's with launch.env, not yours.
+    """
+    from looplab.cli import submitting
+
+    if serve is not None:
+        submitting.serve(lab, study, serve)
+        return
+    submitting.check_dashes(command or [])
+    submitting.submit(lab, study, command or [], label=name, timeout=timeout, again=again, detach=detach, json=json)
+
+
 @app.command()
 def autopilot(
     runs: Annotated[int, typer.Option("--runs", min=1, help="So many proposals, one after the other.")] = 1,
@@ -206,6 +237,30 @@ def autopilot(
 
     options = running.make_options(None, mode, None, None, False, None, gpus, None, informal, None)
     steering.autopilot(lab, study, options, runs, detach=detach, json=json)
+
+
+@app.command()
+def probe(
+    cfgs: Cfgs = None,
+    mode: Mode = None,
+    gpus: Gpus = None,
+    share: Share = None,
+    informal: Informal = False,
+    extra: Extra = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, whatever was measured before.")] = False,
+    exec_: Annotated[bool, typer.Option("--exec", help="Really run, where the study asks for this word.")] = False,
+    lab: LabOption = None,
+    study: StudyOption = None,
+    json: Json = False,
+) -> None:
+    """Find the setting with the highest stable throughput on this machine.
+
+    Runs every combination of the lab file's probe: for a short while, one at a time. Exit code 1: none was stable.
+    """
+    from looplab.cli import probing, running
+
+    options = running.make_options(cfgs, mode, None, None, False, None, gpus, share, informal, extra)
+    probing.probe(lab, study, options, fresh=fresh, execute=exec_, json=json)
 
 
 @app.command()
@@ -470,6 +525,53 @@ def fetch_config(
     from looplab.cli import analysing
 
     analysing.fetch_config(entity, project, run, out_dir, json)
+
+
+# -- versions of code
+
+
+@app.command()
+def iterate(
+    start: Annotated[str, typer.Argument(help="The first version to make; or `status`: what became of them.")],
+    end: Annotated[int | None, typer.Argument(help="The last one; START if not said.", show_default=False)] = None,
+    extra: Annotated[
+        list[str] | None, typer.Argument(help="After `--`: further arguments of the agent.", show_default=False)
+    ] = None,
+    agent: Annotated[
+        str | None, typer.Option("--agent", help="codex, claude or command, instead of iterate.yaml's.")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", help="The agent's model.", show_default=False)] = None,
+    retries: Annotated[
+        int | None, typer.Option("--retries", min=0, help="How often it may mend what a gate refused.")
+    ] = None,
+    continue_on_failure: Annotated[
+        bool, typer.Option("--continue-on-failure", help="Go on with the next version when one fails.")
+    ] = False,
+    lab: LabOption = None,
+    json: Json = False,
+) -> None:
+    """Have an agent write the next versions of the code: looplab iterate 2 4
+
+    Each in a git worktree of its own; gates, the frozen evaluation and a test against the champion decide. Killed, the
+    same command goes on where it was. Exit code 1: a version failed.
+    """
+    from looplab.cli import iterating
+
+    iterating.iterate(lab, start, end, agent, model, retries, continue_on_failure, extra or [], json)
+
+
+@app.command()
+def tour(
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Where; else outputs/tour.html.", show_default=False)
+    ] = None,
+    lab: LabOption = None,
+    json: Json = False,
+) -> None:
+    """One page over all versions: metrics, verdicts, what changed, what was learned."""
+    from looplab.cli import iterating
+
+    iterating.tour(lab, out, json)
 
 
 # -- the record

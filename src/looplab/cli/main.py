@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 MANY = ("--cfgs", "--change", "--changes", "--gpus")
 """Options that take all words up to the next option: `--cfgs a.json b.json`."""
-TRAINING = ("run", "plan", "edit")
+TRAINING = ("run", "plan", "edit", "probe")
 """Commands that hand what follows `--` to the trainer. It becomes an option, so that a stray word before it (a study's
 name, say) is a mistake and not an argument of the trainer."""
 

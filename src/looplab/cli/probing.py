@@ -79,13 +79,21 @@ def _check_free(lab: Lab, study: Study, last: str, ledger: Ledger | None, fresh:
     if pid is not None:
         raise BusyError(f"a probe of study {study.study!r} is at work (pid {pid})", hint="let it end")
     if fresh and ledger is not None:
-        for run in StudyLedger(ledger, last).runs(state="running"):
-            process = read_json(study_folder(lab.folder, last) / run.id / "process.json") or {}
-            if is_alive(process.get("pid", 0), process.get("start", 0), process.get("boot", "")):
+        for run in StudyLedger(ledger, last).runs_open():
+            if _may_be_alive(study_folder(lab.folder, last) / run.id):
                 raise BusyError(
-                    f"run {run.id} of the last probe is still at work (pid {process['pid']})",
+                    f"run {run.id} of the last probe is still at work",
                     hint="it ends at its timeout; `looplab probe` without --fresh goes on with it",
                 )
+
+
+def _may_be_alive(run_dir: Path) -> bool:
+    """By its folder: an engine that was killed at the start of a run may have had no time to put that in the ledger,
+    nor the keeper to write down which process it is."""
+    if not (run_dir / "train.log").exists() or (run_dir / "exit.json").exists():
+        return False
+    process = read_json(run_dir / "process.json")
+    return process is None or is_alive(process["pid"], process["start"], process["boot"])
 
 
 def _show_settings(settings: list[Setting], json: bool) -> None:

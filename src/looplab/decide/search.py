@@ -41,6 +41,10 @@ STARTUP = 10
 """Measured points before a model is relied on, if the lab does not say."""
 CANDIDATES = 64
 """Draws of TPE from which it takes the most promising; Optuna's 24 are few where there are many knobs."""
+LOCAL = 3
+"""Every so manieth draw beside TPE is a step from the best point."""
+WIDE, NARROW = 0.25, 0.03
+"""How far such a step goes on each axis, as a share of it: at the beginning, and at least."""
 MAX_GRID = 100_000
 MAX_STEPS = 1_000
 PATIENCE = 8
@@ -426,6 +430,8 @@ class _AfterStartup:
         if measured < self._startup:
             for params, _ in self._uniform(count, points, refused):
                 yield params, f"spread evenly at the start: {measured} of {self._startup} points measured"
+        if self._settings.sampler == "tpe" and count % LOCAL == LOCAL - 1:
+            yield from itertools.islice(self._around_best(count, points, measured), TRIES // 4)
         crashed = sum(point.infeasible for point in points)
         basis = f"{NAMES[self._settings.sampler]} on {measured} measured points"
         basis += f" and {crashed} that failed" if crashed else ""
@@ -433,12 +439,34 @@ class _AfterStartup:
             yield self._model.draw(generator(self._settings.seed, count, trial), points, refused), basis
 
 
+    def _around_best(self, count: int, points: list[Point], measured: int) -> Iterator[tuple[Params, str]]:
+        """Small steps from the best point, smaller as the study goes on: what a model of few points overlooks."""
+        sign = -1.0 if self._model.goal == "max" else 1.0
+        found = [(sign * point.value, i) for i, point in enumerate(points) if point.value is not None]
+        if not found:
+            return
+        best = points[min(found)[1]].params
+        width = max(NARROW, WIDE * 0.5 ** (measured / 20))
+        for trial in itertools.count():
+            rng = generator(self._settings.seed, count, trial, 1)
+            params = dict(best)
+            axes = self._model.axes
+            chosen = [axis for axis in axes if rng.rand() < 2.0 / len(axes)] or [axes[rng.randint(len(axes))]]
+            for axis in chosen:
+                if axis.choices and not axis.ordered:
+                    params[axis.path] = rng.randint(len(axis.choices))
+                else:
+                    share = abs(axis.share(params[axis.path]) + width * rng.randn())
+                    params[axis.path] = axis.at(min(1.0, max(0.0, share if share <= 1.0 else 2.0 - share)))
+            yield params, f"a step from the best of {measured} measured points"
+
+
 class _Model:
     """A sampler that learns from the points."""
 
     def __init__(self, settings: Search, axes: Sequence[Axis], goal: Literal["max", "min"]) -> None:
-        self._axes = axes
-        self._goal = goal
+        self.axes = axes
+        self.goal = goal
         try:
             import optuna
         except ModuleNotFoundError as error:
@@ -456,7 +484,7 @@ class _Model:
         from optuna.study import create_study
 
         values = [value for value in (point.value for point in points) if value is not None]
-        worst = (min if self._goal == "max" else max)(values, default=0.0)
+        worst = (min if self.goal == "max" else max)(values, default=0.0)
         told = [self._trial(i + 1, point, worst) for i, point in enumerate(points)]
 
         class Told(InMemoryStorage):
@@ -466,7 +494,7 @@ class _Model:
                 return told if states is None else [trial for trial in told if trial.state in states]
 
         storage = Told()
-        study = create_study(storage=storage, direction="maximize" if self._goal == "max" else "minimize")
+        study = create_study(storage=storage, direction="maximize" if self.goal == "max" else "minimize")
         trial = storage.get_trial(storage.create_new_trial(study._study_id))
         return dict(sampler.sample_relative(study, trial, self._space))
 
@@ -524,7 +552,7 @@ class _Cma(_Model):
         self._tpe = _Tpe(settings, axes, goal)
 
     def draw(self, rng: np.random.RandomState, points: list[Point], refused: list[Point]) -> Params:
-        params = {} if len(self._numbers) == len(self._axes) > 1 else self._tpe.draw(rng, points, refused)
+        params = {} if len(self._numbers) == len(self.axes) > 1 else self._tpe.draw(rng, points, refused)
         if len(self._numbers) < 2:
             return params
         return {**params, **self._evolve(rng, points)}
@@ -536,7 +564,7 @@ class _Cma(_Model):
             raise _missing("cmaes") from error
         import numpy as np
 
-        sign = -1.0 if self._goal == "max" else 1.0
+        sign = -1.0 if self.goal == "max" else 1.0
         told = [
             (np.array([axis.share(point.params[axis.path]) for axis in self._numbers]),
              math.inf if point.value is None else sign * point.value)

@@ -42,7 +42,7 @@ def test_every_command_of_a_page_works(page: str, tmp_path: Path) -> None:
         if words[0] == "cd":
             here = here / words[1]
             baseline = here / "configs" / "baseline.json"
-            baseline.write_text(baseline.read_text().replace('"epochs": 500', '"epochs": 20'))
+            baseline.write_text(baseline.read_text().replace('"epochs": 150', '"epochs": 20'))
             continue
         done = subprocess.run(
             [BIN / words[0], *words[1:]], cwd=here, capture_output=True, text=True, stdin=subprocess.DEVNULL

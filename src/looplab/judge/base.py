@@ -50,7 +50,7 @@ class Settings:
     """How late a test spends its alpha over its looks: 1 evenly, 3 nearly all of it at the end."""
     futility: float = 0.1
     """A test whose probability to be won in the end is below this stops."""
-    implausible: float = 6.0
+    implausible: float = 15.0
     """A first run better by so many standard deviations raises an alarm."""
     crashes: int = 2
     """A challenger with so many crashed replicates is a crash."""

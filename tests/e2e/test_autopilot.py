@@ -8,7 +8,6 @@ import time
 from typing import Any
 
 import pytest
-
 from tests.e2e.conftest import until
 
 AGENT = '''\

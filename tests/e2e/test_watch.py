@@ -62,6 +62,16 @@ def test_a_hopeless_run_is_stopped_and_tried_again_within_a_second_of_the_row(wa
     assert watched("verify").code == 0
 
 
+def test_a_stopped_trial_has_had_its_chance(watched: Any) -> None:
+    watched.write("configs/base.json", '{"reg": 5.0}')
+    watched.configure(judge={"floor": 2, "replicates": 2, "most": 2}, budget={"rounds": 2})
+    watched.queue("reg@set=1")
+    watched("run")
+    stopped = [summary for summary in watched.all("summary.json") if summary["status"] == "stopped"]
+    assert {summary["verdict"]["verdict"] for summary in stopped} == {"discard"}
+    assert watched("verify").code == 0
+
+
 def test_a_requeue_stops_at_the_edge_of_the_knob(watched: Any) -> None:
     watched.configure(watch=[{**RULE, "when": "step >= 300"}], knobs={"reg": {"type": "float", "low": 0.1, "high": 2}})
     done = watched("run", code=1)  # no run came to its end

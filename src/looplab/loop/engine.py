@@ -51,6 +51,8 @@ REMEMBERED = 1000
 """How many of the last runs are looked at after a crash for what was not yet written in the lab book."""
 BEAT_S = 5.0
 DEVICE_CHECK_S = 2.0
+WATCHED = "watch: "
+"""How the reason of a stop begins that a watch rule asked for."""
 LEFT_BEHIND = ("metrics.jsonl", "trainer_summary.json", "train.log")
 """What a trainer leaves in its folder that must not change afterwards."""
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
@@ -271,7 +273,7 @@ class Engine:
             self._write_verdicts()
         if self._lookout is not None:
             for run_id, rule in self._lookout.recover(list(self.running.values())):
-                self._executor.stop(run_id, f"watch: {rule}", self.setup.study.launch.grace)
+                self._executor.stop(run_id, f"{WATCHED}{rule}", self.setup.study.launch.grace)
         if self._adopting:
             # Those that ended meanwhile are told at once; the rest is alive.
             self._listen(0.0)
@@ -461,6 +463,8 @@ class Engine:
             self.study.set_best(run.id, objective)
             if warm is not None:
                 keep_model(warm, self.folder, row, "best")
+        if self._bench is not None and (exit_.reason or "").startswith(WATCHED) and run.role in ("base", "trial"):
+            row = self._discard_stopped(row, str(exit_.reason).removeprefix(WATCHED))
         said = f"{status} in {row.seconds or 0:.1f} s"
         if objective is not None and self.setup.study.objective is not None:
             said += f", {self.setup.study.objective.metric} {objective:.6g}" + (" (best)" if self.best is row else "")
@@ -477,6 +481,17 @@ class Engine:
         sitting = self._bench.sit(self.study.runs_open())
         if sitting is not None:
             self._write_down(sitting)
+
+    def _discard_stopped(self, run: RunRow, rule: str) -> RunRow:
+        """A trial that a watch rule has ended is not measured, but it has had its chance."""
+        evidence = {
+            "run": run.id,
+            "verdict": "discard",
+            "why": f"Stopped by the watch rule {rule!r}.",
+            "flags": ["stopped"],
+        }
+        self.study.judged(run.id, "discard", evidence, self._show_verdict(run.id, evidence))
+        return replace(run, verdict="discard")
 
     def _write_down(self, sitting: Sitting) -> None:
         for run_id, verdict, evidence in evidence_of(sitting):
@@ -563,7 +578,7 @@ class Engine:
                     self._lookout.heed(run, alarm)
             for run, alarm in alarms:
                 if alarm.stops:
-                    self._executor.stop(run.id, f"watch: {alarm.rule}", self.setup.study.launch.grace)
+                    self._executor.stop(run.id, f"{WATCHED}{alarm.rule}", self.setup.study.launch.grace)
 
     # -- what people ask
 

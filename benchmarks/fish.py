@@ -168,8 +168,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seed", type=int, default=0, help="of the training")
     options = parser.parse_args()
-    flags = ["--seed", str(options.seed), *(["--iterations", "14"] if options.quick else [])]
-    figures = speeds(3, 0.5) if options.quick else speeds(5, 1.0)
+    flags = ["--seed", str(options.seed), *(["--iterations", "10"] if options.quick else [])]
+    figures = speeds(3, 0.3) if options.quick else speeds(5, 1.0)
     figures |= survival(flags)
     print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
 

@@ -32,9 +32,18 @@ def open_lab(folder: Path | None) -> Lab:
     return load_lab(find_lab(folder or Path.cwd()))
 
 
+def find_study(lab: Lab, name: str | None) -> Study:
+    """A study of the lab, or `<study>.jobs`: the one of the commands that were submitted to it."""
+    from looplab.loop.submitting import SUFFIX, jobs_study
+
+    if name is not None and name not in lab.studies and name.endswith(SUFFIX):
+        return jobs_study(lab, lab.study(name.removesuffix(SUFFIX)))
+    return lab.study(name)
+
+
 def open_place(folder: Path | None, study: str | None, *, create: bool = False) -> Place:
     lab = open_lab(folder)
-    chosen = lab.study(study)
+    chosen = find_study(lab, study)
     ledger = Ledger(lab.ledger_path, create=create)
     return Place(lab, chosen, ledger, StudyLedger(ledger, chosen.study))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from looplab.cli import output
-from looplab.cli.labs import Place, open_lab, open_place
+from looplab.cli.labs import Place, find_study, open_lab, open_place
 from looplab.config import paths
 from looplab.config.files import read_config
 from looplab.config.lab import Study
@@ -18,6 +18,7 @@ from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import RunRow, StudyLedger, Usage
 from looplab.loop.lock import engine_pid
+from looplab.loop.submitting import SUFFIX
 from looplab.report.judged import Point, judged_now, points, watched
 from looplab.runs import folder as run_folder
 from looplab.runs.redact import redact_text
@@ -27,8 +28,11 @@ LATEST = 8
 
 def status(folder: Path | None, name: str | None, json: bool) -> None:
     lab = open_lab(folder)
-    studies = [lab.study(name)] if name else list(lab.studies.values())
     ledger = Ledger(lab.ledger_path, create=False) if lab.ledger_path.exists() else None
+    studies = [find_study(lab, name)] if name else list(lab.studies.values())
+    if name is None and ledger is not None:
+        known = {row["name"] for row in ledger.rows("SELECT name FROM studies")} - set(lab.studies)
+        studies += [find_study(lab, study + SUFFIX) for study in lab.studies if study + SUFFIX in known]
     told = [_status_of(lab.folder, study, ledger) for study in studies]
     if json:
         output.print_json({"lab": str(lab.folder), "studies": told})

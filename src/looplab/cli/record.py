@@ -12,6 +12,7 @@ from looplab.errors import BusyError
 from looplab.ledger import audit as auditing
 from looplab.ledger.ledger import Ledger
 from looplab.loop.lock import engine_pid
+from looplab.loop.submitting import SUFFIX
 
 
 def verify(folder: Path | None, json: bool) -> None:
@@ -31,7 +32,7 @@ def verify(folder: Path | None, json: bool) -> None:
 
 def reindex(folder: Path | None, json: bool) -> None:
     lab = open_lab(folder)
-    for study in lab.studies:
+    for study in [*lab.studies, *(study + SUFFIX for study in lab.studies)]:
         if engine_pid(lab.folder, study) is not None:
             raise BusyError(f"an engine is at work on study {study!r}", hint="end it with `looplab stop --drain`")
     ledger, aside = auditing.open_or_replace(lab.ledger_path)

@@ -402,7 +402,7 @@ class _Uniform:
     def _sobol(self, i: int) -> Any:
         if i >= len(self._ahead):
             try:
-                from scipy.stats import qmc  # type: ignore[import-untyped]
+                from scipy.stats import qmc
             except ModuleNotFoundError as error:
                 raise _missing("scipy") from error
             sequence = qmc.Sobol(len(self._axes), seed=self._settings.seed)
@@ -437,7 +437,6 @@ class _AfterStartup:
         basis += f" and {crashed} that failed" if crashed else ""
         for trial in itertools.count():
             yield self._model.draw(generator(self._settings.seed, count, trial), points, refused), basis
-
 
     def _around_best(self, count: int, points: list[Point], measured: int) -> Iterator[tuple[Params, str]]:
         """Small steps from the best point, smaller as the study goes on: what a model of few points overlooks."""

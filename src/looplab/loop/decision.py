@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from looplab.config.edits import apply_edits
 from looplab.config.files import canonical_json
 from looplab.config.lab import WarmStart
 from looplab.config.paths import Concrete, diff, find, get, has
@@ -17,6 +18,7 @@ from looplab.guard.guard import Problem
 from looplab.ledger.study import RunRow, StudyLedger
 from looplab.loop.again import AGAIN, place_of
 from looplab.loop.setup import Base, Setup
+from looplab.loop.submitting import JOB
 from looplab.loop.warm import begins_with, continued
 from looplab.runs import folder
 
@@ -52,6 +54,8 @@ class Decision:
     """These weights: `run`, `path`, `sha256`."""
     place: str | None = None
     """A folder to run in instead of the lab: the lab as it was at some time."""
+    job: bool = False
+    """The config is no trainer's but a command: `argv`, `cwd`, `files`, `timeout`."""
 
     def body(self) -> dict[str, Any]:
         """What is kept until the run's folder is there."""
@@ -69,6 +73,7 @@ class Decision:
             "notes": list(self.notes),
             "place": self.place,
             "start": self.start,
+            "job": self.job or None,
         }
 
 
@@ -119,6 +124,16 @@ def decide_base(base: Base, seed: Concrete | None = None, warm: WarmStart | None
     )  # fmt: skip
 
 
+def decide_job(proposal: Proposal) -> Decision:
+    """A command that was handed in: it is run as it stands."""
+    config = apply_edits({}, proposal.edits).config
+    point = hash_config({key: value for key, value in config.items() if key != "timeout"})
+    return Decision(
+        JOB, proposal.reason, "", proposal.id, proposal.source, None, JOB, proposal.edits, config, hash_config(config),
+        {}, diff({}, config), (), point, None, job=True,
+    )  # fmt: skip
+
+
 class Decider:
     """Turns proposals into decisions; remembers the configs of parents."""
 
@@ -130,6 +145,8 @@ class Decider:
 
     def decide(self, proposal: Proposal) -> Decision:
         """The decision, or `Rejected` with every reason."""
+        if proposal.proposer == JOB:
+            return decide_job(proposal)
         if proposal.proposer == AGAIN and proposal.parent is not None and self._ledger is not None:
             return self._again(proposal, self._ledger.run(proposal.parent))
         parent, base, parent_config = self._origin(proposal)

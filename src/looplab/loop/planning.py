@@ -18,6 +18,7 @@ from looplab.loop.again import AGAIN
 from looplab.loop.decision import Decider, Decision, Rejected, decide_base
 from looplab.loop.judging import Bench
 from looplab.loop.setup import Setup, make_proposers
+from looplab.loop.submitting import time_spent, used_together
 from looplab.report import labbook
 from looplab.runs import folder
 
@@ -300,19 +301,19 @@ class Planner:
         limit: int | None = said if said is not None else getattr(self._setup.study.budget, name)
         return limit
 
+    def _used(self) -> Usage:
+        """What was used of the budget, which the study shares with the commands submitted to it."""
+        usage = used_together(self._study)
+        # A number of runs that a person says on the command line is about this study alone.
+        return usage if self._setup.options.runs is None else replace(usage, runs=self._study.usage().runs)
+
     def spent(self, usage: Usage | None = None) -> str | None:
         """Which budget of time is used, if one is."""
-        budget = self._setup.study.budget
-        usage = usage or self._study.usage()
-        if budget.wall is not None and usage.wall >= budget.wall:
-            return f"the wall-clock budget of {budget.wall:g} s is used"
-        if budget.device_hours is not None and usage.device_hours >= budget.device_hours:
-            return f"the budget of {budget.device_hours:g} device-hours is used"
-        return None
+        return time_spent(self._setup.study.budget, usage or self._used())
 
     def _left(self) -> str:
         """What the budget leaves, in words."""
-        usage = self._study.usage()
+        usage = self._used()
         budget = self._setup.study.budget
         limits = [(self._limit("rounds"), usage.rounds, "round(s)"), (self._limit("runs"), usage.runs, "run(s)")]
         said = [f"{max(0, limit - used)} {what}" for limit, used, what in limits if limit is not None]
@@ -324,7 +325,7 @@ class Planner:
 
     def _room(self) -> int:
         """How many runs may still be planned; says why when there are none."""
-        usage = self._study.usage()
+        usage = self._used()
         spent = self.spent(usage)
         if spent is not None:
             self.why = spent

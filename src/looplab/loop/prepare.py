@@ -41,7 +41,8 @@ class Preparer:
         self._host = socket.gethostname()
         live = {"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1")}  # train.log grows as the trainer prints
         self._slot_env = {slot.name: {**live, **slot_environment(slot)} for slot in setup.slots}
-        self._cwds: dict[str, Path] = {}
+        self._cwds: dict[tuple[str, str], Path] = {}
+        self._elsewhere: dict[Path, Capsules] = {}
         self._programs: dict[tuple[str, Path], str] = {}
 
     def prepare(self, run: RunRow, plan: Mapping[str, Any], slot: Slot) -> tuple[Order, dict[str, str]]:
@@ -49,20 +50,27 @@ class Preparer:
         run_dir = self._outputs / run.id
         config = plan["config"]
         lab = plan.get("place") or str(self._setup.lab)
-        cwd = self._cwds.get(lab)
+        job = config if plan.get("job") else None  # a submitted command: its config says what to run, and where
+        where = (lab, job["cwd"] if job is not None else self._launch.cwd)
+        cwd = self._cwds.get(where)
         if cwd is None:
-            cwd = self._cwds[lab] = inside(Path(lab), self._launch.cwd, "launch.cwd")
+            cwd = self._cwds[where] = inside(Path(lab), where[1], "launch.cwd")
         config_file = f"{run_dir}/config.{self._rendering.format if self._rendering.as_ == 'file' else 'json'}"
         variables = self._variables(run, str(run_dir), config_file, slot, lab)
         changed = {key: "old" not in change for key, change in plan["diff_base"].items()}
         arguments = render(config, self._rendering, changed)
         start = plan.get("start")
-        argv = build_argv(self._launch.command, variables, arguments, self._setup.options.extra)
+        if job is not None:
+            argv = list(job["argv"])
+        else:
+            argv = build_argv(self._launch.command, variables, arguments, self._setup.options.extra)
         if start is not None and self._setup.study.warm_start is not None:
             check_start(start)
             named = {**variables, "checkpoint": start["path"]}
             argv += [fill(text, named, "warm_start.arguments") for text in self._setup.study.warm_start.arguments]
         own = self._own_environment(run, variables, slot)
+        if job is not None:
+            del own["LOOPLAB_CONFIG"]  # its trainer has a config of its own
         given = self._given_environment(config, variables)
         env = {**own, **given}
         if (argv[0], cwd) not in self._programs:
@@ -98,7 +106,10 @@ class Preparer:
             "cores": list(slot.cores),
             "argv": redact_argv(argv),
         }
-        capsule = self._capsules.make(argv, program, {**own, **redact_env(given)}, seeds)
+        capsules = self._capsules if job is None else self._capsules_of(cwd)
+        capsule = capsules.make(argv, program, {**own, **redact_env(given)}, seeds)
+        if job is not None:
+            capsule["cwd"] = str(cwd)
         override = {"parent": run.parent, "base": run.base, "proposer": run.proposer, "edits": plan["edits"]}
         files = {
             "run.json": dump_json(about, finite=True),
@@ -118,11 +129,21 @@ class Preparer:
             cwd,
             slot,
             env,
-            self._launch.timeout,
+            min(filter(None, (self._launch.timeout, job and job.get("timeout"))), default=None),
             self._launch.grace,
             self._launch.linger,
         )
         return order, hashes
+
+    def _capsules_of(self, cwd: Path) -> Capsules:
+        """For a command whose folder lies in a checkout of its own: the code is the one of that checkout."""
+        lab = self._setup.lab.resolve()
+        root = next((folder for folder in (cwd, *cwd.parents) if folder == lab or (folder / ".git").exists()), lab)
+        if root == lab:
+            return self._capsules
+        if root not in self._elsewhere:
+            self._elsewhere[root] = Capsules(root, self._outputs, self._setup.prints)
+        return self._elsewhere[root]
 
     def _variables(self, run: RunRow, run_dir: str, config_file: str, slot: Slot, lab: str) -> dict[str, str]:
         return {

@@ -49,6 +49,8 @@ class Options:
     """One proposal at a time."""
     asked_only: bool = False
     """Run what was asked for by name, and begin no round."""
+    jobs: int | None = None
+    """Run submitted commands; the number is the process as long as which the engine stays, 0 for none."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -192,6 +194,18 @@ def prepare(lab: Lab, study: Study, options: Options) -> Setup:
     check_templates(study.launch.command, study.launch.env)
     if "{" not in study.launch.command[0]:
         find_program(study.launch.command[0], cwd, study.launch.env)
+    prints = find_prints(lab, study)
+    share = study.slots.share if options.share is None else options.share
+    notes = tuple(f"{base.name}: {note}" for base in bases for note in base.notes)
+    with lab.at(study, "watch"):
+        held_out = study.holdout.metric if study.holdout is not None else None
+        check_watch(study.watch, study.objective, held_out, guard, [base.config for base in bases])
+    seed = find_seed(study, bases[0])
+    return Setup(lab.folder, study, options, guard, bases, slots, devices, share, seed, prints, notes)
+
+
+def find_prints(lab: Lab, study: Study) -> Prints:
+    """The data and what measures; an error if some of it is missing."""
     printed = []
     for what in ("data", "evaluator"):
         for name in getattr(study, what):
@@ -199,14 +213,7 @@ def prepare(lab: Lab, study: Study, options: Options) -> Setup:
             if not path.exists():
                 raise LabError(f"{what}: {name} does not exist", file=lab.folder / "lab.yaml")
             printed.append(path)
-    share = study.slots.share if options.share is None else options.share
-    notes = tuple(f"{base.name}: {note}" for base in bases for note in base.notes)
-    with lab.at(study, "watch"):
-        held_out = study.holdout.metric if study.holdout is not None else None
-        check_watch(study.watch, study.objective, held_out, guard, [base.config for base in bases])
-    seed = find_seed(study, bases[0])
-    prints = Prints(lab.folder, printed)
-    return Setup(lab.folder, study, options, guard, bases, slots, devices, share, seed, prints, notes)
+    return Prints(lab.folder, printed)
 
 
 def find_seed(study: Study, base: Base) -> Concrete | None:
@@ -229,6 +236,10 @@ def make_proposers(
 ) -> tuple[Proposer, ...]:
     """Who is asked what to try next, in this order: people always come first. `left` says what the budget leaves;
     `wake` is called by who has come to an end of thinking."""
+    if setup.options.jobs is not None:
+        from looplab.loop.submitting import JobQueue
+
+        return (JobQueue(setup.options.jobs),)
     study = setup.study
     base = setup.bases[0].config
     people: list[Proposer] = []

@@ -1,0 +1,120 @@
+"""iterate, iterate status, tour."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from looplab.agents.run import ADAPTERS
+from looplab.cli import output
+from looplab.config.files import write_atomic
+from looplab.decide.agent import account_of
+from looplab.errors import LabError
+from looplab.iterate import settings as reading
+from looplab.iterate.overview import VersionFacts, gates_in_words, overview, verdict_of
+from looplab.iterate.record import STUDY, Book
+from looplab.iterate.tour import number_with_interval
+from looplab.iterate.tour import tour as make_tour
+from looplab.iterate.versions import Iteration, Options
+from looplab.ledger.ledger import Ledger
+from looplab.loop.lock import StudyLock
+
+
+def iterate(
+    folder: Path | None, start: str, end: int | None, agent: str | None, model: str | None, retries: int | None,
+    go_on: bool, extra: list[str], json: bool,
+) -> None:  # fmt: skip
+    if start == "status":
+        status(folder, json)
+        return
+    first, last = _range(start, end)
+    lab = reading.find_folder(folder, os.environ)
+    settings = reading.load(lab)
+    if agent is not None and agent not in ADAPTERS:
+        raise LabError(f"there is no agent {agent!r}", hint=f"one of {', '.join(ADAPTERS)}")
+    said = {key: value for key, value in (("cli", agent), ("model", model)) if value is not None}
+    chosen = reading.Agent.model_validate({**settings.agent.model_dump(), **said}) if said else settings.agent
+    spec = reading.make_spec(chosen, reading.read_flags(os.environ), extra)
+    options = Options(settings.retries if retries is None else retries, go_on)
+    with StudyLock(lab, STUDY), contextlib.closing(Ledger(lab / ".looplab" / "ledger.db")) as ledger:
+        book = Book(ledger)
+        run = Iteration(
+            lab, settings, book, spec, reading.limits_of(chosen), options, output.warn if json else output.say
+        )
+        try:
+            well = run.run(first, last)
+        except KeyboardInterrupt:
+            output.warn("interrupted; the same command goes on from here")
+            sys.exit(130)
+        if json:
+            _print_json(book)
+        else:
+            _print(book)
+    if not well:
+        sys.exit(1)
+
+
+def _range(start: str, end: int | None) -> tuple[int, int]:
+    if not start.isdigit() or int(start) < 1:
+        raise LabError(f"{start!r} is no version", hint="looplab iterate START END, or looplab iterate status")
+    first = int(start)
+    last = first if end is None else end
+    if last < first:
+        raise LabError(f"the range ends ({last}) before it begins ({first})")
+    return first, last
+
+
+def status(folder: Path | None, json: bool) -> None:
+    with contextlib.closing(_open(folder)[1]) as ledger:
+        (_print_json if json else _print)(Book(ledger))
+
+
+def _open(folder: Path | None) -> tuple[Path, Ledger]:
+    lab = reading.find_folder(folder, os.environ)
+    path = lab / ".looplab" / "ledger.db"
+    if not path.exists():
+        raise LabError("no version was made here yet", hint="start with `looplab iterate 2 3`")
+    return lab, Ledger(path, create=False)
+
+
+def _print(book: Book) -> None:
+    story = book.story()
+    output.table(
+        ("version", "state", "attempts", "gates", "metric", "verdict", "branch"),
+        [_row(facts) for facts in overview(story)],
+    )
+    account = account_of(book.study)
+    if account.calls:
+        cost = f", ${account.usd:.2f}" if account.usd else ""
+        output.say(f"{account.calls} call(s) of agents, {account.tokens} tokens{cost}")
+
+
+def _row(facts: VersionFacts) -> tuple[str, ...]:
+    mark = " *" if facts.champion else ""
+    return (f"v{facts.version}{mark}", facts.state, str(facts.attempts), gates_in_words(facts),
+            number_with_interval(facts), verdict_of(facts), facts.branch or "-")  # fmt: skip
+
+
+def _print_json(book: Book) -> None:
+    story = book.story()
+    versions = [{**asdict(facts), "verdict": verdict_of(facts)} for facts in overview(story)]
+    output.print_json(
+        {"versions": versions, "champion": story.champion, "alpha_spent": story.spent,
+         "agents": account_of(book.study).to_dict()}
+    )  # fmt: skip
+
+
+def tour(folder: Path | None, out: Path | None, json: bool) -> None:
+    lab, ledger = _open(folder)
+    with contextlib.closing(ledger):
+        page = make_tour(lab, reading.load(lab), overview(Book(ledger).story()))
+    path = out or lab / "outputs" / "tour.html"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, page.encode("utf-8", "replace"))
+    if json:
+        output.print_json({"page": str(path)})
+    else:
+        output.say(f"wrote {path}")

@@ -1,0 +1,168 @@
+"""Git, by its command line: worktrees, branches, commits and merges of a lab."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from looplab.errors import LabError
+
+GIT_S = 300.0
+NO_HOOKS = ("-c", "core.hooksPath=/dev/null", "-c", "commit.gpgSign=false", "-c", "core.fsmonitor=false")
+CACHE = "__pycache__"
+NOBODY = ("-c", "user.name=looplab", "-c", "user.email=looplab@localhost")
+
+
+def git(where: Path, *args: str, env: dict[str, str] | None = None, ok: bool = False) -> str:
+    """What git prints; with `ok`, nothing where it fails. Hooks do not run: what is committed was written by agents."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    clean |= {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C", **(env or {})}
+    try:
+        done = subprocess.run(
+            ["git", *NO_HOOKS, *args], cwd=where, env=clean, capture_output=True, timeout=GIT_S,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except FileNotFoundError:
+        raise LabError("git is not installed", hint="versions live in git branches") from None
+    except subprocess.TimeoutExpired:
+        raise LabError(f"git {args[0]} took longer than {GIT_S:g} s") from None
+    if done.returncode != 0:
+        if ok:
+            return ""
+        said = done.stderr.decode(errors="replace").strip() or done.stdout.decode(errors="replace").strip()
+        raise LabError(f"git {' '.join(args[:2])} did not work: {said}", file=where)
+    return done.stdout.decode(errors="surrogateescape").rstrip("\n")
+
+
+class Repo:
+    """The repository that a lab lies in."""
+
+    def __init__(self, lab: Path) -> None:
+        self.lab = lab.resolve()
+        top = git(lab, "rev-parse", "--show-toplevel", ok=True)
+        if not top or not git(lab, "rev-parse", "--verify", "HEAD", ok=True):
+            hint = "git init && git add -A && git commit -m start"
+            raise LabError("the lab is not in git, or has no commit yet: versions are branches", file=lab, hint=hint)
+        self.top = Path(top)
+        self.below = self.lab.relative_to(self.top.resolve())
+        """The lab's place in the repository."""
+
+    def branch(self) -> str:
+        """The branch that the lab is on."""
+        name = git(self.lab, "symbolic-ref", "--short", "HEAD", ok=True)
+        if not name:
+            raise LabError("the lab is on no branch (detached HEAD)", file=self.lab, hint="git switch to a branch")
+        return name
+
+    def head(self) -> str:
+        return git(self.lab, "rev-parse", "HEAD")
+
+    def commit_of(self, branch: str) -> str:
+        """The commit of a branch; empty if there is none."""
+        return git(self.lab, "rev-parse", "--verify", "--quiet", f"refs/heads/{branch}", ok=True)
+
+    def unsaved(self, paths: list[str]) -> list[str]:
+        """Which of these paths of the lab differ from what is committed; a worktree would not have them."""
+        found = git(self.lab, "status", "--porcelain", "--no-renames", "-z", "--", *paths)
+        return [line[3:] for line in found.split("\0") if line and CACHE not in line]
+
+    def contains(self, commit: str) -> bool:
+        return git(self.lab, "merge-base", commit, "HEAD", ok=True) == commit
+
+    def merge(self, commit: str, message: str) -> None:
+        """Into the lab's branch: by going forward where that is possible, else by a merge."""
+        if self.contains(commit):
+            return
+        try:
+            git(self.lab, *self._identity(), "merge", "-m", message, commit)
+        except LabError as error:
+            git(self.lab, "merge", "--abort", ok=True)
+            hint = "commit or put aside what is in its way, then give the same command again"
+            raise LabError(error.message, file=self.lab, hint=hint) from None
+
+    def differs(self, old: str, new: str, paths: list[str]) -> str:
+        """The first of these paths of the lab that two commits have in different form; empty if there is none."""
+        where = [str(self.below / path) for path in paths]
+        return git(self.top, "diff", "--name-only", old, new, "--", *where).partition("\n")[0]
+
+    def rename(self, old: str, new: str) -> None:
+        if self.commit_of(old) and not self.commit_of(new):
+            git(self.lab, "branch", "-m", old, new)
+
+    def push(self) -> str:
+        """Push the lab's branch; gives why it did not work, or nothing."""
+        try:
+            git(self.lab, "push")
+        except LabError as error:
+            return error.message
+        return ""
+
+    def _identity(self) -> tuple[str, ...]:
+        known = git(self.lab, "config", "user.name", ok=True) and git(self.lab, "config", "user.email", ok=True)
+        return () if known else NOBODY
+
+    # -- worktrees
+
+    def add_tree(self, tree: Path, branch: str, commit: str) -> Worktree:
+        """A fresh worktree on a new branch; what is left of an earlier attempt to make it goes."""
+        self.drop_tree(tree)
+        tree.parent.mkdir(parents=True, exist_ok=True)
+        git(self.lab, "worktree", "add", "--quiet", "-B", branch, str(tree), commit)
+        return self.tree(tree)
+
+    def tree(self, tree: Path) -> Worktree:
+        return Worktree(self, tree)
+
+    def drop_tree(self, tree: Path) -> None:
+        make_writable(tree)
+        if tree.exists():
+            git(self.lab, "worktree", "remove", "--force", "--force", str(tree), ok=True)
+            shutil.rmtree(tree, ignore_errors=True)
+        git(self.lab, "worktree", "prune")
+
+
+class Worktree:
+    """The worktree of one version. Git is told where its own files are: what an agent writes to `.git` is not read."""
+
+    def __init__(self, repo: Repo, path: Path) -> None:
+        self.repo = repo
+        self.path = path
+        self.lab = path / repo.below
+        common = Path(git(repo.lab, "rev-parse", "--path-format=absolute", "--git-common-dir"))
+        self._env = {"GIT_DIR": str(self._own_folder(common)), "GIT_WORK_TREE": str(path)}
+
+    def _own_folder(self, common: Path) -> Path:
+        for folder in sorted((common / "worktrees").glob("*")):
+            pointer = folder / "gitdir"
+            if pointer.exists() and Path(pointer.read_text().strip()).parent == self.path:
+                return folder
+        raise LabError(f"git knows no worktree {self.path}", hint="remove the folder, then give the same command again")
+
+    def git(self, *args: str, ok: bool = False) -> str:
+        return git(self.path, *args, env=self._env, ok=ok)
+
+    def commit(self, branch: str, message: str, leave: tuple[str, ...] = ()) -> str:
+        """Commit everything that git does not ignore, but for these paths, to the branch; gives its commit."""
+        self.git("symbolic-ref", "HEAD", f"refs/heads/{branch}")  # wherever the agent may have gone
+        left_out = [f":(exclude,top,literal){path}" for path in leave]
+        self.git("add", "-A", "--", ".", *left_out, f":(exclude,top,glob)**/{CACHE}/**")
+        if self.git("diff", "--cached", "--name-only"):
+            self.git(*self.repo._identity(), "commit", "--quiet", "--no-verify", "-m", message)
+        return self.git("rev-parse", "HEAD")
+
+    def ignored(self, below: str) -> list[str]:
+        """Files below this folder of the lab that git ignores, as paths of the lab: they are in no commit."""
+        where = str(self.repo.below / below)
+        listed = self.git("ls-files", "--others", "--ignored", "--exclude-standard", "-z", "--", where)
+        return [os.path.relpath(name, self.repo.below) for name in listed.split("\0") if name]
+
+
+def make_writable(folder: Path) -> None:
+    """Undo what kept an agent from older versions, so that the folder can be removed."""
+    for root, folders, _ in os.walk(folder):
+        for name in [".", *folders]:
+            path = Path(root, name)
+            if not path.is_symlink():
+                path.chmod(path.stat().st_mode | 0o700)

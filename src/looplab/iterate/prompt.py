@@ -1,0 +1,101 @@
+"""The prompt for the next version: looplab's own, or the lab's template with the same places in braces."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from looplab.errors import LabError
+from looplab.iterate.gates import Finding
+from looplab.iterate.settings import Settings
+
+ARTIFACTS = ("checkpoints", "logs", "tb_logs", "plots", "media")
+TEMPLATE = """\
+You write version v{X} of this project. Your folder is {version}/; work in this worktree and nowhere else.
+
+Read first: {sop}{previous}.
+
+Do, in this order:
+1. Write {version}/{document} as you go, with these sections, each with some text: {sections}.
+   Plan: what you change and which effect you expect. Observations: what you saw in the version before.
+   Runs: every command with its settings. Results: what came of them. Learning: what the next version should know.
+2. Write {version}/train.py{from_previous}. All that it leaves behind goes to {version}/artifacts/ (checkpoints, logs,
+   tb_logs, plots, media): curves in plots/, a picture or video in media/.
+3. Train. Use at least {min_parallel_envs} parallel environments.{submit}{venv}
+
+What will be checked when you are done, by programs and not by your words:
+{checks}
+
+Rules:
+- Change only {version}/. Older versions, {frozen} are read-only; their hashes are compared, and a version that changed
+  any of them is void.
+- Do not commit, push, switch branches or reset: what you leave in the worktree is committed for you.
+- Numbers count only as the frozen evaluation measures them; write down in {document} where they are from.
+- End with a summary of `git status --short`, and the words "v{X} done".
+"""
+SUBMIT = """
+   Train through the lab: `{looplab} submit -- python {version}/train.py ...` waits for a free slot, shows the output,
+   and goes on if you are interrupted; the same command again finds it. Start no trainings in the background."""
+VENV = """
+   Python is in `venv/` at the root: `uv venv venv` if it is missing, then `source venv/bin/activate`; install with
+   `uv pip install`."""
+INTERRUPTED = "You were interrupted. What you had done is still in the worktree; look at it and go on from there."
+
+
+def make(settings: Settings, number: int, previous: int | None, lab: Path, submit: bool) -> str:
+    """The prompt for version `number`, after the version `previous`; with `submit` it trains through the lab."""
+    version = f"{settings.experiments}/v{number}"
+    document = f"dev_v{number}.md"
+    before = "" if previous is None else f" and {settings.experiments}/v{previous}/dev_v{previous}.md"
+    source = "" if previous is None else f" (begin with a copy of {settings.experiments}/v{previous}/train.py)"
+    text = TEMPLATE
+    if settings.prompt:
+        try:
+            text = (lab / settings.prompt).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise LabError(f"the prompt's template cannot be read: {error}", file=lab / settings.prompt) from None
+    places = {
+        "submit": SUBMIT if submit else "",
+        "looplab": _command(),
+        "venv": VENV if settings.venv else "",
+        "checks": "\n".join(f"- {line}" for line in _checks(settings, document)),
+        "sections": ", ".join(settings.sections),
+        "frozen": ", ".join(settings.frozen) or "frozen files",
+        "sop": settings.sop,
+        "previous": before,
+        "from_previous": source,
+        "min_parallel_envs": str(settings.min_parallel_envs),
+        "document": document,
+        "version": version,
+        "X": str(number),
+    }
+    for name, value in places.items():
+        text = text.replace(f"{{{name}}}", value)
+    return text
+
+
+def _command() -> str:
+    """Where looplab is: the shell of an agent may have another PATH than ours."""
+    own = Path(sys.executable).with_name("looplab")
+    return str(own) if own.exists() else "looplab"
+
+
+def _checks(settings: Settings, document: str) -> list[str]:
+    said = [f"{document} has the sections {', '.join(settings.sections)}"]
+    if settings.smoke:
+        said.append(f"`{' '.join(settings.smoke.command)}` ends well within {settings.smoke.timeout:g} s")
+    said += [f"there is a file that is not empty: {{version}}/{pattern}" for pattern in settings.artifacts]
+    if settings.schedule:
+        said.append(
+            f"every value declared in {{version}}/{settings.schedule.declared} is reached in {settings.schedule.trace}"
+            " there, and every gate fires"
+        )
+    said.append(f"the frozen evaluation of {{version}} gives {settings.evaluate.metric} ({settings.evaluate.goal})")
+    return said
+
+
+def refused(findings: Sequence[Finding], number: int) -> str:
+    """What the agent hears when its version did not pass."""
+    told = "\n".join(f"- {finding.what}: {finding.why}" for finding in findings if finding.stops)
+    return f"v{number} did not pass its checks:\n{told}\nMend this in the same worktree; the rules stay the same."

@@ -1,0 +1,59 @@
+"""What the agent is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from looplab.errors import LabError
+from looplab.iterate import prompt
+from looplab.iterate.gates import Finding
+from looplab.iterate.settings import Settings
+
+
+def settings(**more: object) -> Settings:
+    evaluate = {"command": ["{python}", "evaluate.py"], "metric": "survival_rate"}
+    smoke = {"command": ["{python}", "{version}/train.py", "--smoke"]}
+    told = {"evaluate": evaluate, "smoke": smoke, "frozen": ["evaluate.py"], "artifacts": ["artifacts/plots/*.png"]}
+    return Settings.model_validate({**told, **more})
+
+
+def test_the_prompt_says_what_to_read_to_write_and_to_leave_alone(tmp_path: Path) -> None:
+    text = prompt.make(settings(min_parallel_envs=128), 3, 2, tmp_path, submit=True)
+    for words in (
+        "version v3", "SOP.md", "experiments/v2/dev_v2.md", "experiments/v3/dev_v3.md", "at least 128 parallel",
+        "Plan, Observations, Runs, Results, Learning", "`uv venv venv` if it is missing", "`uv pip install`",
+        "looplab submit -- python experiments/v3/train.py ...`", "evaluate.py are read-only",
+        "experiments/v3/artifacts/plots/*.png", "survival_rate (max)", "`git status --short`", '"v3 done"',
+        "`{python} experiments/v3/train.py --smoke` ends well within 180 s",
+    ):  # fmt: skip
+        assert words in text, words
+
+
+def test_what_is_turned_off_is_not_told(tmp_path: Path) -> None:
+    text = prompt.make(settings(venv=False, smoke=None), 1, None, tmp_path, submit=False)
+    for word in ("venv", "submit", "smoke", "dev_v0", "v0"):
+        assert word not in text, word
+
+
+def test_a_lab_may_have_a_template_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "ask.md").write_text('Make {version} {"json": 1} after{previous}.')
+    own = settings(prompt="ask.md")
+    assert prompt.make(own, 3, 1, tmp_path, submit=False) == (
+        'Make experiments/v3 {"json": 1} after and experiments/v1/dev_v1.md.'
+    )
+    with pytest.raises(LabError, match="template cannot be read"):
+        prompt.make(settings(prompt="gone.md"), 3, 1, tmp_path, submit=False)
+
+
+def test_a_refusal_names_what_stops_and_not_what_is_well(tmp_path: Path) -> None:
+    findings = [
+        Finding(True, "files", "fine"),
+        Finding(False, "smoke", "it broke"),
+        Finding(False, "schedule", "late", True),
+    ]
+    text = prompt.refused(findings, 3)
+    assert text.startswith("v3 did not pass its checks:\n- smoke: it broke\nMend")
+    assert "fine" not in text
+    assert "late" not in text

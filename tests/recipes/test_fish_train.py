@@ -1,0 +1,269 @@
+"""The trainer and the frozen evaluation of the fish recipe, run as a user runs them, and its lab files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("PIL")
+
+import torch
+from PIL import Image
+
+from looplab import recipes
+from looplab.config.lab import load_lab
+from looplab.errors import LabError
+
+RECIPE = Path(recipes.__file__).parent / "fish"
+sys.path.insert(0, str(RECIPE))  # the lab's files import each other as they do where they are copied to
+
+import evaluate as frozen  # noqa: E402
+from fish_env import ACTIONS, OBSERVATIONS, STEPS, FishSchool  # noqa: E402
+
+from looplab.recipes.fish.experiments.v1 import train as v1  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recipe, copied as `looplab init fish` copies it."""
+    copy = tmp_path_factory.mktemp("fish") / "lab"
+    shutil.copytree(RECIPE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    return copy
+
+
+@pytest.fixture(scope="module")
+def smoke(lab: Path) -> Path:
+    """What a smoke training leaves."""
+    out = lab / "scratch"
+    done = train(lab, "--smoke", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def train(lab: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(lab / "experiments/v1/train.py"), *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=lab.parent)
+
+
+def evaluated(lab: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(lab / "evaluate.py"), *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=lab.parent)
+
+
+def checkpoint(folder: Path, **changed: Any) -> Path:
+    """A good checkpoint with random weights, or one in which something is changed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(4)
+    sizes = [OBSERVATIONS, 8, ACTIONS]
+    arrays = {
+        name: rng.normal(size=shape).astype(np.float32)
+        for name, shape in {"w0": (OBSERVATIONS, 8), "b0": (8,), "w1": (8, ACTIONS), "b1": (ACTIONS,)}.items()
+    }
+    arrays |= {name: value for name, value in changed.items() if name in ("w0", "b1", "w2")}
+    np.savez(folder / "policy.npz", **arrays)
+    layout = {"format": "fish-policy-1", "weights": "policy.npz", "sizes": sizes, "activation": "tanh"}
+    layout |= {name: value for name, value in changed.items() if name in layout}
+    (folder / "policy.json").write_text(json.dumps(layout))
+    return folder
+
+
+# --- training
+
+
+def test_a_smoke_training_leaves_all_that_a_version_must_have(smoke: Path) -> None:
+    rows = [json.loads(line) for line in (smoke / "logs/metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 3]
+    assert {"survival_rate", "mean_reward", "entropy", "value_loss", "learning_rate"} <= rows[0].keys()
+    assert rows[-1]["eval/survival_rate"] == json.loads((smoke / "eval.json").read_text())["survival_rate"]
+    with Image.open(smoke / "plots/curves.png") as picture:
+        assert picture.format == "PNG"
+    with Image.open(smoke / "media/episode.gif") as film:
+        assert film.format == "GIF"
+        assert film.n_frames > 5
+    assert {path.name for path in (smoke / "checkpoints").iterdir()} == {"policy.json", "policy_000003.npz"}
+
+
+def test_every_schedule_reaches_its_declared_end_with_a_row_to_show_for_it(smoke: Path) -> None:
+    declared = json.loads((smoke / "schedule.json").read_text())
+    trace = json.loads((smoke / "schedule_trace.json").read_text())["trace"]
+    assert [row["iteration"] for row in trace] == [1, 2, 3]
+    assert all(0.0 <= row["survival_rate"] <= 1.0 for row in trace)
+    for name, wanted in declared.items():
+        values = [row[name] for row in trace]
+        assert values[0] == wanted["start"]
+        assert values[-1] == wanted["end"]
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others(smoke: Path, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        v1.run(v1.read_settings(None, {"smoke": True, "seed": seed}), tmp_path / str(seed), smoke=True)
+    first, again, other = (
+        frozen.load_policy(out / "checkpoints").sha256 for out in (smoke, tmp_path / "0", tmp_path / "1")
+    )
+    assert first == again != other
+
+
+def test_too_few_ponds_are_refused_unless_it_is_a_smoke_test() -> None:
+    with pytest.raises(LabError, match=r"num_envs is 32, but 64 is the least \(or try --smoke\)"):
+        v1.read_settings(None, {"smoke": False, "num_envs": 32})
+    assert v1.read_settings(None, {"smoke": True, "num_envs": 32}).num_envs == 32
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("[1]", "the config must be a JSON object"),
+        ("{", "the config is not JSON"),
+        ('{"learning": 1}', "unknown keys: learning"),
+        ('{"epochs": 1.5}', "epochs takes a whole number, not 1.5"),
+        ('{"epochs": 0}', "epochs must be 1 or more, not 0"),
+        ('{"gamma": 2}', "gamma must be within 0 … 1, not 2.0"),
+    ],
+)
+def test_a_wrong_config_is_refused_with_the_key(config: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(config)
+    with pytest.raises(LabError, match=f"config.json: {said}"):
+        v1.read_settings(file, {"smoke": False})
+
+
+def test_dead_fish_are_no_samples_and_death_ends_a_life() -> None:
+    trainer = v1.Trainer(v1.Settings(num_envs=6, num_fish=4, steps=20))
+    trainer.school.position[:, 0] = 0.2  # the fish of the first pond are on top of the predator
+    trainer.school.position[:, 1, 0] = 0.2  # and one of the second
+    trainer.observation = trainer.school.observe()
+    rollout, after = trainer.play()
+    acted, done = (x.reshape(20, 6, 4) for x in (rollout.acted, rollout.done))
+    assert done[0, 0].all()
+    assert acted[1, 0].all()  # their pond has started again
+    assert done[0, 1].tolist() == [True, False, False, False]
+    assert not acted[1:, 1, 0].any()
+    assert acted[:, 1, 1:].sum() > 0
+    found = v1.advantages(rollout, after, 0.99, 0.95).reshape(20, 6, 4)
+    alone = (rollout.rewards - rollout.values).reshape(20, 6, 4)
+    assert found[0, 1, 0] == pytest.approx(float(alone[0, 1, 0]))  # nothing of what came after counts
+
+
+def test_the_saved_policy_acts_as_the_trained_network_does(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    policy = v1.Policy(16)
+    torch.nn.init.normal_(policy.actor[4].weight)
+    v1.save_policy(tmp_path, policy, 7)
+    seen = FishSchool(5, 6, seed=1).observe()
+    with torch.no_grad():
+        expected = policy(torch.from_numpy(seen))[0].argmax(-1)
+    assert frozen.load_policy(tmp_path)(seen).tolist() == expected.tolist()
+    assert len(set(expected.flatten().tolist())) > 1
+
+
+def test_curves_are_drawn_without_matplotlib_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pictures import save_curves
+
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    save_curves(tmp_path / "plots/curves.png", [{"a": 0.1, "b": 1.0}, {"a": 0.3, "b": 1.0}], ("a", "b"))
+    with Image.open(tmp_path / "plots/curves.png") as picture:
+        assert picture.size == (560, 280)
+        assert (20, 80, 160) in {colour for _, colour in picture.getcolors()}
+
+
+# --- the frozen evaluation
+
+
+def test_the_evaluation_says_the_same_each_time_and_needs_no_torch(lab: Path, tmp_path: Path) -> None:
+    good = checkpoint(tmp_path / "good")
+    blocked = "import sys; sys.modules['torch'] = None; sys.argv = sys.argv[1:]; import runpy; runpy.run_path(sys.argv[0], run_name='__main__')"
+    results = []
+    for number, start in enumerate(([str(lab / "evaluate.py")], ["-c", blocked, str(lab / "evaluate.py")])):
+        out = tmp_path / f"{number}.json"
+        command = [sys.executable, *start, "--checkpoint", str(good), "--episodes", "4", "--out", str(out)]
+        environment = {"PYTHONPATH": str(lab)}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+        assert done.returncode == 0, done.stderr
+        results.append(out.read_bytes())
+    assert results[0] == results[1]
+    result = json.loads(results[0])
+    assert len(result["survival_values"]) == result["episodes"] == 4
+    assert result["survival_rate"] == pytest.approx(np.mean(result["survival_values"]))
+    assert result["min_survival"] == min(result["survival_values"])
+    assert result["survival_low"] <= result["survival_rate"] <= result["survival_high"]
+    steps = list(result["death_step"].values())
+    assert list(result["death_step"]) == ["p10", "p25", "p50", "p75", "p90"]
+    assert steps == sorted(steps)
+    assert 1 <= steps[0] <= steps[-1] <= STEPS
+
+
+def test_more_episodes_begin_with_the_same_ponds(tmp_path: Path) -> None:
+    policy = frozen.load_policy(checkpoint(tmp_path))
+    few, more = (frozen.evaluate(policy, episodes)["survival_values"] for episodes in (3, 5))
+    assert more[:3] == few
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"format": "other"}, "this is no policy of the format 'fish-policy-1'"),
+        ({"sizes": [18, 9, 5]}, r"w0 is float32 \(18, 8\), but `sizes` says float32 \(18, 9\)"),
+        ({"sizes": [18, 8, 8, 5]}, "the weights are not those of `sizes`"),
+        ({"sizes": [17, 8, 5]}, "`sizes` does not fit the fish"),
+        ({"sizes": [18, 10**9, 5]}, "`sizes` must be a list of whole numbers within"),
+        ({"activation": "exec"}, "`activation` must be one of tanh, relu"),
+        ({"weights": "../policy.npz"}, "`weights` must name a file of the same folder"),
+        ({"weights": "gone.npz"}, "the weights cannot be read: No such file"),
+        ({"b1": np.full(5, np.nan, np.float32)}, "the weights are not all finite"),
+        ({"b1": np.zeros(5)}, "b1 is float64"),
+        ({"b1": np.array([print] * 5, object)}, "the weights"),
+        ({"w2": np.zeros(3, np.float32)}, "the weights are not those of `sizes`: found b0, b1, w0, w1, w2"),
+    ],
+)
+def test_a_wrong_checkpoint_is_refused_and_the_reason_is_said(
+    changed: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(LabError, match=said):
+        frozen.load_policy(checkpoint(tmp_path, **changed))
+
+
+@pytest.mark.parametrize("torn", ["policy.json", "policy.npz"])
+def test_a_torn_checkpoint_is_refused(torn: str, tmp_path: Path) -> None:
+    file = checkpoint(tmp_path) / torn
+    file.write_bytes(file.read_bytes()[:-40])
+    with pytest.raises(LabError, match=torn):
+        frozen.load_policy(tmp_path)
+
+
+def test_the_command_refuses_without_a_traceback_and_writes_nothing(lab: Path, tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    done = evaluated(lab, "--checkpoint", str(tmp_path / "nowhere"), "--out", str(out))
+    assert done.returncode == 2
+    assert done.stderr.endswith("(train first, or name the folder with policy.json)\n")
+    assert "Traceback" not in done.stderr
+    assert not out.exists()
+
+
+# --- the lab
+
+
+def test_every_knob_of_the_lab_is_a_key_of_the_config_which_has_the_trainers_defaults() -> None:
+    study = load_lab(RECIPE).study(None)
+    config = json.loads((RECIPE / "configs/v1.json").read_text())
+    assert v1.read_settings(RECIPE / "configs/v1.json", {"smoke": False}) == v1.Settings()
+    assert study.knobs.keys() <= config.keys()
+    assert all((RECIPE / name).is_file() for name in study.evaluator)
+
+
+def test_the_settings_of_the_versions_are_right_and_v1_has_what_they_ask_for() -> None:
+    room = pytest.importorskip("looplab.iterate.settings")
+    settings = room.load(RECIPE, {})
+    assert all((RECIPE / name).is_file() for name in settings.frozen)
+    text = (RECIPE / "experiments/v1/dev_v1.md").read_text()
+    for section in settings.sections:
+        assert f"## {section}" in text
+    for name in ("checkpoints", "logs", "tb_logs", "plots", "media"):
+        assert (RECIPE / "experiments/v1/artifacts" / name / ".gitkeep").is_file()

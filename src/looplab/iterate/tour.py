@@ -66,11 +66,11 @@ def tour(lab: Path, settings: Settings, versions: Sequence[VersionFacts]) -> str
     metric, goal = settings.evaluate.metric, settings.evaluate.goal
     experiments = lab / settings.experiments
     parts = [_chart(versions, metric), _table(versions, metric)]
-    before: Path | None = None
+    there = sorted(int(path.name[1:]) for path in experiments.glob("v*") if path.name[1:].isdigit())
     for facts in versions:
+        before = [number for number in there if number < facts.version]
         folder = experiments / f"v{facts.version}"
-        parts.append(_version(facts, folder, before))
-        before = folder if folder.is_dir() else before
+        parts.append(_version(facts, folder, experiments / f"v{before[-1]}" if before else None))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
@@ -78,7 +78,9 @@ def tour(lab: Path, settings: Settings, versions: Sequence[VersionFacts]) -> str
         f"<title>Versions of {escape(lab.name)}</title>\n<style>{STYLE}</style>\n</head>\n<body><main>\n"
         f"<h1>Versions of {escape(lab.name)}</h1>\n"
         f'<p class="muted">{escape(metric)} ({goal}) by the frozen evaluation, with 95 % intervals over its episodes. '
-        "No number on this page comes from an agent's words.</p>\n" + "\n".join(parts) + "\n</main></body></html>\n"
+        "What versions say of themselves is shown, and never counts.</p>\n"
+        + "\n".join(parts)
+        + "\n</main></body></html>\n"
     )
 
 
@@ -148,7 +150,8 @@ def number_with_interval(facts: VersionFacts) -> str:
 def _version(facts: VersionFacts, folder: Path, before: Path | None) -> str:
     name = f"v{facts.version}"
     verdict = verdict_of(facts)
-    parts = [f'<h2 id="{name}">{name} <span class="{escape(verdict)}">{escape(verdict)}</span></h2>']
+    shown = "" if verdict == "-" else f' <span class="{escape(verdict)}">{escape(verdict)}</span>'
+    parts = [f'<h2 id="{name}">{name}{shown}</h2>']
     said = str(facts.ruling.get("why") or facts.why)
     where = " ".join(filter(None, (facts.branch, facts.commit[:10])))
     parts.append(f'<p>{escape(said)} <span class="muted">{escape(where)}</span></p>')

@@ -155,13 +155,18 @@ class Decider:
             raise Rejected(ruling.problems)
         changed = diff(parent_config, ruling.config)
         warm = self._setup.study.warm_start
-        point = hash_point(ruling.config, self._setup.seed, warm)
+        whole = hash_config(ruling.config)
+        point = (
+            whole if self._setup.seed is None and warm is None else hash_point(ruling.config, self._setup.seed, warm)
+        )
         try:
             start = begins_with(warm, ruling.config, self._setup.lab, self._outputs, self._ledger)
         except LabError as error:
             raise Rejected((Problem(warm.source if warm else "", None, "warm start", str(error)),)) from None
         source = None if start is None else start["run"] or start["path"]
-        known = self._ledger.runs_of(point, source) if self._ledger else []
+        # Without a judge nobody asks whether a person's wish is a repetition.
+        matters = proposal.proposer != PEOPLE or self._setup.study.judge is not None
+        known = self._ledger.runs_of(point, source) if self._ledger is not None and matters else []
         if known and proposal.proposer != PEOPLE:
             # A person may ask for anything once more; a program that does would only repeat itself.
             what = "only the seed differs" if changed else "this changes nothing"
@@ -169,7 +174,7 @@ class Decider:
             raise Rejected((Problem("config", list(proposal.edits), "repeated", why),))
         return Decision(
             proposal.proposer, proposal.reason, proposal.hypothesis, proposal.id, proposal.source, parent, base.name,
-            proposal.edits, ruling.config, hash_config(ruling.config), changed,
+            proposal.edits, ruling.config, whole, changed,
             changed if parent is None else diff(base.config, ruling.config), ruling.notes,
             point, seed_of(ruling.config, self._setup.seed),
             "replicate" if known else "trial", known[0] if known else None, source, start,

@@ -11,12 +11,55 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import shutil
+import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
+
+import pytest
+
+LOCAL = Path(__file__).parents[2] / ".agents"
+PROVIDER = """
+model = "scripted"
+model_provider = "loopback"
+[model_providers.loopback]
+name = "loopback"
+base_url = "{url}/v1"
+wire_api = "responses"
+requires_openai_auth = false
+request_max_retries = 0
+stream_max_retries = 0
+"""
+"""The config.toml of codex that leads it here."""
+
+
+def program(name: str) -> str:
+    """The real codex or claude; the test is skipped where there is none."""
+    found = (
+        os.environ.get(f"LOOPLAB_{name.upper()}")
+        or shutil.which(name, path=LOCAL / "node_modules" / ".bin")
+        or shutil.which(name)
+    )
+    if not found:
+        pytest.skip(f"{name} is not installed; `make agents` does it")
+    return found
+
+
+@contextmanager
+def new_home() -> Iterator[Path]:
+    """A home of its own, outside of the temporary folder: codex keeps no helpers there."""
+    parent = LOCAL if LOCAL.is_dir() else Path.home()
+    with tempfile.TemporaryDirectory(prefix=".looplab-test-", dir=parent, ignore_cleanup_errors=True) as folder:
+        (Path(folder) / "work").mkdir()
+        (Path(folder) / "codex").mkdir()
+        yield Path(folder)
 
 
 @dataclass(frozen=True)

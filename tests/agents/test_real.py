@@ -1,61 +1,32 @@
 """The real codex and the real claude, with a scripted model on loopback: no account, no network, no cost.
 
-Install them with `npm install --prefix .agents @openai/codex @anthropic-ai/claude-code`. They are found through
+`make agents` installs them. They are found through
 LOOPLAB_CODEX and LOOPLAB_CLAUDE, in `.agents/`, or on PATH.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from agents_model import CACHED, INPUT, OUTPUT, Hang, Model, Refuse, Say, Step, UseTool
+from agents_model import CACHED, INPUT, OUTPUT, PROVIDER, Hang, Model, Refuse, Say, Step, UseTool, new_home, program
 
 from looplab.agents.base import AgentSpec, Answer, Limits
 from looplab.agents.log import commands, final_message, kind_of, read_log
 from looplab.agents.run import run_agent
 
 pytestmark = pytest.mark.agents
-LOCAL = Path(__file__).parents[2] / ".agents"
-PROVIDER = """
-model = "scripted"
-model_provider = "loopback"
-[model_providers.loopback]
-name = "loopback"
-base_url = "{url}/v1"
-wire_api = "responses"
-requires_openai_auth = false
-request_max_retries = 0
-stream_max_retries = 0
-"""
 Talk = Callable[..., tuple[Answer, Model]]
 
 
-def program(name: str) -> str:
-    found = (
-        os.environ.get(f"LOOPLAB_{name.upper()}")
-        or shutil.which(name, path=LOCAL / "node_modules" / ".bin")
-        or shutil.which(name)
-    )
-    if not found:
-        pytest.skip(f"{name} is not installed; see the top of this file")
-    return found
-
-
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Path]:
-    """A home of its own, outside of the temporary folder: codex keeps no helpers there."""
-    parent = LOCAL if LOCAL.is_dir() else Path.home()
-    with tempfile.TemporaryDirectory(prefix=".looplab-test-", dir=parent, ignore_cleanup_errors=True) as folder:
-        (Path(folder) / "work").mkdir()
-        (Path(folder) / "codex").mkdir()
-        yield Path(folder)
+def home() -> Iterator[Path]:
+    with new_home() as folder:
+        yield folder
 
 
 @pytest.fixture

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,6 @@ import pytest
 
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]
-LOCAL = ROOT / ".agents"
 
 _spec = importlib.util.spec_from_file_location("scripted_model", ROOT / "tests/agents/model.py")
 assert _spec is not None
@@ -28,37 +24,11 @@ model = importlib.util.module_from_spec(_spec)
 sys.modules["scripted_model"] = model
 _spec.loader.exec_module(model)
 
-PROVIDER = """
-model = "scripted"
-model_provider = "loopback"
-[model_providers.loopback]
-name = "loopback"
-base_url = "{url}/v1"
-wire_api = "responses"
-requires_openai_auth = false
-request_max_retries = 0
-stream_max_retries = 0
-"""
-
-
-def program(name: str) -> str:
-    found = (
-        os.environ.get(f"LOOPLAB_{name.upper()}")
-        or shutil.which(name, path=LOCAL / "node_modules" / ".bin")
-        or shutil.which(name)
-    )
-    if not found:
-        pytest.skip(f"{name} is not installed; `make agents` does it")
-    return found
-
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """A home of its own, outside of the temporary folder: codex keeps no helpers there."""
-    parent = LOCAL if LOCAL.is_dir() else Path.home()
-    with tempfile.TemporaryDirectory(prefix=".looplab-test-", dir=parent, ignore_cleanup_errors=True) as folder:
-        (Path(folder) / "codex").mkdir()
-        yield Path(folder)
+    with model.new_home() as folder:
+        yield folder
 
 
 def pilot(lab: Any, home: Path, cli: str, script: Sequence[Any], *args: str, wall: str = "60s") -> Any:
@@ -66,7 +36,7 @@ def pilot(lab: Any, home: Path, cli: str, script: Sequence[Any], *args: str, wal
         environ = {"HOME": str(home), "CODEX_HOME": str(home / "codex")}
         named: list[str] = []
         if cli == "codex":
-            (home / "codex" / "config.toml").write_text(PROVIDER.format(url=scripted.url))
+            (home / "codex" / "config.toml").write_text(model.PROVIDER.format(url=scripted.url))
         else:
             given = {
                 "ANTHROPIC_BASE_URL": scripted.url,
@@ -81,7 +51,7 @@ def pilot(lab: Any, home: Path, cli: str, script: Sequence[Any], *args: str, wal
             for key, value in lab.env.items()
             if not key.startswith(("ANTHROPIC", "OPENAI", "CODEX", "CLAUDE"))
         }
-        agent = {"cli": cli, "binary": program(cli), "env": named, "wall": wall, "tries": 2}
+        agent = {"cli": cli, "binary": model.program(cli), "env": named, "wall": wall, "tries": 2}
         lab.configure(proposers=[{"agent": agent}], constraints=["train.batch % 2 == 0"])
         done = lab("autopilot", *args, env=environ)
         return done, scripted

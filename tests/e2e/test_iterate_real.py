@@ -5,10 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +17,6 @@ import pytest
 
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]
-LOCAL = ROOT / ".agents"
 
 
 def shared(name: str, file: str) -> ModuleType:
@@ -36,17 +33,6 @@ def shared(name: str, file: str) -> ModuleType:
 model = shared("iterate_model", "agents/model.py")
 project = shared("iterate_real_project", "iterate/project.py")
 
-PROVIDER = """
-model = "scripted"
-model_provider = "loopback"
-[model_providers.loopback]
-name = "loopback"
-base_url = "{url}/v1"
-wire_api = "responses"
-requires_openai_auth = false
-request_max_retries = 0
-stream_max_retries = 0
-"""
 PLAY = """\
 import sys
 from pathlib import Path
@@ -67,22 +53,13 @@ if how == "cheat":
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """A home of its own, outside of the temporary folder: codex keeps no helpers there."""
-    parent = LOCAL if LOCAL.is_dir() else Path.home()
-    with tempfile.TemporaryDirectory(prefix=".looplab-test-", dir=parent, ignore_cleanup_errors=True) as folder:
-        (Path(folder) / "codex").mkdir()
-        yield Path(folder)
+    with model.new_home() as folder:
+        yield folder
 
 
 @pytest.fixture
 def versions(lab: Any, home: Path) -> Any:
-    codex = (
-        os.environ.get("LOOPLAB_CODEX")
-        or shutil.which("codex", path=LOCAL / "node_modules" / ".bin")
-        or shutil.which("codex")
-    )
-    if not codex:
-        pytest.skip("codex is not installed; `make agents` does it")
+    codex = model.program("codex")
     lab.env = {k: v for k, v in lab.env.items() if not k.startswith(("ANTHROPIC", "OPENAI", "CODEX", "CLAUDE"))}
     lab.env |= {"HOME": str(home), "CODEX_HOME": str(home / "codex")}
     project.make(lab.folder, lab.aside, {"cli": "codex", "binary": codex, "wall": "120s"})
@@ -93,7 +70,7 @@ def versions(lab: Any, home: Path) -> Any:
 @contextmanager
 def scripted(home: Path, script: Sequence[Any]) -> Iterator[Any]:
     with model.Model(script) as one:
-        (home / "codex" / "config.toml").write_text(PROVIDER.format(url=one.url))
+        (home / "codex" / "config.toml").write_text(model.PROVIDER.format(url=one.url))
         yield one
 
 

@@ -138,6 +138,13 @@ def test_without_a_judge_nothing_is_repeated(judged: Any) -> None:
     assert "hint" in done.out
 
 
+def test_a_person_may_ask_for_the_same_again(judged: Any) -> None:
+    judged("run", "--rounds", "1", "--runs", "4")
+    judged("propose", "--change", "x@set=0.5", "--parent", "base")
+    judged("run", "--rounds", "2", "--runs", "5")
+    assert judged.all("run.json")[-1]["role"] == "replicate"
+
+
 def test_a_program_may_not_propose_what_was_tried(judged: Any) -> None:
     judged.write(
         "rules.py", "def decide(summary, history):\n    return [{'edits': ['seed@add=1'], 'reason': 'luck'}]\n"

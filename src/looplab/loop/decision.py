@@ -22,8 +22,8 @@ from looplab.loop.submitting import JOB
 from looplab.loop.warm import begins_with, continued
 from looplab.runs import folder
 
-PEOPLE = "queue"
-"""The proposer behind which people stand."""
+PEOPLE = ("queue", "person")
+"""The proposers behind which people stand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +165,9 @@ class Decider:
             raise Rejected((Problem(warm.source if warm else "", None, "warm start", str(error)),)) from None
         source = None if start is None else start["run"] or start["path"]
         # Without a judge nobody asks whether a person's wish is a repetition.
-        matters = proposal.proposer != PEOPLE or self._setup.study.judge is not None
+        matters = proposal.proposer not in PEOPLE or self._setup.study.judge is not None
         known = self._ledger.runs_of(point, source) if self._ledger is not None and matters else []
-        if known and proposal.proposer != PEOPLE:
+        if known and proposal.proposer not in PEOPLE:
             # A person may ask for anything once more; a program that does would only repeat itself.
             what = "only the seed differs" if changed else "this changes nothing"
             why = f"{what}: the config was tried already in run {known[0]}"

@@ -140,6 +140,12 @@ def test_a_person_may_fill_the_file_instead(piloted: Any) -> None:
     assert len(calls(piloted)) == 1
 
 
+def test_without_an_agent_a_person_fills_the_file(lab: Any) -> None:
+    lab.write("proposals/next_config.json", '{"train": {"lr": 0.25}}')
+    lab("autopilot", "--runs", "2")
+    assert [config["train"]["lr"] for config in lab.all("config.json")] == [0.1, 0.25]
+
+
 def test_what_people_say_reaches_the_agent(piloted: Any) -> None:
     script(piloted, {"file": proposal("train.lr@set=0.2")})
     piloted("say", "try lower rates")

@@ -28,6 +28,8 @@ from looplab.runs.names import inside
 from looplab.watch.watcher import check as check_watch
 
 SEEDS = ("seed", "random_seed")
+ANSWER = "proposals/next_config.json"
+"""Where people write what the autopilot tries next, unless an agent's `answer` says another file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +246,7 @@ def make_proposers(
     base = setup.bases[0].config
     people: list[Proposer] = []
     others: list[Proposer] = []
+    answers = [ANSWER] if setup.options.autopilot else []
     for entry in study.proposers:
         if entry.rules is not None:
             from looplab.decide.rules import RulesProposer
@@ -258,14 +261,18 @@ def make_proposers(
             others.append(SearchProposer(entry.search, setup.guard, base, study.objective.goal, history))
         elif entry.agent is not None:
             from looplab.decide.agent import AgentProposer
-            from looplab.decide.next_config import NextConfig
 
-            people.append(NextConfig(inside(setup.lab, entry.agent.answer, "answer"), outputs, base))
+            answers.append(entry.agent.answer)
             others.append(AgentProposer(entry.agent, study, setup.guard, setup.lab, outputs, history, base, left, wake))
         else:
             people.append(QueueProposer(inside(setup.lab, entry.queue, "queue") if entry.queue else None))
     if not any(isinstance(proposer, QueueProposer) for proposer in people):
         people.insert(0, QueueProposer())
+    if answers:
+        from looplab.decide.next_config import NextConfig
+
+        files = {inside(setup.lab, answer, "answer") for answer in answers}
+        people += [NextConfig(file, outputs, base) for file in sorted(files)]
     if len(others) > 1 and study.mix == "bandit":
         from looplab.decide.mix import Mix
 

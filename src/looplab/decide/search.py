@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -346,8 +347,8 @@ def make_sampler(settings: Search, axes: Sequence[Axis], goal: Literal["max", "m
     uniform = _Uniform(settings, axes)
     if settings.sampler in ("random", "qmc"):
         return uniform
-    model = {"tpe": _Tpe, "gp": _Gp, "cmaes": _Cma}[settings.sampler]
-    return _AfterStartup(settings, uniform, model(settings, axes, goal))
+    models: dict[str, Callable[..., _Model]] = {"tpe": _Tpe, "gp": _Gp, "cmaes": _Cma}
+    return _AfterStartup(settings, uniform, models[settings.sampler](settings, axes, goal))
 
 
 def _missing(name: str) -> LabError:
@@ -460,7 +461,7 @@ class _AfterStartup:
             yield params, f"a step from the best of {measured} measured points"
 
 
-class _Model:
+class _Model(ABC):
     """A sampler that learns from the points."""
 
     def __init__(self, settings: Search, axes: Sequence[Axis], goal: Literal["max", "min"]) -> None:
@@ -474,8 +475,9 @@ class _Model:
         self._space = {axis.path: axis.distribution() for axis in axes}
         self._trials: dict[tuple[Any, ...], FrozenTrial] = {}
 
+    @abstractmethod
     def draw(self, rng: np.random.RandomState, points: list[Point], refused: list[Point]) -> Params:
-        raise NotImplementedError
+        """The next point to try."""
 
     def _ask(self, sampler: BaseSampler, points: Sequence[Point]) -> Params:
         """What Optuna's sampler makes of the points."""

@@ -510,7 +510,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=0)
     parser.add_argument("--only", nargs="*", default=[])
     options = parser.parse_args()
-    n = options.seeds or (2 if options.quick else 12)
+    n = options.seeds or (2 if options.quick else 24)
     chosen = [p for p in [*functions(), digits(), boosting()] if not options.only or p.name in options.only]
     if options.quick:
         chosen = [replace(p, runs=p.runs if p.best is not None else 20) for p in chosen]

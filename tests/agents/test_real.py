@@ -7,6 +7,7 @@ LOOPLAB_CODEX and LOOPLAB_CLAUDE, in `.agents/`, or on PATH.
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -163,12 +164,14 @@ def test_claude_uses_a_tool_only_if_it_was_allowed(talk: Talk, home: Path) -> No
 
 
 def test_codex_writes_only_in_its_folder(talk: Talk, home: Path) -> None:
-    script: list[Step] = [UseTool("exec_command", {"cmd": "echo 1 > inside.txt; echo 1 > ../outside.txt"}), Say("ok")]
-    answer, model = talk("codex", script)
-    assert answer.ok
-    assert "exited with code 1" in str(model.requests[-1])  # told to the model; the stream says nothing of it
-    assert (home / "work" / "inside.txt").exists()
-    assert not (home / "outside.txt").exists()
+    # Its sandbox lets it write to the temporary folder too, where this checkout may lie: so, somewhere else.
+    with tempfile.TemporaryDirectory(prefix=".looplab-test-", dir=Path.home()) as elsewhere:
+        command = f"echo 1 > inside.txt; echo 1 > {elsewhere}/outside.txt"
+        answer, model = talk("codex", [UseTool("exec_command", {"cmd": command}), Say("ok")])
+        assert answer.ok
+        assert "exited with code 1" in str(model.requests[-1])  # told to the model; the stream says nothing of it
+        assert (home / "work" / "inside.txt").exists()
+        assert not list(Path(elsewhere).iterdir())
 
 
 def _is_of(pid: str, log: Path) -> bool:

@@ -96,7 +96,28 @@ def test_a_rule_may_only_note_and_alert(watched: Any) -> None:
     assert json.loads((watched.folder / "alert.json").read_text())["run"] == run.name
 
 
-def test_stall_nan_and_a_pruner_end_runs(watched: Any) -> None:
+@pytest.mark.parametrize(
+    ("rule", "loss", "said"),
+    [
+        ({"nan": True}, "float('nan')", "loss is NaN"),
+        ({"diverge": {"metric": "loss", "factor": 10, "after": 100}}, "9.0 if step > 200 else 0.1", "times worse"),
+        ({"prune": {"pruner": "threshold", "upper": 2.0, "warmup": 100}}, "5.0", "prune threshold"),
+        ({"prune": {"pruner": "median", "startup": 1, "warmup": 100}}, "5.0", "prune median"),
+    ],
+    ids=["nan", "diverge", "threshold", "median"],
+)
+def test_what_has_gone_wrong_is_ended(watched: Any, rule: dict[str, Any], loss: str, said: str) -> None:
+    bad = SLOW.replace("1.0 / (step + 1)", f"({loss}) if config['reg'] == 2 else 1.0 / (step + 1)")
+    watched.write("train.py", bad.replace("if mass < 1e-6", "if config['reg'] == 2"))
+    watched.write("configs/base.json", '{"reg": 5.0}')
+    watched.configure(watch=[rule], budget={"rounds": 2})
+    watched.queue("reg@set=2")
+    done = watched("run")
+    assert [watched.read(run, "summary.json")["status"] for run in watched.runs()] == ["ok", "stopped"]
+    assert said in done.out
+
+
+def test_a_run_that_writes_nothing_more_is_ended(watched: Any) -> None:
     watched.write("train.py", SLOW.replace("if mass < 1e-6", "if config['reg'] == 2"))
     watched.configure(watch=[{"stall": "700ms"}], budget={"rounds": 2})
     watched.queue("reg@set=2")

@@ -110,6 +110,17 @@ def test_the_held_out_metric_is_read_before_a_promotion_only_and_shown_nowhere(j
     assert "held_out" not in (judged.outputs() / "report.html").read_text().replace("lab.yaml", "")
 
 
+def test_a_study_that_promotes_nobody_reads_it_once_at_its_end(judged: Any) -> None:
+    judged.configure(judge={"floor": 4, "replicates": 3, "most": 3})
+    judged.queue("x@set=0.52", "x@set=0.53", "x@set=0.54")
+    done = judged("run")
+    assert "keep" not in verdicts(judged).values()
+    asked = judged.ask("SELECT data FROM events WHERE kind='held-out read'")
+    assert len(asked) == 1
+    assert "Held out, " in done.out
+    assert "95 % interval" in (judged.outputs() / "report.md").read_text()
+
+
 def test_a_ratchet_keeps_the_best_single_run_and_says_so(judged: Any) -> None:
     judged.configure(judge="ratchet", holdout=None)
     judged.queue("x@set=0.9", "x@set=0.1")

@@ -519,8 +519,14 @@ class StudyLedger:
         sql = "SELECT count(*) FROM events WHERE study=? AND kind='held-out read'"
         return int(self.ledger.rows(sql, (self.study,))[0][0])
 
-    def ask_held_out(self, champion: str, challenger: str, n: int) -> None:
-        self.ledger.record("held-out read", self.study, challenger, against=champion, n=n)
+    def ask_held_out(self, champion: str, challenger: str, n: int, text: str) -> None:
+        self.ledger.record("held-out read", self.study, challenger, against=champion, n=n, text=text)
+
+    def said_held_out(self) -> str | None:
+        """What the held-out metric said when it was last read."""
+        sql = "SELECT data FROM events WHERE study=? AND kind='held-out read' ORDER BY seq DESC LIMIT 1"
+        row = self.ledger.one(sql, (self.study,))
+        return orjson.loads(row["data"]).get("text") if row is not None else None
 
     # -- budget
 

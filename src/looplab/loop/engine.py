@@ -181,6 +181,10 @@ class Engine:
             if self._bench is not None and not (self.draining or self._stopping):
                 with self._ledger.write():
                     self._write_down(self._bench.close())
+                    said = self._bench.last_look()
+                    if said is not None:
+                        self._tell(News("judged", said))
+                        self._jot(labbook.line(time.time(), "end of the study", said, "no promotion", ""))
                 self._write_verdicts()
             ending = Ending.STOPPED if self._stopping else Ending.DRAINED if self.draining else Ending.DONE
             how = ending.value

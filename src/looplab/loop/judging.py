@@ -5,13 +5,14 @@ The court itself is pure; this is where its docket is kept (in the ledger), and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from looplab.config.lab import Study
 from looplab.judge.base import Docket, Entrant, HeldOut, Score, Settings, Sitting, Want
 from looplab.judge.court import Court
+from looplab.judge.stats import paired
 from looplab.ledger.study import RunRow, StudyLedger
 from looplab.measure.discover import reader_of
 from looplab.measure.summary import Directions, Summariser, check_at, objective_value
@@ -115,10 +116,45 @@ class Bench:
         asked = self._record.asked_held_out()
         if asked >= held_out.budget:
             return None
-        values = [{score.seed or n: value for n, score in enumerate(entrant.scores)
+        values = [{n if score.seed is None else score.seed: value for n, score in enumerate(entrant.scores)
                    if (value := self._read(score.run)) is not None} for entrant in (champion, challenger)]  # fmt: skip
-        self._record.ask_held_out(champion.run, challenger.run, asked + 1)
+        self._record.ask_held_out(champion.run, challenger.run, asked + 1, self._said(champion, challenger, *values))
         return HeldOut(*values)
+
+    def _said(
+        self, champion: Entrant, challenger: Entrant, there: Mapping[int, float], here: Mapping[int, float]
+    ) -> str:
+        """What the held-out metric says of the two, pair by pair; the first run, which was selected, is left out."""
+        first = challenger.scores[0].seed
+        common = [key for key in here if key in there and key != (0 if first is None else first)]
+        if len(common) < 2:
+            return f"{challenger.run} and {champion.run} have too few held-out values in common."
+        sign = 1.0 if self._court.settings.goal == "max" else -1.0
+        found = paired([sign * (here[key] - there[key]) for key in common])
+        low, high = found.interval()
+        word = "better" if found.effect >= 0 else "worse"
+        return (
+            f"Held out, {challenger.run} is {word} than {champion.run} by {abs(found.effect):.4g} "
+            f"(95 % interval of the gain {low:.4g} to {high:.4g}, {found.n} pairs)."
+        )
+
+    def last_look(self) -> str | None:
+        """At the end of a study that promoted nobody: what the held-out metric says of the most promising challenger.
+        It changes no verdict; without it, the study would end without an answer."""
+        docket = self._record.docket()
+        if self._study.holdout is None or docket is None or self._record.asked_held_out():
+            return None
+        entrants = {entrant.run: entrant for entrant in self._entrants()}
+        champion = entrants.get(docket["champion"] or "")
+        tested = [
+            (evidence["effect"], run)
+            for run, evidence in self._record.verdicts().items()
+            if run in entrants and evidence.get("n", 0) > 1 and evidence.get("effect") is not None
+        ]
+        if champion is None or not tested:
+            return None
+        self._held_out(champion, entrants[max(tested)[1]])
+        return self._record.said_held_out()
 
     def _read(self, run: str) -> float | None:
         held_out = self._study.holdout

@@ -177,6 +177,8 @@ class Judged:
     alarms: tuple[str, ...]
     held_out: tuple[int, int] | None
     """How often the held-out metric was asked, and how often it may be; None: the study has none."""
+    held_out_said: str | None = None
+    """What it said when it was last read."""
 
     def of(self, run: str | None) -> Judgement | None:
         return next((one for one in self.judgements if one.run == run), None)
@@ -236,6 +238,8 @@ class Judged:
                         f"{wording.number(self.spent, 2)} used{held}.")  # fmt: skip
         if self.held_out is not None:
             told.append(f"The held-out metric was asked {self.held_out[0]} of {self.held_out[1]} times.")
+        if self.held_out_said is not None:
+            told.append(self.held_out_said)
         return told
 
 
@@ -281,6 +285,7 @@ def judged(study: Study, record: StudyLedger, found: Mapping[str, Point]) -> Jud
         reserved=math.fsum(test["alpha"] for test in kept.get("tests", ())),
         alarms=tuple(wording.plain(alarm) for alarm in kept.get("alarms", ())),
         held_out=(record.asked_held_out(), study.holdout.budget) if study.holdout else None,
+        held_out_said=record.said_held_out() if study.holdout else None,
     )
 
 

@@ -67,6 +67,17 @@ def init(
     recipes.init(recipe, folder, json)
 
 
+@app.command(context_settings={"allow_interspersed_args": False})
+def recipe(
+    name: Annotated[str, typer.Argument(help="Which recipe.")],
+    words: Annotated[list[str] | None, typer.Argument(help="Its command, with options; none lists them.")] = None,
+) -> None:
+    """A command of a recipe itself, such as `looplab recipe esm fetch-model`."""
+    from looplab.cli import recipes
+
+    recipes.command(name, words or [])
+
+
 @app.command()
 def demo(folder: Annotated[Path, typer.Argument(help="Where the demo's lab goes.")] = Path("demo")) -> None:
     """Make the quickstart lab and run its study, start to end."""

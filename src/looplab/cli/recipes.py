@@ -1,10 +1,11 @@
-"""init, demo."""
+"""init, recipe, demo."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
@@ -31,8 +32,28 @@ def _copy(recipe: str, target: Path) -> Path:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise LabError(f"{target} is not empty", hint="name another folder: looplab init RECIPE FOLDER")
     with resources.as_file(resources.files("looplab.recipes") / recipe) as source:
-        shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "__init__.py"))
+        shutil.copytree(source, target, dirs_exist_ok=True, ignore=_left_behind(source))
     return target.resolve()
+
+
+def _left_behind(source: Path) -> Callable[[str, list[str]], set[str]]:
+    """A lab's folder is no package, though the recipe's folder is one; the packages inside it stay what they are."""
+
+    def ignored(folder: str, entries: list[str]) -> set[str]:
+        return {"__pycache__", *(("__init__.py",) if Path(folder) == source else ())} & set(entries)
+
+    return ignored
+
+
+def command(recipe: str, words: list[str]) -> None:
+    """Hand the words to the recipe's own run.py, in the folder where the user stands."""
+    offering = [n for n in names() if resources.files("looplab.recipes").joinpath(n, "run.py").is_file()]
+    if recipe not in offering:
+        raise LabError(f"the recipe {recipe!r} has no commands of its own", hint=f"these have: {', '.join(offering)}")
+    with resources.as_file(resources.files("looplab.recipes") / recipe) as source:
+        argv = [sys.executable, str(source / "run.py"), *(words or ["--help"])]
+        sys.stdout.flush()
+        os.execv(argv[0], argv)
 
 
 def demo(folder: Path) -> None:

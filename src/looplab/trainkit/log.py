@@ -129,6 +129,23 @@ class Logger:
                     os.unlink(temporary)
                 raise
 
+    def cut(self, size: int) -> None:
+        """Cut the file back to its first `size` bytes: what a resumed trainer writes again must not be there twice.
+
+        The step goes on from the last row that is left. A file that is not longer is left as it is.
+        """
+        with _lock:
+            self._release()
+            if not os.path.exists(self.path) or os.path.getsize(self.path) <= size:
+                return
+            self._step = -1
+            fd = os.open(self.path, os.O_RDWR | getattr(os, "O_BINARY", 0))
+            try:
+                os.ftruncate(fd, size)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
     def close(self) -> None:
         """Close the file. Logging to a closed logger is a ValueError."""
         with _lock:
@@ -268,7 +285,7 @@ _default_path = ""
 """The path that the variables named when it was made."""
 
 
-def _current() -> Logger:
+def current() -> Logger:
     """The logger of this process. It follows the variables, but not the working directory: a trainer that moves into
     another folder goes on in the same file."""
     global _default, _default_path
@@ -286,9 +303,9 @@ def log(metrics: Mapping[str, Any] | None = None, /, step: float | None = None, 
 
     `log({"loss": 0.3}, step=10)` and `log(step=10, loss=0.3)` write the same row; see `Logger.log`.
     """
-    _current().log(metrics, step, **values)
+    current().log(metrics, step, **values)
 
 
 def summary(metrics: Mapping[str, Any] | None = None, /, **values: Any) -> None:
     """Write how the run ended to trainer_summary.json beside the metrics; see `Logger.summary`."""
-    _current().summary(metrics, **values)
+    current().summary(metrics, **values)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from pickle import UnpicklingError  # only the exception: files are read with weights_only
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from looplab import trainkit
 from looplab.errors import LabError
 
 if TYPE_CHECKING:
@@ -18,34 +17,15 @@ if TYPE_CHECKING:
     from looplab.recipes.drone.settings import Settings, Train
 
 
-def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file under another name, sync it, rename it: a reader sees the old one or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 def save(path: Path, policy: Policy, optimizer: torch.optim.Optimizer, settings: Settings, lifetime_steps: int) -> None:
     content = {
         "env_name": settings.env_name,
         "optimizer_name": settings.train.optimizer,
         "lifetime_steps": lifetime_steps,
-        "policy": policy.state_dict(),
+        "policy": trainkit.clean(policy.state_dict()),
         "optimizer": optimizer.state_dict(),
     }
-    write_whole(path, lambda file: torch.save(content, file))
+    trainkit.write_whole(path, lambda file: torch.save(content, file))
 
 
 def load(path: Path, policy: Policy, optimizer: torch.optim.Optimizer, train: Train) -> tuple[int, list[str]]:
@@ -54,18 +34,7 @@ def load(path: Path, policy: Policy, optimizer: torch.optim.Optimizer, train: Tr
     Gives the steps that went into it, and what is worth saying.
     """
     content = _read(path, train.device)
-    weights = content["policy"]
-    ours = {name: tuple(tensor.shape) for name, tensor in policy.state_dict().items()}
-    theirs = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    if ours != theirs:
-        name = next(name for name in sorted({*ours, *theirs}) if ours.get(name) != theirs.get(name))
-        raise LabError(
-            f"the checkpoint is of another network: {name} is {theirs.get(name, 'missing')} in it, "
-            f"{ours.get(name, 'missing')} here",
-            file=path,
-            hint="start fresh, or name a checkpoint of this network",
-        )
-    policy.load_state_dict(weights)
+    trainkit.load_into(policy, content["policy"], source=path)
     if content["optimizer_name"] != train.optimizer:
         said = f"weights only: the checkpoint's optimizer is {content['optimizer_name']}, ours is {train.optimizer}"
         return int(content["lifetime_steps"]), [said]

@@ -14,7 +14,6 @@ import json
 import math
 import os
 import shutil
-import signal
 import sys
 import time
 from dataclasses import asdict
@@ -70,18 +69,6 @@ class Episodes:
         return {name: float(mean) for name, mean in zip(names, means, strict=True)}
 
 
-class Stop:
-    """Set by SIGTERM or Ctrl-C; looked at between two updates, so that nothing is torn."""
-
-    def __init__(self) -> None:
-        self.signal: int | None = None
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._take)
-
-    def _take(self, number: int, frame: object) -> None:
-        self.signal = number
-
-
 class Trainer:
     """One training from its settings to its last checkpoint."""
 
@@ -129,11 +116,11 @@ class Trainer:
         elif train.compile:
             self.policy.compile(fullgraph=train.compile_fullgraph, mode=train.compile_mode)
 
-    def run(self, stop: Stop) -> int:
-        """Train to the end, or until told to stop; gives the exit code."""
+    def run(self, stop: trainkit.Stopper) -> None:
+        """Train to the end, or until told to stop."""
         train = self.settings.train
         updates = math.ceil(train.total_timesteps / train.batch_size)
-        while self.epoch < updates and stop.signal is None:
+        while self.epoch < updates and not stop:
             rate = train.learning_rate * (1.0 - self.epoch / updates if train.anneal_lr else 1.0)
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
@@ -157,10 +144,8 @@ class Trainer:
                 self._save()
         self._save()
         self._summarise()
-        if stop.signal is not None:
-            print(f"stopped by {signal.Signals(stop.signal).name} after {self.steps:,} steps; the weights are saved")
-            return 128 + stop.signal
-        return 0
+        if stop:
+            print(f"stopped by {stop.name} after {self.steps:,} steps; the weights are saved")
 
     @torch.no_grad()
     def _fly(self) -> torch.Tensor:
@@ -216,7 +201,7 @@ class Trainer:
             },
         }
         text = json.dumps(content, indent=2) + "\n"
-        checkpoints.write_whole(self.out / "trainer_summary.json", lambda file: file.write(text.encode()))
+        trainkit.write_whole(self.out / "trainer_summary.json", text.encode())
 
 
 def _require_device(device: str) -> None:
@@ -241,7 +226,12 @@ def main() -> int:
     parser.add_argument("--load-model-path", type=Path, help="a checkpoint to continue from")
     add_flags(parser)
     flags = vars(parser.parse_args())
-    stop = Stop()
+    with trainkit.stopping() as stop:
+        return train(flags, stop)
+
+
+def train(flags: dict[str, Any], stop: trainkit.Stopper) -> int:
+    """Gives the exit code; a signal's is the stopper's."""
     try:
         if flags["task"] is not None:
             flags["env_name"] = flags["task"]
@@ -252,7 +242,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     try:
-        return trainer.run(stop)
+        trainer.run(stop)
     except Diverged as error:
         print(
             f"the training diverged in update {trainer.epoch + 1}: {error}; lower train.learning_rate "
@@ -260,6 +250,7 @@ def main() -> int:
             file=sys.stderr,
         )
         return 1
+    return 0
 
 
 if __name__ == "__main__":

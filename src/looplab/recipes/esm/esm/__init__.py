@@ -1,0 +1,1 @@
+"""Episodic steering memory: mine, select, remember, steer."""

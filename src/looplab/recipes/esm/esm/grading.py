@@ -1,0 +1,224 @@
+"""Reading the answer out of a text, and comparing it with the right one.
+
+The forms that the prompts ask for come first: `#### answer`, then \\boxed{answer}, then "the answer is …". Only then is
+anything else taken for the answer: the last number, the last lone letter, the last yes or no. Numbers are compared
+exactly, as fractions: 1,000 = 1000.0 = $1000, and 50% = 50. Mathematics is compared as text, then by math-verify.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from looplab.errors import LabError
+
+from .data import LETTERS
+
+if TYPE_CHECKING:
+    from .data import Example, Kind
+
+_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
+# A minus directly after a word or a bracket is a difference or a hyphen, no sign.
+_NUMBER = re.compile(rf"(?:(?<![\w)\]}}.])-)?(?:\$\s?-?)?(?:{_DIGITS})(?:\s?/\s?\d+(?![\d.,]*\d))?")
+_FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}")
+_MARKED = re.compile(r"####\s*([^\s#][^\n#]*)")
+_HEADING = re.compile(r"\W*(?:step|part|case|problem|solution)\b", re.IGNORECASE)  # "#### Step 3" is Markdown
+_ANSWER_IS = re.compile(r"\banswer\s*(?:is\b|:|=)\s*:?\s*([^\n]+)", re.IGNORECASE)
+_WORD_OF = {"yes": "yes", "true": "yes", "no": "no", "false": "no"}
+_LONGEST = 200
+"""Characters of a number or formula that is still looked at; a longer one is a model going in circles."""
+_SECONDS = 5
+
+
+def grade(text: str, example: Example) -> tuple[str | None, bool]:
+    """The answer that the text gives, and whether it is the right one."""
+    answer = extract(text, example.kind, example.choices)
+    return answer, answer is not None and same(answer, example.gold, example.kind)
+
+
+def extract(text: str, kind: Kind, choices: Sequence[str] = ()) -> str | None:
+    """The answer that the text gives: a plain number, a letter, LaTeX, or yes/no."""
+    if kind == "number":
+        return _number_in(text)
+    if kind == "choice":
+        return _choice_in(text, choices)
+    if kind == "yesno":
+        return _yes_or_no_in(text)
+    return _formula_in(text)
+
+
+def same(answer: str, gold: str, kind: Kind) -> bool:
+    """Whether two answers mean the same."""
+    if kind == "number":
+        value = number(answer)
+        return value is not None and value == number(gold)
+    if kind == "math":
+        one, other = _plain(answer), _plain(gold)
+        words = other.isalpha() and len(other) > 1  # Evelyn is evelyn, but the variable P is not p
+        return one == other or (words and one.casefold() == other.casefold()) or _equal_formulas(gold, answer)
+    return answer.strip().casefold() == gold.strip().casefold()
+
+
+def number(text: str) -> Fraction | None:
+    """The value of a text that is nothing but a number, with or without commas, $ and %."""
+    bare = re.sub(r"[$,\s]|\\[$%,!]", "", text.replace("−", "-")).removesuffix("%").rstrip(".")
+    if len(bare) > _LONGEST or not re.fullmatch(r"[+-]?(\d+(\.\d*)?|\.\d+)(/\d+)?", bare):
+        return None
+    above, _, below = bare.partition("/")
+    return Fraction(above) / int(below or 1) if int(below or 1) else None
+
+
+def written(value: Fraction) -> str:
+    """The shortest plain form: 5, 0.75, 1/3."""
+    rest, powers = value.denominator, {2: 0, 5: 0}
+    for prime in powers:
+        while rest % prime == 0:
+            rest, powers[prime] = rest // prime, powers[prime] + 1
+    if rest != 1:
+        return str(value)
+    places = max(powers.values())
+    scaled = value * 10**places
+    if not places:
+        return str(scaled.numerator)
+    digits = str(abs(scaled.numerator)).rjust(places + 1, "0")
+    return f"{'-' if value < 0 else ''}{digits[:-places]}.{digits[-places:]}"
+
+
+def boxed(text: str) -> str | None:
+    """What the last \\boxed{…} holds, with its own braces balanced; None if there is none that ends."""
+    for start in reversed([match.end() for match in re.finditer(r"\\f?boxed\s*\{", text)]):
+        depth = 1
+        for sign in re.finditer(r"\\.|[{}]", text[start:], re.DOTALL):
+            depth += {"{": 1, "}": -1}.get(sign.group(), 0)  # \{ is a sign, not a group
+            if not depth:
+                return text[start : start + sign.start()].strip()
+    return None
+
+
+def _claims(text: str) -> Iterator[str]:
+    """What the text itself calls its answer, the surest form first."""
+    marked = [line for line in _MARKED.findall(text) if not _HEADING.match(line)]
+    if marked:
+        yield marked[-1]
+    inside = boxed(text)
+    if inside:
+        yield inside
+    said = _ANSWER_IS.findall(text)
+    if said:
+        yield said[-1]
+
+
+def _numbers(text: str) -> list[Fraction]:
+    text = _FRACTION.sub(r"\1/\2", text.replace("−", "-").replace("\\$", "$").replace("{,}", ",").replace("\\!", ""))
+    found = (number(match.group()) for match in _NUMBER.finditer(text))
+    return [value for value in found if value is not None]
+
+
+def _number_in(text: str) -> str | None:
+    for claim in _claims(text):
+        values = _numbers(claim.rsplit("=", 1)[-1]) or _numbers(claim)  # "48 / 2 = 24" and "24 apples" mean 24
+        if values:
+            return written(values[0])
+    values = _numbers(text)
+    return written(values[-1]) if values else None
+
+
+def _choice_in(text: str, choices: Sequence[str]) -> str | None:
+    letters = LETTERS[: len(choices) or 8]
+    for claim in _claims(text):
+        claim = re.sub(r"\\(?:text|textbf|mathrm)\s*\{([^}]*)\}", r"\1", claim).strip(" *_$\"'")
+        named = _named(claim, letters, choices)
+        leading = named or _first(rf"\(?([{letters}{letters.lower()}])(?:[).:,*]|\s*$)", claim)
+        leading = leading or _first(rf"\(?(?:option |choice )?([{letters}])\b", claim)
+        if leading:
+            return leading.upper()
+        rank = _first(r"\(?([1-9])\)?\.?$", claim)
+        if rank and int(rank) <= len(letters):
+            return letters[int(rank) - 1]
+    whole = _named(text.strip(), letters, choices) or _first(rf"\(?([{letters}])\b[).:]?\s*$", text.strip())
+    if whole:
+        return whole
+    marked = re.findall(rf"\(([{letters}])\)|(?:^|\n)\s*([{letters}])[).:]?\s*(?=\n|$)", text)
+    if marked:
+        return "".join(marked[-1])
+    last = text.strip().rsplit("\n", 1)[-1]
+    held = [letter for letter, choice in zip(letters, choices, strict=False) if _holds(last, choice)]
+    return held[0] if len(held) == 1 else None
+
+
+def _holds(text: str, words: str) -> bool:
+    return bool(re.search(rf"(?<!\w){re.escape(words.rstrip('.'))}(?!\w)", text, re.IGNORECASE))
+
+
+def _first(pattern: str, text: str) -> str | None:
+    found = re.match(pattern, text)
+    return str(found.group(1)) if found else None
+
+
+def _named(text: str, letters: str, choices: Sequence[str]) -> str | None:
+    """The choice whose words these are; in spite of case only if that leaves one. A lone letter is a letter."""
+    if text.rstrip(".") in tuple(letters):
+        return None
+    for read in (_plain, lambda formula: _plain(formula).casefold()):
+        fits = [letter for letter, choice in zip(letters, choices, strict=False) if read(choice) == read(text)]
+        if len(fits) == 1:
+            return fits[0]
+    return None
+
+
+def _yes_or_no_in(text: str) -> str | None:
+    for claim in _claims(text):
+        first = re.search(r"\b(yes|no|true|false)\b", claim, re.IGNORECASE)
+        if first:
+            return _WORD_OF[first.group().lower()]
+    words = re.findall(r"\b(yes|no|true|false)\b", text, re.IGNORECASE)
+    return _WORD_OF[words[-1].lower()] if words else None
+
+
+def _formula_in(text: str) -> str | None:
+    claim = boxed(text)
+    if claim:
+        return claim
+    claim = next(_claims(text), None)
+    if claim:
+        formula = re.search(r"\$([^$]+)\$", claim)
+        return (formula.group(1) if formula else claim).strip().rstrip(".")
+    formulas = re.findall(r"\$([^$]+)\$", text)
+    if formulas:
+        return str(formulas[-1]).strip()
+    values = _numbers(text)
+    return written(values[-1]) if values else None
+
+
+def _plain(formula: str) -> str:
+    """A formula without what changes only its looks."""
+    text = re.sub(r"\\(?:left|right|[,!;: ]|displaystyle|quad)(?![a-zA-Z])", "", formula)
+    text = re.sub(r"\\[dt]frac", r"\\frac", text)
+    text = re.sub(r"\\(?:text|mathrm|textbf|mbox)\s*\{([^{}]*)\}", r"\1", text)
+    text = re.sub(r"\^\{?\\circ\}?|\\%|\\\$|[$%]", "", text)
+    return re.sub(r"\s+", "", text).rstrip(".")
+
+
+@lru_cache(maxsize=4096)
+def _equal_formulas(gold: str, answer: str) -> bool:
+    """By math-verify; False where it cannot read one of the two."""
+    if max(len(gold), len(answer)) > _LONGEST or _explodes(answer):
+        return False
+    try:
+        from math_verify import parse, verify
+    except ImportError:
+        raise LabError("math-verify is not installed", hint="pip install math-verify") from None
+
+    # Its clock is a signal, which only the main thread may use. Elsewhere it runs without one.
+    seconds = _SECONDS if threading.current_thread() is threading.main_thread() else None
+    right, given = (parse(f"${text}$", parsing_timeout=seconds) for text in (gold, answer))
+    return bool(right and given and verify(right, given, timeout_seconds=seconds))
+
+
+def _explodes(formula: str) -> bool:
+    """Powers of powers, huge exponents and factorials: writing them out would take longer than the experiment."""
+    return bool(re.search(r"\^\s*\{?\s*\d+\s*\^|\^\s*\{?\s*\d{4,}|\d{4,}\s*\)?\s*!|!\s*!", formula))

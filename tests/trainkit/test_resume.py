@@ -1,0 +1,217 @@
+"""Exact resume: a training that was killed and went on ends with the very weights of one that was not."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from looplab import trainkit
+from looplab.errors import LabError
+
+TRAINER = """
+import hashlib, json, os, random, signal, sys
+os.environ["OMP_NUM_THREADS"] = "1"
+import numpy as np, torch, torch._dynamo
+from looplab import trainkit
+
+
+class Window:
+    def __init__(self):
+        self.seen = []
+
+    def state_dict(self):
+        return {"seen": list(self.seen)}
+
+    def load_state_dict(self, state):
+        self.seen = list(state["seen"])
+
+
+def train(folder, die_at, first_seed):
+    os.environ["LOOPLAB_METRICS"] = f"{folder}/metrics.jsonl"
+    torch.set_num_threads(1)
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(first_seed)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, 32), torch.nn.BatchNorm1d(32), torch.nn.Dropout(0.3), torch.nn.Linear(32, 1)
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, amsgrad=True)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [4, 9, 14], gamma=0.5)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
+    own, mine = np.random.default_rng(1), torch.Generator().manual_seed(2)
+    old, base = np.random.RandomState(3), random.Random(4)
+    window, counters = Window(), {"step": 0, "best": float("inf")}
+    everything = trainkit.Everything(
+        model=torch.compile(model, backend="eager") if die_at else model,  # the resumed one is not compiled
+        optimizer=optimizer, scheduler=scheduler, scaler=scaler, parts={"window": window}, counters=counters,
+        generators={"own": own, "mine": mine, "old": old, "base": base},
+    )
+    everything.resume(f"{folder}/checkpoints")
+    with trainkit.Checkpoints(f"{folder}/checkpoints") as checkpoints:
+        while counters["step"] < 20:
+            x = torch.from_numpy(np.random.randn(16, 8) + own.normal(size=(16, 8)) * old.rand()).float()
+            x = x + torch.randn(16, 8, generator=mine) * (random.random() + base.random())
+            loss = (model(x) - x[:, :1]).square().mean()
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            scheduler.step()
+            window.seen = (window.seen + [loss.item()])[-5:]
+            counters["step"] += 1
+            counters["best"] = min(counters["best"], loss.item())
+            trainkit.log({"loss": loss.item(), "window": sum(window.seen), "lr": scheduler.get_last_lr()[0]})
+            if counters["step"] == die_at:
+                checkpoints.wait()
+                os.kill(os.getpid(), signal.SIGKILL)
+            if counters["step"] % 4 == 0:
+                everything.save(checkpoints, counters["step"])
+    tree, tensors = trainkit.flatten({
+        "model": trainkit.clean(model.state_dict()), "optimizer": optimizer.state_dict(),
+        "scheduler": scheduler.state_dict(), "scaler": scaler.state_dict(), "counters": counters,
+    })
+    hashed = hashlib.sha256(repr(tree).encode())
+    for tensor in tensors.values():
+        hashed.update(tensor.numpy().tobytes())
+    with open(f"{folder}/sha256", "w") as file:
+        file.write(hashed.hexdigest())
+
+
+codes = []
+for folder, die_at, seed in json.loads(sys.argv[1]):  # each in a process of its own, forked to import torch only once
+    os.makedirs(folder, exist_ok=True)
+    if (child := os.fork()) == 0:
+        train(folder, die_at, seed)
+        sys.exit(0)
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(codes)
+"""
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    read = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name != "time"} for row in read]
+
+
+def test_a_killed_training_goes_on_to_the_very_same_end(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    runs = [(str(whole), 0, 7), (str(killed), 11, 7), (str(killed), 0, 8)]  # the seed of the last start must not matter
+    argv = [sys.executable, "-c", TRAINER, json.dumps(runs)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=100)
+    assert done.stdout == f"[0, {-signal.SIGKILL}, 0]\n", done.stderr
+    assert (killed / "sha256").read_text() == (whole / "sha256").read_text()
+    assert rows(killed) == rows(whole)
+    assert [row["step"] for row in rows(killed)] == list(range(20))
+
+
+# --- the rest without torch
+
+
+class Part:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+
+
+def test_every_generator_draws_what_it_would_have_drawn(tmp_path: Path) -> None:
+    own = {
+        "pcg": np.random.default_rng(1),
+        "philox": np.random.Generator(np.random.Philox(2)),
+        "old": np.random.RandomState(3),
+        "base": random.Random(4),
+    }
+    everything = trainkit.Everything(generators=own, metrics=False)
+
+    def draw() -> list[float]:
+        drawn = [random.gauss(0, 1), np.random.normal(), own["pcg"].normal(), own["philox"].normal()]
+        return [*drawn, own["old"].normal(), own["base"].gauss(0, 1)]
+
+    draw()
+    with trainkit.Checkpoints(tmp_path) as checkpoints:
+        everything.save(checkpoints, 1)
+    first = draw()
+    assert draw() != first
+    loaded = everything.resume(tmp_path)
+    assert loaded is not None
+    assert draw() == first
+
+
+def test_rows_after_the_checkpoint_are_cut_and_counting_goes_on(tmp_path: Path) -> None:
+    with trainkit.Logger(tmp_path / "metrics.jsonl") as logger:
+        everything = trainkit.Everything(metrics=logger, rng=False)
+        for value in range(3):
+            logger.log(value=value)
+        state = everything.state()
+        for value in range(100, 300):
+            logger.log(value=value)
+        assert everything.restore(state) == []
+        logger.log(value=3)
+    assert [(row["step"], row["value"]) for row in rows(tmp_path)] == [(n, n) for n in range(4)]
+
+
+def test_a_checkpoint_from_before_the_first_row_leaves_none(tmp_path: Path) -> None:
+    logger = trainkit.Logger(tmp_path / "metrics.jsonl")
+    everything = trainkit.Everything(metrics=logger, rng=False)
+    state = everything.state()
+    logger.log(value=1)
+    everything.restore(state)
+    logger.log(value=2)
+    assert [(row["step"], row["value"]) for row in rows(tmp_path)] == [(0, 2)]
+
+
+@pytest.mark.parametrize("there", [1, 50])
+def test_metrics_of_another_run_are_left_alone(tmp_path: Path, there: int) -> None:
+    one, other = (trainkit.Logger(tmp_path / name) for name in ("one.jsonl", "other.jsonl"))
+    for value in range(5):
+        one.log(value=value)
+    for value in range(there):
+        other.log(other=value)
+    state = trainkit.Everything(metrics=one, rng=False).state()
+    (said,) = trainkit.Everything(metrics=tmp_path / "other.jsonl", rng=False).restore(state)
+    assert "is not the file of the checkpoint" in said
+    assert len((tmp_path / "other.jsonl").read_text().splitlines()) == there
+
+
+def test_a_state_without_a_part_is_refused_unless_that_is_allowed(tmp_path: Path) -> None:
+    optimizer, counters = Part(1), {"step": 5}
+    state = trainkit.Everything(counters=counters, metrics=False).state()
+    everything = trainkit.Everything(optimizer=optimizer, counters=counters, metrics=False)
+    with pytest.raises(LabError, match="the part optimizer is missing in it"):
+        everything.restore(state)
+    counters["step"] = 9
+    assert everything.restore(state, allow="missing") == ["the part optimizer is missing in it"]
+    assert counters == {"step": 5}
+    with pytest.raises(LabError, match="the part optimizer is missing here"):
+        trainkit.Everything(metrics=False).restore(everything.state())
+    with pytest.raises(LabError, match="the generator own is missing here"):
+        trainkit.Everything(metrics=False).restore(trainkit.Everything(generators={"own": random.Random(1)}).state())
+    with pytest.raises(LabError, match="no state of an Everything"):
+        everything.restore({"model": 1})
+
+
+def test_mistakes_with_parts_are_told(tmp_path: Path) -> None:
+    with pytest.raises(LabError, match="cannot be called 'model'"):
+        trainkit.Everything(parts={"model": Part(1)})
+    with pytest.raises(LabError, match="own is a Part, not a random generator"):
+        trainkit.Everything(generators={"own": Part(1)}, metrics=False).state()
+    state = trainkit.Everything(parts={"a": Part(1)}, metrics=False).state()
+    state["parts"]["a"] = {}
+    with pytest.raises(LabError, match="the a cannot take its state"):
+        trainkit.Everything(parts={"a": Part(1)}, metrics=False).restore(state)
+
+
+def test_nothing_to_resume_from_is_a_fresh_start(tmp_path: Path) -> None:
+    assert trainkit.Everything(metrics=False).resume(tmp_path) is None

@@ -1,0 +1,160 @@
+"""Ending a training: real signals to real processes, what they save, and how they exit."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from looplab import trainkit
+from looplab.errors import LabError
+
+TRAINER = """
+import os, sys, time
+from looplab import trainkit
+
+kind, target = sys.argv[1], sys.argv[2]
+
+
+def save():
+    if kind == "hangs in save":
+        print("saving", flush=True)
+        while True:
+            time.sleep(0.01)
+    if kind == "save fails":
+        raise OSError("no disk")
+    open(target, "w").write(f"{stop.name}")
+
+
+with trainkit.stopping(save=save) as stop:
+    if kind == "worker":
+        if (worker := os.fork()) == 0:
+            while True:
+                time.sleep(0.01)
+        print(worker, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]), flush=True)
+    else:
+        print("ready", flush=True)
+    while not stop and kind not in ("ends", "worker", "raises", "exits"):
+        time.sleep(0.01)
+    if kind in ("raises", "raises after"):
+        raise RuntimeError("the loss is odd")
+    if kind == "exits":
+        sys.exit(5)
+print("after", bool(stop))
+"""
+
+
+class Trainer(subprocess.Popen[bytes]):
+    """A trainer that has come as far as its first line."""
+
+    def __init__(self, kind: str, target: Path, *before: str) -> None:
+        argv = [*before, sys.executable, "-c", TRAINER, kind, str(target)]
+        super().__init__(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)  # reads no line too many
+        self.first = self.line()
+
+    def line(self) -> str:
+        assert self.stdout is not None
+        return self.stdout.readline().decode().strip()
+
+    def end(self) -> tuple[str, str]:
+        """What else it says, on either stream."""
+        said, errors = self.communicate(timeout=30)
+        return said.decode(), errors.decode()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_saves_and_gives_its_exit_code(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    with Trainer("trains", tmp_path / "saved") as process:
+        process.send_signal(number)
+        said, errors = process.end()
+    assert (process.returncode, said, errors) == (code, "", "")
+    assert (tmp_path / "saved").read_text() == number.name
+
+
+def test_an_exception_saves_and_goes_on_its_way(tmp_path: Path) -> None:
+    with Trainer("raises", tmp_path / "saved") as process:
+        _, errors = process.end()
+    assert process.returncode == 1
+    assert "RuntimeError: the loss is odd" in errors
+    assert (tmp_path / "saved").read_text() == "None"
+
+
+def test_an_exception_after_a_signal_is_shown_but_the_signal_counts(tmp_path: Path) -> None:
+    with Trainer("raises after", tmp_path / "saved") as process:
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.end()
+    assert process.returncode == 143
+    assert "RuntimeError: the loss is odd" in errors
+    assert (tmp_path / "saved").exists()
+
+
+def test_an_exit_of_the_trainers_own_keeps_its_code(tmp_path: Path) -> None:
+    with Trainer("exits", tmp_path / "saved") as process:
+        process.end()
+    assert process.returncode == 5
+
+
+def test_a_block_that_ends_by_itself_saves_nothing(tmp_path: Path) -> None:
+    with Trainer("ends", tmp_path / "saved") as process:
+        said, _ = process.end()
+    assert (process.returncode, said) == (0, "after False\n")
+    assert not (tmp_path / "saved").exists()
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_it_at_once(tmp_path: Path, second: signal.Signals) -> None:
+    with Trainer("hangs in save", tmp_path / "saved") as process:
+        process.send_signal(signal.SIGTERM)
+        assert process.line() == "saving"
+        process.send_signal(second)
+        process.end()
+    assert process.returncode == -second  # which a shell shows as 130 or 143
+
+
+def test_a_save_that_fails_is_not_hidden(tmp_path: Path) -> None:
+    with Trainer("save fails", tmp_path / "saved") as process:
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.end()
+    assert process.returncode == 1
+    assert "OSError: no disk" in errors
+
+
+def test_what_is_ignored_stays_ignored(tmp_path: Path) -> None:
+    with Trainer("trains", tmp_path / "saved", "nohup") as process:
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        process.end()
+    assert process.returncode == 143
+    assert (tmp_path / "saved").read_text() == "SIGTERM"
+
+
+def test_a_forked_worker_still_dies_of_a_signal(tmp_path: Path) -> None:
+    with Trainer("worker", tmp_path / "saved") as process:
+        subprocess.run(["kill", "-TERM", process.first], check=True)
+        said, _ = process.end()
+    assert said.splitlines() == ["-15", "after False"]
+    assert process.returncode == 0
+
+
+def test_the_handlers_of_before_are_back_afterwards_and_other_threads_are_refused() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    with trainkit.stopping() as stop:
+        assert not stop
+        assert signal.getsignal(signal.SIGTERM) is not before[1]
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
+    said: list[str] = []
+
+    def elsewhere() -> None:
+        with pytest.raises(LabError) as refused, trainkit.stopping():
+            pass
+        said.append(str(refused.value))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert "main thread only" in said[0]

@@ -1,0 +1,143 @@
+"""Weights into modules: compiled or not, wrapped or not, and never silently only some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+
+from looplab import trainkit
+from looplab.errors import LabError
+
+
+class Net(nn.Module):
+    """A network with a part that can be compiled by itself, and buffers."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width))
+        self.head = nn.Linear(width, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.body(x))
+        return out
+
+
+def compiled(net: nn.Module) -> Any:
+    return torch.compile(net, backend="eager")
+
+
+def in_place(net: nn.Module) -> nn.Module:
+    net.compile(backend="eager")
+    return net
+
+
+def part(net: Any) -> Any:
+    net.body = torch.compile(net.body, backend="eager")
+    return net
+
+
+class Wrapped(nn.Module):
+    """As DistributedDataParallel keeps what it wraps."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.module(x)
+        return out
+
+
+WAYS: dict[str, Callable[[nn.Module], Any]] = {
+    "plain": lambda net: net,
+    "compiled": compiled,
+    "compiled in place": in_place,
+    "a part compiled": part,
+    "wrapped": Wrapped,
+    "wrapped, then compiled": lambda net: compiled(Wrapped(net)),
+    "compiled, then wrapped": lambda net: Wrapped(compiled(net)),
+}
+
+
+@pytest.mark.parametrize("saved", WAYS)
+@pytest.mark.parametrize("loaded", WAYS)
+def test_weights_of_one_fit_the_other_strictly_through_a_file(tmp_path: Path, saved: str, loaded: str) -> None:
+    torch.manual_seed(1)
+    one = WAYS[saved](Net())
+    x = torch.randn(5, 3)
+    one(x)
+    with trainkit.Checkpoints(tmp_path) as checkpoints:
+        path = checkpoints.save(one.state_dict(), 1)
+    other = WAYS[loaded](Net())
+    assert trainkit.load_into(other, trainkit.load(path).state) == []
+    one.eval(), other.eval()
+    assert torch.equal(one(x), other(x))
+
+
+def test_clean_names_are_those_of_the_bare_network() -> None:
+    bare = list(Net().state_dict())
+    for way in WAYS.values():
+        assert list(trainkit.clean(way(Net()).state_dict())) == bare
+
+
+def test_a_part_that_is_really_called_module_keeps_its_name() -> None:
+    net = nn.ModuleDict({"module": nn.Linear(1, 1), "other": nn.Linear(1, 1)})
+    assert list(trainkit.clean(net.state_dict())) == list(net.state_dict())
+    assert trainkit.load_into(net, net.state_dict()) == []
+    both = nn.ModuleDict({"module": nn.Linear(1, 1), "weight": nn.Linear(1, 1)})
+    both.register_parameter("bias", nn.Parameter(torch.zeros(7)))  # module.bias and bias: not one and the same
+    state = {name: torch.full_like(tensor, 3.0) for name, tensor in both.state_dict().items()}
+    assert trainkit.load_into(both, state) == []
+    assert all(bool((tensor == 3).all()) for tensor in both.parameters())
+
+
+def test_two_weights_of_one_clean_name_are_refused() -> None:
+    with pytest.raises(LabError, match="the same name"):
+        trainkit.clean({"a": 1, "_orig_mod.a": 2})
+
+
+def odd() -> dict[str, torch.Tensor]:
+    """One missing, one unexpected, one of another shape."""
+    state = Net().state_dict()
+    del state["head.bias"]
+    return {**state, "head.extra": torch.zeros(3), "body.0.weight": torch.zeros(9, 3)}
+
+
+def test_every_difference_is_listed_and_the_network_stays_as_it_was() -> None:
+    net = Net()
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    with pytest.raises(LabError) as refused:
+        trainkit.load_into(net, odd(), source="some/file")
+    said = str(refused.value)
+    assert said.startswith("some/file: ")
+    for one in (
+        "body.0.weight is (9, 3) in it, (4, 3) here",
+        "head.bias is missing in it, (2,) here",
+        "head.extra is (3,) in it, missing here",
+    ):
+        assert one in said
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+
+
+def test_what_fits_is_taken_where_that_is_allowed_and_the_rest_is_returned() -> None:
+    net, state = Net(), odd()
+    assert len(trainkit.load_into(net, state, allow="partial")) == 3
+    assert torch.equal(net.head.weight, state["head.weight"])
+    assert len(trainkit.load_into(Net(), state, allow=("missing", "unexpected", "shape"))) == 3
+    with pytest.raises(LabError, match="do not fit"):
+        trainkit.load_into(Net(), state, allow=("missing", "shape"))
+    with pytest.raises(LabError, match="allow takes"):
+        trainkit.load_into(Net(), state, allow="everything")
+
+
+def test_a_long_list_of_differences_is_counted() -> None:
+    with pytest.raises(LabError, match="and 12 more"):
+        trainkit.load_into(Net(), {**Net().state_dict(), **{f"x{n}": torch.zeros(1) for n in range(20)}})

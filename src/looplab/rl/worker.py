@@ -1,0 +1,219 @@
+"""A worker process: it builds its share of the environments and does what the vector env asks, into the shared block.
+
+Orders come by one pipe and answers go by another. A plain step is one byte each way; everything else is a message: the
+letter M, eight bytes of length, and a pickle, which only ever passes between these two processes.
+A worker never outlives its parent, and what it dies of is told: a Python error by message, a crash in native code by
+faulthandler, which writes into a file in memory that the parent holds, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import pickle
+import random
+import signal
+import struct
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing import forkserver, reduction
+from types import TracebackType
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from looplab.errors import LabError
+from looplab.rl.group import NOTHING, Answer, EnvGroup, Order
+from looplab.rl.shared import Block
+from looplab.rl.snapshot import SnapshotError
+
+DONE, BUILT, MESSAGE = b".", b"b", b"M"
+LENGTH = struct.Struct("<Q")
+PR_SET_PDEATHSIG = 1
+
+
+class Fd:
+    """A file descriptor that reaches a new process by whatever way that process is started."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __getstate__(self) -> Any:
+        return reduction.DupFd(self.number)
+
+    def __setstate__(self, sent: Any) -> None:
+        self.number = sent.detach()
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a worker is told when it starts."""
+
+    worker: int
+    """Its number."""
+    workers: int
+    """How many there are."""
+    first: int
+    """The number of its first environment."""
+    num_envs: int
+    """Of all workers together."""
+    makers: bytes
+    """What is registered with gymnasium, and the functions that make its environments, by cloudpickle."""
+    mode: AutoresetMode
+    """When ended environments are reset."""
+    fields: tuple[str, ...]
+    """The infos that go into the block."""
+    orders: Fd
+    """Where orders come from."""
+    answers: Fd
+    """Where answers go."""
+    memory: Fd
+    """The block."""
+    stacks: Fd
+    """Where faulthandler writes."""
+    close: tuple[int, ...]
+    """Ends of pipes that a forked process has, and should not."""
+    chance: int
+    """Seeds the process's own random generators: for all its successors the same, so that they can replay it."""
+
+
+class _ParentGone(Exception):
+    """There is nobody left to work for."""
+
+
+class _Confession:
+    """Sends what a worker dies of, and ends the process without a word on the terminal."""
+
+    def __init__(self, answers: int) -> None:
+        self._answers = answers
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is None or isinstance(error, _ParentGone):
+            os._exit(0)
+        with contextlib.suppress(BrokenPipeError):
+            send(self._answers, ("died", "".join(traceback.format_exception(kind, error, at))))
+        os._exit(1)
+
+
+def serve(start: Start) -> None:
+    """The life of a worker."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes its workers
+    for fd in start.close:
+        os.close(fd)
+    _let_go_of_the_fork_server()
+    faulthandler.enable(start.stacks.number)
+    faulthandler.register(signal.SIGUSR1, start.stacks.number)
+    with _Confession(start.answers.number):
+        _work(start, start.orders.number, start.answers.number)
+
+
+def _let_go_of_the_fork_server() -> None:
+    """Its children hold it alive, and a stopped one would for ever: then neither would end with the trainer."""
+    held = getattr(forkserver._forkserver, "_forkserver_alive_fd", None)
+    if held is not None:
+        os.close(held)
+        forkserver._forkserver._forkserver_alive_fd = None  # type: ignore[attr-defined]
+
+
+def _work(start: Start, orders: int, answers: int) -> None:
+    random.seed(start.chance)
+    np.random.seed(start.chance)
+    registered, makers = cloudpickle.loads(start.makers)
+    for spec in registered:
+        gym.registry.setdefault(spec.id, spec)
+    group = EnvGroup(makers, start.first, start.mode, start.fields)
+    group.shared_generators = True
+    for maker in makers:
+        group.envs.append(maker())
+        os.write(answers, BUILT)
+    one = group.envs[0]
+    for i, env in enumerate(group.envs):
+        if env.observation_space != one.observation_space or env.action_space != one.action_space:
+            raise LabError(f"environment {start.first + i} has other spaces than environment {start.first}")
+    send(answers, ("built", one.observation_space, one.action_space, dict(one.metadata), one.render_mode))
+    spaces = receive(orders)
+    block = Block(spaces, start.num_envs, start.workers, len(start.fields), start.memory.number)
+    group.attach(block, start.worker)
+    plain = Order("step")
+    while True:
+        what = os.read(orders, 1)
+        if not what:
+            raise _ParentGone
+        if what != MESSAGE:  # a step: which frame, and whether to take a snapshot
+            at = what[0] & 1
+            if what[0] & 2:
+                send(answers, group.perform(plain, at, 1 - at, True, False))
+            elif infos := group.step(at, 1 - at):
+                send(answers, Answer(infos))
+            else:
+                os.write(answers, DONE)
+            continue
+        message = _body(orders)
+        if message[0] == "order":
+            send(answers, group.perform(*message[1:]))
+        elif message[0] == "replay":
+            send(answers, _replay(group, *message[1:]))
+        elif message[0] == "anew":
+            group.begin(message[1])
+            send(answers, NOTHING)
+        elif message[0] == "close":
+            group.close()
+            return
+
+
+def _replay(group: EnvGroup, base: bytes | None, orders: Sequence[Order], at: int) -> str | None:
+    """Become what the former worker was: its snapshot, then all orders since; why not, if that cannot be."""
+    try:
+        if base is not None:
+            group.restore(base)
+    except SnapshotError as error:
+        return error.message
+    for order in orders:
+        group.perform(order, at, at, False, False)
+    return None
+
+
+def send(fd: int, message: Any) -> None:
+    """Write a message, however long it takes: for workers."""
+    data = memoryview(pack(message))
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def receive(fd: int) -> Any:
+    """Wait for a message: for workers. It ends with its parent."""
+    if _exactly(fd, 1) != MESSAGE:
+        raise ValueError("a message was expected here")
+    return _body(fd)
+
+
+def pack(message: Any) -> bytes:
+    """A message as it travels."""
+    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    return MESSAGE + LENGTH.pack(len(data)) + data
+
+
+def _body(fd: int) -> Any:
+    (length,) = LENGTH.unpack(_exactly(fd, LENGTH.size))
+    return pickle.loads(_exactly(fd, length))  # noqa: S301 (from our own parent)
+
+
+def _exactly(fd: int, count: int) -> bytes:
+    parts = []
+    while count:
+        part = os.read(fd, min(count, 1 << 20))
+        if not part:
+            raise _ParentGone
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)

@@ -1,0 +1,131 @@
+"""A training that is killed at any moment and started again ends with the same bits as one that was not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TRAINER = Path(__file__).with_name("trainer.py")
+KINDS = ("ppo", "ppo-overlap", "impala-per", "impala-per-overlap", "ppo-memory")
+STEPS = 4 * 16 * 40
+
+
+class Server:
+    """Starts trainings in no time."""
+
+    def __init__(self) -> None:
+        argv = [sys.executable, str(TRAINER), "serve"]
+        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def start(self, out: Path, kind: str, workers: int = 0) -> int:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        out.mkdir(exist_ok=True)
+        self.process.stdin.write(f"{out} {kind} {STEPS} {workers}\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
+    def finish(self, out: Path, kind: str) -> dict[str, str]:
+        return result(self.start(out, kind), out)
+
+
+def result(pid: int, out: Path) -> dict[str, str]:
+    while alive(pid):
+        time.sleep(0.01)
+    found: dict[str, str] = json.loads((out / "result.json").read_text())
+    return found
+
+
+def alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.process.kill()
+    made.process.wait()
+
+
+def killed_until_done(server: Server, out: Path, kind: str, kills: int, seed: int) -> dict[str, str]:
+    """Kill it at random moments, counted from its first row, and let it finish in the end."""
+    chance = random.Random(seed)
+    for _ in range(kills):
+        rows = len(lines(out))
+        pid = server.start(out, kind)
+        while alive(pid) and len(lines(out)) <= rows:
+            time.sleep(0.002)
+        time.sleep(chance.random() * 0.5)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        while alive(pid):
+            time.sleep(0.002)
+    return server.finish(out, kind)
+
+
+def lines(out: Path) -> list[str]:
+    path = out / "metrics.jsonl"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_killed_training_goes_on_exactly(kind: str, tmp_path: Path, server: Server) -> None:
+    whole = server.finish(tmp_path / "whole", kind)
+    assert killed_until_done(server, tmp_path / "killed", kind, kills=2, seed=1) == whole
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", KINDS[:4])
+def test_fifty_kills_change_nothing(kind: str, tmp_path: Path, server: Server) -> None:
+    whole = server.finish(tmp_path / "whole", kind)
+    for seed in range(13):
+        assert killed_until_done(server, tmp_path / f"killed{seed}", kind, kills=1, seed=seed) == whole
+
+
+def test_a_signal_saves_and_has_its_exit_code(tmp_path: Path, server: Server) -> None:
+    whole = server.finish(tmp_path / "whole", "ppo")
+    out = tmp_path / "out"
+    process = subprocess.Popen([sys.executable, str(TRAINER), str(out), "ppo", str(STEPS), "0"])
+    while not lines(out):
+        time.sleep(0.005)
+    process.terminate()
+    assert process.wait(60) == 143
+    assert (out / "checkpoints" / "latest").exists()
+    assert server.finish(out, "ppo") == whole
+
+
+@pytest.mark.parametrize("kind", ["ppo", "impala-per-overlap"])
+def test_killed_workers_change_nothing(kind: str, tmp_path: Path, server: Server) -> None:
+    whole = server.finish(tmp_path / "whole", kind)
+    out = tmp_path / "out"
+    pid = server.start(out, kind, workers=2)
+    chance = random.Random(0)
+    hit = 0
+    while alive(pid) and hit < 6:
+        time.sleep(0.02 + 0.1 * chance.random())
+        workers = sorted(children(pid))
+        if lines(out) and workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(chance.choice(workers), signal.SIGKILL)
+                hit += 1
+    assert hit
+    assert result(pid, out) == whole
+
+
+def children(pid: int) -> set[int]:
+    try:
+        return {int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+    except OSError:
+        return set()

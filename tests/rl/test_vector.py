@@ -1,0 +1,314 @@
+"""The supervised vector env gives what gymnasium's SyncVectorEnv gives, to the bit."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from looplab.errors import LabError
+from looplab.rl import SupervisedVectorEnv
+from looplab.rl.diagnostics import SlowSteps
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+Make = Callable[[], gym.Env[Any, Any]]
+
+
+class Mixed(gym.Env[Any, Any]):
+    """Everything at once: nested observations and actions, and infos that come, go and change their type."""
+
+    observation_space = Dict(
+        {
+            "near": Box(-9, 9, (2, 3), np.float64),
+            "far": Tuple((Discrete(50), MultiBinary(3))),
+            "bits": MultiDiscrete([4, 5]),
+        }
+    )
+    action_space = Dict({"push": Box(-1, 1, (2,), np.float32), "press": Discrete(3)})
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.total = 0.0
+        self.steps = 0
+
+    def _see(self) -> dict[str, Any]:
+        draw = self.np_random
+        far = (draw.integers(50), draw.integers(0, 2, 3).astype(np.int8))
+        return {"near": draw.normal(size=(2, 3)), "far": far, "bits": draw.integers(0, 4, 2)}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.total, self.steps = float((options or {}).get("total", 0.0)), 0
+        return self._see(), {"x_pos": 40, "fresh": True, "options": str(options)}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        self.total += float(action["push"].sum()) + int(action["press"])
+        info: dict[str, Any] = {"x_pos": self.steps, "score": self.total, "deep": {"half": np.float32(self.total / 2)}}
+        if self.np_random.random() < 0.3:
+            info["word"] = f"w{self.number}"
+        if self.steps % 3 == self.number % 3:
+            del info["score"]
+        if self.steps % 5 == 4:
+            info["odd"] = [2.5, 5, 2**60 + 1][self.number % 3]
+        over = self.np_random.random()
+        return self._see(), np.float32(self.total), bool(over < 0.05), bool(over > 0.95), info
+
+
+class Pictures(gym.Env[Any, Any]):
+    """Images of bytes."""
+
+    observation_space = Box(0, 255, (12, 10, 3), np.uint8)
+    action_space = Discrete(4)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.canvas = self.np_random.integers(0, 256, (12, 10, 3), np.uint8)
+        return self.canvas, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.canvas = np.roll(self.canvas, int(action), axis=1) ^ np.uint8(action)
+        return self.canvas, float(self.canvas[0, 0, 0]), bool(self.np_random.random() < 0.1), False, {}
+
+
+WORLDS: dict[str, list[Make]] = {
+    "cartpole": [lambda: gym.make("CartPole-v1")] * 5,
+    "lake": [lambda: gym.make("FrozenLake-v1", max_episode_steps=7)] * 4,
+    "mixed": [lambda i=i: Mixed(i) for i in range(5)],  # type: ignore[misc]
+    "pictures": [Pictures] * 3,
+}
+
+
+def alike(one: Any, two: Any) -> bool:
+    if isinstance(one, dict):
+        return isinstance(two, dict) and one.keys() == two.keys() and all(alike(one[key], two[key]) for key in one)
+    if isinstance(one, tuple | list):
+        return len(one) == len(two) and all(map(alike, one, two))
+    if isinstance(one, np.ndarray) and one.dtype == object:
+        return one.shape == two.shape and two.dtype == object and all(map(alike, one, two))
+    if isinstance(one, np.ndarray | np.generic):
+        return one.dtype == two.dtype and one.shape == two.shape and one.tobytes() == two.tobytes()
+    return type(one) is type(two) and bool(one == two)
+
+
+def play(venv: Any, steps: int, seed: int = 7) -> list[Any]:
+    venv.action_space.seed(seed)
+    seen = [venv.reset(seed=seed)]
+    for k in range(steps):
+        if venv.metadata["autoreset_mode"] is AutoresetMode.DISABLED and len(seen[-1]) == 5:
+            over = seen[-1][2] | seen[-1][3]
+            if over.any():
+                seen.append(venv.reset(options={"reset_mask": over}))
+        elif k == steps // 2:
+            seen.append(venv.reset(options={"total": 3}))
+        seen.append(venv.step(venv.action_space.sample()))
+    return seen
+
+
+@contextmanager
+def supervised(makers: list[Make], **settings: Any) -> Iterator[SupervisedVectorEnv]:
+    venv = SupervisedVectorEnv(makers, **{"workers": 2, **settings})
+    try:
+        yield venv
+    finally:
+        venv.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+@pytest.mark.parametrize("world", WORLDS)
+def test_results_are_those_of_gymnasiums_own_vector_env(world: str, mode: AutoresetMode, workers: int) -> None:
+    expected = play(SyncVectorEnv(WORLDS[world], autoreset_mode=mode), 60)
+    fields = ("x_pos", "score", "odd", "prob")
+    with supervised(WORLDS[world], workers=workers, autoreset_mode=mode, info_fields=fields, snapshot_every=7) as venv:
+        assert venv.workers == workers
+        for number, (mine, theirs) in enumerate(zip(play(venv, 60), expected, strict=True)):
+            assert alike(mine, theirs), number
+
+
+@pytest.fixture(scope="module", params=WORLDS)
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[SupervisedVectorEnv, Any]]:
+    makers = WORLDS[request.param]
+    with supervised(makers, info_fields=("x_pos",), snapshot_every=5) as venv:
+        yield venv, SyncVectorEnv(makers)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**31), steps=st.integers(0, 25))
+def test_results_are_the_same_for_every_seed(pair: tuple[SupervisedVectorEnv, Any], seed: int, steps: int) -> None:
+    venv, sync = pair
+    assert alike(play(venv, steps, seed), play(sync, steps, seed))
+
+
+@pytest.mark.parametrize("context", ["spawn", "fork"])
+def test_workers_can_be_started_in_every_way(context: str) -> None:
+    expected = play(SyncVectorEnv(WORLDS["mixed"]), 10)
+    with supervised(WORLDS["mixed"], context=context) as venv:
+        assert alike(play(venv, 10), expected)
+
+
+def test_spaces_and_metadata_are_those_of_gymnasium() -> None:
+    sync = SyncVectorEnv(WORLDS["mixed"])
+    with supervised(WORLDS["mixed"]) as venv:
+        for name in ("num_envs", "observation_space", "action_space", "single_observation_space", "metadata"):
+            assert getattr(venv, name) == getattr(sync, name), name
+        assert venv.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
+
+
+def test_attributes_and_methods_of_environments_can_be_used() -> None:
+    with supervised(WORLDS["mixed"]) as venv:
+        venv.reset(seed=3)
+        assert venv.get_attr("number") == (0, 1, 2, 3, 4)
+        venv.set_attr("total", [1.0, 2.0, 3.0, 4.0, 5.0])
+        assert venv.call("get_wrapper_attr", "total") == (1.0, 2.0, 3.0, 4.0, 5.0)
+        assert venv.np_random_seed == (3, 4, 5, 6, 7)
+        with pytest.raises(AttributeError, match="nothing_such"):
+            venv.get_attr("nothing_such")
+        assert venv.diagnostics()[0].restarts == 0
+
+
+def test_returned_arrays_are_the_callers_own() -> None:
+    with supervised(WORLDS["cartpole"]) as venv:
+        first, _ = venv.reset(seed=0)
+        kept = first.copy()
+        first *= 0
+        venv.step(np.ones(5, np.int64))
+        again, _ = venv.reset(seed=0)
+        assert alike(again, kept)
+
+
+def test_a_reset_without_a_seed_is_random() -> None:
+    with supervised(WORLDS["cartpole"]) as one, supervised(WORLDS["cartpole"]) as two:
+        assert not alike(one.reset()[0], two.reset()[0])
+
+
+@pytest.mark.parametrize("actions", [np.zeros(4, np.int64), np.zeros(5), 1])
+def test_actions_of_another_shape_or_type_are_refused(actions: Any) -> None:
+    with supervised(WORLDS["cartpole"]) as venv:
+        venv.reset(seed=0)
+        with pytest.raises(LabError, match="actions must"):
+            venv.step(actions)
+        venv.step(np.zeros(5, np.int64))
+
+
+def test_different_spaces_are_refused() -> None:
+    makers: list[Make] = [lambda: gym.make("CartPole-v1"), lambda: gym.make("FrozenLake-v1")]
+    for workers in (0, 1, 2):
+        with pytest.raises(LabError, match="spaces"):
+            SupervisedVectorEnv(makers, workers=workers)
+
+
+def test_an_environment_that_cannot_be_built_is_reported_with_its_traceback() -> None:
+    def broken() -> gym.Env[Any, Any]:
+        raise RuntimeError("no such rom")
+
+    with pytest.raises(LabError, match="no such rom"):
+        SupervisedVectorEnv([broken], workers=1)
+
+
+def test_cheap_environments_stay_in_this_process_and_dear_ones_do_not() -> None:
+    class Dear(Pictures):
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            until = time.perf_counter() + 0.002
+            while time.perf_counter() < until:
+                pass
+            return super().step(action)
+
+    with supervised([Pictures] * 2, workers="auto") as cheap:
+        assert cheap.workers == 0
+    if len(os.sched_getaffinity(0)) > 1:
+        with supervised([Dear] * 4, workers="auto") as dear:
+            assert dear.workers > 1
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (0, 2), (2, 0)])
+@pytest.mark.parametrize("world", ["cartpole", "mixed"])
+def test_a_state_goes_on_exactly_in_another_vector_env(world: str, before: int, after: int) -> None:
+    with supervised(WORLDS[world], workers=before) as venv:
+        play(venv, 25)
+        state = venv.state_dict()
+        shown = venv.load_state_dict(state)
+        actions = [venv.action_space.sample() for _ in range(40)]
+        expected = [venv.step(action) for action in actions]
+    with supervised(WORLDS[world], workers=after) as other:
+        assert alike(other.load_state_dict(state), shown)
+        assert alike([other.step(action) for action in actions], expected)
+
+
+def test_a_state_of_another_size_is_refused() -> None:
+    with supervised(WORLDS["cartpole"]) as venv, supervised([Pictures] * 2, workers=0) as other:
+        venv.reset(seed=0)
+        with pytest.raises(LabError, match="5 environments"):
+            other.load_state_dict(venv.state_dict())
+
+
+def test_the_trainers_own_random_numbers_are_left_alone() -> None:
+    np.random.seed(5)
+    expected = np.random.random(3)
+    np.random.seed(5)
+    with supervised(WORLDS["cartpole"], workers="auto") as venv:
+        venv.reset(seed=0)
+        venv.step(np.zeros(5, np.int64))
+        assert alike(np.random.random(3), expected)
+
+
+def test_starts_can_be_serialised_delayed_and_prewarmed(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    def slow_to_build() -> gym.Env[Any, Any]:
+        with open(log, "a") as file:
+            file.write(f"+{os.getpid()}\n")
+        time.sleep(0.05)
+        with open(log, "a") as file:
+            file.write(f"-{os.getpid()}\n")
+        return Pictures()
+
+    settings = {"serialise_start": tmp_path / "lock", "start_delay": 0.01, "prewarm": True}
+    with supervised([slow_to_build] * 3, workers=3, **settings) as venv:
+        venv.reset(seed=0)
+    lines = log.read_text().split()
+    assert len(lines) == 8
+    assert all(begin[1:] == end[1:] for begin, end in zip(lines[::2], lines[1::2], strict=True))
+    assert lines[0] == f"+{os.getpid()}"
+
+
+def test_reports_say_what_each_worker_does() -> None:
+    with supervised(WORLDS["cartpole"]) as venv:
+        assert {report.snapshots for report in venv.diagnostics()} == {"not tested before the first reset"}
+        venv.reset(seed=0)
+        venv.step(np.zeros(5, np.int64))
+        one, two = venv.diagnostics()
+        assert (one.envs, two.envs) == ((0, 1), (2, 3, 4))
+        assert (one.steps, two.steps, one.restarts, one.snapshots) == (2, 3, 0, "exact")
+        assert one.pid != two.pid
+        assert one.rss_bytes > 1e6
+        assert one.last_step_ms > 0
+
+
+def test_slow_steps_are_worth_a_look_once_a_window() -> None:
+    slow = SlowSteps(threshold=3, window=10)
+    assert [slow.add(now) for now in (0, 1, 2, 3, 4, 11, 12.5, 13, 30)] == [
+        False, False, True, False, False, False, True, False, False,
+    ]  # fmt: skip
+
+
+def test_closing_twice_is_closing_once() -> None:
+    venv = SupervisedVectorEnv(WORLDS["cartpole"], workers=2)
+    venv.reset(seed=0)
+    venv.close()
+    venv.close()
+    with pytest.raises(LabError, match="closed"):
+        venv.reset(seed=0)

@@ -1,21 +1,24 @@
 """Which proposer finds good configs with the fewest runs, and what a proposal costs.
 
-    python benchmarks/decide.py [--quick] [--seeds N] [--only PROBLEM ...]
+    python benchmarks/decide.py [--quick] [--seeds N] [--gp-seeds N] [--only PROBLEM ...] [--keep FILE]
 
-Compared at the same number of runs: `search` (looplab's TPE), `rules` (steps around the best run), `mix` of the two,
-`random`, and Optuna used by itself as its documentation says: `ask` and `tell`, TPESampler, `set_constraint` for the
-known constraint, a crash told as FAIL. A draw of Optuna that breaks the known constraint is a run like any other; how
-Optuna does where such draws cost nothing is measured too. looplab's proposers are the real ones, on a real ledger,
-history and run folders; only the process in which a run trains is left out. Three test functions have noise, a
-constraint that the guard knows, and a region where runs crash, which nobody knows; two problems are real trainings.
+Compared at the same number of runs: `search` (looplab's default, `auto`), `tpe` (looplab's TPE), `rules` (steps around
+the best run), `mix` of rules and search, `random`, and Optuna used by itself as its documentation says: `ask` and
+`tell`, its default TPESampler, `set_constraint` for the known constraint, a crash told as FAIL; on the first seeds also
+Optuna's GPSampler (`optuna_gp`). A draw of Optuna that breaks the known constraint is a run like any other; how Optuna
+does where such draws cost nothing is measured too. looplab's proposers are the real ones, on a real ledger, history and
+run folders; only the process in which a run trains is left out. Three test functions have noise, a constraint that the
+guard knows, and a region where runs crash, which nobody knows; two problems are real trainings.
 
 Regret: the noise-free value of the run that looked best so far, minus the optimum (for trainings: the mean of three
 new seeds of that config, minus the best such mean that anybody found), averaged over the second half of the runs and
 over seeds. A ratio of two ways is the geometric mean, over the problems, of the ratio of these regrets; below 1 is
 better. Its interval is from resampling the seeds. `mix_vs_best_single` is against the one proposer that does best over
 all problems, `mix_vs_best_of_each` against the better one of each problem, known in hindsight. Settings of the search
-were chosen on seeds below 100; nothing is measured on those. The seeds that are measured had been looked at before the
-steps from the best point were added, so they are not untouched.
+and of the mix were chosen on seeds below 100, of these same problems; nothing is measured on those. The seeds that are
+measured, from 6000 on, had not been looked at when the settings were chosen.
+
+With `--keep FILE` every finished study is kept there and not done again: a long comparison can be made in pieces.
 """
 
 from __future__ import annotations
@@ -192,8 +195,8 @@ class Lab:
         self.cpu_seconds = 0.0
         self.best: float | None = None
 
-    def search(self, sampler: Any = "tpe") -> SearchProposer:
-        settings = Search(sampler=sampler, seed=self.seed)
+    def search(self, sampler: Any = None) -> SearchProposer:
+        settings = Search(seed=self.seed) if sampler is None else Search(sampler=sampler, seed=self.seed)
         return SearchProposer(settings, self.guard, self.problem.base, "min", self.history)
 
     def drive(self, proposer: Proposer) -> Trace:
@@ -264,9 +267,11 @@ def metric(value: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def optuna_alone(problem: Problem, seed: int, storage: str | None = None, charge: bool = True) -> Trace:
+def optuna_alone(
+    problem: Problem, seed: int, storage: str | None = None, charge: bool = True, sampler: Any = None
+) -> Trace:
     """Ask and tell as documented. `charge`: a draw that breaks the known constraint is a run like any other."""
-    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed), storage=storage)
+    study = optuna.create_study(sampler=sampler or optuna.samplers.TPESampler(seed=seed), storage=storage)
     space = {path: optuna_distribution(spec) for path, spec in problem.knobs.items()}
     trace: Trace = []
     asked = 0
@@ -428,14 +433,24 @@ def in_lab(make: Callable[[Lab], Proposer]) -> Callable[[Problem, Path, int], Tr
     return way
 
 
+def optuna_gp(problem: Problem, seed: int) -> Trace:
+    import torch
+
+    torch.set_num_threads(1)
+    return optuna_alone(problem, seed, sampler=optuna.samplers.GPSampler(seed=seed))
+
+
 FREE = "optuna, refused draws free"
+GP = "optuna_gp"
 WAYS: dict[str, Callable[[Problem, Path, int], Trace]] = {
     "search": in_lab(lambda lab: lab.search()),
+    "tpe": in_lab(lambda lab: lab.search("tpe")),
     "rules": in_lab(by_rules),
     "mix": in_lab(lambda lab: Mix([by_rules(lab), lab.search()], lab.seed)),
     "random": in_lab(lambda lab: lab.search("random")),
     "optuna": lambda problem, root, seed: optuna_alone(problem, seed),
     FREE: lambda problem, root, seed: optuna_alone(problem, seed, charge=False),
+    GP: lambda problem, root, seed: optuna_gp(problem, seed),
 }
 
 SINGLE = ("search", "rules", "random")
@@ -458,7 +473,7 @@ def values_of(problem: Problem, trace: Trace) -> list[float]:
     return found
 
 
-FIRST_SEED = 2000
+FIRST_SEED = 6000
 Regrets = dict[str, dict[str, list[float]]]
 """Problem → way → the regret of each seed."""
 
@@ -486,22 +501,28 @@ def interval(regrets: Regrets, way: str, other: Callable[[str], str], n: int) ->
 
 def cost(root: Path, n: int) -> dict[str, float]:
     """Milliseconds per proposal and telling, ours (all of ledger, history and folders) and Optuna's with SQLite, over
-    studies of n runs on the six-dimensional function."""
+    studies of n runs on the six-dimensional function; one after the other, so that all have the same machine."""
     problem = replace(next(p for p in functions() if p.name == "hartmann6"), runs=n)
-    lab = Lab(problem, root, 0)
-    proposer = lab.search()
-    began = time.perf_counter()
-    lab.drive(proposer)
-    ours = time.perf_counter() - began
+    labs, seconds = {}, {}
+    for sampler in (None, "tpe"):
+        labs[sampler] = lab = Lab(problem, root, 0)
+        proposer = lab.search(sampler)
+        began = time.perf_counter()
+        lab.drive(proposer)
+        seconds[sampler] = time.perf_counter() - began
     began = time.perf_counter()
     optuna_alone(problem, 0, f"sqlite:///{root}/optuna.db")
     theirs = time.perf_counter() - began
-    print(f"{n} runs: proposer alone {1000 * lab.seconds / n:.2f} ms a proposal; with the ledger and folders "
-          f"{1000 * ours / n:.2f} ms a run; Optuna with SQLite {1000 * theirs / n:.2f} ms a trial")  # fmt: skip
+    for sampler, lab in labs.items():
+        print(f"{n} runs with {sampler or 'the default sampler'}: proposer alone {1000 * lab.seconds / n:.2f} ms a "
+              f"proposal; with the ledger and folders {1000 * seconds[sampler] / n:.2f} ms a run; Optuna with SQLite "
+              f"{1000 * theirs / n:.2f} ms a trial")  # fmt: skip
     return {
-        "ms_per_proposal": round(1000 * lab.seconds / n, 2),
-        "cpu_ms_per_proposal": round(1000 * lab.cpu_seconds / n, 2),
-        "x_optuna_sqlite": round(ours / theirs, 3),
+        "ms_per_proposal": round(1000 * labs[None].seconds / n, 2),
+        "cpu_ms_per_proposal": round(1000 * labs[None].cpu_seconds / n, 2),
+        "x_optuna_sqlite": round(seconds[None] / theirs, 3),
+        "tpe_ms_per_proposal": round(1000 * labs["tpe"].seconds / n, 2),
+        "tpe_x_optuna_sqlite": round(seconds["tpe"] / theirs, 3),
     }
 
 
@@ -509,29 +530,51 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seeds", type=int, default=0)
+    parser.add_argument("--gp-seeds", type=int, default=8, help="seeds for Optuna's GPSampler, which is slow")
     parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--keep", type=Path)
     options = parser.parse_args()
     n = options.seeds or (2 if options.quick else 24)
     chosen = [p for p in [*functions(), digits(), boosting()] if not options.only or p.name in options.only]
     if options.quick:
-        chosen = [replace(p, runs=p.runs if p.best is not None else 20) for p in chosen]
+        chosen = [replace(p, runs=p.runs // (2 if p.best is not None else 3)) for p in chosen]
+    gp = 0 if options.quick else min(n, options.gp_seeds)
     root = Path(tempfile.mkdtemp(prefix="looplab-bench-", dir=os.environ.get("BENCH_DIR")))
     regrets: Regrets = {}
     try:
         for problem in chosen:
-            regrets[problem.name] = compare(problem, root, n)
-        costs = cost(root, 100 if options.quick else 300)
+            regrets[problem.name] = compare(problem, n, gp, Kept(root, options.keep))
+        costs = cost(root, 60 if options.quick else 300)
     finally:
         shutil.rmtree(root, ignore_errors=True)
-    print(json.dumps({**figures(regrets, n), **costs}))
+    print(json.dumps({**figures(regrets, n, gp), **costs}))
 
 
-def compare(problem: Problem, root: Path, n: int) -> dict[str, list[float]]:
+class Kept:
+    """The curves of studies, by problem, way and seed; in a file, one a line, if there is one."""
+
+    def __init__(self, root: Path, file: Path | None) -> None:
+        self._root, self._file = root, file
+        self._known: dict[str, list[float]] = {}
+        for line in file.read_text().splitlines() if file is not None and file.exists() else ():
+            self._known.update(json.loads(line))
+
+    def curve(self, problem: Problem, way: str, seed: int) -> list[float]:
+        key = f"{problem.name}/{problem.runs}/{way}/{seed}"
+        if key not in self._known:
+            self._known[key] = values_of(problem, WAYS[way](problem, self._root, seed))
+            if self._file is not None:
+                with self._file.open("a") as out:
+                    out.write(json.dumps({key: self._known[key]}) + "\n")
+        return self._known[key]
+
+
+def compare(problem: Problem, n: int, gp: int, kept: Kept) -> dict[str, list[float]]:
     """Way → the regret of each seed."""
     values = {
-        name: [values_of(problem, way(problem, root, FIRST_SEED + seed)) for seed in range(n)]
-        for name, way in WAYS.items()
-        if problem.constraint or name != FREE
+        way: [kept.curve(problem, way, FIRST_SEED + seed) for seed in range(gp if way == GP else n)]
+        for way in WAYS
+        if (problem.constraint or way != FREE) and (gp or way != GP)
     }
     best = problem.best
     if best is None:
@@ -542,9 +585,9 @@ def compare(problem: Problem, root: Path, n: int) -> dict[str, list[float]]:
     return regrets
 
 
-def figures(regrets: Regrets, n: int) -> dict[str, Any]:
+def figures(regrets: Regrets, n: int, gp: int) -> dict[str, Any]:
     all_seeds = list(range(n))
-    means_of = {p: {w: _mean(r, all_seeds) for w, r in ways.items()} for p, ways in regrets.items()}
+    means_of = {p: {w: _mean(r, list(range(len(r)))) for w, r in ways.items()} for p, ways in regrets.items()}
 
     def free(problem: str) -> str:
         return FREE if FREE in regrets[problem] else "optuna"
@@ -556,7 +599,7 @@ def figures(regrets: Regrets, n: int) -> dict[str, Any]:
     # The one proposer that does best over all problems: the one that a person should have chosen for all of them.
     best_single = min(SINGLE, key=lambda way: statistics.fmean(math.log(means_of[p][way]) for p in regrets))
 
-    return {
+    found: dict[str, Any] = {
         "search_vs_optuna": round(ratio(regrets, "search", lambda p: "optuna", all_seeds), 3),
         "search_vs_optuna_95": interval(regrets, "search", lambda p: "optuna", n),
         "search_vs_optuna_free": round(ratio(regrets, "search", free, all_seeds), 3),
@@ -566,9 +609,22 @@ def figures(regrets: Regrets, n: int) -> dict[str, Any]:
         "best_single": best_single,
         "mix_vs_best_of_each": round(ratio(regrets, "mix", best_of_each, all_seeds), 3),
         "search_vs_random": round(ratio(regrets, "search", lambda p: "random", all_seeds), 3),
+        "search_vs_tpe": round(ratio(regrets, "search", lambda p: "tpe", all_seeds), 3),
+        "search_vs_optuna_each": {
+            p: [
+                round(ratio({p: ways}, "search", lambda p: "optuna", all_seeds), 3),
+                interval({p: ways}, "search", lambda p: "optuna", n),
+            ]
+            for p, ways in regrets.items()
+        },
         "seeds": n,
         "regret": {p: {w: float(f"{r:.4g}") for w, r in ways.items()} for p, ways in means_of.items()},
     }
+    if gp:
+        found["search_vs_optuna_gp"] = round(ratio(regrets, "search", lambda p: GP, list(range(gp))), 3)
+        found["search_vs_optuna_gp_95"] = interval(regrets, "search", lambda p: GP, gp)
+        found["gp_seeds"] = gp
+    return found
 
 
 if __name__ == "__main__":

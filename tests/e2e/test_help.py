@@ -55,7 +55,7 @@ def test_the_shell_that_asks_gets_its_completion_script(lab) -> None:
 
 def test_completion_knows_commands_and_options(lab) -> None:
     env = {"_LOOPLAB_COMPLETE": "complete_bash", "COMP_WORDS": "looplab st", "COMP_CWORD": "1"}
-    assert set(lab(env=env).out.split()) == {"status", "stop"}
+    assert set(lab(env=env).out.split()) == {"stage", "status", "stop"}
 
 
 def test_init_makes_a_lab_that_can_be_checked(lab, tmp_path) -> None:

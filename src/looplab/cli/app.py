@@ -585,6 +585,87 @@ def tour(
     iterating.tour(lab, out, json)
 
 
+# -- pipelines
+
+
+Config = Annotated[Path, typer.Option("--config", help="The config.", show_default=False)]
+RunId = Annotated[
+    str | None, typer.Option("--run-id", help="Which run: its name, or `latest`; else see below.", show_default=False)
+]
+NewRun = Annotated[bool, typer.Option("--new", help="A new one, whatever is there.")]
+Edits = Annotated[
+    list[str] | None, typer.Option("--edit", help="An edit on the config: path@op=value.", show_default=False)
+]
+Force = Annotated[bool, typer.Option("--force", help="Run stages again that are complete and unchanged.")]
+
+
+@app.command()
+def stage(
+    config: Config,
+    stages: Annotated[list[str] | None, typer.Argument(help="Which stages; all if none is named.")] = None,
+    run_id: RunId = None,
+    new: NewRun = False,
+    edit: Edits = None,
+    force: Force = False,
+    run_dir: Annotated[
+        Path | None, typer.Option("--run-dir", help="The run folder itself, outside of any root.", show_default=False)
+    ] = None,
+    lab: LabOption = None,
+    study: StudyOption = None,
+    json: Json = False,
+) -> None:
+    """Run stages of a pipeline: mine, select, memory, eval.
+
+    What is complete and unchanged is skipped, what was cut off is resumed. Without --run-id, later stages go on with
+    the latest run, and first stages resume a run that was cut off, or begin a new one. Ctrl-C stops the stage.
+    """
+    from looplab.cli import staging
+
+    staging.stage(lab, study, config, stages or [], run_id, new, edit or [], force, run_dir, json)
+
+
+@app.command()
+def suite(
+    config: Annotated[Path, typer.Option("--config", help="The suite's file.", show_default=False)],
+    gpus: Gpus = None,
+    slots: Annotated[int | None, typer.Option("--slots", min=1, help="How many slots.", show_default=False)] = None,
+    suite_id: Annotated[str | None, typer.Option("--id", help="The suite's id.", show_default=False)] = None,
+    new: NewRun = False,
+    force: Force = False,
+    share: Share = None,
+    lab: LabOption = None,
+    study: StudyOption = None,
+    json: Json = False,
+) -> None:
+    """Run the same stages over several datasets, one a slot.
+
+    The same command again goes on where it was cut off. Ctrl-C begins nothing more, a second Ctrl-C stops.
+    """
+    from looplab.cli import staging
+
+    staging.suite(lab, study, config, gpus, slots, suite_id, new, force, share, json)
+
+
+@app.command()
+def case(
+    config: Config,
+    run_id: RunId = None,
+    example_ids: Annotated[str | None, typer.Option("--example-ids", help="0,6", show_default=False)] = None,
+    max_new_tokens: Annotated[int | None, typer.Option("--max-new-tokens", min=1, show_default=False)] = None,
+    methods: Annotated[str | None, typer.Option("--methods", help="greedy,esm", show_default=False)] = None,
+    tag: Annotated[str | None, typer.Option("--tag", help="What its files are called.", show_default=False)] = None,
+    edit: Edits = None,
+    lab: LabOption = None,
+    study: StudyOption = None,
+    json: Json = False,
+) -> None:
+    """Look at a few examples closely; prints the files that were made."""
+    from looplab.cli import staging
+
+    said = {"example_ids": example_ids, "max_new_tokens": max_new_tokens, "methods": methods, "tag": tag}
+    staging.case(lab, study, config, run_id, edit or [], said, json)
+
+
 # -- the record
 
 

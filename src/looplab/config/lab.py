@@ -152,7 +152,7 @@ class Normalise(Part):
 class Search(Part):
     """An optimiser over the knobs."""
 
-    sampler: Literal["tpe", "cmaes", "gp", "random", "grid", "qmc"] = "tpe"
+    sampler: Literal["auto", "tpe", "cmaes", "gp", "random", "grid", "qmc"] = "auto"
     seed: int = 0
     startup: int | None = Field(None, ge=1)
     """Measured runs before the sampler relies on what it has learned; its own default if not said."""
@@ -453,6 +453,115 @@ class Require(Part):
     wandb: Literal["online"] | None = None
 
 
+STAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+KEPT_NAMES = ("stages", "logs", "config_resolved.json", "pipeline.json", "train.log", "process.json", "exit.json")
+"""What looplab itself writes into the run folder of a pipeline."""
+
+
+def check_entry(text: str) -> str:
+    if not re.fullmatch(r"[^:\s]+\.py:[A-Za-z_]\w*|[A-Za-z_][\w.]*:[A-Za-z_]\w*", text):
+        raise ValueError(f"{text!r} is no function; write file.py:function or module:function")
+    return text
+
+
+def check_output(text: str) -> str:
+    """An output of a stage lies below the run folder: it may be deleted, and nothing else may be."""
+    parts = Path(text).parts
+    if not parts or Path(text).is_absolute() or ".." in parts:
+        raise ValueError(f"{text!r} is no file or folder below the run folder")
+    if parts[0] in KEPT_NAMES or parts[0].startswith("."):
+        raise ValueError(f"{parts[0]} is looplab's own name in a run folder; call the output otherwise")
+    return text
+
+
+class Stage(Part):
+    """One step of a pipeline: a command or a Python function, and what its result depends on."""
+
+    command: list[str] | None = Field(None, min_length=1)
+    """An argv: {python} {config} {run_dir} {run_id} {stage} {lab} {study} {slot} {devices}, and {dotted.key}s."""
+    entry: Annotated[str, AfterValidator(check_entry)] | None = None
+    """`file.py:function` or `module:function`, called with (config, run_dir) in a process of its own."""
+    after: Texts = Field(default_factory=list)
+    """The stages whose outputs it uses."""
+    reads: Texts | None = None
+    """The parts of the config that it depends on; the whole config if not said."""
+    code: TextsInLab = Field(default_factory=list)
+    """Patterns of the files that it is made of."""
+    files: Texts = Field(default_factory=list)
+    """Further files and folders that it reads; may name config keys: "{model.name_or_path}"."""
+    outputs: list[Annotated[str, AfterValidator(check_output)]] = Field(default_factory=list)
+    """What it leaves in the run folder. A stage is complete when it ended well and all of them are there."""
+    env: dict[str, str] = Field(default_factory=dict)
+    timeout: Duration | None = None
+    grace: Duration = 10.0
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Stage:
+        if (self.command is None) == (self.entry is None):
+            raise ValueError("a stage is a command or an entry")
+        return self
+
+
+class Pipeline(Part):
+    """Where the runs of the stages lie."""
+
+    root: str = "outputs/{study}-stages"
+    """The folder of the run folders, inside the lab; may name config keys."""
+    run_id: str | None = None
+    """The name of the run, such as "{outputs.run_id}"; a time stamp if it is not said, or null."""
+    artifacts: str | None = None
+    """The config's key that names another run whose stages are used."""
+    fits: Texts = Field(default_factory=list)
+    """The parts of the config that must be the same here and in that run."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """For every stage."""
+
+
+class Case(Part):
+    """What `looplab case` starts: a few examples, looked at closely."""
+
+    command: list[str] = Field(min_length=1)
+    """As a stage's, and {example_ids} {max_new_tokens} {methods} {tag}."""
+    defaults: dict[str, str | int | float] = Field(default_factory=dict)
+    """For options that are not given."""
+    after: Texts = Field(default_factory=list)
+    """The stages that must be complete."""
+    outputs: list[Annotated[str, AfterValidator(check_output)]] = Field(default_factory=lambda: ["cases/*.md"])
+    """Patterns of the files that it writes into the run folder."""
+    env: dict[str, str] = Field(default_factory=dict)
+
+
+def check_stages(stages: Mapping[str, Stage]) -> None:
+    """Names, order and outputs of stages fit together."""
+    made: list[tuple[Path, str]] = []
+    for name, stage in stages.items():
+        if not STAGE_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} cannot be a stage's name: letters, digits, `_`, `-`")
+        for other in stage.after:
+            if other not in stages:
+                near = difflib.get_close_matches(other, stages, 1)
+                hint = f", did you mean {near[0]!r}?" if near else ""
+                raise ValueError(f"stages.{name}.after: there is no stage {other!r}{hint}")
+        for output in map(Path, stage.outputs):
+            for there, maker in made:
+                if output.is_relative_to(there) or there.is_relative_to(output):
+                    raise ValueError(f"stages.{name} and stages.{maker} both write {output}: an output has one maker")
+            made.append((output, name))
+    placed: set[str] = set()
+    while len(placed) < len(stages):
+        ready = [name for name, stage in stages.items() if name not in placed and placed.issuperset(stage.after)]
+        if not ready:
+            raise ValueError(f"stages wait for each other: {', '.join(n for n in stages if n not in placed)}")
+        placed.update(ready)
+
+
+STAGES_AS_TRAINER = [
+    "{python}", "-m", "looplab", "stage", "--lab", "{lab}", "--study", "{study}", "--config", "{config}",
+    "--run-dir", "{run_dir}/pipeline",
+]  # fmt: skip
+"""What a run of a study with stages, but without a launch, is: all of its stages."""
+
+
 class Study(Part):
     """One question: base configs, knobs, objective, budget, proposers."""
 
@@ -486,6 +595,24 @@ class Study(Part):
     evaluator: TextsInLab = Field(default_factory=list)
     """Files that measure: a run under other ones cannot be compared."""
     needs_exec: bool = False
+    pipeline: Pipeline = Field(default_factory=Pipeline)
+    stages: dict[str, Stage] = Field(default_factory=dict)
+    case: Case | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _stages_alone(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("stages") and "launch" not in data:
+            return {**data, "launch": {"command": STAGES_AS_TRAINER}}
+        return data
+
+    @model_validator(mode="after")
+    def _stages_fit(self) -> Study:
+        check_stages(self.stages)
+        missing = [name for name in (self.case.after if self.case else ()) if name not in self.stages]
+        if missing:
+            raise ValueError(f"case.after: there is no stage {missing[0]!r}")
+        return self
 
     @model_validator(mode="before")
     @classmethod

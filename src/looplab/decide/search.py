@@ -39,7 +39,11 @@ Params = dict[str, Any]
 TRIES = 64
 """Draws for one proposal before the sampler counts as having nothing new that the guard allows."""
 STARTUP = 10
-"""Measured points before a model is relied on, if the lab does not say."""
+"""Measured points before one of Optuna's models is relied on, if the lab does not say."""
+EARLY = 6
+"""The same for looplab's own Gaussian process, which makes more of few points."""
+MANY = 300
+"""Points from which on a Gaussian process would be slow, and TPE knows enough."""
 CANDIDATES = 64
 """Draws of TPE from which it takes the most promising; Optuna's 24 are few where there are many knobs."""
 LOCAL = 3
@@ -201,7 +205,7 @@ class SearchProposer:
         self._params: dict[str, Params | None] = {}  # by run
         self._known: dict[str, bytes] = {}  # the knobs' values of each run
         self._refused: dict[int, Params | None] = {}  # by proposal
-        self._draw = make_sampler(settings, self.axes, goal) if self.axes else None
+        self._draw = make_sampler(settings, self.axes, goal, self._allowed) if self.axes else None
 
     def close(self) -> None:
         """There is nothing to let go of."""
@@ -245,6 +249,9 @@ class SearchProposer:
             why = "the grid is exhausted: every point of it has been tried or is refused by the guard"
         self.problem = f"nothing new to try: {why}"
         return None
+
+    def _allowed(self, params: Params) -> bool:
+        return self._guard.check(self._base, self._edits(params)).config is not None
 
     def _edits(self, params: Params) -> list[Edit]:
         given = [(axis, axis.give(params[axis.path])) for axis in self.axes]
@@ -341,12 +348,16 @@ Draw = Callable[[int, list[Point], list[Point]], Iterator[tuple[Params, str]]]
 """From the number of proposals so far, all points, and a list that grows by the draws that were refused."""
 
 
-def make_sampler(settings: Search, axes: Sequence[Axis], goal: Literal["max", "min"]) -> Draw:
+def make_sampler(
+    settings: Search, axes: Sequence[Axis], goal: Literal["max", "min"], allowed: Callable[[Params], bool]
+) -> Draw:
     if settings.sampler == "grid":
         return _grid(axes)
     uniform = _Uniform(settings, axes)
     if settings.sampler in ("random", "qmc"):
         return uniform
+    if settings.sampler == "auto":
+        return _Auto(settings, axes, goal, allowed)
     models: dict[str, Callable[..., _Model]] = {"tpe": _Tpe, "gp": _Gp, "cmaes": _Cma}
     return _AfterStartup(settings, uniform, models[settings.sampler](settings, axes, goal))
 
@@ -417,6 +428,17 @@ def generator(*seeds: int) -> np.random.RandomState:
     return np.random.RandomState(np.random.SeedSequence([seed % 2**32 for seed in seeds]).generate_state(4))
 
 
+def _evenly(draws: Iterator[tuple[Params, str]], measured: int, startup: int) -> Iterator[tuple[Params, str]]:
+    for params, _ in draws:
+        yield params, f"spread evenly at the start: {measured} of {startup} points measured"
+
+
+def _seen(points: Sequence[Point]) -> str:
+    crashed = sum(point.infeasible for point in points)
+    measured = f"{sum(point.value is not None for point in points)} measured points"
+    return measured + (f" and {crashed} that failed" if crashed else "")
+
+
 class _AfterStartup:
     """A model, once there is enough to learn from; before that, points spread evenly."""
 
@@ -429,13 +451,10 @@ class _AfterStartup:
     def __call__(self, count: int, points: list[Point], refused: list[Point]) -> Iterator[tuple[Params, str]]:
         measured = sum(point.value is not None for point in points)
         if measured < self._startup:
-            for params, _ in self._uniform(count, points, refused):
-                yield params, f"spread evenly at the start: {measured} of {self._startup} points measured"
+            yield from _evenly(self._uniform(count, points, refused), measured, self._startup)
         if self._settings.sampler == "tpe" and count % LOCAL == LOCAL - 1:
             yield from itertools.islice(self._around_best(count, points, measured), TRIES // 4)
-        crashed = sum(point.infeasible for point in points)
-        basis = f"{NAMES[self._settings.sampler]} on {measured} measured points"
-        basis += f" and {crashed} that failed" if crashed else ""
+        basis = f"{NAMES[self._settings.sampler]} on {_seen(points)}"
         for trial in itertools.count():
             yield self._model.draw(generator(self._settings.seed, count, trial), points, refused), basis
 
@@ -459,6 +478,39 @@ class _AfterStartup:
                     share = abs(axis.share(params[axis.path]) + width * rng.randn())
                     params[axis.path] = axis.at(min(1.0, max(0.0, share if share <= 1.0 else 2.0 - share)))
             yield params, f"a step from the best of {measured} measured points"
+
+
+class _Auto:
+    """Looplab's own Gaussian process while there are few enough points for it, then TPE."""
+
+    def __init__(
+        self, settings: Search, axes: Sequence[Axis], goal: Literal["max", "min"], allowed: Callable[[Params], bool]
+    ) -> None:
+        try:
+            from looplab.decide.surrogate import Improver
+        except ModuleNotFoundError as error:
+            raise _missing("scipy") from error
+        self._settings = settings
+        self._startup = settings.startup or EARLY
+        self._uniform = _Uniform(settings, axes)
+        self._improver = Improver(axes, -1.0 if goal == "max" else 1.0, allowed)
+        self._allowed = allowed
+        self._axes = axes
+        self._goal: Literal["max", "min"] = goal
+        self._tpe: Draw | None = None
+
+    def __call__(self, count: int, points: list[Point], refused: list[Point]) -> Iterator[tuple[Params, str]]:
+        measured = sum(point.value is not None for point in points)
+        if measured < self._startup:
+            yield from _evenly(self._uniform(count, points, refused), measured, self._startup)
+        if len(points) <= MANY:
+            basis = f"the expected improvement on {_seen(points)}"
+            for params in self._improver.draws(points, generator(self._settings.seed, count)):
+                yield params, basis
+        if self._tpe is None:  # Optuna takes a while to import, and most studies never come here
+            settings = self._settings.model_copy(update={"sampler": "tpe"})
+            self._tpe = make_sampler(settings, self._axes, self._goal, self._allowed)
+        yield from self._tpe(count, points, refused)
 
 
 class _Model(ABC):

@@ -2,7 +2,7 @@
 
     raw    = distance_weight·max(dx, 0) + score_weight·Δscore + time_weight·Δtime
     scaled = scale·raw
-    reward = the env's reward + scaled (+ or − terminal_bonus, where an episode terminates)
+    reward = env_weight·the env's reward + scaled (+ or − terminal_bonus, where an episode terminates)
 
 The parts stay apart in the info: env_reward, shaping_raw, shaping_scaled, shaping_scale, shaping_dx, shaping_bonus.
 What is not known in a step is not in its info. The position is the info's x_pos, or, without that, read from the RAM of
@@ -42,6 +42,8 @@ class Ram:
 
 @dataclass(frozen=True)
 class ShapingSettings:
+    env_weight: float = 1.0
+    """Of the env's own reward; env_reward in the info is without it."""
     distance_weight: float = 0.0125
     """For each step of x forwards."""
     score_weight: float = 0.0
@@ -130,7 +132,7 @@ class Shaping(gym.Wrapper[Any, Any, Any, Any]):
             scaled += bonus
         if s.stagnation is not None and m.still >= s.stagnation and not terminated:
             truncated = info["stagnation"] = True
-        return observation, reward + scaled, terminated, truncated, info
+        return observation, s.env_weight * reward + scaled, terminated, truncated, info
 
     def snapshot(self) -> dict[str, Any]:
         """The wrapper's own few values, and the env below in its own way."""

@@ -1,0 +1,162 @@
+"""Mario here beside the well-known environment in gymnasium's AsyncVectorEnv, in frames of the game a second.
+
+    python benchmarks/mario_speed.py [--quick]
+
+  ours    MarioEnv on the fastest core (fceumm of stable-retro), in SupervisedVectorEnv with a worker for each core
+  async   gym-super-mario-bros 7.4 on nes-py 8, a process for each environment, mended so that it runs at all on
+          NumPy 2, behind an adapter to Gymnasium. Its grey 84×84 pictures are made by our function, which is faster
+          than what people use there.
+Both hold an action for 4 frames, stack 4 pictures, compute the full reward and the full info of every step, and reset
+when an episode ends. They stand ready at once and are measured in turn, so that a noisy machine is noisy for both;
+figures are medians over the rounds, the ratio is the median of the ratios within a round. The last line is JSON;
+`mario_x_async` is the smaller of the ratios with 2 and with 8 environments.
+
+Before that, the two cores play the same actions side by side, to see that they are the same game.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import statistics
+import sys
+import time
+from typing import Any
+
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")  # processes with two threads each would only slow both down
+
+import gymnasium as gym  # noqa: E402
+import numpy as np  # noqa: E402
+from gymnasium.vector import AsyncVectorEnv  # noqa: E402
+
+from looplab.recipes.mario.mario.env import ACTIONS, INFO_FIELDS, SIZE, MarioEnv, grey  # noqa: E402
+from looplab.rl import SupervisedVectorEnv  # noqa: E402
+
+CORES = len(os.sched_getaffinity(0))
+SKIP = 4
+
+
+class WellKnown(gym.Env[Any, Any]):
+    """gym-super-mario-bros 7.4 (1-1), mended from outside, with the usual preprocessing."""
+
+    metadata = {"render_modes": []}  # noqa: RUF012 (so in gymnasium)
+
+    def __init__(self) -> None:
+        with contextlib.redirect_stderr(io.StringIO()):
+            import nes_py._rom as roms
+            import nes_py.nes_env as console
+            from gym_super_mario_bros.smb_env import SuperMarioBrosEnv
+        roms.ROM.header = property(lambda file: file.raw_data[:16].astype(np.int64))
+        plain = console.NESEnv._ram_buffer
+        console.NESEnv._ram_buffer = lambda env: memoryview(plain(env)).cast("B")  # Python's ints do not overflow
+        try:
+            self.game = SuperMarioBrosEnv(target=(1, 1))
+        finally:
+            console.NESEnv._ram_buffer = plain
+        keys = {"A": 1, "B": 2, "LEFT": 64, "RIGHT": 128}
+        self.buttons = [sum(keys[name] for name in names) for names in ACTIONS["simple"]]
+        self.action_space = gym.spaces.Discrete(len(self.buttons))
+        self.observation_space = gym.spaces.Box(0, 255, (4, SIZE, SIZE), np.uint8)
+        self.stack = np.zeros((4, SIZE, SIZE), np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.stack[:] = self.picture(self.game.reset())
+        return self.stack.copy(), self.game._get_info()
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        total, over, info, before, screen = 0.0, False, {}, None, None
+        for frame in range(SKIP):
+            shown, reward, over, info = self.game.step(self.buttons[int(action)])
+            total += reward
+            if over or frame >= SKIP - 2:
+                before, screen = screen, np.ascontiguousarray(shown[8:232, 8:248])
+            if over:
+                break
+        self.stack[:-1] = self.stack[1:]
+        self.stack[-1] = grey(screen if before is None else np.maximum(before, screen))
+        return self.stack.copy(), total, over, False, info
+
+    def picture(self, shown: Any) -> Any:
+        return grey(np.ascontiguousarray(shown[8:232, 8:248]))
+
+
+def ours(count: int) -> Any:
+    makers = [lambda: MarioEnv(stages=((1, 1),), actions="simple")] * count
+    return SupervisedVectorEnv(makers, workers=min(CORES, count), info_fields=INFO_FIELDS)
+
+
+def theirs(count: int) -> Any:
+    return AsyncVectorEnv([WellKnown] * count)
+
+
+def speed(venv: Any, actions: Any, seconds: float) -> float:
+    """Frames of the game a second, of all environments together."""
+    venv.step(actions[0])
+    done, began = 0, time.perf_counter()
+    while (now := time.perf_counter() - began) < seconds:
+        venv.step(actions[done % len(actions)])
+        done += 1
+    return done * venv.num_envs * SKIP / now
+
+
+def side_by_side(count: int, rounds: int, seconds: float) -> dict[str, float]:
+    venvs = {"ours": ours(count), "async": theirs(count)}
+    chance = np.random.default_rng(0)
+    actions = chance.integers(len(ACTIONS["simple"]), size=(512, count))
+    for venv in venvs.values():
+        venv.reset(seed=0)
+    table = [{name: speed(venv, actions, seconds) for name, venv in venvs.items()} for _ in range(rounds)]
+    for venv in venvs.values():
+        venv.close()
+    found = {name: statistics.median(row[name] for row in table) for name in venvs}
+    found["ratio"] = statistics.median(row["ours"] / row["async"] for row in table)
+    print(f"{count} envs: ours {found['ours']:,.0f}, async {found['async']:,.0f} frames/s, {found['ratio']:.2f}×")
+    return found
+
+
+def parity(steps: int = 400) -> dict[str, float]:
+    """How far the two cores go apart over the same actions, from 1-1's beginning until an episode ends."""
+    chance = np.random.default_rng(3)
+    actions = [3] * 12 + [4] * 9 + [int(a) for a in chance.choice([1, 3, 4], size=steps)]
+    paths = []
+    for core in ("fceumm", "nes-py"):
+        env = MarioEnv(core=core, actions="simple")
+        path = [env.reset(seed=0)[1]]
+        for action in actions:
+            _, _, terminated, _, info = env.step(action)
+            path.append(info)
+            if terminated:
+                break
+        env.close()
+        paths.append(path)
+    pairs = list(zip(*paths, strict=False))
+    gap = {name: max(abs(a[name] - b[name]) for a, b in pairs) for name in ("x_pos", "time", "score")}
+    ends = [(len(path) - 1, path[-1]["x_pos"]) for path in paths]
+    print(f"parity: steps and x at the end {ends[0]} and {ends[1]}; greatest gaps in {len(pairs)} steps {gap}")
+    return {f"parity_{name}_gap": float(value) for name, value in gap.items()}
+
+
+def measure(quick: bool = False) -> dict[str, float]:
+    found = parity()
+    for count in (2, 8):
+        figures = side_by_side(count, 5 if quick else 7, 1.5 if quick else 3.0)
+        found |= {
+            f"mario{count}_frames": figures["ours"],
+            f"mario{count}_async_frames": figures["async"],
+            f"mario{count}_x_async": figures["ratio"],
+        }
+    found["mario_x_async"] = min(found["mario2_x_async"], found["mario8_x_async"])
+    return found
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="shorter rounds")
+    result = measure(parser.parse_args().quick)
+    sys.stdout.flush()
+    print(json.dumps({name: round(value, 3) for name, value in result.items()}))

@@ -1,0 +1,297 @@
+"""stage, suite, case."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from looplab.cli import output
+from looplab.cli.labs import open_lab
+from looplab.config.lab import Lab, Study
+from looplab.errors import LabError
+from looplab.launch.devices import Devices
+from looplab.launch.local import LocalExecutor
+from looplab.loop.setup import Options, plan_slots
+from looplab.pipeline.case import run_case
+from looplab.pipeline.folder import RunFolder
+from looplab.pipeline.plan import choose_run, make_plan, pick_stages, read_call_config
+from looplab.pipeline.runner import HERE, StageRun, Wishes, drive
+from looplab.pipeline.suite import Suite, make_runs, make_suite
+from looplab.runs.names import inside
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+FAILED, INTERRUPTED = 1, 130
+
+
+def _open(folder: Path | None, name: str | None) -> tuple[Lab, Study]:
+    """The lab and the study; where one of several studies has stages, it is meant."""
+    lab = open_lab(folder)
+    staged = [study for study in lab.studies.values() if study.stages]
+    return lab, staged[0] if name is None and len(staged) == 1 else lab.study(name)
+
+
+@contextlib.contextmanager
+def _executor(wishes: Wishes, *, drains: bool) -> Iterator[LocalExecutor]:
+    """An executor, with Ctrl-C and SIGTERM passed on as wishes."""
+    executor = LocalExecutor()
+
+    def interrupted(number: int, frame: object) -> None:
+        gently = drains and number == signal.SIGINT and not wishes.drain
+        wishes.hurry = wishes.stop and number == signal.SIGINT
+        wishes.drain = True
+        wishes.stop = wishes.stop or not gently
+        executor.wake()
+
+    before = {number: signal.signal(number, interrupted) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield executor
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        executor.close()
+
+
+class Screen:
+    """Lines as they come; on a terminal with what is at work below them."""
+
+    def __init__(self, draw: Any, *, json: bool) -> None:
+        self._draw = draw
+        self._json = json
+        self._live: Any = None
+
+    def __enter__(self) -> Screen:
+        if not self._json and output.is_terminal():
+            from rich.live import Live
+
+            self._live = Live(get_renderable=self._draw, refresh_per_second=4, transient=True)
+            self._live.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._live is not None:
+            self._live.__exit__(*error)
+
+    def say(self, text: str) -> None:
+        line = f"{time.strftime('%H:%M:%S')} {text}"
+        if self._live is not None:
+            from rich.text import Text
+
+            self._live.console.print(Text(line, style="bold"))
+        else:
+            (output.warn if self._json else output.say)(line)
+
+    def write(self, text: str) -> None:
+        """What a stage prints."""
+        if self._live is not None:
+            from rich.text import Text
+
+            self._live.console.print(Text.from_ansi(text.rstrip("\n")))
+        elif not self._json:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+
+def _listening(screen: Screen) -> tuple[Any, Any]:
+    """`say` and `write` that go on without a reader: `looplab stage … | head` must not end a stage."""
+
+    def guarded(action: Any) -> Any:
+        def act(*words: str) -> None:
+            try:
+                action(*words)
+            except BrokenPipeError:
+                output.mute()
+
+        return act
+
+    return guarded(screen.say), guarded(screen.write)
+
+
+# -- stage
+
+
+def stage(
+    folder: Path | None, name: str | None, config: Path, stages: Sequence[str], run_id: str | None, new: bool,
+    edits: Sequence[str], force: bool, run_dir: Path | None, json: bool,
+) -> None:  # fmt: skip
+    lab, study = _open(folder, name)
+    called = pick_stages(study, stages)
+    plan = make_plan(lab, study, read_call_config(lab.folder, config, edits), str(config), called, edits)
+    if run_dir is not None:
+        run = RunFolder(inside(lab.folder, run_dir.absolute(), "--run-dir"))
+    else:
+        run = choose_run(plan, run_id, new=new)
+    wishes = Wishes()
+    one = StageRun(plan, run, "stage", force=force, pointed=run_dir is None)
+    with _executor(wishes, drains=False) as executor, Screen(lambda: _draw_stage(one), json=json) as screen:
+        one.say, one.write = _listening(screen)
+        one.say(f"run {run.name}   {run.path}")
+        drive_one(one, executor, wishes)
+    if json:
+        output.print_json(_told(one))
+    elif one.state == "complete":
+        fresh = [done for done in one.done if done.how == "complete"]
+        more = "" if fresh or run_dir is not None else " (--new for a new run, --force to run again)"
+        output.say(f"{', '.join(called)}: complete{more}   {run.path}")
+    else:
+        output.warn(f"looplab: {one.error}   see {run.log}")
+    if one.state != "complete":
+        sys.exit(INTERRUPTED if wishes.stop else FAILED)
+
+
+def drive_one(one: StageRun, executor: LocalExecutor, wishes: Wishes) -> None:
+    """A mistake of the caller is told as such, before anything runs."""
+    one.slot = HERE
+    one.open()
+    drive([one], [HERE], executor, wishes)
+
+
+def _draw_stage(one: StageRun) -> RenderableType:
+    from rich.text import Text
+
+    if one.stage is None:
+        return Text("")
+    return Text(f"{one.stage}  {output.seconds(time.time() - one.since)}  {one.run.path}", style="cyan")
+
+
+def _told(one: StageRun) -> dict[str, Any]:
+    return {
+        "run": one.run.name,
+        "folder": str(one.run.path),
+        "status": one.state,
+        "error": one.error or None,
+        "stages": [{"stage": d.stage, "how": d.how, "why": d.why, "seconds": d.seconds} for d in one.done],
+        "tail": one.tail() if one.state == "failed" else [],
+    }
+
+
+# -- suite
+
+
+def suite(
+    folder: Path | None, name: str | None, config: Path, gpus: Sequence[str] | None, slots: int | None,
+    suite_id: str | None, new: bool, force: bool, share: bool | None, json: bool,
+) -> None:  # fmt: skip
+    lab, study = _open(folder, name)
+    made = make_suite(lab, study, config, suite_id, new=new)
+    devices = Devices()
+    places = plan_slots(study, Options(concurrency=slots, gpus=_devices(gpus, made)), devices)
+    wishes = Wishes()
+    shared = study.slots.share if share is None else share
+    runs: list[StageRun] = []
+    with (
+        made.lock(),
+        _executor(wishes, drains=True) as executor,
+        Screen(lambda: _draw_suite(runs), json=json) as screen,
+    ):
+        say, _ = _listening(screen)
+        made.begin()
+        runs += make_runs(made, lambda job, text: say(f"{job}: {text}"), force=force)
+        say(f"suite {made.id}: {len(runs)} dataset(s), {len(places)} slot(s)   {made.folder}")
+
+        def closed(run: StageRun) -> None:
+            if run.state == "failed":
+                say(f"{run.name}: failed: {run.error}")
+                for line in run.tail():
+                    say(f"{run.name} | {line}")
+            made.collect([other.name for other in runs if other.state == "complete"])
+
+        told: list[str] = []
+
+        def tick() -> None:
+            heard = (
+                "stops what is at work" if wishes.stop else "begins nothing more; Ctrl-C again stops what is at work"
+            )
+            if wishes.drain and heard not in told:
+                told.append(heard)
+                say(f"suite {made.id}: {heard}")
+
+        drive(runs, places, executor, wishes, devices=devices, share=shared, tick=tick, closed=closed)
+        result = made.end(runs)
+    if json:
+        output.print_json(result)
+    else:
+        _table(runs)
+        for path in result["tables"]:
+            output.say(path)
+    if wishes.drain:
+        output.warn("interrupted; the same command goes on from here")
+        sys.exit(INTERRUPTED)
+    if any(run.state != "complete" for run in runs):
+        sys.exit(FAILED)
+
+
+def _devices(gpus: Sequence[str] | None, made: Suite) -> tuple[str, ...] | None:
+    """`--gpus 0,1`, else the suite's own `gpus`; None leaves it to the lab file."""
+    said = gpus or made.settings.gpus
+    if said is None:
+        return None
+    listed = [said] if isinstance(said, str) else [str(part) for part in said]
+    named = [gpu.strip() for part in listed for gpu in part.split(",") if gpu.strip()]
+    return () if named == ["none"] else tuple(named)
+
+
+COLUMNS = ("dataset", "status", "slot", "stage", "time", "what")
+
+
+def _row(run: StageRun) -> tuple[str, ...]:
+    at_work = run.state == "running"
+    spent = time.time() - run.since if at_work else sum(done.seconds or 0.0 for done in run.done)
+    what = f"waits for {run.blocked}" if run.blocked else run.error
+    if not what:
+        what = ", ".join(f"{done.stage} {done.how}" for done in run.done)
+    begun = run.state != "waiting"
+    return (run.name, run.state, run.slot.name if begun else "-", run.stage or "-",
+            output.seconds(spent) if begun else "-", what)  # fmt: skip
+
+
+def _table(runs: Sequence[StageRun]) -> None:
+    output.table(COLUMNS, [_row(run) for run in runs])
+
+
+def _draw_suite(runs: Sequence[StageRun]) -> RenderableType:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in COLUMNS:
+        table.add_column(name, no_wrap=name != "what", max_width=60)
+    for run in runs:
+        last = run.tail(1) if run.state == "running" else []
+        cells = _row(run)
+        what = last[0][:60] if last and not run.blocked else cells[-1]
+        table.add_row(*(Text(cell, style=output.COLOURS.get(cell, "")) for cell in (*cells[:-1], what)))
+    return table
+
+
+# -- case
+
+
+def case(
+    folder: Path | None, name: str | None, config: Path, run_id: str | None, edits: Sequence[str],
+    said: Mapping[str, Any], json: bool,
+) -> None:  # fmt: skip
+    lab = open_lab(folder)
+    with_case = [study for study in lab.studies.values() if study.case is not None]
+    study = with_case[0] if name is None and len(with_case) == 1 else lab.study(name)
+    if study.case is None:
+        raise LabError(f"study {study.study!r} has no case", file=lab.folder / "lab.yaml", hint="see case: in its docs")
+    plan = make_plan(lab, study, read_call_config(lab.folder, config, edits), str(config), (), edits)
+    run = choose_run(plan, run_id)
+    given = {key: value for key, value in said.items() if value is not None}
+    code, files = run_case(plan, run, given, quiet=json)
+    if json:
+        output.print_json({"run": run.name, "exit_code": code, "files": [str(path) for path in files]})
+    for path in files if not json else ():
+        output.say(str(path))
+    if code:
+        output.warn(f"looplab: the case ended with {'signal' if code < 0 else 'exit code'} {abs(code)}")
+        sys.exit(INTERRUPTED if code in (-signal.SIGINT, INTERRUPTED) else FAILED)
+    if not files and not json:
+        output.warn(f"it wrote no file like {', '.join(study.case.outputs)} in {run.path}")

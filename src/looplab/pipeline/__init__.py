@@ -1,0 +1,1 @@
+"""Stages with fingerprinted artifacts, suites of them, and cases."""

@@ -1,0 +1,306 @@
+"""Suites: the same stages over several datasets, one a slot, and one table over all of them.
+
+A suite has a folder `_suite/<id>` beside the roots of its runs; each dataset's run has the suite's id as its name. The
+same command again goes on with the same suite: what is complete is skipped, what is at work is attached to.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import hashlib
+import io
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from looplab.config.edits import Edit, Op, apply_edits, parse_edit
+from looplab.config.files import Document, canonical_json, dump_json, plain, read_config, read_document, write_atomic
+from looplab.config.lab import STUDY_NAME, Lab, Part, Study
+from looplab.config.paths import find
+from looplab.errors import BusyError, LabError
+from looplab.pipeline.folder import RunFolder, make_id, read_record
+from looplab.pipeline.plan import Plan, make_plan, pick_stages
+from looplab.pipeline.prints import Hashes
+from looplab.pipeline.runner import StageRun
+from looplab.runs.names import inside
+
+FIELDS = {
+    "prompt_template": "prompt.template",
+    "data_root": "task.data_root",
+    "train_split": "task.train_split",
+    "eval_split": "task.eval_split",
+    "max_train_examples": "task.max_train_examples",
+    "max_eval_examples": "task.max_eval_examples",
+    "max_new_tokens": "decode.max_new_tokens",
+    "generator": "task.generator",
+}
+"""Short names for config keys, in the entry of a dataset."""
+NAME_KEY = "task.dataset"
+"""Where the name of a dataset goes, if the config has this key."""
+TABLES = {"suite_main_results.csv": "tables/main_results_single.csv", "suite_ablation_long.csv": "tables/ablation.csv"}
+
+
+class Dataset(Part):
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+    label: str = ""
+    """What it is called here, where one dataset is used in several ways; its name if not said."""
+    edits: list[str] = Field(default_factory=list)
+
+    @property
+    def called(self) -> str:
+        return self.label or self.name
+
+    @model_validator(mode="after")
+    def _names_a_folder(self) -> Dataset:
+        if not STUDY_NAME.fullmatch(self.called):
+            raise ValueError(f"{self.called!r} cannot name a folder: letters, digits, `_`, `-`, `.`; give a label")
+        return self
+
+    @field_validator("edits")
+    @classmethod
+    def _readable(cls, edits: list[str]) -> list[str]:
+        for edit in edits:
+            try:
+                parse_edit(edit)
+            except LabError as error:
+                raise ValueError(str(error)) from None
+        return edits
+
+
+class Settings(Part):
+    """The block `suite:` of a suite's file; what stands beside it is the base config, unless `config` names one."""
+
+    datasets: list[Dataset] = Field(min_length=1)
+    config: str | None = None
+    run_name_prefix: str = ""
+    run_name: str = "outputs.run_name"
+    """The config's key that gets `<prefix>_<name>`."""
+    stages: list[str] = Field(default_factory=list)
+    gpus: list[int | str] | str | None = None
+    fields: dict[str, str] = Field(default_factory=dict)
+    """Further short names for config keys; `name` for the key of the dataset's name."""
+    tables: dict[str, str] = Field(default_factory=lambda: dict(TABLES))
+    """The suite's tables, and the table of each run that they are made of."""
+
+    @model_validator(mode="after")
+    def _as_it_should_be(self) -> Settings:
+        names = [dataset.called for dataset in self.datasets]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"datasets: {twice[0]} is named twice; give each a label")
+        known = [*FIELDS, *self.fields]
+        for dataset in self.datasets:
+            for key in dataset.model_extra or {}:
+                if key not in known:
+                    near = difflib.get_close_matches(key, [*known, "edits", "label"], 1)
+                    hint = f", did you mean {near[0]!r}?" if near else "; give it in fields, or use edits"
+                    raise ValueError(f"datasets: {dataset.called} has the unknown key {key!r}{hint}")
+        for table in self.tables:
+            if Path(table).name != table or not table.endswith(".csv"):
+                raise ValueError(f"tables: {table!r} is no name of a CSV file")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One dataset of a suite."""
+
+    name: str
+    """Its label, else the dataset's name."""
+    named: Mapping[str, str]
+    """What stands in front of its rows in the suite's tables."""
+    plan: Plan
+    run: RunFolder
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    id: str
+    folder: Path
+    settings: Settings
+    jobs: tuple[Job, ...]
+    key: str
+    """The same for suites that ask for the same."""
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with RunFolder(self.folder).lock(f"looplab suite {self.id}"):
+                yield
+        except BusyError as error:
+            raise BusyError(error.message.replace("run ", "suite ", 1), file=error.file, hint=error.hint) from None
+
+    def begin(self) -> None:
+        """Write down that there is this suite."""
+        there = read_record(self.folder / "suite.json")
+        self._write(
+            "suite.json",
+            {"id": self.id, "key": self.key, "created": there["created"] if there else time.time(),
+             "jobs": {job.name: str(job.run.path) for job in self.jobs}},
+        )  # fmt: skip
+
+    def end(self, runs: Sequence[StageRun]) -> dict[str, Any]:
+        """Write down what became of its jobs."""
+        jobs = [
+            {"name": run.name, "status": run.state, "error": run.error or None, "run": str(run.run.path),
+             "stages": [{"stage": done.stage, "how": done.how, "seconds": done.seconds} for done in run.done],
+             "tail": run.tail() if run.state == "failed" else []}
+            for run in runs
+        ]  # fmt: skip
+        tables = self.collect([run.name for run in runs if run.state == "complete"])
+        result = {"id": self.id, "folder": str(self.folder), "jobs": jobs, "tables": tables}
+        self._write("summary.json", result)
+        return result
+
+    def collect(self, names: Sequence[str]) -> list[str]:
+        """Make the suite's tables from those of the jobs that are complete; gives their paths."""
+        made = []
+        for table, source in self.settings.tables.items():
+            path = self.folder / "tables" / table
+            rows = [row for job in self.jobs if job.name in names for row in _rows(job, source)]
+            if not rows:
+                path.unlink(missing_ok=True)
+                continue
+            columns = list(dict.fromkeys(column for row in rows for column in row))
+            text = io.StringIO()
+            writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, text.getvalue().encode())
+            made.append(str(path))
+        return made
+
+    def _write(self, name: str, data: Any) -> None:
+        write_atomic(self.folder / name, dump_json(data))
+
+
+def _rows(job: Job, source: str) -> list[dict[str, str]]:
+    path = job.run.path / source
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return [
+                {**job.named, **{str(key): value or "" for key, value in row.items()}} for row in csv.DictReader(file)
+            ]
+    except FileNotFoundError:
+        return []
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise LabError(f"no CSV file: {error}", file=path) from None
+
+
+# -- reading one
+
+
+def read_suite(path: Path, lab: Path) -> tuple[Settings, dict[str, Any], str]:
+    """The settings, the base config, and the file that holds it."""
+    document = read_document(path)
+    data = document.plain()
+    if not isinstance(data.get("suite"), dict):
+        raise LabError("has no block `suite:`", file=path, hint="see docs/pipeline.md")
+    try:
+        settings = Settings.model_validate(data["suite"])
+    except ValidationError as error:
+        raise _wrong(document, error) from None
+    beside = {key: value for key, value in data.items() if key != "suite"}
+    if settings.config is None:
+        if not beside:
+            raise LabError("has no config: put it beside `suite:`, or name a file in suite.config", file=path)
+        return settings, plain(beside), str(path)
+    if beside:
+        raise LabError(
+            f"has a config of its own ({', '.join(list(beside)[:3])}) and suite.config", file=path, hint="give one"
+        )
+    file = inside(lab, settings.config, "suite.config")
+    return settings, read_config(file), str(file)
+
+
+def _wrong(document: Document, error: ValidationError) -> LabError:
+    problem = error.errors()[0]
+    where = [part for part in ("suite", *problem["loc"]) if isinstance(part, int) or "[" not in part]
+    line = next((n for end in range(len(where), 0, -1) if (n := document.line_of(tuple(where[:end])))), None)
+    key = ".".join(map(str, where))
+    if problem["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(where[-1]), list(Settings.model_fields), 1)
+        said = f"unknown key {key!r}" + (f", did you mean {near[0]!r}?" if near else "")
+    elif problem["type"] == "missing":
+        said = f"{key!r} is missing"
+    else:
+        said = f"{key}: {str(problem['msg']).removeprefix('Value error, ')}"
+    return LabError(said, file=document.path, line=line)
+
+
+def dataset_config(settings: Settings, base: Mapping[str, Any], dataset: Dataset) -> Any:
+    """The config of one dataset: the base, its fields, where it goes, and last its edits."""
+    fields = {**FIELDS, **settings.fields}
+    edits: list[Edit | str] = []
+    if "name" in settings.fields or find(base, NAME_KEY):
+        edits.append(Edit(settings.fields.get("name", NAME_KEY), Op.NEW, dataset.name))
+    edits += [Edit(fields[key], Op.NEW, value) for key, value in (dataset.model_extra or {}).items()]
+    prefix = f"{settings.run_name_prefix}_" if settings.run_name_prefix else ""
+    edits.append(Edit(settings.run_name, Op.NEW, f"{prefix}{dataset.called}"))
+    try:
+        return apply_edits(base, [*edits, *dataset.edits]).config
+    except LabError as error:
+        raise LabError(f"dataset {dataset.called}: {error.message}", file=error.file, hint=error.hint) from None
+
+
+def make_suite(lab: Lab, study: Study, path: Path, suite_id: str | None, *, new: bool = False) -> Suite:
+    """Everything about a suite, checked before anything is started."""
+    file = path if path.exists() or not (lab.folder / path).exists() else lab.folder / path
+    settings, base, source = read_suite(file, lab.folder)
+    if suite_id is not None and not STUDY_NAME.fullmatch(suite_id):
+        raise LabError(f"{suite_id!r} cannot be a suite's id: letters, digits, `_`, `-`, `.`; it names folders")
+    stages = pick_stages(study, settings.stages)
+    configs = {dataset.called: dataset_config(settings, base, dataset) for dataset in settings.datasets}
+    key = hashlib.sha256(canonical_json({"stages": stages, "configs": configs, "study": study.study})).hexdigest()
+    hashes = Hashes(lab.folder)  # one for all: they read the same model
+    plans = {name: make_plan(lab, study, config, source, stages, (), hashes) for name, config in configs.items()}
+    for plan in plans.values():
+        if plan.needs:
+            raise LabError(
+                f"suite.stages: {', '.join(plan.called)} builds on {', '.join(plan.needs)}",
+                file=file,
+                hint=f"name {plan.needs[0]} too, or let the config name a run with it ({study.pipeline.artifacts})",
+            )
+    roots = {name: plan.root for name, plan in plans.items()}
+    folder = next(iter(roots.values())).parent / "_suite"
+    chosen = suite_id or (None if new else _same_suite(folder, key)) or make_id()
+    labelled = any(dataset.label for dataset in settings.datasets)
+    jobs = []
+    for dataset in settings.datasets:
+        run = RunFolder(roots[dataset.called] / chosen)
+        named = {"dataset": dataset.name, **({"label": dataset.called} if labelled else {})}
+        named["run"] = f"{run.path.parent.name}/{run.name}"
+        jobs.append(Job(dataset.called, named, plans[dataset.called], run))
+    places: dict[Path, str] = {}
+    for job in jobs:
+        if job.run.path in places:
+            raise LabError(
+                f"the datasets {places[job.run.path]} and {job.name} have the same run folder {job.run.path}",
+                file=file,
+                hint=f"let pipeline.root in lab.yaml hold {{{settings.run_name}}}, or set suite.run_name",
+            )
+        places[job.run.path] = job.name
+    return Suite(chosen, folder / chosen, settings, tuple(jobs), key)
+
+
+def _same_suite(folder: Path, key: str) -> str | None:
+    """The newest suite that asks for the same."""
+    found = [read_record(path) for path in folder.glob("*/suite.json")]
+    same = [about for about in found if about is not None and about["key"] == key]
+    return str(max(same, key=lambda about: about["created"])["id"]) if same else None
+
+
+def make_runs(suite: Suite, say: Callable[[str, str], None], *, force: bool = False) -> list[StageRun]:
+    def speaker(name: str) -> Callable[[str], None]:
+        return lambda text: say(name, text)
+
+    return [StageRun(job.plan, job.run, job.name, force=force, say=speaker(job.name)) for job in suite.jobs]

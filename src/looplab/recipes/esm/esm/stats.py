@@ -1,0 +1,63 @@
+"""Is one method better than another on the same questions? Paired tests and intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True)
+class Paired:
+    """A method against a baseline, question by question."""
+
+    n: int
+    delta: float
+    """Mean difference of accuracy."""
+    ci_low: float
+    ci_high: float
+    """The 95 % bootstrap interval of the difference, over questions."""
+    win: int
+    lose: int
+    """Questions that only the method, or only the baseline, has right (first seed)."""
+    mcnemar_p: float | None
+    """Two-sided exact McNemar test on win and lose; None with several seeds, whose answers are not independent."""
+
+
+def mcnemar(win: int, lose: int) -> float:
+    """The two-sided exact p: as many or more one-sided disagreements, if both sides were equally likely."""
+    n, k = win + lose, min(win, lose)
+    if n == 0:
+        return 1.0
+    tail = sum(math.comb(n, i) for i in range(k + 1))
+    return float(min(1.0, 2 * tail / 2**n))
+
+
+def bootstrap(differences: Floats, samples: int = 10_000, seed: int = 0, level: float = 0.95) -> tuple[float, float]:
+    """The percentile interval of the mean, resampling whole questions.
+
+    Only how often each distinct difference is drawn matters, so the draws are one multinomial.
+    """
+    if len(differences) == 0:
+        return math.nan, math.nan
+    values, counts = np.unique(differences, return_counts=True)
+    draws = np.random.default_rng(seed).multinomial(len(differences), counts / len(differences), size=samples)
+    low, high = np.quantile(draws @ values / len(differences), [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def paired(baseline: Sequence[Sequence[bool]], method: Sequence[Sequence[bool]], samples: int = 10_000) -> Paired:
+    """Compare answers given as [seed][question]. A question counts once: with the mean of its seeds."""
+    before, after = np.asarray(baseline, dtype=np.float64), np.asarray(method, dtype=np.float64)
+    differences = after.mean(axis=0) - before.mean(axis=0)
+    win = int((after[0] > before[0]).sum())
+    lose = int((after[0] < before[0]).sum())
+    low, high = bootstrap(differences, samples)
+    delta = float(differences.mean()) if len(differences) else math.nan
+    p = mcnemar(win, lose) if len(before) == len(after) == 1 else None
+    return Paired(len(differences), delta, low, high, win, lose, p)

@@ -1,0 +1,160 @@
+"""What an evaluation says, as tables: accuracy with intervals, what it costs, and how the steering behaved."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import files, stats
+
+if TYPE_CHECKING:
+    from .config import Settings
+    from .evaluate import Report
+
+Row = dict[str, Any]
+
+
+def write(report: Report, settings: Settings, run_dir: Path) -> list[str]:
+    """All tables and the figure of a run; what is worth saying."""
+    tables, t_max = run_dir / "tables", report.t_max
+    _write_csv(tables / "main_results_single.csv", [main_row(report, settings)])
+    if settings.eval.ablations:
+        _write_csv(tables / "ablation.csv", [variant_row(report, settings, name) for name in report.rows])
+    found = {name: diagnostics(report, name) for name in report.rows}
+    files.write_json(tables / f"diagnostics_T{t_max}.json", found)
+    _write_csv(
+        tables / f"diagnostics_T{t_max}.csv",
+        [{"method": name, **{k: v for k, v in row.items() if k != "gates"}} for name, row in found.items()],
+    )
+    if {"greedy", "esm"} <= set(report.rows):
+        files.write_json(tables / f"compare_T{t_max}.json", compare(report))
+    notes = figure(report, run_dir / "figures" / f"tokens_hist_T{t_max}.pdf")
+    if differing := unlike_greedy(report):
+        notes.append(f"without a memory {differing} answers differ from greedy ones: the backend is not sound")
+    return notes
+
+
+def unlike_greedy(report: Report) -> int:
+    """How many answers of no_memory differ from the greedy one in any token; it must be 0."""
+    both = [report.rows.get(name, [[]])[0] for name in ("greedy", "no_memory")]
+    return sum(one["tokens_hash"] != other["tokens_hash"] for one, other in zip(*both, strict=False))
+
+
+def versus_greedy(report: Report, name: str, samples: int) -> stats.Paired | None:
+    """The paired comparison with greedy, if greedy was asked for."""
+    if "greedy" not in report.rows or name == "greedy":
+        return None
+    greedy, method = report.correct("greedy"), report.correct(name)
+    return stats.paired(greedy, method, samples or 1)
+
+
+def _difference(report: Report, settings: Settings, name: str) -> Row:
+    found = versus_greedy(report, name, settings.eval.bootstrap) if name in report.rows else None
+    if found is None:
+        return dict.fromkeys(("delta", "ci_low", "ci_high", "mcnemar_p"))
+    bounds = (found.ci_low, found.ci_high) if settings.eval.bootstrap else (None, None)
+    return {"delta": found.delta, "ci_low": bounds[0], "ci_high": bounds[1], "mcnemar_p": found.mcnemar_p}
+
+
+def _cost(report: Report, name: str) -> Row:
+    if name not in report.rows:
+        return dict.fromkeys(("tokens", "probe_tokens", "probe_overhead"))
+    rows = [row for several in report.rows[name] for row in several]
+    tokens = float(np.mean([row["tokens_used"] for row in rows]))
+    probes = float(np.mean([row["probe_tokens_used"] for row in rows]))
+    return {"tokens": tokens, "probe_tokens": probes, "probe_overhead": probes / tokens if tokens else 0.0}
+
+
+def main_row(report: Report, settings: Settings) -> Row:
+    greedy, esm = (report.accuracy(name) if name in report.rows else None for name in ("greedy", "esm"))
+    return {
+        "dataset": settings.task.dataset, "split": report.split, "T_max": report.t_max, "Greedy-CoT": greedy,
+        "ESM": esm, **_difference(report, settings, "esm"), "n": len(report.examples),
+        "greedy_tokens": _cost(report, "greedy")["tokens"], **_cost(report, "esm"), "test_reads": report.test_reads,
+    }  # fmt: skip
+
+
+def variant_row(report: Report, settings: Settings, name: str) -> Row:
+    """A line of ablation.csv. With several seeds: acc is their mean, acc_min and acc_max their range."""
+    by_seed = [float(np.mean(rows)) for rows in report.correct(name)]
+    return {
+        "variant": name, "T_max": report.t_max, "acc": float(np.mean(by_seed)), "acc_min": min(by_seed),
+        "acc_max": max(by_seed), "seeds": len(by_seed), **_difference(report, settings, name),
+        "n": len(report.examples), **_cost(report, name), "split": report.split, "test_reads": report.test_reads,
+    }  # fmt: skip
+
+
+def diagnostics(report: Report, name: str) -> Row:
+    """How the answers of a method look, and what the memory did: rates over the steps where it could have acted."""
+    rows = [row for several in report.rows[name] for row in several]
+    used = np.array([row["tokens_used"] for row in rows])
+    probes = np.array([row["probe_tokens_used"] for row in rows])
+    steps = [step for row in rows for step in row["steps"] if step["m"] > 1]
+    tools = sum(step["chosen"] is not None for step in steps)
+    share = _share(rows)
+    return {
+        "n": len(rows), "acc": share(lambda row: row["correct"]),
+        "pred_none_rate": share(lambda row: row["pred"] is None),
+        "hash_rate": share(lambda row: "####" in row["text"]),
+        "trunc_rate": share(lambda row: row["finish_reason"] == "length"),
+        "tokens_mean": float(used.mean()), "tokens_p50": float(np.quantile(used, 0.5)),
+        "tokens_p90": float(np.quantile(used, 0.9)), "tokens_max": int(used.max()),
+        "budget_mean": float((used + probes).mean()), "overhead_mean": float(probes.mean()),
+        "overhead_ratio": float(probes.sum() / max(1, used.sum())), "steps": len(steps),
+        "tool_step_rate": tools / len(steps) if steps else 0.0,
+        "null_step_rate": 1 - tools / len(steps) if steps else 0.0,
+        "gates": dict(Counter(step["mem_reason"] for step in steps if step["mem_reason"])),
+    }  # fmt: skip
+
+
+def _share(rows: Sequence[Row]) -> Any:
+    return lambda holds: sum(bool(holds(row)) for row in rows) / len(rows)
+
+
+def compare(report: Report) -> Row:
+    """Question by question: ESM against greedy (first seed)."""
+    both = list(zip(report.correct("greedy")[0], report.correct("esm")[0], report.examples, strict=True))
+    win = [example.id for greedy, esm, example in both if esm and not greedy]
+    lose = [example.id for greedy, esm, example in both if greedy and not esm]
+    hard = [esm for greedy, esm, _ in both if not greedy]
+    return {
+        "n": len(both), "win": len(win), "lose": len(lose), "both_correct": sum(g and e for g, e, _ in both),
+        "both_wrong": sum(not g and not e for g, e, _ in both), "net_win": len(win) - len(lose), "hard_n": len(hard),
+        "hard_acc": sum(hard) / len(hard) if hard else None, "mcnemar_p": stats.mcnemar(len(win), len(lose)),
+        "win_ids": win, "lose_ids": lose, "split": report.split, "test_reads": report.test_reads,
+    }  # fmt: skip
+
+
+def figure(report: Report, file: Path) -> list[str]:
+    """How long the answers are; a note instead if matplotlib is not there."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return [f"no {file.name}: matplotlib is missing (pip install 'looplab[plots]')"]
+    drawing = Figure(figsize=(6, 3.5), layout="constrained")
+    axes = drawing.subplots()
+    for name, several in report.rows.items():
+        axes.hist([row["tokens_used"] for row in several[0]], bins=30, histtype="step", label=name)
+    axes.axvline(report.t_max, color="grey", linestyle=":", linewidth=1)
+    axes.set_xlabel("tokens of an answer (probes not counted)")
+    axes.set_ylabel("questions")
+    axes.legend()
+    buffer = io.BytesIO()
+    drawing.savefig(buffer, format="pdf", metadata={"CreationDate": None})
+    files.write_whole(file, buffer.getvalue())
+    return []
+
+
+def _write_csv(file: Path, rows: Sequence[Row]) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in row.items()})
+    files.write_whole(file, text.getvalue().encode())

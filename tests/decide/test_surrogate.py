@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import check_grad
+from scipy.stats import norm
+
+import looplab.decide.surrogate as surrogate
+from looplab.decide.search import Axis, Point, find_axes, generator
+from looplab.decide.surrogate import Cube, Improver, Process, Shape, fit_shape, levelled, log_improvement
+from looplab.guard.guard import Guard
+from looplab.guard.knobs import Knob
+
+KNOBS: dict[str, dict[str, Any]] = {
+    "lr": {"type": "float", "low": 1e-4, "high": 1.0, "log": True},
+    "width": {"type": "int", "low": 2, "high": 64},
+    "depth": {"type": "int", "low": 1, "high": 4096, "log": True},
+    "heads": {"type": "int", "low": 2, "high": 20, "step": 3},
+    "batch": {"choices": [32, 64, 128]},
+    "opt": {"choices": ["adam", "sgd", "muon"]},
+    "drop": {"type": "float", "low": 0, "high": 1, "step": 0.25},
+}
+BASE: dict[str, Any] = {"lr": 0.1, "width": 8, "depth": 2, "heads": 2, "batch": 32, "opt": "adam", "drop": 0.0}
+
+
+def make_axes(knobs: dict[str, dict[str, Any]], base: dict[str, Any]) -> list[Axis]:
+    axes, left_out = find_axes(Guard({path: Knob.make(path, spec) for path, spec in knobs.items()}), base)
+    assert not left_out
+    return axes
+
+
+AXES = make_axes(KNOBS, BASE)
+PLANE = make_axes({k: {"type": "float", "low": 0, "high": 1} for k in "xy"}, {"x": 0.5, "y": 0.5})
+Params = dict[str, Any]
+
+
+def play(
+    axes: list[Axis], f: Callable[[Params], float | None], n: int, seed: int, allowed: Callable[[Params], bool]
+) -> list[Point]:
+    """The first points by chance, the others drawn."""
+    improver = Improver(axes, 1.0, allowed)
+    points: list[Point] = []
+    for i in range(n):
+        rng = generator(seed, i)
+        if i < 6:
+            params = {axis.path: axis.at(float(rng.random_sample())) for axis in axes}
+        else:
+            params = next(improver.draws(points, rng))
+        value = f(params)
+        points.append(Point(params, [] if value is None else [value], crashes=int(value is None)))
+    return points
+
+
+def anything(params: Params) -> bool:
+    return True
+
+
+def bowl(params: Params) -> float:
+    return float((params["x"] - 0.3) ** 2 + (params["y"] - 0.6) ** 2)
+
+
+# --- the cube
+
+
+@given(st.integers(0, 2**31))
+def test_every_row_is_a_legal_config_and_reads_back(seed: int) -> None:
+    cube, rng = Cube(AXES), np.random.RandomState(seed)
+    rows = cube.uniform(rng.random_sample((4, len(AXES))))
+    for row in np.vstack([rows, cube.around(rows, np.full(4, 0.2), rng)]):
+        params = cube.params(row)
+        for axis in AXES:
+            assert axis.knob.problem(axis.give(params[axis.path])) is None
+            assert axis.take(axis.give(params[axis.path])) is not None
+        assert cube.row(params) == pytest.approx(row.tolist(), abs=1e-9)
+
+
+def test_a_step_changes_a_whole_number_and_a_choice_is_as_far_from_one_other_as_from_the_next() -> None:
+    cube, rng = Cube(AXES), np.random.RandomState(0)
+    row = np.array([cube.row({"lr": 0.1, "width": 8, "depth": 2, "heads": 2, "batch": 0, "opt": 0, "drop": 0})])
+    moved = cube.around(np.repeat(row, 200, axis=0), np.full(200, 1e-6), rng)
+    assert {cube.params(one)["width"] for one in moved} == {7, 8, 9}
+    assert {cube.params(one)["opt"] for one in moved} == {0, 1, 2}
+    others = np.repeat(row, 3, axis=0)
+    others[:, [axis.path for axis in AXES].index("opt")] = [0, 1, 2]
+    features = cube.features(others)
+    assert [float(np.sum((features[0] - one) ** 2)) for one in features] == pytest.approx([0.0, 1.0, 1.0])
+
+
+# --- the process
+
+
+def test_the_slope_of_the_loss_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.RandomState(0)
+    x, y, weights = rng.random_sample((12, 3)), rng.standard_normal(12), np.array([1.0, 2.0, 3.0] * 4)
+    worst = []
+    real = surrogate.minimize
+
+    def checked(loss: Any, first: Any, **options: Any) -> Any:
+        for theta in (first, first + 0.3):
+            worst.append(check_grad(lambda t: loss(t)[0], lambda t: loss(t)[1], theta))
+        return real(loss, first, **options)
+
+    monkeypatch.setattr(surrogate, "minimize", checked)
+    fit_shape(x, np.array([0, 1, 1]), y, weights)
+    assert max(worst) < 1e-4
+
+
+def test_what_matters_and_how_noisy_it_is_are_learnt() -> None:
+    rng = np.random.RandomState(1)
+    x = rng.random_sample((60, 3))
+    clean = np.sin(6 * x[:, 0])
+    owner = np.arange(3)
+    quiet, noisy = (fit_shape(x, owner, clean + sd * rng.standard_normal(60), np.ones(60)) for sd in (0.01, 0.7))
+    assert quiet.scales[0] < quiet.scales[1:].min()
+    assert quiet.noise < 0.05 < noisy.noise
+
+
+def test_a_process_believes_its_values_and_doubts_far_from_them() -> None:
+    x = np.array([[0.1], [0.2], [0.3]])
+    process = Process(Shape(np.array([0.1]), 1.0, 1e-6), x, np.array([0]), np.array([1.0, 0.0, -1.0]), np.ones(3))
+    mean, sd = process.predict(np.array([[0.1], [0.3], [0.95]]))
+    assert mean == pytest.approx([1.0, -1.0, 0.0], abs=0.01)
+    assert sd[0] < 0.01 < 0.9 < sd[2]
+
+
+def test_more_runs_of_a_point_are_believed_more() -> None:
+    shape, x = Shape(np.array([0.1]), 1.0, 1.0), np.array([[0.5]])
+    once, often = (
+        Process(shape, x, np.array([0]), np.array([1.0]), np.array([n])).predict(x)[0][0] for n in (1.0, 20.0)
+    )
+    assert once < often < 1.0
+
+
+def test_the_expected_improvement_is_right_and_never_runs_out() -> None:
+    mean, sd = np.array([0.0, 1.0, 4.0]), np.array([1.0, 0.5, 1.0])
+    z = (0.5 - mean) / sd
+    assert np.exp(log_improvement(mean, sd, 0.5)) == pytest.approx(sd * (z * norm.cdf(z) + norm.pdf(z)), rel=1e-6)
+    far = log_improvement(np.array([10.0, 100.0, 1e4, 1e6]), np.full(4, 0.5), 0.0)
+    assert np.all(np.isfinite(far))
+    assert np.all(np.diff(far) < 0)
+
+
+@given(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=20))
+def test_levelled_values_keep_their_order_and_stay_numbers(values: list[float]) -> None:
+    levels = levelled(np.array(values))
+    assert np.all(np.isfinite(levels))
+    assert np.all(np.diff(levels[np.argsort(values, kind="stable")]) >= -1e-9)
+
+
+def test_a_terrible_value_leaves_the_others_apart() -> None:
+    levels = levelled(np.array([1.0, 2.0, 3.0, 4.0, 1e9]))
+    assert levels[3] - levels[0] > 0.1
+
+
+# --- drawing
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 2**31), st.integers(1, 12))
+def test_draws_are_legal_whatever_the_points_are(seed: int, n: int) -> None:
+    rng = random.Random(seed)
+    points = []
+    for i in range(n):
+        params = {axis.path: axis.at(rng.random()) for axis in AXES}
+        kind = rng.randrange(4) if i else 0
+        value = rng.choice([0.0, rng.gauss(0, 1), 1e12])
+        points.append(Point(params, [value] * (kind < 2), crashes=int(kind == 2), pending=int(kind == 3)))
+    for params in islice(Improver(AXES, -1.0, anything).draws(points, generator(seed)), 5):
+        for axis in AXES:
+            assert axis.knob.problem(axis.give(params[axis.path])) is None
+
+
+def test_the_same_points_give_the_same_draws_however_the_improver_came_to_them() -> None:
+    points = play(PLANE, bowl, 14, 0, anything)
+    used = Improver(PLANE, 1.0, anything)
+    for n in (6, 9, 12):
+        next(used.draws(points[:n], generator(0, n)))
+    first, second, other = (
+        list(islice(improver.draws(points, generator(seed, 14)), 3))
+        for improver, seed in ((used, 0), (Improver(PLANE, 1.0, anything), 0), (used, 1))
+    )
+    assert first == second
+    assert first != other
+
+
+def test_what_is_at_work_is_kept_away_from() -> None:
+    points = play(PLANE, bowl, 6, 0, anything)
+    improver = Improver(PLANE, 1.0, anything)
+    first = next(improver.draws(points, generator(0, 6)))
+    second = next(improver.draws([*points, Point(first, pending=1)], generator(0, 6)))
+    assert math.dist(first.values(), second.values()) > 0.01
+
+
+def test_where_runs_fail_is_avoided() -> None:
+    def f(params: Params) -> float | None:
+        return None if params["x"] < 0.4 else bowl(params)  # the best place is among those that fail
+
+    points = play(PLANE, f, 36, 1, anything)
+    assert sum(point.infeasible for point in points[20:]) <= 5
+    assert min(point.value for point in points if point.value is not None) < 0.03
+
+
+def test_only_what_is_allowed_is_drawn_and_the_best_of_it_is_found() -> None:
+    points = play(PLANE, bowl, 25, 0, lambda p: p["x"] > p["y"])
+    assert all(point.params["x"] > point.params["y"] for point in points[6:])
+    assert min(bowl(point.params) for point in points[6:]) < 0.05  # 0.045 at best, on the edge
+
+
+def test_a_finite_space_is_drawn_once_each() -> None:
+    axes = make_axes({"o": {"choices": ["a", "b", "c"]}, "n": {"type": "int", "low": 0, "high": 2}}, {"o": "a", "n": 0})
+    points = play(axes, lambda p: float(p["n"] - p["o"]), 6, 0, anything)
+    tried = {tuple(point.params.values()) for point in points}
+    left = [tuple(params.values()) for params in Improver(axes, 1.0, anything).draws(points, generator(0))]
+    assert not tried & set(left)
+    assert tried | set(left) == {(o, n) for o in range(3) for n in range(3)}
+
+
+def test_a_noisy_bowl_is_searched_better_than_by_chance() -> None:
+    axes = make_axes({k: {"type": "float", "low": 0, "high": 1} for k in "abcd"}, dict.fromkeys("abcd", 0.5))
+
+    def clean(params: Params) -> float:
+        return float(sum((value - 0.3) ** 2 for value in params.values()))
+
+    drawn, chance = [], []
+    for seed in range(5):
+        noise = random.Random(seed)
+        points = play(axes, lambda p, noise=noise: clean(p) + noise.gauss(0, 0.03), 30, seed, anything)  # type: ignore[misc]
+        drawn.append(clean(min(points, key=lambda point: point.values[0]).params))
+        rng = random.Random(seed)
+        by_chance = [{axis.path: rng.random() for axis in axes} for _ in range(30)]
+        chance.append(clean(min(by_chance, key=lambda p: clean(p) + noise.gauss(0, 0.03))))
+    assert sum(drawn) < sum(chance) / 2

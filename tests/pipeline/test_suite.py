@@ -1,0 +1,142 @@
+"""What a suite's file may say, and how its datasets share devices."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from typing import Any
+
+import pytest
+
+from looplab.config.lab import load_lab
+from looplab.errors import BusyError, LabError
+from looplab.launch.base import Slot
+from looplab.launch.local import LocalExecutor
+from looplab.pipeline.runner import Wishes, drive
+from looplab.pipeline.suite import Suite, make_runs, make_suite
+
+BASE: dict[str, Any] = {
+    "seed": 7,
+    "model": {"path": "model.bin"},
+    "task": {"dataset": "", "data_root": "datasets"},
+    "prompt": {"template": "plain"},
+    "mine": {"n": 2, "sleep": 0.0, "wait": "", "exit": 0},
+    "select": {"B": 3},
+    "memory": {},
+    "eval": {"beta": 1, "artifact_run_dir": None},
+    "outputs": {"root_dir": "outputs", "run_name": "toy", "run_id": None},
+}
+
+
+def suite(toy: Any, block: dict[str, Any], suite_id: str | None = None, **more: Any) -> Suite:
+    path = toy.folder / "suite.yaml"
+    path.write_text(json.dumps({"suite": block, **BASE}))
+    lab = load_lab(toy.folder)
+    return make_suite(lab, lab.study(None), path, suite_id, **more)
+
+
+def run(made: Suite, *slots: Slot) -> dict[str, str]:
+    executor = LocalExecutor()
+    made.begin()
+    runs = make_runs(made, lambda job, text: None)
+    try:
+        drive(runs, slots or (Slot("cpu0"),), executor, Wishes())
+    finally:
+        executor.close()
+    made.end(runs)
+    return {one.name: one.state for one in runs}
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ({}, "'suite.datasets' is missing"),
+        ({"datasets": [{"name": "a", "eval_splt": "x"}]}, "did you mean 'eval_split'"),
+        ({"datasets": [{"name": "a"}, {"name": "a"}]}, "a is named twice"),
+        ({"datasets": [{"name": "../a"}]}, "cannot name a folder"),
+        ({"datasets": [{"name": "a", "edits": ["seed=1"]}]}, r"suite.datasets.0.edits: .*seed=1"),
+        ({"datasets": [{"name": "a", "edits": ["no.such.key@mul=2"]}]}, "dataset a: .*no no.such.key"),
+        ({"datasets": [{"name": "a"}], "stage": ["mine"]}, "unknown key 'suite.stage', did you mean 'stages'"),
+        ({"datasets": [{"name": "a"}], "stages": ["eval"]}, "eval builds on memory"),
+        ({"datasets": [{"name": "a"}], "stages": ["evil"]}, "did you mean 'eval'"),
+        ({"datasets": [{"name": "a"}, {"name": "b"}], "run_name": "task.other"}, "the same run folder"),
+        ({"datasets": [{"name": "a"}], "config": "config.json"}, "give one"),
+        ({"datasets": [{"name": "a"}], "tables": {"../x.csv": "y"}}, "no name of a CSV file"),
+    ],
+)
+def test_mistakes_are_told_before_anything_starts(toy: Any, block: dict[str, Any], message: str) -> None:
+    with pytest.raises(LabError, match=message):
+        suite(toy, block)
+    assert not (toy.folder / "outputs").exists()
+
+
+def test_the_short_names_of_a_dataset_reach_their_config_keys(toy: Any) -> None:
+    entry = {"name": "svamp", "prompt_template": "svamp_0shot", "data_root": "d", "train_split": "train",
+             "eval_split": "test", "max_train_examples": 10, "max_eval_examples": None}  # fmt: skip
+    again = {"name": "svamp", "label": "short", "max_new_tokens": 64}
+    made = suite(toy, {"run_name_prefix": "tiny", "datasets": [entry, again]}, "s")
+    config = made.jobs[0].plan.config
+    assert config["task"] == {"dataset": "svamp", "data_root": "d", "train_split": "train", "eval_split": "test",
+                              "max_train_examples": 10, "max_eval_examples": None}  # fmt: skip
+    assert config["prompt"]["template"] == "svamp_0shot"
+    assert made.jobs[0].run.path == toy.folder / "outputs" / "tiny_svamp" / "s"
+    assert made.jobs[1].plan.config["task"]["dataset"] == "svamp"
+    assert made.jobs[1].plan.config["decode"] == {"max_new_tokens": 64}
+    assert made.jobs[1].run.path == toy.folder / "outputs" / "tiny_short" / "s"
+    assert made.folder == toy.folder / "outputs" / "_suite" / "s"
+
+
+def test_the_same_suite_is_found_again_and_another_one_is_not(toy: Any) -> None:
+    block = {"datasets": [{"name": "a"}]}
+    made = suite(toy, block)
+    made.folder.mkdir(parents=True)
+    made.begin()
+    assert suite(toy, block).id == made.id
+    assert suite(toy, block, new=True).id != made.id
+    assert suite(toy, {"datasets": [{"name": "a", "edits": ["seed@set=8"]}]}).id != made.id
+
+
+def test_a_suite_at_work_is_not_run_by_a_second_one(toy: Any) -> None:
+    made = suite(toy, {"datasets": [{"name": "a"}]}, "s")
+    with made.lock(), pytest.raises(BusyError, match="suite s is in use by pid"), made.lock():
+        pass
+
+
+def test_tables_are_made_of_what_is_complete_with_the_names_in_front(toy: Any) -> None:
+    datasets = [{"name": "a"}, {"name": "b", "edits": ["mine.exit@set=1"]},
+                {"name": "a", "label": "c", "edits": ["eval.beta@set=2"]}]  # fmt: skip
+    made = suite(toy, {"datasets": datasets}, "s")
+    made.folder.mkdir(parents=True)
+    assert run(made) == {"a": "complete", "b": "failed", "c": "complete"}
+    table = (made.folder / "tables" / "suite_main_results.csv").read_text()
+    assert table == "dataset,label,run,acc\na,a,a/s,7 0 1\na,c,c/s,7 0 2\n"
+    assert not (made.folder / "tables" / "suite_ablation_long.csv").exists()
+    told = json.loads((made.folder / "summary.json").read_text())
+    assert [job["status"] for job in told["jobs"]] == ["complete", "failed", "complete"]
+    assert "mine ends " in told["jobs"][1]["tail"]
+
+
+def test_a_dataset_waits_for_a_device_that_somebody_holds(toy: Any, tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("LOOPLAB_LOCK_DIR", str(tmp_path))
+    made = suite(toy, {"datasets": [{"name": "a"}, {"name": "b"}], "stages": ["mine"]}, "s")
+    made.folder.mkdir(parents=True)
+    executor = LocalExecutor()
+    runs = make_runs(made, lambda job, text: None)
+    waited = []
+    with (tmp_path / "gpu-0.0.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+        def tick() -> None:
+            waited.extend(one.name for one in runs if one.blocked)
+            if runs[1].state == "complete" and not lock.closed:
+                lock.close()
+
+        try:
+            drive(runs, [Slot("gpu0", ("0",)), Slot("gpu1", ("1",))], executor, Wishes(), tick=tick)
+        finally:
+            executor.close()
+    assert [one.state for one in runs] == ["complete", "complete"]
+    assert set(waited) == {"a"}
+    devices = ["0", "1"]
+    for one, device in zip(runs, devices, strict=True):
+        assert f"mine ends {device}\n" in one.run.log.read_text()

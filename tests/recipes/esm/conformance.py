@@ -1,0 +1,244 @@
+"""What every backend promises. A subject brings the backend, prompts, and an injection that is sure to be felt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from looplab.errors import LabError
+from looplab.recipes.esm.esm.backends import Backend, Injection, Piece, Sampling, Session
+
+GREEDY = Sampling(max_new_tokens=64)
+WARM = Sampling(max_new_tokens=64, temperature=1.0, top_p=0.95, seed=3)
+
+
+@dataclass(frozen=True)
+class Subject:
+    backend: Backend
+    prompts: tuple[str, ...]
+    """Different ones, of different lengths, at least four."""
+    strong: Injection
+    """Changes the greedy continuation of the first prompt after its first piece."""
+    begin: int
+    """Tokens of that first piece."""
+    tolerance: float = 0.0
+    """How far states and log-probabilities may differ between batches."""
+
+
+def free(session: Session, rows: Sequence[int], limit: int, sampling: Sampling = GREEDY) -> list[Piece]:
+    return session.generate(rows, [limit] * len(rows), [None] * len(rows), None, sampling)
+
+
+def answers(subject: Subject, prompts: Sequence[str], seeds: Sequence[int], sampling: Sampling) -> list[list[int]]:
+    session = subject.backend.open(prompts, seeds)
+    pieces = free(session, range(len(prompts)), 24, sampling)
+    session.close()
+    return [piece.tokens for piece in pieces]
+
+
+def an_injection_of_scale_zero_is_the_baseline_token_for_token(subject: Subject) -> None:
+    count = len(subject.prompts)
+    plain = subject.backend.open(subject.prompts, range(count))
+    zero = subject.backend.open(subject.prompts, range(count))
+    free(plain, range(count), subject.begin)
+    free(zero, range(count), subject.begin)
+    nothing = replace(subject.strong, scale=0.0)
+    expected = free(plain, range(count), 20)
+    found = zero.generate(range(count), [20] * count, [nothing] * count, None, GREEDY)
+    assert [piece.tokens for piece in found] == [piece.tokens for piece in expected]
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=max(subject.tolerance, 1e-6))
+
+
+def pieces_without_injection_add_up_to_the_greedy_answer(subject: Subject) -> None:
+    whole = answers(subject, subject.prompts, range(len(subject.prompts)), GREEDY)
+    session = subject.backend.open(subject.prompts, range(len(subject.prompts)))
+    for row, expected in enumerate(whole):
+        texts = []
+        for limit in (1, 2, 5, 16):
+            session.states([row], [0])
+            piece = session.generate([row], [limit], [None], None, GREEDY)[0]
+            texts.append(piece.text)
+        assert session.tokens(row) == expected
+        assert session.text(row) == "".join(texts)
+
+
+def batch_size_and_order_of_rows_change_nothing(subject: Subject) -> None:
+    prompts = list(subject.prompts)
+    seeds = list(range(10, 10 + len(prompts)))
+    for sampling in (GREEDY, WARM):
+        together = answers(subject, prompts, seeds, sampling)
+        assert answers(subject, prompts[::-1], seeds[::-1], sampling) == together[::-1]
+        for row, prompt in enumerate(prompts):
+            assert answers(subject, [prompt], [seeds[row]], sampling) == [together[row]]
+
+
+def rows_of_a_batch_may_be_at_different_places(subject: Subject) -> None:
+    count = len(subject.prompts)
+    alone = answers(subject, subject.prompts, range(count), GREEDY)
+    session = subject.backend.open(subject.prompts, range(count))
+    for row in range(count):
+        free(session, [row], row + 1)
+    mixed = list(range(count))[::-1]
+    session.generate(mixed, [24 - (row + 1) for row in mixed], [None] * count, None, GREEDY)
+    assert [session.tokens(row) for row in range(count)] == alone
+
+
+def an_injection_acts_on_its_row_alone_and_is_counted(subject: Subject) -> None:
+    count = len(subject.prompts)
+    plain = subject.backend.open(subject.prompts, range(count))
+    steered = subject.backend.open(subject.prompts, range(count))
+    free(plain, range(count), subject.begin)
+    free(steered, range(count), subject.begin)
+    before = subject.backend.fired()
+    expected = free(plain, range(count), 16)
+    assert subject.backend.fired() == before
+    wishes = [subject.strong, *[None] * (count - 1)]
+    found = steered.generate(range(count), [16] * count, wishes, None, GREEDY)
+    assert subject.backend.fired() == before + 1
+    assert found[0].tokens != expected[0].tokens
+    assert [piece.tokens for piece in found[1:]] == [piece.tokens for piece in expected[1:]]
+
+
+def rows_may_carry_different_injections(subject: Subject) -> None:
+    count = len(subject.prompts)
+    layers = [0, subject.backend.n_layers - 1]
+    wishes = [
+        replace(subject.strong, layer=layers[row % 2], scale=subject.strong.scale / (row + 1)) for row in range(count)
+    ]
+    together = subject.backend.open(subject.prompts, range(count))
+    free(together, range(count), 2)
+    found = together.generate(range(count), [10] * count, wishes, None, GREEDY)
+    for row in range(count):
+        alone = subject.backend.open([subject.prompts[row]], [row])
+        free(alone, [0], 2)
+        assert alone.generate([0], [10], [wishes[row]], None, GREEDY)[0].tokens == found[row].tokens
+
+
+def a_probe_leaves_no_trace(subject: Subject) -> None:
+    count = len(subject.prompts)
+    rows = range(count)
+    layers = range(subject.backend.n_layers)
+    untouched = subject.backend.open(subject.prompts, rows)
+    probed = subject.backend.open(subject.prompts, rows)
+    free(untouched, rows, subject.begin)
+    free(probed, rows, subject.begin)
+    probed.generate(rows, [8] * count, [subject.strong] * count, None, GREEDY, commit=False)  # states not yet known
+    states = probed.states(rows, layers)
+    np.testing.assert_allclose(states, untouched.states(rows, layers), atol=subject.tolerance)
+    mixed = [subject.strong if row % 2 else None for row in rows]
+    first = probed.generate(rows, [8] * count, [subject.strong] * count, None, WARM, commit=False)
+    null = probed.generate(rows, [8] * count, [None] * count, None, WARM, commit=False)
+    again = probed.generate(rows, [8] * count, mixed, None, WARM, commit=False)
+    assert [piece.tokens for piece in again] == [(first if row % 2 else null)[row].tokens for row in rows]
+    np.testing.assert_array_equal(probed.states(rows, layers), states)
+    assert [probed.tokens(row) for row in rows] == [untouched.tokens(row) for row in rows]
+    assert [piece.tokens for piece in free(probed, rows, 12)] == [piece.tokens for piece in free(untouched, rows, 12)]
+    assert [probed.text(row) for row in rows] == [untouched.text(row) for row in rows]
+
+
+def a_committed_injection_stays(subject: Subject) -> None:
+    plain = subject.backend.open(subject.prompts[:2], [0, 1])
+    steered = subject.backend.open(subject.prompts[:2], [0, 1])
+    last = subject.backend.n_layers - 1
+    for session, wish in ((plain, None), (steered, subject.strong)):
+        free(session, [0, 1], subject.begin)
+        session.generate([0, 1], [1, 1], [wish, None], None, GREEDY)
+    here, there = plain.states([0, 1], [last]), steered.states([0, 1], [last])
+    assert np.abs(here[0] - there[0]).max() > 1e-3
+    np.testing.assert_allclose(here[1], there[1], atol=subject.tolerance)
+
+
+def a_delimiter_of_several_tokens_ends_the_piece(subject: Subject) -> None:
+    backend, prompt = subject.backend, subject.prompts[0]
+    session = backend.open([prompt], [0])
+    parts = [free(session, [0], 1)[0] for _ in range(12)]
+    texts = [part.text for part in parts]
+    pairs = [n for n in range(3, 11) if texts[n] and texts[n + 1]]
+    delimiter = texts[pairs[0]] + texts[pairs[0] + 1]
+    until = backend.open([prompt], [0])
+    piece = until.generate([0], [12], [None], delimiter, GREEDY)[0]
+    assert piece.finish == "delimiter"
+    shortest = next(n for n in range(1, 13) if delimiter in "".join(texts[:n]))
+    assert piece.tokens == session.tokens(0)[:shortest]
+    assert piece.text == "".join(texts[:shortest])
+    assert until.generate([0], [5], [None], "no such text", GREEDY)[0].finish in ("length", "eos")
+
+
+def the_draws_of_a_row_depend_on_its_seed_alone(subject: Subject) -> None:
+    prompts = [subject.prompts[0]] * 8
+    drawn = answers(subject, prompts, range(8), WARM)
+    assert answers(subject, prompts[:3], [5, 0, 5], WARM) == [drawn[5], drawn[0], drawn[5]]
+    assert len({tuple(tokens) for tokens in drawn}) > 1
+    other = answers(subject, prompts, range(8), replace(WARM, seed=4))
+    assert other != drawn
+
+
+def states_equal_those_of_a_fresh_prefill(subject: Subject) -> None:
+    backend, count = subject.backend, len(subject.prompts)
+    layers = range(backend.n_layers)
+    session = backend.open(subject.prompts, range(count))
+    fresh = [backend.open([prompt], [0]).states([0], layers)[0] for prompt in subject.prompts]
+    found = session.states(range(count), layers)
+    assert found.shape == (count, backend.n_layers, backend.width)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, fresh, atol=max(subject.tolerance, 1e-4), rtol=1e-4)
+    free(session, range(count), 6)
+    longer = [prompt + session.text(row) for row, prompt in enumerate(subject.prompts)]
+    fresh = [backend.open([prompt], [0]).states([0], layers)[0] for prompt in longer]
+    np.testing.assert_allclose(
+        session.states(range(count), layers), fresh, atol=max(subject.tolerance, 1e-4), rtol=1e-4
+    )
+    picked = session.states([1, 0], [backend.n_layers - 1, 0])
+    np.testing.assert_array_equal(picked[0, 1], session.states([1], [0])[0, 0])
+
+
+def a_row_that_has_no_room_gives_an_empty_piece(subject: Subject) -> None:
+    session = subject.backend.open(subject.prompts[:2], [0, 1])
+    fired = subject.backend.fired()
+    pieces = session.generate([0, 1], [0, 3], [subject.strong, None], None, GREEDY)
+    assert (pieces[0].tokens, pieces[0].text, pieces[0].finish) == ([], "", "length")
+    assert pieces[1].tokens
+    assert subject.backend.fired() == fired
+    assert session.text(0) == ""
+
+
+def log_probabilities_are_those_of_the_tokens(subject: Subject) -> None:
+    session = subject.backend.open(subject.prompts, range(len(subject.prompts)))
+    for piece in free(session, range(len(subject.prompts)), 10, WARM):
+        assert len(piece.logprobs) == len(piece.tokens)
+        assert all(-1000 < logprob <= 1e-6 for logprob in piece.logprobs)
+
+
+def a_call_that_cannot_be_meant_is_refused(subject: Subject) -> None:
+    session = subject.backend.open(subject.prompts[:2], [0, 1])
+    layers = subject.backend.n_layers
+    with pytest.raises(LabError, match=f"layers 0 to {layers - 1}"):
+        session.generate([0], [4], [replace(subject.strong, layer=layers)], None, GREEDY)
+    with pytest.raises(LabError, match="wide"):
+        session.generate([0], [4], [replace(subject.strong, vector=np.zeros(3, np.float32))], None, GREEDY)
+    with pytest.raises(LabError, match="twice"):
+        session.generate([0, 0], [4, 4], [None, None], None, GREEDY)
+    with pytest.raises(LabError, match="2 rows, 1 limits"):
+        session.generate([0, 1], [4], [None, None], None, GREEDY)
+
+
+PROMISES: tuple[Callable[[Subject], None], ...] = (
+    an_injection_of_scale_zero_is_the_baseline_token_for_token,
+    pieces_without_injection_add_up_to_the_greedy_answer,
+    batch_size_and_order_of_rows_change_nothing,
+    rows_of_a_batch_may_be_at_different_places,
+    an_injection_acts_on_its_row_alone_and_is_counted,
+    rows_may_carry_different_injections,
+    a_probe_leaves_no_trace,
+    a_committed_injection_stays,
+    a_delimiter_of_several_tokens_ends_the_piece,
+    the_draws_of_a_row_depend_on_its_seed_alone,
+    states_equal_those_of_a_fresh_prefill,
+    a_row_that_has_no_room_gives_an_empty_piece,
+    log_probabilities_are_those_of_the_tokens,
+    a_call_that_cannot_be_meant_is_refused,
+)

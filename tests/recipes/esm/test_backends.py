@@ -1,0 +1,451 @@
+"""Every backend keeps the promises of the conformance suite; the transformers loop equals transformers itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import looplab
+from looplab.errors import LabError
+from looplab.recipes.esm.esm.backends import Injection, Sampling, make_backend
+from looplab.recipes.esm.esm.backends.draw import draw, log_softmax, uniform
+from looplab.recipes.esm.esm.backends.toy import LAYERS, WIDTH, ToyBackend, _minds, problem
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+torch.set_num_threads(1)
+
+MODEL = Path(looplab.__file__).parent / "recipes/esm/model"
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"esm_tests_{name}", Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+CONFORMANCE, CHECKPOINTS = load("conformance"), load("checkpoints")
+GREEDY = Sampling(64)
+
+
+def toy_subject(_: Callable[..., Path]) -> Any:
+    prompts = (*(problem(n).question for n in (0, 7, 30, 401, 2)), problem(3, slips=True).question)
+    return CONFORMANCE.Subject(ToyBackend(), prompts, Injection(_minds()[2], 2, 3.0), begin=5)
+
+
+def checkpoint_subject(folder: Path, fast: bool, tolerance: float) -> Any:
+    from looplab.recipes.esm.esm.backends.hf import HFBackend
+
+    backend = HFBackend(str(folder), fast=fast)
+    vector = np.random.default_rng(0).normal(size=backend.width).astype(np.float32)
+    strong = Injection(vector, 0, 30.0)
+    return CONFORMANCE.Subject(backend, CHECKPOINTS.PROMPTS, strong, begin=3, tolerance=tolerance)
+
+
+def llama_subject(checkpoint: Callable[..., Path]) -> Any:
+    return checkpoint_subject(checkpoint("llama"), fast=True, tolerance=0.0)  # the same bits, not only the same tokens
+
+
+def qwen_subject(checkpoint: Callable[..., Path]) -> Any:
+    return checkpoint_subject(checkpoint("qwen2"), fast=True, tolerance=0.0)
+
+
+def hooked_llama_subject(checkpoint: Callable[..., Path]) -> Any:
+    return checkpoint_subject(checkpoint("llama"), fast=False, tolerance=1e-4)
+
+
+def gpt2_subject(checkpoint: Callable[..., Path]) -> Any:
+    return checkpoint_subject(checkpoint("gpt2"), fast=True, tolerance=1e-4)
+
+
+SUBJECTS = (toy_subject, llama_subject, qwen_subject, hooked_llama_subject, gpt2_subject)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    made: dict[str, Path] = {}
+
+    def make(kind: str) -> Path:
+        if kind not in made:
+            made[kind] = CHECKPOINTS.save_model(tmp_path_factory.mktemp(kind), kind)
+        return made[kind]
+
+    return make
+
+
+@pytest.fixture(scope="module", params=SUBJECTS, ids=lambda make: make.__name__.removesuffix("_subject"))
+def subject(request: pytest.FixtureRequest, checkpoint: Callable[..., Path]) -> Any:
+    return request.param(checkpoint)
+
+
+@pytest.mark.parametrize("promise", CONFORMANCE.PROMISES, ids=lambda promise: promise.__name__)
+def test_the_backend_keeps_its_promise(subject: Any, promise: Callable[[Any], None]) -> None:
+    promise(subject)
+
+
+# The transformers loop against transformers.
+
+
+def reference(folder: Path) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.padding_side = "left"
+    return model, tokenizer
+
+
+def hf_greedy(model: Any, tokenizer: Any, prompts: list[str], limit: int) -> list[list[int]]:
+    """Greedy tokens of `generate`, padded on the left, up to the end of the text."""
+    batch = tokenizer(prompts, return_tensors="pt", padding=True)
+    with torch.inference_mode():
+        out = model.generate(
+            input_ids=batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            max_new_tokens=limit,
+            do_sample=False,
+        )
+    found = []
+    for row in out[:, batch["input_ids"].shape[1] :].tolist():
+        end = row.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in row else limit
+        found.append(row[:end])
+    return found
+
+
+@pytest.fixture(params=["llama", "qwen2", "gpt2", "tiny"])
+def model_folder(request: pytest.FixtureRequest, checkpoint: Callable[..., Path]) -> Path:
+    if request.param != "tiny":
+        return checkpoint(request.param)
+    if not (MODEL / "model.safetensors").exists():
+        pytest.skip("the checkpoint of the recipe is not there")
+    return MODEL
+
+
+def prompts_for(folder: Path) -> list[str]:
+    if folder != MODEL:
+        return list(CHECKPOINTS.PROMPTS)
+    from looplab.recipes.esm.esm.tiny.task import examples
+
+    return [example.question for example in examples("steerable", "test", 40, 1)]
+
+
+def test_greedy_tokens_equal_those_of_generate(model_folder: Path) -> None:
+    from looplab.recipes.esm.esm.backends.hf import HFBackend
+
+    prompts = prompts_for(model_folder)
+    expected = hf_greedy(*reference(model_folder), prompts, 48)
+    for fast in (True, False):
+        session = HFBackend(str(model_folder), fast=fast).open(prompts, [0] * len(prompts))
+        pieces = session.generate(range(len(prompts)), [48] * len(prompts), [None] * len(prompts), None, GREEDY)
+        assert [piece.tokens for piece in pieces] == expected
+
+
+def test_the_fast_forward_gives_the_numbers_of_the_module(checkpoint: Callable[..., Path]) -> None:
+    from looplab.recipes.esm.esm.backends.hf import HFBackend
+    from looplab.recipes.esm.esm.backends.llama import LlamaCore
+
+    for kind in ("llama", "qwen2"):
+        model, tokenizer = reference(checkpoint(kind))
+        backend = HFBackend(str(checkpoint(kind)))
+        assert isinstance(backend.core, LlamaCore)
+        prompt = CHECKPOINTS.PROMPTS[1]
+        tokens = tokenizer([prompt, prompt], return_tensors="pt")["input_ids"]
+        with torch.inference_mode():
+            out = model(input_ids=tokens, output_hidden_states=True)
+        states = backend.open([prompt], [0]).states([0], range(2))
+        size = float(out.hidden_states[1].abs().max())
+        np.testing.assert_allclose(states[0, 0] / size, out.hidden_states[1][0, -1] / size, atol=1e-5)
+        logprobs = torch.log_softmax(out.logits[0, -1], -1)
+        piece = backend.open([prompt], [0]).generate([0], [1], [None], None, GREEDY)[0]
+        assert piece.logprobs[0] == pytest.approx(float(logprobs.max()), abs=1e-5)
+
+
+def test_an_injection_equals_a_hook_on_the_whole_sequence(model_folder: Path) -> None:
+    """The ground truth: no cache at all, the vector added at each steered position in every forward."""
+    from looplab.recipes.esm.esm.backends.hf import HFBackend
+
+    model, tokenizer = reference(model_folder)
+    backend = HFBackend(str(model_folder))
+    prompt = prompts_for(model_folder)[1]
+    rng = np.random.default_rng(3)
+    wishes = [
+        Injection(rng.normal(size=backend.width).astype(np.float32), 0, 2.0),
+        Injection(rng.normal(size=backend.width).astype(np.float32), 1, -3.0),
+    ]
+    session = backend.open([prompt], [0])
+    for wish in wishes:
+        session.generate([0], [6], [wish], None, GREEDY)
+
+    tokens = tokenizer(prompt)["input_ids"]
+    start = len(tokens)
+    places = {start - 1: wishes[0], start + 5: wishes[1]}
+
+    def hook(number: int) -> Callable[..., Any]:
+        def add(_module: Any, _inputs: Any, output: Any) -> Any:
+            x = (output[0] if isinstance(output, tuple) else output).clone()
+            for place, wish in places.items():
+                if wish.layer == number and place < x.shape[1]:
+                    x[:, place] += torch.from_numpy(wish.scale * wish.vector)
+            return (x, *output[1:]) if isinstance(output, tuple) else x
+
+        return add
+
+    layers = model.model.layers if hasattr(model, "model") else model.transformer.h
+    for number, layer in enumerate(layers):
+        layer.register_forward_hook(hook(number))
+    with torch.inference_mode():
+        for _ in range(12):
+            tokens.append(int(model(input_ids=torch.tensor([tokens])).logits[0, -1].argmax()))
+            if tokens[-1] in backend.ends:
+                break
+    assert session.tokens(0) == tokens[start:]
+
+
+def test_a_row_has_the_same_bits_in_every_batch(checkpoint: Callable[..., Path]) -> None:
+    from looplab.recipes.esm.esm.backends.hf import HFBackend
+
+    backend = HFBackend(str(checkpoint("llama")))
+    words = CHECKPOINTS.WORDS
+    rng = np.random.default_rng(1)
+    prompts = [" ".join(rng.choice(words, size=size)) for size in rng.integers(1, 20, size=48)]
+
+    def run(chosen: list[int]) -> list[tuple[list[int], list[float], bytes]]:
+        session = backend.open([prompts[n] for n in chosen], chosen)
+        rows = range(len(chosen))
+        pieces = session.generate(rows, [20] * len(chosen), [None] * len(chosen), None, GREEDY)
+        states = session.states(rows, range(2))
+        return [(pieces[row].tokens, pieces[row].logprobs, states[row].tobytes()) for row in rows]
+
+    together = run(list(range(48)))
+    for chosen in ([0], [5, 3], [47, 1, 20, 9, 30, 31, 2], list(range(47, -1, -2))):
+        assert run(chosen) == [together[n] for n in chosen]
+
+
+def test_rows_finish_at_different_times_and_leave_the_batch(checkpoint: Callable[..., Path]) -> None:
+    from looplab.recipes.esm.esm.backends.hf import HFBackend
+
+    backend = HFBackend(str(checkpoint("llama")))
+    count = len(CHECKPOINTS.PROMPTS)
+    whole = backend.open(CHECKPOINTS.PROMPTS, range(count))
+    expected = [piece.tokens for piece in whole.generate(range(count), [40] * count, [None] * count, None, GREEDY)]
+    sizes: list[int] = []
+    step = backend.core.step
+    backend.core.step = lambda tokens, *rest: sizes.append(len(tokens)) or step(tokens, *rest)  # type: ignore[method-assign]
+    session = backend.open(CHECKPOINTS.PROMPTS, range(count))
+    limits = [3, 40, 1, 17, 9, 17]
+    pieces = session.generate(range(count), limits, [None] * count, None, GREEDY)
+    assert [len(piece.tokens) for piece in pieces] == limits
+    assert sum(sizes) == sum(limit - 1 for limit in limits)  # the first token comes from the prefill
+    for row in range(count):
+        piece = session.generate([row], [40 - limits[row]], [None], None, GREEDY)[0]
+        assert pieces[row].tokens + piece.tokens == expected[row]
+
+
+def test_a_prompt_that_occurs_often_is_prefilled_once(checkpoint: Callable[..., Path]) -> None:
+    from looplab.recipes.esm.esm.backends.hf import HFBackend
+
+    backend = HFBackend(str(checkpoint("llama")))
+    seen: list[int] = []
+    prefill = backend.core.prefill
+    backend.core.prefill = lambda tokens, *rest: seen.append(len(tokens)) or prefill(tokens, *rest)  # type: ignore[method-assign]
+    session = backend.open([CHECKPOINTS.PROMPTS[0]] * 5 + [CHECKPOINTS.PROMPTS[1]] * 3, range(8))
+    assert sum(seen) == 2
+    pieces = session.generate(range(8), [9] * 8, [None] * 8, None, GREEDY)
+    assert len({tuple(piece.tokens) for piece in pieces[:5]}) == len({tuple(piece.tokens) for piece in pieces[5:]}) == 1
+
+
+def test_an_answer_longer_than_the_room_made_for_it_goes_on(checkpoint: Callable[..., Path]) -> None:
+    from looplab.recipes.esm.esm.backends.hf import HFBackend
+
+    backend = HFBackend(str(checkpoint("llama")), max_model_len=300)
+    session = backend.open(CHECKPOINTS.PROMPTS[:2], [0, 1])
+    pieces = session.generate([0, 1], [999, 999], [None, None], None, GREEDY)
+    lengths = [len(tokens) for tokens in backend.words.encode(CHECKPOINTS.PROMPTS[:2], 300)]
+    assert [length + len(piece.tokens) for length, piece in zip(lengths, pieces, strict=True)] == [300, 300]
+    assert {piece.finish for piece in pieces} == {"length"}
+    expected = hf_greedy(*reference(checkpoint("llama")), list(CHECKPOINTS.PROMPTS[:2]), 120)
+    assert [piece.tokens[:120] for piece in pieces] == expected
+
+
+def test_text_that_ends_is_over(checkpoint: Callable[..., Path]) -> None:
+    from looplab.recipes.esm.esm.backends.hf import HFBackend
+
+    backend = HFBackend(str(checkpoint("llama")))
+    free = backend.open(CHECKPOINTS.PROMPTS[:1], [0]).generate([0], [10], [None], None, GREEDY)[0]
+    backend.ends = frozenset({free.tokens[6]})
+    first = free.tokens.index(free.tokens[6])
+    session = backend.open(CHECKPOINTS.PROMPTS[:1], [0])
+    piece = session.generate([0], [10], [None], None, GREEDY)[0]
+    assert (piece.tokens, piece.finish) == (free.tokens[: first + 1], "eos")
+    after = session.generate([0], [10], [None], None, GREEDY)[0]
+    assert (after.tokens, after.text, after.finish) == ([], "", "eos")
+
+
+def test_a_token_may_carry_text_beyond_the_delimiter(checkpoint: Callable[..., Path]) -> None:
+    """Words of the tokenizer, forced through: the piece keeps what the last token brought."""
+    from looplab.recipes.esm.esm.backends.hf import HFBackend
+
+    backend = HFBackend(str(checkpoint("llama")))
+    script = [*backend.words.encode(["one"], 99)[0], *backend.words.encode(["\n\nSo"], 99)[0]]
+    core, step, prefill = backend.core, backend.core.step, backend.core.prefill
+    queue: Iterator[int] = iter([*script, 6, 6])
+
+    def forced(result: tuple[Any, Any]) -> tuple[Any, Any]:
+        logits = torch.full_like(result[0], -30.0)
+        logits[:, next(queue)] = 0.0
+        return logits, result[1]
+
+    core.step = lambda *given: forced(step(*given))  # type: ignore[method-assign]
+    core.prefill = lambda *given: forced(prefill(*given))  # type: ignore[method-assign]
+    session = backend.open(["now"], [0])
+    piece = session.generate([0], [20], [None], "\n\n", GREEDY)[0]
+    assert (piece.text, piece.finish, piece.tokens) == ("one\n\nSo", "delimiter", script)
+
+
+def test_a_delimiter_may_end_within_a_character(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from looplab.recipes.esm.esm.backends.checkpoint import Words
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    plain = Tokenizer(models.BPE({byte: n for n, byte in enumerate(alphabet)}, []))
+    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    plain.decoder = decoders.ByteLevel()
+    words = Words(PreTrainedTokenizerFast(tokenizer_object=plain), chat=False)
+    tokens = words.encode(["好的。"], 99)[0]
+    assert len(tokens) == 9
+    assert tokens[-1] in words.enders("。")
+    assert words.text([], tokens) == "好的。"
+    assert "。" not in words.text([], tokens[:-1])
+
+
+def test_a_model_that_is_not_there_is_told(tmp_path: Path) -> None:
+    from looplab.recipes.esm.esm.backends.hf import HFBackend
+
+    with pytest.raises(LabError, match="no model folder"):
+        HFBackend(str(tmp_path / "absent"))
+    with pytest.raises(LabError, match=r"config\.json"):
+        HFBackend(str(tmp_path))
+
+
+def test_prompts_that_do_not_fit_are_told(checkpoint: Callable[..., Path]) -> None:
+    from looplab.recipes.esm.esm.backends.hf import HFBackend
+
+    backend = HFBackend(str(checkpoint("llama")), max_model_len=16)
+    with pytest.raises(LabError, match="max_model_len leaves room for 15"):
+        backend.open(["one " * 40], [0])
+    with pytest.raises(LabError, match="empty"):
+        backend.open([""], [0])
+    with pytest.raises(LabError, match="chat template"):
+        HFBackend(str(checkpoint("llama")), chat=True)
+
+
+def test_the_fingerprint_is_of_weights_and_tokenizer(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    from looplab.recipes.esm.esm.backends.checkpoint import fingerprint
+
+    folder = checkpoint("llama")
+    for name in ("model.safetensors", "tokenizer.json", "config.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    assert fingerprint(tmp_path) == fingerprint(folder) != fingerprint(checkpoint("qwen2"))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert fingerprint(tmp_path) != fingerprint(folder)
+
+
+def test_a_backend_is_made_by_its_name(checkpoint: Callable[..., Path]) -> None:
+    def settings(backend: str) -> Any:
+        return SimpleNamespace(
+            backend=backend,
+            name_or_path=str(checkpoint("llama")),
+            dtype="float32",
+            device="cpu",
+            threads=1,
+            max_model_len=64,
+            max_num_seqs=4,
+            gpu_memory_utilization=0.5,
+            tensor_parallel_size=1,
+        )
+
+    assert [make_backend(settings(name)).name for name in ("toy", "transformers")] == ["toy", "transformers"]
+    if importlib.util.find_spec("vllm") is None:
+        with pytest.raises(LabError, match="vLLM cannot be imported"):
+            make_backend(settings("vllm"))
+    with pytest.raises(LabError, match="'tensorrt' is not known"):
+        make_backend(settings("tensorrt"))
+
+
+# The toy.
+
+
+def toy_accuracy(wish: Injection | None, slips: bool = False) -> float:
+    problems = [problem(n, slips) for n in range(120)]
+    rows = range(120)
+    session = ToyBackend().open([p.question for p in problems], rows)
+    session.generate(rows, [64] * 120, [None] * 120, "\n\n", GREEDY)
+    session.generate(rows, [64] * 120, [wish] * 120, None, GREEDY)
+    return float(np.mean([session.text(row).rpartition("#### ")[2] == p.gold for row, p in enumerate(problems)]))
+
+
+def test_the_toy_can_be_steered_but_not_out_of_slips() -> None:
+    good = Injection(_minds()[3], 3, 2.0)
+    other = np.random.default_rng(1).normal(size=WIDTH).astype(np.float32)
+    other -= other @ _minds()[3] * _minds()[3]
+    random = Injection(other / np.linalg.norm(other), 3, 2.0)
+    assert toy_accuracy(None) == toy_accuracy(random) < 0.6
+    assert toy_accuracy(good) == 1.0
+    assert toy_accuracy(None, slips=True) == toy_accuracy(good, slips=True)
+
+
+def test_the_mean_difference_of_toy_states_is_a_direction_that_helps() -> None:
+    problems = [problem(n) for n in range(60)]
+    rows = range(60)
+    session = ToyBackend().open([p.question for p in problems], rows)
+    session.generate(rows, [64] * 60, [None] * 60, "\n\n", Sampling(64, temperature=1.0))
+    states = session.states(rows, range(LAYERS))
+    session.generate(rows, [64] * 60, [None] * 60, None, Sampling(64, temperature=1.0))
+    right = np.array([session.text(row).endswith(f"#### {p.gold}") for row, p in enumerate(problems)])
+    vector = states[right, 3].mean(axis=0) - states[~right, 3].mean(axis=0)
+    assert toy_accuracy(Injection(vector, 3, 1.0)) > toy_accuracy(None) + 0.3
+
+
+# Drawing.
+
+
+@given(st.integers(0, 2**63), st.integers(0, 99), st.integers(0, 9999))
+def test_a_uniform_number_is_in_range_and_repeatable(seed: int, salt: int, position: int) -> None:
+    value = uniform(seed, salt, position)
+    assert 0 <= value < 1
+    assert value == uniform(seed, salt, position)
+
+
+def test_draws_follow_the_distribution() -> None:
+    logits = np.log(np.array([[0.5, 0.3, 0.15, 0.05]], dtype=np.float32)).repeat(4000, axis=0)
+    plain, logprobs = draw(logits, range(4000), [0] * 4000, Sampling(1, temperature=1.0))
+    shares = np.bincount(plain, minlength=4) / 4000
+    np.testing.assert_allclose(shares, [0.5, 0.3, 0.15, 0.05], atol=0.03)
+    np.testing.assert_allclose(logprobs, log_softmax(logits)[0][plain], atol=1e-6)
+    nucleus, _ = draw(logits, range(4000), [0] * 4000, Sampling(1, temperature=1.0, top_p=0.7))
+    np.testing.assert_allclose(np.bincount(nucleus, minlength=4) / 4000, [0.625, 0.375, 0, 0], atol=0.03)
+    cold, _ = draw(logits, range(4000), [0] * 4000, Sampling(1, temperature=0.1))
+    assert np.mean(cold == 0) > 0.98
+
+
+@given(st.floats(0.0, 1.0), st.floats(0.05, 5.0), st.integers(0, 10**6))
+def test_top_p_keeps_the_likeliest_tokens_and_never_none(top_p: float, temperature: float, seed: int) -> None:
+    logits = np.random.default_rng(seed).normal(size=(1, 20)).astype(np.float32) * 3
+    token, _ = draw(logits, [seed], [1], Sampling(1, temperature=temperature, top_p=top_p))
+    weights = np.exp(log_softmax(logits / temperature))[0]
+    assert weights[weights > weights[token[0]]].sum() <= max(top_p, 0) + 1e-9

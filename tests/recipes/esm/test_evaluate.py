@@ -1,0 +1,194 @@
+"""Evaluation: resumable, with artifacts that fit, on questions that were not mined, and with the test set counted."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from looplab.errors import LabError
+from looplab.recipes.esm.esm import evaluate, files, memory, mine, select
+from looplab.recipes.esm.esm.backends.toy import ToyBackend
+from looplab.recipes.esm.esm.config import Settings
+from looplab.recipes.esm.esm.data import splits
+from looplab.recipes.esm.esm.evaluate import Method, Report
+
+Toy = Callable[..., Settings]
+ABLATIONS = ["no_memory", "no_probing", "random_direction", "shuffled_retrieval", "mean_vector"]
+
+
+def quiet(text: str) -> None:
+    pass
+
+
+def offline(settings: Settings, run_dir: Path) -> None:
+    mine.run(settings, ToyBackend(), splits(settings.task).train, run_dir, quiet)
+    select.run(settings, run_dir)
+    memory.run(settings, run_dir)
+
+
+@pytest.fixture
+def mined(toy: Toy, tmp_path: Path) -> Path:
+    """A run folder with a memory."""
+    run_dir = tmp_path / "outputs" / "toy" / "first"
+    offline(toy(), run_dir)
+    return run_dir
+
+
+def answer(settings: Settings, run_dir: Path, say: Callable[[str], None] = quiet, **options: Any) -> Report:
+    split = settings.eval.split
+    wanted = options.pop("wanted", None) or evaluate.methods(settings)
+    examples = getattr(splits(settings.task), split)
+    backend = options.pop("backend", None) or ToyBackend()
+    return evaluate.run(settings, backend, examples, run_dir, split=split, wanted=wanted, say=say, **options)
+
+
+class NoModel(ToyBackend):
+    """Fails as soon as anything is generated."""
+
+    def open(self, prompts: Any, seeds: Any) -> Any:
+        raise AssertionError("the model was asked")
+
+
+def test_from_questions_to_a_gain_with_all_controls(toy: Toy, mined: Path) -> None:
+    settings = toy({"eval.ablations": ABLATIONS, "eval.seeds": [0, 1]})
+    report = answer(settings, mined)
+    assert report.accuracy("esm") > report.accuracy("greedy") + 0.2
+    assert report.accuracy("no_memory") == report.accuracy("greedy")
+    assert report.accuracy("random_direction") == pytest.approx(report.accuracy("greedy"), abs=0.1)
+    assert report.test_reads == 0
+    hashes = [[row["tokens_hash"] for row in report.rows[name][0]] for name in ("greedy", "no_memory")]
+    assert hashes[0] == hashes[1]
+
+
+def test_only_what_is_random_is_repeated(toy: Toy) -> None:
+    settings = toy({"eval.ablations": ABLATIONS, "eval.seeds": [5, 6]})
+    tags = [method.tag(64) for method in evaluate.methods(settings)]
+    assert [tag for tag in tags if tag.endswith("_s6")] == ["random_direction_T64_s6", "shuffled_retrieval_T64_s6"]
+    sampled = evaluate.methods(settings.changed({"decode.temperature": 0.5}))
+    assert len(sampled) == 2 * 7
+
+
+def test_an_interrupted_evaluation_asks_only_what_is_missing(toy: Toy, mined: Path) -> None:
+    settings = toy()
+    whole = answer(settings, mined)
+    file = mined / "eval" / "ESM_T64" / "per_example.jsonl"
+    content = file.read_bytes()
+    lines = content.splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:25]) + lines[25][:30])  # the last line is torn
+    asked: list[int] = []
+
+    class Counting(ToyBackend):
+        def open(self, prompts: Any, seeds: Any) -> Any:
+            asked.append(len(prompts))
+            return super().open(prompts, seeds)
+
+    assert answer(settings, mined, backend=Counting()).rows == whole.rows
+    assert sum(asked) == 15
+    assert file.read_bytes() == content
+
+
+def test_a_complete_evaluation_asks_nothing(toy: Toy, mined: Path) -> None:
+    first = answer(toy(), mined)
+    assert answer(toy(), mined, backend=NoModel()).rows == first.rows
+
+
+def test_answers_of_other_settings_are_not_taken_for_these(toy: Toy, mined: Path) -> None:
+    answer(toy(), mined)
+    other = answer(toy({"online.k_scale": 0.0}), mined)
+    assert other.accuracy("esm") == other.accuracy("greedy")
+
+
+def test_the_same_config_reads_the_test_set_once(toy: Toy, mined: Path) -> None:
+    settings = toy({"eval.split": "test"})
+    said: list[str] = []
+    first = answer(settings, mined)
+    again = answer(settings, mined, said.append, backend=NoModel())
+    assert first.test_reads == again.test_reads == 1
+    assert again.rows == first.rows
+    assert "no new reading" in said[0]
+    lines = files.read_lines(evaluate.reads_file(settings))
+    assert [line["event"] for line in lines] == ["begin", "done"]
+    assert lines[1]["results"] == {name: first.accuracy(name) for name in ("greedy", "esm")}
+
+
+def test_another_run_of_the_same_config_gets_the_stored_answers(toy: Toy, mined: Path) -> None:
+    first = answer(toy({"eval.split": "test"}), mined)
+    settings = toy({"eval.split": "test", "eval.artifact_run_dir": str(mined)})
+    second = answer(settings, mined.parent / "second", backend=NoModel())
+    assert second.test_reads == 1
+    assert second.rows == first.rows
+
+
+def test_another_config_is_another_reading_and_says_so(toy: Toy, mined: Path) -> None:
+    answer(toy({"eval.split": "test"}), mined)
+    said: list[str] = []
+    changed = toy({"eval.split": "test", "online.k_scale": 2.0})
+    assert answer(changed, mined, said.append).test_reads == 2
+    assert "reading 2 of the test set" in said[0]
+    assert answer(toy({"eval.split": "test"}), mined).test_reads == 1  # back to the first: no third
+
+
+def test_a_reading_counts_from_its_beginning(toy: Toy, mined: Path) -> None:
+    settings = toy({"eval.split": "test"})
+    with pytest.raises(AssertionError, match="asked"):
+        answer(settings, mined, backend=NoModel())
+    assert answer(toy({"eval.split": "test", "online.beta": 2.0}), mined).test_reads == 2
+
+
+def test_dev_is_free(toy: Toy, mined: Path) -> None:
+    answer(toy(), mined)
+    assert not evaluate.reads_file(toy()).exists()
+
+
+def test_a_memory_of_another_model_is_refused_with_all_differences(toy: Toy, mined: Path) -> None:
+    class Other(ToyBackend):
+        fingerprint = "other"
+        width = 32
+
+    with pytest.raises(LabError, match=r"model is 'toy-.*' there, 'other' here; width is 16 there, 32 here"):
+        answer(toy(), mined, backend=Other())
+    with pytest.raises(LabError, match="segment_delimiter"):
+        answer(toy({"control_points.segment_delimiter": "."}), mined)
+
+
+def test_questions_that_were_mined_cannot_be_evaluated(toy: Toy, mined: Path) -> None:
+    settings = toy()
+    examples = [*splits(settings.task).dev, splits(settings.task).train[3]]
+    with pytest.raises(LabError, match=r"1 questions .* mined .* addition2-train-0-3"):
+        evaluate.run(settings, ToyBackend(), examples, mined, split="dev", wanted=[Method("esm", 0)], say=quiet)
+
+
+def test_artifacts_are_found_through_latest(toy: Toy, mined: Path) -> None:
+    (mined.parent / "LATEST").write_text(mined.name + "\n")
+    settings = toy({"eval.artifact_run_dir": str(mined.parent / "latest")})
+    assert evaluate.artifact_dir(settings, Path("x")) == mined
+    assert answer(settings, mined.parent / "online").accuracy("esm") > 0.5
+    (mined.parent / "LATEST").unlink()
+    with pytest.raises(LabError, match="mine select memory"):
+        evaluate.artifact_dir(settings, Path("x"))
+
+
+def test_missing_artifacts_say_how_to_make_them(toy: Toy, tmp_path: Path) -> None:
+    with pytest.raises(LabError, match="looplab stage --config CONFIG mine select memory"):
+        answer(toy(), tmp_path / "nothing")
+
+
+def test_a_changed_memory_is_another_experiment(toy: Toy, mined: Path) -> None:
+    answer(toy({"eval.split": "test"}), mined)
+    shutil.rmtree(mined / "library")
+    shutil.rmtree(mined / "memory")
+    settings = toy({"eval.split": "test", "offline_select.B": 8})
+    select.run(settings, mined)
+    memory.run(settings, mined)
+    assert answer(settings, mined).test_reads == 2
+
+
+def test_a_rival_may_have_settings_of_its_own_within_one_reading(toy: Toy, mined: Path) -> None:
+    settings = toy({"eval.split": "test", "eval.ablations": ["no_probing"]})
+    report = answer(settings, mined, own={"no_probing": toy({"online.k_scale": 0.0})})
+    assert report.accuracy("no_probing") == report.accuracy("greedy") < report.accuracy("esm")
+    assert report.test_reads == 1

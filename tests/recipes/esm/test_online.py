@@ -1,0 +1,164 @@
+"""Steering: without a memory it is greedy, token for token; scores, gates and ties as written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from looplab.errors import LabError
+from looplab.recipes.esm.esm import online
+from looplab.recipes.esm.esm.backends.base import Injection, Sampling
+from looplab.recipes.esm.esm.backends.toy import LAYERS, ToyBackend, _minds, problem
+from looplab.recipes.esm.esm.config import OnlineSettings, Settings
+from looplab.recipes.esm.esm.memory import Entry, Memory
+from looplab.recipes.esm.esm.online import Answer, Candidate, Choice, Guide
+
+SAMPLING = Sampling(64)
+QUESTIONS = [problem(number).question for number in range(0, 600, 15)]
+
+
+def solve(guide: Guide | None, texts: Sequence[str] = QUESTIONS, backend: ToyBackend | None = None) -> list[Answer]:
+    return online.solve(backend or ToyBackend(), texts, [0] * len(texts), SAMPLING, "\n\n", 4, guide)
+
+
+def careful(quality: float = 1.0, null: bool = False) -> Memory:
+    """One entry of each kind at control point 1, layer 3: from a fast mind to a slow one."""
+    mind = _minds()[3]
+    entries = [Entry("wrong", 3, 1, quality, 2 * mind)]
+    keys = [-mind]
+    if null:
+        entries.append(Entry("right", 3, 1, quality, None))
+        keys.append(mind)
+    return Memory(np.stack(keys).astype(np.float32), entries)
+
+
+def guide(toy: Callable[..., Settings], memory: Memory, variant: str = "esm", **changes: Any) -> Guide:
+    settings = toy({f"online.{name}": value for name, value in changes.items()})
+    return online.make_guide(settings, memory, variant, LAYERS)
+
+
+def test_without_memory_it_is_greedy_token_for_token(toy: Callable[..., Settings]) -> None:
+    plain, steered = solve(None), solve(guide(toy, careful(), "no_memory"))
+    assert [one.tokens for one in plain] == [one.tokens for one in steered]
+    assert [one.finish_reason for one in plain] == [one.finish_reason for one in steered]
+    assert {step["mem_reason"] for one in steered for step in one.steps if step["m"] > 1} == {"empty_memory"}
+
+
+def test_a_memory_mends_what_a_fast_mind_gets_wrong(toy: Callable[..., Settings]) -> None:
+    right = [problem(number).gold for number in range(0, 600, 15)]
+    plain = [one.text.endswith(f"#### {gold}") for one, gold in zip(solve(None), right, strict=True)]
+    backend = ToyBackend()
+    answers = solve(guide(toy, careful(null=True)), backend=backend)
+    steered = [one.text.endswith(f"#### {gold}") for one, gold in zip(answers, right, strict=True)]
+    assert sum(plain) < len(plain)
+    assert all(steered)
+    chosen = [step["chosen"] for one in answers for step in one.steps]
+    assert chosen.count("wrong") == plain.count(False)
+    assert backend.fired() >= chosen.count("wrong")
+
+
+def test_the_first_segment_is_never_steered(toy: Callable[..., Settings]) -> None:
+    for variant in ("esm", "no_probing", "mean_vector", "random_direction"):
+        firsts = [one.steps[0] for one in solve(guide(toy, careful(), variant))]
+        assert {(step["m"], step["mem_m"], step["chosen"], step["spent_probe"]) for step in firsts} == {(1, 0, None, 0)}
+
+
+def test_the_factor_is_k_scale_times_the_score_of_the_formula(toy: Callable[..., Settings]) -> None:
+    answers = solve(guide(toy, careful(0.5), k_scale=3.0, beta=2.0, rho=0.25))
+    steps = [step for one in answers for step in one.steps if step["chosen"]]
+    assert steps
+    for step in steps:
+        one = step["candidates"][0]
+        assert one["ahat"] == pytest.approx(0.5 * one["sim"])
+        assert step["chosen_score"] == pytest.approx(2.0 * one["ahat"] + 0.25 * one["conf_gain"])
+        assert step["chosen_scale"] == pytest.approx(3.0 * step["chosen_score"])
+
+
+def test_probes_do_not_eat_the_budget_but_are_counted(toy: Callable[..., Settings]) -> None:
+    for one in solve(guide(toy, careful(null=True), probe_tokens=3)):
+        assert one.probe_tokens_used == sum(step["spent_probe"] for step in one.steps)
+        assert one.tokens_used == sum(step["spent_commit"] for step in one.steps)
+        for step in one.steps:
+            assert step["spent_total"] == step["spent_probe"] + step["spent_commit"]
+            assert step["spent_probe"] <= 3 * (1 + len(step["candidates"]))
+            assert step["did_probe"] == bool(step["candidates"])
+
+
+def test_no_probing_spends_nothing(toy: Callable[..., Settings]) -> None:
+    answers = solve(guide(toy, careful(), "no_probing"))
+    assert sum(one.probe_tokens_used for one in answers) == 0
+    assert any(step["chosen"] for one in answers for step in one.steps)
+
+
+def test_a_zero_scale_leaves_the_text_alone(toy: Callable[..., Settings]) -> None:
+    plain, steered = solve(None), solve(guide(toy, careful(), k_scale=0.0))
+    assert [one.tokens for one in plain] == [one.tokens for one in steered]
+
+
+def test_batches_and_their_order_change_nothing(toy: Callable[..., Settings]) -> None:
+    together = solve(guide(toy, careful(null=True)))
+    backwards = solve(guide(toy, careful(null=True)), QUESTIONS[::-1])[::-1]
+    alone = [solve(guide(toy, careful(null=True)), [text])[0] for text in QUESTIONS]
+    for one, other, third in zip(together, backwards, alone, strict=True):
+        assert one.tokens == other.tokens == third.tokens
+        assert (
+            [s["chosen"] for s in one.steps] == [s["chosen"] for s in other.steps] == [s["chosen"] for s in third.steps]
+        )
+
+
+def decide(scores: Sequence[float], null_ahat: float, **changes: Any) -> Choice:
+    choice = Choice(online._step(2, 10, ""))
+    choice.step["null_ahat"] = null_ahat
+    vector = np.ones(4, np.float32)
+    offer = [Candidate(Entry(f"e{i}", 0, 1, 1.0, vector), 1.0, score, score) for i, score in enumerate(scores)]
+    online._decide(choice, offer, OnlineSettings(**changes))
+    return choice
+
+
+def test_the_best_score_is_chosen_and_the_first_of_equal_ones() -> None:
+    assert decide([0.2, 0.9, 0.9], 0.1).step["chosen"] == "e1"
+
+
+def test_a_tie_with_null_is_null() -> None:
+    assert decide([0.5], 0.5).injection is None
+    assert decide([0.5], 0.25, beta=2.0).injection is None
+    assert decide([0.5 + 1e-9], 0.5).injection is not None
+
+
+def test_a_score_below_tau_null_is_null() -> None:
+    assert decide([0.5], 0.0, tau_null=0.6).injection is None
+    assert decide([0.6], 0.0, tau_null=0.6).injection is not None
+
+
+def test_random_directions_are_as_long_and_do_not_help(toy: Callable[..., Settings]) -> None:
+    injected: list[Injection] = []
+    inner = guide(toy, careful(), "random_direction")
+
+    def spy(session: Any, rows: Sequence[int], remaining: Sequence[int], m: int) -> list[Choice]:
+        choices = inner(session, rows, remaining, m)
+        injected.extend(choice.injection for choice in choices if choice.injection)
+        return choices
+
+    plain, steered = solve(None), solve(spy)
+    assert injected
+    assert {round(float(np.linalg.norm(one.vector)), 4) for one in injected} == {2.0}
+    assert [one.text for one in plain] == [one.text for one in steered]
+
+
+def test_the_window_of_control_points_is_kept(toy: Callable[..., Settings]) -> None:
+    answers = solve(guide(toy, careful(), min_tool_m=2))
+    assert not any(step["chosen"] for one in answers for step in one.steps)
+
+
+def test_a_layer_that_was_not_mined_is_an_error(toy: Callable[..., Settings]) -> None:
+    with pytest.raises(LabError, match=r"names \[1\].* at \[3\] only"):
+        guide(toy, careful(), layers=[1, 3])
+
+
+def test_a_budget_of_one_token_is_one_token(toy: Callable[..., Settings]) -> None:
+    answers = online.solve(ToyBackend(), QUESTIONS, [0] * len(QUESTIONS), Sampling(1), "\n\n", 4, guide(toy, careful()))
+    assert {one.tokens_used for one in answers} == {1}
+    assert {one.finish_reason for one in answers} == {"length"}

@@ -1,0 +1,82 @@
+"""vLLM keeps the promises of the conformance suite and gives the tokens of the transformers loop."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip(
+    "vllm",
+    reason="vLLM wants an environment of its own: the commands are in the head of recipes/esm/esm/backends/vllm.py, "
+    "then run `PYTHONPATH=src vllm-env/bin/python -m pytest tests/recipes/esm/test_vllm.py`",
+)
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"esm_tests_{name}", Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+CONFORMANCE, CHECKPOINTS = load("conformance"), load("checkpoints")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # Heads of 32: a width that the attention of vLLM on CPU takes.
+    return CHECKPOINTS.save_model(
+        tmp_path_factory.mktemp("llama"), "llama", hidden_size=128, num_hidden_layers=3, max_position_embeddings=256
+    )
+
+
+@pytest.fixture(scope="module")
+def subject(folder: Path) -> Any:
+    from looplab.recipes.esm.esm.backends import Injection
+    from looplab.recipes.esm.esm.backends.vllm import VLLMBackend
+
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    backend = VLLMBackend(str(folder), dtype="float32", max_num_seqs=8)
+    vector = np.random.default_rng(0).normal(size=backend.width).astype(np.float32)
+    return CONFORMANCE.Subject(backend, CHECKPOINTS.PROMPTS, Injection(vector, 0, 30.0), begin=3, tolerance=1e-3)
+
+
+@pytest.mark.parametrize("promise", CONFORMANCE.PROMISES, ids=lambda promise: promise.__name__)
+def test_vllm_keeps_its_promise(subject: Any, promise: Any) -> None:
+    promise(subject)
+
+
+def test_vllm_and_transformers_give_the_same_steered_tokens_and_states(subject: Any, folder: Path) -> None:
+    from looplab.recipes.esm.esm.backends import Sampling
+    from looplab.recipes.esm.esm.backends.hf import HFBackend
+
+    other = HFBackend(str(folder))
+    assert (other.fingerprint, other.width, other.n_layers) == (
+        subject.backend.fingerprint,
+        subject.backend.width,
+        subject.backend.n_layers,
+    )
+    count = len(subject.prompts)
+    rows = range(count)
+    results = []
+    for backend in (subject.backend, other):
+        session = backend.open(subject.prompts, rows)
+        session.generate(rows, [6] * count, [None] * count, None, Sampling(64))
+        session.generate(rows, [6] * count, [subject.strong, None] * (count // 2), None, Sampling(64))
+        states = session.states(rows, range(3))
+        pieces = session.generate(rows, [20] * count, [None, subject.strong] * (count // 2), None, Sampling(64))
+        results.append(([session.tokens(row) for row in rows], states, [piece.logprobs for piece in pieces]))
+    assert results[0][0] == results[1][0]
+    np.testing.assert_allclose(results[0][1], results[1][1], atol=1e-2, rtol=1e-3)
+    for here, there in zip(results[0][2], results[1][2], strict=True):
+        np.testing.assert_allclose(here, there, atol=1e-3)

@@ -119,26 +119,34 @@ def side_by_side(count: int, rounds: int, seconds: float) -> dict[str, float]:
     return found
 
 
-def parity(steps: int = 400) -> dict[str, float]:
-    """How far the two cores go apart over the same actions, from 1-1's beginning until an episode ends."""
-    chance = np.random.default_rng(3)
-    actions = [3] * 12 + [4] * 9 + [int(a) for a in chance.choice([1, 3, 4], size=steps)]
-    paths = []
-    for core in ("fceumm", "nes-py"):
-        env = MarioEnv(core=core, actions="simple")
-        path = [env.reset(seed=0)[1]]
-        for action in actions:
-            _, _, terminated, _, info = env.step(action)
-            path.append(info)
-            if terminated:
-                break
-        env.close()
-        paths.append(path)
-    pairs = list(zip(*paths, strict=False))
-    gap = {name: max(abs(a[name] - b[name]) for a, b in pairs) for name in ("x_pos", "time", "score")}
-    ends = [(len(path) - 1, path[-1]["x_pos"]) for path in paths]
-    print(f"parity: steps and x at the end {ends[0]} and {ends[1]}; greatest gaps in {len(pairs)} steps {gap}")
-    return {f"parity_{name}_gap": float(value) for name, value in gap.items()}
+def path(core: str, actions: list[int]) -> list[dict[str, Any]]:
+    """The infos from the beginning of 1-1 until the actions or the episode end."""
+    env = MarioEnv(core=core, actions="simple")
+    infos = [env.reset(seed=0)[1]]
+    for action in actions:
+        _, _, terminated, _, info = env.step(action)
+        infos.append(info)
+        if terminated:
+            break
+    env.close()
+    return infos
+
+
+def parity(games: int = 6, steps: int = 200) -> dict[str, float]:
+    """How far the two cores go apart over the same actions, as long as both play."""
+    gaps = dict.fromkeys(("x_pos", "time", "score"), 0)
+    alike = compared = 0
+    for seed in range(games):
+        chance = np.random.default_rng(seed)
+        held = chance.integers(2, 10, size=steps)
+        actions = np.repeat(chance.choice([1, 3, 4, 4, 4], size=steps), held)[:steps].tolist()
+        one, other = path("fceumm", actions), path("nes-py", actions)
+        pairs = list(zip(one, other, strict=False))
+        compared += len(pairs)
+        alike += abs(len(one) - len(other)) <= 1
+        gaps = {name: max(gap, *(abs(a[name] - b[name]) for a, b in pairs)) for name, gap in gaps.items()}
+    print(f"parity: {compared} steps in {games} games; greatest gaps {gaps}; {alike} games end within a step")
+    return {f"parity_{name}_gap": float(gap) for name, gap in gaps.items()} | {"parity_alike": alike / games}
 
 
 def measure(quick: bool = False) -> dict[str, float]:

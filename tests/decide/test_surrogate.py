@@ -200,12 +200,14 @@ def test_what_is_at_work_is_kept_away_from() -> None:
 
 
 def test_where_runs_fail_is_avoided() -> None:
-    def f(params: Params) -> float | None:
-        return None if params["x"] < 0.4 else bowl(params)  # the best place is among those that fail
+    points = play(PLANE, lambda p: None if p["x"] > 0.5 else bowl(p), 26, 1, anything)
+    assert any(point.infeasible for point in points[:6])
+    assert sum(point.infeasible for point in points[10:]) <= 4  # by chance it would be 8
 
-    points = play(PLANE, f, 36, 1, anything)
-    assert sum(point.infeasible for point in points[20:]) <= 5
-    assert min(point.value for point in points if point.value is not None) < 0.03
+
+def test_a_best_place_at_the_edge_of_where_runs_fail_is_found() -> None:
+    points = play(PLANE, lambda p: None if p["x"] < 0.4 else bowl(p), 26, 1, anything)
+    assert min(point.value for point in points if point.value is not None) < 0.011  # 0.01 at best
 
 
 def test_only_what_is_allowed_is_drawn_and_the_best_of_it_is_found() -> None:

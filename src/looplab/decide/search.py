@@ -489,7 +489,7 @@ class _Auto:
         try:
             from looplab.decide.surrogate import Improver
         except ModuleNotFoundError as error:
-            raise _missing("scipy") from error
+            raise _missing(error.name or "scipy") from error
         self._settings = settings
         self._startup = settings.startup or EARLY
         self._uniform = _Uniform(settings, axes)

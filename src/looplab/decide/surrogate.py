@@ -20,6 +20,7 @@ from scipy.linalg import cho_factor, cho_solve, solve_triangular
 from scipy.optimize import minimize
 from scipy.spatial.distance import cdist
 from scipy.special import erfcx, log_ndtr
+from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
 if TYPE_CHECKING:
     from looplab.decide.search import Axis, Params, Point
@@ -247,37 +248,46 @@ class Improver:
         self._sign = sign
         """Times a value: what is to be small."""
         self._allowed = allowed
+        self._threads = ThreadpoolController()
         self._shapes: dict[bytes, Shape] = {}  # by what it was learnt from: a new process learns the same
 
     def draws(self, points: Sequence[Point], rng: np.random.RandomState) -> Iterator[Params]:
         """The best place first; then others that were looked at, as long as they are new and the guard allows them."""
+        known = {_key(np.array(self._cube.row(point.params))): False for point in points}
+        with self._threads.limit(limits=1, user_api="blas"):  # the matrices are small, and the cores are the runs'
+            some, worth = self._candidates(points, known, rng)
+        for i in self._open(some, worth, known):
+            yield self._cube.params(some[i])
+
+    def _candidates(
+        self, points: Sequence[Point], known: dict[bytes, bool], rng: np.random.RandomState
+    ) -> tuple[Array, Array]:
+        """Rows and what they are worth: from everywhere, from around the best points, and around the best of those."""
         cube = self._cube
         rows = np.array([cube.row(point.params) for point in points])
         believed, score = self._learn(cube.features(rows), points)
         measured = rows[[point.value is not None for point in points]]
         tops = measured[np.argsort(believed, kind="stable")[:TOPS]]
-        known = dict.fromkeys(map(_key, rows), False)  # whether a place may be proposed
-
-        def open_places(some: Array, worth: Array, patience: int) -> Iterator[int]:
-            for i in np.argsort(-worth, kind="stable")[:patience]:
-                key = _key(some[i])
-                if key not in known:
-                    known[key] = self._allowed(cube.params(some[i]))
-                if known[key]:
-                    yield int(i)
-
         everywhere = cube.uniform(rng.random_sample((WIDE, rows.shape[1])))
         local = cube.around(_repeated(tops, LOCAL), 10 ** rng.uniform(-2.3, -0.3, LOCAL), rng)
         some = np.vstack([everywhere, local])
         worth = score(some)
         for width in 0.15 * 0.4 ** np.arange(ROUNDS):
-            keep = list(itertools.islice(open_places(some, worth, 20 * TOPS), TOPS))
+            keep = list(itertools.islice(self._open(some, worth, known, 20 * TOPS), TOPS))
             if not keep:
                 break
             new = cube.around(_repeated(some[keep], PER_ROUND), width * 10 ** rng.uniform(-0.7, 0.3, PER_ROUND), rng)
             some, worth = np.vstack([some, new]), np.append(worth, score(new))
-        for i in open_places(some, worth, len(some)):
-            yield cube.params(some[i])
+        return some, worth
+
+    def _open(self, some: Array, worth: Array, known: dict[bytes, bool], most: int | None = None) -> Iterator[int]:
+        """The rows that may be proposed, the best first; `known` grows by what the guard says of them."""
+        for i in np.argsort(-worth, kind="stable")[:most]:
+            key = _key(some[i])
+            if key not in known:
+                known[key] = self._allowed(self._cube.params(some[i]))
+            if known[key]:
+                yield int(i)
 
     def _learn(self, features: Array, points: Sequence[Point]) -> tuple[Array, Callable[[Array], Array]]:
         """What is believed of the measured points, and what any rows are worth trying."""

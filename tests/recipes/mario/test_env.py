@@ -189,6 +189,21 @@ def test_the_flag_ends_the_episode(make: Make) -> None:
         env.step(0)
 
 
+def test_both_cores_play_the_same_game(make: Make) -> None:
+    if importlib.util.find_spec("nes_py") is None:
+        pytest.skip("nes-py is not installed")
+    paths = []
+    for core in ("fceumm", "nes-py"):
+        env = make(core=core)
+        env.reset(seed=0)
+        paths.append([step[4] for step in play(env, actions_of(WIN, env)[:150])])
+    assert len(paths[0]) == len(paths[1]) == 150
+    assert paths[0][-1]["x_pos"] > 900
+    for one, other in zip(*paths, strict=True):
+        assert abs(one["x_pos"] - other["x_pos"]) <= 12
+        assert abs(one["time"] - other["time"]) <= 1
+
+
 def test_the_whole_game_goes_on_after_the_flag(make: Make) -> None:
     env = make(whole_game=True)
     env.reset(seed=0)

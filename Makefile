@@ -17,6 +17,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]' --group dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps 'gym-super-mario-bros>=7.4,<8'
 	$(BIN)/python -m compileall -q src/looplab
 	@touch $@ $(VENV)/.demo
 

@@ -54,3 +54,11 @@ def test_links_of_the_pages_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text()):
             assert ((ROOT / page).parent / target).exists(), f"{page}: {target}"
+
+
+def test_the_trainer_that_a_page_shows_trains(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "rl.md").read_text()
+    code = "\n".join(line[4:] for line in page.splitlines() if line.startswith("    ") and "looplab init" not in line)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "runs" / "pole" / "checkpoints" / "latest").exists()

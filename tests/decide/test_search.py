@@ -36,6 +36,13 @@ KNOBS: dict[str, dict[str, Any]] = {
 SAMPLERS = ("auto", "tpe", "cmaes", "gp", "random", "qmc")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> None:
+    """Optuna's Gaussian process is torch's; its threads only wait for each other on a busy machine."""
+    torch = pytest.importorskip("torch")
+    torch.set_num_threads(1)
+
+
 def make_guard(knobs: dict[str, dict[str, Any]], *constraints: str) -> Guard:
     return Guard({path: Knob.make(path, spec) for path, spec in knobs.items()}, constraints=constraints)
 

@@ -1,0 +1,98 @@
+"""Training on the real game: scripts act, distance counts, and a kill changes nothing, in turns and overlapped."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import looplab.recipes.mario as recipe
+from looplab.errors import LabError
+from looplab.recipes.mario.mario.cores import make_core
+from looplab.rl.metrics import exact_rows
+from looplab.trainkit import newest
+
+FOLDER = Path(recipe.__path__[0])
+
+
+def _no_game() -> str | None:
+    try:
+        make_core("auto").close()
+    except LabError as error:
+        return str(error)
+    return None
+
+
+pytestmark = pytest.mark.skipif((why := _no_game()) is not None, reason=str(why))
+SMALL = (
+    "--num-envs", "2", "--workers", "2", "--rollout-steps", "16", "--train.minibatch", "16", "--train.epochs", "1",
+    "--width", "16", "--log-interval", "1", "--checkpoint-interval", "2",
+)  # fmt: skip
+
+
+def command(out: Path, *words: str) -> list[str]:
+    small = [word.replace("--width", "--train.width") for word in SMALL]
+    return [sys.executable, str(FOLDER / "train.py"), "--out", str(out), *small, *words]
+
+
+def run(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(out, *words), capture_output=True, text=True, timeout=110)
+
+
+def rows(out: Path) -> list[dict[str, Any]]:
+    path = out / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.mark.parametrize("overlap", ["false", "true"])
+def test_a_fixed_script_moves_mario_and_distance_is_counted(overlap: str, tmp_path: Path) -> None:
+    done = run(
+        tmp_path, "--action-type", "extended", "--scripted-sequence", "START:4,B+RIGHT:60", "--total-steps", "128",
+        "--reward-distance-weight", "0.05", "--enable-ram-x-parse", "--overlap-collect", overlap,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = rows(tmp_path)
+    assert sum(row.get("env_shaping_raw_sum", 0) for row in told) > 0
+    assert sum(row["env_distance_delta_sum"] for row in told) > 100
+    assert max(row["env_max_x_pos"] for row in told) > 150
+    assert told[-1]["env_shaping_parse_fail"] == 0 if "env_shaping_parse_fail" in told[-1] else True
+    assert (tmp_path / "metrics.parquet").exists()
+    assert (tmp_path / "trainer_summary.json").exists()
+
+
+def test_a_killed_training_ends_with_the_same_weights(tmp_path: Path) -> None:
+    more = ("--algorithm", "impala", "--per", "true", "--total-steps", "320")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert run(whole, *more).returncode == 0
+    process = subprocess.Popen(command(killed, *more), stdout=subprocess.DEVNULL)
+    while process.poll() is None and len(rows(killed)) < 5:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    again = run(killed, *more)
+    assert again.returncode == 0, again.stderr
+    assert "going on from" in again.stdout
+    ends = [newest(folder / "checkpoints") for folder in (whole, killed)]
+    assert ends[0] is not None
+    assert ends[1] is not None
+    one, other = (end.state["parts"]["learner"]["policy"] for end in ends if end is not None)
+    assert all(one[name].equal(other[name]) for name in one)
+    assert exact_rows(whole / "metrics.jsonl") == exact_rows(killed / "metrics.jsonl")
+
+
+def test_an_unknown_button_is_an_error_that_names_the_known_ones(tmp_path: Path) -> None:
+    done = run(tmp_path, "--scripted-sequence", "JUMP:3", "--total-steps", "32")
+    assert done.returncode == 2
+    assert "RIGHT" in done.stderr
+
+
+def test_forward_actions_are_probed(tmp_path: Path) -> None:
+    done = run(tmp_path, "--scripted-forward-frames", "20", "--probe-forward-actions", "12", "--total-steps", "32")
+    assert done.returncode == 0, done.stderr
+    assert "forward is action" in done.stdout

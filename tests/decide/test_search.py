@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import json
 import math
 import statistics
@@ -39,8 +40,10 @@ SAMPLERS = ("auto", "tpe", "cmaes", "gp", "random", "qmc")
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> None:
     """Optuna's Gaussian process is torch's; its threads only wait for each other on a busy machine."""
-    torch = pytest.importorskip("torch")
-    torch.set_num_threads(1)
+    with contextlib.suppress(ModuleNotFoundError):
+        import torch
+
+        torch.set_num_threads(1)
 
 
 def make_guard(knobs: dict[str, dict[str, Any]], *constraints: str) -> Guard:

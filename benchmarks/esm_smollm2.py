@@ -120,7 +120,7 @@ def trial(model: Path, kind: str, out: Path, quick: bool) -> dict[str, Any]:
         found[name] = {
             "accuracy": round(report.accuracy(name), 4), "delta": round(seen.delta, 4),
             "ci": [round(seen.ci_low, 4), round(seen.ci_high, 4)], "win": seen.win, "lose": seen.lose,
-            "mcnemar_p": round(seen.mcnemar_p, 4), "steered_steps": steered,
+            "mcnemar_p": seen.mcnemar_p, "steered_steps": steered,
             "tokens": round(sum(row["tokens_used"] for row in rows) / len(rows), 1),
             "probe_tokens": round(sum(row["probe_tokens_used"] for row in rows) / len(rows), 1),
         }  # fmt: skip

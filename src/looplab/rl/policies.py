@@ -194,7 +194,9 @@ class ImagePolicy(Policy):
     def forward(self, seen: Tensor, memory: Tensor, begins: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         shape = begins.shape
         flat = seen.reshape(-1, *seen.shape[len(shape) :])
-        x = torch.relu(self.body(self.eyes(flat.float() * (1 / 255))))
+        # Channels last in memory: on processors, convolutions are a quarter faster so.
+        shown = (flat.float() * (1 / 255)).contiguous(memory_format=torch.channels_last)
+        x = torch.relu(self.body(self.eyes(shown)))
         if self.cell is not None:
             x, memory = remember(self.cell, x.view(*shape, -1), memory, begins)
             x = x.reshape(-1, self.memory)

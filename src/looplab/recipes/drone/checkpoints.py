@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import zipfile
+from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from pickle import UnpicklingError  # only the exception: files are read with weights_only
 from typing import TYPE_CHECKING, Any
@@ -75,3 +79,11 @@ def find(out: Path, settings: Settings) -> Path | None:
         f"autopilot.resume_from is {wanted!r}, but no run in {beside} has such a checkpoint",
         hint="set autopilot.resume_mode to fresh, or name a checkpoint's path",
     )
+
+
+def identity(settings: Settings, weights: Path | None, code: Iterable[Path]) -> str:
+    """What makes a training this one: only the same settings, first weights and code go on with what it left."""
+    digest = hashlib.sha256(json.dumps([asdict(settings), str(weights)]).encode())
+    for file in code:
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()

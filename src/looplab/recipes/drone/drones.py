@@ -10,7 +10,9 @@ follows from the seed, the drone's number and how many episodes it has had: how 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +60,11 @@ SUCCESS, CRASH, PICKED = 1.0, -1.0, 0.5
 """Rewards for an end, a collision (or leaving the world), and a box picked up."""
 PER_METRE, PER_HOLD, PER_SPIN = 0.1, 0.2, -0.0004
 """Rewards for each metre nearer, for a full hold (as it grows; lost when it breaks), and for spinning."""
+
+STATE = (
+    "episode", "position", "velocity", "attitude", "rates", "box", "place", "carrying", "held", "steps", "returned",
+)  # fmt: skip
+"""The arrays that, with the clock, are all that changes."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +188,19 @@ class Drones:
         ]
         return np.concatenate(columns).reshape(OBSERVATIONS, -1).T.astype(np.float32, order="C")
 
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next steps depend on; the arrays are the live ones."""
+        return {"clock": self.clock, **{name: getattr(self, name) for name in STATE}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name in STATE:
+            here, there = getattr(self, name).shape, state[name].shape
+            if here != there:
+                raise ValueError(f"{name} is {there} in it, {here} here")
+        for name in STATE:
+            setattr(self, name, np.array(state[name]))
+        self.clock = state["clock"]
+
     def _fly(self, asked: Floats) -> None:
         """Semi-implicit Euler: rates, attitude, velocity, position."""
         self.rates += (asked[1:] * self._most_rates - self.rates) * self._follow
@@ -296,6 +316,13 @@ class Fleet:
 
     def observe(self) -> Floats:
         return np.concatenate([piece.observe() for piece in self.pieces])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"pieces": [piece.state_dict() for piece in self.pieces]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for piece, its in zip(self.pieces, state["pieces"], strict=True):
+            piece.load_state_dict(its)
 
     def step(self, actions: Floats) -> Step:
         parts = np.split(actions, len(self.pieces))

@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+
+from looplab.rl.returns import targets
 
 if TYPE_CHECKING:
     from looplab.recipes.drone.settings import Train
@@ -67,14 +70,10 @@ class Rollout:
 
 def advantages(rollout: Rollout, after: Tensor, gamma: float, gae_lambda: float) -> Tensor:
     """Generalised advantage estimation; `after` is the critic's value of what came after the last step."""
-    found = torch.zeros_like(rollout.rewards)
-    following, value_after = torch.zeros_like(after), after
-    for t in reversed(range(len(found))):
-        goes_on = 1.0 - rollout.done[t]
-        surprise = rollout.rewards[t] + gamma * value_after * goes_on - rollout.values[t]
-        following = surprise + gamma * gae_lambda * goes_on * following
-        found[t], value_after = following, rollout.values[t]
-    return found
+    rewards, values = (x.cpu().numpy() for x in (rollout.rewards, torch.cat([rollout.values, after[None]])))
+    done = rollout.done.cpu().numpy() > 0
+    found = targets(rewards, values, done, np.zeros_like(done), gamma=gamma, lam=gae_lambda).deltas
+    return torch.from_numpy(found).to(rollout.rewards.device)
 
 
 def update(

@@ -4,7 +4,8 @@
 
 Every update it logs mean_reward, success_rate, episode_length and collision_rate (means of the last 1,000 episodes that
 ended), sps and the losses to metrics.jsonl; at the end it writes trainer_summary.json. Weights are in checkpoints/.
-SIGTERM saves the latest weights first (exit code 143); a loss that is no number ends the run with exit code 1.
+SIGTERM saves first (exit code 143); a loss that is no number ends the run with exit code 1. Killed at any moment, the
+same command goes on from what is in resume/, and ends with the same weights and rows as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +44,8 @@ else:  # the files beside this one, also where they were copied to be changed
     from settings import Settings, Train, add_flags, read_settings
 
 HERE = Path(__file__).parent
+CODE = [HERE / name for name in ("drones.py", "ppo.py", "train.py")]
+"""What an interrupted training must have in common with the one that goes on."""
 WINDOW = 1000
 """Episodes that the logged rates are about."""
 ENOUGH = 100
@@ -68,11 +72,18 @@ class Episodes:
         means = self._rows[: self.count].mean(axis=0)
         return {name: float(mean) for name, mean in zip(names, means, strict=True)}
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": self._rows, "count": self.count}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._rows, self.count = np.array(state["rows"]), state["count"]
+
 
 class Trainer:
     """One training from its settings to its last checkpoint."""
 
-    def __init__(self, settings: Settings, out: Path, weights: Path | None) -> None:
+    def __init__(self, settings: Settings, out: Path, identity: str) -> None:
+        """`identity`: of the training, see checkpoints.py."""
         train = settings.train
         self.settings, self.out = settings, out
         self.device = torch.device(train.device)
@@ -85,10 +96,6 @@ class Trainer:
         self.optimizer = make_optimizer(self.policy, train)
         self.before = 0
         """Steps that went into the weights before this run."""
-        if weights is not None:
-            self.before, notes = checkpoints.load(weights, self.policy, self.optimizer, train)
-            for note in [f"continuing from {weights}, {self.before:,} steps old", *notes]:
-                print(note)
         self._tune(train)
         worlds = settings.env.num_envs * settings.vec.num_envs
         self.fleet = Fleet(settings.env_name, worlds, settings.env.num_drones, train.seed, settings.vec.num_workers)
@@ -98,6 +105,16 @@ class Trainer:
         self.steps = self.epoch = 0
         self.best = -math.inf
         self.began = time.perf_counter()
+        self.identity = identity
+        self.resume = out / "resume"
+        self.everything = trainkit.Everything(
+            model=self.policy,
+            optimizer=self.optimizer,
+            generators={"chance": self.chance},
+            parts={"fleet": self.fleet, "episodes": self.episodes, "progress": self},
+            counters={"identity": identity},
+            metrics=self.logger,
+        )
         kept = torch.device("cpu") if train.cpu_offload else self.device
         shape = (train.bptt_horizon, settings.agents)
         one = [torch.zeros(shape, device=kept) for _ in range(4)]
@@ -116,36 +133,80 @@ class Trainer:
         elif train.compile:
             self.policy.compile(fullgraph=train.compile_fullgraph, mode=train.compile_mode)
 
+    def state_dict(self) -> dict[str, Any]:
+        """How far it is; the other parts have states of their own."""
+        counted = {name: getattr(self, name) for name in ("steps", "epoch", "best", "before")}
+        return {**counted, "seconds": time.perf_counter() - self.began}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.steps, self.epoch, self.best, self.before = (state[n] for n in ("steps", "epoch", "best", "before"))
+        self.began = time.perf_counter() - state["seconds"]
+
+    def go_on(self) -> bool:
+        """Take up the training that was interrupted here; false where there is none."""
+        left = trainkit.newest(self.resume)
+        if left is None or left.counters.get("identity") != self.identity:
+            if left is not None:
+                print(f"{self.resume} is of other settings, weights or code, and is removed")
+            return False
+        for note in self.everything.restore(left.state, source=left.path):
+            print(note)
+        self.observation = self.fleet.observe()
+        print(f"going on from {left.path}: {self.steps:,} steps are done")
+        return True
+
+    def begin(self, weights: Path | None) -> None:
+        """Start from these weights, or from none; what another training left here does not mix with ours."""
+        if weights is not None:
+            self.before, notes = checkpoints.load(weights, self.policy, self.optimizer, self.settings.train)
+            for note in [f"continuing from {weights}, {self.before:,} steps old", *notes]:
+                print(note)
+        shutil.rmtree(self.resume, ignore_errors=True)
+        rows = Path(self.logger.path)
+        if rows.exists():
+            rows.replace(aside := rows.with_suffix(".before.jsonl"))
+            print(f"beginning anew; the rows of before are in {aside.name}")
+
     def run(self, stop: trainkit.Stopper) -> None:
         """Train to the end, or until told to stop."""
         train = self.settings.train
         updates = math.ceil(train.total_timesteps / train.batch_size)
-        while self.epoch < updates and not stop:
-            rate = train.learning_rate * (1.0 - self.epoch / updates if train.anneal_lr else 1.0)
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
-            began = time.perf_counter()
-            after = self._fly()
-            losses = update(self.policy, self.optimizer, self.rollout, after, train, self.chance)
-            self.steps += train.batch_size
-            self.epoch += 1
-            row: dict[str, float | None] = {
-                **self.episodes.means(),
-                "sps": train.batch_size / (time.perf_counter() - began),
-                "agent_steps": self.steps,
-                "epoch": self.epoch,
-                "learning_rate": rate,
-                **losses,
-            }
-            self.logger.log(row, step=self.steps)
-            if self.epoch == 1 or self.epoch % max(1, updates // 20) == 0:
-                _tell(row)
-            if self.epoch % train.checkpoint_interval == 0 and self.epoch < updates:
-                self._save()
-        self._save()
+        with trainkit.Checkpoints(self.resume, keep=1) as states:
+            while self.epoch < updates and not stop:
+                self._update(updates)
+                if self.epoch % train.checkpoint_interval == 0 or self.epoch == updates:
+                    self._save()
+                    self.everything.save(states, self.steps)
+            if self.epoch < updates:  # the best is judged where it is without an interruption too
+                self._save_weights("latest")
+                self.everything.save(states, self.steps)
         self._summarise()
-        if stop:
-            print(f"stopped by {stop.name} after {self.steps:,} steps; the weights are saved")
+        if self.epoch < updates:
+            print(f"stopped by {stop.name} after {self.steps:,} steps; the same command goes on from there")
+        else:
+            shutil.rmtree(self.resume)
+
+    def _update(self, updates: int) -> None:
+        train = self.settings.train
+        rate = train.learning_rate * (1.0 - self.epoch / updates if train.anneal_lr else 1.0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        began = time.perf_counter()
+        after = self._fly()
+        losses = update(self.policy, self.optimizer, self.rollout, after, train, self.chance)
+        self.steps += train.batch_size
+        self.epoch += 1
+        row: dict[str, float | None] = {
+            **self.episodes.means(),
+            "sps": train.batch_size / (time.perf_counter() - began),
+            "agent_steps": self.steps,
+            "epoch": self.epoch,
+            "learning_rate": rate,
+            **losses,
+        }
+        self.logger.log(row, step=self.steps)
+        if self.epoch == 1 or self.epoch % max(1, updates // 20) == 0:
+            _tell(row)
 
     @torch.no_grad()
     def _fly(self) -> torch.Tensor:
@@ -183,8 +244,11 @@ class Trainer:
         if strategy == "all":
             names.append(f"step_{self.steps}")
         for name in names:
-            path = self.out / "checkpoints" / f"{name}.pt"
-            checkpoints.save(path, self.policy, self.optimizer, self.settings, self.before + self.steps)
+            self._save_weights(name)
+
+    def _save_weights(self, name: str) -> None:
+        path = self.out / "checkpoints" / f"{name}.pt"
+        checkpoints.save(path, self.policy, self.optimizer, self.settings, self.before + self.steps)
 
     def _summarise(self) -> None:
         seconds = time.perf_counter() - self.began
@@ -235,14 +299,14 @@ def train(flags: dict[str, Any], stop: trainkit.Stopper) -> int:
     try:
         if flags["task"] is not None:
             flags["env_name"] = flags["task"]
-        settings = read_settings(flags["config"], flags)
-        weights = flags["load_model_path"] or checkpoints.find(flags["out"], settings)
-        trainer = Trainer(settings, flags["out"], weights)
+        settings, given = read_settings(flags["config"], flags), flags["load_model_path"]
+        trainer = Trainer(settings, flags["out"], checkpoints.identity(settings, given, CODE))
+        if not trainer.go_on():
+            trainer.begin(given or checkpoints.find(flags["out"], settings))
+        trainer.run(stop)
     except LabError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    try:
-        trainer.run(stop)
     except Diverged as error:
         print(
             f"the training diverged in update {trainer.epoch + 1}: {error}; lower train.learning_rate "

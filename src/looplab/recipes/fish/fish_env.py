@@ -12,7 +12,9 @@ the same, step by step, as a single pond with that seed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +56,9 @@ START_GAP = 2.0
 OWN, NEIGHBOURS = 11, 7
 OBSERVATIONS = OWN + NEIGHBOURS
 """What a fish sees of itself, the wall, the predator and the time; what it sees of other fish."""
+
+STATE = ("episode", "clock", "position", "heading", "speed", "alive", "death_step", "predator", "velocity")
+"""The arrays of a school that are all that changes."""
 
 _COS = np.array([1, np.cos(TURN), np.cos(TURN), 1, 1], np.float32)
 _SIN = np.array([0, np.sin(TURN), -np.sin(TURN), 0, 0], np.float32)
@@ -160,6 +165,18 @@ class FishSchool:
     def observe(self) -> Floats:
         """What each fish sees in its own frame: ahead and to the left; scaled to about -1 … 1; (ponds, fish, 18)."""
         return self._observe(self._look())
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next steps depend on; the arrays are the live ones."""
+        return {name: getattr(self, name) for name in STATE}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name in STATE:
+            here, there = getattr(self, name).shape, state[name].shape
+            if here != there:
+                raise ValueError(f"{name} is {there} in it, {here} here")
+        for name in STATE:
+            setattr(self, name, np.array(state[name]))
 
     def _swim(self, actions: npt.NDArray[np.integer], acted: Flags) -> None:
         turn_cos, turn_sin = _COS[actions], _SIN[actions]

@@ -7,15 +7,20 @@ Leaves in --out (the artifacts beside this file): checkpoints/policy.json with i
 plots/curves.png, media/episode.gif, schedule.json (what the schedules should reach), schedule_trace.json (what they
 did), and eval.json, written by the frozen evaluation at the end. `survival_rate` of the log is the share of fish that
 would live through an episode at the death rate of that iteration; only eval.json counts as a result.
+
+SIGTERM saves first (exit code 143). Killed at any moment, the same command goes on from what is in resume/, and ends
+with the same weights and rows as if nothing had happened; with other settings or changed code it begins anew.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import io
 import json
 import math
 import os
+import shutil
 import sys
 import time
 from dataclasses import asdict, dataclass, fields
@@ -30,6 +35,7 @@ from torch import Tensor, nn
 
 from looplab import trainkit
 from looplab.errors import LabError
+from looplab.rl.returns import targets
 
 HERE = Path(__file__).resolve().parent
 LAB = HERE.parents[1]
@@ -216,14 +222,9 @@ class Trainer:
 
 def advantages(rollout: Rollout, after: Tensor, gamma: float, gae_lambda: float) -> Tensor:
     """Generalised advantage estimation, for each fish along its own life; entries of the dead mean nothing."""
-    found = torch.zeros_like(rollout.rewards)
-    following, value_after = torch.zeros_like(after), after
-    for t in reversed(range(len(found))):
-        goes_on = (~rollout.done[t]).float()
-        surprise = rollout.rewards[t] + gamma * value_after * goes_on - rollout.values[t]
-        following = surprise + gamma * gae_lambda * goes_on * following
-        found[t], value_after = following, rollout.values[t]
-    return found
+    values, done = torch.cat([rollout.values, after[None]]).numpy(), rollout.done.numpy()
+    found = targets(rollout.rewards.numpy(), values, done, np.zeros_like(done), gamma=gamma, lam=gae_lambda)
+    return torch.from_numpy(found.deltas)
 
 
 def declared(settings: Settings) -> dict[str, tuple[float, float]]:
@@ -264,53 +265,94 @@ def save_policy(folder: Path, policy: Policy, iteration: int) -> None:
             old.unlink()
 
 
+def identity(settings: Settings, smoke: bool) -> str:
+    """What makes a training this one: only the same settings and the same code go on with what it left."""
+    digest = hashlib.sha256(json.dumps([asdict(settings), smoke]).encode())
+    for code in (Path(__file__), LAB / "fish_env.py"):
+        digest.update(hashlib.sha256(code.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def go_on(trainer: Trainer, everything: trainkit.Everything, folder: Path, identity: str) -> bool:
+    """Take up the training that was interrupted here; false where there is none."""
+    left = trainkit.newest(folder)
+    if left is None or left.counters.get("identity") != identity:
+        if left is not None:
+            print(f"{folder} is of other settings or other code, and is removed: beginning anew")
+        return False
+    for note in everything.restore(left.state, source=left.path):
+        print(note)
+    trainer.observation = trainer.school.observe()
+    print(f"going on from {left.path}: {left.step} iterations are done")
+    return True
+
+
 def run(settings: Settings, out: Path, smoke: bool) -> dict[str, Any]:
-    """Train, leave everything in `out`, and give what the frozen evaluation says."""
+    """Train, leave everything in `out`, and give what the frozen evaluation says. A signal ends in SystemExit."""
     trainer = Trainer(settings)
     # A lab reads metrics.jsonl from its run folder itself.
     in_lab = "LOOPLAB_RUN_DIR" in os.environ and out.resolve() == trainkit.run_dir().resolve()
     log_file = out / "metrics.jsonl" if in_lab else out / "logs" / "metrics.jsonl"
-    log_file.unlink(missing_ok=True)  # of a training that this one replaces
     write_json(out / "schedule.json", {n: {"start": a, "end": b} for n, (a, b) in declared(settings).items()})
     rows: list[dict[str, float]] = []
-    samples, began = 0, time.perf_counter()
-    with trainkit.Logger(log_file) as logger:
-        for iteration in range(1, settings.iterations + 1):
-            now = trainer.schedules(iteration)
-            for group in trainer.optimizer.param_groups:
-                group["lr"] = now["learning_rate"]
-            rollout, after = trainer.play()
-            losses = trainer.learn(rollout, after, now["entropy_coef"])
-            lived, deaths = int(rollout.acted.sum()), int(rollout.died.sum())
-            samples += lived
-            row = {
-                "survival_rate": (1.0 - deaths / lived) ** STEPS,
-                "mean_reward": float(rollout.rewards[rollout.acted].mean()) / settings.reward_scale,
-                "alive": lived / rollout.acted.numel(),
-                **losses,
-                **now,
-                "samples": samples,
-                "sps": samples / (time.perf_counter() - began),
-            }
-            rows.append(row)
-            logger.log(row, step=iteration)
-            if iteration % 10 == 0 or iteration == settings.iterations:
-                save_policy(out / "checkpoints", trainer.policy, iteration)
-                trace = [{"iteration": i, **{n: r[n] for n in (*now, "survival_rate")}} for i, r in enumerate(rows, 1)]
-                write_json(out / "schedule_trace.json", {"trace": trace})
-                print(
-                    f"{iteration:4}/{settings.iterations}  survival {row['survival_rate']:.3f}  reward "
-                    f"{row['mean_reward']:.3f}  entropy {row['entropy']:.2f}  {row['sps']:,.0f} samples/s",
-                    flush=True,
-                )
+    done: dict[str, Any] = {"identity": identity(settings, smoke), "samples": 0, "seconds": 0.0, "rows": rows}
+    resume = out / "resume"
+    with trainkit.Logger(log_file) as logger, trainkit.Checkpoints(resume, keep=1) as states:
+        parts = {"school": trainer.school}
+        everything = trainkit.Everything(
+            model=trainer.policy, optimizer=trainer.optimizer, parts=parts, counters=done, metrics=logger
+        )
+        if go_on(trainer, everything, resume, done["identity"]):
+            rows = done["rows"]
+        else:  # what is here is of a training that this one replaces
+            shutil.rmtree(resume, ignore_errors=True)
+            log_file.unlink(missing_ok=True)
+        began = time.perf_counter() - done["seconds"]
+        with trainkit.stopping() as stop:
+            for iteration in range(len(rows) + 1, settings.iterations + 1):
+                now = trainer.schedules(iteration)
+                for group in trainer.optimizer.param_groups:
+                    group["lr"] = now["learning_rate"]
+                rollout, after = trainer.play()
+                losses = trainer.learn(rollout, after, now["entropy_coef"])
+                lived, deaths = int(rollout.acted.sum()), int(rollout.died.sum())
+                done["samples"] += lived
+                done["seconds"] = time.perf_counter() - began
+                row = {
+                    "survival_rate": (1.0 - deaths / lived) ** STEPS,
+                    "mean_reward": float(rollout.rewards[rollout.acted].mean()) / settings.reward_scale,
+                    "alive": lived / rollout.acted.numel(),
+                    **losses,
+                    **now,
+                    "samples": done["samples"],
+                    "sps": done["samples"] / done["seconds"],
+                }
+                rows.append(row)
+                logger.log(row, step=iteration)
+                stopped = bool(stop)
+                if iteration % 10 == 0 or iteration == settings.iterations or stopped:
+                    save_policy(out / "checkpoints", trainer.policy, iteration)
+                    names = (*now, "survival_rate")
+                    trace = [{"iteration": i, **{n: r[n] for n in names}} for i, r in enumerate(rows, 1)]
+                    write_json(out / "schedule_trace.json", {"trace": trace})
+                    everything.save(states, iteration)
+                    print(
+                        f"{iteration:4}/{settings.iterations}  survival {row['survival_rate']:.3f}  reward "
+                        f"{row['mean_reward']:.3f}  entropy {row['entropy']:.2f}  {row['sps']:,.0f} samples/s",
+                        flush=True,
+                    )
+                if stopped:
+                    print(f"stopped by {stop.name}; the same command goes on from there")
+                    break
         policy = load_policy(out / "checkpoints")
         result = evaluate(policy, 2 if smoke else EPISODES) | {"policy_sha256": policy.sha256}
         write_json(out / "eval.json", result)
         scores = {f"eval/{name}": result[name] for name in ("survival_rate", "min_survival", "mean_return")}
         logger.log(scores, step=settings.iterations)
-        logger.summary({**scores, "samples": samples, "seconds": time.perf_counter() - began})
+        logger.summary({**scores, "samples": done["samples"], "seconds": time.perf_counter() - began})
     save_curves(out / "plots" / "curves.png", rows, ("survival_rate", "mean_reward", "entropy", "value_loss"))
     save_episode(out / "media" / "episode.gif", policy, settings.num_fish, GIF_SEED, 50 if smoke else STEPS)
+    shutil.rmtree(resume)
     return result
 
 

@@ -2,9 +2,10 @@
 
     python benchmarks/survive.py [--quick] [--only NAME ...] [--times N] [--seed 0]
 
-  workers   PPO on CartPole, on dm_control's fish/swim and on the NES, with 2 workers that are hit three times at random
-            moments, twice by SIGKILL and once by SIGSTOP: the SHA-256 of weights, optimizer and metrics is that of the
-            training that nobody disturbed. Workers are forked, come from a fork server, or are spawned, in turn
+  workers   PPO on CartPole, on dm_control's fish/swim and on the NES, with 2 workers that are signalled at three random
+            moments, twice by SIGKILL and once by SIGSTOP; at least two must have been replaced. The SHA-256 of weights,
+            optimizer and metrics is that of the training that nobody disturbed. Workers are forked, come from a fork
+            server, or are spawned, in turn
   trainer   trainings killed by SIGKILL at a random moment (every second one twice) and started again: the SHA-256 of
             weights, optimizer, replay and metrics is that of the training that was not killed
   saves     SIGKILL while checkpoints are being saved: all that are there can be loaded, and the newest is not older
@@ -13,9 +14,8 @@
             stopped: no process of it is left, and nothing in /dev/shm
   compiled  a checkpoint of a compiled or an uncompiled policy goes on in a compiled or an uncompiled one, strictly
 
-What counts is a training that was really hit: one that ended before its kill is done again. Only processes that this
-program has started are signalled. All files are in a temporary folder. The last line is JSON; the exit code is 1 if
-anything did not survive.
+A trainer that ended before its kill is done again and not counted. Only processes that this program has started are
+signalled. All files are in a temporary folder. The last line is JSON; the exit code is 1 if anything did not survive.
 """
 
 from __future__ import annotations

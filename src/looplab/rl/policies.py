@@ -148,7 +148,7 @@ class SmallPolicy(Policy):
         self.spread = nn.Parameter(torch.zeros(wide)) if isinstance(head, Gaussian) else None
 
     def forward(self, seen: Tensor, memory: Tensor, begins: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        flat = seen.reshape(-1, self.weights[0].shape[1])
+        flat = seen.reshape(-1, self.weights[0].shape[1]).float()
         both = flat.expand(2, *flat.shape)
         for weight, bias in zip(self.weights, self.biases, strict=True):
             both = torch.tanh(torch.baddbmm(bias, both, weight))
@@ -218,7 +218,7 @@ class RecurrentPolicy(Policy):
 
     def forward(self, seen: Tensor, memory: Tensor, begins: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         shape = begins.shape
-        x = torch.tanh(self.body(seen.reshape(-1, self.inputs))).view(*shape, -1)
+        x = torch.tanh(self.body(seen.reshape(-1, self.inputs).float())).view(*shape, -1)
         x, memory = remember(self.cell, x, memory, begins)
         return self.actor(x), self.critic(x).squeeze(-1), memory
 

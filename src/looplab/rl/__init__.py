@@ -1,4 +1,4 @@
-"""Reinforcement learning that survives: vector envs whose workers may die, replay, collectors, learners, exact resume."""
+"""Reinforcement learning that survives: vector envs whose workers may die, replay, learners, exact resume."""
 
 from __future__ import annotations
 

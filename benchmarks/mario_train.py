@@ -1,6 +1,6 @@
 """Does Mario learn? Train for some minutes on this machine, then play new episodes beside a random policy.
 
-    python benchmarks/mario_train.py [--minutes 18] [--episodes 40] [--out FOLDER]
+    python benchmarks/mario_train.py [--minutes 18] [--episodes 100] [--out FOLDER]
 
 The training is the recipe's own (configs/base.json, total_steps set so high that the clock ends it, by SIGTERM, as a
 user would); it goes on where it was if the folder has a checkpoint. Then both policies play the same number of episodes
@@ -58,7 +58,7 @@ def furthest(env: Any, act: Callable[[Any], int], seed: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=18.0)
-    parser.add_argument("--episodes", type=int, default=40)
+    parser.add_argument("--episodes", type=int, default=100)
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("more", nargs="*", help="flags for train.py, after --")
     args = parser.parse_args()

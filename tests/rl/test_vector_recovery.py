@@ -365,10 +365,10 @@ def test_an_environment_without_snapshots_has_no_state() -> None:
 def test_slow_steps_leave_the_stacks_of_the_worker(tmp_path: Path) -> None:
     class Slow(Sealed):
         def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-            time.sleep(0.15)
+            time.sleep(0.6)
             return super().step(action)
 
-    with supervised([Slow], workers=1, slow_step=0.02, slow_threshold=2, diagnostics_dir=tmp_path) as venv:
+    with supervised([Slow], workers=1, slow_step=0.4, slow_threshold=2, diagnostics_dir=tmp_path) as venv:
         play(venv, 3)
         assert venv.diagnostics()[0].slow_steps >= 3
     (trace,) = tmp_path.glob("slow_step_trace_*.log")

@@ -57,7 +57,7 @@ class Supervision:
 
 @dataclass(frozen=True)
 class Shape:
-    env_weight: float = 0.0667
+    env_weight: float = 0.01
     """Of the game's own reward, which is up to 15 a frame."""
     distance_weight: float = 0.0125
     score_weight: float = 0.0
@@ -65,7 +65,7 @@ class Shape:
     scale_start: float = 0.2
     scale_final: float = 0.1
     anneal_steps: int = 50_000
-    terminal_bonus: float = 1.0
+    terminal_bonus: float = 0.3
     stagnation: int | None = 200
     """Steps without getting further after which an episode is truncated."""
     ram_x_parse: bool = False
@@ -96,16 +96,16 @@ class Train:
     """impala: vtrace or gae."""
     total_steps: int = 1_000_000
     """Steps of all envs together; each is `frame_skip` frames."""
-    rollout_steps: int = 64
-    learning_rate: float = 5e-4
+    rollout_steps: int = 128
+    learning_rate: float = 2.5e-4
     anneal: bool = True
-    gamma: float = 0.97
+    gamma: float = 0.95
     lam: float = 0.95
     entropy_coef: float = 0.01
     value_coef: float = 0.5
     max_grad_norm: float = 0.5
-    epochs: int = 2
-    minibatch: int = 128
+    epochs: int = 3
+    minibatch: int = 256
     clip: float = 0.2
     width: int = 256
     memory: int = 0

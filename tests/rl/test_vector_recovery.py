@@ -368,7 +368,8 @@ def test_slow_steps_leave_the_stacks_of_the_worker(tmp_path: Path) -> None:
             time.sleep(0.6)
             return super().step(action)
 
-    with supervised([Slow], workers=1, slow_step=0.4, slow_threshold=2, diagnostics_dir=tmp_path) as venv:
+    settings = {"slow_step": 0.4, "slow_threshold": 2, "step_deadline": 20.0}
+    with supervised([Slow], workers=1, diagnostics_dir=tmp_path, **settings) as venv:
         play(venv, 3)
         assert venv.diagnostics()[0].slow_steps >= 3
     (trace,) = tmp_path.glob("slow_step_trace_*.log")

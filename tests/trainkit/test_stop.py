@@ -17,8 +17,9 @@ TRAINER = """
 import os, signal, sys, time
 from looplab import trainkit
 
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may have asked for it to be ignored
 kind, target = sys.argv[1], sys.argv[2]
+if "alone" in sys.argv:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may have asked for it to be ignored
 
 
 def save():
@@ -54,7 +55,7 @@ class Trainer(subprocess.Popen[bytes]):
     """A trainer that has come as far as its first line."""
 
     def __init__(self, kind: str, target: Path, *before: str) -> None:
-        argv = [*before, sys.executable, "-c", TRAINER, kind, str(target)]
+        argv = [*before, sys.executable, "-c", TRAINER, kind, str(target), *([] if before else ["alone"])]
         super().__init__(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)  # reads no line too many
         self.first = self.line()
 

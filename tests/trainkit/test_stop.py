@@ -19,7 +19,8 @@ from looplab import trainkit
 
 kind, target = sys.argv[1], sys.argv[2]
 if "alone" in sys.argv:
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may have asked for it to be ignored
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may ignore them: nohup, or a `&` in a script
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def save():

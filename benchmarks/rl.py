@@ -84,9 +84,7 @@ def ours(seed: int, steps: int) -> tuple[float, float]:
 
         runner.tally.add = listen  # type: ignore[method-assign]
         began = time.perf_counter()
-        while runner.counters["global_update"] < steps // (
-            8 * 2048
-        ):  # as many rollouts as there
+        while runner.counters["global_update"] < steps // (8 * 2048):  # as many rollouts as there
             runner.update()
         seconds = time.perf_counter() - began
         done = runner.counters["global_step"]

@@ -188,6 +188,8 @@ class Runner:
         self.source = Source(collector, (first, second), overlap=plan.overlap)
         self.counters: dict[str, Any] = {"global_step": 0, "global_update": 0, "num_envs": envs.num_envs,
                                          "rollout_steps": plan.rollout, "whole": True}  # fmt: skip
+        self._told: dict[str, float] = {}
+        """What the learner said of the last update, until it is in a row."""
         self._times = dict.fromkeys(TIMES, 0.0)
         self._began = time.perf_counter()
         self._steps_before = 0
@@ -220,6 +222,8 @@ class Runner:
                 with stopping(save=self._save_last) as stop:
                     while self.counters["global_step"] < self.plan.total_steps and not stop:
                         self.update()
+                if self._told:  # a training shorter than the way to the next row has one all the same
+                    self._log(self._told)
                 self.save()
         finally:
             self.source.close()
@@ -251,6 +255,7 @@ class Runner:
                               ("replay_ms", done - learned)):  # fmt: skip
             self._times[name] += 1000 * seconds
         counters["whole"] = True
+        self._told = told
         if counters["global_update"] % plan.log_every == 0:
             self._log(told)
         if counters["global_update"] % plan.save_every == 0:
@@ -290,6 +295,7 @@ class Runner:
         if self._extra is not None:
             row |= self._extra()
         self.sinks.log(row, counters["global_step"])
+        self._told = {}
         self._times = dict.fromkeys(TIMES, 0.0)
 
     def save(self) -> None:

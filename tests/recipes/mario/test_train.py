@@ -96,3 +96,9 @@ def test_forward_actions_are_probed(tmp_path: Path) -> None:
     done = run(tmp_path, "--scripted-forward-frames", "20", "--probe-forward-actions", "12", "--total-steps", "32")
     assert done.returncode == 0, done.stderr
     assert "forward is action" in done.stdout
+
+
+def test_a_training_shorter_than_the_way_to_its_first_row_has_one_row(tmp_path: Path) -> None:
+    done = run(tmp_path, "--total-steps", "32", "--log-interval", "50")
+    assert done.returncode == 0, done.stderr
+    assert [row["global_update"] for row in rows(tmp_path)] == [1]

@@ -144,6 +144,7 @@ class EnvGroup:
     def step(self, at: int, before: int, given: Tree = None, skip: dict[int, str] | None = None) -> Infos:
         """Step every environment, or reset it if that is due, with the given actions or those in the block."""
         began = time.perf_counter()
+        count = self._count
         infos: Infos = []
         observations, rewards, ends, cuts = [], [], [], []
         cell, due, same_step = self._cell, self.due, self.mode is AutoresetMode.SAME_STEP
@@ -157,8 +158,8 @@ class EnvGroup:
             out.values.fill(0)
             out.kinds.fill(0)
         for i, env in enumerate(self.envs):
-            self._count += 1
-            cell[COUNT] = self._count
+            count += 1
+            cell[COUNT] = count
             cell[ENV] = i
             if skip and self.first + i in skip:
                 seen, reward, end, cut = row(prev.observations, i), 0.0, False, True
@@ -183,6 +184,7 @@ class EnvGroup:
         out.rewards[...] = rewards
         out.terminated[...] = ends
         out.truncated[...] = cuts
+        self._count = count
         cell[SECONDS] = time.perf_counter() - began
         cell[PHASE] = IDLE
         return infos

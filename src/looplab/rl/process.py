@@ -28,15 +28,29 @@ import numpy as np
 
 from looplab.rl.diagnostics import SlowSteps, WorkerReport, rss
 from looplab.rl.group import NOTHING, Order
-from looplab.rl.shared import BUILDING, COUNT, ENV, IDLE, PHASE, PHASES, RESETTING, SECONDS
-from looplab.rl.worker import BUILT, DONE, LENGTH, MESSAGE, Fd, Start, pack, serve
+from looplab.rl.shared import (
+    ASLEEP,
+    AWAITED,
+    BUILDING,
+    COUNT,
+    DONE,
+    ENV,
+    IDLE,
+    ORDER,
+    PHASE,
+    PHASES,
+    RESETTING,
+    SECONDS,
+    Fence,
+)
+from looplab.rl.worker import BUILT, KINDS, LENGTH, LETTER, MESSAGE, WAKE, Fd, Start, pack, serve
 
 TICK = 0.1
 """Seconds between looks at a worker that has not answered yet."""
+LINGER = 50e-6
+"""Seconds before we sleep over an answer; meanwhile a worker may run in our place, and need not wake us after it."""
 GRACE = 0.5
 """Seconds that workers have to close their environments, and to write their stacks."""
-STEPS = [bytes((i,)) for i in range(4)]
-"""Orders for a plain step: into which frame, and whether to take a snapshot."""
 UNTESTED = "not tested before the first reset"
 
 
@@ -80,7 +94,9 @@ class WorkerProcess:
         self._reset_deadline, self._step_deadline = deadlines
         self._slow_step, self._slow = slow_step, slow
         self._process: Any = None
-        self._built = 0
+        self._built = self._given = 0
+        self._order = -1.0
+        self._fence = Fence()
         self._chance = int(np.random.SeedSequence().generate_state(1)[0])
         self._poll = select.poll()
         self._stacks = os.memfd_create(f"looplab-stacks-{index}")
@@ -93,9 +109,9 @@ class WorkerProcess:
         self._answers, answers = os.pipe()
         os.set_blocking(self._orders, False)
         os.ftruncate(self._stacks, 0)
-        self._built = 0
+        self._built = self._given = 0
         if self.cell is not None:
-            self.cell[PHASE] = BUILDING
+            self.cell[PHASE], self.cell[ASLEEP], self.cell[DONE] = BUILDING, 0.0, 0.0
         forked = self._context.get_start_method() == "fork"
         start = Start(
             self.index, workers, self.first, num_envs, makers, mode, fields, Fd(orders), Fd(answers), Fd(memory),
@@ -119,10 +135,13 @@ class WorkerProcess:
         if self._process is None:
             return
         if order is None or (order.kind == "step" and not any(self.first <= i < self.end for i in order.skip)):
-            try:  # noqa: SIM105 (suppress would cost more than the step's other Python together)
-                os.write(self._orders, STEPS[at | (snap and self.exact is None) << 1])
-            except BrokenPipeError:
-                pass
+            self._given += KINDS
+            self.cell[AWAITED] = 0.0
+            self._fence()
+            self._order = self.cell[ORDER] = float(self._given + (at | (snap and self.exact is None) << 1))
+            self._fence()
+            if self.cell[ASLEEP]:
+                self._wake()
             return
         snap = snap and (self.exact is None or (self.exact == UNTESTED and order.kind in ("reset", "load")))
         share = order.share(self.first, self.end)
@@ -134,24 +153,38 @@ class WorkerProcess:
         """Send a message; it is lost if the worker is, and cut off if the worker takes none for too long."""
         if self._process is None:
             return
-        data = memoryview(pack(message))
+        self._given += KINDS
+        self._order = float(self._given + LETTER)
+        if self.cell is not None:
+            self.cell[ORDER] = self._order
+        data = memoryview(WAKE + pack(message))
         gate = select.poll()
         gate.register(self._orders, select.POLLOUT)
         with contextlib.suppress(BrokenPipeError):
             while data and gate.poll(self._reset_deadline * 1e3 if patient else 0):
                 data = data[os.write(self._orders, data[: select.PIPE_BUF]) :]
 
+    def _wake(self) -> None:
+        with contextlib.suppress(BrokenPipeError, BlockingIOError):
+            os.write(self._orders, WAKE)
+
     def wait(self) -> Any:
         """The answer. Lost if the worker dies over it, or makes no progress."""
         if self._process is None:
             reason = f"worker {self.index} was ended: an order was interrupted"
             raise Lost("crash", reason, None, IDLE, "")
+        if self._at_once():
+            return NOTHING
         began = since = time.monotonic()
         count, slow = -1.0, False
         received = bytearray()
         missing = 1
         while missing > 0:
+            if not received and self.cell is not None and self.cell[DONE] == self._order:
+                self._fence()
+                return NOTHING
             if not self._poll.poll(self._patience(slow) * 1e3):
+                self._wake()  # it may have fallen asleep just when its order came
                 now = time.monotonic()
                 if self.cell is not None and self.cell[COUNT] != count:
                     count, since = self.cell[COUNT], now if count >= 0 else since
@@ -162,13 +195,11 @@ class WorkerProcess:
                     raise self._hang(now - since)
                 continue
             part = os.read(self._answers, 1 << 20)
-            if part == DONE and not received:
-                return NOTHING
             if not part:
                 raise self._crash()
             if not received:
-                self._built += part.find(MESSAGE) if MESSAGE in part else len(part)
-                part = part.lstrip(BUILT)
+                self._built += part.partition(MESSAGE)[0].count(BUILT)
+                part = part.lstrip(BUILT + WAKE)
                 since = time.monotonic()
             received += part
             if len(received) > LENGTH.size:
@@ -179,6 +210,21 @@ class WorkerProcess:
             last = message[1].strip().splitlines()[-1]
             raise Lost("error", f"{_doing(env, phase)} raised {last}", env, phase, message[1])
         return message
+
+    def _at_once(self) -> bool:
+        """Whether a plain step is done within a moment; otherwise the worker will wake us."""
+        cell = self.cell
+        if cell is None:
+            return False
+        until = time.perf_counter() + LINGER
+        while cell[DONE] != self._order:
+            if time.perf_counter() > until:
+                cell[AWAITED] = 1.0
+                self._fence()
+                return False
+            os.sched_yield()
+        self._fence()
+        return True
 
     def _patience(self, slow: bool) -> float:
         return TICK if self._slow_step is None or slow else min(TICK, self._slow_step)

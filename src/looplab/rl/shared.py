@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,8 +28,10 @@ Array = npt.NDArray[Any]
 ALIGN = 64
 CELLS = 8
 """Numbers for each worker, a cache line of its own: they are written in every step."""
-COUNT, PHASE, ENV, SECONDS = range(4)
-"""Grows with every call of an environment; what the worker is doing; with which of its environments; its last step."""
+COUNT, PHASE, ENV, SECONDS, ORDER, ASLEEP, DONE, AWAITED = range(8)
+"""Grows with every call of an environment; what the worker is doing; with which of its environments; its last step;
+the last order that it was given; whether it must be woken for the next; the last order that it has done, if it has
+nothing to say of that; whether its parent must be woken for that."""
 IDLE, BUILDING, STEPPING, RESETTING, TESTING = range(5)
 PHASES = ("waiting", "building", "stepping", "resetting", "testing snapshots of")
 
@@ -143,6 +146,23 @@ class _Ruler:
         if self._memory is None:
             return np.empty(0, dtype)
         return np.ndarray(shape, dtype, self._memory, at)
+
+
+class Fence:
+    """What this process wrote before a call is seen by others before what it writes after it, and it reads only then.
+
+    Locks are all that Python has for it: what comes before a release cannot pass the next acquire.
+    """
+
+    def __init__(self) -> None:
+        lock = threading.Lock()
+        self._acquire, self._release = lock.acquire, lock.release
+
+    def __call__(self) -> None:
+        self._acquire()
+        self._release()
+        self._acquire()
+        self._release()
 
 
 def batched(space: gym.Space[Any], num_envs: int, take: Callable[[tuple[int, ...], Any], Array]) -> Tree:

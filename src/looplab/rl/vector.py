@@ -41,7 +41,7 @@ from looplab.rl.snapshot import global_generators
 
 MOST_REPLAY = 10_000
 """Steps that are kept, and at most made again, for environments that cannot be snapshotted."""
-WORTH = 150e-6
+WORTH = 70e-6
 """Seconds that a step of all environments must save before processes are worth having; see benchmarks/vector.py."""
 SNAPSHOT_SHARE = 0.02
 """Where snapshots are slow they are taken less often, so that they cost no more than this share of the time."""

@@ -1,7 +1,9 @@
 """A worker process: it builds its share of the environments and does what the vector env asks, into the shared block.
 
-Orders come by one pipe and answers go by another. A plain step is one byte each way; everything else is a message: the
-letter M, eight bytes of length, and a pickle, which only ever passes between these two processes.
+Orders stand in the worker's cell of the shared block, and answers come by a pipe. A plain step is one number there and
+one byte back; everything else is a message by another pipe, and its answer is one, too: the letter M, eight bytes of
+length, and a pickle, which only ever passes between these two processes. A worker looks for its next order a moment
+longer before it sleeps, giving way to everybody else: to wake a sleeping process takes longer than most steps.
 A worker never outlives its parent, and what it dies of is told: a Python error by message, a crash in native code by
 faulthandler, which writes into a file in memory that the parent holds, too.
 """
@@ -16,6 +18,7 @@ import pickle
 import random
 import signal
 import struct
+import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,10 +33,18 @@ from gymnasium.vector import AutoresetMode
 
 from looplab.errors import LabError
 from looplab.rl.group import NOTHING, Answer, EnvGroup, Order
-from looplab.rl.shared import Block
+from looplab.rl.shared import ASLEEP, AWAITED, DONE, ORDER, Block, Fence
 from looplab.rl.snapshot import SnapshotError
 
-DONE, BUILT, MESSAGE = b".", b"b", b"M"
+BUILT, MESSAGE, WAKE = b"b", b"M", b"w"
+LETTER = 4
+"""The kind of an order that comes by message; 0 to 3 are plain steps: into which frame, and whether to take a snapshot.
+A number in the cell is a kind and the count of orders before, times KINDS."""
+KINDS = 8
+FIRST = float(KINDS + LETTER)
+"""The order that brings the spaces."""
+LINGER = 250e-6
+"""Seconds before a worker without an order sleeps. On every core but one: somebody has to give the orders."""
 LENGTH = struct.Struct("<Q")
 PR_SET_PDEATHSIG = 1
 
@@ -145,20 +156,26 @@ def _work(start: Start, orders: int, answers: int) -> None:
     block = Block(spaces, start.num_envs, start.workers, len(start.fields), start.memory.number)
     group.attach(block, start.worker)
     plain = Order("step")
+    cell, order = block.cells[start.worker].data, FIRST
+    fence = Fence()
+    linger = LINGER if start.worker < len(os.sched_getaffinity(0)) - 1 else 0.0
     while True:
-        what = os.read(orders, 1)
-        if not what:
-            raise _ParentGone
-        if what != MESSAGE:  # a step: which frame, and whether to take a snapshot
-            at = what[0] & 1
-            if what[0] & 2:
+        order = _next(order, cell, orders, linger, fence)
+        kind = int(order) % KINDS
+        if kind != LETTER:
+            at = kind & 1
+            if kind & 2:
                 send(answers, group.perform(plain, at, 1 - at, True, False))
             elif infos := group.step(at, 1 - at):
                 send(answers, Answer(infos))
             else:
-                os.write(answers, DONE)
+                fence()
+                cell[DONE] = order
+                fence()
+                if cell[AWAITED]:
+                    os.write(answers, WAKE)
             continue
-        message = _body(orders)
+        message = receive(orders)
         if message[0] == "order":
             send(answers, group.perform(*message[1:]))
         elif message[0] == "replay":
@@ -169,6 +186,22 @@ def _work(start: Start, orders: int, answers: int) -> None:
         elif message[0] == "close":
             group.close()
             return
+
+
+def _next(last: float, cell: Any, orders: int, linger: float, fence: Fence) -> float:
+    """The order after the last one."""
+    until = time.perf_counter() + linger if linger else 0.0
+    while cell[ORDER] == last:
+        if linger and time.perf_counter() < until:
+            os.sched_yield()
+            continue
+        cell[ASLEEP] = 1.0
+        fence()
+        if cell[ORDER] == last and not os.read(orders, 1):
+            raise _ParentGone
+        cell[ASLEEP] = 0.0
+    fence()
+    return float(cell[ORDER])
 
 
 def _replay(group: EnvGroup, base: bytes | None, orders: Sequence[Order], at: int) -> str | None:
@@ -192,20 +225,16 @@ def send(fd: int, message: Any) -> None:
 
 def receive(fd: int) -> Any:
     """Wait for a message: for workers. It ends with its parent."""
-    if _exactly(fd, 1) != MESSAGE:
-        raise ValueError("a message was expected here")
-    return _body(fd)
+    while _exactly(fd, 1) == WAKE:
+        pass
+    (length,) = LENGTH.unpack(_exactly(fd, LENGTH.size))
+    return pickle.loads(_exactly(fd, length))  # noqa: S301 (from our own parent)
 
 
 def pack(message: Any) -> bytes:
     """A message as it travels."""
     data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return MESSAGE + LENGTH.pack(len(data)) + data
-
-
-def _body(fd: int) -> Any:
-    (length,) = LENGTH.unpack(_exactly(fd, LENGTH.size))
-    return pickle.loads(_exactly(fd, length))  # noqa: S301 (from our own parent)
 
 
 def _exactly(fd: int, count: int) -> bytes:

@@ -5,7 +5,7 @@
 Each part is a benchmark of its own (vector.py, mario_speed.py, replay.py, checkpoint.py), run here one after the other,
 with two more:
   ppo       CartPole, 8 envs, Stable-Baselines3's default hyper-parameters: transitions a second of training, here and
-            there in turn. `--parity`: also the returns of both after 50,000 steps over 10 seeds.
+            there in turn. `--parity`: also the returns of both after 49,152 transitions, over 10 seeds.
   overlap   the same training with collection and learning in turns and overlapped, where both take about as long
             (envs that take a fixed time for a step, as a game does, in processes of their own)
 The last line is one JSON object with the figures of all. Peers and envs that are not installed are left out, and said.
@@ -41,6 +41,7 @@ from looplab.rl.ppo import Ppo, PpoSettings
 from looplab.rl.runner import Plan, Runner
 
 HERE = Path(__file__).parent
+ROLLOUT = 2048
 WANTED = (
     "vec8_x_async", "vec64_x_async", "fish8_x_async", "fish64_x_async", "fish8_x_sync", "mario_x_async",
     "per_x_cpprb_256", "per_x_cpprb_4096", "ckpt_stall_ms",
@@ -63,66 +64,80 @@ def part(name: str, quick: bool) -> dict[str, Any]:
 # -- PPO beside Stable-Baselines3
 
 
-def ours(seed: int, steps: int) -> tuple[float, float]:
-    """Transitions a second, and the mean return of the last 100 episodes."""
+Curve = list[tuple[int, float]]
+"""Of each rollout: the transitions learned from before it, and the mean return of the episodes that ended in it."""
+
+
+def ours(seed: int, updates: int) -> tuple[float, Curve]:
+    """Transitions a second, and how the returns grew."""
     torch.manual_seed(seed)
     envs = SupervisedVectorEnv([partial(gym.make, "CartPole-v1")] * 8, copy=False)
     policy = make_policy(envs.single_observation_space, envs.single_action_space)
     with tempfile.TemporaryDirectory() as folder:
-        sinks = Sinks(trainkit.Logger(Path(folder, "metrics.jsonl")))
-        learner = Ppo(policy, PpoSettings(), seed)
-        plan = Plan(steps, rollout=2048, save_every=10**9)
-        runner = Runner(envs, learner, plan, Path(folder), sinks, seed, tell=lambda text: None)
-        ended: list[float] = []
-        add = runner.tally.add
-
-        def listen(rewards: Any, terminated: Any, truncated: Any, valid: Any, infos: Any) -> None:
-            over = terminated | truncated
-            if over.any():
-                ended.extend((runner.tally.returns + rewards)[over].tolist())
-            add(rewards, terminated, truncated, valid, infos)
-
-        runner.tally.add = listen  # type: ignore[method-assign]
+        rows = Path(folder, "metrics.jsonl")
+        sinks = Sinks(trainkit.Logger(rows))
+        plan = Plan(updates * ROLLOUT * 8, rollout=ROLLOUT, save_every=10**9)
+        runner = Runner(envs, Ppo(policy, PpoSettings(), seed), plan, Path(folder), sinks, seed, tell=lambda text: None)
         began = time.perf_counter()
-        while runner.counters["global_update"] < steps // (8 * 2048):  # as many rollouts as there
+        for _ in range(updates):
             runner.update()
         seconds = time.perf_counter() - began
-        done = runner.counters["global_step"]
         runner.source.close()
         runner.checkpoints.close()
         sinks.close()
+        told = [json.loads(line) for line in rows.read_text().splitlines()]
     envs.close()
-    return done / seconds, float(np.mean(ended[-100:]))
+    steps = [0, *(row["global_step"] for row in told)]
+    curve = [(before, row["episode_return_mean"]) for before, row in zip(steps, told, strict=False)]
+    return steps[-1] / seconds, curve
 
 
-def theirs(seed: int, steps: int) -> tuple[float, float]:
+def theirs(seed: int, updates: int) -> tuple[float, Curve]:
+    """The same of Stable-Baselines3."""
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
 
+    ended: list[list[float]] = []
+
+    def listen(now: dict[str, Any], _: Any) -> bool:
+        if now["n_steps"] == 0:
+            ended.append([])
+        ended[-1] += [info["episode"]["r"] for info in now["infos"] if "episode" in info]
+        return True
+
     envs = make_vec_env("CartPole-v1", n_envs=8, seed=seed)
-    model = PPO("MlpPolicy", envs, n_steps=2048, seed=seed, device="cpu")
+    model = PPO("MlpPolicy", envs, n_steps=ROLLOUT, seed=seed, device="cpu")
     began = time.perf_counter()
-    model.learn(steps)
+    model.learn(updates * ROLLOUT * 8, callback=listen)
     seconds = time.perf_counter() - began
-    returns = [float(episode["r"]) for episode in model.ep_info_buffer or []]
     envs.close()
-    return model.num_timesteps / seconds, float(np.mean(returns))
+    curve = [(i * ROLLOUT * 8, float(np.mean(returns))) for i, returns in enumerate(ended)]
+    return model.num_timesteps / seconds, curve
 
 
 def ppo(quick: bool) -> dict[str, float]:
-    rounds, steps = (2, 16_384) if quick else (5, 16_384 * 2)
-    pairs = [(ours(seed, steps)[0], theirs(seed, steps)[0]) for seed in range(rounds)]
+    rounds, updates = (2, 1) if quick else (5, 2)
+    pairs = [(ours(seed, updates)[0], theirs(seed, updates)[0]) for seed in range(rounds)]
     ratio = statistics.median(a / b for a, b in pairs)
     mine, other = (statistics.median(column) for column in zip(*pairs, strict=True))
     print(f"PPO CartPole, 8 envs: {mine:,.0f} steps/s, Stable-Baselines3 {other:,.0f}: {ratio:.2f} x", flush=True)
     return {"ppo_x_sb3": round(ratio, 2), "ppo_steps_s": round(mine)}
 
 
+def read_off(curve: Curve, at: int) -> float:
+    steps, returns = (np.array(column) for column in zip(*curve, strict=True))
+    return float(np.interp(at, steps, returns))
+
+
 def parity() -> dict[str, float]:
-    """The mean return of the last 100 episodes within 49,152 steps (three rollouts of 2,048 steps of 8 envs)."""
-    pairs = [(ours(seed, 49_152)[1], theirs(seed, 49_152)[1]) for seed in range(100, 110)]
-    for mine, other in pairs:
-        print(f"  returns of the last 100 episodes: {mine:.0f} here, {other:.0f} there", flush=True)
+    """Returns after as many transitions here as there: 49,152. Steps in which an env only resets itself are none, so a
+    rollout here has a few less, and one more rollout is needed to read the return at that point off the line."""
+    at = 3 * ROLLOUT * 8
+    pairs = []
+    for seed in range(400, 410):
+        mine, other = read_off(ours(seed, 5)[1], at), read_off(theirs(seed, 4)[1], at)
+        print(f"  return after {at:,} transitions: {mine:.0f} here, {other:.0f} there", flush=True)
+        pairs.append((mine, other))
     gap = np.array([a - b for a, b in pairs])
     rng = np.random.default_rng(0)
     low, high = np.percentile([rng.choice(gap, len(gap)).mean() for _ in range(10_000)], [2.5, 97.5])

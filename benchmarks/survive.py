@@ -4,8 +4,8 @@
 
   workers   PPO on CartPole, on dm_control's fish/swim and on the NES, with 2 workers that are signalled at three random
             moments, twice by SIGKILL and once by SIGSTOP; at least two must have been replaced. The SHA-256 of weights,
-            optimizer and metrics is that of the training that nobody disturbed. Workers are forked, come from a fork
-            server, or are spawned, in turn
+            optimizer and metrics is that of the training that nobody disturbed. Workers are forked or come from a fork
+            server, in turn
   trainer   trainings killed by SIGKILL at a random moment (every second one twice) and started again: the SHA-256 of
             weights, optimizer, replay and metrics is that of the training that was not killed
   saves     SIGKILL while checkpoints are being saved: all that are there can be loaded, and the newest is not older
@@ -64,8 +64,8 @@ from looplab.rl.replay import Replay  # noqa: E402
 from looplab.rl.runner import Plan, Runner  # noqa: E402
 from looplab.rl.shaping import FIELDS, Shaping  # noqa: E402
 
-Context = Literal["fork", "forkserver", "spawn"]
-CONTEXTS: tuple[Context, ...] = ("fork", "forkserver", "spawn")
+Context = Literal["fork", "forkserver"]
+CONTEXTS: tuple[Context, ...] = ("fork", "forkserver")
 KINDS = ("ppo", "ppo-overlap", "impala-per", "impala-per-overlap", "ppo-memory")
 HITS = 3
 LIMIT = 180.0
@@ -347,7 +347,7 @@ def survive_workers(times: int, quick: bool, chance: random.Random, folder: Path
     for number in range(times):
         name = worlds[number % len(worlds)]
         training = Training(
-            name, updates=WORLDS[name].updates // (1 + quick), workers=2, context=CONTEXTS[number // len(worlds) % 3],
+            name, updates=WORLDS[name].updates // (1 + quick), workers=2, context=CONTEXTS[number // len(worlds) % 2],
             step_deadline=0.5,
         )  # fmt: skip
         if name not in wholes:
@@ -473,12 +473,12 @@ def survive_saves(times: int, quick: bool, chance: random.Random, folder: Path) 
 
 
 def survive_orphans(times: int, quick: bool, chance: random.Random, folder: Path) -> Count:
-    """Twelve cases in turn: three contexts, training or starting, all workers running or one of them stopped."""
+    """Eight cases in turn: two contexts, training or starting, all workers running or one of them stopped."""
     cases: dict[str, list[int]] = {}
     seen = 0
     progress = Progress("orphans", times)
     for number in range(times):
-        context, starting, stopped = CONTEXTS[number % 3], number // 3 % 2 == 1, number // 6 % 2 == 1
+        context, starting, stopped = CONTEXTS[number % 2], number // 2 % 2 == 1, number // 4 % 2 == 1
         out = folder / f"orphans{number}"
         out.mkdir()
         training = Training(updates=1_000_000, workers=2, context=context)

@@ -13,6 +13,7 @@ from typing import Any
 import cloudpickle
 import gymnasium as gym
 import numpy as np
+import psutil
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -22,6 +23,7 @@ from hypothesis import strategies as st
 from looplab.errors import LabError
 from looplab.rl import SupervisedVectorEnv
 from looplab.rl.diagnostics import SlowSteps
+from looplab.rl.worker import LINGER
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 Make = Callable[[], gym.Env[Any, Any]]
@@ -153,10 +155,9 @@ def test_results_are_the_same_for_every_seed(pair: tuple[SupervisedVectorEnv, An
     assert alike(play(venv, steps, seed), play(sync, steps, seed))
 
 
-@pytest.mark.parametrize("context", ["spawn", "fork"])
-def test_workers_can_be_started_in_every_way(context: str) -> None:
+def test_workers_can_be_forked() -> None:
     expected = play(SyncVectorEnv(WORLDS["mixed"]), 10)
-    with supervised(WORLDS["mixed"], context=context) as venv:
+    with supervised(WORLDS["mixed"], context="fork") as venv:
         assert alike(play(venv, 10), expected)
 
 
@@ -303,6 +304,36 @@ def test_slow_steps_are_worth_a_look_once_a_window() -> None:
     assert [slow.add(now) for now in (0, 1, 2, 3, 4, 11, 12.5, 13, 30)] == [
         False, False, True, False, False, False, True, False, False,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_pauses_between_steps_change_nothing(workers: int) -> None:
+    """Workers sleep over some, and are just falling asleep in others; calls and snapshots come in between."""
+    chance = np.random.default_rng(workers)
+    makers = WORLDS["cartpole"]
+    sync = SyncVectorEnv(makers)
+    with supervised(makers, workers=workers, snapshot_every=9) as venv:
+        assert alike(venv.reset(seed=1), sync.reset(seed=1))
+        for _ in range(1500):
+            until = time.perf_counter() + chance.random() * 3 * LINGER
+            while time.perf_counter() < until:
+                pass
+            if chance.random() < 0.1:
+                assert venv.call("spec") == sync.call("spec")
+            actions = chance.integers(0, 2, len(makers))
+            assert alike(venv.step(actions), sync.step(actions))
+        assert sum(report.restarts for report in venv.diagnostics()) == 0
+
+
+def test_workers_without_orders_sleep() -> None:
+    with supervised(WORLDS["cartpole"]) as venv:
+        venv.reset(seed=0)
+        venv.step(np.zeros(5, np.int64))
+        workers = [psutil.Process(report.pid) for report in venv.diagnostics()]
+        time.sleep(0.05)
+        before = [sum(worker.cpu_times()[:2]) for worker in workers]
+        time.sleep(0.5)
+        assert [sum(worker.cpu_times()[:2]) - used for worker, used in zip(workers, before, strict=True)] == [0, 0]
 
 
 def test_closing_twice_is_closing_once() -> None:

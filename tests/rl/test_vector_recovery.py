@@ -438,7 +438,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("context", ["forkserver", "spawn", "fork"])
+@pytest.mark.parametrize("context", ["forkserver", "fork"])
 def test_workers_die_with_their_parent_and_leave_nothing(context: str, tmp_path: Path) -> None:
     (tmp_path / "trainer.py").write_text(TRAINER)
     shared = set(os.listdir("/dev/shm"))

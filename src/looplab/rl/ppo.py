@@ -104,7 +104,7 @@ class Ppo:
         }  # fmt: skip
 
     def _parts(self, rollout: Rollout) -> Iterator[Tensor]:
-        """Random minibatches: of transitions, or of envs where a policy remembers."""
+        """Random minibatches of about the same size: of transitions, or of envs where a policy remembers."""
         if self.policy.memory:
             count = rollout.valid.shape[1]
             size = max(1, self.settings.minibatch // len(rollout.valid))
@@ -112,8 +112,8 @@ class Ppo:
         else:
             order = self._chance.permutation(np.flatnonzero(rollout.valid.reshape(-1)))
             size = self.settings.minibatch
-        for start in range(0, len(order), size):
-            yield torch.from_numpy(order[start : start + size])
+        for part in np.array_split(order, -(-len(order) // size)):
+            yield torch.from_numpy(part)
 
     def _step(self, batch: Batch) -> tuple[Tensor, ...]:
         s = self.settings

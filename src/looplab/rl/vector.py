@@ -56,8 +56,8 @@ class SupervisedVectorEnv(VectorEnv[Any, Any, Any]):
     """See the module. Spaces are Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of them.
 
     Actions are taken in the type of their space. Workers know the environments that are registered with gymnasium, but
-    do not import the trainer's script: functions and classes of that travel with `env_fns`. With "spawn" and "fork" a
-    worker also ends with the thread that made it; with "forkserver" with this process alone.
+    do not import the trainer's script: functions and classes of that travel with `env_fns`. With "fork" a worker
+    also ends with the thread that made it; with "forkserver" with this process alone.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class SupervisedVectorEnv(VectorEnv[Any, Any, Any]):
         env_fns: Sequence[Callable[[], Env]],
         *,
         workers: int | Literal["auto"] = "auto",
-        context: Literal["forkserver", "spawn", "fork"] = "forkserver",
+        context: Literal["forkserver", "fork"] = "forkserver",
         info_fields: Sequence[str] = (),
         reset_deadline: float = 60.0,
         step_deadline: float = 15.0,

@@ -68,7 +68,7 @@ Curve = list[tuple[int, float]]
 """Of each rollout: the transitions learned from before it, and the mean return of the episodes that ended in it."""
 
 
-def ours(seed: int, updates: int) -> tuple[float, Curve]:
+def ours(seed: int, updates: int, rollout: int = ROLLOUT) -> tuple[float, Curve]:
     """Transitions a second, and how the returns grew."""
     torch.manual_seed(seed)
     envs = SupervisedVectorEnv([partial(gym.make, "CartPole-v1")] * 8, copy=False)
@@ -76,7 +76,7 @@ def ours(seed: int, updates: int) -> tuple[float, Curve]:
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder, "metrics.jsonl")
         sinks = Sinks(trainkit.Logger(rows))
-        plan = Plan(updates * ROLLOUT * 8, rollout=ROLLOUT, save_every=10**9)
+        plan = Plan(updates * rollout * 8, rollout=rollout, save_every=10**9)
         runner = Runner(envs, Ppo(policy, PpoSettings(), seed), plan, Path(folder), sinks, seed, tell=lambda text: None)
         began = time.perf_counter()
         for _ in range(updates):
@@ -92,7 +92,7 @@ def ours(seed: int, updates: int) -> tuple[float, Curve]:
     return steps[-1] / seconds, curve
 
 
-def theirs(seed: int, updates: int) -> tuple[float, Curve]:
+def theirs(seed: int, updates: int, rollout: int = ROLLOUT) -> tuple[float, Curve]:
     """The same of Stable-Baselines3."""
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
@@ -106,18 +106,18 @@ def theirs(seed: int, updates: int) -> tuple[float, Curve]:
         return True
 
     envs = make_vec_env("CartPole-v1", n_envs=8, seed=seed)
-    model = PPO("MlpPolicy", envs, n_steps=ROLLOUT, seed=seed, device="cpu")
+    model = PPO("MlpPolicy", envs, n_steps=rollout, seed=seed, device="cpu")
     began = time.perf_counter()
-    model.learn(updates * ROLLOUT * 8, callback=listen)
+    model.learn(updates * rollout * 8, callback=listen)
     seconds = time.perf_counter() - began
     envs.close()
-    curve = [(i * ROLLOUT * 8, float(np.mean(returns))) for i, returns in enumerate(ended)]
+    curve = [(i * rollout * 8, float(np.mean(returns))) for i, returns in enumerate(ended)]
     return model.num_timesteps / seconds, curve
 
 
 def ppo(quick: bool) -> dict[str, float]:
-    rounds, updates = (2, 1) if quick else (5, 2)
-    pairs = [(ours(seed, updates)[0], theirs(seed, updates)[0]) for seed in range(rounds)]
+    rounds, how = (3, (1, 512)) if quick else (5, (2, ROLLOUT))
+    pairs = [(ours(seed, *how)[0], theirs(seed, *how)[0]) for seed in range(rounds)]
     ratio = statistics.median(a / b for a, b in pairs)
     mine, other = (statistics.median(column) for column in zip(*pairs, strict=True))
     print(f"PPO CartPole, 8 envs: {mine:,.0f} steps/s, Stable-Baselines3 {other:,.0f}: {ratio:.2f} x", flush=True)
@@ -171,7 +171,7 @@ class Slow(gym.Env[Any, Any]):
 
 
 def overlap(quick: bool) -> dict[str, float]:
-    rounds, updates = (2, 6) if quick else (5, 12)
+    rounds, updates, steps = (3, 3, 32) if quick else (5, 12, 64)
     envs = SupervisedVectorEnv([partial(Slow, 0.0005)] * 8, workers=1, snapshot_every=0, copy=False)
     space = envs.single_observation_space
 
@@ -180,7 +180,7 @@ def overlap(quick: bool) -> dict[str, float]:
         policy = make_policy(space, envs.single_action_space, width=512)
         acting = copy.deepcopy(policy)
         learner = Ppo(policy, PpoSettings(epochs=epochs, minibatch=256), 0)
-        rollouts = [Rollout.empty(64, 8, space, policy) for _ in range(2)]
+        rollouts = [Rollout.empty(steps, 8, space, policy) for _ in range(2)]
         collector = Collector(envs, policy, acting, learner.flat, 0)
         return learner, Source(collector, (rollouts[0], rollouts[1]), overlap=overlapped)
 
@@ -200,7 +200,8 @@ def overlap(quick: bool) -> dict[str, float]:
         return whole / updates, waited / updates, learned / updates
 
     _, collecting, once = seconds(False, 1)
-    epochs = max(1, round(collecting / once))  # so that learning takes about as long
+    more = (seconds(False, 5)[2] - once) / 4  # seconds of an epoch, without what an update costs in any case
+    epochs = max(1, 1 + round((collecting - once) / more))  # so that learning takes about as long
     pairs = [(seconds(False, epochs), seconds(True, epochs)) for _ in range(rounds)]
     envs.close()
     ratio = statistics.median(serial[0] / both[0] for serial, both in pairs)

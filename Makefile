@@ -18,6 +18,8 @@ $(VENV)/.dev: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]' --group dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps 'gym-super-mario-bros>=7.4,<8'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps 'nes-py>=8.2,<9' 'gym<0.27' gym-notices tqdm || \
+	  echo "no C++ compiler: nes-py, the other way to play Mario, is left out"
 	$(BIN)/python -m compileall -q src/looplab
 	@touch $@ $(VENV)/.demo
 

@@ -275,7 +275,7 @@ def session(leader: int) -> list[int]:
 
 
 class Progress:
-    """The count while it runs, on stderr; and what went wrong, at once."""
+    """The count while it runs, on a terminal; and what went wrong, at once."""
 
     def __init__(self, name: str, times: int) -> None:
         self.name, self.times = name, times
@@ -291,6 +291,8 @@ class Progress:
         self._show()
 
     def _show(self) -> None:
+        if not sys.stderr.isatty():
+            return
         spent = time.monotonic() - self.began
         ending = "\n" if self.done == self.times else ""
         text = f"\r{self.name}: {self.ok} of {self.done} survived, {self.times} to be done, {spent:.0f} s "

@@ -1,9 +1,9 @@
 """A worker process: it builds its share of the environments and does what the vector env asks, into the shared block.
 
-Orders stand in the worker's cell of the shared block, and answers come by a pipe. A plain step is one number there and
-one byte back; everything else is a message by another pipe, and its answer is one, too: the letter M, eight bytes of
-length, and a pickle, which only ever passes between these two processes. A worker looks for its next order a moment
-longer before it sleeps, giving way to everybody else: to wake a sleeping process takes longer than most steps.
+Every order is a number in the worker's cell of the shared block, and a plain step is no more than that, nor is its end.
+Everything else is a message besides, by one pipe there and another back: the letter M, eight bytes of length, and a
+pickle, which only ever passes between these two processes. Both sides look at the cell for a moment before they sleep,
+giving way to everybody else: to wake a process takes longer than many a step. A byte in a pipe wakes them.
 A worker never outlives its parent, and what it dies of is told: a Python error by message, a crash in native code by
 faulthandler, which writes into a file in memory that the parent holds, too.
 """

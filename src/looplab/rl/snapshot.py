@@ -33,6 +33,7 @@ from typing import Any, Protocol
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.utils import EzPickle
 
 from looplab.errors import LabError
 
@@ -50,6 +51,8 @@ CONSTANT_MODULES = ("gymnasium.envs.mujoco.mujoco_rendering", "dm_control.viewer
 BIT_GENERATORS = {"PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"}
 BULKY = ("mesh", "tex", "skin", "bvh", "name", "text", "paths", "oct")
 """Parts of a MuJoCo model that are large, and that no task changes."""
+VARYING = ("efc_", "iefc_", "island_", "map_", "contact")
+"""Parts of MuJoCo's data that have as many rows as there happen to be contacts; every step begins by making them."""
 
 
 class SnapshotError(LabError):
@@ -93,27 +96,40 @@ def equal(one: State, other: State) -> bool:
 def untrue(env: gym.Env[Any, Any], steps: int = 8, mark: Callable[[], None] = lambda: None) -> str | None:
     """Why snapshots of `env`, which was just reset, are not exact; None if they are, and `env` is as it was.
 
-    Plays the same random actions twice. `mark` is called before each step, to show that it goes on.
+    Plays the same random actions twice, from here and from a few steps on: what a step leaves behind may be more than
+    what a reset does. `mark` is called before each step, to show that it goes on.
     """
     space = copy.deepcopy(env.action_space)
     space.seed(0)
-    actions = [space.sample() for _ in range(steps)]
+    parts = [[space.sample() for _ in range(steps)] for _ in range(2)]
     with global_generators():
         try:
-            before = snapshot(env)
-            chances = random.getstate(), np.random.get_state()
-            first = _play(env, actions, mark)
-            restore(env, before)
-            random.setstate(chances[0])
-            np.random.set_state(chances[1])
-            second = _play(env, actions, mark)
-            restore(env, before)
-            again = snapshot(env)
+            moments, played = [_Moment(env)], [_play(env, parts[0], mark)]
+            if len(played[0]) == steps and not any(played[0][-1][2:]):  # the episode has not ended
+                moments.append(_Moment(env))
+                played.append(_play(env, parts[1], mark))
+            for moment, actions, first in zip(moments, parts, played, strict=False):
+                moment.again(env)
+                if not equal(first, _play(env, actions, mark)):
+                    return "the same actions from the same snapshot gave other results: some of its state is hidden"
+            moments[0].again(env)
+            restored = equal(moments[0].state, snapshot(env))
         except SnapshotError as error:
             return error.message
-    if not equal(first, second):
-        return "the same actions from the same snapshot gave other results: some of its state is hidden"
-    return None if equal(before, again) else "what was restored is not what was taken"
+    return None if restored else "what was restored is not what was taken"
+
+
+class _Moment:
+    """An environment and the process's own random generators, to come back to."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        self.state = snapshot(env)
+        self._chances = random.getstate(), np.random.get_state()
+
+    def again(self, env: gym.Env[Any, Any]) -> None:
+        restore(env, self.state)
+        random.setstate(self._chances[0])
+        np.random.set_state(self._chances[1])
 
 
 @contextlib.contextmanager
@@ -338,7 +354,7 @@ class _Maker:
         if model is None:
             raise SnapshotError(f"{path} is no MuJoCo model here")
         self._made.append(there)
-        _make_model(model, node["state"])
+        _make_arrays(model, node["state"])
         return there
 
     def _object(self, node: State, there: Any, path: str) -> Any:
@@ -362,6 +378,8 @@ def _name(value: Any) -> str:
 def _attributes(value: Any, path: str) -> dict[str, Any]:
     """The attributes of an object that is nothing but its attributes, as `copy` sees it; refused otherwise."""
     kind = type(value)
+    if getattr(kind, "__getstate__", None) is EzPickle.__getstate__:
+        return dict(vars(value))  # a pickle of it holds what it was made with, and not what it is
     if all(getattr(kind, name) is getattr(object, name) for name in ("__reduce_ex__", "__reduce__", "__getstate__")):
         try:
             parts = value.__reduce_ex__(2)
@@ -397,13 +415,17 @@ def _model(value: Any) -> Any:
 
 def _take_model(model: Any) -> dict[str, Any]:
     """Tasks draw targets into the model itself, so it belongs to the state, too."""
-    values = {name: getattr(model, name) for name in dir(model) if not name.startswith(("_", *BULKY))}
+    return _take_arrays(model, BULKY)
+
+
+def _take_arrays(thing: Any, without: tuple[str, ...]) -> dict[str, Any]:
+    values = {name: getattr(thing, name) for name in dir(thing) if not name.startswith(("_", *without))}
     return {name: value.copy() for name, value in values.items() if isinstance(value, np.ndarray) and value.size}
 
 
-def _make_model(model: Any, state: dict[str, Any]) -> None:
+def _make_arrays(thing: Any, state: dict[str, Any]) -> None:
     for name, value in state.items():
-        there = getattr(model, name, None)
+        there = getattr(thing, name, None)
         if there is None or there.shape != value.shape:
             raise SnapshotError(f"the MuJoCo model here is another one: its {name} differs")
         there[...] = value
@@ -414,7 +436,7 @@ def _take_physics(model: Any, data: Any) -> State:
     what = mujoco.mjtState.mjSTATE_INTEGRATION
     state = np.empty(mujoco.mj_stateSize(model, what))
     mujoco.mj_getState(model, data, state, what)
-    return {"kind": "physics", "state": state, "model": _take_model(model)}
+    return {"kind": "physics", "state": state, "model": _take_model(model), "derived": _take_arrays(data, VARYING)}
 
 
 def _make_physics(model: Any, data: Any, node: State) -> None:
@@ -422,7 +444,8 @@ def _make_physics(model: Any, data: Any, node: State) -> None:
     what = mujoco.mjtState.mjSTATE_INTEGRATION
     if len(node["state"]) != mujoco.mj_stateSize(model, what):
         raise SnapshotError("the MuJoCo model here is another one: its state has another size")
-    _make_model(model, node["model"])
+    _make_arrays(model, node["model"])
     mujoco.mj_setState(model, data, node["state"], what)
     mujoco.mj_forward(model, data)  # positions in space, contacts, sensors: what follows from the state
     mujoco.mj_setState(model, data, node["state"], what)  # forward has moved the solver's warm start
+    _make_arrays(data, node["derived"])  # a step leaves some of that behind as it was before, and tasks read it

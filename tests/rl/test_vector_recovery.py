@@ -144,7 +144,7 @@ def test_faults_at_random_steps_change_nothing(seed: int, tmp_path: Path) -> Non
     mode = chance.choice([AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
     makers: list[Make] = []
     for i in range(4):
-        steps = chance.sample(range(9, 100), 2)  # before that snapshots are tested
+        steps = chance.sample(range(17, 100), 2)  # before that snapshots are tested
         kinds = ["kill", "segfault", "error", "exit"] + ["stop"] * (i == seed % 4)
         faults = {step * chance.choice([1, -1]): chance.choice(kinds) for step in steps}
         makers.append(faulty(cartpole, faults, tmp_path / str(i)))

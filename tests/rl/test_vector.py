@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from looplab.errors import LabError
 from looplab.rl import SupervisedVectorEnv
 from looplab.rl.diagnostics import SlowSteps
-from looplab.rl.worker import LINGER
+from looplab.rl.worker import MOMENT
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 Make = Callable[[], gym.Env[Any, Any]]
@@ -315,7 +315,7 @@ def test_pauses_between_steps_change_nothing(workers: int) -> None:
     with supervised(makers, workers=workers, snapshot_every=9) as venv:
         assert alike(venv.reset(seed=1), sync.reset(seed=1))
         for _ in range(1500):
-            until = time.perf_counter() + chance.random() * 3 * LINGER
+            until = time.perf_counter() + chance.random() * 3 * MOMENT
             while time.perf_counter() < until:
                 pass
             if chance.random() < 0.1:

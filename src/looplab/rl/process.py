@@ -42,12 +42,13 @@ from looplab.rl.shared import (
     RESETTING,
     SECONDS,
     Fence,
+    Linger,
 )
 from looplab.rl.worker import BUILT, KINDS, LENGTH, LETTER, MESSAGE, WAKE, Fd, Start, pack, serve
 
 TICK = 0.1
 """Seconds between looks at a worker that has not answered yet."""
-LINGER = 50e-6
+MOMENT = 50e-6
 """Seconds before we sleep over an answer; meanwhile a worker may run in our place, and need not wake us after it."""
 GRACE = 0.5
 """Seconds that workers have to close their environments, and to write their stacks."""
@@ -96,7 +97,8 @@ class WorkerProcess:
         self._process: Any = None
         self._built = self._given = 0
         self._order = -1.0
-        self._fence = Fence()
+        self._done = 0.0
+        self._fence, self._linger = Fence(), Linger(MOMENT)
         self._chance = int(np.random.SeedSequence().generate_state(1)[0])
         self._poll = select.poll()
         self._stacks = os.memfd_create(f"looplab-stacks-{index}")
@@ -136,7 +138,7 @@ class WorkerProcess:
             return
         if order is None or (order.kind == "step" and not any(self.first <= i < self.end for i in order.skip)):
             self._given += KINDS
-            self.cell[AWAITED] = 0.0
+            self.cell[AWAITED], self._done = 0.0, self.cell[DONE]
             self._fence()
             self._order = self.cell[ORDER] = float(self._given + (at | (snap and self.exact is None) << 1))
             self._fence()
@@ -216,13 +218,10 @@ class WorkerProcess:
         cell = self.cell
         if cell is None:
             return False
-        until = time.perf_counter() + LINGER
-        while cell[DONE] != self._order:
-            if time.perf_counter() > until:
-                cell[AWAITED] = 1.0
-                self._fence()
-                return False
-            os.sched_yield()
+        if not self._linger(cell, DONE, self._done) or cell[DONE] != self._order:
+            cell[AWAITED] = 1.0
+            self._fence()
+            return False
         self._fence()
         return True
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,11 @@ COUNT, PHASE, ENV, SECONDS, ORDER, ASLEEP, DONE, AWAITED = range(8)
 """Grows with every call of an environment; what the worker is doing; with which of its environments; its last step;
 the last order that it was given; whether it must be woken for the next; the last order that it has done, if it has
 nothing to say of that; whether its parent must be woken for that."""
+LONG, CROWDED = 0.5e-3, 1e-3
+"""Seconds: a step that is too long for waiting awake to be worth it; and who gives way and comes back only then, has
+given way to somebody else."""
+LEAST_PAUSE, MOST_PAUSE = 64, 4096
+"""Steps."""
 IDLE, BUILDING, STEPPING, RESETTING, TESTING = range(5)
 PHASES = ("waiting", "building", "stepping", "resetting", "testing snapshots of")
 
@@ -163,6 +169,39 @@ class Fence:
         self._release()
         self._acquire()
         self._release()
+
+
+class Linger:
+    """Waits awake for a moment, because to be woken takes longer; giving way to everybody else meanwhile.
+
+    Where others want the core, to give way costs a slice of their time: then it is left alone for a while, the longer
+    the more often that happens. Where steps are long it is not worth it.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._rest = 0
+        self._pause = LEAST_PAUSE
+
+    def __call__(self, cell: Any, index: int, old: float) -> bool:
+        """Whether the number in a worker's cell is another one now, or becomes so."""
+        if self._rest:
+            self._rest -= 1
+        elif self._seconds and cell[SECONDS] < LONG:
+            last = time.perf_counter()
+            until = last + self._seconds
+            while cell[index] == old:
+                os.sched_yield()
+                now = time.perf_counter()
+                if now - last > CROWDED:
+                    self._rest, self._pause = self._pause, min(2 * self._pause, MOST_PAUSE)
+                    break
+                if now > until:
+                    break
+                last = now
+            else:
+                self._pause = max(self._pause - 1, LEAST_PAUSE)
+        return bool(cell[index] != old)
 
 
 def batched(space: gym.Space[Any], num_envs: int, take: Callable[[tuple[int, ...], Any], Array]) -> Tree:

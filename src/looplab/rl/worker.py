@@ -18,7 +18,6 @@ import pickle
 import random
 import signal
 import struct
-import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from gymnasium.vector import AutoresetMode
 
 from looplab.errors import LabError
 from looplab.rl.group import NOTHING, Answer, EnvGroup, Order
-from looplab.rl.shared import ASLEEP, AWAITED, DONE, ORDER, Block, Fence
+from looplab.rl.shared import ASLEEP, AWAITED, DONE, ORDER, Block, Fence, Linger
 from looplab.rl.snapshot import SnapshotError
 
 BUILT, MESSAGE, WAKE = b"b", b"M", b"w"
@@ -43,7 +42,7 @@ A number in the cell is a kind and the count of orders before, times KINDS."""
 KINDS = 8
 FIRST = float(KINDS + LETTER)
 """The order that brings the spaces."""
-LINGER = 250e-6
+MOMENT = 250e-6
 """Seconds before a worker without an order sleeps. On every core but one: somebody has to give the orders."""
 LENGTH = struct.Struct("<Q")
 PR_SET_PDEATHSIG = 1
@@ -158,7 +157,7 @@ def _work(start: Start, orders: int, answers: int) -> None:
     plain = Order("step")
     cell, order = block.cells[start.worker].data, FIRST
     fence = Fence()
-    linger = LINGER if start.worker < len(os.sched_getaffinity(0)) - 1 else 0.0
+    linger = Linger(MOMENT if start.worker < len(os.sched_getaffinity(0)) - 1 else 0.0)
     while True:
         order = _next(order, cell, orders, linger, fence)
         kind = int(order) % KINDS
@@ -188,13 +187,9 @@ def _work(start: Start, orders: int, answers: int) -> None:
             return
 
 
-def _next(last: float, cell: Any, orders: int, linger: float, fence: Fence) -> float:
+def _next(last: float, cell: Any, orders: int, linger: Linger, fence: Fence) -> float:
     """The order after the last one."""
-    until = time.perf_counter() + linger if linger else 0.0
-    while cell[ORDER] == last:
-        if linger and time.perf_counter() < until:
-            os.sched_yield()
-            continue
+    while not linger(cell, ORDER, last):
         cell[ASLEEP] = 1.0
         fence()
         if cell[ORDER] == last and not os.read(orders, 1):

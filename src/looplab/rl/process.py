@@ -216,7 +216,7 @@ class WorkerProcess:
     def _at_once(self) -> bool:
         """Whether a plain step is done within a moment; otherwise the worker will wake us."""
         cell = self.cell
-        if cell is None:
+        if cell is None or int(self._order) % KINDS > 1:  # the answer is a message
             return False
         if not self._linger(cell, DONE, self._done) or cell[DONE] != self._order:
             cell[AWAITED] = 1.0

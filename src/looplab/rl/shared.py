@@ -33,7 +33,7 @@ COUNT, PHASE, ENV, SECONDS, ORDER, ASLEEP, DONE, AWAITED = range(8)
 """Grows with every call of an environment; what the worker is doing; with which of its environments; its last step;
 the last order that it was given; whether it must be woken for the next; the last order that it has done, if it has
 nothing to say of that; whether its parent must be woken for that."""
-LONG, CROWDED = 0.5e-3, 1e-3
+LONG, CROWDED = 1e-3, 1.5e-3
 """Seconds: a step that is too long for waiting awake to be worth it; and who gives way and comes back only then, has
 given way to somebody else."""
 LEAST_PAUSE, MOST_PAUSE = 64, 4096

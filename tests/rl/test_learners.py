@@ -64,6 +64,14 @@ def digest(learner: Any) -> str:
     return hashlib.sha256(learner.flat.vector.detach().numpy().tobytes()).hexdigest()
 
 
+def test_a_rollout_of_nothing_but_resets_is_refused_with_what_to_do() -> None:
+    envs = gym.vector.SyncVectorEnv([lambda: Counting(1)])
+    learner, source = setup(envs, Ppo, PpoSettings(), steps=1)
+    learner.learn(source.take(), source.lag)
+    with pytest.raises(LabError, match="only reset itself"):
+        learner.learn(source.take(), source.lag)
+
+
 def test_a_rollout_holds_what_happened_and_marks_what_was_only_a_reset() -> None:
     envs = gym.vector.SyncVectorEnv([lambda: Counting(3)])
     _, source = setup(envs, Ppo, PpoSettings(), steps=9)

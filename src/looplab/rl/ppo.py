@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from looplab.errors import LabError
 from looplab.rl.collect import Rollout
 from looplab.rl.flat import Flat, adam, random_state, set_random_state, set_rate
 from looplab.rl.policies import Policy
@@ -60,6 +61,8 @@ class Ppo:
     def learn(self, rollout: Rollout, lag: int, left: float = 1.0) -> dict[str, float]:
         """One rollout, several times over. `left`: the share of the training that lies ahead, for the learning rate."""
         s = self.settings
+        if not rollout.valid.any():
+            raise LabError("in this rollout every env only reset itself", hint="take more steps a rollout")
         set_rate(self.optimizer, s.learning_rate * left)
         device = self.flat.vector.device
         seen = torch.from_numpy(rollout.seen).to(device)

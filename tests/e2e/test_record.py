@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sqlite3
 from contextlib import closing
@@ -34,6 +35,7 @@ def facts(lab) -> dict:
     """What `status` says of the study, but for what only engines know."""
     (study,) = lab("status", "--json").json()["studies"]
     study["used"].pop("wall")
+    study.pop("configured")  # the chain alone has it
     for key in ("proposal", "pid"):
         study["best"].pop(key)
     study["used"]["device_hours"] = round(study["used"]["device_hours"], 9)
@@ -106,7 +108,13 @@ def test_a_row_that_is_gone_is_found(done) -> None:
     ],
     ids=["best", "parent", "edits", "last event"],
 )
-def test_other_changes_are_found(done, sql: str) -> None:
+@pytest.mark.parametrize("reindexed", ["no", "whole", "rebuilt"])
+def test_other_changes_are_found(done, sql: str, reindexed: str) -> None:
+    if reindexed == "rebuilt":
+        (done.folder / ".looplab" / "ledger.db").unlink()
+    if reindexed != "no":
+        done("reindex")
+        done("verify")
     tamper(done, sql)
     done("verify", code=1)
 
@@ -173,3 +181,60 @@ def test_after_a_reindex_what_the_queue_had_given_is_not_run_again(done) -> None
     done("reindex")
     done("run")
     assert len(done.runs()) == 3
+
+
+def test_what_is_recorded_after_a_reindex_is_compared(done) -> None:
+    (done.folder / ".looplab" / "ledger.db").unlink()
+    done("reindex")
+    done("propose", "--change", "train.lr@set=0.25")
+    done("run")
+    done("verify")
+    run = done.runs()[3].name
+    for sql in ("UPDATE runs SET objective=1e-9 WHERE id=?", "UPDATE runs SET verdict='keep' WHERE id=?"):
+        tamper(done, sql, run)
+        assert f"toy/{run}" in done("verify", code=1).out
+
+
+def test_a_reindex_records_what_it_rebuilt_and_what_was_lost(done) -> None:
+    gone = done.runs()[1]
+    shutil.rmtree(gone)
+    out = done("reindex").out
+    assert f"1 run(s) have no folder any more and are lost: {gone.name}" in out
+    data = json.loads(done.ask("SELECT data FROM events WHERE kind='reindexed'")[0][0])
+    assert data == {"runs": {"toy": 2}, "recovered": 0, "lost": {"toy": [gone.name]}}
+    out = done("verify").out
+    assert "1 run(s) were lost" in out
+
+
+def test_a_rebuilt_ledger_says_that_its_chain_is_new(done) -> None:
+    (done.folder / ".looplab" / "ledger.db").unlink()
+    assert "5 run(s) and proposals that the chain did not know" in done("reindex").out
+    assert "5 entries were taken from folders" in done("verify").out
+
+
+# -- the rules of a study
+
+
+def test_a_change_of_the_rules_is_recorded_and_shown(done) -> None:
+    (first,) = done("status", "--json").json()["studies"][0]["configured"]
+    assert first["changes"] == ""
+    done("resume")
+    assert len(done("status", "--json").json()["studies"][0]["configured"]) == 1  # nothing changed
+    knobs = {**done.study["knobs"], "train.lr": {"type": "float", "low": 0.001, "high": 0.5, "log": True}}
+    done.configure(knobs=knobs, judge={"alpha": 0.4, "floor": 2})
+    done("propose", "--change", "train.lr@set=0.25")
+    done("run", "--runs", "6")
+    configured = done("status", "--json").json()["studies"][0]["configured"]
+    assert len(configured) == 2
+    for shown in (done("status").out, done("verify").out, (done.outputs() / "report.md").read_text()):
+        assert "knobs.train\\.lr.high 1 → 0.5" in shown.replace("\\\\", "\\"), shown
+        assert "judge" in shown
+    verdicts = [json.loads(data) for (data,) in done.ask("SELECT data FROM events WHERE kind='judged'")]
+    assert verdicts
+    assert {verdict["evidence"]["configuration"] for verdict in verdicts} == {configured[1]["hash"]}
+
+
+def test_a_secret_of_the_lab_file_is_not_in_the_recorded_rules(lab) -> None:
+    lab.configure(launch={**lab.study["launch"], "env": {"MY_API_KEY": "hunter2hunter2"}})
+    lab("run")
+    assert "hunter2" not in lab.ask("SELECT data FROM events WHERE kind='study configured'")[0][0]

@@ -270,7 +270,7 @@ def test_a_run_over_its_time_is_ended_and_the_next_one_starts(lab) -> None:
     lab.base(wait="never")
     lab.configure(launch={**lab.study["launch"], "timeout": "0.5s"})
     lab.queue("wait@set=")
-    lab("run", "--concurrency", "1")
+    lab("run", "--concurrency", "1", "--keep-going")
     assert [summary["status"] for summary in lab.all("summary.json")] == ["timeout", "ok"]
 
 

@@ -14,7 +14,7 @@ import pytest
 from looplab.config.edits import apply_edits
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
-from looplab.loop.submitting import Job, JobQueue, used_together
+from looplab.loop.submitting import Job, JobQueue
 
 JOBS = "toy.jobs"
 JOB = '''\
@@ -387,6 +387,6 @@ def test_time_that_two_engines_were_at_work_counts_once(tmp_path: Path) -> None:
             body={},
         )
     for study in ("toy", JOBS):
-        usage = used_together(StudyLedger(ledger, study))
+        usage = StudyLedger(ledger, study).shared_usage()
         assert (usage.wall, usage.runs) == (15.0, 1)
     ledger.close()

@@ -79,7 +79,7 @@ def test_the_record_of_a_run_that_never_had_a_folder_is_whole(lab) -> None:
 def test_a_run_folder_that_is_deleted_under_its_training_does_not_stop_the_study(lab) -> None:
     lab.base(wait="gate")
     lab.queue("train.lr@set=0.3")
-    engine = lab.start("run", "--concurrency", "1")
+    engine = lab.start("run", "--concurrency", "1", "--keep-going")
     lab.until_at_work()
     shutil.rmtree(lab.runs()[0])
     lab.open_gate()
@@ -171,7 +171,7 @@ def test_a_trainer_that_is_killed_is_a_failed_run_with_its_signal(lab) -> None:
 
 def test_a_missing_objective_is_told_and_never_counts(lab) -> None:
     lab.configure(objective={"metric": "reward", "goal": "max"})
-    lab("run")
+    lab("run", code=1)
     (summary,) = lab.all("summary.json")
     assert summary["status"] == "ok"
     assert summary["objective"]["value"] is None
@@ -228,7 +228,7 @@ def test_a_folder_that_cannot_be_written_to_is_told_and_nothing_is_lost(lab, sma
 def test_a_folder_that_becomes_read_only_is_told_and_resume_loses_nothing(lab, small_disk) -> None:
     lab.base(wait="gate")
     lab.queue("train.lr@set=0.2", "train.lr@set=0.3")
-    engine = lab.start("run", "--concurrency", "1")
+    engine = lab.start("run", "--concurrency", "1", "--keep-going")
     lab.until_at_work()
     # The training's own open files keep a plain remount from succeeding.
     subprocess.run(["mount", "--bind", str(small_disk), str(small_disk)], check=True)

@@ -213,7 +213,7 @@ def test_without_seeds_a_large_effect_is_still_found() -> None:
     assert {score.seed for entrant in made.entrants for score in entrant.scores} == {None}
 
 
-@pytest.mark.parametrize("value", [None, math.nan, math.inf])
+@pytest.mark.parametrize("value", [None, math.nan, math.inf, 1e200, -1e300])
 @pytest.mark.parametrize("goal", ["max", "min"])
 @pytest.mark.parametrize("by", ["test", "ratchet"])
 def test_what_is_not_a_number_wins_nothing(value: float | None, goal: str, by: str) -> None:
@@ -306,11 +306,75 @@ def test_an_improvement_smaller_than_asked_for_is_not_kept() -> None:
     assert relative.challenge("base", "bit").verdict is Verdict.KEEP
 
 
-def test_a_trainer_without_noise_needs_no_more_than_the_first_look() -> None:
-    made = Lab(lambda p, w, n: {"base": 1.0, "good": 1.25, "same": 1.25}[p])
+@pytest.mark.parametrize("seeds", [True, False])
+def test_repeats_that_are_equal_to_the_last_digit_promote_nobody(seeds: bool) -> None:
+    made = Lab(lambda p, w, n: {"base": 0.9594, "good": 1.0267, "worse": 0.9}[p], seeds=seeds)
+    found = made.challenge("base", "good")
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert "equal to the last digit" in found.why
+    assert made.docket.champion == made.evidence["base"].run
+    assert any("equal to the last digit" in alarm for alarm in made.alarms)
+    assert made.replicates("good") == 3  # no more are spent on it
+    assert made.challenge("worse").verdict is Verdict.DISCARD
+
+
+def test_equal_repeats_of_the_base_alone_do_not_hide_a_challenger_that_varies() -> None:
+    """A base at chance level measures the same with every seed; the challenger shows that seeds do reach the trainer."""
+    made = Lab(lambda p, w, n: 0.1 if p == "base" else 0.9 + 0.01 * noise(p, n))
     assert made.challenge("base", "good").verdict is Verdict.KEEP
-    assert made.replicates("good") == 3
-    assert made.challenge("same").verdict is Verdict.DISCARD
+
+
+def test_a_challenger_whose_repeats_are_equal_is_not_promoted_although_the_base_varies() -> None:
+    made = Lab(lambda p, w, n: 0.9567 if p == "good" else 0.5 + 0.01 * noise(p, n))
+    assert made.challenge("base", "good").verdict is Verdict.INCONCLUSIVE
+    assert any("good" in alarm and "equal to the last digit" in alarm for alarm in made.alarms)
+
+
+@pytest.mark.parametrize("limit", [0.0, 1.0, 100.0])
+def test_a_metric_at_its_limit_may_be_equal_with_every_seed(limit: float) -> None:
+    made = Lab(lambda p, w, n: limit if p == "perfect" else limit - 0.2 + 0.01 * noise(p, n))
+    assert made.challenge("base", "perfect").verdict is Verdict.KEEP
+
+
+def test_a_coarse_metric_that_agrees_by_chance_is_promoted_once_it_differs() -> None:
+    made = Lab(lambda p, w, n: (0.9 + 0.01 * (n > 3)) if p == "good" else 0.5 + 0.01 * noise(p, n))
+    assert made.challenge("base", "good").verdict is Verdict.KEEP
+    assert made.replicates("good") == 5
+
+
+@settings(max_examples=60)
+@given(st.dictionaries(st.sampled_from("abcdefgh"), st.floats(-1e6, 1e6), min_size=1), st.booleans())
+def test_a_trainer_that_no_seed_reaches_never_promotes_anybody(truth: dict[str, float], seeds: bool) -> None:
+    made = Lab(lambda p, w, n: truth.get(p, 0.0), seeds=seeds)
+    made.challenge("base", *truth)
+    assert [e.point for e in made.evidence.values() if e.verdict is Verdict.KEEP] == ["base"]
+
+
+def test_a_deterministic_study_repeats_each_winner_once_and_has_no_statistics() -> None:
+    truth = {"base": 1.0, "good": 1.25, "same": 1.25, "less": 0.5}
+    made = Lab(lambda p, w, n: truth[p], Settings(by="deterministic"))
+    made.challenge("base", "good", "same", "less")
+    assert made.evidence["good"].verdict is Verdict.KEEP
+    assert made.evidence["good"].p is None
+    assert made.evidence["good"].flags == ("deterministic, no statistics",)
+    assert [made.evidence[p].verdict for p in ("same", "less")] == [Verdict.DISCARD] * 2
+    assert [made.replicates(p) for p in truth] == [1, 1, 0, 0]
+    assert not made.alarms
+
+
+@pytest.mark.parametrize("noisy", ["base", "good"])
+def test_a_study_that_is_declared_deterministic_and_is_not_promotes_nobody(noisy: str) -> None:
+    made = Lab(lambda p, w, n: (p == "good") + 1e-9 * n * (p == noisy), Settings(by="deterministic"))
+    assert made.challenge("base", "good").verdict is Verdict.INCONCLUSIVE
+    assert any("deterministic" in alarm for alarm in made.alarms)
+
+
+def test_a_deterministic_challenger_that_is_worse_held_out_is_not_promoted() -> None:
+    made = Lab(lambda p, w, n: float(p == "good"), Settings(by="deterministic", min_effect=0.5))
+    made.held_out = lambda champion, challenger: HeldOut({0: 1.0}, {0: 0.9})
+    assert made.challenge("base", "good").verdict is Verdict.INCONCLUSIVE
+    made = Lab(lambda p, w, n: 0.4 * (p == "bit"), Settings(by="deterministic", min_effect=0.5))
+    assert made.challenge("base", "bit").verdict is Verdict.DISCARD
 
 
 def test_a_warm_start_is_compared_with_the_champions_config_from_the_same_start() -> None:

@@ -37,6 +37,7 @@ Gpus = Annotated[
 ]
 Share = Annotated[bool | None, typer.Option("--share/--no-share", help="Use devices that others use too.")]
 Informal = Annotated[bool, typer.Option("--informal", help="Run without what the study requires.")]
+KeepGoing = Annotated[bool, typer.Option("--keep-going", help="Continue although no base config works.")]
 Extra = Annotated[
     list[str] | None,
     typer.Option("--extra", help="An argument for the trainer; so is all that follows `--`.", show_default=False),
@@ -114,7 +115,8 @@ def run(
     share: Share = None,
     informal: Informal = False,
     extra: Extra = None,
-    exec_: Annotated[bool, typer.Option("--exec", help="Really run, where the study asks for this word.")] = False,
+    keep_going: KeepGoing = False,
+    exec_: Annotated[bool, typer.Option("--exec", help="Required to start runs if the study sets needs_exec.")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Run in the background; see `attach`.")] = False,
     lab: LabOption = None,
     study: StudyOption = None,
@@ -122,11 +124,14 @@ def run(
 ) -> None:
     """Run a study on your slots until its budget is used.
 
-    Goes on where an earlier engine stopped. Ctrl-C drains (what runs may end), a second Ctrl-C stops.
+    Continues where an earlier engine stopped. Ctrl-C drains (running trainings may finish), a second Ctrl-C stops.
+    Stops with exit code 1 if no base config works, since nothing could be compared.
     """
     from looplab.cli import running
 
-    options = running.make_options(cfgs, mode, rounds, runs, continuous, concurrency, gpus, share, informal, extra)
+    options = running.make_options(
+        cfgs, mode, rounds, runs, continuous, concurrency, gpus, share, informal, extra, keep_going
+    )
     running.run(lab, study, options, execute=exec_, detach=detach, json=json)
 
 

@@ -18,7 +18,7 @@ from looplab.decide.queue import read_queue
 from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger
 from looplab.loop.decision import Decider, Rejected
-from looplab.loop.setup import Options
+from looplab.loop.setup import Options, Setup
 from looplab.runs.names import random_suffix
 
 
@@ -39,6 +39,7 @@ def check(folder: Path | None, name: str | None, cfgs: Sequence[Path] | None, mo
                 "queued": queued,
                 "slots": [slot.name for slot in setup.slots],
                 "knobs": {base.name: setup.guard.knob_values(base.config) for base in setup.bases},
+                "seed": setup.seed_route,
             }
         )
         if json:
@@ -48,6 +49,7 @@ def check(folder: Path | None, name: str | None, cfgs: Sequence[Path] | None, mo
         )
         for note in setup.notes:
             output.say(f"  note: {note}")
+        output.say(f"  {_seed_line(setup)}")
         output.table(
             ("knob", "legal", *(base.name for base in setup.bases)),
             [
@@ -58,6 +60,18 @@ def check(folder: Path | None, name: str | None, cfgs: Sequence[Path] | None, mo
         output.say("all is well" if study is studies[-1] else "")
     if json:
         output.print_json({"lab": str(lab.folder), "studies": told})
+
+
+def _seed_line(setup: Setup) -> str:
+    if setup.seed_route is not None:
+        return f"seed: reaches the trainer as {setup.seed_route}"
+    line = "seed: none reaches the trainer"
+    if setup.study.judge is not None and not setup.study.deterministic:
+        line += (
+            "; the judge can only repeat the same command. Name the config's key with `seed:`, or write {seed} in "
+            "launch.command or launch.env"
+        )
+    return line
 
 
 def _values(config: dict[str, Any], path: str) -> str:

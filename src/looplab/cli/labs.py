@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from looplab.config.lab import Lab, Study, find_lab, load_lab
 from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger
-from looplab.ledger.study import StudyLedger
+from looplab.ledger.study import JOBS_SUFFIX, StudyLedger
 from looplab.runs.folder import study_folder
 
 if TYPE_CHECKING:
@@ -34,10 +34,10 @@ def open_lab(folder: Path | None) -> Lab:
 
 def find_study(lab: Lab, name: str | None) -> Study:
     """A study of the lab, or `<study>.jobs`: the one of the commands that were submitted to it."""
-    from looplab.loop.submitting import SUFFIX, jobs_study
+    from looplab.loop.submitting import jobs_study
 
-    if name is not None and name not in lab.studies and name.endswith(SUFFIX):
-        return jobs_study(lab, lab.study(name.removesuffix(SUFFIX)))
+    if name is not None and name not in lab.studies and name.endswith(JOBS_SUFFIX):
+        return jobs_study(lab, lab.study(name.removesuffix(JOBS_SUFFIX)))
     return lab.study(name)
 
 

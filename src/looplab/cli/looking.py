@@ -9,16 +9,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from looplab.agents.account import Account
 from looplab.cli import output
 from looplab.cli.labs import Place, find_study, open_lab, open_place
 from looplab.config import paths
 from looplab.config.files import read_config
 from looplab.config.lab import Study
+from looplab.decide.agent import account_of
 from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger
-from looplab.ledger.study import RunRow, StudyLedger, Usage
+from looplab.ledger.study import JOBS_SUFFIX, RunRow, StudyLedger, Usage
 from looplab.loop.lock import engine_pid
-from looplab.loop.submitting import SUFFIX
+from looplab.report.gather import alarms_of
 from looplab.report.judged import Point, judged_now, points, watched
 from looplab.runs import folder as run_folder
 from looplab.runs.redact import redact_text
@@ -32,7 +34,7 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
     studies = [find_study(lab, name)] if name else list(lab.studies.values())
     if name is None and ledger is not None:
         known = {row["name"] for row in ledger.rows("SELECT name FROM studies")} - set(lab.studies)
-        studies += [find_study(lab, study + SUFFIX) for study in lab.studies if study + SUFFIX in known]
+        studies += [find_study(lab, study + JOBS_SUFFIX) for study in lab.studies if study + JOBS_SUFFIX in known]
     told = [_status_of(lab.folder, study, ledger) for study in studies]
     if json:
         output.print_json({"lab": str(lab.folder), "studies": told})
@@ -44,11 +46,12 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
             waiting = f"; {facts['waiting']} proposal(s) wait" if facts["waiting"] else ""
             output.say(f"  no runs yet{waiting}; `looplab plan` shows what would run, `looplab run` runs it\n")
             continue
-        used = facts["used"]
+        used, agents = facts["used"], Account.from_dict(facts["agents"])
         output.say("  " + ", ".join(f"{number} {state}" for state, number in sorted(facts["counts"].items())))
         output.say(
             f"  used: {used['rounds']} round(s), {used['runs']} run(s), {output.seconds(used['wall'])} wall,"
             f" {used['device_hours']:.3g} device-hours"
+            + (f", {agents.tokens:,} tokens and ${agents.usd:.2f} of agents" if agents.calls else "")
             + (f"; {facts['waiting']} proposal(s) wait" if facts["waiting"] else "")
         )
         court = facts["judge"]
@@ -56,11 +59,13 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
             output.say(f"  {court['headline']}")
             for test in court["tests"]:
                 output.say(f"  under test: {test['run']}, {test['runs']} run(s), {test['look']} look(s) so far")
-            for alarm in court["alarms"]:
-                output.say(f"  ALARM: {alarm}")
         elif facts["best"]:
             best = facts["best"]
             output.say(f"  best: {best['id']} with {facts['metric']} = {output.number(best['objective'])}")
+        for change in facts["configured"][1:]:
+            output.say(f"  configuration changed at {_when(change['at'])}: {change['changes']}")
+        for alarm in facts["alarms"]:
+            output.say(f"  ALARM: {alarm}")
         record = StudyLedger(ledger, study.study)
         rows = {run.id: run for run in record.runs(state="running") + record.runs(limit=LATEST)}
         output.table(
@@ -94,7 +99,8 @@ def _status_of(lab: Path, study: Study, ledger: Ledger | None) -> dict[str, Any]
     facts: dict[str, Any] = {"study": study.study, "engine": None, "metric": metric, "counts": {}, "best": None}
     facts["judge"] = None
     if ledger is None:
-        return {**facts, "used": asdict(Usage(0, 0, 0.0, 0.0)), "waiting": 0, "running": []}
+        return {**facts, "used": asdict(Usage(0, 0, 0.0, 0.0)), "waiting": 0, "running": [],
+                "alarms": (), "configured": [], "agents": Account().to_dict()}  # fmt: skip
     record = StudyLedger(ledger, study.study)
     best = record.best()
     court = judged_now(study, record)
@@ -103,11 +109,21 @@ def _status_of(lab: Path, study: Study, ledger: Ledger | None) -> dict[str, Any]
         "judge": {**asdict(court), "headline": court.headline, "standing": court.standing} if court else None,
         "engine": engine_pid(lab, study.study),
         "counts": record.counts(),
-        "used": asdict(record.usage()),
+        "alarms": alarms_of(record, court),
+        "configured": [
+            {"seq": one.seq, "at": one.at, "hash": one.hash, "changes": one.describe()}
+            for one in record.configurations()
+        ],
+        "used": asdict(record.shared_usage()),
+        "agents": account_of(record).to_dict(),
         "waiting": record.count_waiting(),
         "best": asdict(best) if best else None,
         "running": [asdict(run) for run in record.runs(state="running")],
     }
+
+
+def _when(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _repeats(run: RunRow) -> str:
@@ -127,7 +143,7 @@ def show(folder: Path | None, name: str | None, run_name: str, json: bool) -> No
         told = {"run": asdict(run), "folder": str(run_dir), "about": about, "changes": changes, "summary": summary}
         output.print_json({**told, "verdict": evidence, "point": _point(point) if point else None})
         return
-    when = datetime.fromtimestamp(run.created, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    when = _when(run.created)
     output.say(f"run {run.id} of {run.study}, round {run.round}, {when}")
     how = f" (exit code {run.exit_code})" if run.exit_code else f" (signal {run.signal})" if run.signal else ""
     output.say(f"  {run.status or run.state}{how}" + (f" in {output.seconds(run.seconds)}" if run.seconds else ""))

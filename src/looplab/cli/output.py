@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,8 +20,14 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
+_printing = threading.Lock()
+"""Threads print whole lines: reports and archives are written beside the engine and report problems."""
+
+
 def say(text: str = "") -> None:
-    print(text, flush=True)
+    with _printing:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
 
 
 def warn(text: str) -> None:
@@ -38,8 +45,7 @@ def print_json(data: Any) -> None:
 
 def print_line(data: Any) -> None:
     """One JSON object on one line, at once: for streams."""
-    sys.stdout.write(orjson.dumps(data, default=str).decode() + "\n")
-    sys.stdout.flush()
+    say(orjson.dumps(data, default=str).decode())
 
 
 def number(value: float | None, digits: int = 5) -> str:

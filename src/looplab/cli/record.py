@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -11,8 +12,8 @@ from looplab.cli.labs import open_lab
 from looplab.errors import BusyError
 from looplab.ledger import audit as auditing
 from looplab.ledger.ledger import Ledger
+from looplab.ledger.study import JOBS_SUFFIX
 from looplab.loop.lock import engine_pid
-from looplab.loop.submitting import SUFFIX
 
 
 def verify(folder: Path | None, json: bool) -> None:
@@ -26,23 +27,32 @@ def verify(folder: Path | None, json: bool) -> None:
         output.say(f"the record is not whole: {len(result.findings)} finding(s)")
     else:
         output.say(f"the record is whole: {result.events} events, {result.files} files; head {result.head[:16]}")
+    if not json:
+        for note in result.notes:
+            output.say(f"note: {note}")
     if result.findings:
         sys.exit(1)
 
 
 def reindex(folder: Path | None, json: bool) -> None:
     lab = open_lab(folder)
-    for study in [*lab.studies, *(study + SUFFIX for study in lab.studies)]:
+    for study in [*lab.studies, *(study + JOBS_SUFFIX for study in lab.studies)]:
         if engine_pid(lab.folder, study) is not None:
             raise BusyError(f"an engine is at work on study {study!r}", hint="end it with `looplab stop --drain`")
     ledger, aside = auditing.open_or_replace(lab.ledger_path)
-    counted = auditing.reindex(ledger, lab.folder)
+    with contextlib.closing(ledger):
+        done = auditing.reindex(ledger, lab.folder)
     if json:
-        output.print_json({"runs": counted, "put_aside": aside and str(aside)})
+        output.print_json({**asdict(done), "put_aside": aside and str(aside)})
         return
     if aside is not None:
         output.say(f"the ledger could not be read; it was put aside as {aside.name} and a new chain begins")
-    for study, number in counted.items():
+    for study, number in done.runs.items():
         output.say(f"study {study}: {number} run(s) from their folders")
-    if not counted:
+    if done.recovered:
+        output.say(f"{done.recovered} run(s) and proposals that the chain did not know were recorded from folders")
+    for study, runs in done.lost.items():
+        shown = ", ".join(runs[:5]) + (f" and {len(runs) - 5} more" if len(runs) > 5 else "")
+        output.say(f"study {study}: {len(runs)} run(s) have no folder any more and are lost: {shown}")
+    if not done.runs:
         output.say("no run folders were found")

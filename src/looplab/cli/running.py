@@ -50,6 +50,7 @@ def make_options(
     share: bool | None,
     informal: bool,
     extra: Sequence[str] | None,
+    keep_going: bool = False,
 ) -> Options:
     named = [gpu.strip() for part in gpus or () for gpu in part.split(",") if gpu.strip()]
     return Options(
@@ -63,6 +64,7 @@ def make_options(
         share,
         tuple(extra or ()),
         informal,
+        keep_going=keep_going,
     )
 
 
@@ -196,10 +198,37 @@ def _work(setup: Setup, ledger: Ledger, json: bool) -> None:
         output.say()
         show_leaders(record, setup.study)
         _closing_words(setup, record, outcome.why, counts)
+        if outcome.ending is not Ending.STOPPED and not _measured_anything(setup, record):
+            for line in _what_to_do(setup, record, outcome.ending):
+                output.say(line)
     if outcome.ending is Ending.STOPPED:
         sys.exit(130)
-    if counts and not counts.get("ok") and not counts.get("planned"):
+    if outcome.ending is Ending.FAILED:
         sys.exit(1)
+    if counts and not counts.get("planned") and not _measured_anything(setup, record):
+        sys.exit(1)
+
+
+def _measured_anything(setup: Setup, record: StudyLedger) -> bool:
+    """Whether a run of the study ended well and, if there is an objective, measured it."""
+    return record.has_result(measured=setup.study.objective is not None)
+
+
+def _what_to_do(setup: Setup, record: StudyLedger, ending: Ending) -> list[str]:
+    """The next steps of a study in which no run has a result."""
+    counts = record.counts()
+    objective = setup.study.objective
+    steps = []
+    if counts.get("ok") and objective is not None:
+        steps.append(
+            f"no run measured {objective.metric!r}: correct `objective` or `measure` in lab.yaml, then "
+            "`looplab remeasure` reads the ended runs again and `looplab resume` continues"
+        )
+    if counts.get("failed") or counts.get("timeout"):
+        steps.append("fix the trainer or its config, then `looplab resume` runs the base config again")
+    if ending is Ending.FAILED:
+        steps.append("`looplab run --keep-going` continues although no base config works")
+    return steps
 
 
 def show_leaders(record: StudyLedger, study: Study, limit: int = 12) -> None:
@@ -249,13 +278,14 @@ def _closing_words(setup: Setup, record: StudyLedger, why: str, counts: dict[str
             f"a failed run: `looplab {'logs' if printed else 'show'} {bad.id}` shows "
             + ("what it printed" if printed else "why")
         )
+    from looplab.report.gather import alarms_of
     from looplab.report.judged import judged_now
 
     court = judged_now(setup.study, record)
     best = record.best()
+    for alarm in alarms_of(record, court):
+        output.say(f"ALARM: {alarm}")
     if court is not None:
-        for alarm in court.alarms:
-            output.say(f"ALARM: {alarm}")
         if court.champion is None:
             output.say(court.headline)
         else:
@@ -405,10 +435,10 @@ def _show_plan(lab: Lab, study: Study, options: Options, json: bool) -> None:
     decisions: list[Decision] = []
     rejected: list[tuple[Proposal, str]] = []
     open_runs = record.runs(state="planned") + record.runs(state="running") if record else []
-    done = record.bases_planned() if record else set()
+    done = set(record.base_runs()) if record else set()
     size, why_none = _room(setup, record)
     for base in setup.bases:
-        decision = decide_base(base)
+        decision = decide_base(setup, base)
         if f"{base.name}@{decision.config_hash}" not in done and len(decisions) < size:
             decisions.append(decision)
     waiting = [queued(row) for row in record.waiting(1000)] if record else []

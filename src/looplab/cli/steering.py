@@ -28,7 +28,7 @@ def autopilot(folder: Path | None, name: str | None, options: Options, runs: int
     if lab.ledger_path.exists():
         with contextlib.closing(Ledger(lab.ledger_path)) as ledger:
             record = StudyLedger(ledger, study.study)
-            rounds += record.usage().rounds + (not record.bases_planned())
+            rounds += record.usage().rounds + (not record.base_runs())
     else:
         prepare_study(lab, study, options)
         rounds += 1

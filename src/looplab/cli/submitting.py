@@ -19,7 +19,7 @@ from looplab.cli import output
 from looplab.config.lab import Lab, Study, find_lab, load_lab, parse_duration
 from looplab.errors import BusyError, LabError
 from looplab.ledger.ledger import Ledger
-from looplab.ledger.study import RunRow, StudyLedger
+from looplab.ledger.study import JOBS_SUFFIX, RunRow, StudyLedger
 from looplab.loop import submitting
 from looplab.loop.lock import StudyLock, engine_pid
 from looplab.loop.setup import Options
@@ -111,7 +111,7 @@ def serve(folder: Path | None, name: str | None, patron: int) -> None:
     Reader(lab.folder, study.measure.sources)
     StdoutSource(lab.folder, study.measure.stdout)
     with (
-        StudyLock(lab.folder, study.study + submitting.SUFFIX),
+        StudyLock(lab.folder, study.study + JOBS_SUFFIX),
         contextlib.closing(Ledger(lab.ledger_path)) as ledger,
     ):
         said = Options()

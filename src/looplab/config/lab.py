@@ -576,6 +576,8 @@ class Study(Part):
     constraints: list[ExpressionText] = Field(default_factory=list)
     seed: str | None = None
     """The config's key of the random seed; found by its name if not said."""
+    deterministic: bool = False
+    """The same config and seed always measure the same: no noise floor; each winner is repeated once, exactly."""
     holdout: Holdout | None = None
     proposers: list[Source] = Field(default_factory=list)
     mix: Literal["bandit", "order"] = "bandit"
@@ -595,6 +597,8 @@ class Study(Part):
     evaluator: TextsInLab = Field(default_factory=list)
     """Files that measure: a run under other ones cannot be compared."""
     needs_exec: bool = False
+    keep_going: bool = False
+    """Continue although no base config works."""
     pipeline: Pipeline = Field(default_factory=Pipeline)
     stages: dict[str, Stage] = Field(default_factory=dict)
     case: Case | None = None

@@ -29,8 +29,9 @@ from looplab.iterate.record import Attempt, Book, Call, Story, told
 from looplab.iterate.settings import FILE, Settings
 from looplab.iterate.verdict import interval, judge
 from looplab.judge.base import Verdict
+from looplab.ledger.study import JOBS_SUFFIX
 from looplab.loop.lock import engine_pid
-from looplab.loop.submitting import SUFFIX, start_engine
+from looplab.loop.submitting import start_engine
 
 HOME = ".looplab/iterate"
 RESULT = "evaluation.json"
@@ -264,7 +265,7 @@ class Iteration:
         if not self._trains_here():
             return
         study = load_lab(self.lab).study(self.settings.study).study
-        if engine_pid(self.lab, study + SUFFIX) is None:
+        if engine_pid(self.lab, study + JOBS_SUFFIX) is None:
             start_engine(self.lab, study, patron=os.getpid())
 
     def _with_slots(self) -> AgentSpec:

@@ -10,6 +10,9 @@ from typing import Any, Literal
 
 from looplab.errors import LabError
 
+DIVERGED = 1e100
+"""From this magnitude on a value is as good as infinite, and its square would overflow."""
+
 
 class Verdict(StrEnum):
     """What the court says about a run."""
@@ -26,8 +29,9 @@ class Settings:
     """How strict the court is."""
 
     goal: Literal["max", "min"] = "max"
-    by: Literal["test", "ratchet"] = "test"
-    """`ratchet`: one run each, any improvement wins. It promotes luck; it is here because people know it."""
+    by: Literal["test", "ratchet", "deterministic"] = "test"
+    """`ratchet`: one run each, any improvement wins. It promotes luck; it is here because people know it.
+    `deterministic`: the same config and seed always measure the same, which is checked by one repeat of each winner."""
     alpha: float = 0.05
     """The probability that a study whose challengers are all no better promotes one of them; for the whole study."""
     floor: int = 5
@@ -60,7 +64,7 @@ class Settings:
     def __post_init__(self) -> None:
         wrong = [
             (self.goal not in ("max", "min"), "goal", "max or min"),
-            (self.by not in ("test", "ratchet"), "by", "test or ratchet"),
+            (self.by not in ("test", "ratchet", "deterministic"), "by", "test, ratchet or deterministic"),
             (not 0 < self.alpha < 0.5, "alpha", "above 0 and below 0.5"),
             (self.floor < 2, "floor", "2 or more: one run has no spread"),
             (self.replicates < 2, "replicates", "2 or more: one run has no spread"),
@@ -86,7 +90,7 @@ class Score:
     seed: int | None
     """None: the trainer has no seed that the lab knows; such runs are compared without pairs."""
     value: float | None
-    """None: it crashed or never logged the metric. NaN and infinite count as None."""
+    """None: it crashed or never logged the metric. NaN, infinite and diverged values count as None."""
     cost: float = 0.0
     """Device seconds, with those of the runs that a warm start rests on."""
     fingerprint: str = ""
@@ -94,7 +98,7 @@ class Score:
 
     @property
     def finite(self) -> bool:
-        return self.value is not None and math.isfinite(self.value)
+        return self.value is not None and abs(self.value) < DIVERGED  # false for NaN
 
 
 @dataclass(frozen=True, slots=True)

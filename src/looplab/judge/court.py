@@ -16,6 +16,12 @@ in 90 %, 0.3 in 2.5 % and 92 %, but leaves less for the tenth test. 16 replicate
 sooner and find 78 %; 32 find 93 % and take 12 runs longer. Nine looks instead of five decide 5 runs sooner and find
 83 %.
 
+Why equal repeats are an alarm. Repeats that are equal to the last digit have no spread to test against: either no
+seed reaches the trainer, or the metric is too coarse. Such a challenger is not promoted until its repeats differ; only
+a metric at its limit (0, 1, 100) in a study whose other runs do vary may be equal with every seed. A trainer that is
+meant to be deterministic has a rule of its own: each winner is repeated once, with the same seed, and must measure
+exactly the same.
+
 The court is pure: no clock, no files, no randomness. The same docket and entrants give the same sitting.
 """
 
@@ -42,6 +48,10 @@ from looplab.judge.base import (
 )
 
 RATCHET = ("single run, no statistics",)
+DETERMINISTIC = ("deterministic, no statistics",)
+EQUAL = "equal to the last digit"
+LIMITS = (0.0, 1.0, 100.0)
+"""Values at which accuracies and success rates saturate: equal repeats are plausible there."""
 LEAST_SPREAD = 0.2
 """At the first look, differences are taken to vary by at least this share of the noise, however alike they are: three
 runs of a coarse metric agree by chance. Later looks ask for less, in proportion to their runs."""
@@ -84,6 +94,11 @@ class _Side:
     def crashes(self) -> int:
         """Crashes beyond the trial."""
         return sum(value is None for number, value in self.values.items() if number != self.trial_number)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether it was repeated and every run measured exactly the same."""
+        return len(self.finite) > 1 and len(set(self.finite)) == 1
 
     @property
     def cost(self) -> float:
@@ -138,7 +153,8 @@ class _Session:
         """Entrants that differ only in their seed from one before them."""
         self.first_seed: int | None = None
         if entrants and entrants[0].scores:  # while the base runs, nothing can be said
-            self.first_seed = entrants[0].scores[0].seed
+            if settings.by != "deterministic":  # there every repeat has the same seed
+                self.first_seed = entrants[0].scores[0].seed
             self._gather([entrant for entrant in entrants if entrant.scores])
             if self.champion is not None and self.champion not in self.by_run:
                 raise LabError(
@@ -146,7 +162,8 @@ class _Session:
                     hint="hand over every entrant of the study, each by its first run",
                 )
         self.noise = stats.pooled_spread(side.finite for side in self.sides.values())
-        self.sigma = self.noise[0] if self.noise else 0.0
+        varies = any(len(set(side.finite)) > 1 for side in self.sides.values())
+        self.sigma = self.noise[0] if self.noise and varies else 0.0  # exactly 0, whatever the mean was rounded to
 
     def _gather(self, entrants: Sequence[Entrant]) -> None:
         merged: dict[Key, Entrant] = {}
@@ -250,6 +267,10 @@ class _Session:
             for side in self.pending():
                 self._ratchet(side)
             return
+        if self.settings.by == "deterministic":
+            for side in self.pending():
+                self._confirm(side)
+            return
         # A promotion changes what the others are compared with, and a replayed challenger may have its replicates
         # already: go on until nothing new comes of it.
         at_rest = False
@@ -276,23 +297,52 @@ class _Session:
                 self.give(side, Verdict.KEEP, f"The base, from a single run: {self._value(side.finite)}.",
                           n=1, flags=("base", *RATCHET))  # fmt: skip
                 return True
-            missing = self.settings.floor - len(side.finite)
-            if missing > 0 and side.crashes < self.settings.floor:
+            floor = 2 if self.settings.by == "deterministic" else self.settings.floor
+            missing = floor - len(side.finite)
+            if missing > 0 and side.crashes < floor:
                 self._want_floor(side, missing)
                 return False
             if len(side.finite) > 1:
-                self.give(side, Verdict.KEEP, f"The base: {self._value(side.finite)} over {len(side.finite)} seeds,"
-                          f" noise {_number(self.sigma)}.", n=len(side.finite), flags=("base",))  # fmt: skip
+                self._keep_base(side)
                 return True
             self.champion = None
             self.give(side, Verdict.CRASH, f"It crashed with {side.crashes} of {len(side.values)} seeds.")
         return False
 
+    def _keep_base(self, side: _Side) -> None:
+        n, flags = len(side.finite), ("base",)  # type: tuple[int, tuple[str, ...]]
+        if self.settings.by == "deterministic":
+            why = f"The base: {self._value(side.finite)}, and exactly the same when repeated."
+            flags += DETERMINISTIC
+            if not side.is_constant:
+                why = f"The base: {self._value(side.finite)}, but not the same when repeated: it is not deterministic."
+                self._alarm_varies(side)
+        else:
+            what = "runs" if self.first_seed is None else "seeds"
+            why = f"The base: {self._value(side.finite)} over {n} {what}, noise {_number(self.sigma)}."
+            if side.is_constant:
+                flags += (f"repeats {EQUAL}",)
+                self._alarm_constant(side)
+        self.give(side, Verdict.KEEP, why, n=n, flags=flags)
+
+    def _alarm_constant(self, side: _Side) -> None:
+        self.alarms.append(
+            f"Every repeat of {side.run} measured exactly {self.sign * side.finite[0]!r}, {EQUAL}: either no seed "
+            "reaches the trainer or the metric is too coarse. Nobody is promoted on such numbers. Pass the seed on "
+            "(`{seed}` in launch.command or launch.env), or declare `deterministic: true`."
+        )
+
+    def _alarm_varies(self, side: _Side) -> None:
+        self.alarms.append(
+            f"The study declares `deterministic: true`, but repeats of {side.run} differ. Nobody is promoted on such "
+            "numbers: fix the trainer's seed, or remove `deterministic`."
+        )
+
     def _want_floor(self, side: _Side, missing: int) -> None:
-        why = "the noise floor: the base with another seed"
         if self.first_seed is None:
-            self.want_unpaired(side, missing, why)
+            self.want_unpaired(side, missing, "the noise floor: the base once more")
             return
+        why = "the noise floor: the base with another seed"
         number = 0
         while missing:
             number += 1
@@ -347,6 +397,33 @@ class _Session:
         why = f"One run against one run: {_effect(effect)} than {champion.run}. No replicates, so this may be luck."
         self.give(side, Verdict.KEEP if better else Verdict.DISCARD, why, effect=effect, n=1, flags=RATCHET)
         if better:
+            self.champion = side.run
+
+    # --- a trainer without noise: what is better once must be so exactly once more
+
+    def _confirm(self, side: _Side) -> None:
+        champion = self.by_run[self.champion or ""]
+        assert side.trial is not None  # the tripwires have seen to it
+        effect = side.trial - champion.finite[0]
+        smallest = self._smallest_effect(champion)
+        said = f"{_effect(effect)} than {champion.run}"
+        numbers: dict[str, Any] = {"effect": effect, "n": len(side.finite), "flags": DETERMINISTIC}
+        if effect <= 0:
+            self.give(side, Verdict.DISCARD, f"One run, {said}.", **numbers)
+        elif effect < smallest:
+            why = f"Too little: {said}; less than {_number(smallest)} is not worth a promotion."
+            self.give(side, Verdict.DISCARD, why, **numbers)
+        elif not champion.is_constant:
+            why = f"One run, {said}, whose repeats differ although the study is declared deterministic."
+            self.give(side, Verdict.INCONCLUSIVE, why, **numbers)
+        elif len(side.values) < 2:
+            self.want_unpaired(side, 1, f"{side.run} once more: it must measure exactly the same")
+        elif not side.is_constant:
+            self._alarm_varies(side)
+            why = f"{side.run} is {said}, but measured something else when repeated: it is not deterministic."
+            self.give(side, Verdict.INCONCLUSIVE, why, **numbers)
+        elif self._passes_held_out(champion, side, numbers, said):
+            self.give(side, Verdict.KEEP, f"Better: {said}, and exactly the same when repeated.", **numbers)
             self.champion = side.run
 
     # --- the screen: is the trial worth replicates?
@@ -512,16 +589,24 @@ class _Session:
         """One look: won, hopeless, at its end, or to be continued."""
         p, bar, effect = found.p(), bars[test.look - 1], found.effect
         low, high = found.interval()
-        smallest = max(self.settings.min_effect, self.settings.min_relative * abs(stats.mean(rival.finite)))
+        smallest = self._smallest_effect(rival)
         numbers = {"effect": effect, "low": low, "high": high, "p": p, "bar": bar, "n": found.n, "alpha": test.alpha,
                    "look": test.look, **self._terms(side, rival)}  # fmt: skip
         if side.crashes:
             numbers["flags"] += (f"crashed with {side.crashes} of its seeds",)
         said = f"{_effect(effect)} than {rival.run} over {found.n} replicates (p {_number(p)}, needed {_number(bar)})"
-        if p <= bar and effect > 0 and effect >= smallest:
-            self._promote(test, side, numbers, said)
-            return
         last = test.look == len(self.plan)
+        if p <= bar and effect > 0 and effect >= smallest:
+            if not self._is_suspicious(side):
+                self._promote(test, side, numbers, said)
+                return
+            self._alarm_constant(side)
+            if self.sigma == 0.0 or last:
+                numbers["p"] = None  # without any spread it says nothing
+                numbers["flags"] += (f"repeats {EQUAL}",)
+                why = f"Not proved: {_effect(effect)} than {rival.run}, but its {found.n} repeats are {EQUAL}."
+                self._end(side, Verdict.INCONCLUSIVE, why, **numbers)
+            return
         # A handful of differences says little about their spread; the noise of the study helps to guess it.
         guess = math.sqrt((found.error**2 * found.n * (found.n - 1) + 8 * self.sigma**2) / (found.n + 3))
         hope = stats.predictive_power(effect, guess, found.n, self.plan[-1], bars[-1])
@@ -536,27 +621,47 @@ class _Session:
         elif hope < self.settings.futility:
             self._end(side, Verdict.DISCARD, f"Hopeless: {said}; more runs would hardly change it.", **numbers)
 
+    def _smallest_effect(self, rival: _Side) -> float:
+        """The smallest improvement over the rival that is worth a promotion."""
+        return max(self.settings.min_effect, self.settings.min_relative * abs(stats.mean(rival.finite)))
+
+    def _is_suspicious(self, side: _Side) -> bool:
+        """Whether its repeats are equal where they should differ."""
+        return side.is_constant and (self.sigma == 0.0 or self.sign * side.finite[0] not in LIMITS)
+
     def _promote(self, test: OpenTest, side: _Side, numbers: dict[str, Any], said: str) -> None:
         old = self.by_run[self.champion or ""]
-        if self.held_out is not None:
-            reading = self.held_out(old.entrant, side.entrant)
-            worse = None if reading is None else self._held_out(reading)
-            if worse is None:
-                numbers["flags"] += ("held-out metric not read",)
-            elif worse.p() < self.settings.held_out_p:
-                self.alarms.append(f"{side.run} is better on the objective and worse on the held-out metric.")
-                why = f"Better on the objective, {said}, but worse by {_number(worse.effect)} on the held-out metric."
-                numbers["flags"] += ("held-out metric worse",)
-                self._end(side, Verdict.INCONCLUSIVE, why, **numbers)
-                return
-            else:
-                numbers["flags"] += ("held-out metric read",)
+        if not self._passes_held_out(old, side, numbers, said):
+            return
         del self.tests[test.run]  # its alpha goes back: what is proved costs nothing
         self.give(side, Verdict.KEEP, f"Better: {said}.", **{"champion": old.run, **numbers})
         self.champion = side.run
 
+    def _passes_held_out(self, old: _Side, side: _Side, numbers: dict[str, Any], said: str) -> bool:
+        """Whether the challenger is no worse on the held-out metric; if it is, its verdict is given here."""
+        if self.held_out is None:
+            return True
+        reading = self.held_out(old.entrant, side.entrant)
+        worse = None if reading is None else self._held_out(reading)
+        if worse is None:
+            numbers["flags"] += ("held-out metric not read",)
+        elif worse.p() < self.settings.held_out_p:
+            self.alarms.append(f"{side.run} is better on the objective and worse on the held-out metric.")
+            why = f"Better on the objective, {said}, but worse by {_number(worse.effect)} on the held-out metric."
+            numbers["flags"] += ("held-out metric worse",)
+            self._end(side, Verdict.INCONCLUSIVE, why, **numbers)
+            return False
+        else:
+            numbers["flags"] += ("held-out metric read",)
+        return True
+
     def _held_out(self, reading: HeldOut) -> stats.Comparison | None:
         """How much worse the challenger is where nobody looked; None when there is too little to say so."""
+        if self.settings.by == "deterministic":
+            theirs_, ours_ = (next(iter(values.values()), None) for values in (reading.champion, reading.challenger))
+            if theirs_ is None or ours_ is None:
+                return None
+            return stats.Comparison(self.sign * (theirs_ - ours_), 0.0, 1.0, 1)
         common = sorted(set(reading.champion) & set(reading.challenger)) if self.first_seed is not None else []
         if len(common) > 1:
             return stats.paired([self.sign * (reading.champion[n] - reading.challenger[n]) for n in common])

@@ -138,10 +138,10 @@ def welch(challenger: Sequence[float], champion: Sequence[float], least_spread: 
     variance = math.fsum(parts)
     freedom = float(len(challenger) + len(champion) - 2)
     if variance > 0.0:
-        below = math.fsum(
-            part * part / (len(group) - 1) for part, group in zip(parts, (challenger, champion), strict=True)
+        # By shares of the variance, whose squares can neither overflow nor vanish.
+        freedom = 1.0 / math.fsum(
+            (part / variance) ** 2 / (len(group) - 1) for part, group in zip(parts, (challenger, champion), strict=True)
         )
-        freedom = variance * variance / below
     return Comparison(mean(challenger) - mean(champion), math.sqrt(variance), freedom, len(challenger))
 
 

@@ -23,7 +23,7 @@ PLAIN_NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 HYDRA_KEY = re.compile(r"[A-Za-z_][\w$-]*(\.[\w$-]+)*", re.ASCII)
 HYDRA_WORD = re.compile(r"(?!(?:true|false|null|nan|inf)\Z)[a-z_][\w./:-]*", re.ASCII | re.IGNORECASE)
 """A text that needs no quotes in Hydra's override grammar."""
-VARIABLES = ("run_dir", "out_dir", "config", "run_id", "study", "lab", "slot", "devices", "python")
+VARIABLES = ("run_dir", "out_dir", "config", "run_id", "study", "lab", "slot", "devices", "python", "seed")
 """What a template may name."""
 PLACES = ("{flags}", "{overrides}")
 """Where the rendered config goes in a command."""

@@ -40,6 +40,10 @@ class Event:
     data: dict[str, Any]
     hash: str
 
+    @classmethod
+    def of(cls, row: sqlite3.Row) -> Event:
+        return cls(row[0], row[1], row[2], row[3], row[4], orjson.loads(row[5]), row[6])
+
 
 @dataclass(frozen=True, slots=True)
 class Broken:
@@ -167,7 +171,7 @@ class Ledger:
             parameters.append(run)
         query = f"SELECT * FROM events WHERE {' AND '.join(wanted)} ORDER BY seq"  # noqa: S608 (fixed texts)
         for row in self._db.execute(query, parameters):
-            yield Event(row[0], row[1], row[2], row[3], row[4], orjson.loads(row[5]), row[6])
+            yield Event.of(row)
 
     def version(self) -> int:
         """A number that changes when another process has written."""

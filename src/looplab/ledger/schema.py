@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-VERSION = 2
+VERSION = 3
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -48,11 +48,12 @@ CREATE TABLE IF NOT EXISTS runs (
     seed INTEGER,
     twin TEXT,                             -- the run that it repeats
     warm TEXT,                             -- the run whose checkpoint it starts from
+    measured TEXT,                         -- hash of what it measured, without times and memory
     PRIMARY KEY (study, n)
 );
 CREATE UNIQUE INDEX IF NOT EXISTS runs_id ON runs (study, id);
 CREATE INDEX IF NOT EXISTS runs_open ON runs (study, state) WHERE state != 'ended';
-CREATE INDEX IF NOT EXISTS runs_config ON runs (study, config_hash);
+CREATE INDEX IF NOT EXISTS runs_measured ON runs (study, measured) WHERE measured IS NOT NULL;
 CREATE INDEX IF NOT EXISTS runs_point ON runs (study, point);
 CREATE INDEX IF NOT EXISTS runs_objective ON runs (study, objective) WHERE objective IS NOT NULL;
 
@@ -79,6 +80,9 @@ CREATE TABLE IF NOT EXISTS events (
     seq INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, study TEXT NOT NULL, run TEXT,
     data TEXT NOT NULL, hash TEXT NOT NULL
 );
+CREATE INDEX IF NOT EXISTS events_alarm ON events (study) WHERE kind = 'alarm';
+CREATE INDEX IF NOT EXISTS events_configured ON events (study) WHERE kind = 'study configured';
+CREATE INDEX IF NOT EXISTS events_agents ON events (study) WHERE kind IN ('agent asked', 'agent answered');
 """
 
 UPGRADES = {
@@ -92,6 +96,14 @@ ALTER TABLE runs ADD COLUMN warm TEXT;
 CREATE INDEX runs_point ON runs (study, point);
 UPDATE runs SET role='base' WHERE proposer='base';
 UPDATE runs SET point=config_hash;
+""",
+    2: """
+ALTER TABLE runs ADD COLUMN measured TEXT;
+DROP INDEX IF EXISTS runs_config;
+CREATE INDEX runs_measured ON runs (study, measured) WHERE measured IS NOT NULL;
+CREATE INDEX events_alarm ON events (study) WHERE kind = 'alarm';
+CREATE INDEX events_configured ON events (study) WHERE kind = 'study configured';
+CREATE INDEX events_agents ON events (study) WHERE kind IN ('agent asked', 'agent answered');
 """,
 }
 """What makes the tables of a version into those of the next."""

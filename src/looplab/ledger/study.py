@@ -13,8 +13,17 @@ import orjson
 
 from looplab.config.files import dump_json
 from looplab.errors import LabError
-from looplab.ledger.ledger import Ledger
+from looplab.ledger.configuration import CONFIGURED, Configuration, configurations, hash_configuration, storable
+from looplab.ledger.ledger import Event, Ledger
 from looplab.runs.names import run_id as new_run_id
+
+JOBS_SUFFIX = ".jobs"
+"""The commands submitted to a study are the runs of a study of this name."""
+
+
+def sibling_study(study: str) -> str:
+    """Return the name of the study that shares its budget with this one: its submitted commands, or the reverse."""
+    return study.removesuffix(JOBS_SUFFIX) if study.endswith(JOBS_SUFFIX) else study + JOBS_SUFFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +164,26 @@ class StudyLedger:
                 if row["objective"] is not None:  # what was best by another measure is not comparable
                     self.ledger.execute("UPDATE studies SET best=NULL WHERE name=?", (self.study,))
                 self.ledger.record("objective changed", self.study, objective=objective, goal=goal)
+
+    def configure(self, body: Mapping[str, Any]) -> str:
+        """Record the configuration that an engine starts with, if it is not the last one; return its hash."""
+        kept = storable(body)
+        digest = hash_configuration(kept)
+        with self.ledger.write():
+            if digest != self.configuration():
+                self.ledger.record(CONFIGURED, self.study, hash=digest, configuration=kept)
+        return digest
+
+    def configuration(self) -> str | None:
+        """Return the hash of the last recorded configuration."""
+        sql = "SELECT data FROM events WHERE study=? AND kind='study configured' ORDER BY seq DESC LIMIT 1"
+        row = self.ledger.one(sql, (self.study,))
+        return orjson.loads(row["data"])["hash"] if row else None
+
+    def configurations(self) -> list[Configuration]:
+        """Return all recorded configurations, oldest first."""
+        sql = "SELECT * FROM events WHERE study=? AND kind='study configured' ORDER BY seq"
+        return configurations(map(Event.of, self.ledger.rows(sql, (self.study,))))
 
     # -- rounds
 
@@ -361,27 +390,42 @@ class StudyLedger:
         objective: float | None,
         files: Mapping[str, str],
         note: str | None = None,
+        measured: str | None = None,
     ) -> None:
+        """Record how a run ended and what it measured.
+
+        Args:
+            objective: None if the run did not end well or the metric was not measured.
+            files: SHA-256 of the files that must not change from now on, by their path in the run folder.
+            measured: hash of all that it measured, equal for runs that are equal to the last digit.
+        """
         self.ledger.execute(
             "UPDATE runs SET state='ended', status=?, exit_code=?, signal=?, started=coalesce(?, started), ended=?,"
-            " objective=? WHERE study=? AND id=?",
-            (status, code, signal, started, ended, objective, self.study, run),
+            " objective=?, measured=? WHERE study=? AND id=?",
+            (status, code, signal, started, ended, objective, measured, self.study, run),
         )
         self.ledger.record(
             "ended", self.study, run, status=status, code=code, signal=signal, started=started, ended=ended,
             objective=objective, files=dict(files), **({"note": note} if note else {}),
         )  # fmt: skip
 
-    def cancel_planned(self, why: str) -> int:
-        """Runs that were decided on but will not be run."""
-        with self.ledger.write():
-            planned = self.runs(state="planned")
-            for run in planned:
-                self.ended(
-                    run.id, status="stopped", code=None, signal=None, started=None, ended=time.time(), objective=None,
-                    files={}, note=why,
-                )  # fmt: skip
-        return len(planned)
+    def same_measurement(self, run: RunRow, measured: str) -> RunRow | None:
+        """Return the first run of another config that measured exactly the same."""
+        sql = (
+            f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND measured=? AND point!=?"  # noqa: S608 (fixed texts)
+            " ORDER BY n LIMIT 1"
+        )
+        row = self.ledger.one(sql, (self.study, measured, run.point))
+        return _run(row) if row else None
+
+    def alarm(self, run: str, text: str, **data: Any) -> None:
+        """Record something that a person must look at before the results are believed."""
+        self.ledger.record("alarm", self.study, run, text=text, **data)
+
+    def alarms(self) -> list[dict[str, Any]]:
+        """Return the alarms, oldest first, each with its `run` and `text`."""
+        sql = "SELECT run, data FROM events WHERE study=? AND kind='alarm' ORDER BY seq"
+        return [{"run": run, **orjson.loads(data)} for run, data in self.ledger.rows(sql, (self.study,))]
 
     def bests(self) -> list[str]:
         """The runs that were ever best, in that order."""
@@ -453,9 +497,10 @@ class StudyLedger:
             counts[name] = counts.get(name, 0) + number
         return counts
 
-    def configs_run(self, config_hash: str) -> list[str]:
-        sql = "SELECT id FROM runs WHERE study=? AND config_hash=?"
-        return [row["id"] for row in self.ledger.rows(sql, (self.study, config_hash))]
+    def has_result(self, *, measured: bool) -> bool:
+        """Return whether any run ended well; with `measured`, also with an objective."""
+        sql = "SELECT 1 FROM runs WHERE study=? AND status='ok' AND (objective IS NOT NULL OR ?) LIMIT 1"
+        return self.ledger.one(sql, (self.study, not measured)) is not None
 
     def runs_open(self) -> list[RunRow]:
         """Runs that are decided on or at work."""
@@ -474,10 +519,13 @@ class StudyLedger:
             raise LabError(f"no run began with {warm}")
         return self.run(row["id"])
 
-    def bases_planned(self) -> set[str]:
-        """Bases that have had their own run: `name@hash of the file's content`."""
-        sql = "SELECT base || '@' || config_hash FROM runs WHERE study=? AND role='base'"
-        return {row[0] for row in self.ledger.rows(sql, (self.study,))}
+    def base_runs(self) -> dict[str, list[RunRow]]:
+        """Return the runs of the base configs, oldest first, by `name@hash of the content`."""
+        sql = f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND role='base' ORDER BY n"  # noqa: S608 (fixed texts)
+        found: dict[str, list[RunRow]] = {}
+        for run in map(_run, self.ledger.rows(sql, (self.study,))):
+            found.setdefault(f"{run.base}@{run.config_hash}", []).append(run)
+        return found
 
     # -- what the judge has decided
 
@@ -541,6 +589,18 @@ class StudyLedger:
             (time.time(), self.study),
         )[0][0]
         return Usage(rounds, self._last_run(), float(wall), float(hours))
+
+    def shared_usage(self) -> Usage:
+        """Return what the study and the commands submitted to it have used of their common budget."""
+        own, other = self.usage(), StudyLedger(self.ledger, sibling_study(self.study)).usage()
+        if not other.runs and not other.wall:
+            return own
+        wall, until = 0.0, 0.0
+        sql = "SELECT began, coalesce(ended, seen) FROM sessions WHERE study IN (?,?) ORDER BY began"
+        for began, last in self.ledger.rows(sql, (self.study, sibling_study(self.study))):
+            wall += max(0.0, last - max(began, until))
+            until = max(until, last)
+        return Usage(own.rounds, own.runs + other.runs, wall, own.device_hours + other.device_hours)
 
     # -- engines
 

@@ -11,7 +11,7 @@ from typing import Any
 from looplab.config.edits import apply_edits
 from looplab.config.files import canonical_json
 from looplab.config.lab import WarmStart
-from looplab.config.paths import Concrete, diff, find, get, has
+from looplab.config.paths import Concrete, diff, find, has
 from looplab.decide.base import BEST, Proposal
 from looplab.errors import LabError
 from looplab.guard.guard import Problem
@@ -56,6 +56,11 @@ class Decision:
     """A folder to run in instead of the lab: the lab as it was at some time."""
     job: bool = False
     """The config is no trainer's but a command: `argv`, `cwd`, `files`, `timeout`."""
+
+    @property
+    def key(self) -> str:
+        """The name and the content of a base config."""
+        return f"{self.base}@{self.config_hash}"
 
     def body(self) -> dict[str, Any]:
         """What is kept until the run's folder is there."""
@@ -112,15 +117,11 @@ def with_value(config: Mapping[str, Any], place: Concrete, value: Any) -> dict[s
     return changed  # type: ignore[no-any-return]
 
 
-def seed_of(config: Mapping[str, Any], place: Concrete | None) -> int | None:
-    value = get(config, place) if place is not None and has(config, place) else None
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def decide_base(base: Base, seed: Concrete | None = None, warm: WarmStart | None = None) -> Decision:
+def decide_base(setup: Setup, base: Base) -> Decision:
+    point = hash_point(base.config, setup.seed, setup.study.warm_start)
     return Decision(
         "base", f"base config {base.name}", "", None, None, None, base.name, (), base.config, hash_config(base.config),
-        {}, {}, base.notes, hash_point(base.config, seed, warm), seed_of(base.config, seed), "base",
+        {}, {}, base.notes, point, setup.seed_of(base.config), "base",
     )  # fmt: skip
 
 
@@ -176,15 +177,17 @@ class Decider:
             proposal.proposer, proposal.reason, proposal.hypothesis, proposal.id, proposal.source, parent, base.name,
             proposal.edits, ruling.config, whole, changed,
             changed if parent is None else diff(base.config, ruling.config), ruling.notes,
-            point, seed_of(ruling.config, self._setup.seed),
+            point, self._setup.seed_of(ruling.config),
             "replicate" if known else "trial", known[0] if known else None, source, start,
         )  # fmt: skip
 
     def repeat(self, twin: RunRow, plan: Mapping[str, Any], seed: int | None, why: str, by: str = "judge") -> Decision:
-        """The same config once more, under another seed where there is one to change."""
+        """The same config once more, with this seed; None: with the seed it had, if any."""
         place = self._setup.seed
         config = plan["config"]
-        if place is not None and seed is not None:
+        if seed is None:
+            seed = twin.seed
+        elif place is not None:
             config = with_value(config, place, seed)
         changed = diff(plan["config"], config)
         base = self._setup.base(twin.base)

@@ -20,20 +20,22 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from looplab.config.files import dump_json, write_atomic
+from looplab.config.paths import diff
 from looplab.errors import LabError
 from looplab.judge.base import Sitting
 from looplab.launch import keeper
 from looplab.launch.base import Event, Executor, Exit, Order, Refused, Slot, Started
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import RunRow, StudyLedger
-from looplab.loop.decision import Decider
+from looplab.loop.decision import Decider, decide_base
 from looplab.loop.judging import Bench, evidence_of
 from looplab.loop.measuring import Gauge, left_nothing, summarise
 from looplab.loop.planning import News, Planner
 from looplab.loop.prepare import PREPARED, Preparer
-from looplab.loop.setup import Setup
+from looplab.loop.setup import Setup, resolved_configuration
 from looplab.loop.warm import keep_model
 from looplab.loop.watching import Lookout
+from looplab.measure.summary import digest
 from looplab.report import labbook
 from looplab.runs import folder
 from looplab.runs.durable import Syncer
@@ -55,6 +57,8 @@ WATCHED = "watch: "
 """How the reason of a stop begins that a watch rule asked for."""
 LEFT_BEHIND = ("metrics.jsonl", "trainer_summary.json", "train.log")
 """What a trainer leaves in its folder that must not change afterwards."""
+SATURATED = (0.0, 1.0, 100.0)
+"""Values that accuracies and success rates reach whatever the config: that two of them are equal says nothing."""
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
 
@@ -64,6 +68,8 @@ class Ending(StrEnum):
     DONE = "done"
     DRAINED = "drained"
     STOPPED = "stopped"
+    FAILED = "failed"
+    """No base config works: nothing could be compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +129,7 @@ class Engine:
         self._news: list[News] = []
         self._lines: list[str] = []  # for the lab book
         self._preparer = Preparer(setup)
+        self._base_keys = [decide_base(setup, base).key for base in setup.bases]
         self._bench = Bench(setup.study, self.study, self.folder) if setup.study.judge is not None else None
         decider = Decider(setup, self.study)
         self._planner = Planner(setup, self.study, decider, self._bench, self._tell, self._jot, executor.wake)
@@ -143,6 +150,8 @@ class Engine:
         self._secrets = known_secrets({**os.environ, **setup.study.launch.env})
         self._finished: list[tuple[RunRow, Exit]] = []
         self._why = ""  # why the engine ended, where the planner does not say it
+        self._failed = False
+        self._configuration = self.study.configuration()  # its hash; verdicts name it
         self._version = -1
         self._latest: RunRow | None = None
         self._pointing = False
@@ -154,6 +163,8 @@ class Engine:
         """Work until there is nothing more to do; the study's lock is held by the caller."""
         objective = self.setup.study.objective
         self.study.open(objective.metric if objective else None, objective.goal if objective else "min")
+        if not self.setup.options.asked_only:
+            self._configuration = self.study.configure(resolved_configuration(self.setup))
         session = self.study.begin_session(socket.gethostname(), os.getpid(), keeper.start_ticks(os.getpid()))
         self.folder.mkdir(parents=True, exist_ok=True)
         self._syncer = Syncer(self.folder)
@@ -178,7 +189,7 @@ class Engine:
                     beat = time.monotonic()
                     if self._lookout is not None and self._lookout.budgets:
                         self._budget_used = self._planner.spent()
-            if self._bench is not None and not (self.draining or self._stopping):
+            if self._bench is not None and not (self.draining or self._stopping or self.setup.options.asked_only):
                 with self._ledger.write():
                     self._write_down(self._bench.close())
                     said = self._bench.last_look()
@@ -187,6 +198,7 @@ class Engine:
                         self._jot(labbook.line(time.time(), "end of the study", said, "no promotion", ""))
                 self._write_verdicts()
             ending = Ending.STOPPED if self._stopping else Ending.DRAINED if self.draining else Ending.DONE
+            ending = Ending.FAILED if self._failed else ending
             how = ending.value
             return Outcome(ending, self._why or self._planner.why)
         except OSError as error:
@@ -385,6 +397,8 @@ class Engine:
                 ended = [self._record(run, exit_) for run, exit_ in finished]
                 if self._bench is not None and ended:
                     self._judge(ended)
+                for run in ended:
+                    self._check_base(run)
                 self._queue_behind()
             self._write_verdicts()
             if ended:
@@ -442,6 +456,12 @@ class Engine:
             began_with = folder.read_json(run_dir, "run.json").get("fingerprint", "")
             self._printed[run.id] = print_ if print_ == began_with else f"{began_with}, then {print_}"
             summary["fingerprint"] = self._printed[run.id]
+        row = run.over(status, exit_.code, exit_.signal, exit_.started, exit_.ended or time.time(), objective)
+        measured = digest(gauge.summariser.result()) if gauge is not None and objective is not None else None
+        unchanged = self._alarm_if_unchanged(row, measured) if measured is not None else None
+        if unchanged is not None:
+            summary["notes"].append(unchanged)
+        summary["measured"] = measured
         files: dict[str, str] = {}
         if run_dir.is_dir():
             files["summary.json"] = folder.write_json(run_dir, "summary.json", summary)
@@ -449,9 +469,8 @@ class Engine:
         note = "; ".join(summary["notes"]) or None
         self.study.ended(
             run.id, status=status, code=exit_.code, signal=exit_.signal, started=exit_.started,
-            ended=exit_.ended or time.time(), objective=objective, files=files, note=note,
+            ended=row.ended, objective=objective, files=files, note=note, measured=measured,
         )  # fmt: skip
-        row = run.over(status, exit_.code, exit_.signal, exit_.started, exit_.ended or time.time(), objective)
         self.progress.done += 1
         self.progress.failed += status == "failed"
         if row.seconds is not None:
@@ -475,6 +494,41 @@ class Engine:
         self._tell(News("ended", f"run {run.id} {said}" + (f": {note}" if note else ""), run.id))
         return row
 
+    def _check_base(self, run: RunRow) -> None:
+        """Start no more runs once it is known that no base config works."""
+        setup = self.setup
+        if run.role != "base" or setup.keep_going or setup.options.asked_only or not setup.is_unusable(run):
+            return
+        if run.status == "lost":
+            self._planner.retry_base(run)
+            return
+        done = self.study.base_runs()
+        latest = [runs[-1] for base in self._base_keys if (runs := done.get(base))]
+        if len(latest) < len(self._base_keys) or not all(setup.is_unusable(one) for one in latest):
+            return
+        self._drain()
+        self._failed = True
+        self._why = f"the base config {run.base} {_trouble_of(run)}, so nothing can be compared with it"
+        self._tell(News("alarm", f"stopping: {self._why}"))
+
+    def _alarm_if_unchanged(self, run: RunRow, measured: str) -> str | None:
+        """Return a note if another config measured exactly the same, and raise the alarm once for each set of keys."""
+        same = self.study.same_measurement(run, measured)
+        if same is None or run.objective in SATURATED:
+            return None
+        configs = [folder.read_json(self.folder / one.id, "config.json") for one in (same, run)]
+        keys = sorted(diff(*configs))
+        named = ", ".join(keys[:4]) + (f" and {len(keys) - 4} more" if len(keys) > 4 else "")
+        text = (
+            f"{run.id} differs from {same.id} in {named} and measured exactly the same, to the last digit: the change "
+            "changes nothing. Does it reach the trainer?"
+        )
+        if not any(alarm.get("keys") == keys for alarm in self.study.alarms()):
+            self.study.alarm(run.id, text, same_as=same.id, keys=keys)
+            self._tell(News("alarm", text, run.id))
+            self._jot(labbook.line(time.time(), "alarm", text, "", ""))
+        return f"it measured exactly the same as {same.id}, to the last digit"
+
     # -- judge
 
     def _judge(self, ended: list[RunRow]) -> None:
@@ -493,12 +547,14 @@ class Engine:
             "verdict": "discard",
             "why": f"Stopped by the watch rule {rule!r}.",
             "flags": ["stopped"],
+            "configuration": self._configuration,
         }
         self.study.judged(run.id, "discard", evidence, self._show_verdict(run.id, evidence))
         return replace(run, verdict="discard")
 
     def _write_down(self, sitting: Sitting) -> None:
         for run_id, verdict, evidence in evidence_of(sitting):
+            evidence["configuration"] = self._configuration
             files = self._show_verdict(run_id, evidence)
             self.study.judged(run_id, verdict, evidence, files)
             self._tell(News("judged", f"run {run_id}: {verdict}. {evidence['why']}", run_id))
@@ -645,6 +701,12 @@ class Engine:
                 self._pause(what == "pause")
             elif what == "veto":
                 self._veto(data["run"], data["why"])
+
+
+def _trouble_of(run: RunRow) -> str:
+    if run.status == "ok":
+        return f"ran (run {run.id}) but did not measure the objective"
+    return f"ended with status {run.status} (run {run.id})"
 
 
 def _full(what: str, where: object) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from looplab.config.lab import Study
 from looplab.judge.base import Docket, Entrant, HeldOut, Score, Settings, Sitting, Want
@@ -33,6 +34,12 @@ class _Group:
     scores: list[tuple[int, Score]] = field(default_factory=list)
 
 
+def judge_by(study: Study) -> Literal["test", "ratchet", "deterministic"]:
+    """The rule by which the study promotes."""
+    assert study.judge is not None
+    return "deterministic" if study.deterministic and study.judge.by == "test" else study.judge.by
+
+
 class Bench:
     def __init__(self, study: Study, record: StudyLedger, outputs: Path) -> None:
         assert study.judge is not None
@@ -43,7 +50,7 @@ class Bench:
         self._outputs = outputs
         self._court = Court(
             Settings(
-                goal=study.objective.goal, by=judge.by, alpha=judge.alpha, floor=judge.floor,
+                goal=study.objective.goal, by=judge_by(study), alpha=judge.alpha, floor=judge.floor,
                 replicates=judge.replicates, most=judge.most, min_effect=judge.min_effect.absolute,
                 min_relative=judge.min_effect.relative,
             )
@@ -173,7 +180,8 @@ def veto(record: StudyLedger, run: RunRow, why: str) -> str | None:
     transaction."""
     said = why or "a person's veto"
     before = record.best()
-    record.judged(run.id, "void", {"run": run.id, "why": said, "verdict": "void", "flags": ["veto"]}, {})
+    evidence = {"run": run.id, "why": said, "verdict": "void", "flags": ["veto"]}
+    record.judged(run.id, "void", {**evidence, "configuration": record.configuration()}, {})
     if before is None or before.id != run.id:
         return None
     void = {run_id for run_id, evidence in record.verdicts().items() if evidence["verdict"] == "void"}

@@ -14,6 +14,10 @@ from looplab.ledger.study import RunRow
 from looplab.measure.base import Batch
 from looplab.measure.discover import Reader, reader_of
 from looplab.measure.summary import Directions, Summariser, check_at, objective_value, to_dict
+from looplab.report.gather import read_tail
+
+LAST_LINE = 300
+"""Characters of a failed run's last line that are shown."""
 
 
 @dataclass(slots=True)
@@ -97,6 +101,10 @@ def summarise(run: RunRow, study: Study, gauge: Gauge | None, exit_: Exit) -> tu
     notes = []
     if exit_.message:
         notes.append(exit_.message)
+    if status == "failed" and gauge is not None:
+        last = read_tail(gauge.run_dir / "train.log", lines=1)
+        if last:
+            notes.append(f"its last line: {last[:LAST_LINE]}")
     if exit_.lingered:
         notes.append("it left processes behind, which were ended")
     if status == "ok" and wanted is not None and value is None:

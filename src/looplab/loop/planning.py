@@ -18,7 +18,7 @@ from looplab.loop.again import AGAIN
 from looplab.loop.decision import Decider, Decision, Rejected, decide_base
 from looplab.loop.judging import Bench
 from looplab.loop.setup import Setup, make_proposers
-from looplab.loop.submitting import time_spent, used_together
+from looplab.loop.submitting import time_spent
 from looplab.report import labbook
 from looplab.runs import folder
 
@@ -60,19 +60,33 @@ class Planner:
         self._book = book
         outputs = folder.study_folder(setup.lab, study.study)
         self._proposers = make_proposers(setup, History(study, outputs), outputs, self._left, wake)
-        self._bases = [
-            decide_base(base, setup.seed, setup.study.warm_start) for base in setup.bases
-        ]  # those that may still need a run
+        self._bases = [decide_base(setup, base) for base in setup.bases]  # those that may still need a run
         self._filling: tuple[int, int] | None = None  # a round that is not decided to its end: its number, what is left
         self._complaints: dict[str, str] = {}
 
     def recover(self, planned: list[RunRow]) -> None:
         """What an engine before this one decided on, and a round in whose planning it was interrupted."""
         self.queue = deque(sorted(planned, key=lambda run: run.n))
+        if not (self._setup.keep_going or self._setup.options.asked_only):
+            done = self._study.base_runs()
+            for base in self._bases:
+                runs = done.get(base.key, ())
+                if runs and all(self._setup.is_unusable(run) for run in runs):
+                    self.retry_base(runs[-1])
         unfilled = self._study.unfilled_round()
         if unfilled is not None and not self._setup.options.continuous:
             decided = [run for run in self._study.runs(round=unfilled) if run.role in ("base", "trial")]
             self._filling = (unfilled, self._setup.round_size - len(decided))
+
+    def retry_base(self, run: RunRow) -> None:
+        """Plan a base config whose run was lost, failed or measured nothing once more, before everything else."""
+        base = next((base for base in self._bases if base.key == f"{run.base}@{run.config_hash}"), None)
+        if base is None or self._room() <= 0:
+            return
+        self._bases.remove(base)
+        with self._study.ledger.write():
+            self._take(replace(base, reason=f"{base.reason}, once more: run {run.id} {run.status}"), run.round)
+        self.queue.rotate(1)
 
     @property
     def thinking(self) -> bool:
@@ -207,8 +221,8 @@ class Planner:
         round begins with the first of them."""
         planned = 0
         if self._bases:
-            done = self._study.bases_planned()
-            self._bases = [b for b in self._bases if f"{b.base}@{b.config_hash}" not in done]
+            done = self._study.base_runs()
+            self._bases = [base for base in self._bases if base.key not in done]
         while self._bases and planned < room:
             base = self._bases.pop(0)
             run = self._take(base, round_)
@@ -240,7 +254,8 @@ class Planner:
         room = self._room()
         for k in range(1, min(self._bench.floor, 1 + max(0, room))):
             seed = None if base.seed is None else base.seed + k
-            decision = self._decider.repeat(run, base.body(), seed, f"noise floor: the base, seed {k + 1}")
+            what = f"run {k + 1} (no seed reaches the trainer)" if seed is None else f"seed {seed}"
+            decision = self._decider.repeat(run, base.body(), seed, f"noise floor: the base, {what}")
             self._take(decision, round_)
 
     def _foresee(self, room: int) -> None:
@@ -303,7 +318,7 @@ class Planner:
 
     def _used(self) -> Usage:
         """What was used of the budget, which the study shares with the commands submitted to it."""
-        usage = used_together(self._study)
+        usage = self._study.shared_usage()
         # A number of runs that a person says on the command line is about this study alone.
         return usage if self._setup.options.runs is None else replace(usage, runs=self._study.usage().runs)
 

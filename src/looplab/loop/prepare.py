@@ -17,7 +17,7 @@ from looplab.launch.command import build_argv, fill, find_program, render, rende
 from looplab.launch.slots import slot_environment
 from looplab.launch.tracking import wandb_environment
 from looplab.ledger.study import RunRow
-from looplab.loop.setup import SEEDS, Setup
+from looplab.loop.setup import FIRST_SEED, SEEDS, Setup
 from looplab.loop.warm import check_start
 from looplab.runs import folder
 from looplab.runs.capsule import Capsules
@@ -156,6 +156,7 @@ class Preparer:
             "slot": slot.name,
             "devices": ",".join(slot.devices),
             "python": sys.executable,
+            "seed": str(FIRST_SEED if run.seed is None else run.seed),
         }
 
     def _own_environment(self, run: RunRow, variables: Mapping[str, str], slot: Slot) -> dict[str, str]:

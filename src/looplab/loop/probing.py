@@ -220,7 +220,7 @@ def probe_study(study: Study, name: str, mode: str | None) -> Study:
 def probe_options(options: Options) -> Options:
     return Options(
         cfgs=options.cfgs[:1], mode=MODE, gpus=options.gpus, share=options.share, extra=options.extra,
-        informal=options.informal,
+        informal=options.informal, keep_going=True,
     )  # fmt: skip
 
 
@@ -239,7 +239,7 @@ def in_one_slot(setup: Setup) -> Setup:
 def find_settings(setup: Setup, probe: Probe) -> list[Setting]:
     """Every combination of the sweep, with what the guard says of it; the base is among them, or comes first."""
     base = setup.bases[0]
-    base_hash = decide_base(base, setup.seed).config_hash
+    base_hash = decide_base(setup, base).config_hash
     decider = Decider(setup, None)
     found: list[Setting] = []
     known: dict[str, Setting] = {}
@@ -300,8 +300,8 @@ def queue_up(setup: Setup, ledger: Ledger, settings: Sequence[Setting], repeats:
         waiting = [_hash_in(row.source) for row in record.proposals("waiting")]
         under_way = [run.config_hash for run in record.runs_open()]
         done = [run.config_hash for run in record.runs(state="ended") if says_something(outputs, run)]
-        base = decide_base(setup.bases[0], setup.seed)
-        if f"{base.base}@{base.config_hash}" not in record.bases_planned():
+        base = decide_base(setup, setup.bases[0])
+        if base.key not in record.base_runs():
             waiting.append(base.config_hash)  # the engine begins with it
         due: list[tuple[int, Setting, str]] = []
         for setting in settings:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from looplab.config.edits import apply_edits
-from looplab.config.files import read_config
+from looplab.config.files import canonical_json, read_config
 from looplab.config.lab import Lab, Study
-from looplab.config.paths import Concrete, find, get, leaves
+from looplab.config.paths import Concrete, find, get, has, leaves, show
 from looplab.decide.base import Proposer
 from looplab.decide.history import History
 from looplab.decide.queue import QueueProposer
@@ -23,11 +24,17 @@ from looplab.launch.command import check_templates, find_program
 from looplab.launch.devices import Devices
 from looplab.launch.slots import make_slots
 from looplab.launch.tracking import has_wandb_key
+from looplab.ledger.study import RunRow
 from looplab.runs.capsule import Prints
+from looplab.runs.folder import hash_file
 from looplab.runs.names import inside
+from looplab.runs.redact import redact_argv, redact_env
 from looplab.watch.watcher import check as check_watch
 
 SEEDS = ("seed", "random_seed")
+FIRST_SEED = 1
+"""The seed of a first run where the config has none and `{seed}` in the command or the environment passes it."""
+SEED_VARIABLE = "{seed}"
 ANSWER = "proposals/next_config.json"
 """Where people write what the autopilot tries next, unless an agent's `answer` says another file."""
 
@@ -51,6 +58,8 @@ class Options:
     """One proposal at a time."""
     asked_only: bool = False
     """Run what was asked for by name, and begin no round."""
+    keep_going: bool = False
+    """Continue although no base config works."""
     jobs: int | None = None
     """Run submitted commands; the number is the process as long as which the engine stays, 0 for none."""
 
@@ -85,10 +94,40 @@ class Setup:
     devices: Devices
     share: bool
     seed: Concrete | None
-    """Where the config holds the random seed."""
+    """The key of the random seed in the config; None where the config has none that reaches the trainer."""
     prints: Prints
     """The data and what measures: runs under other ones cannot be compared."""
     notes: tuple[str, ...] = field(default=())
+
+    @property
+    def keep_going(self) -> bool:
+        """Whether the study continues although no base config works."""
+        return self.options.keep_going or self.study.keep_going
+
+    def is_unusable(self, run: RunRow) -> bool:
+        """Whether a run has ended and nothing can be compared with it."""
+        if run.state != "ended":
+            return False
+        if run.status == "ok":
+            return self.study.objective is not None and run.objective is None
+        return run.status in ("failed", "timeout", "lost")
+
+    @property
+    def seed_route(self) -> str | None:
+        """How a seed reaches the trainer, in words; None: not at all."""
+        if self.seed is not None:
+            return f"{show(self.seed)} in the config"
+        launch = self.study.launch
+        if any(SEED_VARIABLE in part for part in launch.command):
+            return f"{SEED_VARIABLE} in launch.command"
+        return next((f"{SEED_VARIABLE} in launch.env.{k}" for k, v in launch.env.items() if SEED_VARIABLE in v), None)
+
+    def seed_of(self, config: Mapping[str, Any]) -> int | None:
+        """The seed that a run of this config gets; None where no seed reaches the trainer."""
+        if self.seed is None:
+            return FIRST_SEED if self.seed_route is not None else None
+        value = get(config, self.seed) if has(config, self.seed) else None
+        return value if _is_whole(value) else None
 
     def base(self, name: str | None) -> Base:
         return next((base for base in self.bases if base.name == name), self.bases[0])
@@ -206,6 +245,28 @@ def prepare(lab: Lab, study: Study, options: Options) -> Setup:
     return Setup(lab.folder, study, options, guard, bases, slots, devices, share, seed, prints, notes)
 
 
+def resolved_configuration(setup: Setup) -> dict[str, Any]:
+    """Return everything that decides what is run and what is believed, defaults included, without secrets.
+
+    Which devices and how many slots are used is left out: it changes how fast a study is, not what it finds."""
+    study = setup.study.model_dump(mode="json", by_alias=True, exclude={"slots"})
+    study["launch"]["command"] = redact_argv(study["launch"]["command"])
+    study["launch"]["env"] = redact_env(study["launch"]["env"])
+    said = setup.options
+    options = {
+        "mode": said.mode, "rounds": said.rounds, "runs": said.runs, "continuous": said.continuous,
+        "extra": redact_argv(said.extra), "informal": said.informal, "autopilot": said.autopilot,
+    }  # fmt: skip
+    files = [entry.rules or (entry.agent and entry.agent.prompt) for entry in setup.study.proposers]
+    return {
+        "study": study,
+        "options": options,
+        "bases": {base.name: hashlib.sha256(canonical_json(base.config)).hexdigest()[:16] for base in setup.bases},
+        "files": {name: hash_file(setup.lab / name) for name in files if name},
+        "fingerprint": setup.prints.digest(),
+    }
+
+
 def find_prints(lab: Lab, study: Study) -> Prints:
     """The data and what measures; an error if some of it is missing."""
     printed = []
@@ -219,14 +280,25 @@ def find_prints(lab: Lab, study: Study) -> Prints:
 
 
 def find_seed(study: Study, base: Base) -> Concrete | None:
-    """Where the config holds its seed: where the lab file says, else at the key of that name nearest to the top."""
+    """The key of the seed in the config: the one that the lab file names, else the key of that name nearest to the
+    top. None if it does not reach the trainer, because the key is left out of the flags or variables."""
     if study.seed is not None:
         found = find(base.config, study.seed)
         if len(found) != 1 or not _is_whole(get(base.config, found[0])):
             raise LabError(f"seed: {study.seed} is no whole number in {base.name}", hint="name the key of the seed")
         return found[0]
     named = [path for path, value in leaves(base.config) if str(path[-1]).lower() in SEEDS and _is_whole(value)]
-    return min(named, key=len) if named else None
+    nearest = min(named, key=len, default=None)
+    if nearest is None or _reaches(study, nearest):
+        return nearest
+    return None
+
+
+def _reaches(study: Study, seed: Concrete) -> bool:
+    """Whether the value of this key is passed on, by the config or by `{seed}`."""
+    launch = study.launch
+    templates = (*launch.command, *launch.env.values())
+    return seed[0] not in launch.config.skip or any(SEED_VARIABLE in text for text in templates)
 
 
 def _is_whole(value: Any) -> bool:

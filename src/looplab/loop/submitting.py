@@ -37,7 +37,7 @@ from looplab.errors import LabError
 from looplab.launch import keeper
 from looplab.launch.command import find_program
 from looplab.launch.devices import Devices
-from looplab.ledger.study import RunRow, StudyLedger, Usage
+from looplab.ledger.study import JOBS_SUFFIX, RunRow, StudyLedger, Usage
 from looplab.loop.setup import Options, Setup, find_prints, make_guard, plan_slots
 from looplab.runs.folder import hash_file
 from looplab.runs.names import inside, random_suffix
@@ -45,7 +45,6 @@ from looplab.runs.redact import redact_argv
 
 JOB = "job"
 """The proposer of runs that are a command."""
-SUFFIX = ".jobs"
 IDLE_S = 5.0
 """How long an engine without work waits for more."""
 LIMITS = ("timeout", "budget")
@@ -58,14 +57,9 @@ OWN = ("LOOPLAB_LOCK_DIR", "LOOPLAB_DEBUG")
 # -- the study of the commands
 
 
-def beside(study: str) -> str:
-    """The name of the study with which this one shares its budget."""
-    return study.removesuffix(SUFFIX) if study.endswith(SUFFIX) else study + SUFFIX
-
-
 def jobs_study(lab: Lab, study: Study) -> Study:
     """The study of the commands: launched, limited and measured as the real one, but with nothing to decide."""
-    name = study.study + SUFFIX
+    name = study.study + JOBS_SUFFIX
     if name in lab.studies:
         raise LabError(
             f"the lab has a study {name!r}, which is the name for the commands of {study.study!r}",
@@ -153,7 +147,7 @@ def start_engine(lab: Path, study: str, patron: int = 0) -> subprocess.Popen[byt
 
 
 def engine_log(lab: Path, study: str) -> Path:
-    return lab / ".looplab" / f"{study}{SUFFIX}.log"
+    return lab / ".looplab" / f"{study}{JOBS_SUFFIX}.log"
 
 
 # -- one command
@@ -296,19 +290,6 @@ def exit_code(run: RunRow) -> int:
 # -- the budget
 
 
-def used_together(study: StudyLedger) -> Usage:
-    """What a study and its commands have used."""
-    own, other = study.usage(), StudyLedger(study.ledger, beside(study.study)).usage()
-    if not other.runs and not other.wall:
-        return own
-    wall, until = 0.0, 0.0
-    sql = "SELECT began, coalesce(ended, seen) FROM sessions WHERE study IN (?,?) ORDER BY began"
-    for began, last in study.ledger.rows(sql, (study.study, beside(study.study))):
-        wall += max(0.0, last - max(began, until))
-        until = max(until, last)
-    return Usage(own.rounds, own.runs + other.runs, wall, own.device_hours + other.device_hours)
-
-
 def time_spent(budget: Budget, usage: Usage) -> str | None:
     """Which budget of time is used, if one is."""
     if budget.wall is not None and usage.wall >= budget.wall:
@@ -320,7 +301,7 @@ def time_spent(budget: Budget, usage: Usage) -> str | None:
 
 def refusal(budget: Budget, record: StudyLedger) -> str | None:
     """Why no more commands are run, if that is so."""
-    usage = used_together(record)
+    usage = record.shared_usage()
     if budget.runs is not None and usage.runs >= budget.runs:
         return f"the budget of {budget.runs} run(s) is used"
     return time_spent(budget, usage)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -155,6 +156,32 @@ def _goal_by_name(metric: str) -> Goal:
                 if form in _MIN:
                     return "min"
     return "min"
+
+
+_CLOCKS = frozenset(
+    {
+        *("time", "times", "timestamp", "clock", "seconds", "second", "secs", "sec", "ms", "duration", "elapsed"),
+        *("eta", "wall", "runtime", "sps", "fps", "speed", "throughput"),
+        *("memory", "mem", "rss", "vram", "gpu", "cpu", "util", "utilization", "load", "pid"),
+    }
+)
+"""Words of metrics that differ between identical trainings."""
+
+
+def is_clock(metric: str) -> bool:
+    """Whether a metric measures the machine rather than the training: it differs between identical runs."""
+    words = re.split(r"[^a-z0-9]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", metric).lower())
+    return not _CLOCKS.isdisjoint(words) or "per_sec" in metric or "/s" in metric
+
+
+def digest(metrics: Mapping[str, MetricSummary]) -> str | None:
+    """A hash of what a run measured, without times and memory: equal for runs that are equal to the last digit."""
+    told = [
+        (name, m.first, m.last, m.best, m.best_step, m.last_step, m.min, m.max, m.n, m.nan)
+        for name, m in sorted(metrics.items())
+        if m.n and not is_clock(name)
+    ]
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:16] if told else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from typing import Any
 
 from looplab.config import paths
 from looplab.config.lab import Objective, Study
+from looplab.decide.agent import account_of
 from looplab.errors import LabError
 from looplab.guard.knobs import Knob, KnobTable
 from looplab.ledger.study import ProposalRow, RunRow, StudyLedger
@@ -184,6 +185,8 @@ class StudyFacts:
     waiting: int
     failures: tuple[Failure, ...]
     notes: tuple[str, ...]
+    alarms: tuple[str, ...]
+    """What a person must look at before the results are believed."""
     judge: Judged | None
     """None: the study has no judge."""
     mix: MixFacts | None
@@ -251,6 +254,10 @@ def gather(lab: Path, study: Study, record: StudyLedger) -> StudyFacts:
     notes = [f"{left_out} more keys differ between runs and are not shown"] if left_out else []
     runs = [_facts(study, outputs, file, own) for file, own in zip(files, values, strict=True)]
     notes += _mark_other_objectives(study.objective, files, runs)
+    notes += [
+        f"The configuration was changed at {wording.moment(one.at)}: {wording.plain(one.describe())}"
+        for one in record.configurations()[1:]
+    ]
     tried = points([replace(run.row, objective=run.objective) for run in runs])
     runs = _with_differences(_with_points(runs, tried))
     goal = study.objective.goal if study.objective else "min"
@@ -282,12 +289,19 @@ def gather(lab: Path, study: Study, record: StudyLedger) -> StudyFacts:
         waiting=record.count_waiting(),
         failures=tuple(_failures(outputs, runs)),
         notes=tuple(notes),
+        alarms=alarms_of(record, court),
         judge=court,
         mix=mix_facts(record, [run.row for run in runs]),
         watched=watched(record),
         reproduced=reproduced(record),
         _places=places,
     )
+
+
+def alarms_of(record: StudyLedger, court: Judged | None) -> tuple[str, ...]:
+    """Return the alarms of the study and of its judge."""
+    raised = tuple(wording.plain(alarm["text"]) for alarm in record.alarms())
+    return raised + (court.alarms if court is not None else ())
 
 
 @dataclass(slots=True)
@@ -536,17 +550,25 @@ def _grows_by_factors(numbers: Sequence[float]) -> bool:
 
 
 def _budget(study: Study, record: StudyLedger) -> tuple[Budget, ...]:
-    used, limits = record.usage(), study.budget
+    """What is used of each budget, as the engine counts it: with submitted commands and agents."""
+    used, limits, agents = record.shared_usage(), study.budget, account_of(record)
 
     def one(name: str, spent: float, limit: float | None, show: Any) -> Budget:
         return Budget(name, spent, limit, show(spent) + (f" of {show(limit)}" if limit is not None else ""))
 
-    return (
+    parts = [
         one("rounds", used.rounds, limits.rounds, lambda n: f"{n:g}"),
         one("runs", used.runs, limits.runs, lambda n: f"{n:g}"),
         one("wall clock", used.wall, limits.wall, wording.seconds),
         one("device hours", used.device_hours, limits.device_hours, lambda n: f"{n:.3g}"),
-    )
+    ]
+    if agents.calls or limits.tokens is not None:
+        parts.append(one("agents' tokens", agents.tokens, limits.tokens, lambda n: f"{n:,}"))
+    if agents.calls or limits.usd is not None:
+        unpriced = f" (and {wording.plural(agents.unpriced, 'call')} without a price)" if agents.unpriced else ""
+        dollars = one("agents' cost", agents.usd, limits.usd, lambda n: f"${n:.2f}")
+        parts.append(replace(dollars, shown=dollars.shown + unpriced))
+    return tuple(parts)
 
 
 def _rejections(proposals: Sequence[ProposalRow]) -> list[Rejection]:

@@ -102,7 +102,7 @@ def _standing(facts: StudyFacts) -> list[str]:
     best = facts.best
     if facts.judge is not None:
         lines.append(f"- **Result:** {facts.judge.headline}.")
-        lines += [f"- **ALARM:** {text(alarm)}" for alarm in facts.judge.alarms]
+    lines += [f"- **ALARM:** {text(alarm)}" for alarm in facts.alarms]
     if best is not None:
         since = "" if best.against_base is None else f", {wording.signed(best.against_base)} against its base"
         word, hint = ("Champion", "") if facts.judge else ("Best", " (one run is a hint, not a result)")

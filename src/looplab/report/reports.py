@@ -74,6 +74,7 @@ def summary(facts: StudyFacts) -> str:
         "best": facts.best.row.id if facts.best else None,
         "counts": facts.counts(),
         "judge": _judge(facts.judge) if facts.judge else None,
+        "alarms": list(facts.alarms),
         "used": {part.name: part.used for part in facts.budget},
     }
     lines = [f"  {to_json(key)}: {to_json(value)}," for key, value in head.items()]
@@ -92,7 +93,6 @@ def _judge(court: Judged) -> dict[str, Any]:
         "verdicts": court.counts,
         "alpha": court.alpha,
         "spent": court.spent,
-        "alarms": list(court.alarms),
         "held_out": court.held_out,
     }
 

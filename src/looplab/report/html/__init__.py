@@ -87,6 +87,7 @@ def study_page(facts: StudyFacts, importance: Importance, drawn: Mapping[str, Ba
         "goal": facts.goal,
         "at": facts.moment,
         "notes": facts.notes,
+        "alarms": facts.alarms,
         "counts": sorted(facts.counts().items(), key=lambda count: -count[1]),
         "waiting": facts.waiting,
         "budget": [(part.name, part.shown, part.used / part.limit if part.limit else None) for part in facts.budget],
@@ -135,7 +136,6 @@ def _judge(court: Judged, rows: Mapping[str, int]) -> dict[str, Any]:
         "headline": court.headline,
         "standing": court.standing,
         "sentences": court.sentences,
-        "alarms": court.alarms,
         "base": rows.get(court.base or ""),
         "sigma": short(court.sigma),
         "entrants": [

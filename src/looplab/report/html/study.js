@@ -56,7 +56,7 @@ function drawHead() {
   const time = el("p", { class: "small", text: `as of ${DATA.time}` });
   page.append(el("header", {}, el("h1", { text: DATA.study }), el("p", { text: goal }), time));
   page.append(el("div", { class: "tiles" }, bestTile(), runsTile(), changeTile(), usedTile()));
-  for (const alarm of DATA.judge ? DATA.judge.alarms : []) {
+  for (const alarm of DATA.alarms) {
     page.append(el("div", { class: "alarm", role: "alert" }, el("b", { text: "Alarm" }), ` ${alarm}`));
   }
   for (const note of DATA.notes) page.append(el("div", { class: "noteline", text: note }));

@@ -1,0 +1,68 @@
+"""The rules of a study: its resolved configuration, recorded whenever an engine starts with another one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from looplab.config.files import canonical_json
+from looplab.config.paths import diff
+from looplab.ledger.ledger import Event
+
+CONFIGURED = "study configured"
+"""The kind of the event."""
+SHOWN = 6
+"""Changes that are named before the rest is only counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A configuration of a study and how it differs from the one before."""
+
+    seq: int
+    """The number of the event."""
+    at: float
+    hash: str
+    body: dict[str, Any]
+    changes: dict[str, dict[str, Any]]
+    """By dotted key: `old`, `new` or both. Empty for the first one."""
+
+    def describe(self) -> str:
+        """Return the changes in one line: `judge.alpha 0.05 → 0.4`."""
+        named = [
+            f"{key.removeprefix('study.')} {_short(change.get('old'))} → {_short(change.get('new'))}"
+            for key, change in list(self.changes.items())[:SHOWN]
+        ]
+        rest = len(self.changes) - SHOWN
+        return ", ".join(named) + (f" and {rest} more" if rest > 0 else "")
+
+
+def storable(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the body as the chain keeps it, which holds no integers beyond 64 bits."""
+    plain: dict[str, Any] = orjson.loads(json.dumps(body, allow_nan=False, default=str))
+    return plain
+
+
+def hash_configuration(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(canonical_json(body)).hexdigest()[:16]
+
+
+def configurations(events: Iterator[Event]) -> list[Configuration]:
+    """Return the configurations of one study, oldest first, from its events."""
+    found: list[Configuration] = []
+    for event in events:
+        if event.kind == CONFIGURED:
+            body = event.data["configuration"]
+            changes = diff(found[-1].body, body) if found else {}
+            found.append(Configuration(event.seq, event.at, event.data["hash"], body, changes))
+    return found
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 40 else text[:39] + "…"

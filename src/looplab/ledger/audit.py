@@ -37,6 +37,8 @@ class Audit:
     head: str
     files: int
     findings: tuple[Finding, ...]
+    notes: tuple[Finding, ...]
+    """What was changed once and has been restored: the record is whole."""
 
 
 def audit(ledger: Ledger, lab: Path) -> Audit:
@@ -64,7 +66,7 @@ def audit(ledger: Ledger, lab: Path) -> Audit:
             if now != digest:
                 why = "the file is gone" if now is None else "the file is not what it was when it was recorded"
                 findings.append(Finding("file", f"{study}/{run}/{name}", why))
-    return Audit(seq, head, count, tuple(findings))
+    return Audit(seq, head, count, tuple(findings), tuple(told.restored))
 
 
 @dataclass(slots=True)
@@ -77,6 +79,8 @@ class _Told:
     proposed: dict[int, dict[str, Any]] = field(default_factory=dict)
     best: dict[str, str | None] = field(default_factory=dict)
     verdicts: dict[tuple[str, str], str] = field(default_factory=dict)
+    restored: list[Finding] = field(default_factory=list)
+    """Files that a run has changed, and the engine restored at its end."""
     rebuilt: bool = False
     """Whether tables were rebuilt from folders: then they may know what the chain does not."""
 
@@ -93,6 +97,12 @@ class _Told:
                 self.best[event.study] = event.run
             case "judged":
                 self.verdicts[key] = event.data["verdict"]
+            case "record changed":
+                self.restored += [
+                    Finding("file", f"{event.study}/{event.run}/{change['name']}", "the run changed it; restored")
+                    for change in event.data["changes"]
+                    if change["restored"]
+                ]
             case "objective changed":
                 self.best[event.study] = None
             case "reindexed":
@@ -193,7 +203,7 @@ def _row_of(study: str, run_dir: Path) -> dict[str, Any]:
         "slot": about.get("slot"),
         "pid": process.get("pid"),
         "created": about["created"],
-        "started": process.get("started") or exit_.get("started"),
+        "started": exit_.get("started") or process.get("started"),
         "ended": exit_.get("ended"),
         "exit_code": summary.get("exit_code"),
         "signal": summary.get("signal"),

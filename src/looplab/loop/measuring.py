@@ -14,6 +14,7 @@ from looplab.ledger.study import RunRow
 from looplab.measure.base import Batch
 from looplab.measure.discover import Reader, reader_of
 from looplab.measure.summary import Directions, Summariser, check_at, objective_value, to_dict
+from looplab.runs.folder import RECORD
 
 
 @dataclass(slots=True)
@@ -69,17 +70,10 @@ def status_of(exit_: Exit) -> str:
     return "ok" if exit_.code == 0 else "failed"
 
 
-OWN = frozenset(
-    {"run.json", "config.json", "config.yaml", "config.toml", "override.json", "config_diff.json", "capsule.json",
-     "process.json", "exit.json", "train.log"}
-)  # fmt: skip
-"""What is in a run folder even if the trainer leaves nothing."""
-
-
 def left_nothing(run_dir: Path) -> bool:
     """Whether the trainer neither wrote a file nor printed a word: then there is nothing to read."""
     try:
-        return OWN.issuperset(os.listdir(run_dir)) and os.stat(f"{run_dir}/train.log").st_size == 0
+        return os.listdir(run_dir) == [RECORD] and os.stat(f"{run_dir}/{RECORD}/train.log").st_size == 0
     except FileNotFoundError:
         return False
 

@@ -245,10 +245,10 @@ class Lab:
                 config_hash=canonical_json(config).decode(), devices=1, body={"config": config}, role=role,
             )  # fmt: skip
         value = self.problem.measure(config, self.seed)
-        (self.outputs / run.id).mkdir()
+        (self.outputs / run.id / "record").mkdir(parents=True)
         metrics = {} if value is None else {"loss": metric(value)}
-        (self.outputs / run.id / "config.json").write_bytes(canonical_json(config))
-        (self.outputs / run.id / "summary.json").write_text(json.dumps({"metrics": metrics, "steps": 1}))
+        (self.outputs / run.id / "record/config.json").write_bytes(canonical_json(config))
+        (self.outputs / run.id / "record/summary.json").write_text(json.dumps({"metrics": metrics, "steps": 1}))
         with self.ledger.write():
             now = time.time()
             self.study.ended(

@@ -77,7 +77,7 @@ def ours(n: int, root: Path) -> tuple[float, list[float]]:
     assert len(runs) == n
     assert {run.status for run in runs} == {"ok"}, [run for run in runs if run.status != "ok"][:2]
     assert ledger.first_broken_link() is None
-    assert all((lab_dir / "outputs/bench" / run.id / "summary.json").exists() for run in runs)
+    assert all((lab_dir / "outputs/bench" / run.id / "record/summary.json").exists() for run in runs)
     slots: dict[str, list[tuple[float, float]]] = {}
     for run in runs:
         slots.setdefault(run.slot or "", []).append((run.started or 0.0, run.ended or 0.0))

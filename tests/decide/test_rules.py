@@ -142,10 +142,10 @@ class Lab:
         summariser = Summariser()
         summariser.add({name: Curve(list(range(len(values))), values) for name, values in metrics.items()})
         where = self.folder / "out" / run.id
-        where.mkdir(parents=True)
-        (where / "run.json").write_text("{}")
-        (where / "config.json").write_text(json.dumps(config))
-        (where / "summary.json").write_text(json.dumps({"metrics": to_dict(summariser.result()), "steps": 2000}))
+        (where / "record").mkdir(parents=True)
+        (where / "record/run.json").write_text("{}")
+        (where / "record/config.json").write_text(json.dumps(config))
+        (where / "record/summary.json").write_text(json.dumps({"metrics": to_dict(summariser.result()), "steps": 2000}))
         with self.study.ledger.write():
             self.study.ended(
                 run.id, status=status, code=0, signal=None, started=1.0, ended=61.0 + run.n, objective=objective,
@@ -158,7 +158,7 @@ class Lab:
             self.study.set_best(run, objective)
 
     def config(self, run: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / "out" / run / "config.json").read_text())
+        found: dict[str, Any] = json.loads((self.folder / "out" / run / "record/config.json").read_text())
         return found
 
 

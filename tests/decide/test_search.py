@@ -77,9 +77,9 @@ class Lab:
         return run.id, config
 
     def end(self, run: str, config: dict[str, Any], value: float | None, status: str = "ok") -> None:
-        (self.root / run).mkdir()
-        (self.root / run / "config.json").write_text(json.dumps(config))
-        (self.root / run / "summary.json").write_text("{}")
+        (self.root / run / "record").mkdir(parents=True)
+        (self.root / run / "record/config.json").write_text(json.dumps(config))
+        (self.root / run / "record/summary.json").write_text("{}")
         with self.ledger.write():
             self.study.ended(
                 run, status=status, code=0, signal=None, started=1.0, ended=2.0, objective=value, files={}

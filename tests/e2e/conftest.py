@@ -84,6 +84,13 @@ STUDY: dict[str, Any] = {
 }
 
 
+RECORDED = {
+    "run.json", "config.json", "override.json", "config_diff.json", "capsule.json", "process.json", "exit.json",
+    "summary.json", "train.log", "notes.md", "metrics.parquet",
+}  # fmt: skip
+"""What looplab itself writes about a run."""
+
+
 @dataclass(frozen=True, slots=True)
 class Done:
     """What a command left behind."""
@@ -188,6 +195,10 @@ def until(condition: Callable[[], Any], what: str) -> Any:
     return found
 
 
+def file_of(run: Path, name: str) -> Path:
+    return run / "record" / name if name in RECORDED else run / name
+
+
 class LabFolder:
     """A lab on the disk, with the words to work on it."""
 
@@ -259,14 +270,15 @@ class LabFolder:
 
     def runs(self, study: str = "toy") -> list[Path]:
         """The run folders, oldest first."""
-        return sorted(path.parent for path in self.outputs(study).glob("[0-9]*/run.json"))
+        return sorted(path.parents[1] for path in self.outputs(study).glob("[0-9]*/record/run.json"))
 
     def read(self, run: Path, name: str) -> Any:
-        return json.loads((run / name).read_text())
+        """A JSON file of the run: of its record, or of the trainer."""
+        return json.loads(file_of(run, name).read_text())
 
     def all(self, name: str, study: str = "toy") -> list[Any]:
         """A JSON file of every run that has it, oldest run first."""
-        return [self.read(run, name) for run in self.runs(study) if (run / name).exists()]
+        return [self.read(run, name) for run in self.runs(study) if file_of(run, name).exists()]
 
     def ask(self, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
         """What the ledger says; nothing as long as there is none."""
@@ -292,7 +304,7 @@ class LabFolder:
 
         def at_work() -> bool:
             self._check_started()
-            begun = [(run / "metrics.jsonl").exists() and not (run / "exit.json").exists() for run in self.runs()]
+            begun = [(run / "metrics.jsonl").exists() and not file_of(run, "exit.json").exists() for run in self.runs()]
             return sum(begun) >= n
 
         until(at_work, f"{n} training(s) at work")

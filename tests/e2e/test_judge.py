@@ -105,7 +105,7 @@ def test_the_held_out_metric_is_read_before_a_promotion_only_and_shown_nowhere(j
     asked = judged.ask("SELECT run FROM events WHERE kind='held-out read'")
     assert len(asked) == 1
     for run in judged.runs():
-        assert "held_out" not in (run / "summary.json").read_text()
+        assert "held_out" not in (run / "record/summary.json").read_text()
     assert "held_out" not in judged("query", "SELECT DISTINCT metric FROM metrics").out
     assert "held_out" not in (judged.outputs() / "report.html").read_text().replace("lab.yaml", "")
 

@@ -189,9 +189,9 @@ def test_letters_written_in_two_parts_are_followed_whole(lab, until) -> None:
     )
     lab.write("train.py", trainer)
     engine = lab.start("run")
-    until(lambda: any((run / "train.log").exists() for run in lab.runs()), "the log")
+    until(lambda: any((run / "record/train.log").exists() for run in lab.runs()), "the log")
     follower = lab.start("logs", "-f")
-    until(lambda: any((run / "train.log").stat().st_size == 1 for run in lab.runs()), "half a letter")
+    until(lambda: any((run / "record/train.log").stat().st_size == 1 for run in lab.runs()), "half a letter")
     lab.open_gate()
     assert follower.ended().out == "学\n"
     engine.ended()
@@ -199,7 +199,7 @@ def test_letters_written_in_two_parts_are_followed_whole(lab, until) -> None:
 
 def test_logs_into_a_reader_that_stops_early_is_quiet(lab) -> None:
     lab("run")
-    (lab.runs()[0] / "train.log").write_text("a line\n" * 200_000)
+    (lab.runs()[0] / "record/train.log").write_text("a line\n" * 200_000)
     from_command = subprocess.Popen(
         [lab.command, "logs"], cwd=lab.folder, env=lab.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

@@ -158,7 +158,7 @@ def test_a_run_that_only_its_folder_knows_of_is_not_measured_beside(probed: Any)
     probed("probe")
     last = probed.runs("toy.probe")[-1]  # as it is when the engine is killed at the very start of a run
     for name in ("exit.json", "process.json", "summary.json"):
-        (last / name).unlink(missing_ok=True)
+        (last / "record" / name).unlink(missing_ok=True)
     with contextlib.closing(sqlite3.connect(probed.folder / ".looplab" / "ledger.db")) as db, db:
         db.execute("UPDATE runs SET state='planned', status=NULL WHERE id=?", (last.name,))
     assert f"run {last.name} of the last probe is still at work" in probed("probe", "--fresh", code=3).err

@@ -57,7 +57,7 @@ def test_the_answer_is_the_same_with_and_without_archives(lab) -> None:
     with_archives = lab("query", METRICS, "--json").json()
     assert len(with_archives) == 6
     for run in lab.runs():
-        (run / "metrics.parquet").unlink()
+        (run / "record/metrics.parquet").unlink()
     assert lab("query", METRICS, "--json").json() == with_archives
 
 

@@ -69,19 +69,19 @@ def test_a_deleted_event_is_found(done) -> None:
 
 def test_a_changed_file_of_a_run_is_found(done) -> None:
     run = done.runs()[1]
-    (run / "summary.json").write_text((run / "summary.json").read_text().replace("0.33", "0.11"))
+    (run / "record/summary.json").write_text((run / "record/summary.json").read_text().replace("0.33", "0.11"))
     out = done("verify", code=1).out
-    assert f"file: toy/{run.name}/summary.json: the file is not what it was" in out
+    assert f"file: toy/{run.name}/record/summary.json: the file is not what it was" in out
     assert out.endswith("the record is not whole: 1 finding(s)\n")
 
 
 def test_a_deleted_file_and_a_deleted_run_are_found(done) -> None:
     first, second, _ = done.runs()
-    (first / "config.json").unlink()
+    (first / "record/config.json").unlink()
     shutil.rmtree(second)
     findings = done("verify", "--json", code=1).json()["findings"]
     assert [(finding["what"], finding["where"]) for finding in findings] == [
-        ("file", f"toy/{first.name}/config.json"),
+        ("file", f"toy/{first.name}/record/config.json"),
         ("folder", f"toy/{second.name}"),
     ]
 

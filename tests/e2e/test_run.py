@@ -172,10 +172,11 @@ def test_a_run_leaves_all_its_files_with_what_they_promise(lab) -> None:
     lab.queue("train.lr@set=0.3")
     lab("run", "--concurrency", "1", "--", "--flag")
     base, run = lab.runs()
-    assert {path.name for path in run.iterdir()} >= {
+    assert {path.name for path in (run / "record").iterdir()} >= {
         *("run.json", "config.json", "override.json", "config_diff.json", "capsule.json"),
-        *("train.log", "metrics.jsonl", "summary.json", "exit.json"),
+        *("train.log", "summary.json", "exit.json"),
     }
+    assert sorted(path.name for path in run.iterdir()) == ["metrics.jsonl", "record", "seen.json"]
 
     about = lab.read(run, "run.json")
     assert (about["id"], about["study"], about["n"], about["round"]) == (run.name, "toy", 2, 2)
@@ -200,7 +201,7 @@ def test_a_run_leaves_all_its_files_with_what_they_promise(lab) -> None:
     assert (lab.outputs() / capsule["python"]["packages"]).is_file()
     assert capsule["machine"]["cores"] >= 1
 
-    assert (run / "train.log").read_text() == "lr is 0.3\nthe end\n"
+    assert (run / "record/train.log").read_text() == "lr is 0.3\nthe end\n"
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in steps] == [1, 2, 3]
 

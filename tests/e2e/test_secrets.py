@@ -42,7 +42,7 @@ def test_what_stands_in_launch_env_stays_in_the_lab_file(lab) -> None:
     assert lab.count(status="ok") == 2
     for secret in (KEY, TOKEN):
         assert files_with(lab.folder, secret) == ["lab.yaml"]
-    assert "key *** token ***" in (lab.runs()[0] / "train.log").read_text()
+    assert "key *** token ***" in (lab.runs()[0] / "record/train.log").read_text()
     lab("verify")
 
 

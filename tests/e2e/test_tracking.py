@@ -39,7 +39,7 @@ def looplab(lab: Path, *argv: str, key: str | None = None) -> subprocess.Complet
 def test_every_round_is_told_the_same_about_wandb(lab: Path) -> None:
     (lab / "lab.yaml").write_text(LAB + "track: {wandb: {mode: online, entity: e, project: p}}\n")
     assert looplab(lab, "run").returncode == 0
-    logs = sorted((lab / "outputs/s").glob("*/train.log"))
+    logs = sorted((lab / "outputs/s").glob("*/record/train.log"))
     assert len(logs) == 3
     for log in logs:
         told = json.loads(log.read_text().replace("'", '"'))
@@ -53,7 +53,7 @@ def test_every_round_is_told_the_same_about_wandb(lab: Path) -> None:
 def test_without_tracking_nothing_is_said_about_wandb(lab: Path) -> None:
     (lab / "lab.yaml").write_text(LAB)
     assert looplab(lab, "run", "--runs", "1").returncode == 0
-    assert next((lab / "outputs/s").glob("*/train.log")).read_text().strip() == "{}"
+    assert next((lab / "outputs/s").glob("*/record/train.log")).read_text().strip() == "{}"
 
 
 def test_a_formal_run_is_refused_without_what_it_requires(lab: Path) -> None:
@@ -78,5 +78,5 @@ def test_an_informal_run_is_recorded_as_one(lab: Path) -> None:
     (lab / "lab.yaml").write_text(LAB + "require: {gpu: true}\n")
     assert "`run` would refuse" in looplab(lab, "plan").stdout
     assert looplab(lab, "run", "--informal", "--runs", "1").returncode == 0
-    about = json.loads(next((lab / "outputs/s").glob("*/run.json")).read_text())
+    about = json.loads(next((lab / "outputs/s").glob("*/record/run.json")).read_text())
     assert about["formal"] is False

@@ -150,7 +150,7 @@ def test_a_trainer_that_prints_megabytes_is_kept_whole(lab) -> None:
     lab.configure(objective=None)
     lab("run")
     (run,) = lab.runs()
-    assert (run / "train.log").stat().st_size == 80_000 * 100 + 8
+    assert (run / "record/train.log").stat().st_size == 80_000 * 100 + 8
     assert lab("logs", "-n", "2").out == f"{line}\nthe end\n"
 
 
@@ -159,7 +159,7 @@ def test_a_trainer_that_prints_no_text_at_all_is_shown_anyway(lab) -> None:
     lab.configure(objective=None)
     lab("run")
     assert lab("logs").out.endswith("\n")
-    assert (lab.runs()[0] / "train.log").read_bytes() == bytes(range(128, 256)) + b"\x00\n"
+    assert (lab.runs()[0] / "record/train.log").read_bytes() == bytes(range(128, 256)) + b"\x00\n"
 
 
 def test_a_trainer_that_is_killed_is_a_failed_run_with_its_signal(lab) -> None:

@@ -92,7 +92,7 @@ def test_a_rule_may_only_note_and_alert(watched: Any) -> None:
     watched("run")
     (run,) = watched.runs()
     assert watched.read(run, "summary.json")["status"] == "ok"
-    assert "half way" in (run / "notes.md").read_text()
+    assert "half way" in (run / "record/notes.md").read_text()
     assert json.loads((watched.folder / "alert.json").read_text())["run"] == run.name
 
 

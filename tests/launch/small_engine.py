@@ -15,7 +15,7 @@ def main() -> None:
     for text in sys.argv[1:]:
         fields = json.loads(text)
         slot = Slot(fields["slot"]["name"], tuple(fields["slot"]["devices"]), tuple(fields["slot"]["cores"]))
-        places = {"run_dir": Path(fields["run_dir"]), "cwd": Path(fields["cwd"])}
+        places = {name: Path(fields[name]) for name in ("run_dir", "record_dir", "cwd") if fields[name] is not None}
         executor.start(Order(**{**fields, **places, "slot": slot}))
     while True:
         for event in executor.poll(60.0):

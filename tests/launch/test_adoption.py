@@ -407,3 +407,42 @@ def test_a_lock_that_cannot_be_taken_gives_the_run_back(stand: Stand) -> None:
     (event,) = stand.events(executor, lambda events: len(events) > 0)
     assert isinstance(event, Refused)
     assert "gpu-0.0.lock" in event.holder
+
+
+def test_a_run_is_adopted_by_its_record_folder(stand: Stand) -> None:
+    record = stand.folder / "r1/record"
+    record.mkdir(parents=True)
+    order = stand.order(["/bin/sleep", "600"], record_dir=record)
+    engine = stand.engine(order)
+    engine.kill()
+    executor = stand.executor()
+    assert executor.adopt("r1", order.run_dir) is False
+    assert executor.adopt("r1", order.run_dir, record)
+    executor.stop("r1", "stop", grace=60)
+    assert stand.end(executor).reason == "stop"
+    assert stand.file("record/exit.json")["signal"] == signal.SIGTERM
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"pid": "x", "start": 1, "keeper": 2, "boot": ""}', "torn"])
+def test_what_a_run_writes_over_its_own_record_does_not_hide_it(stand: Stand, text: str) -> None:
+    engine = stand.engine(stand.order(["/bin/sleep", "600"]))
+    engine.kill()
+    for name in ("process.json", "exit.json"):
+        stand.until((stand.folder / "r1/process.json").exists)
+        (stand.folder / "r1" / name).write_text(text)
+    executor = stand.executor()
+    assert executor.adopt("r1", stand.folder / "r1")
+    executor.stop("r1", "stop", grace=60)
+    assert stand.end(executor).reason == "stop"
+
+
+def test_an_end_is_not_believed_while_the_process_lives(stand: Stand) -> None:
+    engine = stand.engine(stand.order(["/bin/sleep", "600"]))
+    engine.kill()
+    stand.file("process.json")
+    (stand.folder / "r1/exit.json").write_text('{"code": 0}')
+    executor = stand.executor()
+    assert executor.adopt("r1", stand.folder / "r1")
+    assert not [event for event in executor.poll(0.1) if isinstance(event, Ended)]
+    executor.stop("r1", "stop", grace=60)
+    stand.end(executor)

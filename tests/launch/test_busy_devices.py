@@ -39,7 +39,7 @@ def start(lab: Path, nvml: Driver, *options: str) -> subprocess.Popen[str]:
 
 
 def devices_used(lab: Path) -> list[str]:
-    return [log.read_text().strip() for log in sorted((lab / "outputs/s").glob("*/train.log"))]
+    return [log.read_text().strip() for log in sorted((lab / "outputs/s").glob("*/record/train.log"))]
 
 
 def test_only_the_free_device_is_used_while_a_stranger_computes_on_the_other(lab: Path, nvml: Driver) -> None:
@@ -58,7 +58,7 @@ def test_a_study_begins_when_the_stranger_has_gone(lab: Path, nvml: Driver) -> N
     while "is used by" not in (line := engine.stdout.readline()):
         assert line, "the engine ended"
     time.sleep(0.3)
-    assert not list((lab / "outputs/s").glob("*/train.log"))
+    assert not list((lab / "outputs/s").glob("*/record/train.log"))
     nvml.show([])
     said, _ = engine.communicate(timeout=60)
     assert engine.returncode == 0, said

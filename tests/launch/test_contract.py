@@ -574,3 +574,23 @@ def test_a_run_that_needs_two_devices_takes_both_or_none(any_stand: Stand) -> No
     assert isinstance(any_stand.events(executor, lambda events: len(events) > 0)[0], Refused)
     executor.start(any_stand.order(["/bin/true"], "other", slot=Slot("gpu0", ("0",))))
     assert any_stand.end(executor, "other").ok
+
+
+# -- the record folder
+
+
+def test_the_files_of_the_executor_are_in_the_record_folder(any_stand: Stand) -> None:
+    record = any_stand.folder / "r1/record"
+    record.mkdir(parents=True)
+    executor = any_stand.executor()
+    argv = any_stand.python("print('hello'); open('train.log', 'w'); open('exit.json', 'w'); raise SystemExit(3)")
+    order = any_stand.order(argv, cwd=any_stand.folder / "r1", record_dir=record)
+    executor.start(order)
+    end = any_stand.end(executor)
+    assert end.code == 3
+    assert Exit.from_dict(any_stand.file("record/exit.json")) == end
+    assert (record / "train.log").read_text() == "hello\n"
+    assert (any_stand.folder / "r1/train.log").read_text() == ""
+    executor.start(order)  # once is enough
+    assert any_stand.end(executor).code == 3
+    assert (record / "train.log").read_text() == "hello\n"

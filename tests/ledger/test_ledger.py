@@ -11,8 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from looplab.errors import LabError
+from looplab.ledger.audit import audit
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
+from looplab.runs import folder
 
 plain = st.recursive(
     st.none()
@@ -188,3 +190,18 @@ def test_commands_are_taken_once(ledger: Ledger) -> None:
     study.command("drain")
     assert study.take_commands() == [("stop", {"run": None}), ("drain", {})]
     assert study.take_commands() == []
+
+
+def test_files_of_early_versions_are_verified_where_they_are(ledger: Ledger, tmp_path: Path) -> None:
+    study = StudyLedger(ledger, "s")
+    study.open(None, "min")
+    run = plan(study)
+    run_dir = tmp_path / "outputs/s" / run
+    run_dir.mkdir(parents=True)
+    for name in ("run.json", "config.json"):
+        (run_dir / name).write_text("{}")
+    with ledger.write():
+        study.launched(run, "cpu0", folder.hash_files(run_dir, ["run.json", "config.json"]))
+    assert audit(ledger, tmp_path).findings == ()
+    (run_dir / "config.json").write_text('{"x": 1}')
+    assert [finding.where for finding in audit(ledger, tmp_path).findings] == [f"s/{run}/config.json"]

@@ -22,7 +22,7 @@ def test_other_names_of_a_canonical_metric_are_the_same_metric(tmp_path: Path) -
     (tmp_path / "lab.yaml").write_text(LAB)
     (tmp_path / "base.json").write_text("{}")
     subprocess.run([LOOPLAB, "run"], cwd=tmp_path, check=True, capture_output=True)
-    summary = json.loads(next((tmp_path / "outputs/s").glob("*/summary.json")).read_text())
+    summary = json.loads(next((tmp_path / "outputs/s").glob("*/record/summary.json")).read_text())
     assert summary["objective"]["value"] == 0.5
     assert {"train/ot_pi_sum", "train/l1_loss", "other"} <= set(summary["metrics"])
     shown = subprocess.run([LOOPLAB, "show"], cwd=tmp_path, check=True, capture_output=True, text=True).stdout

@@ -23,7 +23,7 @@ LOOPLAB = Path(sys.executable).with_name("looplab")
 
 def check_exit_codes(folder: Path) -> None:
     for run in killing.check_nothing_lost(folder):
-        score = int((folder / "outputs/killed" / run.id / "config.json").read_text().split(":")[1].strip(" }\n"))
+        score = int((folder / "outputs/killed" / run.id / "record/config.json").read_text().split(":")[1].strip(" }\n"))
         if score % 10 == 7:
             assert (run.status, run.exit_code, run.objective) == ("failed", 3, None)
         else:

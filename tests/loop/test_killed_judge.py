@@ -120,7 +120,7 @@ def test_a_judged_study_killed_again_and_again_ends_with_verdicts_that_hold(tmp_
     assert len(judged) == len(set(judged)) > 0
     for run in runs:
         if run.verdict is not None:
-            summary = json.loads((folder / "outputs/judged" / run.id / "summary.json").read_text())
+            summary = json.loads((folder / "outputs/judged" / run.id / "record/summary.json").read_text())
             assert summary["verdict"]["verdict"] == run.verdict
     # What was stopped was sent back once, and tried again inside its range.
     sent_back = [run for run in runs if run.proposer == "watch"]

@@ -229,3 +229,27 @@ def test_unreadable_records_are_counted_over_all_files(tmp_path: Path) -> None:
     reader = Reader(tmp_path)
     reader.poll()
     assert reader.skipped == 2
+
+
+def test_of_the_record_of_a_run_only_the_log_is_read(tmp_path: Path) -> None:
+    put(tmp_path / "record" / "run.json", "{}")
+    put(tmp_path / "record" / "train.log", "loss: 1\n")
+    put(tmp_path / "record" / "metrics.jsonl", '{"step": 1, "loss": 9}\n')
+    put(tmp_path / "train.log", "loss: 7\n")
+    put(tmp_path / "summary.json", '{"loss": 8}')
+    assert [str(source.path.relative_to(tmp_path)) for source in find_sources(tmp_path)] == ["record/train.log"]
+    assert Reader(tmp_path).poll(final=True)["loss"].values == [1]
+
+
+def test_a_log_that_comes_later_is_read(tmp_path: Path) -> None:
+    put(tmp_path / "record" / "run.json", "{}")
+    reader = Reader(tmp_path)
+    assert reader.poll() == {}
+    put(tmp_path / "record" / "train.log", "loss: 1\n")
+    assert reader.poll(final=True)["loss"].values == [1]
+
+
+def test_a_folder_called_record_that_is_not_ours_is_read_like_any_other(tmp_path: Path) -> None:
+    put(tmp_path / "record" / "metrics.jsonl", '{"step": 1, "loss": 9}\n')
+    put(tmp_path / "train.log", "loss: 7\n")
+    assert [source.kind for source in find_sources(tmp_path)] == ["jsonl", "stdout"]

@@ -117,12 +117,12 @@ class Maker:
         self, run: RunRow, rows: list[dict[str, float]], log: str = "", code: int = 0, reason: str | None = None
     ) -> RunRow:
         run_dir = self.outputs / run.id
-        (run_dir / "train.log").write_text(log)
+        (run_dir / "record/train.log").write_text(log)
         (run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         started, self.clock = self.clock, self.clock + 40 + 3 * len(rows) / 10
         exit_ = Exit(code, reason=reason, started=started, ended=self.clock)
         summary, status, objective = summarise(run, self.study, Gauge(self.study, run_dir), exit_)
-        folder.write_json(run_dir, "summary.json", summary)
+        folder.write_json(run_dir / "record/summary.json", summary)
         best = self.record.best()
         with self.ledger.write():
             self.record.ended(

@@ -28,7 +28,7 @@ def make_study(**measure: Any) -> Study:
 
 
 def make_run(folder: Path, *rows: dict[str, Any] | str) -> Path:
-    folder.mkdir(parents=True)
+    (folder / "record").mkdir(parents=True)
     lines = [row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows]
     (folder / "metrics.jsonl").write_text("".join(lines))
     return folder
@@ -42,7 +42,7 @@ def read(path: Path | None) -> list[tuple[str, float, float]]:
 def test_an_archive_holds_every_point_in_the_order_in_which_it_was_written(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", {"step": 1, "loss": 3, "acc": 0.1}, {"step": 2, "loss": 2}, {"step": 2, "loss": 5})
     path = archive_run(run, make_study())
-    assert path == run / "metrics.parquet"
+    assert path == run / "record/metrics.parquet"
     assert sorted(read(path)) == [("acc", 1, 0.1), ("loss", 1, 3), ("loss", 2, 2), ("loss", 2, 5)]
     assert [value for metric, _, value in read(path) if metric == "loss"] == [3, 2, 5]
     meta = pq.read_metadata(path)
@@ -75,7 +75,7 @@ def test_where_nothing_was_measured_there_is_no_archive(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a")
     assert archive_run(run, make_study()) is None
     assert archive_run(tmp_path / "not there", make_study()) is None
-    assert [path.name for path in run.iterdir()] == ["metrics.jsonl"]
+    assert [path.name for path in run.rglob("*") if path.is_file()] == ["metrics.jsonl"]
 
 
 def test_an_archive_outlives_the_files_it_was_made_from(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_an_archive_outlives_the_files_it_was_made_from(tmp_path: Path) -> None:
     archive_run(run, make_study())
     (run / "metrics.jsonl").unlink()
     assert archive_run(run, make_study()) is None
-    assert read(run / "metrics.parquet") == [("loss", 1, 3)]
+    assert read(run / "record/metrics.parquet") == [("loss", 1, 3)]
 
 
 def test_an_archive_is_replaced_as_a_whole(tmp_path: Path) -> None:
@@ -92,16 +92,20 @@ def test_an_archive_is_replaced_as_a_whole(tmp_path: Path) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "loss": 2}\n')
     assert len(read(archive_run(run, make_study()))) == 2
-    assert sorted(path.name for path in run.iterdir()) == ["metrics.jsonl", "metrics.parquet"]
+    assert [path.name for path in (run / "record").iterdir()] == ["metrics.parquet"]
 
 
 def test_a_file_of_that_name_which_the_trainer_wrote_is_never_replaced(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", {"step": 1, "loss": 3})
-    pq.write_table(pa.table({"mine": [1]}), run / "metrics.parquet")
-    before = (run / "metrics.parquet").read_bytes()
+    places = run / "metrics.parquet", run / "record/metrics.parquet"
+    pq.write_table(pa.table({"mine": [1]}), places[0])
+    before = places[0].read_bytes()
+    assert archive_run(run, make_study()) == places[1]
+    assert places[0].read_bytes() == before
+    places[1].write_bytes(before)
     with pytest.raises(LabError, match="not written by looplab"):
         archive_run(run, make_study())
-    assert (run / "metrics.parquet").read_bytes() == before
+    assert places[1].read_bytes() == before
 
 
 def test_half_an_archive_is_not_taken_for_one(tmp_path: Path) -> None:
@@ -155,19 +159,19 @@ def test_the_archiver_has_archived_all_runs_when_it_is_closed(tmp_path: Path) ->
     for run in runs:
         archiver.submit(run)
     archiver.close()
-    assert [read(run / "metrics.parquet") for run in runs] == [[("loss", n, n)] for n in range(20)]
+    assert [read(run / "record/metrics.parquet") for run in runs] == [[("loss", n, n)] for n in range(20)]
     assert archiver.problems == []
 
 
 def test_what_goes_wrong_is_kept_and_told_and_the_next_run_is_archived(tmp_path: Path) -> None:
     bad, good = (make_run(tmp_path / name, {"step": 1, "loss": 3}) for name in ("bad", "good"))
-    (bad / "metrics.parquet").write_text("mine")
+    (bad / "record/metrics.parquet").write_text("mine")
     told: list[str] = []
     archiver = Archiver(make_study(), told.append)
     archiver.submit(bad)
     archiver.submit(good)
     archiver.close()
-    assert is_archive(good / "metrics.parquet")
+    assert is_archive(good / "record/metrics.parquet")
     assert told == archiver.problems
     assert len(told) == 1
     assert "run bad was not archived" in told[0]
@@ -191,11 +195,11 @@ def test_closed_without_waiting_the_archiver_ends_the_one_at_work_and_leaves_the
     archiver.submit(second)
     assert at_work.wait(30)
     archiver.close(wait=False)
-    assert not (first / "metrics.parquet").exists()
+    assert not (first / "record/metrics.parquet").exists()
     may_go_on.set()
     archiver.close()
-    assert is_archive(first / "metrics.parquet")
-    assert not (second / "metrics.parquet").exists()
+    assert is_archive(first / "record/metrics.parquet")
+    assert not (second / "record/metrics.parquet").exists()
     assert archiver.problems == []
 
 

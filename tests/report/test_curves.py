@@ -55,7 +55,7 @@ def test_the_half_line_of_a_killed_run_is_not_drawn(making: Any, maker: Any) -> 
     maker.end(run, [], code=143, reason="timeout")
     rows = "".join(json.dumps({"step": step, "eval/loss": 2.5}) + "\n" for step in range(3))
     (run_dir / "metrics.jsonl").write_text(rows + '{"step": 3, "eval/loss": 2}')
-    (run_dir / "summary.json").write_text(
+    (run_dir / "record/summary.json").write_text(
         json.dumps({"metrics": {"eval/loss": {**dict.fromkeys(("first", "last", "best", "best_step", "delta", "pct")),
                                               "n": 3, "nan": 0, "last_is_nan": False}}})
     )  # fmt: skip

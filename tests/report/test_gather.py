@@ -79,11 +79,12 @@ def test_a_study_without_runs_or_objective_has_its_facts_all_the_same(making: An
 
 def test_what_cannot_be_read_is_a_note_and_never_an_error(making: Any, maker: Any) -> None:
     run = maker.train()
-    (maker.outputs / run.id / "run.json").write_text("{broken")
-    (maker.outputs / run.id / "summary.json").write_text('{"metrics": {"eval/loss": {"first": 1}}}')
+    (maker.outputs / run.id / "record/run.json").write_text("{broken")
+    (maker.outputs / run.id / "record/summary.json").write_text('{"metrics": {"eval/loss": {"first": 1}}}')
     gone = maker.train(making.edited(seed=2))
-    for path in (maker.outputs / gone.id).iterdir():
-        path.unlink()
+    for path in (maker.outputs / gone.id).rglob("*"):
+        if path.is_file():
+            path.unlink()
     told = facts_of(maker).runs
     assert any("run.json" in note for note in told[0].notes)
     assert any("summary.json" in note for note in told[0].notes)
@@ -162,7 +163,7 @@ def test_of_a_long_log_the_last_whole_lines_are_told(tmp_path: Path) -> None:
 
 def test_the_notes_of_a_person_are_told(maker: Any) -> None:
     run = maker.train()
-    (maker.outputs / run.id / "notes.md").write_text("# Conclusion\nwarm-up is not needed\n")
+    (maker.outputs / run.id / "record/notes.md").write_text("# Conclusion\nwarm-up is not needed\n")
     assert facts_of(maker).runs[0].conclusion == "# Conclusion\nwarm-up is not needed"
 
 

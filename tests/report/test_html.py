@@ -174,7 +174,7 @@ def test_nothing_in_reasons_logs_or_configs_runs(making: Any, maker: Any, browse
     maker.train(making.edited(data__path="plain", model__activation=HOSTILE), reason="fine")
     maker.fail(HOSTILE, making.edited(seed=2), reason=HOSTILE)
     maker.reject(f"model.width@set={HOSTILE}", HOSTILE, HOSTILE)
-    (maker.outputs / maker.record.run("1").id / "notes.md").write_text(HOSTILE)
+    (maker.outputs / maker.record.run("1").id / "record/notes.md").write_text(HOSTILE)
     path = page_of(maker)
     assert path.read_text().count("</script>") == 2
     browser.open(path, fragment=f"#{maker.record.run('1').id}")

@@ -69,7 +69,7 @@ def lab(made: Path, tmp_path: Path) -> Lab:
     """A copy, without archives."""
     folder = tmp_path / made.name
     shutil.copytree(made, folder)
-    for path in folder.glob("outputs/*/*/metrics.parquet"):
+    for path in folder.glob("outputs/*/*/record/metrics.parquet"):
         path.unlink()
     return load_lab(folder)
 
@@ -108,7 +108,7 @@ def test_runs_of_all_studies_stand_in_one_table(lab: Lab) -> None:
 
 def test_a_run_knows_its_folder_and_how_long_it_took(lab: Lab) -> None:
     for run, folder, seconds, started, ended in rows(lab, "SELECT id, folder, seconds, started, ended FROM runs"):
-        assert Path(folder, "run.json").exists()
+        assert Path(folder, "record/run.json").exists()
         assert Path(folder).name == run
         assert seconds == ended - started
 
@@ -125,12 +125,12 @@ def test_metrics_are_the_same_from_archives_and_from_the_trainers_files(lab: Lab
     assert len(live) == 15
     assert {(study, metric) for study, _, metric, _, _ in live} == {("one", "score"), ("two", "points")}
     archive_all(lab)
-    assert len(list(lab.folder.glob("outputs/*/*/metrics.parquet"))) == 5
+    assert len(list(lab.folder.glob("outputs/*/*/record/metrics.parquet"))) == 5
     assert rows(lab, sql) == live
-    next(lab.folder.glob("outputs/one/*/metrics.parquet")).unlink()
+    next(lab.folder.glob("outputs/one/*/record/metrics.parquet")).unlink()
     assert rows(lab, sql) == live
     for path in lab.folder.glob("outputs/*/*/metrics.jsonl"):
-        if path.with_name("metrics.parquet").exists():
+        if path.with_name("record").joinpath("metrics.parquet").exists():
             path.unlink()  # an archive is enough
     assert rows(lab, sql) == live
 
@@ -138,7 +138,7 @@ def test_metrics_are_the_same_from_archives_and_from_the_trainers_files(lab: Lab
 def test_a_damaged_archive_or_one_of_a_strange_form_is_passed_over(lab: Lab) -> None:
     live = rows(lab, "SELECT * FROM metrics ORDER BY ALL")
     archive_all(lab)
-    first, second, *_ = sorted(lab.folder.glob("outputs/one/*/metrics.parquet"))
+    first, second, *_ = sorted(lab.folder.glob("outputs/one/*/record/metrics.parquet"))
     first.write_bytes(first.read_bytes()[:-5])
     pq.write_table(pa.table({"mine": [1]}), second)
     assert rows(lab, "SELECT * FROM metrics ORDER BY ALL") == live
@@ -188,7 +188,7 @@ def test_knobs_are_what_may_change_and_what_did(lab: Lab) -> None:
 
 
 def test_a_config_value_of_any_kind_is_told_as_text(lab: Lab) -> None:
-    (path,) = lab.folder.glob("outputs/two/*/config.json")
+    (path,) = lab.folder.glob("outputs/two/*/record/config.json")
     path.write_text('{"x": NaN, "kind": "b\\ud800", "big": 1' + "0" * 400 + ', "flag": true, "none": null}')
     changes = {"base": {key: {"new": 1} for key in ("big", "flag", "none")}}
     path.with_name("config_diff.json").write_text(json.dumps(changes))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,26 +14,85 @@ from looplab.runs.names import inside, run_id
 
 def test_a_folder_appears_whole(tmp_path: Path) -> None:
     hashes = folder.create(tmp_path / "s" / "0001-abcd", {"run.json": b"{}", "config.json": b'{"x":1}'})
-    assert sorted(p.name for p in (tmp_path / "s" / "0001-abcd").iterdir()) == ["config.json", "run.json"]
-    assert hashes == folder.hash_files(tmp_path / "s" / "0001-abcd", ["run.json", "config.json", "missing.json"])
+    run = tmp_path / "s" / "0001-abcd"
+    assert [p.name for p in run.iterdir()] == ["record"]
+    assert sorted(p.name for p in (run / "record").iterdir()) == ["config.json", "run.json"]
+    assert hashes == folder.hash_files(run, ["record/run.json", "record/config.json", "record/missing.json"])
     assert [p.name for p in (tmp_path / "s").iterdir()] == ["0001-abcd"]
 
 
 def test_what_a_killed_engine_left_half_done_does_not_stand_in_the_way(tmp_path: Path) -> None:
-    (tmp_path / "0001-abcd").mkdir()
-    (tmp_path / "0001-abcd" / "config.json").write_text("torn")
+    (tmp_path / "0001-abcd/record").mkdir(parents=True)
+    (tmp_path / "0001-abcd/record/config.json").write_text("torn")
     assert folder.run_folders(tmp_path) == []
     folder.create(tmp_path / "0001-abcd", {"run.json": b"{}", "config.json": b'{"x":1}'})
     assert folder.run_folders(tmp_path) == [tmp_path / "0001-abcd"]
-    assert (tmp_path / "0001-abcd" / "config.json").read_bytes() == b'{"x":1}'
+    assert (tmp_path / "0001-abcd/record/config.json").read_bytes() == b'{"x":1}'
 
 
 def test_a_folder_that_never_started_is_brought_up_to_date(tmp_path: Path) -> None:
     folder.create(tmp_path / "r", {"run.json": b"old"})
     (tmp_path / "r" / "kept").write_text("kept")
     folder.create(tmp_path / "r", {"run.json": b"new"})
-    assert (tmp_path / "r" / "run.json").read_bytes() == b"new"
+    assert (tmp_path / "r/record/run.json").read_bytes() == b"new"
     assert (tmp_path / "r" / "kept").exists()
+
+
+@pytest.mark.parametrize("killed_after", ["", "0001-abcd", "0001-abcd/record"])
+def test_a_folder_is_made_whole_wherever_its_maker_was_killed(tmp_path: Path, killed_after: str) -> None:
+    (tmp_path / killed_after).mkdir(parents=True, exist_ok=True)
+    folder.create(tmp_path / "0001-abcd", {"run.json": b"{}", "config.json": b'{"x":1}'})
+    assert folder.run_folders(tmp_path) == [tmp_path / "0001-abcd"]
+    assert folder.read_json(tmp_path / "0001-abcd", "config.json") == {"x": 1}
+
+
+def test_files_of_the_trainer_are_not_taken_for_the_record(tmp_path: Path) -> None:
+    folder.create(tmp_path / "r", {"run.json": b'{"n": 1}', "config.json": b'{"x":1}'})
+    for name in ("run.json", "config.json", "summary.json"):
+        (tmp_path / "r" / name).write_text('{"of": "the trainer"}')
+    assert folder.read_json(tmp_path / "r", "config.json") == {"x": 1}
+    assert folder.read_json(tmp_path / "r", "summary.json") == {}
+
+
+def test_a_folder_of_an_early_version_has_its_record_at_the_top(tmp_path: Path) -> None:
+    (tmp_path / "r/record").mkdir(parents=True)  # the trainer's
+    for name, text in (("run.json", "{}"), ("config.json", '{"x":1}'), ("record/config.json", '{"of":"the trainer"}')):
+        (tmp_path / "r" / name).write_text(text)
+    assert folder.is_run(tmp_path / "r")
+    assert folder.record_file(tmp_path / "r", "config.json") == tmp_path / "r/config.json"
+    assert folder.read_json(tmp_path / "r", "config.json") == {"x": 1}
+
+
+def test_a_changed_file_is_restored_and_what_was_there_is_kept(tmp_path: Path) -> None:
+    files = {"run.json": b"{}", "config.json": b'{"x":1}', "capsule.json": b'{"y":1}'}
+    run = tmp_path / "r"
+    hashes = folder.create(run, files)
+    contents = {"record/config.json": files["config.json"], "record/capsule.json": b"for want of the original"}
+    assert folder.restore(run, hashes, contents) == []
+    (run / "record/config.json").write_text("mine")
+    (run / "record/capsule.json").unlink()
+    changed = {change.name: change for change in folder.restore(run, hashes, contents)}
+    assert list(changed) == ["record/config.json", "record/capsule.json"]
+    assert [change.restored for change in changed.values()] == [True, False]
+    assert changed["record/capsule.json"].found is None
+    assert (run / "record/config.json").read_bytes() == files["config.json"]
+    assert (run / "record/capsule.json").read_bytes() == b"for want of the original"
+    assert [path.read_text() for path in (run / "record").glob("config.json.changed-*")] == ["mine"]
+
+
+@pytest.mark.parametrize("spoil", ["deleted", "a file", "folders"])
+def test_a_record_that_is_no_folder_any_more_is_restored(tmp_path: Path, spoil: str) -> None:
+    files = {"run.json": b"{}", "config.json": b'{"x":1}'}
+    run = tmp_path / "r"
+    hashes = folder.create(run, files)
+    shutil.rmtree(run / "record")
+    if spoil == "a file":
+        (run / "record").write_text("mine")
+    elif spoil == "folders":
+        (run / "record/run.json/deep").mkdir(parents=True)
+    changes = folder.restore(run, hashes, {f"record/{name}": content for name, content in files.items()})
+    assert all(change.restored for change in changes)
+    assert folder.restore(run, hashes, {}) == []
 
 
 def test_sweeping_spares_what_is_not_ours(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def show(folder: Path | None, name: str | None, run_name: str, json: bool) -> No
     place = open_place(folder, name)
     run = place.record.run(run_name)
     run_dir = place.outputs / run.id
-    summary = run_folder.read_json(run_dir, "summary.json")
+    summary = run_folder.read_json(run_dir, "summary.json") if run.state == "ended" else {}
     changes = run_folder.read_json(run_dir, "config_diff.json")
     about = run_folder.read_json(run_dir, "run.json")
     point = _point_of(place.record, run)
@@ -216,7 +216,7 @@ def _recorded_notes(place: Place, run: RunRow) -> list[str]:
 def logs(folder: Path | None, name: str | None, run_name: str, follow: bool, lines: int | None, json: bool) -> None:
     place = open_place(folder, name)
     run = place.record.run(run_name)
-    path = place.outputs / run.id / "train.log"
+    path = run_folder.record_file(place.outputs / run.id, "train.log")
     while not path.exists():
         if not follow or place.record.run(run.id).state == "ended":
             said = f"is {run.status or run.state} and has printed nothing"

@@ -15,7 +15,7 @@ from looplab.cli.running import drive
 from looplab.config.files import dump_json, write_atomic
 from looplab.config.lab import Lab, Probe, Study
 from looplab.errors import BusyError
-from looplab.launch.local import is_alive, read_json
+from looplab.launch.local import is_alive, read_process
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
 from looplab.loop import probing
@@ -23,7 +23,7 @@ from looplab.loop.engine import Ending
 from looplab.loop.lock import StudyLock, engine_pid
 from looplab.loop.probing import Advice, Result, Setting
 from looplab.loop.setup import Options, Setup, make_guard
-from looplab.runs.folder import study_folder
+from looplab.runs.folder import record_file, record_folder, study_folder
 
 BUSY = 0.3
 """The load for each core above which something else is at work."""
@@ -90,9 +90,10 @@ def _check_free(lab: Lab, study: Study, last: str, ledger: Ledger | None, fresh:
 def _may_be_alive(run_dir: Path) -> bool:
     """By its folder: an engine that was killed at the start of a run may have had no time to put that in the ledger,
     nor the keeper to write down which process it is."""
-    if not (run_dir / "train.log").exists() or (run_dir / "exit.json").exists():
+    record = record_folder(run_dir)
+    if not (record / "train.log").exists() or (record / "exit.json").exists():
         return False
-    process = read_json(run_dir / "process.json")
+    process = read_process(record)
     return process is None or is_alive(process["pid"], process["start"], process["boot"])
 
 
@@ -183,7 +184,7 @@ def _tell(
         _say_how_to_use(study, setup, edits)
     failed = next((reading for result in results for reading in result.readings if "failed" in reading.trouble), None)
     if failed is not None:
-        log = study_folder(lab.folder, setup.study.study) / failed.run / "train.log"
+        log = record_file(study_folder(lab.folder, setup.study.study) / failed.run, "train.log")
         output.say(f"what a failed run printed: {log}")
 
 

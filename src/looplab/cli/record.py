@@ -21,17 +21,15 @@ def verify(folder: Path | None, json: bool) -> None:
     result = auditing.audit(Ledger(lab.ledger_path, create=False), lab.folder)
     if json:
         output.print_json({**asdict(result), "whole": not result.findings})
-    elif result.findings:
-        for finding in result.findings:
-            output.say(f"{finding.what}: {finding.where}: {finding.why}")
-        output.say(f"the record is not whole: {len(result.findings)} finding(s)")
-    else:
-        output.say(f"the record is whole: {result.events} events, {result.files} files; head {result.head[:16]}")
-    if not json:
-        for note in result.notes:
-            output.say(f"note: {note}")
+        sys.exit(1 if result.findings else 0)
+    for finding in result.findings:
+        output.say(f"{finding.what}: {finding.where}: {finding.why}")
+    for note in result.notes:
+        output.say(f"note: {note}")
     if result.findings:
+        output.say(f"the record is not whole: {len(result.findings)} finding(s)")
         sys.exit(1)
+    output.say(f"the record is whole: {result.events} events, {result.files} files; head {result.head[:16]}")
 
 
 def reindex(folder: Path | None, json: bool) -> None:

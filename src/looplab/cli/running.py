@@ -21,7 +21,7 @@ from looplab.cli.live import Live, Row, Snapshot, time_left
 from looplab.config.lab import Lab, Study
 from looplab.decide.base import Proposal
 from looplab.errors import BusyError, LabError
-from looplab.launch.local import LocalExecutor, is_alive, read_json
+from looplab.launch.local import LocalExecutor, is_alive, read_process
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import RunRow, StudyLedger
 from looplab.loop.decision import Decision
@@ -30,6 +30,7 @@ from looplab.loop.lock import StudyLock, engine_pid
 from looplab.loop.planning import News
 from looplab.loop.setup import Options, Setup, missing_for_formal
 from looplab.report.desk import Desk
+from looplab.runs.folder import record_file, record_folder
 from looplab.runs.redact import HIDDEN, redact_argv
 
 STYLES = {
@@ -273,7 +274,7 @@ def _closing_words(setup: Setup, record: StudyLedger, why: str, counts: dict[str
     output.say(f"\n{parts}" + (f"; {why}" if why else ""))
     if counts.get("failed"):
         bad = record.runs(status="failed", limit=1)[0]
-        printed = (outputs / bad.id / "train.log").exists()
+        printed = record_file(outputs / bad.id, "train.log").exists()
         output.say(
             f"a failed run: `looplab {'logs' if printed else 'show'} {bad.id}` shows "
             + ("what it printed" if printed else "why")
@@ -553,7 +554,7 @@ def _stop_orphans(place: Place, runs: Sequence[RunRow]) -> str:
     """Trainings that live without an engine: ended directly, recorded by the next `resume`."""
     stopped = []
     for row in runs:
-        process = read_json(place.outputs / row.id / "process.json") or {}
+        process = read_process(record_folder(place.outputs / row.id)) or {}
         pid, ticks, boot = process.get("pid", 0), process.get("start", 0), process.get("boot", "")
         if pid and is_alive(pid, ticks, boot):
             os.killpg(pid, signal.SIGTERM)

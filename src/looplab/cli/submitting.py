@@ -162,7 +162,7 @@ class Caller:
             over = run is not None and run.state == "ended"  # asked before the log is read to its end
             if run is not None and stream is None:
                 # A run whose device is held is launched and comes back; one that has a log has really begun.
-                log = self._place.folder(run) / "train.log"
+                log = runs.record_file(self._place.folder(run), "train.log")
                 if over or (run.state == "running" and log.exists()):
                     self._announce(run, how)
                     stream = Stream(log, silent=self._json)
@@ -221,7 +221,7 @@ class Caller:
                 "metrics": summary.get("metrics", {}),
                 "notes": notes,
                 "folder": str(folder),
-                "tail": _tail(folder / "train.log"),
+                "tail": _tail(runs.record_file(folder, "train.log")),
             }
             output.print_json(told)
             return

@@ -122,7 +122,12 @@ class Document:
 
 def write_config(path: Path, data: Any, *, sync: bool = True) -> None:
     """Write plain data in the format of the suffix."""
-    write_atomic(path, _dump(data, _form(path), path, YamlStyle()), sync=sync)
+    write_atomic(path, dump_config(path, data), sync=sync)
+
+
+def dump_config(path: Path, data: Any) -> bytes:
+    """Plain data in the format of the suffix of this file, as bytes."""
+    return _dump(data, _form(path), path, YamlStyle())
 
 
 def write_atomic(path: Path | str, content: bytes, *, sync: bool = True) -> None:

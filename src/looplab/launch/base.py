@@ -4,7 +4,8 @@ An executor is asynchronous: `start` and `stop` return at once, `poll` hands ove
 pass the same contract tests. What an executor must promise:
 
 - a run folder is started at most once, whoever asks and however often;
-- a started run outlives the engine, and its end is written to `exit.json` in its folder even when no engine is there;
+- a started run outlives the engine, and its end is written to `exit.json` in its record folder even when no engine is
+  there;
 - `stop` ends the whole process group: SIGTERM, then SIGKILL after `grace`;
 - `Ended` comes once per run, after everything of the run is gone.
 """
@@ -48,6 +49,8 @@ class Order:
     grace: float = 10.0
     linger: float = 5.0
     """How long what a training leaves behind may live on after it, before it is ended."""
+    record_dir: Path | None = None
+    """The folder for `train.log`, `process.json` and `exit.json`; None: the run folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +128,12 @@ class Executor(Protocol):
         """Ask for a run to be ended."""
         ...
 
-    def adopt(self, run_id: str, run_dir: Path) -> bool:
-        """Take over a run that an earlier engine started. False: the folder was never started. True: `poll` will
-        tell its end, at once if it is over already."""
+    def adopt(self, run_id: str, run_dir: Path, record_dir: Path | None = None) -> bool:
+        """Take over a run that an earlier engine started; `record_dir` as in its order.
+
+        Returns:
+            False if the run was never started. Otherwise `poll` reports its end, at once if it is over already.
+        """
         ...
 
     def poll(self, timeout: float) -> list[Event]:

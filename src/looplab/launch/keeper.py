@@ -4,7 +4,8 @@ Run as a script by an isolated interpreter (`python -I -S keeper.py FD`); it imp
 starts in a few milliseconds and stays small. It speaks lines of JSON with the engine over the socket FD:
 
     engine → keeper   {"op": "env", "env": {...}}                 the environment all orders build on
-                      {"op": "start", "id", "dir", "path", "argv", "env", "cwd", "cores", "locks", "timeout", …}
+                      {"op": "start", "id", "dir", "record", "path", "argv", "env", "cwd", "cores", "locks", …}
+                      … "record": the folder for train.log, process.json and exit.json
                       … "after": carried out when that run is over, so that a slot does not wait for the engine
                       {"op": "stop", "id", "grace", "reason"}
                       {"op": "cancel", "id"}                      a held order is not to be carried out
@@ -16,7 +17,7 @@ starts in a few milliseconds and stays small. It speaks lines of JSON with the e
 
 Promises:
 - A run is started at most once. `train.log` is created by the new process itself, exclusively, before it becomes the
-  trainer; a second start of the same folder fails in the kernel, whoever asks for it.
+  trainer; a second start of the same run fails in the kernel, whoever asks for it.
 - `process.json` (which process, which keeper, its limits) and `exit.json` (code, signal, reason, usage) are whole or
   absent.
 - When the engine dies, trainings go on and the keeper stays until the last of them has ended and is written down;
@@ -119,6 +120,7 @@ class Child:
         "locks",
         "pid",
         "reason",
+        "record",
         "settled_at",
         "started",
         "timeout",
@@ -127,6 +129,7 @@ class Child:
     def __init__(self, order: Dict, pid: int, locks: list[int]) -> None:
         self.id = order["id"]
         self.folder = order["dir"]
+        self.record = order["record"]
         self.pid = pid
         self.locks = locks
         self.started = time.time()
@@ -267,7 +270,7 @@ class Keeper:
 
     def start(self, order: Dict) -> None:
         locks: list[int] = []
-        log = order["dir"] + "/train.log"
+        log = order["record"] + "/train.log"
         for path in order.get("locks", ()):
             holder = self.lock(path, order["label"], locks)
             if holder is not None:
@@ -312,7 +315,7 @@ class Keeper:
             now = time.time()
             message = f"cannot start {order['path']} in {order['cwd']}: {getattr(error, 'strerror', None) or error}"
             outcome = {"code": None, "signal": None, "reason": "not started", "message": message}
-            self.finish(order["id"], order["dir"], {**outcome, "started": now, "ended": now})
+            self.finish(order["id"], order["record"], {**outcome, "started": now, "ended": now})
             return
         finally:
             if order.get("cores"):
@@ -340,7 +343,7 @@ class Keeper:
                     "grace": child.grace,
                     "linger": child.linger,
                 }
-                self.save(child.folder + "/process.json", json.dumps(process))
+                self.save(child.record + "/process.json", json.dumps(process))
                 self.tell(ev="started", id=child.id, pid=child.pid, at=child.started)
 
     @staticmethod
@@ -466,7 +469,7 @@ class Keeper:
     def done(self, child: Child) -> None:
         self.release(child.locks)
         assert child.exit is not None
-        self.finish(child.id, child.folder, child.exit)
+        self.finish(child.id, child.record, child.exit)
         for held in [held for held in self.held if held[0] == child.id]:
             _, order, until = held
             if not self.engine_gone and time.monotonic() < until:
@@ -482,9 +485,9 @@ class Keeper:
                 self.held.remove(held)
                 self.tell(ev="busy", id=order["id"], holder=None)
 
-    def finish(self, run_id: str, folder: str, outcome: Dict) -> None:
+    def finish(self, run_id: str, record: str, outcome: Dict) -> None:
         text = json.dumps(outcome)
-        self.save(folder + "/exit.json", text)
+        self.save(record + "/exit.json", text)
         if not self.engine_gone:
             self.outbox += f'{{"ev": "ended", "id": {json.dumps(run_id)}, "exit": {text}}}\n'.encode()
 
@@ -494,7 +497,7 @@ class Keeper:
         try:
             write_whole(path, text)
         except FileNotFoundError:
-            pass  # the run folder was deleted under us: there is nothing left to keep
+            pass  # the folder was deleted under us: there is nothing left to keep
         except OSError:
             self.unsaved.append((path, text))
 

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ class Adopted:
     """A run that an earlier engine started, or whose keeper was killed."""
 
     run_dir: Path
+    record_dir: Path
     process: dict[str, Any]
     """What `process.json` says: which process, which keeper, which limits."""
     group: int
@@ -49,6 +50,8 @@ class Adopted:
     """When the rest of a run without a keeper is to be ended; None as long as none was seen."""
     asked: bool = False
     """Whether that rest was asked to go."""
+    forged: Exit | None = None
+    """An end that was written down while the process was alive: not by its keeper, and not believed."""
 
 
 @dataclass(slots=True)
@@ -66,6 +69,20 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, orjson.JSONDecodeError):
         return None
     return data if isinstance(data, dict) else None
+
+
+def read_process(record_dir: Path) -> dict[str, Any] | None:
+    """What `process.json` says; None where it is missing, or is not what a keeper writes."""
+    process = read_json(record_dir / "process.json")
+    if process is None or not all(isinstance(process.get(key), int) for key in ("pid", "start", "keeper")):
+        return None
+    return process if isinstance(process.get("boot"), str) else None
+
+
+def read_exit(record_dir: Path) -> Exit | None:
+    """How the run ended; None where that is not written down yet."""
+    ended = read_json(record_dir / "exit.json")
+    return Exit.from_dict(ended) if ended is not None and "code" in ended else None
 
 
 def is_alive(pid: int, ticks: int, boot: str) -> bool:
@@ -92,6 +109,13 @@ def find_by_mark(run_dir: Path) -> list[int]:
     return [pid for _, pid in sorted(found)]
 
 
+def _is_running(run_dir: Path, process: dict[str, Any] | None) -> bool:
+    """Whether the run's process is alive; without knowing which one that is, whether any with its mark is."""
+    if process is None:
+        return bool(find_by_mark(run_dir))
+    return is_alive(process["pid"], process["start"], process["boot"])
+
+
 def describe(pid: int) -> dict[str, Any]:
     """What `process.json` would say about a process that was found by its mark."""
     parent = 0
@@ -113,9 +137,9 @@ class LocalExecutor:
         self._selector = selectors.DefaultSelector()
         self._socket: socket.socket | None = None
         self._inbox = b""
-        self._running: dict[str, Path] = {}
+        self._running: dict[str, tuple[Path, Path]] = {}  # run → its folder and its record folder
         self._adopted: dict[str, Adopted] = {}
-        self._waiting: dict[str, tuple[Path, float]] = {}
+        self._waiting: dict[str, tuple[Path, Path, float]] = {}  # run → its folders, and until when
         self._stops: dict[str, Stop] = {}
         self._held: dict[str, tuple[str, Order, float]] = {}  # run → (the adopted run before it, its order, until when)
         self._events: list[Event] = []
@@ -134,6 +158,7 @@ class LocalExecutor:
         from looplab.launch.slots import lock_paths
 
         run_id, folder = order.run_id, os.path.abspath(order.run_dir)
+        record = folder if order.record_dir is None else os.path.abspath(order.record_dir)
         if self._knows(run_id):
             return
         if after in self._adopted or after in self._waiting:
@@ -146,6 +171,7 @@ class LocalExecutor:
                 "id": run_id,
                 "after": after,
                 "dir": folder,
+                "record": record,
                 "path": order.path,
                 "argv": list(order.argv),
                 # By this mark every process of the run is known, wherever it went.
@@ -161,7 +187,7 @@ class LocalExecutor:
         )
         for _ in range(KEEPERS_TRIED):
             if self._send(line):
-                self._running[run_id] = Path(folder)
+                self._running[run_id] = Path(folder), Path(record)
                 return
         raise LabError("the process that keeps the trainings ends as soon as it is started", file=keeper.__file__)
 
@@ -188,22 +214,22 @@ class LocalExecutor:
         if run_id in self._running:
             self._send(orjson.dumps({"op": "cancel", "id": run_id}))
 
-    def adopt(self, run_id: str, run_dir: Path) -> bool:
+    def adopt(self, run_id: str, run_dir: Path, record_dir: Path | None = None) -> bool:
         if self._knows(run_id):
             return True
         run_dir = Path(os.path.abspath(run_dir))
-        ended = read_json(run_dir / "exit.json")
-        if ended is not None:
-            self._end(run_id, Exit.from_dict(ended))
+        record_dir = run_dir if record_dir is None else Path(os.path.abspath(record_dir))
+        process, ended = read_process(record_dir), read_exit(record_dir)
+        if ended is not None and not _is_running(run_dir, process):
+            self._end(run_id, ended)
             return True
-        if not (run_dir / "train.log").exists():
+        if not (record_dir / "train.log").exists():
             return False
-        process = read_json(run_dir / "process.json")
         if process is not None:
-            self._watch(run_id, run_dir, process)
+            self._watch(run_id, run_dir, record_dir, process)
         else:
             # Started, but its keeper had no time yet to write down which process it is.
-            self._waiting[run_id] = (run_dir, time.monotonic() + UNSEEN_S)
+            self._waiting[run_id] = (run_dir, record_dir, time.monotonic() + UNSEEN_S)
         return True
 
     def poll(self, timeout: float) -> list[Event]:
@@ -300,7 +326,7 @@ class LocalExecutor:
                 case "busy":
                     self._refuse(run_id, event["holder"])
                 case "exists":
-                    if not self.adopt(run_id, self._running.pop(run_id)):
+                    if not self.adopt(run_id, *self._running.pop(run_id)):
                         self._refuse(run_id, None)  # its folder vanished meanwhile
 
     def _refuse(self, run_id: str, why: str | None) -> None:
@@ -317,11 +343,11 @@ class LocalExecutor:
         self._socket, self._inbox = None, b""
         self._keeper.poll()
         running, self._running = self._running, {}
-        for run_id, run_dir in running.items():
-            if not self.adopt(run_id, run_dir):
+        for run_id, folders in running.items():
+            if not self.adopt(run_id, *folders):
                 self._refuse(run_id, None)
             elif run_id in self._waiting:  # for what nobody will write any more
-                self._waiting[run_id] = (run_dir, time.monotonic() + UNWRITTEN_S)
+                self._waiting[run_id] = (*folders, time.monotonic() + UNWRITTEN_S)
 
     # -- runs of earlier engines
 
@@ -332,9 +358,9 @@ class LocalExecutor:
         due = [adopted.deadline for adopted in self._adopted.values() if adopted.deadline is not None]
         return max(LOOK_AGAIN_S, min(due) - time.monotonic()) if due else inf
 
-    def _watch(self, run_id: str, run_dir: Path, process: dict[str, Any]) -> None:
+    def _watch(self, run_id: str, run_dir: Path, record_dir: Path, process: dict[str, Any]) -> None:
         pid, now = int(process["pid"]), time.monotonic()
-        adopted = self._adopted[run_id] = Adopted(run_dir, process, group=pid)
+        adopted = self._adopted[run_id] = Adopted(run_dir, record_dir, process, group=pid)
         if process.get("timeout") and process.get("started"):
             adopted.deadline = now + process["started"] + process["timeout"] - time.time()
         if is_alive(pid, process["start"], process["boot"]):
@@ -342,6 +368,7 @@ class LocalExecutor:
                 adopted.group = os.getpgid(pid)
                 adopted.pidfd = os.pidfd_open(pid)
         if adopted.pidfd >= 0:
+            adopted.forged = read_exit(record_dir)
             self._selector.register(adopted.pidfd, selectors.EVENT_READ, run_id)
             if keeper.start_ticks(pid) != process["start"]:  # it ended just now, and its number went to another
                 self._gone(run_id)
@@ -372,15 +399,15 @@ class LocalExecutor:
 
     def _look_after_adopted(self) -> None:
         now = time.monotonic()
-        for run_id, (run_dir, until) in list(self._waiting.items()):
-            process = read_json(run_dir / "process.json")
-            if process is None and (run_dir / "exit.json").exists():
+        for run_id, (run_dir, record_dir, until) in list(self._waiting.items()):
+            process = read_process(record_dir)
+            if process is None and read_exit(record_dir) is not None and not _is_running(run_dir, None):
                 process = describe(0)
             if process is None and now > until:
                 process = describe(next(iter(find_by_mark(run_dir)), 0))
             if process is not None:
                 del self._waiting[run_id]
-                self._watch(run_id, run_dir, process)
+                self._watch(run_id, run_dir, record_dir, process)
         for run_id, adopted in list(self._adopted.items()):
             stop = self._stops.get(run_id)
             if stop is not None and now >= stop.kill_at:
@@ -402,25 +429,30 @@ class LocalExecutor:
                 self.start(order)
 
     def _look_after_ended(self, run_id: str, adopted: Adopted, now: float) -> None:
-        ended = read_json(adopted.run_dir / "exit.json")
+        ended = self._read_end(adopted)
         stop = self._stops.get(run_id)
         if ended is None and now >= adopted.look_at and not self._is_kept(adopted):
             if self._rest_is_left(adopted, now):
                 adopted.look_at = now + UNWRITTEN_S
                 return
-            ended = read_json(adopted.run_dir / "exit.json") or {
-                "code": None,
-                "reason": (stop and stop.reason) or "lost",
-                "message": "it ended while neither an engine nor its keeper was there to see its exit code",
-                "started": adopted.process.get("started"),
-                "ended": time.time(),
-                "lingered": adopted.asked,
-            }
+            ended = self._read_end(adopted) or Exit(
+                code=None,
+                reason=(stop and stop.reason) or "lost",
+                message="it ended while neither an engine nor its keeper was there to see its exit code",
+                started=adopted.process.get("started"),
+                ended=time.time(),
+                lingered=adopted.asked,
+            )
         if ended is not None:
             del self._adopted[run_id]
-            if stop is not None and not ended.get("reason"):
-                ended = {**ended, "reason": stop.reason}
-            self._end(run_id, Exit.from_dict(ended))
+            if stop is not None and not ended.reason:
+                ended = replace(ended, reason=stop.reason)
+            self._end(run_id, ended)
+
+    @staticmethod
+    def _read_end(adopted: Adopted) -> Exit | None:
+        ended = read_exit(adopted.record_dir)
+        return None if ended == adopted.forged else ended
 
     def _rest_is_left(self, adopted: Adopted, now: float) -> bool:
         """Whether a run without a keeper has processes left; they are ended as its keeper would have ended them."""

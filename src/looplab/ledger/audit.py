@@ -86,6 +86,8 @@ class Replay:
     verdicts: dict[Key, str | None] = field(default_factory=dict)
     configured: dict[str, list[Event]] = field(default_factory=dict)
     rebuilds: list[Event] = field(default_factory=list)
+    restored: list[str] = field(default_factory=list)
+    """Files that a run has changed, and the engine restored at its end."""
 
     def apply(self, event: Event) -> Iterator[Finding]:
         """Take an event into account; yield what contradicts the events before it."""
@@ -104,6 +106,12 @@ class Replay:
             case "judged":
                 self.verdicts[key] = data["verdict"]
                 yield from self._check_verdict(event)
+            case "record changed":
+                self.restored += [
+                    f"{event.study}/{event.run}/{change['name']}: the run changed it; restored"
+                    for change in data["changes"]
+                    if change["restored"]
+                ]
             case "objective changed":
                 self.best[event.study] = None
             case "study configured":
@@ -146,6 +154,7 @@ class Replay:
                     facts.pop((study, run), None)
 
     def notes(self) -> Iterator[str]:
+        yield from self.restored
         for study, events in self.configured.items():
             for one in configurations(iter(events))[1:]:
                 yield f"study {study}: the configuration was changed at event {one.seq}: {one.describe()}"
@@ -295,7 +304,7 @@ def _row_of(study: str, run_dir: Path, replay: Replay) -> dict[str, Any]:
         "slot": about.get("slot"),
         "pid": process.get("pid"),
         "created": about["created"],
-        "started": process.get("started") or exit_.get("started"),
+        "started": exit_.get("started") or process.get("started"),
         "ended": exit_.get("ended"),
         "exit_code": summary.get("exit_code"),
         "signal": summary.get("signal"),

@@ -6,7 +6,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import orjson
@@ -15,6 +15,7 @@ from looplab.config.files import dump_json
 from looplab.errors import LabError
 from looplab.ledger.configuration import CONFIGURED, Configuration, configurations, hash_configuration, storable
 from looplab.ledger.ledger import Event, Ledger
+from looplab.runs.folder import Change
 from looplab.runs.names import run_id as new_run_id
 
 JOBS_SUFFIX = ".jobs"
@@ -360,6 +361,16 @@ class StudyLedger:
         """The run's folder is there and the executor has its order."""
         self.ledger.execute("UPDATE runs SET state='running', slot=? WHERE study=? AND id=?", (slot, self.study, run))
         self.ledger.record("launched", self.study, run, slot=slot, files=dict(files))
+
+    def launched_files(self, run: str) -> dict[str, str]:
+        """The SHA-256 of the files that the run had when it was last launched."""
+        sql = "SELECT data FROM events WHERE study=? AND run=? AND kind='launched' ORDER BY seq DESC LIMIT 1"
+        row = self.ledger.one(sql, (self.study, run))
+        return dict(orjson.loads(row["data"])["files"]) if row is not None else {}
+
+    def record_changed(self, run: str, changes: Sequence[Change]) -> None:
+        """Recorded files that the run itself has changed."""
+        self.ledger.record("record changed", self.study, run, changes=[asdict(change) for change in changes])
 
     def forget_plans(self) -> None:
         """Plans of runs that have ended are not needed any more."""

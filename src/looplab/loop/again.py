@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from looplab.config.files import read_config
 from looplab.errors import LabError
-from looplab.runs import folder
 from looplab.runs.capsule import Capsules, Prints
 
 AGAIN = "again"
@@ -93,7 +93,7 @@ def _packages(outputs: Path, before: Mapping[str, Any], after: Mapping[str, Any]
         path = outputs / name if name else None
         if path is None or not path.exists():
             return ""
-        lists.append(set(folder.read_json(path.parent, path.name).get("packages", ())))
+        lists.append(set(read_config(path).get("packages", ())))
     gone, new = sorted(lists[0] - lists[1]), sorted(lists[1] - lists[0])
     changed = [f"-{name}" for name in gone] + [f"+{name}" for name in new]
     return ", ".join(changed[:8]) + (f" and {len(changed) - 8} more" if len(changed) > 8 else "")

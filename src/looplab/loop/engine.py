@@ -16,8 +16,9 @@ import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 
 from looplab.config.files import dump_json, write_atomic
 from looplab.config.paths import diff
@@ -31,7 +32,7 @@ from looplab.loop.decision import Decider, decide_base
 from looplab.loop.judging import Bench, evidence_of
 from looplab.loop.measuring import Gauge, left_nothing, summarise
 from looplab.loop.planning import News, Planner
-from looplab.loop.prepare import PREPARED, Preparer
+from looplab.loop.prepare import PREPARED, Prepared, Preparer
 from looplab.loop.setup import Setup, resolved_configuration
 from looplab.loop.warm import keep_model
 from looplab.loop.watching import Lookout
@@ -55,7 +56,7 @@ BEAT_S = 5.0
 DEVICE_CHECK_S = 2.0
 WATCHED = "watch: "
 """How the reason of a stop begins that a watch rule asked for."""
-LEFT_BEHIND = ("metrics.jsonl", "trainer_summary.json", "train.log")
+LEFT_BEHIND = ("metrics.jsonl", "trainer_summary.json")
 """What a trainer leaves in its folder that must not change afterwards."""
 SATURATED = (0.0, 1.0, 100.0)
 """Values that accuracies and success rates reach whatever the config: that two of them are equal says nothing."""
@@ -102,7 +103,7 @@ class Ready:
 
     run: RunRow
     order: Order
-    hashes: dict[str, str]
+    prepared: Prepared
 
 
 class HaltError(LabError):
@@ -138,9 +139,10 @@ class Engine:
             self._lookout = Lookout(setup, self.study, self.folder, self._tell)
         self._budget_used: str | None = None
         self._printed: dict[str, str] = {}  # run → what it was measured by
-        self._verdicts: list[tuple[str, bytes]] = []  # summaries with a verdict, written once that is in the ledger
+        self._verdicts: list[tuple[Path, bytes]] = []  # summaries with a verdict, written once that is in the ledger
         self._free: deque[Slot] = deque(setup.slots)
         self._held: dict[str, Slot] = {}
+        self._prepared: dict[str, Prepared] = {}  # run → the files that it was started with
         self._behind: dict[str, Ready] = {}  # slot → the run that the executor starts there next, by itself
         self._blocked: dict[str, float] = {}  # slot → when to look at its device again
         self._adopting: set[str] = set()
@@ -263,9 +265,13 @@ class Engine:
         planned = []
         for run in self.study.runs_open():
             run_dir = self.folder / run.id
-            folder.sweep(run_dir)
-            if run_dir.is_dir() and self._executor.adopt(run.id, run_dir):
-                name = folder.read_json(run_dir, "run.json").get("slot")
+            record_dir = folder.record_folder(run_dir)
+            folder.sweep(record_dir)
+            if run_dir.is_dir() and self._executor.adopt(run.id, run_dir, record_dir):
+                name = run.slot
+                if name is None:  # the engine was killed before it put that in the ledger
+                    with contextlib.suppress(LabError):
+                        name = folder.read_json(run_dir, "run.json").get("slot")
                 slot = slots.get(name or "")
                 if slot is not None and slot in self._free:
                     self._free.remove(slot)
@@ -274,7 +280,8 @@ class Engine:
                 self.running[run.id] = run
                 if run.state == "planned":
                     with self._ledger.write():
-                        self.study.launched(run.id, name or "?", folder.hash_files(run_dir, PREPARED))
+                        files = [folder.record_name(run_dir, file) for file in PREPARED]
+                        self.study.launched(run.id, name or "?", folder.hash_files(run_dir, files))
             elif self.study.plan_of(run.id) is None:
                 self._finished.append((run, Exit(None, reason="lost", message="its folder is gone", ended=time.time())))
             else:
@@ -330,7 +337,8 @@ class Engine:
         self._planner.plans.pop(run.id, None)
         self._held[run.id] = slot
         self.running[run.id] = run
-        self.study.launched(run.id, slot.name, ready.hashes)
+        self._prepared[run.id] = ready.prepared
+        self.study.launched(run.id, slot.name, ready.prepared.hashes)
         self._tell(News("launched", f"run {run.id} in {slot.name}: {run.reason}", run.id))
 
     def _queue_behind(self) -> None:
@@ -354,8 +362,8 @@ class Engine:
             plan = decision.body() if decision else self.study.plan_of(run.id)
             assert plan is not None
             try:
-                order, hashes = self._preparer.prepare(run, plan, slot)
-                return Ready(run, order, hashes)
+                order, prepared = self._preparer.prepare(run, plan, slot)
+                return Ready(run, order, prepared)
             except LabError as error:
                 now = time.time()
                 outcome = Exit(None, reason="not started", message=str(error), started=now, ended=now)
@@ -436,6 +444,7 @@ class Engine:
                 return
         run = self.running.pop(refused.run_id)
         slot = self._held.pop(refused.run_id)
+        del self._prepared[run.id]
         self._free.append(slot)
         if refused.holder is not None:
             self._block(slot, f"its device is held by {refused.holder or 'another run'}")
@@ -445,12 +454,20 @@ class Engine:
     def _record(self, run: RunRow, exit_: Exit) -> RunRow:
         """Read what the run measured and write down how it ended."""
         run_dir = self.folder / run.id
+        is_there = run_dir.is_dir()
+        changed = self._restore_record(run, run_dir) if is_there else None
         gauge = self.gauges.pop(run.id, None)
         if gauge is None and not left_nothing(run_dir):
             gauge = Gauge(self.setup.study, run_dir)
+        log = folder.record_name(run_dir, "train.log")
         if self._secrets:
-            scrub_file(run_dir / "train.log", self._secrets)
+            scrub_file(run_dir / log, self._secrets)
         summary, status, objective = summarise(run, self.setup.study, gauge, exit_)
+        if changed is not None:
+            summary["notes"].append(changed)
+            exit_file = folder.record_file(run_dir, "exit.json")
+            if not exit_file.exists():  # the run has deleted the folder in which it should be
+                folder.write_json(exit_file, asdict(exit_))
         print_ = self.setup.prints.digest()
         if print_:
             began_with = folder.read_json(run_dir, "run.json").get("fingerprint", "")
@@ -463,9 +480,10 @@ class Engine:
             summary["notes"].append(unchanged)
         summary["measured"] = measured
         files: dict[str, str] = {}
-        if run_dir.is_dir():
-            files["summary.json"] = folder.write_json(run_dir, "summary.json", summary)
-            files |= folder.hash_files(run_dir, LEFT_BEHIND if gauge is not None else ("train.log",))
+        if is_there:
+            name = folder.record_name(run_dir, "summary.json")
+            files[name] = folder.write_json(f"{run_dir}/{name}", summary)
+            files |= folder.hash_files(run_dir, (log, *LEFT_BEHIND) if gauge is not None else (log,))
         note = "; ".join(summary["notes"]) or None
         self.study.ended(
             run.id, status=status, code=exit_.code, signal=exit_.signal, started=exit_.started,
@@ -529,6 +547,28 @@ class Engine:
             self._jot(labbook.line(time.time(), "alarm", text, "", ""))
         return f"it measured exactly the same as {same.id}, to the last digit"
 
+    def _restore_record(self, run: RunRow, run_dir: Path) -> str | None:
+        """Restore the prepared files that the run has changed, and report them; returns a sentence about them."""
+        prepared = self._prepared.pop(run.id, None)
+        if prepared is not None:
+            changes = folder.restore(run_dir, prepared.hashes, prepared.contents)
+        elif folder.record_folder(run_dir) == run_dir:
+            return None  # an early version has started it
+        else:  # an earlier engine has started it, or nobody
+            os.makedirs(f"{run_dir}/{folder.RECORD}", exist_ok=True)
+            recorded = self.study.launched_files(run.id)
+            contents = self._preparer.rebuild(run, self.study.plan_of(run.id)) if recorded else {}
+            changes = folder.restore(run_dir, recorded, contents)
+        if not changes:
+            return None
+        self.study.record_changed(run.id, changes)
+        lost = [change.name for change in changes if not change.restored]
+        said = f"the run changed {', '.join(change.name for change in changes)}, which only looplab writes"
+        said += f"; what {', '.join(lost)} said is lost" if lost else "; restored"
+        self._tell(News("alarm", f"run {run.id}: {said}", run.id))
+        self._jot(labbook.line(time.time(), "alarm", f"run {run.id}: {said}", "", ""))
+        return said
+
     # -- judge
 
     def _judge(self, ended: list[RunRow]) -> None:
@@ -574,17 +614,19 @@ class Engine:
 
     def _show_verdict(self, run_id: str, evidence: Mapping[str, object]) -> dict[str, str]:
         """Prepare the run's summary with its verdict; gives the hash that the file will have."""
-        summary = folder.read_json(self.folder / run_id, "summary.json")
+        run_dir = self.folder / run_id
+        summary = folder.read_json(run_dir, "summary.json")
         if not summary or summary.get("verdict") == evidence:
             return {}
         content = dump_json({**summary, "verdict": dict(evidence)}, finite=True)
-        self._verdicts.append((run_id, content))
-        return {"summary.json": hashlib.sha256(content).hexdigest()}
+        name = folder.record_name(run_dir, "summary.json")
+        self._verdicts.append((run_dir / name, content))
+        return {name: hashlib.sha256(content).hexdigest()}
 
     def _write_verdicts(self) -> None:
         due, self._verdicts = self._verdicts, []
-        for run_id, content in due:
-            write_atomic(f"{self.folder}/{run_id}/summary.json", content, sync=False)
+        for path, content in due:
+            write_atomic(path, content, sync=False)
 
     def _is_better(self, objective: float) -> bool:
         wanted = self.setup.study.objective

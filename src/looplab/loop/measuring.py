@@ -15,6 +15,7 @@ from looplab.measure.base import Batch
 from looplab.measure.discover import Reader, reader_of
 from looplab.measure.summary import Directions, Summariser, check_at, objective_value, to_dict
 from looplab.report.gather import read_tail
+from looplab.runs.folder import RECORD, record_file
 
 LAST_LINE = 300
 """Characters of a failed run's last line that are shown."""
@@ -73,17 +74,10 @@ def status_of(exit_: Exit) -> str:
     return "ok" if exit_.code == 0 else "failed"
 
 
-OWN = frozenset(
-    {"run.json", "config.json", "config.yaml", "config.toml", "override.json", "config_diff.json", "capsule.json",
-     "process.json", "exit.json", "train.log"}
-)  # fmt: skip
-"""What is in a run folder even if the trainer leaves nothing."""
-
-
 def left_nothing(run_dir: Path) -> bool:
     """Whether the trainer neither wrote a file nor printed a word: then there is nothing to read."""
     try:
-        return OWN.issuperset(os.listdir(run_dir)) and os.stat(f"{run_dir}/train.log").st_size == 0
+        return os.listdir(run_dir) == [RECORD] and os.stat(f"{run_dir}/{RECORD}/train.log").st_size == 0
     except FileNotFoundError:
         return False
 
@@ -102,7 +96,7 @@ def summarise(run: RunRow, study: Study, gauge: Gauge | None, exit_: Exit) -> tu
     if exit_.message:
         notes.append(exit_.message)
     if status == "failed" and gauge is not None:
-        last = read_tail(gauge.run_dir / "train.log", lines=1)
+        last = read_tail(Path(record_file(gauge.run_dir, "train.log")), lines=1)
         if last:
             notes.append(f"its last line: {last[:LAST_LINE]}")
     if exit_.lingered:

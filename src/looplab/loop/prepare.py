@@ -7,10 +7,11 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from looplab.config.files import dump_json, write_config
+from looplab.config.files import dump_config, dump_json
 from looplab.config.paths import leaves, show
 from looplab.launch.base import Order, Slot
 from looplab.launch.command import build_argv, fill, find_program, render, render_environment
@@ -24,8 +25,19 @@ from looplab.runs.capsule import Capsules
 from looplab.runs.names import inside
 from looplab.runs.redact import redact_argv, redact_env
 
-PREPARED = ("run.json", "config.json", "override.json", "config_diff.json", "capsule.json")
-"""The files that a run folder has before the run starts."""
+PREPARED = (
+    "run.json", "config.json", "config.yaml", "config.toml", "override.json", "config_diff.json", "capsule.json"
+)  # fmt: skip
+"""The files that the record of a run may have before the run starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The files of a run's record before it starts, by their paths relative to the run folder."""
+
+    hashes: dict[str, str]
+    """SHA-256"""
+    contents: dict[str, bytes]
 
 
 class Preparer:
@@ -37,6 +49,7 @@ class Preparer:
         self._launch = study.launch
         self._outputs = folder.study_folder(setup.lab, study.study)
         self._rendering = self._launch.config
+        self._config_name = f"config.{self._rendering.format if self._rendering.as_ == 'file' else 'json'}"
         self._capsules = Capsules(setup.lab, self._outputs, setup.prints)
         self._host = socket.gethostname()
         live = {"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1")}  # train.log grows as the trainer prints
@@ -45,9 +58,10 @@ class Preparer:
         self._elsewhere: dict[Path, Capsules] = {}
         self._programs: dict[tuple[str, Path], str] = {}
 
-    def prepare(self, run: RunRow, plan: Mapping[str, Any], slot: Slot) -> tuple[Order, dict[str, str]]:
-        """Make the run's folder, whole; gives the order and the hashes of the files."""
+    def prepare(self, run: RunRow, plan: Mapping[str, Any], slot: Slot) -> tuple[Order, Prepared]:
+        """Make the run's folder, whole; returns the order and the files of its record."""
         run_dir = self._outputs / run.id
+        record_dir = run_dir / folder.RECORD
         config = plan["config"]
         lab = plan.get("place") or str(self._setup.lab)
         job = config if plan.get("job") else None  # a submitted command: its config says what to run, and where
@@ -55,7 +69,7 @@ class Preparer:
         cwd = self._cwds.get(where)
         if cwd is None:
             cwd = self._cwds[where] = inside(Path(lab), where[1], "launch.cwd")
-        config_file = f"{run_dir}/config.{self._rendering.format if self._rendering.as_ == 'file' else 'json'}"
+        config_file = f"{record_dir}/{self._config_name}"
         variables = self._variables(run, str(run_dir), config_file, slot, lab)
         changed = {key: "old" not in change for key, change in plan["diff_base"].items()}
         arguments = render(config, self._rendering, changed)
@@ -78,27 +92,9 @@ class Preparer:
         program = self._programs[argv[0], cwd]
         seeds = {show(path): value for path, value in leaves(config) if str(path[-1]).lower() in SEEDS}
         about = {
-            "id": run.id,
-            "study": run.study,
-            "n": run.n,
-            "round": run.round,
-            "parent": run.parent,
-            "base": run.base,
-            "proposer": run.proposer,
-            "source": plan.get("source"),
-            "reason": run.reason,
-            "hypothesis": plan["hypothesis"],
+            **_about(run, plan),
             "formal": not self._setup.options.informal,
-            "notes": plan["notes"],
-            "config_hash": run.config_hash,
-            "role": run.role,
-            "point": run.point,
-            "seed": run.seed,
-            "twin": run.twin,
-            "warm": run.warm,
-            "warm_start": start,
             "fingerprint": self._setup.prints.digest(),
-            "created": run.created,
             "launched": time.time(),
             "host": self._host,
             "slot": slot.name,
@@ -110,17 +106,12 @@ class Preparer:
         capsule = capsules.make(argv, program, {**own, **redact_env(given)}, seeds)
         if job is not None:
             capsule["cwd"] = str(cwd)
-        override = {"parent": run.parent, "base": run.base, "proposer": run.proposer, "edits": plan["edits"]}
         files = {
+            **self._planned_files(run, plan),
             "run.json": dump_json(about, finite=True),
-            "config.json": dump_json(config),
-            "override.json": dump_json(override, finite=True),
-            "config_diff.json": dump_json({"parent": plan["diff_parent"], "base": plan["diff_base"]}),
             "capsule.json": dump_json(capsule, finite=True),
         }
-        hashes = folder.create(run_dir, files)
-        if not config_file.endswith(".json"):
-            write_config(Path(config_file), config, sync=False)
+        prepared = Prepared(folder.create(run_dir, files), _by_path(files))
         order = Order(
             run.id,
             run_dir,
@@ -132,8 +123,28 @@ class Preparer:
             min(filter(None, (self._launch.timeout, job and job.get("timeout"))), default=None),
             self._launch.grace,
             self._launch.linger,
+            record_dir,
         )
-        return order, hashes
+        return order, prepared
+
+    def rebuild(self, run: RunRow, plan: Mapping[str, Any] | None) -> dict[str, bytes]:
+        """The prepared files of a run of an earlier engine, as far as the ledger knows their content."""
+        files = {"run.json": dump_json(_about(run, plan or {}), finite=True)}
+        if plan is not None:
+            files |= self._planned_files(run, plan)
+        return _by_path(files)
+
+    def _planned_files(self, run: RunRow, plan: Mapping[str, Any]) -> dict[str, bytes]:
+        """The files that follow from the plan alone."""
+        override = {"parent": run.parent, "base": run.base, "proposer": run.proposer, "edits": plan["edits"]}
+        files = {
+            "config.json": dump_json(plan["config"]),
+            "override.json": dump_json(override, finite=True),
+            "config_diff.json": dump_json({"parent": plan["diff_parent"], "base": plan["diff_base"]}),
+        }
+        if self._config_name not in files:
+            files[self._config_name] = dump_config(Path(self._config_name), plan["config"])
+        return files
 
     def _capsules_of(self, cwd: Path) -> Capsules:
         """For a command whose folder lies in a checkout of its own: the code is the one of that checkout."""
@@ -168,7 +179,7 @@ class Preparer:
             "LOOPLAB_RUN_ID": run.id,
             "LOOPLAB_RUN_DIR": run_dir,
             "LOOPLAB_OUT_DIR": variables["out_dir"],
-            "LOOPLAB_CONFIG": f"{run_dir}/config.json",
+            "LOOPLAB_CONFIG": f"{run_dir}/{folder.RECORD}/config.json",
             "LOOPLAB_METRICS": f"{run_dir}/metrics.jsonl",
             "LOOPLAB_STUDY": run.study,
             "LOOPLAB_ROUND": str(run.round),
@@ -182,3 +193,32 @@ class Preparer:
             **render_environment(config, self._rendering),
             **{name: fill(value, variables, f"launch.env.{name}") for name, value in self._launch.env.items()},
         }
+
+
+def _about(run: RunRow, plan: Mapping[str, Any]) -> dict[str, Any]:
+    """What `run.json` says by the ledger alone."""
+    return {
+        "id": run.id,
+        "study": run.study,
+        "n": run.n,
+        "round": run.round,
+        "parent": run.parent,
+        "base": run.base,
+        "proposer": run.proposer,
+        "source": plan.get("source"),
+        "reason": run.reason,
+        "hypothesis": plan.get("hypothesis", ""),
+        "notes": plan.get("notes", []),
+        "config_hash": run.config_hash,
+        "role": run.role,
+        "point": run.point,
+        "seed": run.seed,
+        "twin": run.twin,
+        "warm": run.warm,
+        "warm_start": plan.get("start"),
+        "created": run.created,
+    }
+
+
+def _by_path(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {f"{folder.RECORD}/{name}": content for name, content in files.items()}

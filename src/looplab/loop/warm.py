@@ -73,7 +73,7 @@ def _owner(path: Path, outputs: Path) -> str | None:
     if not path.is_relative_to(outputs.resolve()):
         return None
     name = path.relative_to(outputs.resolve()).parts[0]
-    return name if (outputs / name / "run.json").exists() else None
+    return name if folder.is_run(outputs / name) else None
 
 
 def continued(warm: WarmStart, config: dict[str, Any], start: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,4 +110,4 @@ def keep_model(warm: WarmStart, outputs: Path, run: RunRow, name: str) -> None:
     os.replace(temporary, target)
     about = {"run_id": run.id, "model_path": str(path.relative_to(outputs.resolve())), "objective": run.objective,
              "sha256": folder.hash_file(target), "timestamp": run.ended}  # fmt: skip
-    folder.write_json(models, f"{name}.json", about)
+    folder.write_json(models / f"{name}.json", about)

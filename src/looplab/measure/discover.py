@@ -15,6 +15,7 @@ from looplab.errors import LabError
 from looplab.measure.base import Batch, Curve, Source
 from looplab.measure.json_file import JsonFile
 from looplab.measure.summary import ALIASES
+from looplab.runs.folder import RECORD
 
 KINDS = ("jsonl", "wandb", "tensorboard", "csv", "stdout", "trainer_summary")
 """What a user can name, the most trusted first: where two kinds know the same metric, the earlier one is believed."""
@@ -104,6 +105,7 @@ class Reader:
         "_paths",
         "_preference",
         "_ranks",
+        "_record",
         "_rename",
         "_run_dir",
         "_stdout_patterns",
@@ -131,6 +133,8 @@ class Reader:
         self._entries: list[_Entry] = []
         self._paths: set[str] = set()
         self._folders: dict[str, tuple[int, int]] = {}
+        self._record: str | None = None
+        """The folder with looplab's own files about the run, if it has one."""
         self._looked = 0.0
         self._owners: dict[str, tuple[int, str, str]] = {}
         self._last_steps: dict[str, float] = {}
@@ -227,10 +231,13 @@ class Reader:
             return
         # File systems stamp in ticks: what is written within the same tick would not change the stamp again.
         self._folders[folder] = (changed if time.time_ns() - changed > _CLOCK_TICK_NS else -1, depth)
+        if depth == 0 and any(entry.name == RECORD for entry in entries):
+            record = os.path.join(folder, RECORD)
+            self._record = record if os.path.exists(os.path.join(record, "run.json")) else self._record
         below = []
         for entry in entries:
             name = entry.name
-            kind = _kind_of(name, depth)
+            kind = self._kind_of(name, folder, depth)
             if kind is not None:
                 if kind in self._ranks and entry.path not in self._paths and entry.is_file():
                     self._add(kind, entry.path, folder)
@@ -248,6 +255,13 @@ class Reader:
             path = os.path.join(folder, name)
             if path not in self._folders and len(self._folders) < MAX_FOLDERS:
                 self._list(path, depth + 1)
+
+    def _kind_of(self, name: str, folder: str, depth: int) -> str | None:
+        """The kind of a file; None for what holds no metrics. Of looplab's own files only the log is read, and it is
+        the only log: a `train.log` elsewhere is one that the trainer writes for itself."""
+        if name == "train.log":
+            return "stdout" if (folder == self._record if self._record else depth == 0) else None
+        return None if folder == self._record else _kind_of(name)
 
     def _add(self, kind: str, path: str, folder: str) -> None:
         self._paths.add(path)
@@ -276,10 +290,10 @@ def _after(curve: Curve, step: float) -> Curve:
     return Curve([at for at, _ in kept], [value for _, value in kept])
 
 
-def _kind_of(name: str, depth: int) -> str | None:
+def _kind_of(name: str) -> str | None:
     kind = _BY_NAME.get(name)
     if kind is not None:
-        return None if kind == "stdout" and depth else kind
+        return kind
     if name.endswith(".wandb"):
         return "wandb" if name.startswith("run-") else None
     if name.endswith(".csv"):

@@ -18,6 +18,7 @@ from looplab.config.lab import Study
 from looplab.errors import LabError
 from looplab.measure.base import Batch
 from looplab.measure.discover import Reader, reader_of
+from looplab.runs.folder import record_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -84,7 +85,7 @@ def archive_run(run_dir: Path, study: Study) -> Path | None:
     batch = measured(run_dir, study, final=True)
     if not any(curve.values for curve in batch.values()):
         return None
-    path = run_dir / NAME
+    path = record_file(run_dir, NAME)
     if path.exists() and not is_archive(path):
         raise LabError("this file was not written by looplab and stays", file=path, hint="give it another name")
     table = as_table(batch).replace_schema_metadata({_MARK: "1"})
@@ -142,4 +143,4 @@ class Archiver:
 
 def unarchived(run_dirs: Iterable[Path]) -> list[Path]:
     """Those of the run folders that have no archive (yet)."""
-    return [run_dir for run_dir in run_dirs if run_dir.is_dir() and not is_archive(run_dir / NAME)]
+    return [run_dir for run_dir in run_dirs if run_dir.is_dir() and not is_archive(record_file(run_dir, NAME))]

@@ -79,8 +79,8 @@ def compare(outputs: Path, study: Study, record: StudyLedger, names: Sequence[st
 
 
 def _summaries(outputs: Path, row: RunRow, batch: Batch, directions: Directions) -> dict[str, MetricSummary]:
-    """What the run's summary says; of a run that goes on, what it has measured so far."""
-    plain = folder.read_json(outputs / row.id, "summary.json").get("metrics")
+    """What the summary of an ended run says; for a running one, what it has measured so far."""
+    plain = folder.read_json(outputs / row.id, "summary.json").get("metrics") if row.state == "ended" else None
     if plain:
         return from_dict(plain)
     summariser = Summariser(directions, kept=1)

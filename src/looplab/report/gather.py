@@ -376,7 +376,7 @@ def _facts(study: Study, outputs: Path, file: _Files, knobs: dict[str, Any]) -> 
         metrics=metrics,
         objective=row.objective if study.objective else None,
         hypothesis=wording.plain(str(file.about.get("hypothesis") or "")),
-        wandb=None if row.state == "planned" else find_wandb(run_dir / "train.log"),
+        wandb=None if row.state == "planned" else find_wandb(folder.record_file(run_dir, "train.log")),
         notes=tuple(wording.plain(str(note)) for note in notes),
         conclusion=_conclusion(run_dir),
     )
@@ -393,7 +393,7 @@ def _measured_so_far(study: Study, run_dir: Path) -> dict[str, MetricSummary]:
 
 def _conclusion(run_dir: Path) -> str:
     try:
-        with (run_dir / "notes.md").open(encoding="utf-8", errors="replace") as file:
+        with folder.record_file(run_dir, "notes.md").open(encoding="utf-8", errors="replace") as file:
             return wording.plain(file.read(_LONGEST_NOTES)).strip()
     except OSError:
         return ""
@@ -595,7 +595,7 @@ def _failures(outputs: Path, runs: Sequence[RunFacts]) -> list[Failure]:
     groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for run in runs:
         if run.is_failure:
-            tail = read_tail(outputs / run.row.id / "train.log")
+            tail = read_tail(folder.record_file(outputs / run.row.id, "train.log"))
             last = _NUMBERS.sub("#", tail.rpartition("\n")[2])
             groups.setdefault((how_it_ended(run.row), last), []).append((run.row.id, tail))
     return [Failure(tuple(id_ for id_, _ in group), how, group[-1][1]) for (how, _), group in groups.items()]

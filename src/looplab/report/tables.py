@@ -21,7 +21,7 @@ from looplab.config.lab import Lab
 from looplab.errors import LabError
 from looplab.ledger.schema import VERSION
 from looplab.report import archive
-from looplab.runs.folder import study_folder
+from looplab.runs.folder import RECORD, record_file, record_folder, study_folder
 
 if TYPE_CHECKING:
     import duckdb
@@ -203,7 +203,7 @@ def _add_metrics(connection: duckdb.DuckDBPyConnection, lab: Lab, runs: Sequence
     archives: list[str] = []
     live: list[_Run] = []
     for run in runs:
-        path = run.folder / archive.NAME
+        path = record_file(run.folder, archive.NAME)
         if run.state == "ended" and archive.is_archive(path):
             archives.append(str(path))
         elif run.state != "planned" and run.folder.is_dir():
@@ -214,7 +214,8 @@ def _add_metrics(connection: duckdb.DuckDBPyConnection, lab: Lab, runs: Sequence
     if archives:
         patterns = [_no_pattern(path) for path in archives]
         listed = ", ".join(map(_literal, patterns))
-        names = "split_part(filename, '/', -3), split_part(filename, '/', -2)"
+        place = f"replace(filename, '/{RECORD}/{archive.NAME}', '/{archive.NAME}')"
+        names = f"split_part({place}, '/', -3), split_part({place}, '/', -2)"
         sql += f" UNION ALL SELECT {names}, metric, step, value FROM read_parquet([{listed}], filename=true)"  # noqa: S608
         archives += [pattern for pattern in patterns if "[" in pattern]
     connection.execute(f"CREATE VIEW metrics AS {sql}")
@@ -257,10 +258,11 @@ def _knobs(lab: Lab, runs: Sequence[_Run]) -> pa.Table:
     configs: dict[str, list[tuple[str, dict[paths.Concrete, Any]]]] = {}
     changed: dict[str, set[str]] = {}
     for run in runs:
-        if not (run.folder / "config.json").exists():
+        record = record_folder(run.folder)
+        if not (record / "config.json").exists():
             continue
-        configs.setdefault(run.study, []).append((run.id, dict(paths.leaves(_read_json(run.folder / "config.json")))))
-        diff = run.folder / "config_diff.json"
+        configs.setdefault(run.study, []).append((run.id, dict(paths.leaves(_read_json(record / "config.json")))))
+        diff = record / "config_diff.json"
         changed.setdefault(run.study, set()).update(_read_json(diff).get("base", {}) if diff.exists() else ())
     columns: dict[str, list[Any]] = {"study": [], "run": [], "key": [], "value": [], "number": []}
     for study, configs_of_study in configs.items():

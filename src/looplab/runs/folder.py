@@ -1,6 +1,9 @@
-"""The folder of a run: what stands in it, and how it comes to be whole.
+"""The folder of a run, and `record/` in it, which holds all that looplab writes about the run.
 
-`run.json` is written last: a folder that has it is whole, and one that has not is not yet a run. The first process of
+Everything else in the run folder belongs to the trainer, whatever its name: Hugging Face's trainer writes a
+`config.json` of its own, others a `summary.json` or a `train.log`.
+
+`run.json` is written last: a folder that has it is whole, and one without it is not yet a run. The first process of
 the training creates `train.log`; the keeper adds `process.json` and `exit.json`.
 """
 
@@ -10,7 +13,9 @@ import contextlib
 import errno
 import hashlib
 import os
+import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,27 +27,55 @@ SHARED = "_shared"
 """Beside the runs of a study: what many of them have in common, named by its hash."""
 
 
+RECORD = "record"
+"""The subfolder of a run folder that belongs to looplab."""
+
+
 def study_folder(lab: Path, study: str) -> Path:
     return lab / "outputs" / study
 
 
-def create(folder: Path, files: Mapping[str, bytes]) -> dict[str, str]:
-    """Make the run folder with these files, `run.json` last; gives the SHA-256 of each.
+def record_name(run_dir: Path, name: str) -> str:
+    """The path of one of looplab's files about a run, relative to the run folder.
+
+    Runs of early versions have these files at the top of the run folder.
+    """
+    early = not os.path.exists(f"{run_dir}/{RECORD}/run.json") and os.path.exists(f"{run_dir}/run.json")
+    return name if early else f"{RECORD}/{name}"
+
+
+def record_file(run_dir: Path, name: str) -> Path:
+    """The path of one of looplab's files about a run."""
+    return run_dir / record_name(run_dir, name)
+
+
+def record_folder(run_dir: Path) -> Path:
+    """The folder with looplab's files about a run."""
+    return record_file(run_dir, "run.json").parent
+
+
+def create(run_dir: Path, files: Mapping[str, bytes]) -> dict[str, str]:
+    """Make the run folder with these files in its record, `run.json` last.
 
     A folder that is there already (prepared before the engine died, but never started) is brought up to date.
+
+    Returns:
+        The SHA-256 of each file, by its path relative to the run folder.
     """
-    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    hashes = {f"{RECORD}/{name}": hashlib.sha256(content).hexdigest() for name, content in files.items()}
     names = sorted(files, key="run.json".__eq__)
-    target = str(folder)
+    target = f"{run_dir}/{RECORD}"
     try:
-        os.mkdir(target)
+        os.mkdir(run_dir)
     except FileNotFoundError:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        os.mkdir(target)
+        run_dir.parent.mkdir(parents=True, exist_ok=True)
+        os.mkdir(run_dir)
     except FileExistsError:
+        os.makedirs(target, exist_ok=True)
         for name in names:
             write_atomic(f"{target}/{name}", files[name], sync=False)
         return hashes
+    os.mkdir(target)
     for name in names:
         descriptor = os.open(f"{target}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
@@ -53,22 +86,23 @@ def create(folder: Path, files: Mapping[str, bytes]) -> dict[str, str]:
     return hashes
 
 
-def read_json(folder: Path, name: str) -> dict[str, Any]:
-    """A JSON file of the run; empty where it is missing."""
-    path = folder / name
+def read_json(run_dir: Path, name: str) -> dict[str, Any]:
+    """A JSON file of the run's record; empty where it is missing."""
+    path = record_file(run_dir, name)
     return read_config(path) if path.exists() else {}
 
 
-def add_note(folder: Path, text: str) -> None:
+def add_note(run_dir: Path, text: str) -> None:
     """Add a line to what is concluded about a run."""
-    with contextlib.suppress(FileNotFoundError), (folder / "notes.md").open("a", encoding="utf-8") as file:
+    path = record_file(run_dir, "notes.md")
+    with contextlib.suppress(FileNotFoundError), path.open("a", encoding="utf-8") as file:
         file.write(f"- {text}\n")
 
 
-def write_json(folder: Path, name: str, data: Mapping[str, Any]) -> str:
-    """Write a JSON file of the run whole; gives its SHA-256. The data is our own, and finite."""
+def write_json(path: Path | str, data: Mapping[str, Any]) -> str:
+    """Write a JSON file whole; returns its SHA-256. The data is our own, and finite."""
     content = dump_json(dict(data), finite=True)
-    write_atomic(f"{folder}/{name}", content, sync=False)
+    write_atomic(path, content, sync=False)
     return hashlib.sha256(content).hexdigest()
 
 
@@ -98,24 +132,72 @@ def run_folders(study: Path) -> list[Path]:
     """All run folders of a study, oldest first."""
     if not study.is_dir():
         return []
-    return sorted(p for p in study.iterdir() if p.is_dir() and p.name[0] not in "._" and (p / "run.json").exists())
+    return sorted(p for p in study.iterdir() if p.is_dir() and p.name[0] not in "._" and is_run(p))
+
+
+def is_run(run_dir: Path) -> bool:
+    """Whether this is a run folder, and whole."""
+    return record_file(run_dir, "run.json").exists()
 
 
 def hash_file(path: Path | str) -> str | None:
-    """The SHA-256 of a file; None where it is missing."""
+    """The SHA-256 of a file; None where there is no such file."""
     try:
         if os.stat(path).st_size == 0:
             return EMPTY
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
 
 
-def hash_files(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """The SHA-256 of each of these files that is there."""
-    digests = ((name, hash_file(f"{folder}/{name}")) for name in names)
+def hash_files(run_dir: Path, names: Iterable[str]) -> dict[str, str]:
+    """The SHA-256 of each of these files that is there; names are relative to the run folder."""
+    digests = ((name, hash_file(f"{run_dir}/{name}")) for name in names)
     return {name: digest for name, digest in digests if digest is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A recorded file that the run itself has changed."""
+
+    name: str
+    """Relative to the run folder."""
+    recorded: str
+    """Its SHA-256 at the start of the run."""
+    found: str | None
+    """Its SHA-256 at the end; None: it was gone."""
+    restored: bool
+
+
+def restore(run_dir: Path, recorded: Mapping[str, str], contents: Mapping[str, bytes]) -> list[Change]:
+    """Compare files with their recorded hashes, and restore those that were changed.
+
+    What the run wrote instead is kept beside the file, as `<name>.changed-<time>`.
+
+    Args:
+        recorded: The SHA-256 of each file when it was written.
+        contents: What the files should contain, as far as that is known. A content with another hash than the
+            recorded one is written for want of the original, but that does not count as restored.
+    """
+    changes = []
+    for name, digest in recorded.items():
+        found = hash_file(f"{run_dir}/{name}")
+        if found == digest:
+            continue
+        path, content = run_dir / name, contents.get(name)
+        _put_aside(path.parent if os.path.lexists(path.parent) and not path.parent.is_dir() else path)
+        if content is not None:
+            path.parent.mkdir(exist_ok=True)
+            write_atomic(path, content, sync=False)
+        original = content is not None and hashlib.sha256(content).hexdigest() == digest
+        changes.append(Change(name, digest, found, original))
+    return changes
+
+
+def _put_aside(path: Path) -> None:
+    if os.path.lexists(path):
+        os.replace(path, f"{path}.changed-{time.time_ns()}")
 
 
 def sweep(folder: Path) -> None:
@@ -124,7 +206,7 @@ def sweep(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def require(folder: Path) -> Path:
-    if not (folder / "run.json").exists():
-        raise LabError(f"there is no run folder {folder}")
-    return folder
+def require(run_dir: Path) -> Path:
+    if not is_run(run_dir):
+        raise LabError(f"there is no run folder {run_dir}")
+    return run_dir

@@ -1,0 +1,199 @@
+"""Trainers that write files of looplab's names into the run folder, or into looplab's own folder in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+NAMES = (
+    "config.json", "run.json", "summary.json", "exit.json", "process.json", "train.log", "capsule.json", "override.json",
+    "config_diff.json", "notes.md", "metrics.parquet",
+)  # fmt: skip
+"""Files in the record of a run."""
+
+WRITER = f"""
+import json, os, shutil, sys
+for where in sys.argv[1:]:
+    os.makedirs(where, exist_ok=True)
+    for name in {NAMES!r}:
+        with open(os.path.join(where, name), "w") as file:
+            json.dump({{"train": {{"lr": 77}}, "code": 77, "loss": 0.0077, "metrics": {{}}, "status": "failed"}}, file)
+exec(open("train.py").read())
+"""
+"""A trainer that writes all of them into the folders of its arguments, and then trains."""
+
+WIPER = """
+import os, shutil
+config = open(os.environ["LOOPLAB_CONFIG"]).read()
+shutil.rmtree(os.environ["LOOPLAB_RUN_DIR"])
+os.mkdir(os.environ["LOOPLAB_RUN_DIR"])
+os.environ["LOOPLAB_CONFIG"] = os.path.join(os.environ["LOOPLAB_RUN_DIR"], "copy")
+open(os.environ["LOOPLAB_CONFIG"], "w").write(config)
+exec(open("train.py").read())
+"""
+"""A trainer that empties its output folder first."""
+
+
+def commanded(lab, *arguments: str):
+    lab.write("writer.py", WRITER)
+    lab.configure(launch={"command": ["{python}", "-S", "writer.py", *arguments], "grace": 5})
+    return lab
+
+
+def move_up(run: Path) -> None:
+    """Make a run folder as early versions made them."""
+    for path in (run / "record").iterdir():
+        path.rename(run / path.name)
+    (run / "record").rmdir()
+
+
+# -- the trainer's own files
+
+
+def test_files_of_looplabs_names_belong_to_the_trainer(lab) -> None:
+    commanded(lab, "{out_dir}", "{run_dir}").queue("train.lr@set=0.3")
+    lab("run", "--concurrency", "1")
+    base, run = lab.runs()
+    assert {path.name for path in run.iterdir()} == {*NAMES, "record", "metrics.jsonl", "seen.json"}
+    for name in NAMES:
+        assert json.loads((run / name).read_text())["code"] == 77, name
+    assert lab("diff", "1", "2", "--json").json()["changes"] == {"train.lr": {"old": 0.1, "new": 0.3}}
+    told = lab("verify", "--json").json()
+    assert (told["whole"], told["notes"]) == (True, [])
+    shown = lab("show", "2", "--json").json()
+    assert (shown["run"]["status"], shown["run"]["exit_code"]) == ("ok", 0)
+    assert shown["changes"]["base"] == {"train.lr": {"old": 0.1, "new": 0.3}}
+    assert shown["summary"]["metrics"]["loss"]["last"] == pytest.approx(1 / 3)
+    assert "77" not in lab("show", "2").out
+    assert lab("logs", "2").out == "lr is 0.3\nthe end\n"
+    assert run.name in (lab.outputs() / "BEST").read_text()
+    lab("report")
+    facts = json.loads((lab.outputs() / "summary.json").read_text())
+    assert "0.0077" not in json.dumps(facts)
+    assert lab("query", "SELECT value FROM knobs WHERE key = 'train.lr' ORDER BY run", "--json").json() == [
+        {"value": "0.1"}, {"value": "0.3"},
+    ]  # fmt: skip
+    assert lab.read(base, "summary.json")["status"] == "ok"
+
+
+def test_a_search_counts_the_points_that_such_a_trainer_has_measured(lab) -> None:
+    commanded(lab, "{out_dir}").configure(
+        proposers=[{"search": {}}], knobs={"train.lr": {"type": "float", "low": 0.001, "high": 1, "log": True}}
+    )
+    out = lab("run", "--runs", "3", "--concurrency", "1").out
+    assert "1 of 6 points measured" in out, out
+
+
+def test_an_engine_that_is_killed_finds_such_a_run_again(lab, until) -> None:
+    commanded(lab, "{out_dir}").base(wait="gate")
+    engine = lab.start("run", "--runs", "1")
+    lab.until_at_work()
+    until(lambda: lab.all("process.json"), "process.json")
+    os.kill(engine.pid, signal.SIGKILL)
+    engine.ended(None)
+    resumed = lab.start("run", "--runs", "1")
+    until(lambda: ": adopted" in resumed.out, "the adoption")
+    lab.open_gate()
+    resumed.ended()
+    assert lab.ask("SELECT status, exit_code, objective FROM runs") == [("ok", 0, pytest.approx(0.2 + 1 / 3))]
+    assert "the record is whole" in lab("verify").out
+
+
+def test_a_ledger_is_rebuilt_from_the_record_of_such_runs(lab) -> None:
+    commanded(lab, "{out_dir}")("run")
+    before = lab("show", "1").out
+    (lab.folder / ".looplab" / "ledger.db").unlink()
+    lab("reindex")
+    assert lab("show", "1").out == before
+
+
+# -- runs that write into looplab's folder
+
+
+def test_what_a_run_changes_in_its_record_is_reported_and_restored(lab) -> None:
+    commanded(lab, "{run_dir}/record").queue("train.lr@set=0.3")
+    # The trainer needs its config from elsewhere: it has just overwritten it.
+    lab.write("train.py", (lab.folder / "train.py").read_text().replace('os.environ["LOOPLAB_CONFIG"]', '"own.json"'))
+    lab.write("own.json", (lab.folder / "configs/base.json").read_text())
+    out = lab("run", "--concurrency", "1").out
+    base, run = lab.runs()
+    assert out.count("the run changed record/") >= 2, out
+    assert [lab.read(path, "config.json")["train"]["lr"] for path in (base, run)] == [0.1, 0.3]
+    assert lab("diff", "1", "2", "--json").json()["changes"] == {"train.lr": {"old": 0.1, "new": 0.3}}
+    verified = lab("verify").out
+    for name in ("config.json", "run.json", "capsule.json", "override.json", "config_diff.json"):
+        assert f"note: toy/{run.name}/record/{name}: the run changed it; restored" in verified
+        assert len(list((run / "record").glob(f"{name}.changed-*"))) == 1
+    assert "the record is whole" in verified
+    shown = lab("show", "2", "--json").json()
+    assert (shown["run"]["status"], shown["run"]["exit_code"], shown["about"]["n"]) == ("ok", 0, 2)
+    assert shown["changes"]["base"] == {"train.lr": {"old": 0.1, "new": 0.3}}
+    assert any("the run changed record/" in note for note in shown["summary"]["notes"])
+    assert lab.read(run, "exit.json")["code"] == 0
+    before = lab("show", "2").out
+    (lab.folder / ".looplab" / "ledger.db").unlink()
+    lab("reindex")
+    assert lab("show", "2").out == before
+
+
+def test_a_run_that_empties_its_folder_loses_nothing_of_its_record(lab) -> None:
+    lab.write("wiper.py", WIPER)
+    lab.configure(launch={"command": ["{python}", "-S", "wiper.py"], "grace": 5})
+    out = lab("run").out
+    (run,) = lab.runs()
+    assert "the run changed record/" in out
+    assert lab.read(run, "config.json")["train"]["lr"] == 0.1
+    assert (lab.read(run, "summary.json")["status"], lab.read(run, "exit.json")["code"]) == ("ok", 0)
+    assert "the record is whole" in lab("verify").out
+
+
+def test_what_an_adopted_run_changed_and_nobody_can_restore_is_not_believed(lab, until) -> None:
+    commanded(lab, "{run_dir}/record").base(wait="gate")
+    lab.write("train.py", (lab.folder / "train.py").read_text().replace('os.environ["LOOPLAB_CONFIG"]', '"own.json"'))
+    lab.write("own.json", (lab.folder / "configs/base.json").read_text())
+    engine = lab.start("run", "--runs", "1")
+    until(lambda: list(lab.outputs().glob("*/metrics.jsonl")), "a training at work")
+    os.kill(engine.pid, signal.SIGKILL)
+    engine.ended(None)
+    resumed = lab.start("run", "--runs", "1")
+    until(lambda: ": adopted" in resumed.out, "the adoption")
+    lab.open_gate()
+    out = resumed.ended().out
+    assert "what record/capsule.json, record/run.json said is lost" in out, out
+    assert lab.ask("SELECT status, exit_code, objective FROM runs") == [("ok", 0, pytest.approx(0.2 + 1 / 3))]
+    (run,) = lab.runs()
+    assert lab.read(run, "config.json")["train"]["lr"] == 0.1
+    findings = lab("verify", "--json", code=1).json()["findings"]
+    assert {finding["where"] for finding in findings} == {
+        f"toy/{run.name}/record/run.json", f"toy/{run.name}/record/capsule.json",
+    }  # fmt: skip
+    shown = lab("show", "1", "--json").json()
+    assert (shown["about"]["n"], shown["about"]["config_hash"]) == (1, shown["run"]["config_hash"])
+
+
+# -- labs of early versions
+
+
+def test_a_lab_of_an_early_version_is_read_as_before(lab) -> None:
+    lab.queue("train.lr@set=0.3")
+    lab("run", "--concurrency", "1")
+    commands = (("show", "2"), ("logs", "2"), ("diff", "1", "2"), ("status",), ("query", "FROM knobs ORDER BY ALL"))
+    before = [lab(*command).out for command in commands]
+    runs = lab.runs()
+    for run in runs:
+        move_up(run)
+    assert [lab(*command).out for command in commands] == before
+    lab("report")
+    shutil.rmtree(lab.folder / ".looplab")
+    lab("reindex")
+    assert lab("show", "2").out == before[0]
+    assert "the record is whole" in lab("verify").out
+    lab.queue("train.lr@set=0.3", "train.lr@set=0.4")
+    lab("run", "--concurrency", "1")
+    assert [path.parent.name for path in lab.outputs().glob("*/record")] == [lab.runs()[0].name]
+    assert lab.read(lab.runs()[0], "run.json")["n"] == 3

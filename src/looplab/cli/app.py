@@ -440,6 +440,23 @@ def reproduce(
 
 
 @app.command()
+def remeasure(
+    runs: Annotated[list[str] | None, typer.Argument(help="Runs to read again; all if none is named.")] = None,
+    lab: LabOption = None,
+    study: StudyOption = None,
+    json: Json = False,
+) -> None:
+    """Read ended runs again after `measure` or `objective` was corrected.
+
+    Nothing is run. Each changed run is an event; its old summary is kept. The best run is worked out again, and a judge
+    starts over with the new values. Exit code 1: no run has the objective.
+    """
+    from looplab.cli import reproducing
+
+    reproducing.remeasure(lab, study, runs or [], json)
+
+
+@app.command()
 def report(lab: LabOption = None, study: StudyOption = None, json: Json = False) -> None:
     """Write the study's reports anew: Markdown, HTML, plots.
 

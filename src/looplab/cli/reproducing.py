@@ -1,10 +1,11 @@
-"""reproduce."""
+"""reproduce, remeasure."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -17,7 +18,10 @@ from looplab.judge.stats import pooled_spread
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import RunRow, StudyLedger
 from looplab.loop import again
+from looplab.loop import remeasure as measuring_again
 from looplab.loop.lock import StudyLock, engine_pid
+from looplab.loop.submitting import refusal, refuse
+from looplab.report.reports import write_reports
 from looplab.runs import folder as runs
 
 
@@ -29,6 +33,13 @@ def reproduce(folder: Path | None, name: str | None, run: str, tolerance: float 
         raise LabError(f"run {original.id} has no objective, so there is nothing to compare", hint="choose another run")
     options = replace(last_options(place.ledger, study.study), asked_only=True, informal=True)
     setup = prepare_study(lab, study, options)
+    pid = engine_pid(lab.folder, study.study)
+    used_up = refusal(study.budget, record, options.runs)
+    if used_up is not None:
+        raise LabError(
+            f"{original.id} cannot be run again: {used_up}",
+            hint="raise the budget in lab.yaml, or with `looplab run --runs N`",
+        )
     capsule = runs.read_json(runs.require(place.outputs / original.id), "capsule.json")
     told = again.bring_back(lab.folder, place.outputs, original.id, capsule)
     changed = again.differences(lab.folder, place.outputs, capsule, setup.prints)
@@ -38,7 +49,6 @@ def reproduce(folder: Path | None, name: str | None, run: str, tolerance: float 
         for line in changed:
             output.say(f"not as it was: {line}")
     proposal = _ask(record, original)
-    pid = engine_pid(lab.folder, study.study)
     if pid is None:
         with StudyLock(lab.folder, study.study), contextlib.closing(Ledger(lab.ledger_path)) as ledger:
             drive(setup, ledger, json)
@@ -85,7 +95,8 @@ def _wait(record: StudyLedger, proposal: int) -> RunRow:
         elif row.status == "rejected":
             raise LabError("it could not be run: " + "; ".join(str(p["message"]) for p in row.problems))
         if record.last_session_ended():
-            raise LabError("the engine ended before it was run", hint="`looplab resume` goes on")
+            refuse(record, proposal, "the engine ended before it was run")
+            raise LabError("the engine ended before it was run", hint="`looplab status` shows why; then ask again")
         time.sleep(0.1)
 
 
@@ -96,3 +107,27 @@ def _groups(record: StudyLedger) -> dict[str, list[float]]:
         if run.objective is not None and run.role != "reproduction":
             found.setdefault(run.point, []).append(run.objective)
     return found
+
+
+def remeasure(folder: Path | None, name: str | None, names: Sequence[str], json: bool) -> None:
+    place = open_place(folder, name)
+    record, study = place.record, place.study
+    if study.objective is None:
+        raise LabError(f"study {study.study!r} has no objective", hint="name a metric with `objective` in lab.yaml")
+    ended = record.runs(state="ended") if not names else [record.run(one) for one in names]
+    setup = prepare_study(place.lab, study, replace(last_options(place.ledger, study.study), informal=True))
+    with StudyLock(place.lab.folder, study.study):
+        found = measuring_again.remeasure(setup, record, ended)
+        write_reports(place.lab.folder, study, record, plots=False)
+    metric = study.objective.metric
+    if json:
+        output.print_json(measuring_again.describe(found, metric))
+    else:
+        output.table(
+            ("run", f"{metric} before", "now", "note"),
+            [(one.run, output.number(one.before, 6), output.number(one.after, 6), one.note) for one in found],
+        )
+        changed = sum(one.changed for one in found)
+        output.say(f"{len(found)} run(s) read again, {changed} changed; `looplab resume` continues the study")
+    if not any(one.after is not None for one in found):
+        sys.exit(1)

@@ -603,6 +603,13 @@ class Study(Part):
     stages: dict[str, Stage] = Field(default_factory=dict)
     case: Case | None = None
 
+    @property
+    def judge_rule(self) -> Literal["test", "ratchet", "deterministic"] | None:
+        """The rule by which configs are promoted; None: the study has no judge."""
+        if self.judge is None:
+            return None
+        return "deterministic" if self.deterministic and self.judge.by == "test" else self.judge.by
+
     @model_validator(mode="before")
     @classmethod
     def _stages_alone(cls, data: Any) -> Any:

@@ -114,6 +114,11 @@ class Replay:
                 ]
             case "objective changed":
                 self.best[event.study] = None
+            case "judge restarted":
+                self.best[event.study] = None
+                for (study, run), verdict in self.verdicts.items():
+                    if study == event.study and verdict != "void":
+                        self.verdicts[study, run] = None
             case "study configured":
                 self.configured.setdefault(event.study, []).append(event)
                 if hash_configuration(data["configuration"]) != data["hash"]:

@@ -420,6 +420,21 @@ class StudyLedger:
             objective=objective, files=dict(files), **({"note": note} if note else {}),
         )  # fmt: skip
 
+    def remeasured(
+        self,
+        run: str,
+        *,
+        objective: float | None,
+        before: float | None,
+        measured: str | None,
+        files: Mapping[str, str],
+    ) -> None:
+        """Record that an ended run was read again; `before` is the objective it had."""
+        self.ledger.execute(
+            "UPDATE runs SET objective=?, measured=? WHERE study=? AND id=?", (objective, measured, self.study, run)
+        )
+        self.ledger.record("remeasured", self.study, run, objective=objective, before=before, files=dict(files))
+
     def same_measurement(self, run: RunRow, measured: str) -> RunRow | None:
         """Return the first run of another config that measured exactly the same."""
         sql = (
@@ -546,6 +561,13 @@ class StudyLedger:
 
     def set_docket(self, docket: Mapping[str, Any]) -> None:
         self.ledger.execute("UPDATE studies SET docket=? WHERE name=?", (orjson.dumps(docket).decode(), self.study))
+
+    def restart_judge(self, why: str) -> None:
+        """Take back all verdicts but those of people; the events that gave them stay in the chain."""
+        self.ledger.execute("UPDATE studies SET docket=NULL, best=NULL WHERE name=?", (self.study,))
+        self.ledger.execute("UPDATE runs SET verdict=NULL WHERE study=? AND verdict!='void'", (self.study,))
+        self.ledger.execute("DELETE FROM verdicts WHERE study=? AND verdict!='void'", (self.study,))
+        self.ledger.record("judge restarted", self.study, why=why)
 
     def judged(self, run: str, verdict: str, evidence: Mapping[str, Any], files: Mapping[str, str]) -> None:
         """A verdict on a run, with all that it rests on, and the files of the run that say so."""

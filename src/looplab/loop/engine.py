@@ -9,18 +9,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-import hashlib
 import os
 import socket
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from looplab.config.files import dump_json, write_atomic
 from looplab.config.paths import diff
 from looplab.errors import LabError
 from looplab.judge.base import Sitting
@@ -29,7 +27,7 @@ from looplab.launch.base import Event, Executor, Exit, Order, Refused, Slot, Sta
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import RunRow, StudyLedger
 from looplab.loop.decision import Decider, decide_base
-from looplab.loop.judging import Bench, evidence_of
+from looplab.loop.judging import Bench, SummaryWriter, evidence_of, record_judgement
 from looplab.loop.measuring import Gauge, left_nothing, summarise
 from looplab.loop.planning import News, Planner
 from looplab.loop.prepare import PREPARED, Prepared, Preparer
@@ -139,7 +137,7 @@ class Engine:
             self._lookout = Lookout(setup, self.study, self.folder, self._tell)
         self._budget_used: str | None = None
         self._printed: dict[str, str] = {}  # run → what it was measured by
-        self._verdicts: list[tuple[Path, bytes]] = []  # summaries with a verdict, written once that is in the ledger
+        self._summaries = SummaryWriter(self.folder)
         self._free: deque[Slot] = deque(setup.slots)
         self._held: dict[str, Slot] = {}
         self._prepared: dict[str, Prepared] = {}  # run → the files that it was started with
@@ -198,7 +196,7 @@ class Engine:
                     if said is not None:
                         self._tell(News("judged", said))
                         self._jot(labbook.line(time.time(), "end of the study", said, "no promotion", ""))
-                self._write_verdicts()
+                self._summaries.write()
             ending = Ending.STOPPED if self._stopping else Ending.DRAINED if self.draining else Ending.DONE
             ending = Ending.FAILED if self._failed else ending
             how = ending.value
@@ -292,8 +290,8 @@ class Engine:
         if self._bench is not None:
             self._bench.load()
             for run_id, evidence in self.study.verdicts().items():
-                self._show_verdict(run_id, {key: value for key, value in evidence.items() if key != "at"})
-            self._write_verdicts()
+                self._summaries.add(run_id, {key: value for key, value in evidence.items() if key != "at"})
+            self._summaries.write()
         if self._lookout is not None:
             for run_id, rule in self._lookout.recover(list(self.running.values())):
                 self._executor.stop(run_id, f"{WATCHED}{rule}", self.setup.study.launch.grace)
@@ -408,7 +406,7 @@ class Engine:
                 for run in ended:
                     self._check_base(run)
                 self._queue_behind()
-            self._write_verdicts()
+            self._summaries.write()
             if ended:
                 self._note_in_book(ended)
                 newest = max(ended, key=lambda run: run.n)
@@ -589,14 +587,12 @@ class Engine:
             "flags": ["stopped"],
             "configuration": self._configuration,
         }
-        self.study.judged(run.id, "discard", evidence, self._show_verdict(run.id, evidence))
+        self.study.judged(run.id, "discard", evidence, self._summaries.add(run.id, evidence))
         return replace(run, verdict="discard")
 
     def _write_down(self, sitting: Sitting) -> None:
-        for run_id, verdict, evidence in evidence_of(sitting):
-            evidence["configuration"] = self._configuration
-            files = self._show_verdict(run_id, evidence)
-            self.study.judged(run_id, verdict, evidence, files)
+        champion = record_judgement(self.study, sitting, self._configuration, self._summaries.add)
+        for run_id, verdict, evidence in evidence_of(sitting, self._configuration):
             self._tell(News("judged", f"run {run_id}: {verdict}. {evidence['why']}", run_id))
             self._jot(labbook.line(time.time(), f"judged {run_id}", str(evidence["why"]), verdict, ""))
         for test in sitting.opened:
@@ -604,29 +600,11 @@ class Engine:
         for alarm in sitting.alarms:
             self._tell(News("alarm", alarm))
             self._jot(labbook.line(time.time(), "alarm", alarm, "", ""))
-        if sitting.champion is not None and (self.best is None or self.best.id != sitting.champion):
-            self.best = self.study.run(sitting.champion)
-            if self.best.objective is not None:
-                self.study.set_best(self.best.id, self.best.objective)
+        if champion is not None:
+            self.best = champion
             if self.setup.study.warm_start is not None:
                 keep_model(self.setup.study.warm_start, self.folder, self.best, "best")
             self._pointing = True
-
-    def _show_verdict(self, run_id: str, evidence: Mapping[str, object]) -> dict[str, str]:
-        """Prepare the run's summary with its verdict; gives the hash that the file will have."""
-        run_dir = self.folder / run_id
-        summary = folder.read_json(run_dir, "summary.json")
-        if not summary or summary.get("verdict") == evidence:
-            return {}
-        content = dump_json({**summary, "verdict": dict(evidence)}, finite=True)
-        name = folder.record_name(run_dir, "summary.json")
-        self._verdicts.append((run_dir / name, content))
-        return {name: hashlib.sha256(content).hexdigest()}
-
-    def _write_verdicts(self) -> None:
-        due, self._verdicts = self._verdicts, []
-        for path, content in due:
-            write_atomic(path, content, sync=False)
 
     def _is_better(self, objective: float) -> bool:
         wanted = self.setup.study.objective

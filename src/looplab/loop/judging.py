@@ -5,11 +5,11 @@ The court itself is pure; this is where its docket is kept (in the ledger), and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
+from looplab.config.files import dump_json, write_atomic
 from looplab.config.lab import Study
 from looplab.judge.base import Docket, Entrant, HeldOut, Score, Settings, Sitting, Want
 from looplab.judge.court import Court
@@ -34,12 +34,6 @@ class _Group:
     scores: list[tuple[int, Score]] = field(default_factory=list)
 
 
-def judge_by(study: Study) -> Literal["test", "ratchet", "deterministic"]:
-    """The rule by which the study promotes."""
-    assert study.judge is not None
-    return "deterministic" if study.deterministic and study.judge.by == "test" else study.judge.by
-
-
 class Bench:
     def __init__(self, study: Study, record: StudyLedger, outputs: Path) -> None:
         assert study.judge is not None
@@ -50,7 +44,7 @@ class Bench:
         self._outputs = outputs
         self._court = Court(
             Settings(
-                goal=study.objective.goal, by=judge_by(study), alpha=judge.alpha, floor=judge.floor,
+                goal=study.objective.goal, by=study.judge_rule or "test", alpha=judge.alpha, floor=judge.floor,
                 replicates=judge.replicates, most=judge.most, min_effect=judge.min_effect.absolute,
                 min_relative=judge.min_effect.relative,
             )
@@ -196,6 +190,56 @@ def veto(record: StudyLedger, run: RunRow, why: str) -> str | None:
     return heir.id if heir else None
 
 
-def evidence_of(sitting: Sitting) -> list[tuple[str, str, dict[str, object]]]:
+class SummaryWriter:
+    """Puts verdicts into the summaries of runs: hashed in the transaction that gives the verdict, written after it."""
+
+    def __init__(self, outputs: Path) -> None:
+        self._outputs = outputs
+        self._due: list[tuple[Path, bytes]] = []
+
+    def add(self, run_id: str, evidence: Mapping[str, object]) -> dict[str, str]:
+        """Prepare the summary of a run with its verdict; return the hash that the file will have, by its path."""
+        run_dir = self._outputs / run_id
+        summary = folder.read_json(run_dir, "summary.json")
+        if not summary or summary.get("verdict") == evidence:
+            return {}
+        content = dump_json({**summary, "verdict": dict(evidence)}, finite=True)
+        name = folder.record_name(run_dir, "summary.json")
+        self._due.append((run_dir / name, content))
+        return {name: folder.hash_bytes(content)}
+
+    def write(self) -> None:
+        due, self._due = self._due, []
+        for path, content in due:
+            write_atomic(path, content, sync=False)
+
+
+def record_judgement(
+    record: StudyLedger,
+    sitting: Sitting,
+    configuration: str | None,
+    files: Callable[[str, Mapping[str, object]], Mapping[str, str]] = lambda run, evidence: {},
+) -> RunRow | None:
+    """Record the new verdicts and the champion, inside a transaction; return the champion if it is a new one.
+
+    Args:
+        configuration: the hash of the study's configuration, which the verdicts name.
+        files: returns the hashes of the run's files that show a verdict.
+    """
+    for run, verdict, evidence in evidence_of(sitting, configuration):
+        record.judged(run, verdict, evidence, files(run, evidence))
+    best = record.best() if sitting.champion is not None else None
+    if sitting.champion is None or (best is not None and best.id == sitting.champion):
+        return None
+    champion = record.run(sitting.champion)
+    if champion.objective is not None:
+        record.set_best(champion.id, champion.objective)
+    return champion
+
+
+def evidence_of(sitting: Sitting, configuration: str | None) -> list[tuple[str, str, dict[str, object]]]:
     """The new verdicts: run, verdict, and what they rest on."""
-    return [(e.run, e.verdict.value, {**asdict(e), "verdict": e.verdict.value}) for e in sitting.verdicts]
+    return [
+        (e.run, e.verdict.value, {**asdict(e), "verdict": e.verdict.value, "configuration": configuration})
+        for e in sitting.verdicts
+    ]

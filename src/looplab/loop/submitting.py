@@ -299,16 +299,17 @@ def time_spent(budget: Budget, usage: Usage) -> str | None:
     return None
 
 
-def refusal(budget: Budget, record: StudyLedger) -> str | None:
-    """Why no more commands are run, if that is so."""
+def refusal(budget: Budget, record: StudyLedger, runs: int | None = None) -> str | None:
+    """Return why nothing more is run, or None; `runs` is the limit that a person gave for this study alone."""
     usage = record.shared_usage()
-    if budget.runs is not None and usage.runs >= budget.runs:
-        return f"the budget of {budget.runs} run(s) is used"
+    limit, used = (budget.runs, usage.runs) if runs is None else (runs, record.usage().runs)
+    if limit is not None and used >= limit:
+        return f"the budget of {limit} run(s) is used"
     return time_spent(budget, usage)
 
 
 def refuse(record: StudyLedger, proposal: int, why: str) -> bool:
-    """Take a command out of the queue; False if it has just become a run."""
+    """Take a proposal out of the queue; False if it has just become a run."""
     with record.ledger.write():
         if run_of(record, proposal) is not None:
             return False

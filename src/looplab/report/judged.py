@@ -147,7 +147,7 @@ class UnderTest:
 @dataclass(frozen=True, slots=True)
 class Judged:
     by: str
-    """test or ratchet"""
+    """test, ratchet or deterministic"""
     base: str | None
     """The run that the base is known by."""
     champion: str | None
@@ -206,6 +206,8 @@ class Judged:
             return "the base: nothing has beaten it yet"
         if self.by == "ratchet":
             return "the latest improvement, one run against one run; that may be luck"
+        if self.by == "deterministic" and own is not None and own.effect is not None:
+            return f"better than {own.against} by {wording.number(own.effect, 4)}, and exactly the same when repeated"
         if self.gain is not None:
             return f"better than the base by {self.gain.shown}"
         if own is not None and own.effect is not None:
@@ -220,7 +222,7 @@ class Judged:
         own = self.of(self.champion)
         if own is not None and self.champion != self.base:
             told.append(f"Its verdict: {own.why}" + (f" ({'; '.join(own.flags)})" if own.flags else ""))
-        if self.sigma is not None:
+        if self.sigma is not None and self.by != "deterministic":
             rests = f"standard deviation, from {self.noise_runs} runs of {wording.plural(self.noise_points, 'config')}"
             told.append(
                 f"Noise: runs that differ only in their seed vary by {wording.number(self.sigma, 3)} ({rests}). "
@@ -260,9 +262,10 @@ def judged(study: Study, record: StudyLedger, found: Mapping[str, Point]) -> Jud
             counts[one.verdict] = counts.get(one.verdict, 0) + 1
     champion, ground = found.get(kept.get("champion") or ""), found.get(base or "")
     sigma = noise[0] if noise else None
-    floor = study.judge.floor if study.judge.by == "test" else 1
+    rule = study.judge_rule or "test"
+    floor = {"test": study.judge.floor, "deterministic": 2, "ratchet": 1}[rule]
     return Judged(
-        by=study.judge.by,
+        by=rule,
         base=base,
         champion=champion.run.id if champion else None,
         mean=champion.mean if champion else None,

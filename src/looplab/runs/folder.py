@@ -99,6 +99,10 @@ def add_note(run_dir: Path, text: str) -> None:
         file.write(f"- {text}\n")
 
 
+def hash_bytes(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
 def write_json(path: Path | str, data: Mapping[str, Any]) -> str:
     """Write a JSON file whole; returns its SHA-256. The data is our own, and finite."""
     content = dump_json(dict(data), finite=True)

@@ -1,0 +1,137 @@
+"""Reading ended runs again after `measure` or the objective was corrected; the old values stay in the record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from looplab.config.files import dump_json, write_atomic
+from looplab.errors import LabError
+from looplab.judge.base import Docket
+from looplab.launch.base import Exit
+from looplab.ledger.study import RunRow, StudyLedger
+from looplab.loop.judging import Bench, SummaryWriter, record_judgement
+from looplab.loop.measuring import Gauge, summarise
+from looplab.loop.setup import Setup, resolved_configuration
+from looplab.measure.summary import digest
+from looplab.report.archive import archive_run
+from looplab.runs import folder
+
+KEPT = ("cpu_s", "max_rss_mb", "fingerprint", "verdict")
+"""What a new summary takes over from the old one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remeasured:
+    """A run that was read again."""
+
+    run: str
+    before: float | None
+    after: float | None
+    note: str
+    """Why it has no objective, if it has none."""
+
+    @property
+    def changed(self) -> bool:
+        return self.before != self.after
+
+
+def remeasure(setup: Setup, record: StudyLedger, runs: Sequence[RunRow]) -> list[Remeasured]:
+    """Read these runs again, then work out the best run, or let the judge start over.
+
+    The caller holds the study's lock. May be repeated after a crash: what was done already changes nothing.
+    """
+    objective = setup.study.objective
+    record.open(objective.metric if objective else None, objective.goal if objective else "min")
+    configuration = record.configure(resolved_configuration(setup))
+    outputs = folder.study_folder(setup.lab, setup.study.study)
+    found = [_remeasure_run(setup, record, run, outputs / run.id) for run in runs if run.status == "ok"]
+    if setup.study.judge is None:
+        _find_best(setup, record)
+    elif any(one.changed for one in found) or record.docket() is None:
+        _judge_again(setup, record, outputs, configuration)
+    best = record.best()
+    if best is not None:
+        folder.point(outputs, "BEST", best.id)
+    return found
+
+
+def _remeasure_run(setup: Setup, record: StudyLedger, run: RunRow, run_dir: Path) -> Remeasured:
+    if not run_dir.is_dir():
+        return Remeasured(run.id, run.objective, run.objective, "its folder is gone")
+    metrics = Gauge(setup.study, run_dir)
+    exit_ = Exit(run.exit_code, run.signal, started=run.started, ended=run.ended)
+    summary, _, value = summarise(run, setup.study, metrics, exit_)
+    path = folder.record_file(run_dir, "summary.json")
+    before = folder.read_json(run_dir, "summary.json")
+    measured = digest(metrics.summariser.result()) if value is not None else None
+    content = dump_json(
+        {**summary, **{key: before[key] for key in KEPT if key in before}, "measured": measured}, finite=True
+    )
+    note = "; ".join(summary["notes"])
+    if value == run.objective and path.exists() and path.read_bytes() == content:
+        return Remeasured(run.id, value, value, note)
+    with record.ledger.write():
+        old = _keep_old(path, run_dir)
+        files = {old: folder.hash_file(run_dir / old) or ""} if old else {}
+        files[folder.record_name(run_dir, "summary.json")] = folder.hash_bytes(content)
+        record.remeasured(run.id, objective=value, before=run.objective, measured=measured, files=files)
+        write_atomic(path, content)
+    try:
+        archive_run(run_dir, setup.study)
+    except LabError as error:
+        note = "; ".join(filter(None, (note, str(error))))
+    return Remeasured(run.id, run.objective, value, note)
+
+
+def _keep_old(path: Path, run_dir: Path) -> str | None:
+    """Keep the summary as it was under a name of its own; return that, relative to the run folder."""
+    if not path.exists():
+        return None
+    number = 1
+    while (kept := path.with_name(f"summary.{number}.json")).exists():
+        if kept.read_bytes() == path.read_bytes():
+            break  # kept before a crash
+        number += 1
+    write_atomic(kept, path.read_bytes())
+    return str(kept.relative_to(run_dir))
+
+
+def _find_best(setup: Setup, record: StudyLedger) -> None:
+    """Without a judge, the best run is the best measured one that nobody has declared void."""
+    wanted = setup.study.objective
+    measured = [run for run in record.runs(status="ok") if run.objective is not None and run.verdict != "void"]
+    if wanted is None or not measured:
+        best = None
+    else:
+        best = (max if wanted.goal == "max" else min)(measured, key=lambda run: run.objective or 0.0)
+    now = record.best()
+    if (best and best.id) != (now and now.id):
+        with record.ledger.write():
+            record.set_best(best.id if best else None, best.objective if best else None)
+
+
+def _judge_again(setup: Setup, record: StudyLedger, outputs: Path, configuration: str) -> None:
+    """Judge all runs from the beginning, since verdicts rest on values that are not true any more."""
+    judge = Bench(setup.study, record, outputs)
+    summaries = SummaryWriter(outputs)
+    with record.ledger.write():
+        void = tuple((run, "void") for run, evidence in record.verdicts().items() if evidence["verdict"] == "void")
+        record.restart_judge("runs were measured again")
+        if void:
+            record.set_docket(Docket(verdicts=void).as_dict())
+        judge.load()
+        judgement = judge.sit(record.runs_open())
+        if judgement is not None:
+            record_judgement(record, judgement, configuration, summaries.add)
+    summaries.write()
+
+
+def describe(found: Sequence[Remeasured], metric: str) -> Mapping[str, object]:
+    """Return the outcome as plain data."""
+    return {
+        "metric": metric,
+        "runs": [{"run": one.run, "before": one.before, "after": one.after, "note": one.note} for one in found],
+        "changed": sum(one.changed for one in found),
+    }

@@ -26,7 +26,7 @@ from looplab.errors import LabError
 from looplab.ledger.schema import TABLES, UPGRADES, VERSION
 
 GENESIS = "0" * 64
-ANCHOR = "head"
+HEAD_FILE = "head"
 BUSY_S = 30.0
 CHECKPOINT_PAGES = 8000
 """How far the log grows before it is folded into the database, which waits for the disk."""
@@ -103,12 +103,12 @@ class Ledger:
         """Note beside the ledger where its chain ends now, so that an end lost by accident is seen."""
         with contextlib.suppress(OSError, sqlite3.Error):  # a disk that is full or read-only is reported elsewhere
             seq, digest = self.head()
-            write_atomic(self.path.with_name(ANCHOR), f"{seq} {digest}\n".encode(), sync=False)
+            write_atomic(self.path.with_name(HEAD_FILE), f"{seq} {digest}\n".encode(), sync=False)
 
     def noted_head(self) -> tuple[int, str] | None:
         """Where the chain ended when that was last noted."""
         try:
-            seq, digest = self.path.with_name(ANCHOR).read_text().split()
+            seq, digest = self.path.with_name(HEAD_FILE).read_text().split()
             return int(seq), digest
         except (OSError, ValueError):
             return None
@@ -209,7 +209,7 @@ class Ledger:
                 return Broken(seq, f"event {seq} ({kind}{f' of run {run}' if run else ''}) does not match its hash")
             before, expected = hash_, seq + 1
             if noted is not None and noted[0] == seq and noted[1] != hash_:
-                return Broken(seq, f"event {seq} ({kind}) is not the one noted in .looplab/{ANCHOR}")
+                return Broken(seq, f"event {seq} ({kind}) is not the one noted in .looplab/{HEAD_FILE}")
         if noted is not None and noted[0] >= expected:
             return Broken(expected, f"the end is cut off: there were {noted[0]} events")
         return None

@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST_WORKERS ?= 2
 
-.PHONY: demo test test-all lint types clean browser agents
+.PHONY: demo test test-all lint types clean browser ssh agents
 
 $(VENV)/.demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -40,6 +40,13 @@ browser:
 	    apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || \
 	  echo "no chromium: the tests that need a browser are skipped"
 
+# Signed anchors are tested with the real ssh-keygen, installed in the same way.
+ssh:
+	@command -v ssh-keygen >/dev/null 2>&1 || \
+	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	    apt-get update -qq && apt-get install -y -qq --no-install-recommends openssh-client >/dev/null; } || \
+	  echo "no ssh-keygen: the tests that need it are skipped"
+
 # The real coding agents, for the tests that drive them; they speak to a scripted model on loopback.
 agents:
 	@[ -x .agents/node_modules/.bin/codex ] && [ -x .agents/node_modules/.bin/claude ] || \
@@ -48,10 +55,10 @@ agents:
 	    npm install --silent --no-audit --no-fund --prefix .agents @openai/codex @anthropic-ai/claude-code; } || \
 	  echo "no npm: the tests that need codex and claude are skipped"
 
-test: lint types browser
+test: lint types browser ssh
 	$(BIN)/pytest -n $(PYTEST_WORKERS) -m "not slow"
 
-test-all: lint types browser
+test-all: lint types browser ssh
 	$(BIN)/pytest -n $(PYTEST_WORKERS)
 
 clean:

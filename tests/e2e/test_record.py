@@ -1,13 +1,17 @@
-"""verify and reindex: the record is whole, or it is said where not."""
+"""verify, anchor and reindex: the record is whole, or it is said where not."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import signal
 import sqlite3
+import subprocess
 from contextlib import closing
 
 import pytest
+
+from looplab.ledger.ledger import GENESIS, link
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +33,21 @@ def done(lab, original):
 def tamper(lab, sql: str, *parameters: object) -> None:
     with closing(sqlite3.connect(lab.folder / ".looplab" / "ledger.db")) as db, db:
         assert db.execute(sql, parameters).rowcount == 1
+
+
+def forge(lab) -> int:
+    """Improve the result of the first run, then compute all hashes again and the head beside the ledger: what whoever
+    can write the lab can do. Returns the number of the changed event."""
+    with closing(sqlite3.connect(lab.folder / ".looplab" / "ledger.db")) as db, db:
+        changed, run = db.execute("SELECT seq, run FROM events WHERE kind='ended' ORDER BY seq LIMIT 1").fetchone()
+        db.execute("UPDATE events SET data=json_set(data, '$.objective', 0.001) WHERE seq=?", (changed,))
+        db.execute("UPDATE runs SET objective=0.001 WHERE id=?", (run,))
+        head = GENESIS
+        for row in db.execute("SELECT seq, at, kind, study, run, data FROM events ORDER BY seq").fetchall():
+            head = link(head, *row)
+            db.execute("UPDATE events SET hash=? WHERE seq=?", (head, row[0]))
+    lab.write(".looplab/head", f"{row[0]} {head}\n")
+    return int(changed)
 
 
 def facts(lab) -> dict:
@@ -119,6 +138,12 @@ def test_other_changes_are_found(done, sql: str, reindexed: str) -> None:
     done("verify", code=1)
 
 
+def test_without_an_anchor_a_rewritten_chain_is_not_found_and_verify_says_that_it_could_not(done) -> None:
+    forge(done)
+    out = done("verify").out
+    assert "no anchor: detects accidental damage and careless edits, not a deliberate rewrite" in out
+
+
 def test_the_record_is_whole_while_a_study_runs(lab) -> None:
     lab.base(wait="gate")
     engine = lab.start("run")
@@ -127,6 +152,138 @@ def test_the_record_is_whole_while_a_study_runs(lab) -> None:
     lab.open_gate()
     engine.ended()
     lab("verify")
+
+
+# -- anchors
+
+
+def anchored(lab) -> list[tuple[int, dict]]:
+    """The anchors that the chain mentions, with the numbers of their events."""
+    rows = lab.ask("SELECT seq, data FROM events WHERE kind='anchored' ORDER BY seq")
+    return [(seq, json.loads(data)) for seq, data in rows]
+
+
+def git_init(lab) -> None:
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+    who = ("-c", "user.name=me", "-c", "user.email=me@here")
+    for words in (("init", "--quiet"), ("add", "lab.yaml"), (*who, "commit", "--quiet", "-m", "start")):
+        subprocess.run(["git", *words], cwd=lab.folder, env=lab.env, check=True)
+
+
+def test_a_rewritten_chain_is_caught_by_git_by_a_file_and_by_a_hash(lab, tmp_path, until) -> None:
+    git_init(lab)
+    file = tmp_path / "elsewhere.txt"
+    lab.configure(anchor={"git": True, "file": str(file)})
+    lab.base(wait="gate")
+    engine = lab.start("run")
+    until(lambda: anchored(lab), "the anchor of the start")
+    lab.open_gate()
+    engine.ended()
+    told = lab("verify", "--json").json()
+    assert told["anchors"]["compared"] == 2, "when the engine began and when it ended"
+    assert told["anchors"]["up_to"] == told["events"] - 1
+    out = lab("verify").out
+    assert f"compared with 2 anchors up to event {told['events'] - 1}; later events are protected only" in out
+    head = lab("status", "--json").json()["record"]
+    assert f"head {head['seq']}:{head['hash']}" in out
+    lab("verify", "--against", "git", "--against", f"{head['seq']}:{head['hash'][:12]}")
+    changed = forge(lab)
+    (_, first), (_, last) = anchored(lab)
+    assert first["seq"] < changed <= last["seq"]
+    for words in ((), ("--against", "git"), ("--against", file)):
+        out = lab("verify", *words, code=1).out
+        assert f"event {last['seq']} is not the one that was anchored on {last['at']}" in out
+        assert f"matches is event {first['seq']}, so the rewriting lies in {first['seq'] + 1}–{last['seq']}" in out
+    assert "no event has this hash" in lab("verify", "--against", head["hash"], code=1).out
+    assert lab("verify", "--against", "nonsense", code=2).err.count("anchor line") == 1
+
+
+def test_the_anchor_of_a_promotion_does_not_wait_for_the_end(lab, until) -> None:
+    lab.queue("train.lr@set=0.3", ["train.lr@set=0.9", "wait@set=gate"])
+    lab.configure(anchor={"file": "anchors.txt"}, judge={"by": "ratchet"})
+    engine = lab.start("run", "--concurrency", "1")
+    lab.until_ended(2)
+    best = until(lambda: lab.ask("SELECT max(seq) FROM events WHERE kind='best' AND run LIKE '0002%'")[0][0], "a best")
+    until(lambda: any(anchor["seq"] >= best for _, anchor in anchored(lab)), "the anchor of a promotion")
+    lab.open_gate()
+    engine.ended()
+    lab("verify")
+
+
+def test_no_target_stops_a_study(lab, tmp_path) -> None:
+    lab.configure(anchor={"file": str(tmp_path), "git": True, "command": ["false"], "sign": "no-such-key"})
+    out = lab("run").out
+    for name in ("file", "git", "command false", "sign"):
+        assert out.count(f"anchor: {name}") == 1
+    assert lab.count(status="ok") == 1
+    assert len(lab.ask("SELECT * FROM events WHERE kind='anchor failed'")) == 4
+    assert "no anchor:" in lab("verify").out
+    assert "command false: false failed with exit code 1" in lab("anchor", code=1).err
+
+
+def test_an_engine_killed_between_publishing_and_recording_leaves_a_whole_record(lab) -> None:
+    lab.configure(anchor={"file": "anchors.txt", "command": ["sh", "-c", "kill -9 $PPID"]})
+    lab.start("run").ended(-signal.SIGKILL)
+    assert len((lab.folder / "anchors.txt").read_text().splitlines()) == 1
+    assert anchored(lab) == []
+    assert "compared with 1 anchor up to event" in lab("verify").out
+    lab.configure(anchor={"file": "anchors.txt"})
+    lab("resume")
+    lines = (lab.folder / "anchors.txt").read_text().splitlines()
+    assert len(anchored(lab)) == len(lines) - 1 >= 1
+    assert f"compared with {len(lines)} anchors up to event" in lab("verify").out
+
+
+def test_anchor_prints_the_line_to_keep(done, tmp_path) -> None:
+    first = done("anchor")
+    assert "it was not published" in first.err
+    told = done("anchor", "--json").json()
+    assert told["line"].split()[:5] == first.out.split()[:5]
+    assert anchored(done) == [], "printing publishes nothing"
+    done("anchor", "--lab", done.folder, "--file", "kept.txt", cwd=tmp_path)
+    done("verify", "--lab", done.folder, "--against", "kept.txt", cwd=tmp_path)
+    done("verify", "--against", first.out.strip())
+    forge(done)
+    done("verify", "--against", first.out.strip(), code=1)
+
+
+def test_a_cut_off_tail_is_found_even_where_the_noted_head_was_changed_too(done, tmp_path) -> None:
+    done("anchor", "--file", tmp_path / "kept.txt")
+    tamper(done, "DELETE FROM events WHERE seq=(SELECT max(seq) FROM events)")
+    tamper(done, "DELETE FROM events WHERE seq=(SELECT max(seq) FROM events)")
+    (done.folder / ".looplab" / "head").unlink()
+    done("verify")
+    assert "the end is cut off" in done("verify", "--against", tmp_path / "kept.txt", code=1).out
+
+
+def test_signed_anchors_are_checked(lab, tmp_path) -> None:
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("ssh-keygen is not installed")
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", key], check=True)
+    allowed = tmp_path / "allowed"
+    allowed.write_text(f"me@here {key.with_suffix('.pub').read_text()}")
+    lab.configure(anchor={"file": "anchors.txt", "sign": str(key)})
+    lab("run")
+    told = lab("verify", "--json", "--allowed-signers", allowed).json()["anchors"]
+    assert told["compared"] == len(anchored(lab)) >= 1
+    allowed.write_text("")
+    assert "not signed by an allowed signer" in lab("verify", "--allowed-signers", allowed, code=1).out
+
+
+def test_a_mistake_in_the_anchor_of_the_lab_file_is_named_with_its_line(lab) -> None:
+    lab.configure(anchor={"gti": True})
+    err = lab("check", code=2).err
+    assert f"lab.yaml:{lab.line('anchor')}" in err
+    assert "unknown key 'anchor.gti', did you mean 'git'?" in err
+
+
+def test_the_reports_show_the_head_to_keep(done) -> None:
+    done("report")
+    head = done("status", "--json").json()["record"]
+    for name in ("report.md", "report.html"):
+        assert f"{head['seq']}:{head['hash']}" in (done.outputs() / name).read_text()
 
 
 # -- reindex

@@ -692,14 +692,51 @@ def case(
 
 
 @app.command()
-def verify(lab: LabOption = None, json: Json = False) -> None:
-    """Prove that the record is whole.
+def verify(
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Anchors: HASH, NUMBER:HASH, an anchor line, a file of them, git or git:REF.", show_default=False
+        ),
+    ] = None,
+    ledger_id: Annotated[
+        str | None,
+        typer.Option(help="Which ledger is expected, where there are anchors of several.", show_default=False),
+    ] = None,
+    allowed_signers: Annotated[
+        Path | None,
+        typer.Option(help="Count only anchors that someone in this file signed (see ssh-keygen).", show_default=False),
+    ] = None,
+    lab: LabOption = None,
+    json: Json = False,
+) -> None:
+    """Check the record: chain, tables, files of the runs, anchors.
 
-    Walks the chain of events, and compares the tables and the files of the runs with it.
+    The chain alone shows accidental damage and careless edits. A deliberate rewrite, by someone who computed all hashes
+    again, is found by comparing with anchors: those of the lab file, or --against others. Exit code 1: not whole.
     """
     from looplab.cli import record
 
-    record.verify(lab, json)
+    record.verify(lab, against or [], ledger_id, allowed_signers, json)
+
+
+@app.command()
+def anchor(
+    file: Annotated[
+        Path | None,
+        typer.Option(help="Append it to this file, instead of where the lab file says.", show_default=False),
+    ] = None,
+    lab: LabOption = None,
+    json: Json = False,
+) -> None:
+    """Publish the head of the record, and print it.
+
+    Kept where nobody who can write the lab can change it, the line shows later, with `verify --against`, whether
+    anything recorded so far was rewritten.
+    """
+    from looplab.cli import record
+
+    record.anchor(lab, file, json)
 
 
 @app.command()

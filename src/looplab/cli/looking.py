@@ -17,7 +17,7 @@ from looplab.config.files import read_config
 from looplab.config.lab import Study
 from looplab.decide.agent import account_of
 from looplab.errors import LabError
-from looplab.ledger.ledger import Ledger
+from looplab.ledger.ledger import GENESIS, Ledger
 from looplab.ledger.study import JOBS_SUFFIX, RunRow, StudyLedger, Usage
 from looplab.loop.lock import engine_pid
 from looplab.report.gather import alarms_of
@@ -37,7 +37,9 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
         studies += [find_study(lab, study + JOBS_SUFFIX) for study in lab.studies if study + JOBS_SUFFIX in known]
     told = [_status_of(lab.folder, study, ledger) for study in studies]
     if json:
-        output.print_json({"lab": str(lab.folder), "studies": told})
+        seq, digest = ledger.head() if ledger else (0, GENESIS)
+        head = {"ledger": ledger.id() if ledger else None, "seq": seq, "hash": digest}
+        output.print_json({"lab": str(lab.folder), "studies": told, "record": head})
         return
     for study, facts in zip(studies, told, strict=True):
         engine = f"engine at work (pid {facts['engine']})" if facts["engine"] else "no engine at work"

@@ -1,35 +1,71 @@
-"""verify, reindex."""
+"""verify, anchor, reindex."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from looplab.cli import output
 from looplab.cli.labs import open_lab
+from looplab.config.lab import AnchorConfig
 from looplab.errors import BusyError
+from looplab.ledger import anchors
 from looplab.ledger import audit as auditing
 from looplab.ledger.ledger import Ledger
+from looplab.ledger.proof import prove
 from looplab.ledger.study import JOBS_SUFFIX
 from looplab.loop.lock import engine_pid
 
 
-def verify(folder: Path | None, json: bool) -> None:
+def verify(
+    folder: Path | None, against: Sequence[str], ledger_id: str | None, allowed: Path | None, json: bool
+) -> None:
     lab = open_lab(folder)
-    result = auditing.audit(Ledger(lab.ledger_path, create=False), lab.folder)
+    ledger = Ledger(lab.ledger_path, create=False)
+    result = auditing.audit(ledger, lab.folder)
+    proof = prove(ledger, lab.folder, lab.anchors, against, ledger_id=ledger_id, allowed=allowed)
+    findings = [*result.findings, *proof.findings]
     if json:
-        output.print_json({**asdict(result), "whole": not result.findings})
-        sys.exit(1 if result.findings else 0)
-    for finding in result.findings:
-        output.say(f"{finding.what}: {finding.where}: {finding.why}")
-    for note in result.notes:
-        output.say(f"note: {note}")
-    if result.findings:
-        output.say(f"the record is not whole: {len(result.findings)} finding(s)")
+        compared = {"compared": proof.anchors, "up_to": proof.up_to, "proof": proof.sentence, "notes": proof.notes}
+        output.print_json({**asdict(result), "findings": findings, "whole": not findings, "anchors": compared})
+    else:
+        for finding in findings:
+            output.say(f"{finding.what}: {finding.where}: {finding.why}")
+        for note in (*result.notes, *proof.notes):
+            output.say(f"note: {note}")
+        if findings:
+            output.say(f"the record is not whole: {len(findings)} finding(s)")
+        else:
+            head = f"{result.events}:{result.head}"
+            output.say(f"the record is whole: {result.events} events, {result.files} files; head {head}")
+            output.say(proof.sentence)
+    if findings:
         sys.exit(1)
-    output.say(f"the record is whole: {result.events} events, {result.files} files; head {result.head[:16]}")
+
+
+def anchor(folder: Path | None, file: Path | None, json: bool) -> None:
+    lab = open_lab(folder)
+    configs = lab.anchors
+    if file is not None:
+        key = next((config.sign for config in configs if config.sign), None)
+        configs = [AnchorConfig(file=str(file.expanduser().absolute()), sign=key)]
+    with contextlib.closing(Ledger(lab.ledger_path, create=False)) as ledger:
+        done = anchors.publish(ledger, lab.folder, configs)
+    if json:
+        output.print_json(
+            {"line": done.anchor.line, **asdict(done.anchor), "where": done.where, "problems": done.problems}
+        )
+    else:
+        output.say(done.anchor.line)
+    for name, why in done.problems.items():
+        output.warn(f"{name}: {why}")
+    if not done.where:
+        output.warn("it was not published: keep this line where nobody who can write the lab can change it")
+    if done.problems:
+        sys.exit(1)
 
 
 def reindex(folder: Path | None, json: bool) -> None:

@@ -446,6 +446,21 @@ class Track(Part):
     wandb: Wandb | None = None
 
 
+class AnchorConfig(Part):
+    """Where the head of the ledger's chain is published, out of reach of whoever can write the ledger."""
+
+    git: bool = False
+    """As a note under refs/notes/looplab on the lab repository's HEAD; pushing it is up to the user."""
+    file: str | None = Field(None, min_length=1)
+    """A file to which a line is appended; may be outside the lab."""
+    command: list[str] | None = Field(None, min_length=1)
+    """An argv; the line reaches it on stdin."""
+    sign: str | None = Field(None, min_length=1)
+    """An SSH key that signs the line: a private key without a passphrase, or a public key known to ssh-agent."""
+    every: Duration = 600.0
+    """How often an engine publishes while it runs; it also does when it starts, ends, or promotes a champion."""
+
+
 class Require(Part):
     """What a formal run must have; `--informal` runs without."""
 
@@ -593,6 +608,8 @@ class Study(Part):
     measure: Measure = Field(default_factory=Measure)
     track: Track = Field(default_factory=Track)
     require: Require = Field(default_factory=Require)
+    anchor: AnchorConfig | None = None
+    """The ledger belongs to the lab, so `looplab anchor` and `verify` use the anchors of all its studies."""
     data: TextsInLab = Field(default_factory=list)
     evaluator: TextsInLab = Field(default_factory=list)
     """Files that measure: a run under other ones cannot be compared."""
@@ -667,6 +684,10 @@ class Lab:
     @property
     def ledger_path(self) -> Path:
         return self.folder / ".looplab" / "ledger.db"
+
+    @property
+    def anchors(self) -> list[AnchorConfig]:
+        return [study.anchor for study in self.studies.values() if study.anchor is not None]
 
     def study(self, name: str | None) -> Study:
         if name is None:

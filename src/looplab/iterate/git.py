@@ -4,36 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 from looplab.errors import LabError
+from looplab.runs.git import NOBODY, git
 
-GIT_S = 300.0
-NO_HOOKS = ("-c", "core.hooksPath=/dev/null", "-c", "commit.gpgSign=false", "-c", "core.fsmonitor=false")
 CACHE = "__pycache__"
-NOBODY = ("-c", "user.name=looplab", "-c", "user.email=looplab@localhost")
-
-
-def git(where: Path, *args: str, env: dict[str, str] | None = None, ok: bool = False) -> str:
-    """What git prints; with `ok`, nothing where it fails. Hooks do not run: what is committed was written by agents."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    clean |= {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C", **(env or {})}
-    try:
-        done = subprocess.run(
-            ["git", *NO_HOOKS, *args], cwd=where, env=clean, capture_output=True, timeout=GIT_S,
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-    except FileNotFoundError:
-        raise LabError("git is not installed", hint="versions live in git branches") from None
-    except subprocess.TimeoutExpired:
-        raise LabError(f"git {args[0]} took longer than {GIT_S:g} s") from None
-    if done.returncode != 0:
-        if ok:
-            return ""
-        said = done.stderr.decode(errors="replace").strip() or done.stdout.decode(errors="replace").strip()
-        raise LabError(f"git {' '.join(args[:2])} did not work: {said}", file=where)
-    return done.stdout.decode(errors="surrogateescape").rstrip("\n")
 
 
 class Repo:

@@ -13,7 +13,7 @@ import orjson
 
 from looplab.errors import LabError
 from looplab.ledger.configuration import configurations, hash_configuration
-from looplab.ledger.ledger import ANCHOR, Event, Ledger
+from looplab.ledger.ledger import HEAD_FILE, Event, Ledger
 from looplab.runs import folder
 
 PLANNED = {"round": "round", "proposal": "proposal", "proposer": "proposer", "parent": "parent", "base": "base",
@@ -27,7 +27,7 @@ class Finding:
     """Something that is not as it was recorded."""
 
     what: str
-    """chain | table | file | folder"""
+    """chain | table | file | folder | anchor"""
     where: str
     why: str
 
@@ -203,7 +203,7 @@ def _compare_tables(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
 def open_or_replace(path: Path) -> tuple[Ledger, Path | None]:
     """The ledger; one that cannot be opened is put aside under another name, never deleted."""
     if not path.exists():
-        path.with_name(ANCHOR).unlink(missing_ok=True)  # of the chain that is gone
+        path.with_name(HEAD_FILE).unlink(missing_ok=True)  # of the chain that is gone
     try:
         ledger = Ledger(path)
         ledger.rows("PRAGMA quick_check")
@@ -213,7 +213,7 @@ def open_or_replace(path: Path) -> tuple[Ledger, Path | None]:
         path.rename(aside)
         for suffix in ("-wal", "-shm"):
             path.with_name(path.name + suffix).unlink(missing_ok=True)
-        path.with_name(ANCHOR).unlink(missing_ok=True)  # of the chain that was put aside
+        path.with_name(HEAD_FILE).unlink(missing_ok=True)  # of the chain that was put aside
         return Ledger(path), aside
 
 

@@ -1,14 +1,16 @@
 """The ledger: one SQLite file (WAL) a lab, in which everything that happened is appended and chained by hashes.
 
-Every change is made inside `with ledger.write():`, one transaction, and says what happened with `record`; the hash of
-an event covers its text and the hash of the event before it, so that nothing in the past can be changed, removed or
-put in between without `verify` seeing where. Several processes may write; SQLite lets one in at a time.
+Every change is made inside `with ledger.write():`, one transaction, and says what happened with `record`. The hash of
+an event covers its text and the hash of the event before it, so `verify` finds damage and edits and says where they
+are. It does not find a deliberate rewrite: whoever can write the file can compute all later hashes again. Only a head
+that was published elsewhere shows that (`anchors.py`). Several processes may write; SQLite lets one in at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
@@ -24,7 +26,7 @@ from looplab.errors import LabError
 from looplab.ledger.schema import TABLES, UPGRADES, VERSION
 
 GENESIS = "0" * 64
-ANCHOR = "head"
+HEAD_FILE = "head"
 BUSY_S = 30.0
 CHECKPOINT_PAGES = 8000
 """How far the log grows before it is folded into the database, which waits for the disk."""
@@ -98,19 +100,19 @@ class Ledger:
 
     def close(self) -> None:
         if self._head is not None:
-            self.anchor()
+            self.note_head()
         self._db.close()
 
-    def anchor(self) -> None:
-        """Note beside the ledger where its chain ends now, so that an end cut off is seen."""
-        seq, digest = self._head or self.head()
-        with contextlib.suppress(OSError):  # a disk that is full or read-only has been told of elsewhere
-            write_atomic(self.path.with_name(ANCHOR), f"{seq} {digest}\n".encode(), sync=False)
+    def note_head(self) -> None:
+        """Note beside the ledger where its chain ends now, so that an end lost by accident is seen."""
+        with contextlib.suppress(OSError, sqlite3.Error):  # a disk that is full or read-only is reported elsewhere
+            seq, digest = self.head()
+            write_atomic(self.path.with_name(HEAD_FILE), f"{seq} {digest}\n".encode(), sync=False)
 
-    def anchored(self) -> tuple[int, str] | None:
+    def noted_head(self) -> tuple[int, str] | None:
         """Where the chain ended when that was last noted."""
         try:
-            seq, digest = self.path.with_name(ANCHOR).read_text().split()
+            seq, digest = self.path.with_name(HEAD_FILE).read_text().split()
             return int(seq), digest
         except (OSError, ValueError):
             return None
@@ -152,6 +154,17 @@ class Ledger:
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> sqlite3.Cursor:
         return self._db.execute(sql, parameters)
 
+    def sync(self) -> None:
+        """Wait until what is committed is on the disk, where a power cut cannot take it back."""
+        # The log alone: what was moved from it into the database is synced by SQLite, and closing another descriptor
+        # of the database would drop SQLite's locks.
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(f"{self.path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
     # -- reading
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[sqlite3.Row]:
@@ -182,9 +195,14 @@ class Ledger:
         row = self._db.execute("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1").fetchone()
         return (row[0], row[1]) if row else (0, GENESIS)
 
+    def id(self) -> str | None:
+        """The random id of the ledger, which a copy keeps; None: made by an older version and never anchored."""
+        row = self._db.execute("SELECT value FROM meta WHERE key='ledger'").fetchone()
+        return row[0] if row else None
+
     def first_broken_link(self) -> Broken | None:
         """Walk the chain from its beginning."""
-        before, expected, anchored = GENESIS, 1, self.anchored()
+        before, expected, noted = GENESIS, 1, self.noted_head()
         for row in self._db.execute("SELECT seq, at, kind, study, run, data, hash FROM events ORDER BY seq"):
             seq, at, kind, study, run, data, hash_ = row
             if seq != expected:
@@ -194,8 +212,8 @@ class Ledger:
             if link(before, seq, at, kind, study, run, data) != hash_:
                 return Broken(seq, f"event {seq} ({kind}{f' of run {run}' if run else ''}) does not match its hash")
             before, expected = hash_, seq + 1
-            if anchored is not None and anchored[0] == seq and anchored[1] != hash_:
-                return Broken(seq, f"event {seq} ({kind}) is not the one that stood there")
-        if anchored is not None and anchored[0] >= expected:
-            return Broken(expected, f"the end is cut off: there were {anchored[0]} events")
+            if noted is not None and noted[0] == seq and noted[1] != hash_:
+                return Broken(seq, f"event {seq} ({kind}) is not the one noted in .looplab/{HEAD_FILE}")
+        if noted is not None and noted[0] >= expected:
+            return Broken(expected, f"the end is cut off: there were {noted[0]} events")
         return None

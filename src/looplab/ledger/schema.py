@@ -4,8 +4,12 @@ from __future__ import annotations
 
 VERSION = 3
 
-TABLES = """
+DRAW_ID = "INSERT OR IGNORE INTO meta VALUES ('ledger', lower(hex(randomblob(8))))"
+"""Give the ledger its random id, once. Ledgers of older versions get theirs with their first anchor."""
+
+TABLES = f"""
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+{DRAW_ID};
 
 CREATE TABLE IF NOT EXISTS studies (
     name TEXT PRIMARY KEY,

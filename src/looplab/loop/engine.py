@@ -24,6 +24,7 @@ from looplab.errors import LabError
 from looplab.judge.base import Sitting
 from looplab.launch import keeper
 from looplab.launch.base import Event, Executor, Exit, Order, Refused, Slot, Started
+from looplab.ledger.anchors import Publisher
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import RunRow, StudyLedger
 from looplab.loop.decision import Decider, decide_base
@@ -156,6 +157,8 @@ class Engine:
         self._latest: RunRow | None = None
         self._pointing = False
         self._pointed = 0.0
+        self._anchors: Publisher | None = None
+        self._promoted = False
 
     # -- the way of a study
 
@@ -168,6 +171,9 @@ class Engine:
         session = self.study.begin_session(socket.gethostname(), os.getpid(), keeper.start_ticks(os.getpid()))
         self.folder.mkdir(parents=True, exist_ok=True)
         self._syncer = Syncer(self.folder)
+        if self.setup.study.anchor is not None:
+            self._anchors = Publisher(self._ledger.path, self.setup.lab, self.setup.study.anchor, self._note_now)
+            self._anchors.request()
         how = "failed"
         gc.freeze()  # what was imported lives as long as the engine: no need to look through it again and again
         try:
@@ -218,6 +224,8 @@ class Engine:
                 self._point()
             with contextlib.suppress(sqlite3.OperationalError):  # then the halt is being told already
                 self.study.end_session(session, how)
+            if self._anchors is not None:
+                self._anchors.close()
             self._syncer.close()
 
     def _tell(self, news: News) -> None:
@@ -229,6 +237,10 @@ class Engine:
         news, self._news = self._news, []
         for item in news:
             self._tell_now(item)
+
+    def _note_now(self, text: str) -> None:
+        """For threads of the engine, which are never inside its transaction."""
+        self._tell_now(News("note", text))
 
     def _jot(self, line: str) -> None:
         """A line for the lab book."""
@@ -407,6 +419,9 @@ class Engine:
                     self._check_base(run)
                 self._queue_behind()
             self._summaries.write()
+            if self._promoted and self._anchors is not None:
+                self._anchors.request()
+            self._promoted = False
             if ended:
                 self._note_in_book(ended)
                 newest = max(ended, key=lambda run: run.n)
@@ -604,7 +619,7 @@ class Engine:
             self.best = champion
             if self.setup.study.warm_start is not None:
                 keep_model(self.setup.study.warm_start, self.folder, self.best, "best")
-            self._pointing = True
+            self._pointing = self._promoted = True
 
     def _is_better(self, objective: float) -> bool:
         wanted = self.setup.study.objective
@@ -619,7 +634,7 @@ class Engine:
             folder.point(self.folder, "LATEST", self._latest.id)
         if self.best is not None:
             folder.point(self.folder, "BEST", self.best.id)
-        self._ledger.anchor()
+        self._ledger.note_head()
         self._pointing = False
 
     def _note_in_book(self, runs: list[RunRow]) -> None:

@@ -193,6 +193,8 @@ class StudyFacts:
     """Who proposed what, and how good it was; None: nobody has proposed anything."""
     watched: tuple[Watched, ...]
     reproduced: tuple[Reproduced, ...]
+    head: str
+    """The head of the ledger's chain, `number:hash`, as `looplab verify --against` takes it."""
     _places: dict[str, int] = field(repr=False)
 
     def run(self, id_: str | None) -> RunFacts | None:
@@ -294,6 +296,7 @@ def gather(lab: Path, study: Study, record: StudyLedger) -> StudyFacts:
         mix=mix_facts(record, [run.row for run in runs]),
         watched=watched(record),
         reproduced=reproduced(record),
+        head="{}:{}".format(*record.ledger.head()),
         _places=places,
     )
 

@@ -45,6 +45,7 @@ def render(facts: StudyFacts, importance: Importance, plots: Sequence[str] = (),
         _rejected(facts),
         _failures(facts),
         _links(facts),
+        [f"Head of the record: `{facts.head}`. Kept elsewhere, `looplab verify --against` can compare with it."],
     ]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 

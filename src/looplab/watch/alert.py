@@ -7,9 +7,6 @@ function. A webhook's address may hold a secret, so only its host is ever named.
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import threading
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +17,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 
 from looplab.config.lab import Alert
+from looplab.runs.programs import ProgramError, run_program
 
 TIMEOUT_S = 10.0
 
@@ -51,28 +49,11 @@ def send(
 
 
 def _run(command: Sequence[str], text: str, folder: Path | None, timeout: float) -> str | None:
-    what = f"the alert command {command[0]}"
     try:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # a Ctrl-C is for the engine, and all that the command starts can be ended with it
-        )
-    except (OSError, ValueError) as error:
-        return f"{what} cannot be started: {error}"
-    with process:
-        try:
-            _, said = process.communicate(text.encode(), timeout=timeout)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            return f"{what} was ended after {timeout:g} s"
-    if process.returncode == 0:
-        return None
-    last = said.decode(errors="replace").strip().splitlines()[-1:]
-    return f"{what} failed with exit code {process.returncode}" + "".join(f": {line[:200]}" for line in last)
+        run_program(command, text.encode(), timeout=timeout, cwd=folder)
+    except ProgramError as error:
+        return f"the alert command {command[0]} {error}"
+    return None
 
 
 def _post(address: str, text: str, timeout: float) -> str | None:

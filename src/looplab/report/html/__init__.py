@@ -83,6 +83,7 @@ def study_page(facts: StudyFacts, importance: Importance, drawn: Mapping[str, Ba
     data = {
         "study": facts.study,
         "time": wording.moment(facts.at),
+        "head": facts.head,
         "metric": facts.metric,
         "goal": facts.goal,
         "at": facts.moment,

@@ -48,7 +48,7 @@ drawSeen(grid);
 if (order.length) drawFailures(grid);
 drawRejected(grid);
 const origin = "Written by looplab from the ledger and the run folders: they are the record, this is a view.";
-page.append(el("footer", { text: origin }));
+page.append(el("footer", {}, `${origin} Head of the record: `, el("code", { text: DATA.head })));
 document.body.append(panel);
 
 focus.listen((what) => {

@@ -1,0 +1,205 @@
+"""What the anchors of a ledger prove: compare them with its chain, and say where it was rewritten."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import orjson
+
+from looplab.config.lab import AnchorConfig
+from looplab.errors import LabError
+from looplab.ledger.anchors import ANCHORED, NOTES, TIMEOUT_S, Anchor, file_of, parse_anchors, signer_of
+from looplab.ledger.audit import Finding
+from looplab.ledger.ledger import Ledger
+from looplab.runs.git import git
+
+WITHOUT = "no anchor: detects accidental damage and careless edits, not a deliberate rewrite"
+HASH = re.compile(r"(?:([1-9][0-9]*):)?([0-9a-f]{12,64})")
+
+
+@dataclass(slots=True)
+class Proof:
+    """What came of the comparison."""
+
+    events: int
+    """How many events the ledger has."""
+    anchors: int = 0
+    """How many anchors match; of one event, one is counted."""
+    up_to: int = 0
+    """The last event that an anchor fixes, with all before it; 0: none."""
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def sentence(self) -> str:
+        if not self.anchors:
+            return WITHOUT
+        later = "; later events are protected only against accidental change" if self.up_to < self.events else ""
+        return f"compared with {self.anchors} anchor{'s' * (self.anchors > 1)} up to event {self.up_to}{later}"
+
+
+def prove(
+    ledger: Ledger,
+    lab: Path,
+    configs: Sequence[AnchorConfig],
+    against: Sequence[str] = (),
+    *,
+    ledger_id: str | None = None,
+    allowed: Path | None = None,
+) -> Proof:
+    """Compare the ledger with anchors; the chain itself must have been walked already (`audit`).
+
+    Args:
+        against: Where the anchors are, as a person wrote it; empty: where the lab file says.
+        ledger_id: The ledger that is expected, if there are anchors of several. None: all anchors in `against` are
+            taken to be of this one. Else whoever can append to them could rewrite the ledger under a new id.
+        allowed: An allowed-signers file; then only anchors that one of them signed count.
+    """
+    if allowed is not None and not allowed.is_file():
+        raise LabError("there is no such file of allowed signers", file=allowed)
+    proof = Proof(ledger.head()[0])
+    id_ = ledger.id()
+    if ledger_id not in (None, id_):
+        proof.findings.append(Finding("anchor", "ledger", f"its id is {id_}, not {ledger_id}: the ledger was replaced"))
+    sources = {given: read_anchors(given, lab) for given in against} or _configured(ledger, lab, configs, proof)
+    anchors: dict[tuple[int | None, str], Anchor] = {}
+    for name, found in sources.items():
+        own = [anchor for anchor in found if anchor.ledger in (None, ledger_id or id_)]
+        others = {anchor.ledger: anchor for anchor in found if anchor not in own}
+        if others and ledger_id is None:
+            last = "; ".join(f"{one.ledger} up to event {one.seq} on {one.at}" for one in others.values())
+            why = f"there are anchors of another ledger than this one ({id_}): {last}"
+            if against or not own:
+                why += ". It was replaced, or they are of another lab: then choose with --ledger-id"
+                proof.findings.append(Finding("anchor", name, why))
+            else:
+                proof.notes.append(f"{name}: {why}; they were not compared")
+        for anchor in own if allowed is None else _signed(own, allowed, proof):
+            anchors[anchor.seq, anchor.hash] = anchor
+    if allowed is not None and not anchors and not proof.findings:
+        proof.findings.append(Finding("anchor", str(allowed), "no anchor is signed"))
+    if allowed is None and any(anchor.signature for anchor in anchors.values()):
+        proof.notes.append("signatures were not checked; --allowed-signers FILE checks them")
+    _compare(ledger, list(anchors.values()), proof)
+    return proof
+
+
+def read_anchors(given: str, lab: Path) -> list[Anchor]:
+    """Read what a person gave as --against; at least one anchor.
+
+    Raises:
+        LabError: It is none of what can be given, or holds no anchor.
+    """
+    match = HASH.fullmatch(given.strip().lower())
+    if match:
+        return [Anchor(int(match[1]) if match[1] else None, match[2])]
+    if given == "git" or given.startswith("git:"):
+        found = _read_notes(lab, given.removeprefix("git").removeprefix(":") or NOTES)
+    elif given.startswith("looplab-anchor"):
+        found = parse_anchors(given)
+    else:
+        try:
+            found = parse_anchors(Path(given).expanduser().read_text(errors="replace"))
+        except OSError as error:
+            raise LabError(
+                f"cannot read {given!r}: {error.strerror or error}",
+                hint="give a hash of 12 to 64 hex digits, NUMBER:HASH, an anchor line, a file of them, or git",
+            ) from None
+    if not found:
+        raise LabError(f"there is no anchor in {given!r}", hint="an anchor is a line that `looplab anchor` prints")
+    return found
+
+
+def _read_notes(lab: Path, ref: str) -> list[Anchor]:
+    """All anchors that were ever in the notes, also those that are only in their history."""
+    if not git(lab, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}", ok=True):
+        return []
+    quiet = ("--no-color", "--no-ext-diff", "--no-textconv", "--no-renames", "--no-show-signature", "--no-relative")
+    history = git(
+        lab, "-c", "log.showRoot=true", "log", "-p", "-U0", "--text", "--format=", *quiet, ref, "--", timeout=TIMEOUT_S
+    )
+    return parse_anchors(history)
+
+
+def _configured(ledger: Ledger, lab: Path, configs: Sequence[AnchorConfig], proof: Proof) -> dict[str, list[Anchor]]:
+    """The anchors where the lab file says they are; those that the chain mentions must be there."""
+    # Before the anchors: a running engine publishes first, then records.
+    recorded = [orjson.loads(row["data"]) for row in ledger.rows("SELECT data FROM events WHERE kind=?", (ANCHORED,))]
+    sources: dict[str, list[Anchor]] = {}
+    for config in configs:
+        if config.git:
+            sources["git"] = _read_notes(lab, NOTES)
+        path = file_of(lab, config)
+        if path is not None:
+            name = f"file {path}"
+            try:
+                sources[name] = parse_anchors(path.read_text(errors="replace"))
+            except OSError as error:
+                sources[name] = []
+                proof.notes.append(f"{name} cannot be read: {error.strerror}")
+    for name, found in sources.items():
+        there = {(anchor.seq, anchor.hash) for anchor in found}
+        gone = [one for one in recorded if name in one["where"] and (one["seq"], one["hash"]) not in there]
+        if gone:
+            fetch = f"; fetch the notes with `git fetch origin {NOTES}:{NOTES}`" if name == "git" else ""
+            why = f"{len(gone)} anchor(s) that the chain mentions are not there, the first of event {gone[0]['seq']}"
+            proof.findings.append(Finding("anchor", name, why + fetch))
+    return sources
+
+
+def _signed(anchors: Sequence[Anchor], allowed: Path, proof: Proof) -> list[Anchor]:
+    """Those anchors that an allowed signer signed."""
+    good = []
+    unsigned = 0
+    for anchor in anchors:
+        if anchor.signature is None:
+            unsigned += 1
+            continue
+        try:
+            signer_of(anchor, allowed)
+            good.append(anchor)
+        except LabError as error:
+            why = f"the anchor of {anchor.at} is not signed by an allowed signer: {error}"
+            proof.findings.append(Finding("anchor", f"event {anchor.seq}", why))
+    if unsigned:
+        proof.notes.append(f"{unsigned} anchor(s) without a signature were not counted")
+    return good
+
+
+def _compare(ledger: Ledger, anchors: Sequence[Anchor], proof: Proof) -> None:
+    good: set[int] = set()
+    bad: list[tuple[int, Anchor]] = []
+    for anchor in anchors:
+        if anchor.seq is None:
+            row = ledger.one("SELECT seq FROM events WHERE substr(hash, 1, ?)=?", (len(anchor.hash), anchor.hash))
+            if row is not None:
+                good.add(row["seq"])
+            else:
+                why = "no event has this hash: the ledger was rewritten or cut off before it, or is another one"
+                proof.findings.append(Finding("anchor", anchor.hash, why))
+            continue
+        row = ledger.one("SELECT hash FROM events WHERE seq=?", (anchor.seq,))
+        if row is not None and row["hash"].startswith(anchor.hash):
+            good.add(anchor.seq)
+        else:
+            bad.append((anchor.seq, anchor))
+    proof.anchors, proof.up_to = len(good), max(good, default=0)
+    if bad:
+        proof.findings.append(_first_rewritten(bad, good, proof.events))
+
+
+def _first_rewritten(bad: Sequence[tuple[int, Anchor]], good: Collection[int], events: int) -> Finding:
+    """Where the rewriting lies, as closely as anchors tell: after the last one that matches, up to the first that does
+    not. Later ones may match again, if the lab went on publishing after it was rewritten."""
+    seq, first = min(bad, key=lambda one: one[0])
+    when = f"anchored on {first.at}" if first.at else f"known by the hash {first.hash[:16]}"
+    before = max((n for n in good if n < seq), default=0)
+    last = f"the last anchor before it that matches is event {before}" if before else "no anchor before it matches"
+    if seq > events:
+        why = f"the end is cut off: event {seq} was {when}, the ledger ends at event {events}"
+        return Finding("anchor", f"event {seq}", f"{why}; {last}, so {before + 1}–{seq} are missing or rewritten")
+    why = f"event {seq} is not the one that was {when}; {last}, so the rewriting lies in {before + 1}–{seq}"
+    return Finding("anchor", f"event {seq}", why)

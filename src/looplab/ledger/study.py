@@ -162,9 +162,11 @@ class StudyLedger:
                 self.ledger.execute(
                     "UPDATE studies SET objective=?, goal=? WHERE name=?", (objective, goal, self.study)
                 )
-                if row["objective"] is not None:  # what was best by another measure is not comparable
+                if row["objective"] is None:  # rebuilt from folders, or a study that had no objective
+                    self.ledger.record("study opened", self.study, objective=objective, goal=goal)
+                else:  # what was best by another measure is not comparable
                     self.ledger.execute("UPDATE studies SET best=NULL WHERE name=?", (self.study,))
-                self.ledger.record("objective changed", self.study, objective=objective, goal=goal)
+                    self.ledger.record("objective changed", self.study, objective=objective, goal=goal)
 
     def configure(self, body: Mapping[str, Any]) -> str:
         """Record the configuration that an engine starts with, if it is not the last one; return its hash."""

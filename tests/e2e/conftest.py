@@ -12,7 +12,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fcntl import ioctl
 from pathlib import Path
@@ -326,13 +326,22 @@ class LabFolder:
         )
         return checked(Done(done.returncode, done.stdout, done.stderr), code)
 
-    def start(self, *args: str | Path, env: Mapping[str, str] | None = None, stdout: int | None = None) -> Running:
-        """Start the command and come back at once; its output goes to a file, or to the descriptor `stdout`."""
+    def start(
+        self,
+        *args: str | Path,
+        env: Mapping[str, str] | None = None,
+        stdout: int | None = None,
+        wrapper: Sequence[str] = (),
+    ) -> Running:
+        """Start the command and return at once; its output goes to a file, or to the descriptor `stdout`.
+
+        `wrapper` is a command that becomes this one.
+        """
         n = len(self._started)
         out, err = self.aside / f"out{n}", self.aside / f"err{n}"
         with out.open("wb") as out_file, err.open("wb") as err_file:
             process = subprocess.Popen(
-                [COMMAND, *map(str, args)],
+                [*wrapper, COMMAND, *map(str, args)],
                 cwd=self.folder,
                 env={**self.env, **(env or {})},
                 stdin=subprocess.DEVNULL,

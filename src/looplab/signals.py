@@ -42,11 +42,10 @@ def is_ignored(number: signal.Signals) -> bool:
     return signal.getsignal(number) is signal.SIG_IGN
 
 
-def ctrl_c_note(instead: str) -> str | None:
-    """What to tell a user whose Ctrl-C does nothing; None where it works."""
-    if not is_ignored(signal.SIGINT):
-        return None
-    return f"Ctrl-C is ignored here (started in the background): use {instead}"
+def warn_ctrl_c(say: Callable[[str], object], instead: str) -> None:
+    """Say what to use instead of Ctrl-C, where that does nothing."""
+    if is_ignored(signal.SIGINT):
+        say(f"Ctrl-C is ignored here (started in the background): use {instead}")
 
 
 def reset_inherited() -> None:

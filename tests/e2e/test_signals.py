@@ -141,6 +141,7 @@ def test_attach_and_logs_in_the_background_end_with_the_study(lab: Any, until: A
     until(lambda: "attached to study" in attached.out, "the first line")
     until(lambda: "lr is" in followed.out, "the first line of the log")
     for running in (attached, followed):
+        assert CTRL_C in running.error
         running.send(signal.SIGINT)
     lab.open_gate()
     attached.ended()

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.conftest import PATIENCE_S
 
 from looplab import trainkit
 from looplab.errors import LabError
@@ -66,7 +67,7 @@ class Trainer(subprocess.Popen[bytes]):
 
     def end(self) -> tuple[str, str]:
         """What else it says, on either stream."""
-        said, errors = self.communicate(timeout=30)
+        said, errors = self.communicate(timeout=PATIENCE_S)
         return said.decode(), errors.decode()
 
 

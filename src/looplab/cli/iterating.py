@@ -45,9 +45,7 @@ def iterate(
         book = Book(ledger)
         say = output.survives_reader(output.warn if json else output.say)
         run = Iteration(lab, settings, book, spec, reading.limits_of(chosen), options, say)
-        note = signals.ctrl_c_note(f"SIGTERM (`kill {os.getpid()}`)")
-        if note is not None:
-            say(note)
+        signals.warn_ctrl_c(say, f"SIGTERM (`kill {os.getpid()}`)")
         try:
             with signals.handled(_interrupt):
                 well = run.run(first, last)

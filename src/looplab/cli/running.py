@@ -176,15 +176,15 @@ def drive(setup: Setup, ledger: Ledger, json: bool) -> Outcome:
         engine.wish("stop" if number == signal.SIGTERM or asked > 1 else "drain")
         executor.wake()
 
-    ctrl_c = signals.ctrl_c_note("`looplab stop`, or SIGTERM")
     with (
         signals.handled(interrupted),
         contextlib.closing(desk),
         contextlib.closing(executor),
         live if not json else contextlib.nullcontext(),
     ):
-        for note in (*setup.notes, *([ctrl_c] if ctrl_c else ())):
+        for note in setup.notes:
             tell(News("note", note))
+        signals.warn_ctrl_c(lambda note: tell(News("note", note)), "`looplab stop`, or SIGTERM")
         desk.catch_up(StudyLedger(ledger, setup.study.study))
         return engine.run()
 
@@ -336,6 +336,7 @@ def attach(folder: Path | None, name: str | None, json: bool) -> None:
     gauges: dict[str, Any] = {}
     live = Live(lambda: _ledger_snapshot(place, gauges))
     running = [run.id for run in place.record.runs(state="running")]
+    signals.warn_ctrl_c(output.warn, f"SIGTERM (`kill {os.getpid()}`), which leaves the study alone")
     with live if not json else contextlib.nullcontext():
         if json:
             output.print_line({"kind": "attached", "study": study, "engine": pid, "running": running})

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,12 +57,6 @@ def _executor(wishes: Wishes, *, drains: bool) -> Iterator[LocalExecutor]:
 
     with contextlib.closing(executor), signals.handled(interrupted):
         yield executor
-
-
-def _say_ctrl_c(say: Callable[[str], None]) -> None:
-    note = signals.ctrl_c_note(f"SIGTERM (`kill {os.getpid()}`)")
-    if note is not None:
-        say(note)
 
 
 class Screen:
@@ -129,7 +123,7 @@ def stage(
     with _executor(wishes, drains=False) as executor, Screen(lambda: _draw_stage(one), json=json) as screen:
         one.say, one.write = _listening(screen)
         one.say(f"run {run.name}   {run.path}")
-        _say_ctrl_c(one.say)
+        signals.warn_ctrl_c(one.say, f"SIGTERM (`kill {os.getpid()}`)")
         drive_one(one, executor, wishes)
     if json:
         output.print_json(_told(one))
@@ -189,7 +183,7 @@ def suite(
         Screen(lambda: _draw_suite(runs), json=json) as screen,
     ):
         say, _ = _listening(screen)
-        _say_ctrl_c(say)
+        signals.warn_ctrl_c(say, f"SIGTERM (`kill {os.getpid()}`)")
         made.begin()
         runs += make_runs(made, lambda job, text: say(f"{job}: {text}"), force=force)
         say(f"suite {made.id}: {len(runs)} dataset(s), {len(places)} slot(s)   {made.folder}")

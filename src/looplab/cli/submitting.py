@@ -83,9 +83,9 @@ def submit(
                 return
             if how == JOINED and caller.is_over():
                 how = EARLIER
-            note = signals.ctrl_c_note("SIGTERM, which leaves the command running, or `looplab stop`, which ends it")
-            if note is not None and not caller.is_over():
-                output.warn(note)
+            if not caller.is_over():
+                instead = "SIGTERM, which leaves the command running, or `looplab stop`, which ends it"
+                signals.warn_ctrl_c(output.warn, instead)
             run = caller.follow(how)
             caller.tell(run, how)
             sys.stdout.flush()

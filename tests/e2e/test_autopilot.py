@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ def piloted(lab: Any) -> Any:
     lab.write("agent.py", AGENT)
     lab.write("calls/.keep", "")
     (lab.folder / "calls/.keep").unlink()
-    agent = {"cli": "command", "command": ["python3", str(lab.folder / "agent.py")], "wall": 600, "tries": 3}
+    agent = {"cli": "command", "command": [sys.executable, "-S", str(lab.folder / "agent.py")], "wall": 600, "tries": 3}
     lab.configure(proposers=[{"agent": agent}], constraints=["train.batch % 2 == 0"])
     return lab
 

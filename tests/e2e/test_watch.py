@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from typing import Any
 
 import pytest
@@ -77,7 +78,8 @@ def test_a_run_is_sent_back_only_so_often(watched: Any) -> None:
 
 
 def test_a_rule_may_only_note_and_alert(watched: Any) -> None:
-    alert = {"command": ["python3", "-c", "import sys; open('alert.json', 'w').write(sys.stdin.read())"]}
+    write = "import sys; open('alert.json', 'w').write(sys.stdin.read())"
+    alert = {"command": [sys.executable, "-I", "-S", "-c", write]}
     watched.write("configs/base.json", '{"reg": 5.0}')
     watched.configure(watch=[{"when": "step == 300", "note": "half way", "alert": alert}])
     watched("run")

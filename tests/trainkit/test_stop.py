@@ -36,9 +36,12 @@ def save():
 
 with trainkit.stopping(save=save) as stop:
     if kind == "worker":
+        up, tell = os.pipe()
         if (worker := os.fork()) == 0:
+            os.write(tell, b"x")  # Python forgets the signals that come before the end of a fork
             while True:
                 time.sleep(0.01)
+        os.read(up, 1)
         print(worker, flush=True)
         print(os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]), flush=True)
     else:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import PATIENCE_S
 
 from looplab.agents.base import AgentSpec, Answer, Limits
 from looplab.agents.run import run_agent
@@ -61,6 +62,8 @@ def ask(tmp_path: Path, folder: Path) -> Ask:
         spec = AgentSpec(cli, binary=str(program), **spec_args)
         more.setdefault("environ", {"PATH": os.environ["PATH"], "HOME": str(tmp_path)})
         log = more.pop("log", tmp_path / "agent_runs" / "1-test.jsonl")
-        return run_agent(spec, prompt, cwd=folder, log=log, limits=limits or Limits(wall_s=30, grace_s=1), **more)
+        return run_agent(
+            spec, prompt, cwd=folder, log=log, limits=limits or Limits(wall_s=PATIENCE_S, grace_s=1), **more
+        )
 
     return ask

@@ -12,9 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.conftest import PATIENCE_S
 
 from looplab.agents.base import (
     AgentSpec,
@@ -111,23 +113,30 @@ def test_an_agent_without_a_last_event_has_not_answered(ask: Ask) -> None:
     assert answer.exit_code is None
 
 
-def test_a_hanging_agent_is_ended_at_its_limit_with_all_that_it_started(ask: Ask, folder: Path) -> None:
-    answer = ask(HANG, limits=Limits(wall_s=3, grace_s=0.3))
-    assert (answer.ok, answer.why, answer.text) == (False, "wall limit: 3 s", "I begin")
+def test_a_hanging_agent_is_ended_at_its_limit_with_all_that_it_started(
+    ask: Ask, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def monotonic() -> float:
+        """The clock jumps once the agent has started all that it starts, however long that takes."""
+        return time.monotonic() + (7200 if (folder / "started").exists() else 0)
+
+    monkeypatch.setattr("looplab.agents.run.time", SimpleNamespace(**{**vars(time), "monotonic": monotonic}))
+    answer = ask(HANG, limits=Limits(wall_s=3600, grace_s=0.3))
+    assert (answer.ok, answer.why, answer.text) == (False, "wall limit: 3600 s", "I begin")
     assert not any(alive(pid) for pid in pids(folder))
-    assert records(answer)[-1]["why"] == "wall limit: 3 s"
+    assert records(answer)[-1]["why"] == "wall limit: 3600 s"
 
 
 def test_what_a_finished_agent_leaves_running_is_ended(ask: Ask, folder: Path) -> None:
     body = HANG.replace("time.sleep(600)\n", "") + 'message("ok"); tell(type="turn.completed")'
-    assert ask(body, limits=Limits(wall_s=30, grace_s=0.2)).ok
+    assert ask(body, limits=Limits(wall_s=PATIENCE_S, grace_s=0.2)).ok
     assert not any(alive(pid) for pid in pids(folder))
 
 
 def test_an_agent_that_stays_after_its_answer_is_ended_and_the_answer_kept(ask: Ask) -> None:
     answer = ask(
         'message("done"); tell(type="turn.completed"); time.sleep(600)',
-        limits=Limits(wall_s=60, linger_s=0.1, grace_s=0.2),
+        limits=Limits(wall_s=PATIENCE_S, linger_s=0.1, grace_s=0.2),
     )
     assert (answer.ok, answer.text) == (True, "done")
 
@@ -135,7 +144,7 @@ def test_an_agent_that_stays_after_its_answer_is_ended_and_the_answer_kept(ask: 
 def test_it_can_be_stopped_from_another_thread(ask: Ask, folder: Path) -> None:
     stop = threading.Event()
     threading.Thread(target=lambda: (until((folder / "started").exists), stop.set()), daemon=True).start()
-    assert ask(HANG, limits=Limits(wall_s=60, grace_s=0.2), stop=stop).why == "stopped"
+    assert ask(HANG, limits=Limits(wall_s=PATIENCE_S, grace_s=0.2), stop=stop).why == "stopped"
     assert not any(alive(pid) for pid in pids(folder))
 
 
@@ -145,7 +154,7 @@ def test_an_interrupt_ends_the_agent(ask: Ask, folder: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ask(HANG, limits=Limits(wall_s=60, grace_s=0.2), on_event=interrupt)
+        ask(HANG, limits=Limits(wall_s=PATIENCE_S, grace_s=0.2), on_event=interrupt)
     assert not any(alive(pid) for pid in pids(folder))
 
 
@@ -175,10 +184,25 @@ def test_a_killed_warden_leaves_nothing_either(ask: Ask, folder: Path) -> None:
         os.kill(parent, signal.SIGKILL)
 
     threading.Thread(target=kill_warden, daemon=True).start()
-    answer = ask(HANG, limits=Limits(wall_s=60, grace_s=0.2))
+    answer = ask(HANG, limits=Limits(wall_s=PATIENCE_S, grace_s=0.2))
     assert not answer.ok
     assert "warden" in answer.why
     assert not any(alive(pid) for pid in pids(folder))
+
+
+def test_an_agent_has_default_signals_whatever_looplab_inherited(ask: Ask) -> None:
+    before = [signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD, signal.SIGTERM))
+    try:
+        shown = "subprocess.check_output(['grep', '-E', '^Sig(Ign|Blk):', '/proc/self/status'], text=True)"
+        answer = ask(f'message({shown}); tell(type="turn.completed")')
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in zip((signal.SIGINT, signal.SIGHUP), before, strict=True):
+            signal.signal(number, handler)
+    of_the_c_library = 0b11 << 31
+    masks = [int(line.split()[1], 16) & ~of_the_c_library for line in answer.text.splitlines()]
+    assert masks == [0, 0]
 
 
 # -- limits of cost and output
@@ -192,7 +216,7 @@ def test_tokens_are_limited_while_it_works(ask: Ask) -> None:
             tell(type="assistant", message={"id": f"m{n}", "usage": usage, "content": [{"type": "text", "text": block}]})
         time.sleep(0.005 if n < 4 else 600)
     """
-    answer = ask(body, cli="claude", limits=Limits(wall_s=60, tokens=400, grace_s=0.2))
+    answer = ask(body, cli="claude", limits=Limits(wall_s=PATIENCE_S, tokens=400, grace_s=0.2))
     assert (answer.ok, answer.why) == (False, "token limit: 440 of 400")
     assert answer.usage == Usage(4400, 4000, 40)
 
@@ -209,7 +233,7 @@ def test_codex_tells_its_tokens_only_in_its_own_file_while_it_works(ask: Ask, tm
         time.sleep(600)
     """
     environ = {"PATH": os.environ["PATH"], "CODEX_HOME": str(tmp_path / "codex")}
-    answer = ask(body, limits=Limits(wall_s=60, tokens=500, grace_s=0.2), environ=environ)
+    answer = ask(body, limits=Limits(wall_s=PATIENCE_S, tokens=500, grace_s=0.2), environ=environ)
     assert answer.why == "token limit: 600 of 500"
     # Resumed without its total: what was before stands in the file.
     body = 'message("x"); tell(type="turn.completed", usage={"input_tokens": 650, "output_tokens": 5})'
@@ -219,7 +243,7 @@ def test_codex_tells_its_tokens_only_in_its_own_file_while_it_works(ask: Ask, tm
 
 def test_dollars_are_limited_by_the_price(ask: Ask) -> None:
     body = 'tell(id="0", msg={"type": "token_count", "input_tokens": 1000000, "output_tokens": 0}); time.sleep(600)'
-    answer = ask(body, price=Price(3.0, 15.0), limits=Limits(wall_s=60, usd=2.0, grace_s=0.2))
+    answer = ask(body, price=Price(3.0, 15.0), limits=Limits(wall_s=PATIENCE_S, usd=2.0, grace_s=0.2))
     assert (answer.why, answer.usage.usd) == ("usd limit: $3.0000 of $2", 3.0)
 
 
@@ -237,7 +261,10 @@ def test_a_limit_in_dollars_that_cannot_be_held_is_refused(ask: Ask) -> None:
 @pytest.mark.parametrize("printed", ['"x" * 100000', '"x" * 99999 + chr(10)'])
 def test_output_without_end_is_limited(ask: Ask, printed: str) -> None:
     body = f"while True: sys.stdout.write({printed})"
-    assert ask(body, limits=Limits(wall_s=60, output_bytes=1_000_000, grace_s=0.2)).why == "output limit: 1000000 bytes"
+    assert (
+        ask(body, limits=Limits(wall_s=PATIENCE_S, output_bytes=1_000_000, grace_s=0.2)).why
+        == "output limit: 1000000 bytes"
+    )
 
 
 # -- rate limits

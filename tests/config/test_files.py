@@ -176,7 +176,7 @@ def test_a_bad_byte_is_an_error_with_its_line(tmp_path: Path, name: str) -> None
     [
         ("c.json", '{\n"a": 1,\n"b": \n}', 4),
         ("c.json", "", 1),
-        ("c.json", '{"a": 1,\n}', 2),
+        ("c.json", '{"a": 1,\n}', 2 if sys.version_info < (3, 13) else 1),  # later ones name the comma
         ("c.yaml", "a: 1\nb: [1, 2\nc: 3\n", 3),
         ("c.yaml", "a: 1\n b: 2\n", 2),
         ("c.yaml", "a:\n\t- b\n", 2),

@@ -12,17 +12,16 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fcntl import ioctl
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import PATIENCE_S
 
 COMMAND = Path(sys.executable).with_name("looplab")
-PATIENCE_S = 60.0
-"""How long a test waits for what must come; far more than it takes, even on a busy machine."""
 
 TRAINER = '''\
 """Trains nothing, but behaves like something that does; `seen.json` holds what it saw."""
@@ -36,7 +35,7 @@ run_dir, lab = os.environ["LOOPLAB_RUN_DIR"], os.environ["LOOPLAB_LAB"]
 
 def wait_for(ready):
     while not ready():
-        if time.monotonic() > start + 60:
+        if time.monotonic() > start + 600:
             sys.exit("waited too long")
         time.sleep(0.01)
 
@@ -338,13 +337,22 @@ class LabFolder:
         )
         return checked(Done(done.returncode, done.stdout, done.stderr), code)
 
-    def start(self, *args: str | Path, env: Mapping[str, str] | None = None, stdout: int | None = None) -> Running:
-        """Start the command and come back at once; its output goes to a file, or to the descriptor `stdout`."""
+    def start(
+        self,
+        *args: str | Path,
+        env: Mapping[str, str] | None = None,
+        stdout: int | None = None,
+        wrapper: Sequence[str] = (),
+    ) -> Running:
+        """Start the command and return at once; its output goes to a file, or to the descriptor `stdout`.
+
+        `wrapper` is a command that becomes this one.
+        """
         n = len(self._started)
         out, err = self.aside / f"out{n}", self.aside / f"err{n}"
         with out.open("wb") as out_file, err.open("wb") as err_file:
             process = subprocess.Popen(
-                [COMMAND, *map(str, args)],
+                [*wrapper, COMMAND, *map(str, args)],
                 cwd=self.folder,
                 env={**self.env, **(env or {})},
                 stdin=subprocess.DEVNULL,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import time
+import sys
 from typing import Any
 
 import pytest
@@ -36,7 +36,7 @@ def piloted(lab: Any) -> Any:
     lab.write("agent.py", AGENT)
     lab.write("calls/.keep", "")
     (lab.folder / "calls/.keep").unlink()
-    agent = {"cli": "command", "command": ["python3", str(lab.folder / "agent.py")], "wall": 30, "tries": 3}
+    agent = {"cli": "command", "command": [sys.executable, "-S", str(lab.folder / "agent.py")], "wall": 600, "tries": 3}
     lab.configure(proposers=[{"agent": agent}], constraints=["train.batch % 2 == 0"])
     return lab
 
@@ -167,9 +167,7 @@ def test_killed_between_answer_and_launch_the_agent_is_not_asked_again(piloted: 
         logs = list((piloted.folder / "agent_runs").glob("*.jsonl")) if (piloted.folder / "agent_runs").exists() else []
         return any("looplab.end" in log.read_text() for log in logs)
 
-    deadline = time.monotonic() + 60
-    while not answered() and time.monotonic() < deadline:
-        pass
+    until(answered, "the answer")
     os.kill(engine.pid, 9)
     engine.process.wait()
     piloted("resume")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.agents, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.agents
 ROOT = Path(__file__).parents[2]
 
 _spec = importlib.util.spec_from_file_location("scripted_model", ROOT / "tests/agents/model.py")

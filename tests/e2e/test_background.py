@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.conftest import PATIENCE_S
 
 from looplab.launch.local import is_alive
 
@@ -309,13 +310,29 @@ def test_a_signal_that_comes_while_a_run_is_prepared_holds_for_this_run_too(lab,
     assert "ok" not in [summary["status"] for summary in lab.all("summary.json")]
 
 
-def test_a_closed_terminal_leaves_trainings_alive_and_resume_adopts_them(lab, until) -> None:
+def test_a_closed_terminal_drains(lab, until) -> None:
     lab.base(wait="gate")
-    terminal = lab.terminal("run")
+    lab.queue("train.lr@set=0.3")
+    terminal = lab.terminal("run", "--concurrency", "1")
+    until_known(lab, until)
+    terminal.hang_up()
+    os.kill(terminal.process.pid, signal.SIGHUP)  # the shell may send one as well
+    lab.open_gate()
+    assert terminal.process.wait(PATIENCE_S) == 0
+    assert [summary["status"] for summary in lab.all("summary.json")] == ["ok"]
+    assert lab.ask("SELECT how FROM sessions") == [("drained",)]
+    lab("resume")
+    assert lab.count(status="ok") == 2
+    lab("verify")
+
+
+def test_trainings_outlive_a_killed_engine_and_resume_adopts_them(lab, until) -> None:
+    lab.base(wait="gate")
+    killed = lab.start("run")
     until_known(lab, until)
     before = trainings(lab)
-    terminal.hang_up()
-    terminal.process.wait()
+    killed.send(signal.SIGKILL)
+    killed.process.wait()
     assert trainings(lab) == before
     engine = lab.start("resume")
     until(lambda: "adopted" in engine.out, "the adoption")
@@ -334,6 +351,6 @@ def test_a_reader_that_goes_away_does_not_end_the_study(lab, json: bool) -> None
     lab.until_at_work()
     os.close(reader)
     lab.open_gate()
-    assert engine.process.wait(60) == 0
+    assert engine.process.wait(PATIENCE_S) == 0
     assert lab.count(status="ok") == 3
     lab("verify")

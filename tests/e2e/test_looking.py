@@ -7,6 +7,7 @@ import re
 import subprocess
 
 import pytest
+from tests.conftest import PATIENCE_S
 
 LONG = "a reason that is much longer than any terminal is wide, so that it would be cut " * 3
 
@@ -209,7 +210,7 @@ def test_logs_into_a_reader_that_stops_early_is_quiet(lab) -> None:
     from_command.stdout.close()
     assert from_command.stderr.read() == b""
     from_command.stderr.close()
-    from_command.wait(60)
+    from_command.wait(PATIENCE_S)
 
 
 # -- diff

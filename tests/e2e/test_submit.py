@@ -26,7 +26,7 @@ options = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
 with open(os.path.join(lab, "ran"), "a") as file:
     print(os.environ["LOOPLAB_RUN_ID"], file=file)
 print("began", *sys.argv[1:], flush=True)
-deadline = time.monotonic() + 60
+deadline = time.monotonic() + 600
 while "gate" in options and not os.path.exists(os.path.join(lab, options["gate"])):
     if time.monotonic() > deadline:
         sys.exit("waited too long")
@@ -244,14 +244,14 @@ def test_who_stops_listening_was_not_told(jobs: Any, until: Any) -> None:
 
 
 def test_a_timeout_ends_it(jobs: Any) -> None:
-    done = jobs("submit", "--timeout", "1", "--", *PYTHON, "-c", "import time; time.sleep(60)", code=124)
+    done = jobs("submit", "--timeout", "1", "--", *PYTHON, "-c", "import time; time.sleep(600)", code=124)
     assert "timeout after" in done.err
     assert "is no duration" in jobs("submit", "--timeout", "soon", "--", "true", code=2).err
 
 
 def test_the_studys_own_limit_holds_too(jobs: Any) -> None:
     jobs.configure(launch={**jobs.study["launch"], "timeout": 1})
-    jobs("submit", "--timeout", "1h", "--", *PYTHON, "-c", "import time; time.sleep(60)", code=124)
+    jobs("submit", "--timeout", "1h", "--", *PYTHON, "-c", "import time; time.sleep(600)", code=124)
 
 
 def test_a_budget_that_is_used_refuses_it(jobs: Any) -> None:
@@ -337,7 +337,7 @@ def test_the_engine_ends_when_there_is_nothing_more_to_do(jobs: Any, until: Any)
 
 def test_the_engine_stays_as_long_as_its_patron_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("looplab.loop.submitting.IDLE_S", 0.0)
-    with subprocess.Popen(["sleep", "60"]) as patron:
+    with subprocess.Popen(["sleep", "600"]) as patron:
         queue = JobQueue(patron.pid)
         assert queue.thinking
         patron.kill()

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.conftest import PATIENCE_S
 
 LOOPLAB = Path(sys.executable).with_name("looplab")
 LAB = """
@@ -33,7 +34,7 @@ def lab(tmp_path: Path) -> Path:
 def looplab(lab: Path, *argv: str, key: str | None = None) -> subprocess.CompletedProcess[str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
     env |= {"NETRC": str(lab / "no-netrc"), **({"WANDB_API_KEY": key} if key else {})}
-    return subprocess.run([str(LOOPLAB), *argv], cwd=lab, env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run([str(LOOPLAB), *argv], cwd=lab, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def test_every_round_is_told_the_same_about_wandb(lab: Path) -> None:

@@ -17,12 +17,11 @@ from typing import Any, TypeVar
 
 import psutil
 import pytest
+from tests.conftest import PATIENCE_S
 
 from looplab.launch.base import Ended, Event, Executor, Exit, Order, Slot, Started
 from looplab.launch.local import LocalExecutor
 
-DEADLINE_S = 60.0
-"""Only a test that fails waits as long as this."""
 HERE = Path(__file__).parent
 T = TypeVar("T")
 
@@ -102,7 +101,7 @@ class Stand:
     @staticmethod
     def until(condition: Callable[[], T]) -> T:
         """What the condition gives once it gives something."""
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + PATIENCE_S
         while not (result := condition()):
             assert time.monotonic() < deadline, "this never came true"
             time.sleep(0.005)
@@ -111,7 +110,7 @@ class Stand:
     @staticmethod
     def events(executor: Executor, enough: Callable[[list[Event]], bool]) -> list[Event]:
         """All events up to those that are enough."""
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + PATIENCE_S
         events: list[Event] = []
         while not enough(events):
             assert time.monotonic() < deadline, f"there came only {events}"

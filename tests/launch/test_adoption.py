@@ -216,11 +216,12 @@ def test_what_a_run_without_a_keeper_leaves_behind_is_ended(stand: Stand) -> Non
 
 
 def test_a_time_limit_holds_for_an_adopted_run_without_a_keeper(stand: Stand) -> None:
-    engine = stand.engine(stand.order(["/bin/sleep", "600"], timeout=2.0))
+    engine = stand.engine(stand.order(["/bin/sleep", "600"], timeout=600.0))
     pid = engine.pids["r1"]
-    stand.file("process.json")
+    written = stand.file("process.json")
     engine.kill()
     stand.kill(stand.keeper_of(pid))
+    (stand.folder / "r1/process.json").write_text(json.dumps({**written, "timeout": 1.0}))  # not the keeper's to hold
     executor = stand.executor()
     executor.adopt("r1", stand.folder / "r1")
     end = stand.end(executor)
@@ -281,14 +282,17 @@ def test_an_order_that_a_killed_keeper_never_read_is_given_back(stand: Stand) ->
 
 def start_and_kill_the_keeper_at_once(stand: Stand) -> tuple[LocalExecutor, str, int]:
     """A run whose keeper was killed before it could write down which process it is."""
-    for attempt in range(50):
-        executor, run_id = stand.executor(), f"r{attempt}"
-        executor.start(stand.order(stand.python(GATED, stand.folder / "go", 7), run_id))
-        (pid,) = stand.until(lambda run_id=run_id: find_by_mark(stand.folder / run_id))
-        stand.kill(stand.keeper_of(pid))
-        if not (stand.folder / run_id / "process.json").exists():
-            return executor, run_id, pid
-    pytest.fail("the keeper was always faster")
+    executor = stand.executor()
+    executor.start(stand.order(["/bin/true"], "first"))
+    stand.end(executor, "first")
+    order = stand.order(stand.python(GATED, stand.folder / "go", 7))
+    in_the_way = order.run_dir / f"process.json.tmp{executor._keeper.pid}"
+    in_the_way.mkdir()
+    executor.start(order)
+    (pid,) = stand.until(lambda: find_by_mark(order.run_dir))
+    stand.kill(stand.keeper_of(pid))
+    in_the_way.rmdir()
+    return executor, "r1", pid
 
 
 def test_a_run_of_which_nothing_was_written_down_is_found_by_its_mark(stand: Stand) -> None:
@@ -315,10 +319,10 @@ def test_a_run_of_which_nothing_was_written_down_can_be_stopped(stand: Stand) ->
 def test_a_run_that_ends_before_it_is_written_down_is_told(stand: Stand) -> None:
     run_dir = left_folder(stand)
     executor = stand.executor()
-    assert executor.adopt("left", run_dir)
-    assert executor.poll(0.0) == []
     temporary = run_dir / "exit.json.new"
     temporary.write_text(json.dumps({"code": 7}))
+    assert executor.adopt("left", run_dir)
+    assert executor.poll(0.0) == []
     temporary.rename(run_dir / "exit.json")
     assert stand.end(executor, "left").code == 7
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import PATIENCE_S
 
 Driver = Any
 LOOPLAB = Path(sys.executable).with_name("looplab")
@@ -45,7 +46,7 @@ def devices_used(lab: Path) -> list[str]:
 def test_only_the_free_device_is_used_while_a_stranger_computes_on_the_other(lab: Path, nvml: Driver) -> None:
     nvml.show([os.getpid()], [])
     engine = start(lab, nvml, "--gpus", "0,1")
-    said, _ = engine.communicate(timeout=60)
+    said, _ = engine.communicate(timeout=PATIENCE_S)
     assert engine.returncode == 0, said
     assert "gpu0: device 0 is used by" in said
     assert set(devices_used(lab)) == {"1"}
@@ -60,7 +61,7 @@ def test_a_study_begins_when_the_stranger_has_gone(lab: Path, nvml: Driver) -> N
     time.sleep(0.3)
     assert not list((lab / "outputs/s").glob("*/record/train.log"))
     nvml.show([])
-    said, _ = engine.communicate(timeout=60)
+    said, _ = engine.communicate(timeout=PATIENCE_S)
     assert engine.returncode == 0, said
     assert devices_used(lab) == ["0"]
 
@@ -68,7 +69,7 @@ def test_a_study_begins_when_the_stranger_has_gone(lab: Path, nvml: Driver) -> N
 def test_sharing_does_not_wait(lab: Path, nvml: Driver) -> None:
     nvml.show([os.getpid()])
     engine = start(lab, nvml, "--gpus", "0", "--share")
-    said, _ = engine.communicate(timeout=60)
+    said, _ = engine.communicate(timeout=PATIENCE_S)
     assert engine.returncode == 0, said
     assert devices_used(lab) == ["0"]
 
@@ -76,6 +77,6 @@ def test_sharing_does_not_wait(lab: Path, nvml: Driver) -> None:
 def test_all_devices_are_slots_by_default(lab: Path, nvml: Driver) -> None:
     nvml.show([], [])
     engine = start(lab, nvml)
-    said, _ = engine.communicate(timeout=60)
+    said, _ = engine.communicate(timeout=PATIENCE_S)
     assert engine.returncode == 0, said
     assert sorted(devices_used(lab)) == ["0", "1"]

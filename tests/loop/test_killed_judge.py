@@ -10,8 +10,6 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from looplab.config.lab import load_lab
 from looplab.launch.local import LocalExecutor
 from looplab.ledger.audit import audit
@@ -49,7 +47,7 @@ with open(os.environ["LOOPLAB_METRICS"], "a") as log:
     log.write('{"step": 1, "score": %r}\\n' % score)
     log.flush()
     if score > 20:
-        time.sleep(30)
+        time.sleep(600)
 time.sleep(0.01 + seed % 3 * 0.02)
 """
 
@@ -97,7 +95,6 @@ def live_and_die(folder: Path, seconds: float) -> bool:
     return False
 
 
-@pytest.mark.timeout(300)
 def test_a_judged_study_killed_again_and_again_ends_with_verdicts_that_hold(tmp_path: Path) -> None:
     folder = make_lab(tmp_path / "lab")
     chance = random.Random(5)

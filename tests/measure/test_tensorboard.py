@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import PATIENCE_S
 
 from looplab.measure.base import Batch, merge
 from looplab.measure.tensorboard import TensorBoardSource
@@ -190,7 +191,7 @@ def test_a_living_writer_is_followed_and_a_killed_one_keeps_what_it_wrote(tmp_pa
     growths = 0
     source = None
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while growths < 5 and time.monotonic() < deadline:
             files = list(tmp_path.glob("events.*"))
             if files and source is None:

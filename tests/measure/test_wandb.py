@@ -11,6 +11,7 @@ from math import inf, isnan
 from pathlib import Path
 
 import pytest
+from tests.conftest import PATIENCE_S
 
 from looplab.measure.base import Batch, merge
 from looplab.measure.wandb_log import RecordLog, WandbSource, read_wandb_meta
@@ -231,7 +232,7 @@ def test_a_living_run_is_followed_and_a_killed_one_keeps_what_it_wrote(offline: 
         batch: Batch = {}
         growths = 0
         source = None
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while growths < 2 and time.monotonic() < deadline:
             logs = list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
             if logs and source is None:

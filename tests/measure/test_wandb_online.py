@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import PATIENCE_S
 
 _spec = importlib.util.spec_from_file_location("wandb_stand_in", Path(__file__).with_name("wandb_stand_in.py"))
 assert _spec is not None
@@ -49,10 +50,10 @@ def fetch(tmp_path: Path) -> Fetch:
     def ask(server: str, *questions: tuple[str | int, ...], **env: str) -> Any:
         clean = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
         clean |= {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "WANDB_ERROR_REPORTING": "false"}
-        clean |= {"WANDB_BASE_URL": server, "WANDB_API_KEY": KEY, "WANDB_HTTP_TIMEOUT": "10", **env}
+        clean |= {"WANDB_BASE_URL": server, "WANDB_API_KEY": KEY, "WANDB_HTTP_TIMEOUT": "60", **env}
         argv = [sys.executable, "-c", SCRIPT, json.dumps(questions)]
         env = {name: value for name, value in clean.items() if value}
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import PATIENCE_S
 
 from looplab.errors import BusyError
 from looplab.launch.local import LocalExecutor
@@ -98,7 +99,6 @@ def check(toy: Any) -> None:
         assert run.is_whole()
 
 
-@pytest.mark.timeout(300)
 def test_calls_that_are_killed_come_to_the_same_result(toy: Any, zygote: Zygote) -> None:
     dice = random.Random(5)
     for n in range(KILLS):
@@ -168,7 +168,7 @@ def test_a_stage_at_work_is_not_joined_by_one_of_another_config(toy: Any, zygote
 
 
 def until(condition: Any) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.01)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import PATIENCE_S
 
 from looplab import recipes
 from looplab.measure.summary import ALIASES
@@ -67,7 +68,7 @@ def start(out: Path, data: Path, *more: str, how: tuple[str, ...] = ()) -> subpr
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    _, errors = process.communicate(timeout=100)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, errors
 
 
@@ -191,6 +192,8 @@ def test_a_mistake_is_named_before_anything_is_written(
 
 def test_the_lab_is_whole(tmp_path: Path) -> None:
     for command in (["init", "act_ot", str(tmp_path / "lab")], ["check", "--lab", str(tmp_path / "lab")]):
-        done = subprocess.run([sys.executable, "-m", "looplab", *command], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-m", "looplab", *command], capture_output=True, text=True, timeout=PATIENCE_S
+        )
         assert done.returncode == 0, done.stdout + done.stderr
     assert "all is well" in done.stdout

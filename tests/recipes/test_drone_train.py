@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import PATIENCE_S
 
 pytest.importorskip("torch")
 
@@ -41,7 +42,6 @@ SMALL = [
     "--train.max-minibatch-size=512",
 ]
 SMALL += ["--train.total-timesteps", "4096", "--train.checkpoint-interval", "2"]
-PATIENCE_S = 60.0
 
 
 def command(out: Path, *flags: str) -> list[str]:
@@ -49,7 +49,7 @@ def command(out: Path, *flags: str) -> list[str]:
 
 
 def train(out: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(out, *flags), capture_output=True, text=True, timeout=100)
+    return subprocess.run(command(out, *flags), capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def metrics(out: Path, without: tuple[str, ...] = ()) -> list[dict[str, Any]]:
@@ -164,7 +164,7 @@ def test_the_files_work_wherever_they_are_copied_to_and_a_mistake_is_told_withou
     shutil.copytree(RECIPE, tmp_path / "lab", ignore=shutil.ignore_patterns("__pycache__"))
     argv = [sys.executable, "train.py", "--out", "run", "--train.bptt-horizon", "32"]
     env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(argv, cwd=tmp_path / "lab", env=env, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(argv, cwd=tmp_path / "lab", env=env, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 2
     assert done.stderr.startswith("train.batch_size is 2048, but the drones give 4096 steps an update")
     assert "Traceback" not in done.stderr

@@ -31,7 +31,7 @@ pytest.importorskip("PIL")
 
 import torch
 
-from looplab import recipes
+from looplab import recipes, trainkit
 from looplab.recipes.drone.checkpoints import identity
 from looplab.recipes.drone.drones import Fleet
 from looplab.recipes.drone.settings import Settings
@@ -57,7 +57,8 @@ ROWS = 40
 SAVED = 10
 """Rows by when all of them have saved their state."""
 INEXACT = ("time", "sps", "seconds", "timestamp", "run_id")
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
+"""As in tests/conftest.py, which this file cannot import as a script."""
 Whole = Callable[[str], dict[str, Any]]
 
 
@@ -76,9 +77,11 @@ class Server:
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
 
-    def start(self, kind: str, out: Path, *flags: str) -> int:
+    def start(self, kind: str, out: Path, *flags: str, hold: int | None = None) -> int:
+        """Start it; `hold`: it stops itself (SIGSTOP) at this row, or at the first one with a saved state."""
         out.mkdir(parents=True, exist_ok=True)
-        pid: int = self._ask(start=[*KINDS[kind], "--out", str(out), *flags], said=f"{out}.txt")
+        argv = [*KINDS[kind], "--out", str(out), *flags]
+        pid: int = self._ask(start=argv, said=f"{out}.txt", out=str(out), hold=hold)
         return pid
 
     def code(self, pid: int) -> int | None:
@@ -116,9 +119,25 @@ def serve() -> None:
             os.dup2(said, 1)
             os.dup2(said, 2)
             sys.argv = order["start"]
+            if order["hold"] is not None:
+                hold_at(Path(order["out"]), order["hold"])
             runpy.run_path(sys.argv[0], run_name="__main__")
         else:
             print(child, flush=True)
+
+
+def hold_at(out: Path, row: int) -> None:
+    """Have this process stand still once it has so many rows, and a state if it should: whoever kills it then cannot
+    come too late."""
+    write = trainkit.Logger.log
+
+    def log_and_hold(*args: Any, **named: Any) -> None:
+        write(*args, **named)
+        if log(out).count(b"\n") >= row and (row < SAVED or (out / "resume" / "latest").exists()):
+            trainkit.Logger.log = write  # type: ignore[method-assign]
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    trainkit.Logger.log = log_and_hold  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="module")
@@ -195,10 +214,11 @@ def said(out: Path) -> str:
 
 def kill_at(server: Server, kind: str, out: Path, row: int, number: int = signal.SIGKILL, *flags: str) -> int | None:
     """Start it, and end it by a signal once it has so many rows, and a state if it should; gives its exit code."""
-    pid, state = server.start(kind, out, *flags), out / "resume" / "latest"
-    far_enough = lambda: log(out).count(b"\n") >= row and (row < SAVED or state.exists())  # noqa: E731
-    assert server.when(pid, far_enough) is None, "it ended before it could be killed"
+    pid = server.start(kind, out, *flags, hold=row)
+    held = lambda: b") T " in Path(f"/proc/{pid}/stat").read_bytes()  # noqa: E731
+    assert server.when(pid, held) is None, "it ended before it could be killed"
     os.kill(pid, number)
+    os.kill(pid, signal.SIGCONT)
     return server.when(pid, lambda: False)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.conftest import PATIENCE_S
 
 pytest.importorskip("torch")
 pytest.importorskip("PIL")
@@ -50,12 +51,12 @@ def smoke(lab: Path) -> Path:
 
 def train(lab: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(lab / "experiments/v1/train.py"), *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=lab.parent)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=lab.parent)
 
 
 def evaluated(lab: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(lab / "evaluate.py"), *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=lab.parent)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=lab.parent)
 
 
 def checkpoint(folder: Path, **changed: Any) -> Path:
@@ -185,7 +186,7 @@ def test_the_evaluation_says_the_same_each_time_and_needs_no_torch(lab: Path, tm
         out = tmp_path / f"{number}.json"
         command = [sys.executable, *start, "--checkpoint", str(good), "--episodes", "4", "--out", str(out)]
         environment = {"PYTHONPATH": str(lab)}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment)
         assert done.returncode == 0, done.stderr
         results.append(out.read_bytes())
     assert results[0] == results[1]

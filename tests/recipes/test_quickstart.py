@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import PATIENCE_S
 
 from looplab import recipes
 
@@ -34,7 +35,7 @@ def train(out: Path, seed: int = 0, **changes: Any) -> subprocess.CompletedProce
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
     )
 
 

@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-PATIENCE_S = 60.0
+from tests.conftest import PATIENCE_S
+
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.conftest import PATIENCE_S
 
 from looplab.config.lab import Study
 from looplab.errors import LabError
@@ -185,7 +186,7 @@ def test_closed_without_waiting_the_archiver_ends_the_one_at_work_and_leaves_the
 
     def slow(*args: Any, **named: Any) -> Any:
         at_work.set()
-        assert may_go_on.wait(30)
+        assert may_go_on.wait(PATIENCE_S)
         return real(*args, **named)
 
     monkeypatch.setattr(archive, "measured", slow)
@@ -193,7 +194,7 @@ def test_closed_without_waiting_the_archiver_ends_the_one_at_work_and_leaves_the
     archiver = Archiver(make_study())
     archiver.submit(first)
     archiver.submit(second)
-    assert at_work.wait(30)
+    assert at_work.wait(PATIENCE_S)
     archiver.close(wait=False)
     assert not (first / "record/metrics.parquet").exists()
     may_go_on.set()

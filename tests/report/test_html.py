@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import PATIENCE_S
 
 from looplab.report.reports import write_reports
 
@@ -45,7 +46,7 @@ def test_the_dumped_page_holds_curves(page: Path, browser: Any, tmp_path: Path) 
     dumped = subprocess.run(
         [browser.program, *browser.flags, f"--user-data-dir={tmp_path}", "--virtual-time-budget=4000", "--dump-dom",
          page.as_uri()],
-        capture_output=True, text=True, timeout=100, check=True,
+        capture_output=True, text=True, timeout=PATIENCE_S, check=True,
     ).stdout  # fmt: skip
     paths = re.findall(r'<path class="line[^"]*" d="([^"]*)"', dumped)
     assert len(paths) > 40

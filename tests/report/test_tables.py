@@ -15,6 +15,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.conftest import PATIENCE_S
 
 from looplab.config.lab import Lab, load_lab
 from looplab.errors import LabError
@@ -60,7 +61,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     edits = [["x@set=5"], ["x@set=7"], ["x@set=3", "kind@set=b"], ["x@set=5000"]]
     (folder / "queue.yaml").write_text(json.dumps({"proposals": [{"edits": e, "reason": f"try {e}"} for e in edits]}))
     for study in ("one", "two"):
-        subprocess.run([LOOPLAB, "run", "--study", study], cwd=folder, check=True, capture_output=True, timeout=60)
+        subprocess.run(
+            [LOOPLAB, "run", "--study", study], cwd=folder, check=True, capture_output=True, timeout=PATIENCE_S
+        )
     return folder
 
 

@@ -11,6 +11,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.conftest import PATIENCE_S
 
 from looplab.errors import LabError
 from looplab.rl.metrics import SCHEMA, rows
@@ -18,7 +19,7 @@ from looplab.rl.monitor import Monitor
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.005)

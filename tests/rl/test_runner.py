@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.conftest import PATIENCE_S
 
 TRAINER = Path(__file__).with_name("trainer.py")
 KINDS = ("ppo", "ppo-overlap", "impala-per", "impala-per-overlap", "ppo-memory")
@@ -101,7 +102,7 @@ def test_a_signal_saves_and_has_its_exit_code(tmp_path: Path, server: Server) ->
     while not lines(out):
         time.sleep(0.005)
     process.terminate()
-    assert process.wait(60) == 143
+    assert process.wait(PATIENCE_S) == 143
     assert (out / "checkpoints" / "latest").exists()
     assert server.finish(out, "ppo") == whole
 
@@ -113,13 +114,15 @@ def test_killed_workers_change_nothing(kind: str, tmp_path: Path, server: Server
     pid = server.start(out, kind, workers=2)
     chance = random.Random(0)
     hit = 0
+    while alive(pid) and not (lines(out) and children(pid)):
+        time.sleep(0.002)
     while alive(pid) and hit < 6:
-        time.sleep(0.02 + 0.1 * chance.random())
         workers = sorted(children(pid))
-        if lines(out) and workers:
+        if workers:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(chance.choice(workers), signal.SIGKILL)
                 hit += 1
+        time.sleep(0.02 + 0.1 * chance.random())
     assert hit
     assert result(pid, out) == whole
 

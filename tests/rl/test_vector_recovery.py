@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import importlib.util
 import os
 import random
 import signal
@@ -21,6 +22,7 @@ import psutil
 import pytest
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from tests.conftest import PATIENCE_S
 
 from looplab import recipes
 from looplab.errors import LabError
@@ -28,6 +30,10 @@ from looplab.rl import EnvError, SupervisedVectorEnv
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 Make = Callable[[], gym.Env[Any, Any]]
+STOPPED_S = 2.0
+"""The deadline of a step where workers are stopped (SIGSTOP): each of them costs as much."""
+SHARED = ("sem.", "psm_", "pym-", "looplab")
+"""How Python and looplab name shared memory."""
 Faults = dict[int, str]
 """What happens at which step of an environment."""
 
@@ -126,7 +132,7 @@ def same(one: Any, two: Any) -> bool:
 
 @contextmanager
 def supervised(makers: list[Make], **settings: Any) -> Iterator[SupervisedVectorEnv]:
-    given = {"workers": 2, "max_restarts": 1000, "snapshot_every": 13, "step_deadline": 0.5, **settings}
+    given = {"workers": 2, "max_restarts": 1000, "snapshot_every": 13, "step_deadline": 60.0, **settings}
     venv = SupervisedVectorEnv(makers, **given)
     try:
         yield venv
@@ -149,7 +155,7 @@ def test_faults_at_random_steps_change_nothing(seed: int, tmp_path: Path) -> Non
         faults = {step * chance.choice([1, -1]): chance.choice(kinds) for step in steps}
         makers.append(faulty(cartpole, faults, tmp_path / str(i)))
     expected = play(SyncVectorEnv([cartpole] * 4, autoreset_mode=mode), 120)
-    with supervised(makers, autoreset_mode=mode) as venv:
+    with supervised(makers, autoreset_mode=mode, step_deadline=STOPPED_S) as venv:
         assert same(play(venv, 120), expected)
         assert restarts(venv) >= 7  # eight faults; two may fall upon the first one's deadline
         assert {report.snapshots for report in venv.diagnostics()} == {"exact"}
@@ -158,7 +164,7 @@ def test_faults_at_random_steps_change_nothing(seed: int, tmp_path: Path) -> Non
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV])
 def test_a_worker_hit_from_outside_between_steps_is_replaced(number: signal.Signals) -> None:
     expected = play(SyncVectorEnv([cartpole] * 4), 60)
-    with supervised([cartpole] * 4) as venv:
+    with supervised([cartpole] * 4, step_deadline=STOPPED_S) as venv:
         chance = np.random.default_rng(3)
         seen = [venv.reset(seed=3)]
         for k in range(60):
@@ -168,7 +174,7 @@ def test_a_worker_hit_from_outside_between_steps_is_replaced(number: signal.Sign
                 os.kill(pid, number)
             seen.append(venv.step(chance.integers(0, 2, 4)))
         assert same(seen, expected)
-        assert restarts(venv) == 4
+        assert restarts(venv) >= 4
         assert sum(report.replayed for report in venv.diagnostics()) > 0
 
 
@@ -208,10 +214,15 @@ def test_both_workers_lost_at_once_are_replaced() -> None:
 def test_a_worker_lost_in_a_reset_is_replaced(tmp_path: Path) -> None:
     expected = play(SyncVectorEnv([cartpole] * 2), 10)
     makers = [faulty(cartpole, {0: kind}, tmp_path / kind) for kind in ("kill", "hang")]
-    with supervised(makers, reset_deadline=2.0) as venv:
+    with supervised(makers, reset_deadline=4.0) as venv:
         assert same(play(venv, 10), expected)
-        assert [report.restarts for report in venv.diagnostics()] == [1, 1]
+        assert all(report.restarts for report in venv.diagnostics())
         assert "resetting environment 1" in venv.diagnostics()[1].reasons[0]
+
+
+needs_dm_control = pytest.mark.skipif(
+    importlib.util.find_spec("dm_control") is None, reason="dm_control has no wheels for this version of Python"
+)
 
 
 class Swim(gym.Env[Any, Any]):
@@ -244,13 +255,13 @@ def ant() -> gym.Env[Any, Any]:
 
 
 @pytest.mark.parametrize("every", [1, 13])
-@pytest.mark.parametrize("make", [Swim, ant])
+@pytest.mark.parametrize("make", [pytest.param(Swim, marks=needs_dm_control), ant])
 def test_a_mujoco_world_goes_on_exactly_after_a_crash(make: Make, every: int, tmp_path: Path) -> None:
     sync = SyncVectorEnv([make, make])
     actions = np.random.default_rng(0).uniform(-1, 1, (60, *sync.action_space.shape)).astype(sync.action_space.dtype)
     expected = [sync.reset(seed=4), *map(sync.step, actions)]
     makers = [make, faulty(make, {30: "segfault", 47: "kill"}, tmp_path / "f")]
-    with supervised(makers, workers=1, step_deadline=15.0, snapshot_every=every) as venv:
+    with supervised(makers, workers=1, snapshot_every=every) as venv:
         assert same([venv.reset(seed=4), *map(venv.step, actions)], expected)
         assert restarts(venv) == 2
         assert venv.diagnostics()[0].snapshots == "exact"
@@ -338,7 +349,7 @@ def test_a_crash_loop_ends_with_an_error_that_names_the_environment() -> None:
 
 
 def test_a_reset_that_never_ends_is_an_error_at_last() -> None:
-    with supervised([faulty(cartpole, {0: "hang"}, None)], workers=1, reset_deadline=0.4, max_restarts=1) as venv:
+    with supervised([faulty(cartpole, {0: "hang"}, None)], workers=1, reset_deadline=3.0, max_restarts=1) as venv:
         with pytest.raises(EnvError, match="resetting environment 0") as caught:
             venv.reset(seed=0)
         assert "in strike" in str(caught.value)
@@ -374,7 +385,7 @@ def test_slow_steps_leave_the_stacks_of_the_worker(tmp_path: Path) -> None:
             time.sleep(0.6)
             return super().step(action)
 
-    settings = {"slow_step": 0.4, "slow_threshold": 2, "step_deadline": 20.0}
+    settings = {"slow_step": 0.4, "slow_threshold": 2}
     with supervised([Slow], workers=1, diagnostics_dir=tmp_path, **settings) as venv:
         play(venv, 3)
         assert venv.diagnostics()[0].slow_steps >= 3
@@ -392,6 +403,10 @@ def test_a_step_that_was_interrupted_was_never_made() -> None:
     def interrupt(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
 
+    def step_with_alarm(actions: Any) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        venv.step(actions)
+
     expected = play(SyncVectorEnv([cartpole] * 4), 30)
     former = signal.signal(signal.SIGALRM, interrupt)
     with supervised([lambda: Slow(cartpole())] * 4) as venv:
@@ -400,9 +415,8 @@ def test_a_step_that_was_interrupted_was_never_made() -> None:
         for k in range(30):
             actions = chance.integers(0, 2, 4)
             if k == 20:
-                signal.setitimer(signal.ITIMER_REAL, 0.01)
                 with pytest.raises(KeyboardInterrupt):
-                    venv.step(actions)
+                    step_with_alarm(actions)
                 venv.state_dict()
             seen.append(venv.step(actions))
         assert same(seen, expected)
@@ -458,6 +472,9 @@ def test_workers_die_with_their_parent_and_leave_nothing(context: str, tmp_path:
     os.kill(pids[0], signal.SIGSTOP)  # one of them cannot even read that its parent is gone
     trainer.kill()
     trainer.wait()
-    _, alive = psutil.wait_procs(family, timeout=10)
+    _, alive = psutil.wait_procs(family, timeout=PATIENCE_S)
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
-    assert set(os.listdir("/dev/shm")) <= shared
+    patience = time.monotonic() + PATIENCE_S
+    while left := {name for name in os.listdir("/dev/shm") if name.startswith(SHARED)} - shared:
+        assert time.monotonic() < patience, left  # those of other processes on this machine come and go
+        time.sleep(0.05)

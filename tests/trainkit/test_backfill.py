@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import PATIENCE_S
 
 from looplab.errors import LabError
 from looplab.trainkit.backfill import AUDIT, backfill
@@ -148,7 +149,7 @@ def test_the_command_says_what_it_would_do_and_then_does_it(tmp_path: Path) -> N
 
     def command(*flags: str) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-m", "looplab.trainkit.backfill", str(tmp_path), "--rollout-steps", "128", *flags]
-        return subprocess.run(argv, capture_output=True, text=True, timeout=30)
+        return subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S)
 
     before = sorted((path.name, path.read_bytes()) for path in tmp_path.iterdir())
     dry = command("--dry-run")

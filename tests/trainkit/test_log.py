@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.conftest import PATIENCE_S
 
 from looplab import trainkit
 from looplab.errors import LabError
@@ -61,7 +62,7 @@ def run_python(code: str, *args: object, **env: str) -> subprocess.CompletedProc
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
 
 

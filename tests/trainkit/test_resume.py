@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.conftest import PATIENCE_S
 
 from looplab import trainkit
 from looplab.errors import LabError
@@ -105,7 +106,7 @@ def test_a_killed_training_goes_on_to_the_very_same_end(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     runs = [(str(whole), 0, 7), (str(killed), 11, 7), (str(killed), 0, 8)]  # the seed of the last start must not matter
     argv = [sys.executable, "-c", TRAINER, json.dumps(runs)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.stdout == f"[0, {-signal.SIGKILL}, 0]\n", done.stderr
     assert (killed / "sha256").read_text() == (whole / "sha256").read_text()
     assert rows(killed) == rows(whole)

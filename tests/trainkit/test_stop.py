@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.conftest import PATIENCE_S
 
 from looplab import trainkit
 from looplab.errors import LabError
@@ -35,9 +36,12 @@ def save():
 
 with trainkit.stopping(save=save) as stop:
     if kind == "worker":
+        up, tell = os.pipe()
         if (worker := os.fork()) == 0:
+            os.write(tell, b"x")  # Python forgets the signals that come before the end of a fork
             while True:
                 time.sleep(0.01)
+        os.read(up, 1)
         print(worker, flush=True)
         print(os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]), flush=True)
     else:
@@ -66,7 +70,7 @@ class Trainer(subprocess.Popen[bytes]):
 
     def end(self) -> tuple[str, str]:
         """What else it says, on either stream."""
-        said, errors = self.communicate(timeout=30)
+        said, errors = self.communicate(timeout=PATIENCE_S)
         return said.decode(), errors.decode()
 
 

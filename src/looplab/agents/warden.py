@@ -98,6 +98,7 @@ def main() -> None:
     grace, command = float(sys.argv[2]), sys.argv[3:]
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     wake_r, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a SIGCHLD that was blocked before would hide every end
     signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
     handled = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     for number in handled:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from looplab import signals
 from looplab.agents.run import ADAPTERS
 from looplab.cli import output
 from looplab.config.files import write_atomic
@@ -41,13 +43,14 @@ def iterate(
     options = Options(settings.retries if retries is None else retries, go_on)
     with StudyLock(lab, STUDY), contextlib.closing(Ledger(lab / ".looplab" / "ledger.db")) as ledger:
         book = Book(ledger)
-        run = Iteration(
-            lab, settings, book, spec, reading.limits_of(chosen), options, output.warn if json else output.say
-        )
+        say = output.survives_reader(output.warn if json else output.say)
+        run = Iteration(lab, settings, book, spec, reading.limits_of(chosen), options, say)
+        signals.warn_ctrl_c(say, f"SIGTERM (`kill {os.getpid()}`)")
         try:
-            well = run.run(first, last)
+            with signals.handled(_interrupt):
+                well = run.run(first, last)
         except KeyboardInterrupt:
-            output.warn("interrupted; the same command goes on from here")
+            output.survives_reader(output.warn)("interrupted; the same command continues from here")
             sys.exit(130)
         if json:
             _print_json(book)
@@ -55,6 +58,12 @@ def iterate(
             _print(book)
     if not well:
         sys.exit(1)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    if number == signal.SIGHUP:  # the shell and the kernel may both send it: the second must not cut off the cleanup
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _range(start: str, end: int | None) -> tuple[int, int]:

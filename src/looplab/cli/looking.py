@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import codecs
+import os
 import time
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from looplab import signals
 from looplab.agents.account import Account
 from looplab.cli import output
 from looplab.cli.labs import Place, find_study, open_lab, open_place
@@ -228,6 +230,8 @@ def logs(folder: Path | None, name: str | None, run_name: str, follow: bool, lin
         text = redact_text(path.read_bytes().decode(errors="replace"))
         output.print_json({"run": run.id, "path": str(path), "log": _last(text, lines)})
         return
+    if follow:
+        signals.warn_ctrl_c(output.warn, f"SIGTERM (`kill {os.getpid()}`)")
     decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a letter may be written in two parts
     with path.open("rb") as file:
         print(redact_text(_last(decoder.decode(file.read()), lines)), end="", flush=True)

@@ -42,6 +42,9 @@ def _trouble() -> tuple[type[Exception], ...]:
 
 
 def main() -> None:
+    from looplab.signals import reset_inherited
+
+    reset_inherited()
     from looplab.cli.app import app
     from looplab.errors import LabError
 

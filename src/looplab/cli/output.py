@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import orjson
@@ -34,9 +35,32 @@ def warn(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def mute() -> None:
-    """Go on without a reader: `looplab run | head` must not end a study."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+def mute(*streams: int) -> None:
+    """Continue without a reader on these file descriptors."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in streams:
+        os.dup2(nowhere, stream)
+    os.close(nowhere)
+
+
+def terminals() -> list[int]:
+    """Which of stdout and stderr are a terminal. A terminal that was closed is none any more: ask before."""
+    return [stream for stream in (1, 2) if os.isatty(stream)]
+
+
+def survives_reader(action: Callable[..., None]) -> Callable[..., None]:
+    """Make an action that prints continue silently once nobody reads: `looplab run | head`, or a closed terminal, must
+    not end a study."""
+
+    def act(*args: Any) -> None:
+        try:
+            action(*args)
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                raise
+            mute(1)
+
+    return act
 
 
 def print_json(data: Any) -> None:

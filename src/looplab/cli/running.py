@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 
+from looplab import signals
 from looplab.cli import output
 from looplab.cli.labs import Place, open_lab, open_place, prepare_study
 from looplab.cli.live import Live, Row, Snapshot, time_left
@@ -37,7 +38,10 @@ STYLES = {
     "rejected": "yellow", "waiting": "yellow", "adopted": "cyan", "round": "bold", "note": "dim",
     "alarm": "bold yellow", "judged": "magenta",
 }  # fmt: skip
-START_S = 20.0
+START_S = 60.0
+"""How long a new engine in the background may take to begin before it is assumed to come."""
+STOP_S = 30.0
+"""How long an engine may take to record the end of its runs, beyond their grace."""
 
 
 def make_options(
@@ -150,41 +154,42 @@ def drive(setup: Setup, ledger: Ledger, json: bool) -> Outcome:
     executor = LocalExecutor()
     live = Live(lambda: _engine_snapshot(engine))
 
+    @output.survives_reader
+    def show(item: News) -> None:
+        if json:
+            output.print_line({"at": time.time(), "kind": item.kind, "run": item.run, "text": item.text})
+        else:
+            live.say(item.text, STYLES.get(item.kind, ""))
+
     def tell(item: News) -> None:
         if item.kind == "ended" and item.run is not None:
             desk.ended(item.run)
-        try:
-            if json:
-                output.print_line({"at": time.time(), "kind": item.kind, "run": item.run, "text": item.text})
-            else:
-                live.say(item.text, STYLES.get(item.kind, ""))
-        except BrokenPipeError:
-            output.mute()
+        show(item)
 
     desk = Desk(setup.lab, ledger.path, setup.study, lambda problem: tell(News("note", problem)))
     engine = Engine(setup, ledger, executor, tell)
     asked = 0
+    terminals = output.terminals()
 
     def interrupted(number: int, frame: object) -> None:
         nonlocal asked
-        asked += 1
-        if number == signal.SIGTERM or asked > 1:
-            engine.wish("stop")
-        else:
-            engine.wish("drain")
+        asked += number == signal.SIGINT
+        if number == signal.SIGHUP:  # may come twice, from the shell and from the kernel
+            output.mute(*terminals)
+        engine.wish("stop" if number == signal.SIGTERM or asked > 1 else "drain")
         executor.wake()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupted)
-    try:
-        with live if not json else contextlib.nullcontext():
-            for note in setup.notes:
-                tell(News("note", note))
-            desk.catch_up(StudyLedger(ledger, setup.study.study))
-            return engine.run()
-    finally:
-        executor.close()
-        desk.close()
+    with (
+        signals.handled(interrupted),
+        contextlib.closing(desk),
+        contextlib.closing(executor),
+        live if not json else contextlib.nullcontext(),
+    ):
+        for note in setup.notes:
+            tell(News("note", note))
+        signals.warn_ctrl_c(lambda note: tell(News("note", note)), "`looplab stop`, or SIGTERM")
+        desk.catch_up(StudyLedger(ledger, setup.study.study))
+        return engine.run()
 
 
 def _work(setup: Setup, ledger: Ledger, json: bool) -> None:
@@ -362,6 +367,7 @@ def attach(folder: Path | None, name: str | None, json: bool) -> None:
     gauges: dict[str, Any] = {}
     live = Live(lambda: _ledger_snapshot(place, gauges))
     running = [run.id for run in place.record.runs(state="running")]
+    signals.warn_ctrl_c(output.warn, f"SIGTERM (`kill {os.getpid()}`), which leaves the study alone")
     with live if not json else contextlib.nullcontext():
         if json:
             output.print_line({"kind": "attached", "study": study, "engine": pid, "running": running})
@@ -539,7 +545,7 @@ def stop(folder: Path | None, name: str | None, run_name: str | None, drain: boo
 
 
 def _await_stop(place: Place, run_row: RunRow | None) -> bool:
-    deadline = time.monotonic() + place.study.launch.grace + 5
+    deadline = time.monotonic() + place.study.launch.grace + STOP_S
     while time.monotonic() < deadline:
         if run_row is not None:
             if place.record.run(run_row.id).state == "ended":

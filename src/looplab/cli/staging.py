@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import time
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from looplab import signals
 from looplab.cli import output
 from looplab.cli.labs import open_lab
 from looplab.config.lab import Lab, Study
@@ -39,23 +41,22 @@ def _open(folder: Path | None, name: str | None) -> tuple[Lab, Study]:
 
 @contextlib.contextmanager
 def _executor(wishes: Wishes, *, drains: bool) -> Iterator[LocalExecutor]:
-    """An executor, with Ctrl-C and SIGTERM passed on as wishes."""
+    """An executor, with Ctrl-C, SIGTERM and the end of the terminal passed on as wishes."""
     executor = LocalExecutor()
+    terminals = output.terminals()
 
     def interrupted(number: int, frame: object) -> None:
-        gently = drains and number == signal.SIGINT and not wishes.drain
-        wishes.hurry = wishes.stop and number == signal.SIGINT
+        if number == signal.SIGHUP:
+            output.mute(*terminals)
+        else:
+            gently = drains and number == signal.SIGINT and not wishes.drain
+            wishes.hurry = wishes.stop and number == signal.SIGINT
+            wishes.stop = wishes.stop or not gently
         wishes.drain = True
-        wishes.stop = wishes.stop or not gently
         executor.wake()
 
-    before = {number: signal.signal(number, interrupted) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with contextlib.closing(executor), signals.handled(interrupted):
         yield executor
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        executor.close()
 
 
 class Screen:
@@ -99,18 +100,8 @@ class Screen:
 
 
 def _listening(screen: Screen) -> tuple[Any, Any]:
-    """`say` and `write` that go on without a reader: `looplab stage … | head` must not end a stage."""
-
-    def guarded(action: Any) -> Any:
-        def act(*words: str) -> None:
-            try:
-                action(*words)
-            except BrokenPipeError:
-                output.mute()
-
-        return act
-
-    return guarded(screen.say), guarded(screen.write)
+    """`say` and `write` that continue without a reader: `looplab stage … | head` must not end a stage."""
+    return output.survives_reader(screen.say), output.survives_reader(screen.write)
 
 
 # -- stage
@@ -132,6 +123,7 @@ def stage(
     with _executor(wishes, drains=False) as executor, Screen(lambda: _draw_stage(one), json=json) as screen:
         one.say, one.write = _listening(screen)
         one.say(f"run {run.name}   {run.path}")
+        signals.warn_ctrl_c(one.say, f"SIGTERM (`kill {os.getpid()}`)")
         drive_one(one, executor, wishes)
     if json:
         output.print_json(_told(one))
@@ -142,7 +134,7 @@ def stage(
     else:
         output.warn(f"looplab: {one.error}   see {run.log}")
     if one.state != "complete":
-        sys.exit(INTERRUPTED if wishes.stop else FAILED)
+        sys.exit(INTERRUPTED if wishes.drain else FAILED)
 
 
 def drive_one(one: StageRun, executor: LocalExecutor, wishes: Wishes) -> None:
@@ -191,6 +183,7 @@ def suite(
         Screen(lambda: _draw_suite(runs), json=json) as screen,
     ):
         say, _ = _listening(screen)
+        signals.warn_ctrl_c(say, f"SIGTERM (`kill {os.getpid()}`)")
         made.begin()
         runs += make_runs(made, lambda job, text: say(f"{job}: {text}"), force=force)
         say(f"suite {made.id}: {len(runs)} dataset(s), {len(places)} slot(s)   {made.folder}")
@@ -221,7 +214,7 @@ def suite(
         for path in result["tables"]:
             output.say(path)
     if wishes.drain:
-        output.warn("interrupted; the same command goes on from here")
+        output.warn("interrupted; the same command continues from here")
         sys.exit(INTERRUPTED)
     if any(run.state != "complete" for run in runs):
         sys.exit(FAILED)
@@ -292,6 +285,7 @@ def case(
         output.say(str(path))
     if code:
         output.warn(f"looplab: the case ended with {'signal' if code < 0 else 'exit code'} {abs(code)}")
-        sys.exit(INTERRUPTED if code in (-signal.SIGINT, INTERRUPTED) else FAILED)
+        asked = [ending for number in signals.ENDING for ending in (-number, 128 + number)]
+        sys.exit(INTERRUPTED if code in asked else FAILED)
     if not files and not json:
         output.warn(f"it wrote no file like {', '.join(study.case.outputs)} in {run.path}")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from looplab import signals
 from looplab.cli import output
 from looplab.config.lab import Lab, Study, find_lab, load_lab, parse_duration
 from looplab.errors import BusyError, LabError
@@ -82,6 +83,9 @@ def submit(
                 return
             if how == JOINED and caller.is_over():
                 how = EARLIER
+            if not caller.is_over():
+                instead = "SIGTERM, which leaves the command running, or `looplab stop`, which ends it"
+                signals.warn_ctrl_c(output.warn, instead)
             run = caller.follow(how)
             caller.tell(run, how)
             sys.stdout.flush()
@@ -89,7 +93,7 @@ def submit(
             output.warn(f"\n{caller.farewell()}")
             sys.exit(130)
         except BrokenPipeError:  # nobody listens any more: it goes on, and the next call is told how it ended
-            output.mute()
+            output.mute(1)
             sys.exit(128 + 13)
         submitting.note_told(place.record, run)
     sys.exit(submitting.exit_code(run))

@@ -169,6 +169,7 @@ class Keeper:
     def run(self) -> None:
         engine = self.engine
         engine.setblocking(False)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a SIGCHLD that was blocked before would hide every end
         signal.set_wakeup_fd(self.wake_w, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from looplab import signals
 from looplab.config.files import dump_json, write_atomic
 from looplab.errors import LabError
 from looplab.launch.base import Slot
@@ -57,15 +59,19 @@ def run_case(plan: Plan, run: RunFolder, said: Mapping[str, Any], *, quiet: bool
     run.describe(plan.study.study, plan.source, plan.edits)
     write_atomic(config, dump_json(plan.config))
     before = _written(run.path, case.outputs)
-    process = subprocess.Popen(
-        argv, executable=program, cwd=plan.lab, env=env, stdin=subprocess.DEVNULL, stdout=2 if quiet else None
-    )
-    while True:
-        try:
-            code = process.wait()
-            break
-        except KeyboardInterrupt:  # it is in our group and has heard it too: it ends in its own way
-            continue
+    process: subprocess.Popen[bytes] | None = None
+
+    def pass_on(number: int, frame: object) -> None:
+        if process is None:
+            raise KeyboardInterrupt
+        if number != signal.SIGINT:  # a Ctrl-C reaches the whole process group, and so the case as well
+            process.send_signal(number)
+
+    with signals.handled(pass_on):
+        process = subprocess.Popen(
+            argv, executable=program, cwd=plan.lab, env=env, stdin=subprocess.DEVNULL, stdout=2 if quiet else None
+        )
+        code = process.wait()
     after = _written(run.path, case.outputs)
     return code, sorted(path for path, mark in after.items() if before.get(path) != mark)
 

@@ -162,6 +162,11 @@ class StageRun:
 
     # -- its stages
 
+    @property
+    def has_more(self) -> bool:
+        """Whether stages of the call are left."""
+        return bool(self._queue)
+
     def next(self, executor: Executor, slot: Slot) -> str | None:
         """Begin the next stage that has something to do; gives the executor's name for it, None at the end."""
         self.slot = slot
@@ -454,7 +459,7 @@ def drive(
     def go_on(run: StageRun) -> None:
         """To the run's next stage, or to its end."""
         try:
-            if run.state == "running" and (wishes.drain or wishes.stop):
+            if run.state == "running" and run.has_more and (wishes.drain or wishes.stop):
                 run.state, run.error = "stopped", "stopped before its end"
             name = run.next(executor, run.slot) if run.state == "running" else None
         except LabError as error:

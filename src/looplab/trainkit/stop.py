@@ -4,8 +4,9 @@
         while step < last and not stop:
             train_one_step()
 
-The first SIGINT, SIGTERM or SIGHUP only makes `stop` true. When the block is left because of it, `save` runs and the
-process exits with 130, 143 or 129, as shells count it. A second signal ends the process at once, whatever it does.
+The first SIGINT, SIGTERM or SIGHUP only makes `stop` true (one that was ignored before, by nohup or for a job in the
+background, stays ignored). When the block is left because of it, `save` runs and the process exits with 130, 143 or
+129, as shells count it. A second signal ends the process at once, whatever it does.
 An exception in the block runs `save` too and goes on its way, to a traceback and exit code 1; if a signal was there
 first, it is printed and the exit code is the signal's, because killed workers are what a signal to a whole process
 group often looks like. A block that just ends saves nothing: that is the trainer's own last save.
@@ -21,9 +22,8 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Self
 
+from looplab import signals
 from looplab.errors import LabError
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopper:
@@ -33,7 +33,7 @@ class Stopper:
         self.signal: int | None = None
         """The signal that came first."""
         self._save = save
-        self._before: dict[signal.Signals, object] = {}
+        self._before: signals.Handlers = {}
         self._process = os.getpid()
 
     def __bool__(self) -> bool:
@@ -49,9 +49,7 @@ class Stopper:
             raise LabError("signals can be taken in the main thread only", hint="open the block there")
         self.signal = None
         self._process = os.getpid()
-        for number in SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or a job in the background, wants it ignored
-                self._before[number] = signal.signal(number, self._take)
+        self._before = signals.install(self._take)
         return self
 
     def __exit__(
@@ -61,9 +59,8 @@ class Stopper:
             if os.getpid() == self._process and self._save is not None and (error is not None or self):
                 self._save()
         finally:
-            for number, handler in self._before.items():
-                signal.signal(number, handler)  # type: ignore[arg-type]
-            self._before.clear()
+            signals.restore(self._before)
+            self._before = {}
         if self.signal is not None and os.getpid() == self._process:
             if error is not None and not isinstance(error, SystemExit):
                 import traceback

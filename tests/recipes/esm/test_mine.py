@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.conftest import PATIENCE_S
 
 import looplab
 from looplab.errors import LabError
@@ -154,7 +155,7 @@ def start(config: Path, run_dir: Path, log: Path) -> subprocess.Popen[bytes]:
 def test_a_killed_mining_goes_on_and_ends_with_the_same_bytes(config_file: Callable[..., Path], tmp_path: Path) -> None:
     config = config_file({"task.generator.n_train": 80, "offline_mine.batch_size_examples": 2})
     whole, killed, log = tmp_path / "whole", tmp_path / "killed", tmp_path / "log"
-    assert start(config, whole, tmp_path / "whole.log").wait(60) == 0
+    assert start(config, whole, tmp_path / "whole.log").wait(PATIENCE_S) == 0
     size = (whole / "mine" / "rollouts.jsonl").stat().st_size
     chance = random.Random(0)
     kills = 0
@@ -164,10 +165,10 @@ def test_a_killed_mining_goes_on_and_ends_with_the_same_bytes(config_file: Calla
         while process.poll() is None and (not grown.exists() or grown.stat().st_size < share * size):
             time.sleep(0.0005)
         os.kill(process.pid, signal.SIGKILL)
-        kills += process.wait(60) == -signal.SIGKILL
+        kills += process.wait(PATIENCE_S) == -signal.SIGKILL
         torn = grown.read_bytes()
         grown.write_bytes(torn[: len(torn) - chance.randrange(50)])  # as if the last write had been cut
-    assert start(config, killed, log).wait(60) == 0
+    assert start(config, killed, log).wait(PATIENCE_S) == 0
     assert kills >= 2
     for name in RESULTS:
         assert (killed / "mine" / name).read_bytes() == (whole / "mine" / name).read_bytes(), name

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import PATIENCE_S
 
 import looplab.recipes.mario as recipe
 from looplab.errors import LabError
@@ -42,7 +43,7 @@ def command(out: Path, *words: str) -> list[str]:
 
 
 def run(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(out, *words), capture_output=True, text=True, timeout=110)
+    return subprocess.run(command(out, *words), capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def rows(out: Path) -> list[dict[str, Any]]:

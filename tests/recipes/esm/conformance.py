@@ -1,4 +1,8 @@
-"""What every backend promises. A subject brings the backend, prompts, and an injection that is sure to be felt."""
+"""What every backend promises. A subject brings the backend, prompts, and an injection that is sure to be felt.
+
+Between batches of different shapes or orders a promise holds up to rounding, because kernels choose their order of
+additions by the shape, by the position of the row and by the CPU: `assert_same` and `assert_drawn_alike` allow for it.
+"""
 
 from __future__ import annotations
 
@@ -24,22 +28,60 @@ class Subject:
     """Changes the greedy continuation of the first prompt after its first piece."""
     begin: int
     """Tokens of that first piece."""
-    tolerance: float = 0.0
-    """How far states and log-probabilities may differ between batches."""
+    tolerance: float
+    """How far rounding may move states and log-probabilities between batches."""
 
 
 def free(session: Session, rows: Sequence[int], limit: int, sampling: Sampling = GREEDY) -> list[Piece]:
     return session.generate(rows, [limit] * len(rows), [None] * len(rows), None, sampling)
 
 
-def answers(subject: Subject, prompts: Sequence[str], seeds: Sequence[int], sampling: Sampling) -> list[list[int]]:
+def answers(subject: Subject, prompts: Sequence[str], seeds: Sequence[int], sampling: Sampling) -> list[Piece]:
     session = subject.backend.open(prompts, seeds)
     pieces = free(session, range(len(prompts)), 24, sampling)
     session.close()
+    return pieces
+
+
+def tokens_of(pieces: Sequence[Piece]) -> list[list[int]]:
     return [piece.tokens for piece in pieces]
 
 
-def an_injection_of_scale_zero_is_the_baseline_token_for_token(subject: Subject) -> None:
+def joined(*pieces: Piece) -> Piece:
+    """Consecutive pieces of a row as one."""
+    return Piece(
+        [token for piece in pieces for token in piece.tokens],
+        "".join(piece.text for piece in pieces),
+        [logprob for piece in pieces for logprob in piece.logprobs],
+        pieces[-1].finish,
+    )
+
+
+def assert_same(found: Sequence[Piece], expected: Sequence[Piece], tolerance: float) -> None:
+    """The same greedy answers up to rounding: each row up to its first tie.
+
+    After the same prefix two greedy decodings choose different tokens only if these were equally likely, so even the
+    log-probabilities of the first tokens that differ agree. What follows has another prefix and cannot be compared.
+    """
+    for one, other in zip(found, expected, strict=True):
+        pairs = list(zip(one.tokens, other.tokens, strict=False))
+        tie = next((place for place, (here, there) in enumerate(pairs) if here != there), None)
+        if tie is None:
+            assert (one.tokens, one.finish) == (other.tokens, other.finish)
+        end = None if tie is None else tie + 1
+        np.testing.assert_allclose(one.logprobs[:end], other.logprobs[:end], rtol=0, atol=tolerance)
+
+
+def assert_drawn_alike(found: Sequence[Piece], expected: Sequence[Piece]) -> None:
+    """The same sampled answers up to rounding: all but one.
+
+    Rounding moves a draw across the border between two tokens less than once in a thousand answers; draws that depend
+    on the batch would change nearly every row.
+    """
+    assert sum(one.tokens != other.tokens for one, other in zip(found, expected, strict=True)) <= 1
+
+
+def an_injection_of_scale_zero_is_the_baseline(subject: Subject) -> None:
     count = len(subject.prompts)
     plain = subject.backend.open(subject.prompts, range(count))
     zero = subject.backend.open(subject.prompts, range(count))
@@ -48,43 +90,44 @@ def an_injection_of_scale_zero_is_the_baseline_token_for_token(subject: Subject)
     nothing = replace(subject.strong, scale=0.0)
     expected = free(plain, range(count), 20)
     found = zero.generate(range(count), [20] * count, [nothing] * count, None, GREEDY)
-    assert [piece.tokens for piece in found] == [piece.tokens for piece in expected]
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=max(subject.tolerance, 1e-6))
+    assert_same(found, expected, subject.tolerance)
 
 
 def pieces_without_injection_add_up_to_the_greedy_answer(subject: Subject) -> None:
     whole = answers(subject, subject.prompts, range(len(subject.prompts)), GREEDY)
     session = subject.backend.open(subject.prompts, range(len(subject.prompts)))
     for row, expected in enumerate(whole):
-        texts = []
+        pieces = []
         for limit in (1, 2, 5, 16):
             session.states([row], [0])
-            piece = session.generate([row], [limit], [None], None, GREEDY)[0]
-            texts.append(piece.text)
-        assert session.tokens(row) == expected
-        assert session.text(row) == "".join(texts)
+            pieces += session.generate([row], [limit], [None], None, GREEDY)
+        found = joined(*pieces)
+        assert (session.tokens(row), session.text(row)) == (found.tokens, found.text)
+        assert_same([found], [expected], subject.tolerance)
 
 
-def batch_size_and_order_of_rows_change_nothing(subject: Subject) -> None:
+def batch_size_and_order_of_rows_change_nothing_but_rounding(subject: Subject) -> None:
     prompts = list(subject.prompts)
     seeds = list(range(10, 10 + len(prompts)))
-    for sampling in (GREEDY, WARM):
-        together = answers(subject, prompts, seeds, sampling)
-        assert answers(subject, prompts[::-1], seeds[::-1], sampling) == together[::-1]
-        for row, prompt in enumerate(prompts):
-            assert answers(subject, [prompt], [seeds[row]], sampling) == [together[row]]
+    together = answers(subject, prompts, seeds, GREEDY)
+    assert_same(answers(subject, prompts[::-1], seeds[::-1], GREEDY), together[::-1], subject.tolerance)
+    drawn = answers(subject, prompts, seeds, WARM)
+    assert_drawn_alike(answers(subject, prompts[::-1], seeds[::-1], WARM), drawn[::-1])
+    rows = list(zip(prompts, seeds, strict=True))
+    assert_same([answers(subject, [text], [seed], GREEDY)[0] for text, seed in rows], together, subject.tolerance)
+    assert_drawn_alike([answers(subject, [text], [seed], WARM)[0] for text, seed in rows], drawn)
 
 
 def rows_of_a_batch_may_be_at_different_places(subject: Subject) -> None:
     count = len(subject.prompts)
     alone = answers(subject, subject.prompts, range(count), GREEDY)
     session = subject.backend.open(subject.prompts, range(count))
-    for row in range(count):
-        free(session, [row], row + 1)
+    first = [free(session, [row], row + 1)[0] for row in range(count)]
     mixed = list(range(count))[::-1]
-    session.generate(mixed, [24 - (row + 1) for row in mixed], [None] * count, None, GREEDY)
-    assert [session.tokens(row) for row in range(count)] == alone
+    rest = session.generate(mixed, [24 - (row + 1) for row in mixed], [None] * count, None, GREEDY)[::-1]
+    found = [joined(*pieces) for pieces in zip(first, rest, strict=True)]
+    assert [session.tokens(row) for row in range(count)] == tokens_of(found)
+    assert_same(found, alone, subject.tolerance)
 
 
 def an_injection_acts_on_its_row_alone_and_is_counted(subject: Subject) -> None:
@@ -100,7 +143,7 @@ def an_injection_acts_on_its_row_alone_and_is_counted(subject: Subject) -> None:
     found = steered.generate(range(count), [16] * count, wishes, None, GREEDY)
     assert subject.backend.fired() == before + 1
     assert found[0].tokens != expected[0].tokens
-    assert [piece.tokens for piece in found[1:]] == [piece.tokens for piece in expected[1:]]
+    assert_same(found[1:], expected[1:], subject.tolerance)
 
 
 def rows_may_carry_different_injections(subject: Subject) -> None:
@@ -115,7 +158,7 @@ def rows_may_carry_different_injections(subject: Subject) -> None:
     for row in range(count):
         alone = subject.backend.open([subject.prompts[row]], [row])
         free(alone, [0], 2)
-        assert alone.generate([0], [10], [wishes[row]], None, GREEDY)[0].tokens == found[row].tokens
+        assert_same(alone.generate([0], [10], [wishes[row]], None, GREEDY), [found[row]], subject.tolerance)
 
 
 def a_probe_leaves_no_trace(subject: Subject) -> None:
@@ -128,16 +171,16 @@ def a_probe_leaves_no_trace(subject: Subject) -> None:
     free(probed, rows, subject.begin)
     probed.generate(rows, [8] * count, [subject.strong] * count, None, GREEDY, commit=False)  # states not yet known
     states = probed.states(rows, layers)
-    np.testing.assert_allclose(states, untouched.states(rows, layers), atol=subject.tolerance)
+    np.testing.assert_allclose(states, untouched.states(rows, layers), rtol=0, atol=subject.tolerance)
     mixed = [subject.strong if row % 2 else None for row in rows]
     first = probed.generate(rows, [8] * count, [subject.strong] * count, None, WARM, commit=False)
     null = probed.generate(rows, [8] * count, [None] * count, None, WARM, commit=False)
     again = probed.generate(rows, [8] * count, mixed, None, WARM, commit=False)
-    assert [piece.tokens for piece in again] == [(first if row % 2 else null)[row].tokens for row in rows]
+    assert_drawn_alike(again, [(first if row % 2 else null)[row] for row in rows])
     np.testing.assert_array_equal(probed.states(rows, layers), states)
     assert [probed.tokens(row) for row in rows] == [untouched.tokens(row) for row in rows]
-    assert [piece.tokens for piece in free(probed, rows, 12)] == [piece.tokens for piece in free(untouched, rows, 12)]
     assert [probed.text(row) for row in rows] == [untouched.text(row) for row in rows]
+    assert_same(free(probed, rows, 12), free(untouched, rows, 12), subject.tolerance)
 
 
 def a_committed_injection_stays(subject: Subject) -> None:
@@ -148,8 +191,8 @@ def a_committed_injection_stays(subject: Subject) -> None:
         free(session, [0, 1], subject.begin)
         session.generate([0, 1], [1, 1], [wish, None], None, GREEDY)
     here, there = plain.states([0, 1], [last]), steered.states([0, 1], [last])
-    assert np.abs(here[0] - there[0]).max() > 1e-3
-    np.testing.assert_allclose(here[1], there[1], atol=subject.tolerance)
+    assert np.abs(here[0] - there[0]).max() > 10 * subject.tolerance
+    np.testing.assert_allclose(here[1], there[1], rtol=0, atol=subject.tolerance)
 
 
 def a_delimiter_of_several_tokens_ends_the_piece(subject: Subject) -> None:
@@ -171,10 +214,10 @@ def a_delimiter_of_several_tokens_ends_the_piece(subject: Subject) -> None:
 def the_draws_of_a_row_depend_on_its_seed_alone(subject: Subject) -> None:
     prompts = [subject.prompts[0]] * 8
     drawn = answers(subject, prompts, range(8), WARM)
-    assert answers(subject, prompts[:3], [5, 0, 5], WARM) == [drawn[5], drawn[0], drawn[5]]
-    assert len({tuple(tokens) for tokens in drawn}) > 1
+    assert_drawn_alike(answers(subject, prompts[:3], [5, 0, 5], WARM), [drawn[5], drawn[0], drawn[5]])
+    assert len({tuple(piece.tokens) for piece in drawn}) > 1
     other = answers(subject, prompts, range(8), replace(WARM, seed=4))
-    assert other != drawn
+    assert tokens_of(other) != tokens_of(drawn)
 
 
 def states_equal_those_of_a_fresh_prefill(subject: Subject) -> None:
@@ -227,9 +270,9 @@ def a_call_that_cannot_be_meant_is_refused(subject: Subject) -> None:
 
 
 PROMISES: tuple[Callable[[Subject], None], ...] = (
-    an_injection_of_scale_zero_is_the_baseline_token_for_token,
+    an_injection_of_scale_zero_is_the_baseline,
     pieces_without_injection_add_up_to_the_greedy_answer,
-    batch_size_and_order_of_rows_change_nothing,
+    batch_size_and_order_of_rows_change_nothing_but_rounding,
     rows_of_a_batch_may_be_at_different_places,
     an_injection_acts_on_its_row_alone_and_is_counted,
     rows_may_carry_different_injections,

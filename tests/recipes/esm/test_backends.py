@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import looplab
 from looplab.errors import LabError
-from looplab.recipes.esm.esm.backends import Injection, Sampling, make_backend
+from looplab.recipes.esm.esm.backends import Injection, Piece, Sampling, make_backend
 from looplab.recipes.esm.esm.backends.draw import draw, log_softmax, uniform
 from looplab.recipes.esm.esm.backends.toy import LAYERS, WIDTH, ToyBackend, _minds, problem
 
@@ -39,36 +39,39 @@ def load(name: str) -> ModuleType:
 
 CONFORMANCE, CHECKPOINTS = load("conformance"), load("checkpoints")
 GREEDY = Sampling(64)
+ROUNDING = 1e-3
+"""Tolerance of states and log-probabilities. Kernels of x86 in float32 differ by up to 1e-4 in the states, which a strong
+injection makes as large as 100, and by 2e-5 in the log-probabilities; an error of the arithmetic is 1e-2 or more."""
 
 
 def toy_subject(_: Callable[..., Path]) -> Any:
     prompts = (*(problem(n).question for n in (0, 7, 30, 401, 2)), problem(3, slips=True).question)
-    return CONFORMANCE.Subject(ToyBackend(), prompts, Injection(_minds()[2], 2, 3.0), begin=5)
+    return CONFORMANCE.Subject(ToyBackend(), prompts, Injection(_minds()[2], 2, 3.0), begin=5, tolerance=1e-6)
 
 
-def checkpoint_subject(folder: Path, fast: bool, tolerance: float) -> Any:
+def checkpoint_subject(folder: Path, fast: bool = True) -> Any:
     from looplab.recipes.esm.esm.backends.hf import HFBackend
 
     backend = HFBackend(str(folder), fast=fast)
     vector = np.random.default_rng(0).normal(size=backend.width).astype(np.float32)
     strong = Injection(vector, 0, 30.0)
-    return CONFORMANCE.Subject(backend, CHECKPOINTS.PROMPTS, strong, begin=3, tolerance=tolerance)
+    return CONFORMANCE.Subject(backend, CHECKPOINTS.PROMPTS, strong, begin=3, tolerance=ROUNDING)
 
 
 def llama_subject(checkpoint: Callable[..., Path]) -> Any:
-    return checkpoint_subject(checkpoint("llama"), fast=True, tolerance=0.0)  # the same bits, not only the same tokens
+    return checkpoint_subject(checkpoint("llama"))
 
 
 def qwen_subject(checkpoint: Callable[..., Path]) -> Any:
-    return checkpoint_subject(checkpoint("qwen2"), fast=True, tolerance=0.0)
+    return checkpoint_subject(checkpoint("qwen2"))
 
 
 def hooked_llama_subject(checkpoint: Callable[..., Path]) -> Any:
-    return checkpoint_subject(checkpoint("llama"), fast=False, tolerance=1e-4)
+    return checkpoint_subject(checkpoint("llama"), fast=False)
 
 
 def gpt2_subject(checkpoint: Callable[..., Path]) -> Any:
-    return checkpoint_subject(checkpoint("gpt2"), fast=True, tolerance=1e-4)
+    return checkpoint_subject(checkpoint("gpt2"))
 
 
 SUBJECTS = (toy_subject, llama_subject, qwen_subject, hooked_llama_subject, gpt2_subject)
@@ -96,6 +99,25 @@ def test_the_backend_keeps_its_promise(subject: Any, promise: Callable[[Any], No
     promise(subject)
 
 
+def test_the_same_calls_on_the_same_batch_have_the_same_bits(subject: Any) -> None:
+    """What resuming rests on: the same shapes in the same order, in one process or another."""
+
+    def run() -> list[Any]:
+        count = len(subject.prompts)
+        rows = range(count)
+        session = subject.backend.open(subject.prompts, rows)
+        wishes = [subject.strong if row % 2 else None for row in rows]
+        pieces = session.generate(rows, range(3, 3 + count), [None] * count, None, GREEDY)
+        states = session.states(rows, range(subject.backend.n_layers))
+        pieces += session.generate(rows, [4] * count, wishes, None, GREEDY, commit=False)
+        pieces += session.generate(rows, [9] * count, wishes[::-1], None, CONFORMANCE.WARM)
+        return [[(piece.tokens, piece.logprobs) for piece in pieces], states.tobytes()]
+
+    first = run()
+    subject.backend.open(subject.prompts[:3], range(3)).generate(range(3), [7] * 3, [None] * 3, None, GREEDY)
+    assert run() == first
+
+
 # The transformers loop against transformers.
 
 
@@ -108,8 +130,8 @@ def reference(folder: Path) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def hf_greedy(model: Any, tokenizer: Any, prompts: list[str], limit: int) -> list[list[int]]:
-    """Greedy tokens of `generate`, padded on the left, up to the end of the text."""
+def hf_greedy(model: Any, tokenizer: Any, prompts: list[str], limit: int) -> list[Piece]:
+    """The greedy answers of `generate`, padded on the left, up to the end of the text."""
     batch = tokenizer(prompts, return_tensors="pt", padding=True)
     with torch.inference_mode():
         out = model.generate(
@@ -117,11 +139,15 @@ def hf_greedy(model: Any, tokenizer: Any, prompts: list[str], limit: int) -> lis
             attention_mask=batch["attention_mask"],
             max_new_tokens=limit,
             do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
         )
+    logprobs = torch.stack(out.logits, dim=1).log_softmax(-1).amax(-1).tolist()
     found = []
-    for row in out[:, batch["input_ids"].shape[1] :].tolist():
-        end = row.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in row else limit
-        found.append(row[:end])
+    for row, tokens in enumerate(out.sequences[:, batch["input_ids"].shape[1] :].tolist()):
+        ended = tokenizer.eos_token_id in tokens
+        end = tokens.index(tokenizer.eos_token_id) + 1 if ended else limit
+        found.append(Piece(tokens[:end], "", logprobs[row][:end], "eos" if ended else "length"))
     return found
 
 
@@ -150,7 +176,7 @@ def test_greedy_tokens_equal_those_of_generate(model_folder: Path) -> None:
     for fast in (True, False):
         session = HFBackend(str(model_folder), fast=fast).open(prompts, [0] * len(prompts))
         pieces = session.generate(range(len(prompts)), [48] * len(prompts), [None] * len(prompts), None, GREEDY)
-        assert [piece.tokens for piece in pieces] == expected
+        CONFORMANCE.assert_same(pieces, expected, ROUNDING)
 
 
 def test_the_fast_forward_gives_the_numbers_of_the_module(checkpoint: Callable[..., Path]) -> None:
@@ -167,10 +193,10 @@ def test_the_fast_forward_gives_the_numbers_of_the_module(checkpoint: Callable[.
             out = model(input_ids=tokens, output_hidden_states=True)
         states = backend.open([prompt], [0]).states([0], range(2))
         size = float(out.hidden_states[1].abs().max())
-        np.testing.assert_allclose(states[0, 0] / size, out.hidden_states[1][0, -1] / size, atol=1e-5)
+        np.testing.assert_allclose(states[0, 0] / size, out.hidden_states[1][0, -1] / size, rtol=0, atol=1e-4)
         logprobs = torch.log_softmax(out.logits[0, -1], -1)
         piece = backend.open([prompt], [0]).generate([0], [1], [None], None, GREEDY)[0]
-        assert piece.logprobs[0] == pytest.approx(float(logprobs.max()), abs=1e-5)
+        assert piece.logprobs[0] == pytest.approx(float(logprobs.max()), abs=ROUNDING)
 
 
 def test_an_injection_equals_a_hook_on_the_whole_sequence(model_folder: Path) -> None:
@@ -186,10 +212,10 @@ def test_an_injection_equals_a_hook_on_the_whole_sequence(model_folder: Path) ->
         Injection(rng.normal(size=backend.width).astype(np.float32), 1, -3.0),
     ]
     session = backend.open([prompt], [0])
-    for wish in wishes:
-        session.generate([0], [6], [wish], None, GREEDY)
+    pieces = [session.generate([0], [6], [wish], None, GREEDY)[0] for wish in wishes]
+    found = CONFORMANCE.joined(*(piece for piece in pieces if piece.tokens))
 
-    tokens = tokenizer(prompt)["input_ids"]
+    tokens, logprobs = tokenizer(prompt)["input_ids"], []
     start = len(tokens)
     places = {start - 1: wishes[0], start + 5: wishes[1]}
 
@@ -208,13 +234,17 @@ def test_an_injection_equals_a_hook_on_the_whole_sequence(model_folder: Path) ->
         layer.register_forward_hook(hook(number))
     with torch.inference_mode():
         for _ in range(12):
-            tokens.append(int(model(input_ids=torch.tensor([tokens])).logits[0, -1].argmax()))
+            logprob, token = model(input_ids=torch.tensor([tokens])).logits[0, -1].log_softmax(-1).max(-1)
+            tokens.append(int(token))
+            logprobs.append(float(logprob))
             if tokens[-1] in backend.ends:
                 break
-    assert session.tokens(0) == tokens[start:]
+    assert session.tokens(0) == found.tokens
+    finish = "eos" if tokens[-1] in backend.ends else "length"
+    CONFORMANCE.assert_same([found], [Piece(tokens[start:], "", logprobs, finish)], ROUNDING)
 
 
-def test_a_row_has_the_same_bits_in_every_batch(checkpoint: Callable[..., Path]) -> None:
+def test_a_row_differs_between_batches_by_rounding_alone(checkpoint: Callable[..., Path]) -> None:
     from looplab.recipes.esm.esm.backends.hf import HFBackend
 
     backend = HFBackend(str(checkpoint("llama")))
@@ -222,16 +252,17 @@ def test_a_row_has_the_same_bits_in_every_batch(checkpoint: Callable[..., Path])
     rng = np.random.default_rng(1)
     prompts = [" ".join(rng.choice(words, size=size)) for size in rng.integers(1, 20, size=48)]
 
-    def run(chosen: list[int]) -> list[tuple[list[int], list[float], bytes]]:
+    def run(chosen: list[int]) -> tuple[Any, list[Piece]]:
         session = backend.open([prompts[n] for n in chosen], chosen)
         rows = range(len(chosen))
-        pieces = session.generate(rows, [20] * len(chosen), [None] * len(chosen), None, GREEDY)
         states = session.states(rows, range(2))
-        return [(pieces[row].tokens, pieces[row].logprobs, states[row].tobytes()) for row in rows]
+        return states, session.generate(rows, [20] * len(chosen), [None] * len(chosen), None, GREEDY)
 
-    together = run(list(range(48)))
+    states, pieces = run(list(range(48)))
     for chosen in ([0], [5, 3], [47, 1, 20, 9, 30, 31, 2], list(range(47, -1, -2))):
-        assert run(chosen) == [together[n] for n in chosen]
+        found = run(chosen)
+        np.testing.assert_allclose(found[0], states[chosen], rtol=0, atol=ROUNDING)
+        CONFORMANCE.assert_same(found[1], [pieces[n] for n in chosen], ROUNDING)
 
 
 def test_rows_finish_at_different_times_and_leave_the_batch(checkpoint: Callable[..., Path]) -> None:
@@ -240,7 +271,7 @@ def test_rows_finish_at_different_times_and_leave_the_batch(checkpoint: Callable
     backend = HFBackend(str(checkpoint("llama")))
     count = len(CHECKPOINTS.PROMPTS)
     whole = backend.open(CHECKPOINTS.PROMPTS, range(count))
-    expected = [piece.tokens for piece in whole.generate(range(count), [40] * count, [None] * count, None, GREEDY)]
+    expected = whole.generate(range(count), [40] * count, [None] * count, None, GREEDY)
     sizes: list[int] = []
     step = backend.core.step
     backend.core.step = lambda tokens, *rest: sizes.append(len(tokens)) or step(tokens, *rest)  # type: ignore[method-assign]
@@ -250,8 +281,8 @@ def test_rows_finish_at_different_times_and_leave_the_batch(checkpoint: Callable
     assert [len(piece.tokens) for piece in pieces] == limits
     assert sum(sizes) == sum(limit - 1 for limit in limits)  # the first token comes from the prefill
     for row in range(count):
-        piece = session.generate([row], [40 - limits[row]], [None], None, GREEDY)[0]
-        assert pieces[row].tokens + piece.tokens == expected[row]
+        rest = session.generate([row], [40 - limits[row]], [None], None, GREEDY)[0]
+        CONFORMANCE.assert_same([CONFORMANCE.joined(pieces[row], rest)], [expected[row]], ROUNDING)
 
 
 def test_a_prompt_that_occurs_often_is_prefilled_once(checkpoint: Callable[..., Path]) -> None:
@@ -264,7 +295,7 @@ def test_a_prompt_that_occurs_often_is_prefilled_once(checkpoint: Callable[..., 
     session = backend.open([CHECKPOINTS.PROMPTS[0]] * 5 + [CHECKPOINTS.PROMPTS[1]] * 3, range(8))
     assert sum(seen) == 2
     pieces = session.generate(range(8), [9] * 8, [None] * 8, None, GREEDY)
-    assert len({tuple(piece.tokens) for piece in pieces[:5]}) == len({tuple(piece.tokens) for piece in pieces[5:]}) == 1
+    CONFORMANCE.assert_same(pieces, [pieces[0]] * 5 + [pieces[5]] * 3, ROUNDING)
 
 
 def test_an_answer_longer_than_the_room_made_for_it_goes_on(checkpoint: Callable[..., Path]) -> None:
@@ -277,7 +308,8 @@ def test_an_answer_longer_than_the_room_made_for_it_goes_on(checkpoint: Callable
     assert [length + len(piece.tokens) for length, piece in zip(lengths, pieces, strict=True)] == [300, 300]
     assert {piece.finish for piece in pieces} == {"length"}
     expected = hf_greedy(*reference(checkpoint("llama")), list(CHECKPOINTS.PROMPTS[:2]), 120)
-    assert [piece.tokens[:120] for piece in pieces] == expected
+    begun = [Piece(piece.tokens[:120], "", piece.logprobs[:120], "length") for piece in pieces]
+    CONFORMANCE.assert_same(begun, expected, ROUNDING)
 
 
 def test_text_that_ends_is_over(checkpoint: Callable[..., Path]) -> None:

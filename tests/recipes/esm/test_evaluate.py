@@ -72,23 +72,68 @@ def test_only_what_is_random_is_repeated(toy: Toy) -> None:
     assert len(sampled) == 2 * 7
 
 
-def test_an_interrupted_evaluation_asks_only_what_is_missing(toy: Toy, mined: Path) -> None:
-    settings = toy()
+class Counting(ToyBackend):
+    """Counts the prompts of each batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[int] = []
+
+    def open(self, prompts: Any, seeds: Any) -> Any:
+        self.asked.append(len(prompts))
+        return super().open(prompts, seeds)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 16, 25, 39])
+def test_an_interrupted_evaluation_forms_the_same_batches_and_has_the_same_bytes(
+    toy: Toy, mined: Path, kept: int
+) -> None:
+    settings = toy({"online.batch_size_examples": 16})
     whole = answer(settings, mined)
     file = mined / "eval" / "ESM_T64" / "per_example.jsonl"
     content = file.read_bytes()
     lines = content.splitlines(keepends=True)
-    file.write_bytes(b"".join(lines[:25]) + lines[25][:30])  # the last line is torn
-    asked: list[int] = []
-
-    class Counting(ToyBackend):
-        def open(self, prompts: Any, seeds: Any) -> Any:
-            asked.append(len(prompts))
-            return super().open(prompts, seeds)
-
-    assert answer(settings, mined, backend=Counting()).rows == whole.rows
-    assert sum(asked) == 15
+    file.write_bytes(b"".join(lines[:kept]) + lines[kept][:30])  # the last line is torn
+    backend = Counting()
+    assert answer(settings, mined, backend=backend).rows == whole.rows
+    assert backend.asked == [16, 16, 8][kept // 16 :]
     assert file.read_bytes() == content
+
+
+def test_a_recorded_answer_is_never_replaced(toy: Toy, mined: Path) -> None:
+    answer(toy(), mined)
+    file = mined / "eval" / "ESM_T64" / "per_example.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:25]))
+    backend = Counting()
+    answer(toy({"online.batch_size_examples": 10}), mined, backend=backend)  # 20 to 29 are one batch
+    assert backend.asked == [10, 10]
+    assert file.read_bytes().splitlines(keepends=True)[:25] == lines[:25]
+    assert [row["example_id"] for row in files.read_lines(file)] == [f"addition2-dev-0-{n}" for n in range(40)]
+
+
+def test_greedy_and_no_memory_make_the_same_calls(toy: Toy, mined: Path) -> None:
+    """Hence the same bits on any CPU, not only the same tokens."""
+    calls: list[tuple[Any, ...]] = []
+
+    class Recording(ToyBackend):
+        def open(self, prompts: Any, seeds: Any) -> Any:
+            session = super().open(prompts, seeds)
+            generate = session.generate
+
+            def recorded(*given: Any, **options: Any) -> Any:
+                calls.append((*map(str, given), options))
+                return generate(*given, **options)
+
+            session.generate = recorded  # type: ignore[method-assign]
+            calls.append((tuple(prompts), tuple(seeds)))
+            return session
+
+    for name in ("greedy", "no_memory"):
+        answer(toy(), mined, wanted=[Method(name, 0)], backend=Recording())
+    half = len(calls) // 2
+    assert half > 2
+    assert calls[:half] == calls[half:]
 
 
 def test_a_complete_evaluation_asks_nothing(toy: Toy, mined: Path) -> None:

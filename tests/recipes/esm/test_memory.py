@@ -42,7 +42,7 @@ def test_retrieval_finds_what_a_plain_loop_finds(seed: int, n: int, k: int, rows
             ),
             reverse=True,
         )[:k]
-        assert found.sims == pytest.approx(expected, abs=1e-6)
+        assert found.sims == pytest.approx(expected, abs=1e-5)  # float32 products of unit vectors: off by 1e-6 at most
         assert all(held.entries[i].m == 1 for i in found.entries)
 
 
@@ -51,6 +51,7 @@ def test_a_row_gets_the_same_answer_alone_and_among_others() -> None:
     states = np.random.default_rng(5).normal(size=(7, 2, WIDTH)).astype(np.float32)
     together = held.retrieve(states, 2, 5, 1, 0.0)
     alone = [held.retrieve(states[row : row + 1], 2, 5, 1, 0.0)[0] for row in range(7)]
+    # The nearest two of these similarities are 0.004 apart, and rounding moves them by 1e-6 at most.
     assert [one.entries for one in together] == [one.entries for one in alone]
 
 

@@ -4,6 +4,9 @@ Every choice belongs on dev. The test set is read once for a config: `test_reads
 each reading, written before the first answer. The same config again is the same reading, and its stored answers are
 used; another config is the next reading, and all tables carry the count.
 
+An answer's rounding depends on the batch it is decoded in, so an interrupted evaluation forms the same batches again:
+where one answer of a batch is missing the whole batch is decoded, and only the missing answers are recorded.
+
 Greedy decoding is deterministic, so `eval.seeds` repeats only what is random: the two controls that draw directions
 or permutations, and every method if decode.temperature is above 0.
 """
@@ -145,13 +148,14 @@ def run(
     size = settings.online.batch_size_examples
     # Batch by batch through all methods, so that a comparison on what is done so far is possible at any time.
     for start in range(0, len(examples), size):
+        batch = examples[start : start + size]
         for method in wanted:
-            missing = [example for example in examples[start : start + size] if example.id not in done[method]]
-            if not missing:
+            if all(example.id in done[method] for example in batch):
                 continue
-            rows = _answer(given[method], backend, missing, method, guides[method])
-            files.append_lines(folders[method] / "per_example.jsonl", rows)
-            done[method] |= {row["example_id"]: row for row in rows}
+            rows = _answer(given[method], backend, batch, method, guides[method])
+            missing = [row for row in rows if row["example_id"] not in done[method]]
+            files.append_lines(folders[method] / "per_example.jsonl", missing)
+            done[method] |= {row["example_id"]: row for row in missing}
         seen = examples[: start + size]
         report.rows = {}
         for method in wanted:
@@ -172,12 +176,17 @@ def run(
 
 
 def way(settings: Settings, backend: Backend, method: Method, held_hash: str) -> str:
-    """The fingerprint of everything, beside the question, that an answer of this method depends on."""
+    """The fingerprint of what an answer of this method depends on beside the question.
+
+    The batch is left out: it changes an answer only where two tokens are equally likely up to rounding, and a smaller
+    batch size after running out of memory is not another reading of the test set.
+    """
     plain = settings.plain()
-    counted = {name: plain[name] for name in ("seed", "prompt", "decode")} | {"name": method.name, "seed": method.seed}
+    counted = {name: plain[name] for name in ("seed", "prompt", "decode", "control_points")}
+    counted |= {"name": method.name, "seed": method.seed}
     if method.name != "greedy":
         online = {key: value for key, value in plain["online"].items() if key != "batch_size_examples"}
-        counted |= {"online": online, "control_points": plain["control_points"], "memory": held_hash}
+        counted |= {"online": online, "memory": held_hash}
     here = Path(__file__).parent
     code = files.digest_files(file for pattern in CODE for file in here.glob(pattern))
     return files.digest([counted, backend.fingerprint, code])

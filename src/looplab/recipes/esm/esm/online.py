@@ -74,12 +74,16 @@ def solve(
     backend: Backend, texts: Sequence[str], seeds: Sequence[int], sampling: Sampling,
     delimiter: str, segments: int, guide: Guide | None,
 ) -> list[Answer]:  # fmt: skip
-    """Answer a batch of prompts; without a guide in one piece, else segment by segment."""
+    """Answer a batch of prompts segment by segment.
+
+    Greedy decoding, which has no guide, makes the same pauses: where nothing is ever injected, a method then makes the
+    same calls as greedy, with batches of the same shapes, and has the same bits.
+    """
     answers = [Answer() for _ in texts]
     session = backend.open(texts, seeds)
     try:
         live = list(range(len(texts)))
-        for m in range(1, segments + 1 if guide else 1):
+        for m in range(1, segments + 1):
             remaining = [sampling.max_new_tokens - answers[row].tokens_used for row in live]
             choices = guide(session, live, remaining, m) if guide else []
             live = _write(session, answers, live, remaining, choices, delimiter, sampling)

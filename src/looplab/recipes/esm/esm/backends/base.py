@@ -3,6 +3,10 @@
 A session holds a batch of rows. A row is its prompt, what was generated so far, and the injections that were committed;
 everything a backend answers about a row is a function of these and of the row's own seed, never of the other rows.
 
+That holds up to rounding: kernels choose their order of additions by the shape of the batch, by the position of the row
+and by the CPU. The same calls on the same prompts in the same order have the same bits, on one machine with one number
+of threads (but not on vLLM, whose cache remembers earlier batches).
+
 An injection is added to the output of one layer at one token: the last of the prefix, when the piece begins. A
 committed one stays part of the row: all later tokens attend to the steered position. `states` are those of the last
 token *before* anything is injected there; on a row without committed injections they equal those of a fresh prefill.
@@ -83,7 +87,7 @@ class Session(Protocol):
         """Go on from each row until `until` occurs in its new text, it ends, or its limit is reached.
 
         A token may carry text beyond the delimiter; the piece keeps it. `commit=False` is a probe: afterwards the rows
-        are exactly as before. A row that has ended gives an empty piece with finish `eos`.
+        are as before. A row that has ended gives an empty piece with finish `eos`.
         """
         ...
 

@@ -9,19 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-BLOCK = 16
-"""Lengths are rounded up to this: the CPU kernels then give a row the same bits in every batch."""
-
-
-def rounded(length: int, block: int = BLOCK) -> int:
-    return -(-length // block) * block
-
 
 class Cache:
     """[keys and values, layers, slots, heads, capacity, head width]; made when the first layer writes into it."""
 
     def __init__(self, layers: int, slots: int, capacity: int) -> None:
-        self.layers, self.slots, self.capacity = layers, slots, rounded(capacity)
+        self.layers, self.slots, self.capacity = layers, slots, capacity
         self.data: Tensor | None = None
 
     def layer(self, layer: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -35,10 +28,10 @@ class Cache:
     def grow(self, length: int) -> None:
         """Make room for `length` positions, and half as many again."""
         if length <= self.capacity or self.data is None:
-            self.capacity = max(self.capacity, rounded(length))
+            self.capacity = max(self.capacity, length)
             return
         old = self.data
-        self.capacity = rounded(length + length // 2)
+        self.capacity = length + length // 2
         self.data = torch.zeros((*old.shape[:4], self.capacity, old.shape[5]), dtype=old.dtype, device=old.device)
         self.data[..., : old.shape[4], :] = old
 

@@ -1,8 +1,6 @@
 """A forward of our own for models of the Llama family: the same numbers as transformers, at a fraction of the overhead.
 
-Weights are held transposed, queries, keys and values as one matrix, and the rotary embedding is one complex product. On
-CPU a row's result has the same bits whatever the batch: such a product takes the same order of additions for any number
-of rows but one, so a single row is computed twice.
+Weights are held transposed, queries, keys and values as one matrix, and the rotary embedding is one complex product.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from .cache import Cache, places, put, rounded
+from .cache import Cache, places, put
 
 Steer = dict[int, tuple[Tensor, Tensor]]
 """By layer: which rows of the batch, and what is added to each: [rows, width]."""
@@ -92,15 +90,8 @@ class LlamaCore:
         The rows are padded on the right, where a causal mask hides the padding by itself.
         """
         rows, longest = tokens.shape
-        # Shapes that the attention kernel cuts into equal blocks, so that a row's bits do not depend on the others.
-        longest = rounded(longest) if longest <= 256 else rounded(longest, 256)
-        tokens = F.pad(tokens, (0, longest - tokens.shape[1]))
         cache.grow(longest)
-        turns = self.turns
-        if longest > len(turns):
-            turns = F.pad(torch.view_as_real(turns), (0, 0, 0, 0, 0, longest - len(turns)))
-            turns = torch.view_as_complex(turns)
-        turns = turns[:longest].repeat(rows, 1)
+        turns = self.turns[:longest].repeat(rows, 1)
         last = torch.arange(rows, device=self.device) * longest + lengths - 1
 
         def attend(q: Tensor, k: Tensor, v: Tensor, number: int) -> Tensor:
@@ -111,8 +102,7 @@ class LlamaCore:
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.kv_heads < self.heads)
             return mixed.transpose(1, 2).reshape(rows * longest, -1)
 
-        logits, states = self._run(tokens.reshape(-1), turns, attend, {}, last, capture=True)
-        return logits[:rows], states
+        return self._run(tokens.reshape(-1), turns, attend, {}, last, capture=True)
 
     def step(
         self, tokens: Tensor, positions: Tensor, reach: int, cache: Cache, slot: int, steer: Steer, capture: bool
@@ -120,7 +110,6 @@ class LlamaCore:
         """One token for each of the slots from `slot` on; `reach` is the longest row with it."""
         rows = len(tokens)
         cache.grow(reach)
-        reach = rounded(reach)
         seen = torch.arange(reach, device=self.device) <= positions[:, None]
         mask = torch.zeros(rows, reach, dtype=self.dtype, device=self.device).masked_fill_(~seen, float("-inf"))
         mask = mask[:, None, None]
@@ -129,18 +118,14 @@ class LlamaCore:
         def attend(q: Tensor, k: Tensor, v: Tensor, number: int) -> Tensor:
             keys, values = cache.layer(number, k)
             keys, values = keys[slot : slot + rows], values[slot : slot + rows]
-            put(keys, where, k[:rows])
-            put(values, where, v[:rows])
+            put(keys, where, k)
+            put(values, where, v)
             # Heads that share keys become rows of one query: no copy of the keys.
-            q = q[:rows].view(rows, self.kv_heads, -1, self.head)
+            q = q.view(rows, self.kv_heads, -1, self.head)
             mixed = F.scaled_dot_product_attention(q, keys[:, :, :reach], values[:, :, :reach], attn_mask=mask)
-            mixed = mixed.reshape(rows, -1)
-            return mixed if rows > 1 else torch.cat([mixed, mixed])
+            return mixed.reshape(rows, -1)
 
-        if rows == 1:
-            tokens, positions = tokens.expand(2), positions.expand(2)
-        logits, states = self._run(tokens, self.turns[positions], attend, steer, None, capture)
-        return logits[:rows], states[:rows]
+        return self._run(tokens, self.turns[positions], attend, steer, None, capture)
 
     def _run(
         self, tokens: Tensor, turns: Tensor, attend: Any, steer: Steer, last: Tensor | None, capture: bool
@@ -164,8 +149,6 @@ class LlamaCore:
                 states.append(x if last is None else x[last])
         if last is not None:
             x = x[last]
-            if len(last) == 1:
-                x = x.expand(2, -1)
         logits = _times(self._normed(x, self.norm), self.lm_head)
         return logits.float(), torch.stack(states, dim=1).float() if capture else x
 

@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache as TransformersCache
 
 from looplab.errors import LabError
 
-from .cache import Cache, places, put, rounded
+from .cache import Cache, places, put
 from .llama import Steer
 
 
@@ -83,7 +83,6 @@ class ModuleCore:
     ) -> tuple[Tensor, Tensor]:
         """One token for each of the slots from `slot` on; `reach` is the longest row with it."""
         cache.grow(reach)
-        reach = rounded(reach)
         seen = torch.arange(reach, device=self.device) <= positions[:, None]
         mask = torch.zeros(len(tokens), reach, dtype=self.dtype, device=self.device)
         mask = mask.masked_fill_(~seen, torch.finfo(self.dtype).min)[:, None, None]

@@ -80,11 +80,15 @@ class Bench:
     def sit(self, open_runs: Iterable[RunRow] = ()) -> Sitting | None:
         """Look at everything once more, if anything is new, and write down what was decided; inside a transaction.
 
-        A config whose first run is still at work is not looked at: its first run is the one it is selected by."""
+        A config whose first run has not ended is not looked at: its first run is the one it is selected by."""
         if not self._new:
             return None
         self._new = False
-        waiting = {(run.point, run.warm) for run in open_runs if run.role in ("base", "trial")}
+        first: dict[Key, int] = {}
+        for run in open_runs:
+            if run.role in ("base", "trial"):
+                first[run.point, run.warm] = min(run.n, first.get((run.point, run.warm), run.n))
+        waiting = {key for key, n in first.items() if key in self._groups and n < self._groups[key].n}
         kept = self._record.docket()
         docket = Docket.from_dict(kept) if kept else Docket()
         entrants = [entrant for entrant in self._entrants() if (entrant.point, entrant.warm) not in waiting]

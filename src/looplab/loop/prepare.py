@@ -70,18 +70,11 @@ class Preparer:
         if cwd is None:
             cwd = self._cwds[where] = inside(Path(lab), where[1], "launch.cwd")
         config_file = f"{record_dir}/{self._config_name}"
-        variables = self._variables(run, str(run_dir), config_file, slot, lab)
-        changed = {key: "old" not in change for key, change in plan["diff_base"].items()}
-        arguments = render(config, self._rendering, changed)
+        variables = self._variables(run.id, run.seed, str(run_dir), config_file, slot, lab)
         start = plan.get("start")
-        if job is not None:
-            argv = list(job["argv"])
-        else:
-            argv = build_argv(self._launch.command, variables, arguments, self._setup.options.extra)
         if start is not None and self._setup.study.warm_start is not None:
             check_start(start)
-            named = {**variables, "checkpoint": start["path"]}
-            argv += [fill(text, named, "warm_start.arguments") for text in self._setup.study.warm_start.arguments]
+        argv = self._fill_command(plan, variables)
         own = self._own_environment(run, variables, slot)
         if job is not None:
             del own["LOOPLAB_CONFIG"]  # its trainer has a config of its own
@@ -146,6 +139,27 @@ class Preparer:
             files[self._config_name] = dump_config(Path(self._config_name), plan["config"])
         return files
 
+    def argv(self, run_id: str, plan: Mapping[str, Any], slot: Slot, seed: int | None) -> list[str]:
+        """The argv that `prepare` would give this run, secrets hidden; touches no file."""
+        run_dir = f"{self._outputs}/{run_id}"
+        lab = plan.get("place") or str(self._setup.lab)
+        config_file = f"{run_dir}/{folder.RECORD}/{self._config_name}"
+        variables = self._variables(run_id, seed, run_dir, config_file, slot, lab)
+        return redact_argv(self._fill_command(plan, variables))
+
+    def _fill_command(self, plan: Mapping[str, Any], variables: Mapping[str, str]) -> list[str]:
+        config, warm, start = plan["config"], self._setup.study.warm_start, plan.get("start")
+        if plan.get("job"):
+            argv = list(config["argv"])
+        else:
+            changed = {key: "old" not in change for key, change in plan["diff_base"].items()}
+            arguments = render(config, self._rendering, changed)
+            argv = build_argv(self._launch.command, variables, arguments, self._setup.options.extra)
+        if start is not None and warm is not None:
+            named = {**variables, "checkpoint": start["path"]}
+            argv += [fill(text, named, "warm_start.arguments") for text in warm.arguments]
+        return argv
+
     def _capsules_of(self, cwd: Path) -> Capsules:
         """For a command whose folder lies in a checkout of its own: the code is the one of that checkout."""
         lab = self._setup.lab.resolve()
@@ -156,18 +170,20 @@ class Preparer:
             self._elsewhere[root] = Capsules(root, self._outputs, self._setup.prints)
         return self._elsewhere[root]
 
-    def _variables(self, run: RunRow, run_dir: str, config_file: str, slot: Slot, lab: str) -> dict[str, str]:
+    def _variables(
+        self, run_id: str, seed: int | None, run_dir: str, config_file: str, slot: Slot, lab: str
+    ) -> dict[str, str]:
         return {
             "run_dir": run_dir,
             "out_dir": run_dir if self._launch.output_dir == "run" else f"{run_dir}/out",
             "config": config_file,
-            "run_id": run.id,
-            "study": run.study,
+            "run_id": run_id,
+            "study": self._setup.study.study,
             "lab": lab,
             "slot": slot.name,
             "devices": ",".join(slot.devices),
             "python": sys.executable,
-            "seed": str(FIRST_SEED if run.seed is None else run.seed),
+            "seed": str(FIRST_SEED if seed is None else seed),
         }
 
     def _own_environment(self, run: RunRow, variables: Mapping[str, str], slot: Slot) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
@@ -11,9 +13,11 @@ from typing import Any
 
 import orjson
 
+from looplab.config.files import hash_config
 from looplab.errors import LabError
-from looplab.ledger.configuration import configurations, hash_configuration
+from looplab.ledger.configuration import configurations
 from looplab.ledger.ledger import HEAD_FILE, Event, Ledger
+from looplab.ledger.study import keep_config
 from looplab.runs import folder
 
 PLANNED = {"round": "round", "proposal": "proposal", "proposer": "proposer", "parent": "parent", "base": "base",
@@ -121,7 +125,7 @@ class Replay:
                         self.verdicts[study, run] = None
             case "study configured":
                 self.configured.setdefault(event.study, []).append(event)
-                if hash_configuration(data["configuration"]) != data["hash"]:
+                if hash_config(data["configuration"]) != data["hash"]:
                     yield Finding("chain", f"event {event.seq}", "the configuration does not match its hash")
             case "recovered":
                 self._recover(key, data)
@@ -188,6 +192,9 @@ def _compare_tables(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
                     yield Finding("table", where, f"{column} is {row[column]!r} in the table, another in the chain")
         if row["verdict"] != replay.verdicts.get(key):
             yield Finding("table", where, f"the verdict is {row['verdict']!r} in the table, another in the chain")
+    for row in ledger.rows("SELECT hash, body FROM configs"):
+        if hash_config(json.loads(row["body"])) != row["hash"]:
+            yield Finding("table", f"config {row['hash']}", "the config in the table has another hash")
     for study, run in ended:
         yield Finding("table", f"{study}/{run}", "the chain says that it ended, the table does not know it")
     for row in ledger.rows("SELECT * FROM proposals"):
@@ -253,6 +260,7 @@ def reindex(ledger: Ledger, lab: Path) -> Reindexed:
                 ledger.execute(f"INSERT INTO runs ({names}) VALUES ({marks})", tuple(row.values()))  # noqa: S608
                 recovered += _rebuild_proposal(ledger, study, study_dir / row["id"], row)
                 recovered += _record_run(ledger, row, replay)
+                _rebuild_config(ledger, study_dir / row["id"], row["config_hash"])
             counted[study] = len(rows)
             _rebuild_study(ledger, study, study_dir, rows, replay)
         known = {(row["study"], row["id"]) for row in ledger.rows("SELECT study, id FROM runs")}
@@ -357,6 +365,13 @@ def _rebuild_proposal(ledger: Ledger, study: str, run_dir: Path, row: dict[str, 
         "edits": override.get("edits", []), "reason": row["reason"], "hypothesis": about.get("hypothesis", ""),
     })  # fmt: skip
     return 1
+
+
+def _rebuild_config(ledger: Ledger, run_dir: Path, config_hash: str) -> None:
+    with contextlib.suppress(LabError):  # the file is not what it was, or gone: the ledger's own config stays
+        config = folder.read_config_of(run_dir, config_hash)
+        ledger.execute("DELETE FROM configs WHERE hash=?", (config_hash,))
+        keep_config(ledger, config_hash, config)
 
 
 def _rebuild_study(ledger: Ledger, study: str, study_dir: Path, rows: list[dict[str, Any]], replay: Replay) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,7 +9,6 @@ from typing import Any
 
 import orjson
 
-from looplab.config.files import canonical_json
 from looplab.config.paths import diff
 from looplab.ledger.ledger import Event
 
@@ -46,10 +44,6 @@ def storable(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the body as the chain keeps it, which holds no integers beyond 64 bits."""
     plain: dict[str, Any] = orjson.loads(json.dumps(body, allow_nan=False, default=str))
     return plain
-
-
-def hash_configuration(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(canonical_json(body)).hexdigest()[:16]
 
 
 def configurations(events: Iterator[Event]) -> list[Configuration]:

@@ -65,6 +65,10 @@ CREATE TABLE IF NOT EXISTS plans (          -- what a planned run will be; gone 
     study TEXT NOT NULL, run TEXT NOT NULL, body TEXT NOT NULL, PRIMARY KEY (study, run)
 );
 
+CREATE TABLE IF NOT EXISTS configs (        -- of every run, by runs.config_hash; keys in the order of the config
+    hash TEXT PRIMARY KEY, body TEXT NOT NULL
+);
+
 CREATE TABLE IF NOT EXISTS verdicts (
     study TEXT NOT NULL, run TEXT NOT NULL, at REAL NOT NULL, verdict TEXT NOT NULL, evidence TEXT NOT NULL
 );
@@ -108,6 +112,7 @@ CREATE INDEX runs_measured ON runs (study, measured) WHERE measured IS NOT NULL;
 CREATE INDEX events_alarm ON events (study) WHERE kind = 'alarm';
 CREATE INDEX events_configured ON events (study) WHERE kind = 'study configured';
 CREATE INDEX events_agents ON events (study) WHERE kind IN ('agent asked', 'agent answered');
+CREATE TABLE configs (hash TEXT PRIMARY KEY, body TEXT NOT NULL);
 """,
 }
 """What makes the tables of a version into those of the next."""

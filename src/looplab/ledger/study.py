@@ -7,15 +7,16 @@ import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import orjson
 
-from looplab.config.files import dump_json
+from looplab.config.files import dump_json, hash_config
 from looplab.errors import LabError
-from looplab.ledger.configuration import CONFIGURED, Configuration, configurations, hash_configuration, storable
+from looplab.ledger.configuration import CONFIGURED, Configuration, configurations, storable
 from looplab.ledger.ledger import Event, Ledger
-from looplab.runs.folder import Change
+from looplab.runs import folder
 from looplab.runs.names import run_id as new_run_id
 
 JOBS_SUFFIX = ".jobs"
@@ -141,6 +142,11 @@ def _proposal(row: sqlite3.Row) -> ProposalRow:
     )
 
 
+def keep_config(ledger: Ledger, config_hash: str, config: Mapping[str, Any]) -> None:
+    """Store a config once, however many runs have it."""
+    ledger.execute("INSERT OR IGNORE INTO configs VALUES (?,?)", (config_hash, dump_json(config).decode()))
+
+
 class StudyLedger:
     def __init__(self, ledger: Ledger, study: str) -> None:
         self.ledger = ledger
@@ -171,7 +177,7 @@ class StudyLedger:
     def configure(self, body: Mapping[str, Any]) -> str:
         """Record the configuration that an engine starts with, if it is not the last one; return its hash."""
         kept = storable(body)
-        digest = hash_configuration(kept)
+        digest = hash_config(kept)
         with self.ledger.write():
             if digest != self.configuration():
                 self.ledger.record(CONFIGURED, self.study, hash=digest, configuration=kept)
@@ -340,10 +346,10 @@ class StudyLedger:
                 warm,
             ),
         )
-        self.ledger.execute(
-            "INSERT INTO plans VALUES (?,?,?)",
-            (self.study, id_, dump_json({k: v for k, v in body.items() if v is not None}).decode()),
-        )
+        rest = {key: value for key, value in body.items() if value is not None and key != "config"}
+        self.ledger.execute("INSERT INTO plans VALUES (?,?,?)", (self.study, id_, dump_json(rest).decode()))
+        if "config" in body:
+            keep_config(self.ledger, config_hash, body["config"])
         if proposal is not None:
             self.ledger.execute(
                 "UPDATE proposals SET status='accepted', run=?, round=? WHERE id=?", (id_, round, proposal)
@@ -362,8 +368,29 @@ class StudyLedger:
         return int(self.ledger.rows("SELECT coalesce(max(n), 0) FROM runs WHERE study=?", (self.study,))[0][0])
 
     def plan_of(self, run: str) -> dict[str, Any] | None:
-        row = self.ledger.one("SELECT body FROM plans WHERE study=? AND run=?", (self.study, run))
-        return json.loads(row["body"]) if row else None  # also reads ints beyond 64 bits
+        sql = (
+            "SELECT plans.body, configs.body AS config FROM plans JOIN runs ON runs.study=plans.study AND id=plans.run"
+            " LEFT JOIN configs ON hash=config_hash WHERE plans.study=? AND plans.run=?"
+        )
+        row = self.ledger.one(sql, (self.study, run))
+        if row is None:
+            return None
+        plan: dict[str, Any] = json.loads(row["body"])  # also reads ints beyond 64 bits
+        if "config" not in plan and row["config"] is not None:  # a plan of an early version has its config
+            plan["config"] = json.loads(row["config"])
+        return plan
+
+    def config_of(self, run: RunRow, run_dir: Path) -> dict[str, Any]:
+        """The config of a run.
+
+        Args:
+            run_dir: The run's folder, for runs of early versions, whose config is not in the ledger.
+
+        Raises:
+            LabError: Neither the ledger nor the folder has it as it was when the run was planned.
+        """
+        row = self.ledger.one("SELECT body FROM configs WHERE hash=?", (run.config_hash,))
+        return json.loads(row["body"]) if row is not None else folder.read_config_of(run_dir, run.config_hash)
 
     def launched(self, run: str, slot: str, files: Mapping[str, str]) -> None:
         """The run's folder is there and the executor has its order."""
@@ -376,7 +403,7 @@ class StudyLedger:
         row = self.ledger.one(sql, (self.study, run))
         return dict(orjson.loads(row["data"])["files"]) if row is not None else {}
 
-    def record_changed(self, run: str, changes: Sequence[Change]) -> None:
+    def record_changed(self, run: str, changes: Sequence[folder.Change]) -> None:
         """Recorded files that the run itself has changed."""
         self.ledger.record("record changed", self.study, run, changes=[asdict(change) for change in changes])
 

@@ -551,7 +551,7 @@ class Engine:
         same = self.study.same_measurement(run, measured)
         if same is None or run.objective in SATURATED:
             return None
-        configs = [folder.read_json(self.folder / one.id, "config.json") for one in (same, run)]
+        configs = [self.study.config_of(one, self.folder / one.id) for one in (same, run)]
         keys = sorted(diff(*configs))
         named = ", ".join(keys[:4]) + (f" and {len(keys) - 4} more" if len(keys) > 4 else "")
         text = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from looplab.config.edits import apply_edits
-from looplab.config.files import canonical_json, read_config
+from looplab.config.files import hash_config, read_config
 from looplab.config.lab import Lab, Study
 from looplab.config.paths import Concrete, find, get, has, leaves, show
 from looplab.decide.base import Proposer
@@ -264,7 +263,7 @@ def resolved_configuration(setup: Setup) -> dict[str, Any]:
     return {
         "study": study,
         "options": options,
-        "bases": {base.name: hashlib.sha256(canonical_json(base.config)).hexdigest()[:16] for base in setup.bases},
+        "bases": {base.name: hash_config(base.config) for base in setup.bases},
         "files": {name: hash_file(setup.lab / name) for name in files if name},
         "fingerprint": setup.prints.digest(),
     }

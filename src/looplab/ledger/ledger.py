@@ -230,7 +230,7 @@ class LedgerCopy(Ledger):
                 _copy_database(path, self._db)
             self._prepare()
 
-    def anchor(self) -> None:
+    def note_head(self) -> None:
         """The end of a copy's chain is nobody's business."""
 
 

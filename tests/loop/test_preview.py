@@ -83,7 +83,7 @@ class InstantExecutor:
     def stop(self, run_id: str, reason: str, grace: float) -> None:
         """It has ended already."""
 
-    def adopt(self, run_id: str, run_dir: Path) -> bool:
+    def adopt(self, run_id: str, run_dir: Path, record_dir: Path) -> bool:
         mark = run_dir / MARK
         if not mark.exists():
             return False

@@ -19,7 +19,7 @@ for step in range(1, 4):
 def unread(lab: Any) -> Any:
     """A study whose runs printed the objective in a form that nobody was told of."""
     lab.write("train.py", PRINTS)
-    lab.configure(objective={"metric": "quality", "goal": "max"}, measure={"sources": ["metrics.jsonl"]})
+    lab.configure(objective={"metric": "quality", "goal": "max"}, measure={"sources": ["jsonl"]})
     lab.queue("train.lr@set=0.3", "train.lr@set=0.2")
     lab("run", "--keep-going", code=1)
     assert lab.count(status="ok") == 3

@@ -33,7 +33,7 @@ def values(lab: Any) -> list[float | None]:
 def test_corrected_sources_give_ended_runs_their_objective(unread: Any) -> None:
     assert values(unread) == [None, None, None]
     unread("remeasure", code=1)  # nothing was corrected yet
-    unread.configure(measure={"stdout": [r"@ (?P<step>\d+) (?P<name>\w+)=(?P<value>\S+)"]})
+    unread.configure(measure={"stdout": [r"@ (?P<step>\d+) quality=(?P<quality>\S+)"]})
     done = unread("remeasure")
     assert "3 run(s) read again, 3 changed" in done.out
     assert values(unread) == pytest.approx([0.3, 0.9, 0.6])

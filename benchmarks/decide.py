@@ -247,7 +247,7 @@ class Lab:
         value = self.problem.measure(config, self.seed)
         (self.outputs / run.id / "record").mkdir(parents=True)
         metrics = {} if value is None else {"loss": metric(value)}
-        (self.outputs / run.id / "record/config.json").write_bytes(canonical_json(config))
+        (self.outputs / run.id / "record/run.json").write_text("{}")
         (self.outputs / run.id / "record/summary.json").write_text(json.dumps({"metrics": metrics, "steps": 1}))
         with self.ledger.write():
             now = time.time()

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from looplab.config.edits import Edit, Op
+from looplab.config.files import hash_config
 from looplab.decide.base import Proposal
 from looplab.decide.history import History
 from looplab.decide.rules import RulesProposer, read_rules, resolve
@@ -131,8 +132,8 @@ class Lab:
                 config = make_guard().check(self.config(accepted.parent or ""), accepted.edits).require()
             round_ = self.study.open_round() or self.study.begin_round()
             run = self.study.plan(
-                round=round_, proposal=id_, proposer="x", parent=None, base="b", reason="", config_hash="", devices=1,
-                body={"config": config}, role=role,
+                round=round_, proposal=id_, proposer="x", parent=None, base="b", reason="",
+                config_hash=hash_config(config), devices=1, body={"config": config}, role=role,
             )  # fmt: skip
         return self.end(run, config, metrics, objective, status) if metrics is not None else run
 

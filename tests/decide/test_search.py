@@ -78,7 +78,7 @@ class Lab:
 
     def end(self, run: str, config: dict[str, Any], value: float | None, status: str = "ok") -> None:
         (self.root / run / "record").mkdir(parents=True)
-        (self.root / run / "record/config.json").write_text(json.dumps(config))
+        (self.root / run / "record/run.json").write_text("{}")
         (self.root / run / "record/summary.json").write_text("{}")
         with self.ledger.write():
             self.study.ended(

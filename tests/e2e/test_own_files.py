@@ -72,8 +72,7 @@ def test_files_of_looplabs_names_belong_to_the_trainer(lab) -> None:
     assert "77" not in lab("show", "2").out
     assert lab("logs", "2").out == "lr is 0.3\nthe end\n"
     assert run.name in (lab.outputs() / "BEST").read_text()
-    lab("report")
-    facts = json.loads((lab.outputs() / "summary.json").read_text())
+    facts = json.loads((lab.outputs() / "summary.json").read_text())  # of the report
     assert "0.0077" not in json.dumps(facts)
     assert lab("query", "SELECT value FROM knobs WHERE key = 'train.lr' ORDER BY run", "--json").json() == [
         {"value": "0.1"}, {"value": "0.3"},
@@ -176,24 +175,63 @@ def test_what_an_adopted_run_changed_and_nobody_can_restore_is_not_believed(lab,
     assert (shown["about"]["n"], shown["about"]["config_hash"]) == (1, shown["run"]["config_hash"])
 
 
+# -- configs are read from the ledger
+
+
+def test_a_config_that_is_gone_or_was_changed_is_still_known(lab) -> None:
+    lab.queue("train.lr@set=0.3")
+    lab("run", "--concurrency", "1")
+    first, second = lab.runs()
+    (first / "record/config.json").write_text('{"train": {"lr": 77}}')
+    (second / "record/config.json").unlink()
+    assert lab("diff", "1", "2", "--json").json()["changes"] == {"train.lr": {"old": 0.1, "new": 0.3}}
+    found = lab("query", "SELECT value FROM knobs WHERE key = 'train.lr' ORDER BY run", "--json").json()
+    assert found == [{"value": "0.1"}, {"value": "0.3"}]
+
+
+def test_reindex_takes_configs_from_the_folders(lab) -> None:
+    lab.queue("train.lr@set=0.3")
+    lab("run", "--concurrency", "1")
+    before = lab.ask("SELECT * FROM configs ORDER BY hash")
+    assert len(before) == 2
+    (lab.folder / ".looplab" / "ledger.db").unlink()
+    (lab.runs()[1] / "record/config.json").write_text('{"train": {"lr": 77}}')
+    lab("reindex")
+    (found,) = lab.ask("SELECT * FROM configs")
+    assert found in before
+    assert "not the config that the run was planned with" in lab("diff", "1", "2", code=2).err
+
+
 # -- labs of early versions
 
 
-def test_a_lab_of_an_early_version_is_read_as_before(lab) -> None:
+@pytest.fixture
+def early(lab):
+    """A lab with two runs, made by an early version, but for its ledger."""
     lab.queue("train.lr@set=0.3")
     lab("run", "--concurrency", "1")
-    commands = (("show", "2"), ("logs", "2"), ("diff", "1", "2"), ("status",), ("query", "FROM knobs ORDER BY ALL"))
-    before = [lab(*command).out for command in commands]
-    runs = lab.runs()
-    for run in runs:
+    return lab
+
+
+def test_the_runs_of_an_early_version_are_shown_as_before(early) -> None:
+    commands = (("show", "2"), ("logs", "2"), ("diff", "1", "2"), ("query", "FROM knobs ORDER BY ALL"))
+    before = [early(*command).out for command in commands]
+    for run in early.runs():
         move_up(run)
-    assert [lab(*command).out for command in commands] == before
-    lab("report")
-    shutil.rmtree(lab.folder / ".looplab")
-    lab("reindex")
-    assert lab("show", "2").out == before[0]
-    assert "the record is whole" in lab("verify").out
-    lab.queue("train.lr@set=0.3", "train.lr@set=0.4")
-    lab("run", "--concurrency", "1")
-    assert [path.parent.name for path in lab.outputs().glob("*/record")] == [lab.runs()[0].name]
-    assert lab.read(lab.runs()[0], "run.json")["n"] == 3
+    assert [early(*command).out for command in commands] == before
+
+
+def test_a_ledger_is_rebuilt_from_the_runs_of_an_early_version_and_the_study_goes_on(early) -> None:
+    before = early("show", "2").out
+    for run in early.runs():
+        move_up(run)
+    shutil.rmtree(early.folder / ".looplab")
+    early("reindex")
+    assert early("show", "2").out == before
+    assert "the record is whole" in early("verify").out
+    early.queue("train.lr@set=0.3", "train.lr@set=0.4")
+    early("run", "--concurrency", "1")
+    (run,) = early.runs()
+    assert early.read(run, "run.json")["n"] == 3
+    facts = json.loads((early.outputs() / "summary.json").read_text())
+    assert len(facts["runs"]) == 3

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from looplab.config.files import dump_json, hash_config
 from looplab.errors import LabError
 from looplab.ledger.audit import audit
 from looplab.ledger.ledger import Ledger
@@ -140,8 +141,8 @@ def test_garbage_is_no_ledger(tmp_path: Path) -> None:
 
 def plan(study: StudyLedger, **changes: object) -> str:
     facts: dict = {
-        "round": 1, "proposal": None, "proposer": "queue", "parent": None, "base": "b.json", "reason": "", "config_hash": "0",
-        "devices": 2, "body": {"config": {}},
+        "round": 1, "proposal": None, "proposer": "queue", "parent": None, "base": "b.json", "reason": "",
+        "config_hash": hash_config({}), "devices": 2, "body": {"config": {}},
     }  # fmt: skip
     with study.ledger.write():
         return study.plan(**{**facts, **changes}).id
@@ -205,3 +206,51 @@ def test_files_of_early_versions_are_verified_where_they_are(ledger: Ledger, tmp
     assert audit(ledger, tmp_path).findings == ()
     (run_dir / "config.json").write_text('{"x": 1}')
     assert [finding.where for finding in audit(ledger, tmp_path).findings] == [f"s/{run}/config.json"]
+
+
+# -- configs
+
+
+def test_a_config_is_kept_once_as_it_is(ledger: Ledger, tmp_path: Path) -> None:
+    config = {"z": 1, "a": {"big": 10**30, "inf": float("inf"), "one": 1.0, "text": "ä\ud800"}}
+    study = StudyLedger(ledger, "s")
+    study.open(None, "min")
+    runs = [plan(study, config_hash=hash_config(config), body={"config": config, "notes": ["x"]}) for _ in range(3)]
+    assert len(ledger.rows("SELECT * FROM configs")) == 1
+    for run in runs:
+        assert repr(study.config_of(study.run(run), tmp_path)) == repr(config)
+        assert repr(study.plan_of(run)) == repr({"notes": ["x"], "config": config})
+
+
+def test_a_changed_config_is_found(ledger: Ledger, tmp_path: Path) -> None:
+    study = StudyLedger(ledger, "s")
+    study.open(None, "min")
+    plan(study, config_hash=hash_config({"x": 1}), body={"config": {"x": 1}})
+    assert audit(ledger, tmp_path).findings == ()
+    ledger.execute("UPDATE configs SET body='{\"x\": 2}'")
+    assert [finding.where for finding in audit(ledger, tmp_path).findings] == [f"config {hash_config({'x': 1})}"]
+
+
+def test_runs_of_an_early_version_have_their_config_in_their_folder(tmp_path: Path) -> None:
+    config = {"z": 10**30, "a": 1.0}
+    ledger = Ledger(tmp_path / "ledger.db")
+    StudyLedger(ledger, "s").open(None, "min")
+    runs = [plan(StudyLedger(ledger, "s"), config_hash=hash_config(config)) for _ in range(2)]
+    with ledger.write():
+        ledger.execute("UPDATE plans SET body=?", (dump_json({"config": config}).decode(),))
+        ledger.execute("DELETE FROM plans WHERE run=?", (runs[0],))
+        ledger.execute("DROP TABLE configs")
+        ledger.execute("PRAGMA user_version=2")
+    ledger.close()
+    study = StudyLedger(Ledger(tmp_path / "ledger.db"), "s")
+    assert study.plan_of(runs[1]) == {"config": config}
+    run_dir = tmp_path / runs[0]
+    run_dir.mkdir()
+    (run_dir / "run.json").write_text("{}")
+    (run_dir / "config.json").write_bytes(dump_json(config))
+    assert study.config_of(study.run(runs[0]), run_dir) == config
+    (run_dir / "config.json").write_text('{"architectures": ["BertModel"]}')
+    with pytest.raises(LabError, match="not the config that the run was planned with"):
+        study.config_of(study.run(runs[0]), run_dir)
+    with pytest.raises(LabError, match="no run folder"):
+        study.config_of(study.run(runs[0]), tmp_path / "gone")

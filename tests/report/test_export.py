@@ -33,7 +33,7 @@ def lab(tmp_path: Path) -> Lab:
         with ledger.write():
             run = record.plan(
                 round=1, proposal=None, proposer="base", parent=None, base="base.json", reason=REASON, config_hash="00",
-                devices=1, body={},
+                devices=1, body={"config": {"x": 5}},
             )  # fmt: skip
             record.ended(
                 run.id, status="ok", code=0, signal=None, started=1.5, ended=4.0, objective=0.25, files={}

@@ -188,10 +188,12 @@ def test_knobs_are_what_may_change_and_what_did(lab: Lab) -> None:
 
 
 def test_a_config_value_of_any_kind_is_told_as_text(lab: Lab) -> None:
-    (path,) = lab.folder.glob("outputs/two/*/record/config.json")
-    path.write_text('{"x": NaN, "kind": "b\\ud800", "big": 1' + "0" * 400 + ', "flag": true, "none": null}')
-    changes = {"base": {key: {"new": 1} for key in ("big", "flag", "none")}}
-    path.with_name("config_diff.json").write_text(json.dumps(changes))
+    config = '{"x": NaN, "kind": "b\\ud800", "big": 1' + "0" * 400 + ', "flag": true, "none": null}'
+    with sqlite3.connect(lab.ledger_path) as db:
+        db.execute("UPDATE runs SET config_hash='00' WHERE study='two'")
+        db.execute("INSERT INTO configs VALUES ('00', ?)", (config,))
+    (path,) = lab.folder.glob("outputs/two/*/record/config_diff.json")
+    path.write_text(json.dumps({"base": {key: {"new": 1} for key in ("big", "flag", "none")}}))
     sql = "SELECT key, value, number IS NULL FROM knobs WHERE study = 'two' ORDER BY key"
     assert rows(lab, sql) == [
         ("big", "1" + "0" * 400, True),

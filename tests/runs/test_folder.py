@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
 from pathlib import Path
 
@@ -93,6 +95,21 @@ def test_a_record_that_is_no_folder_any_more_is_restored(tmp_path: Path, spoil: 
     changes = folder.restore(run, hashes, {f"record/{name}": content for name, content in files.items()})
     assert all(change.restored for change in changes)
     assert folder.restore(run, hashes, {}) == []
+
+
+@pytest.mark.parametrize("size", [0, 1, folder.READ_BYTES, 2 * folder.READ_BYTES + 1])
+def test_the_hash_of_a_file_is_that_of_its_bytes(tmp_path: Path, size: int) -> None:
+    content = bytes(i % 251 for i in range(size))
+    (tmp_path / "file").write_bytes(content)
+    assert folder.hash_file(tmp_path / "file") == hashlib.sha256(content).hexdigest()
+
+
+def test_what_is_no_file_has_no_hash_and_keeps_nobody_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert folder.hash_file(tmp_path / "pipe") == folder.EMPTY
+    assert folder.hash_file(tmp_path) is None
+    assert folder.hash_file(tmp_path / "missing") is None
+    assert folder.hash_file(tmp_path / "pipe" / "below") is None
 
 
 def test_sweeping_spares_what_is_not_ours(tmp_path: Path) -> None:

@@ -237,7 +237,7 @@ def diff(folder: Path | None, name: str | None, a: str, b: str, json: bool) -> N
         else:
             place = place or open_place(folder, name)
             run = place.record.run(side)
-            sides.append(run_folder.read_json(run_folder.require(place.outputs / run.id), "config.json"))
+            sides.append(place.record.config_of(run, place.outputs / run.id))
     changes = paths.diff(*sides)
     if json:
         output.print_json({"a": a, "b": b, "changes": changes})

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import errno
+import hashlib
 import itertools
 import json
 import math
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -227,6 +229,11 @@ def canonical_json(data: Any) -> bytes:
             node = node.values()
         stack.extend([value for value in node if isinstance(value, _CONTAINERS)])
     return _CANONICAL.encode(data).encode("utf-8", "surrogatepass")
+
+
+def hash_config(config: Mapping[str, Any]) -> str:
+    """The hash by which the ledger knows a config."""
+    return hashlib.sha256(canonical_json(config)).hexdigest()[:16]
 
 
 def plain(data: Any) -> Any:

@@ -28,7 +28,6 @@ from looplab.decide.prompt import SCHEMA, fill, read_template
 from looplab.errors import LabError
 from looplab.guard.guard import Guard, Problem
 from looplab.ledger.study import RunRow, StudyLedger
-from looplab.runs import folder
 
 NAME = "agent"
 EMPTY = b"{}\n"
@@ -176,8 +175,10 @@ class AgentProposer:
         run = study.best() if name in ("", "best") else None if name == "base" else study.run(name)
         if run is None:
             return None, self._base
-        config = folder.read_json(self._outputs / run.id, "config.json")
-        return (run, config) if config else (None, self._base)
+        try:
+            return run, study.config_of(run, self._outputs / run.id)
+        except LabError:
+            return None, self._base
 
     # -- what came of it
 

@@ -48,10 +48,8 @@ class History:
     def _read(self, run: RunRow) -> Seen | None:
         run_dir = self._outputs / run.id
         try:
-            config = folder.read_json(run_dir, "config.json")
+            config = self._study.config_of(run, folder.require(run_dir))
             summary = folder.read_json(run_dir, "summary.json")
-        except LabError:  # somebody wrote into it
-            return None
-        if not config:  # it never had a folder, or somebody removed it
+        except LabError:  # it never had a folder, or somebody removed it or wrote into it
             return None
         return Seen(run, config, from_dict(summary.get("metrics", {})), summary.get("steps"))

@@ -17,7 +17,6 @@ from looplab.decide.base import Proposal
 from looplab.decide.queue import waiting
 from looplab.errors import LabError
 from looplab.ledger.study import StudyLedger
-from looplab.runs import folder
 
 
 class NextConfig:
@@ -65,7 +64,7 @@ class NextConfig:
                     best = study.run(draft.parent)
                 edits = draft.edits
                 if draft.partial is not None:
-                    config = folder.read_json(self._outputs / best.id, "config.json") if best else self._base
+                    config = study.config_of(best, self._outputs / best.id) if best else self._base
                     edits = tuple(str(edit) for edit in edits_from_partial(draft.partial, config))
                 study.propose(
                     self.name, edits, draft.reason or f"from {self._file.name}", parent=best.id if best else None,

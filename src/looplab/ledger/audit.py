@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -11,8 +13,10 @@ from typing import Any
 
 import orjson
 
+from looplab.config.files import hash_config
 from looplab.errors import LabError
 from looplab.ledger.ledger import ANCHOR, Event, Ledger
+from looplab.ledger.study import keep_config
 from looplab.runs import folder
 
 PLANNED = {"round": "round", "proposal": "proposal", "proposer": "proposer", "parent": "parent", "base": "base",
@@ -131,6 +135,9 @@ def _compare_tables(ledger: Ledger, told: _Told) -> Iterator[Finding]:
                     yield Finding("table", where, f"{column} is {row[column]!r} in the table, another in the chain")
         if not told.rebuilt and row["verdict"] != told.verdicts.get(key):
             yield Finding("table", where, f"the verdict is {row['verdict']!r} in the table, another in the chain")
+    for row in ledger.rows("SELECT hash, body FROM configs"):
+        if hash_config(json.loads(row["body"])) != row["hash"]:
+            yield Finding("table", f"config {row['hash']}", "the config in the table has another hash")
     for study, run in ended:
         yield Finding("table", f"{study}/{run}", "the chain says that it ended, the table does not know it")
     if told.rebuilt:
@@ -177,6 +184,7 @@ def reindex(ledger: Ledger, lab: Path) -> dict[str, int]:
                 marks = ", ".join("?" * len(row))
                 ledger.execute(f"INSERT INTO runs ({names}) VALUES ({marks})", tuple(row.values()))  # noqa: S608
                 _rebuild_proposal(ledger, study, study_dir / row["id"], row)
+                _rebuild_config(ledger, study_dir / row["id"], row["config_hash"])
             counted[study] = len(rows)
             _rebuild_study(ledger, study, study_dir, rows)
         ledger.record("reindexed", "", runs=counted)
@@ -242,6 +250,13 @@ def _rebuild_proposal(ledger: Ledger, study: str, run_dir: Path, row: dict[str, 
         ),
     )
     ledger.execute("UPDATE runs SET proposal=? WHERE study=? AND id=?", (cursor.lastrowid, study, row["id"]))
+
+
+def _rebuild_config(ledger: Ledger, run_dir: Path, config_hash: str) -> None:
+    with contextlib.suppress(LabError):  # the file is not what it was, or gone: the ledger's own config stays
+        config = folder.read_config_of(run_dir, config_hash)
+        ledger.execute("DELETE FROM configs WHERE hash=?", (config_hash,))
+        keep_config(ledger, config_hash, config)
 
 
 def _rebuild_study(ledger: Ledger, study: str, study_dir: Path, rows: list[dict[str, Any]]) -> None:

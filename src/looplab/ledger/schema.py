@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-VERSION = 2
+VERSION = 3
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -60,6 +60,10 @@ CREATE TABLE IF NOT EXISTS plans (          -- what a planned run will be; gone 
     study TEXT NOT NULL, run TEXT NOT NULL, body TEXT NOT NULL, PRIMARY KEY (study, run)
 );
 
+CREATE TABLE IF NOT EXISTS configs (        -- of every run, by runs.config_hash; keys in the order of the config
+    hash TEXT PRIMARY KEY, body TEXT NOT NULL
+);
+
 CREATE TABLE IF NOT EXISTS verdicts (
     study TEXT NOT NULL, run TEXT NOT NULL, at REAL NOT NULL, verdict TEXT NOT NULL, evidence TEXT NOT NULL
 );
@@ -92,6 +96,9 @@ ALTER TABLE runs ADD COLUMN warm TEXT;
 CREATE INDEX runs_point ON runs (study, point);
 UPDATE runs SET role='base' WHERE proposer='base';
 UPDATE runs SET point=config_hash;
+""",
+    2: """
+CREATE TABLE configs (hash TEXT PRIMARY KEY, body TEXT NOT NULL);
 """,
 }
 """What makes the tables of a version into those of the next."""

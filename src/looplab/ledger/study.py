@@ -7,6 +7,7 @@ import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -14,7 +15,7 @@ import orjson
 from looplab.config.files import dump_json
 from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger
-from looplab.runs.folder import Change
+from looplab.runs import folder
 from looplab.runs.names import run_id as new_run_id
 
 
@@ -130,6 +131,11 @@ def _proposal(row: sqlite3.Row) -> ProposalRow:
         row["run"],
         row["created"],
     )
+
+
+def keep_config(ledger: Ledger, config_hash: str, config: Mapping[str, Any]) -> None:
+    """Store a config once, however many runs have it."""
+    ledger.execute("INSERT OR IGNORE INTO configs VALUES (?,?)", (config_hash, dump_json(config).decode()))
 
 
 class StudyLedger:
@@ -303,10 +309,10 @@ class StudyLedger:
                 warm,
             ),
         )
-        self.ledger.execute(
-            "INSERT INTO plans VALUES (?,?,?)",
-            (self.study, id_, dump_json({k: v for k, v in body.items() if v is not None}).decode()),
-        )
+        rest = {key: value for key, value in body.items() if value is not None and key != "config"}
+        self.ledger.execute("INSERT INTO plans VALUES (?,?,?)", (self.study, id_, dump_json(rest).decode()))
+        if "config" in body:
+            keep_config(self.ledger, config_hash, body["config"])
         if proposal is not None:
             self.ledger.execute(
                 "UPDATE proposals SET status='accepted', run=?, round=? WHERE id=?", (id_, round, proposal)
@@ -325,8 +331,29 @@ class StudyLedger:
         return int(self.ledger.rows("SELECT coalesce(max(n), 0) FROM runs WHERE study=?", (self.study,))[0][0])
 
     def plan_of(self, run: str) -> dict[str, Any] | None:
-        row = self.ledger.one("SELECT body FROM plans WHERE study=? AND run=?", (self.study, run))
-        return json.loads(row["body"]) if row else None  # also reads ints beyond 64 bits
+        sql = (
+            "SELECT plans.body, configs.body AS config FROM plans JOIN runs ON runs.study=plans.study AND id=plans.run"
+            " LEFT JOIN configs ON hash=config_hash WHERE plans.study=? AND plans.run=?"
+        )
+        row = self.ledger.one(sql, (self.study, run))
+        if row is None:
+            return None
+        plan: dict[str, Any] = json.loads(row["body"])  # also reads ints beyond 64 bits
+        if "config" not in plan and row["config"] is not None:  # a plan of an early version has its config
+            plan["config"] = json.loads(row["config"])
+        return plan
+
+    def config_of(self, run: RunRow, run_dir: Path) -> dict[str, Any]:
+        """The config of a run.
+
+        Args:
+            run_dir: The run's folder, for runs of early versions, whose config is not in the ledger.
+
+        Raises:
+            LabError: Neither the ledger nor the folder has it as it was when the run was planned.
+        """
+        row = self.ledger.one("SELECT body FROM configs WHERE hash=?", (run.config_hash,))
+        return json.loads(row["body"]) if row is not None else folder.read_config_of(run_dir, run.config_hash)
 
     def launched(self, run: str, slot: str, files: Mapping[str, str]) -> None:
         """The run's folder is there and the executor has its order."""
@@ -339,7 +366,7 @@ class StudyLedger:
         row = self.ledger.one(sql, (self.study, run))
         return dict(orjson.loads(row["data"])["files"]) if row is not None else {}
 
-    def record_changed(self, run: str, changes: Sequence[Change]) -> None:
+    def record_changed(self, run: str, changes: Sequence[folder.Change]) -> None:
         """Recorded files that the run itself has changed."""
         self.ledger.record("record changed", self.study, run, changes=[asdict(change) for change in changes])
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from looplab.config.edits import apply_edits
-from looplab.config.files import canonical_json
+from looplab.config.files import hash_config
 from looplab.config.lab import WarmStart
 from looplab.config.paths import Concrete, diff, find, get, has
 from looplab.decide.base import BEST, Proposal
@@ -83,10 +82,6 @@ class Rejected(Exception):
     def __init__(self, problems: tuple[Problem, ...]) -> None:
         self.problems = problems
         super().__init__("; ".join(problem.message for problem in problems))
-
-
-def hash_config(config: Mapping[str, Any]) -> str:
-    return hashlib.sha256(canonical_json(config)).hexdigest()[:16]
 
 
 def hash_point(config: Mapping[str, Any], seed: Concrete | None, warm: WarmStart | None = None) -> str:
@@ -217,14 +212,14 @@ class Decider:
         return replace(decision, role="control", warm=source.warm)
 
     def plan_of(self, run: RunRow) -> dict[str, Any]:
-        """The config of a run, from its folder or, before that is there, from its plan."""
+        """The plan of a run; once that is forgotten, its config and the weights that it began with."""
         assert self._ledger is not None
         plan = self._ledger.plan_of(run.id)
         if plan is not None:
             return plan
         path = folder.require(self._outputs / run.id)
         start = folder.read_json(path, "run.json").get("warm_start")
-        return {"config": folder.read_json(path, "config.json"), "start": start}
+        return {"config": self._ledger.config_of(run, path), "start": start}
 
     def _origin(self, proposal: Proposal) -> tuple[str | None, Base, dict[str, Any]]:
         """The run that the proposal starts from (None: a base), its base, and its config."""
@@ -243,9 +238,8 @@ class Decider:
                 raise LabError(f"there is no run {name!r} yet")
             run = self._ledger.run(name)
             if run.id not in self._configs:
-                path = self._outputs / run.id
-                config = folder.read_json(folder.require(path), "config.json")
-                self._configs[run.id] = (config, run.base or "")
+                path = folder.require(self._outputs / run.id)
+                self._configs[run.id] = (self._ledger.config_of(run, path), run.base or "")
         except LabError as error:
             raise Rejected((Problem("parent", proposal.parent, "parent", str(error)),)) from None
         config, base_name = self._configs[run.id]

@@ -107,7 +107,7 @@ class Lookout:
             depth, before = depth + 1, self._record.run(before.parent)
         if depth >= alarm.requeues:
             return f"stopped; it was sent back {depth} time(s) already"
-        config = folder.read_json(self._outputs / run.id, "config.json")
+        config = self._record.config_of(run, self._outputs / run.id)
         resolved, stuck = resolve(config, [parse_edit(edit) for edit in alarm.requeue], {}, self._knobs)
         if not resolved:
             return f"stopped; nothing is left to change: {'; '.join(stuck)}"

@@ -68,7 +68,7 @@ def compare(outputs: Path, study: Study, record: StudyLedger, names: Sequence[st
     directions = Directions(goals)
     batches = [curves.read(outputs, row, study) for row in rows]
     summaries = [_summaries(outputs, row, batch, directions) for row, batch in zip(rows, batches, strict=True)]
-    configs = [folder.read_json(outputs / row.id, "config.json") for row in rows]
+    configs = [record.config_of(row, outputs / row.id) for row in rows]
     return Comparison(
         study.study,
         rows,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -306,9 +306,9 @@ class _Files:
     def read(cls, run_dir: Path, row: RunRow, record: StudyLedger) -> _Files:
         problems: list[str] = []
 
-        def load(name: str) -> dict[str, Any]:
+        def load(name: str, read: Callable[[], dict[str, Any]] | None = None) -> dict[str, Any]:
             try:
-                return folder.read_json(run_dir, name)
+                return read() if read is not None else folder.read_json(run_dir, name)
             except (LabError, OSError) as error:
                 problems.append(f"{name} cannot be read: {error}")
                 return {}
@@ -320,7 +320,8 @@ class _Files:
             )
         changes = load("config_diff.json")
         summary = load("summary.json") if row.state == "ended" else {}
-        about, config = load("run.json"), load("config.json")
+        about = load("run.json")
+        config = load("config.json", lambda: record.config_of(row, run_dir)) if folder.is_run(run_dir) else {}
         return cls(row, about, config, changes.get("parent", {}), changes.get("base", {}), summary, problems)
 
 

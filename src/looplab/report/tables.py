@@ -7,6 +7,7 @@ machine, and `ask` lets through questions only.
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import time
@@ -16,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from looplab.config import paths
-from looplab.config.files import read_config
 from looplab.config.lab import Lab
 from looplab.errors import LabError
+from looplab.ledger.ledger import Ledger
 from looplab.ledger.schema import VERSION
 from looplab.report import archive
-from looplab.runs.folder import RECORD, record_file, record_folder, study_folder
+from looplab.runs import folder
 
 if TYPE_CHECKING:
     import duckdb
@@ -47,13 +48,16 @@ class _Run(NamedTuple):
     id: str
     state: str
     folder: Path
+    config_hash: str
+    config: str | None
+    """As JSON; None for a run of an early version, whose config is only in its folder."""
 
 
 def connect(lab: Lab, *, views: Collection[str] = VIEWS, study: str | None = None) -> duckdb.DuckDBPyConnection:
     """A DuckDB connection with these views, of one study or of all, as the lab stands at this moment."""
     import duckdb
 
-    tables, runs = _read_ledger(lab, study)
+    tables, runs = _read_ledger(lab, study, with_configs="knobs" in views)
     connection = duckdb.connect(":memory:", config=_CONFIG)
     for view in LEDGER_VIEWS:
         if view in views:
@@ -137,19 +141,24 @@ def _add(connection: duckdb.DuckDBPyConnection, name: str, table: pa.Table) -> N
 # -- the ledger
 
 
-def _read_ledger(lab: Lab, study: str | None) -> tuple[dict[str, pa.Table], list[_Run]]:
+def _read_ledger(lab: Lab, study: str | None, with_configs: bool) -> tuple[dict[str, pa.Table], list[_Run]]:
     """The tables of the ledger and the runs in it, all of the same moment."""
     path = lab.ledger_path
+    configs: dict[str, str] = {}
     if not path.exists():
         raise LabError("this lab has no ledger yet", file=path, hint="start with `looplab run`")
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=BUSY_S)) as db:
             version = db.execute("PRAGMA user_version").fetchone()[0]
-            if version != VERSION:
+            if version < VERSION:
+                Ledger(path, create=False).close()  # brings it up to date
+            elif version > VERSION:
                 raise LabError(f"the ledger is of version {version}, this looplab knows {VERSION}", file=path)
             db.execute("BEGIN")
             _check_study(db, lab, study)
             tables = {name: _read_table(db, name, study) for name in LEDGER_VIEWS}
+            if with_configs:
+                configs = dict(db.execute("SELECT hash, body FROM configs"))
     except sqlite3.DatabaseError as error:
         raise LabError(
             f"cannot read the ledger: {error}",
@@ -161,9 +170,11 @@ def _read_ledger(lab: Lab, study: str | None) -> tuple[dict[str, pa.Table], list
             row["study"],
             row["id"],
             row["state"],
-            Path(os.path.abspath(study_folder(lab.folder, row["study"]) / row["id"])),
+            Path(os.path.abspath(folder.study_folder(lab.folder, row["study"]) / row["id"])),
+            row["config_hash"],
+            configs.get(row["config_hash"]),
         )
-        for row in tables["runs"].select(["study", "id", "state"]).to_pylist()
+        for row in tables["runs"].select(["study", "id", "state", "config_hash"]).to_pylist()
     ]
     tables["runs"] = _with_folder(tables["runs"], runs)
     return tables, runs
@@ -203,7 +214,7 @@ def _add_metrics(connection: duckdb.DuckDBPyConnection, lab: Lab, runs: Sequence
     archives: list[str] = []
     live: list[_Run] = []
     for run in runs:
-        path = record_file(run.folder, archive.NAME)
+        path = folder.record_file(run.folder, archive.NAME)
         if run.state == "ended" and archive.is_archive(path):
             archives.append(str(path))
         elif run.state != "planned" and run.folder.is_dir():
@@ -214,7 +225,7 @@ def _add_metrics(connection: duckdb.DuckDBPyConnection, lab: Lab, runs: Sequence
     if archives:
         patterns = [_no_pattern(path) for path in archives]
         listed = ", ".join(map(_literal, patterns))
-        place = f"replace(filename, '/{RECORD}/{archive.NAME}', '/{archive.NAME}')"
+        place = f"replace(filename, '/{folder.RECORD}/{archive.NAME}', '/{archive.NAME}')"
         names = f"split_part({place}, '/', -3), split_part({place}, '/', -2)"
         sql += f" UNION ALL SELECT {names}, metric, step, value FROM read_parquet([{listed}], filename=true)"  # noqa: S608
         archives += [pattern for pattern in patterns if "[" in pattern]
@@ -258,12 +269,13 @@ def _knobs(lab: Lab, runs: Sequence[_Run]) -> pa.Table:
     configs: dict[str, list[tuple[str, dict[paths.Concrete, Any]]]] = {}
     changed: dict[str, set[str]] = {}
     for run in runs:
-        record = record_folder(run.folder)
-        if not (record / "config.json").exists():
+        try:
+            config = json.loads(run.config) if run.config else folder.read_config_of(run.folder, run.config_hash)
+            diff = folder.read_json(folder.require(run.folder), "config_diff.json")
+        except LabError:  # it has no folder yet, or somebody wrote into it
             continue
-        configs.setdefault(run.study, []).append((run.id, dict(paths.leaves(_read_json(record / "config.json")))))
-        diff = record / "config_diff.json"
-        changed.setdefault(run.study, set()).update(_read_json(diff).get("base", {}) if diff.exists() else ())
+        configs.setdefault(run.study, []).append((run.id, dict(paths.leaves(config))))
+        changed.setdefault(run.study, set()).update(diff.get("base", {}))
     columns: dict[str, list[Any]] = {"study": [], "run": [], "key": [], "value": [], "number": []}
     for study, configs_of_study in configs.items():
         patterns = list(lab.studies[study].knobs) if study in lab.studies else []
@@ -295,19 +307,7 @@ def _told(
             yield name, value
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    import orjson
-
-    try:
-        data = orjson.loads(path.read_bytes())
-    except orjson.JSONDecodeError:  # NaN, infinities and large numbers
-        return read_config(path)
-    return data if isinstance(data, dict) else {}
-
-
 def _text(value: Any) -> str:
-    import json
-
     return value if isinstance(value, str) else json.dumps(value)
 
 

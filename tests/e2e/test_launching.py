@@ -61,7 +61,7 @@ def test_as_a_file_the_config_has_the_format_that_was_asked_for(lab, form: str) 
     lab("run")
     (run,) = lab.runs()
     path, _, text = (run / "read.txt").read_text().partition("\n")
-    assert path == str(run / f"config.{form}")
+    assert path == str(run / f"record/config.{form}")
     assert {"json": '"lr": 0.1', "yaml": "lr: 0.1", "toml": "lr = 0.1"}[form] in text
     assert lab.read(run, "config.json")["train"]["lr"] == 0.1
 

@@ -14,6 +14,7 @@ from looplab.config.lab import Study
 from looplab.errors import LabError
 from looplab.measure.base import Batch, Curve, Source
 from looplab.measure.json_file import JsonFile
+from looplab.measure.splits import KIND_OF
 from looplab.measure.summary import ALIASES
 
 KINDS = ("jsonl", "wandb", "tensorboard", "csv", "stdout", "trainer_summary")
@@ -45,7 +46,6 @@ _IGNORED = frozenset(
         "code",
     }
 )
-_SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "eval", "dev"})
 _RESTART = re.compile(r"version_\d+|(?:offline-)?run-.+")
 
 MAX_DEPTH = 5
@@ -268,7 +268,7 @@ class Reader:
         name = os.path.basename(folder)
         if above and not _RESTART.fullmatch(name):
             return os.path.relpath(folder, min(above, key=len)).replace(os.sep, "/") + "/"
-        return f"{name}/" if name in _SPLITS else ""
+        return f"{name}/" if name in KIND_OF else ""
 
 
 def _after(curve: Curve, step: float) -> Curve:

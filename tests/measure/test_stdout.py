@@ -4,8 +4,12 @@ from math import inf, isnan
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from looplab.errors import LabError
+from looplab.measure import stdout
+from looplab.measure.base import merge
 from looplab.measure.stdout import StdoutSource
 
 Points = dict[str, list[tuple[float, float]]]
@@ -131,3 +135,225 @@ def test_a_pattern_may_match_several_times_and_find_no_number(tmp_path: Path) ->
 def test_a_bad_pattern_is_said_to_be_bad(tmp_path: Path, pattern: str) -> None:
     with pytest.raises(LabError, match="pattern"):
         StdoutSource(tmp_path / "train.log", [pattern])
+
+
+@pytest.mark.parametrize(
+    ("text", "metrics"),
+    [
+        ("Epoch 1 | Train Loss: 0.30 | Val Loss: 0.51", {"Train_Loss": 0.3, "Val_Loss": 0.51}),
+        ("Epoch 1: Training loss: 0.3, Validation loss: 0.5", {"Training_loss": 0.3, "Validation_loss": 0.5}),
+        ("Train Acc: 0.9 Test Acc: 0.8", {"Train_Acc": 0.9, "Test_Acc": 0.8}),
+        ("TRAIN LOSS=0.3  DEV LOSS=0.5", {"TRAIN_LOSS": 0.3, "DEV_LOSS": 0.5}),
+        ("trn loss: 0.3 held-out loss: 0.5", {"trn_loss": 0.3, "held-out_loss": 0.5}),
+        ("\t Val. Loss: 0.4 |  Val. Acc: 80%", {"Val_Loss": 0.4, "Val_Acc": 80.0}),
+        # LightGBM, CatBoost, XGBoost
+        ("[10]\ttraining's auc: 0.99\tvalid_0's auc: 0.75", {"training_auc": 0.99, "valid_0_auc": 0.75}),
+        ("[10]\tvalid_0's auc: 0.7\tvalid_1's auc: 0.6", {"valid_0_auc": 0.7, "valid_1_auc": 0.6}),
+        ("[10]\tcats's auc: 0.7\tdogs's auc: 0.6", {"cats_auc": 0.7, "dogs_auc": 0.6}),
+        (
+            "100:\tlearn: 0.32\ttest: 0.4\tbest: 0.4 (99)\ttotal: 58ms",
+            {"learn": 0.32, "test": 0.4, "best": 0.4, "total": 58.0},
+        ),
+        ("[10]\teval-logloss:0.3\ttrain-logloss:0.2", {"eval-logloss": 0.3, "train-logloss": 0.2}),
+        # a split word counts for all values after it
+        ("train Loss: 0.6 Acc: 0.7", {"train_Loss": 0.6, "train_Acc": 0.7}),
+        ("Test set: Average loss: 0.0106, Accuracy: 99.2%", {"Test_loss": 0.0106, "Test_Accuracy": 99.2}),
+        ("Validation: loss=0.3 acc=0.8", {"Validation_loss": 0.3, "Validation_acc": 0.8}),
+        ("[val] loss: 0.3 | acc: 0.8", {"val_loss": 0.3, "val_acc": 0.8}),
+        ("[val] loss 0.3", {"val_loss": 0.3}),
+        ("train: loss 0.5 | val: loss 0.6", {"train_loss": 0.5, "val_loss": 0.6}),
+        ("Train Epoch: 1 [640/60000 (1%)]\tLoss: 2.3", {"Train_Loss": 2.3}),
+        ("Train: 10/100 loss: 2.3", {"Train_loss": 2.3}),
+        ("Val: 10 loss: 2.3 foo: 3", {"Val": 10, "Val_loss": 2.3, "foo": 3}),
+        ("train/loss 0.3 val/loss 0.5 foo 0.6", {"train/loss": 0.3, "val/loss": 0.5}),
+        ("Validation DataLoader 0: 100%|###| 5/5 [00:10<00:12, loss=0.3]", {"Validation_loss": 0.3}),
+        ("Training:  45%|####    | 45/100 [00:10<00:12, 4.50it/s, loss=0.3]", {"Training_loss": 0.3}),
+        ("{'train': {'loss': 0.3, 'acc': 0.9}, 'val': {'loss': 0.5, 'acc': 0.8}}",
+         {"train_loss": 0.3, "train_acc": 0.9, "val_loss": 0.5, "val_acc": 0.8}),
+        ("train_metrics: loss=0.3; EvalMetrics(loss=0.5)", {"train_loss": 0.3, "Eval_loss": 0.5}),
+        ('{"loss": 0.5, "split": "val"}', {"val_loss": 0.5}),
+        ("loss: 0.5 acc: 0.8 (val)", {"val_loss": 0.5, "val_acc": 0.8}),
+        ("loss: 0.5 step: 3 (val)", {"val_loss": 0.5}),
+        ("loss: 0.3 (train), loss: 0.5 (val), step: 3", {"train_loss": 0.3, "val_loss": 0.5}),
+        ("loss: 0.3 [train] loss: 0.5 [val]", {"train_loss": 0.3, "val_loss": 0.5}),
+        ("lr: 0.1 [val] loss: 0.5 [test] loss: 0.4", {"lr": 0.1, "val_loss": 0.5, "test_loss": 0.4}),
+        ("Train/Val Loss: 0.3 / 0.5", {"Train_Val_Loss": 0.3}),
+        # behind the metric
+        ("loss train: 0.3, loss val: 0.5", {"loss_train": 0.3, "loss_val": 0.5}),
+        ("Loss (train): 0.3  Loss (val): 0.5", {"Loss_train": 0.3, "Loss_val": 0.5}),
+        ("Accuracy on the test set: 0.8, loss on val set: 0.5", {"Accuracy_test": 0.8, "loss_val": 0.5}),
+        # what belongs to no split
+        ("train loss: 0.4, val loss: 0.5, lr: 1e-3", {"train_loss": 0.4, "val_loss": 0.5, "lr": 1e-3}),
+        ("loss: 0.5 - acc: 0.1 - val_loss: 0.4 - val_acc: 0.2", {"loss": 0.5, "acc": 0.1, "val_loss": 0.4, "val_acc": 0.2}),
+        ("val_loss: 0.4, loss: 0.5", {"val_loss": 0.4, "loss": 0.5}),
+        ("train_gpt.py:42] loss: 0.5", {"loss": 0.5}),
+        ("INFO:trainer:loss: 0.5", {"loss": 0.5}),
+        ("contest: 3 devices: 4 loss: 0.5", {"contest": 3, "devices": 4, "loss": 0.5}),
+    ],
+)  # fmt: skip
+def test_values_of_different_splits_are_different_metrics(tmp_path: Path, text: str, metrics: dict[str, float]) -> None:
+    found = read(tmp_path, text + "\n")
+    assert {name: [value for _, value in points] for name, points in found.items()} == {
+        name: [value] for name, value in metrics.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "metrics"),
+    [
+        ("avg loss: 0.3 max loss: 0.9", {"avg_loss": [0.3], "max_loss": [0.9]}),
+        ("Train avg loss: 0.3 max loss: 0.9", {"Train_avg_loss": [0.3], "Train_max_loss": [0.9]}),
+        ("cats: loss=0.3 | dogs: loss=0.5", {"cats_loss": [0.3], "dogs_loss": [0.5]}),
+        ("[cats] loss: 0.3 [dogs] loss: 0.5", {"cats_loss": [0.3], "dogs_loss": [0.5]}),
+        ("Fold 1 loss: 0.3 Fold 2 loss: 0.5", {"Fold_1_loss": [0.3], "Fold_2_loss": [0.5]}),
+        ("Epoch 7 loss: 0.3 total loss: 0.5", {"loss": [0.3], "total_loss": [0.5]}),
+        ("train_loss: 1 acc: 2 val_loss: 3 acc: 4", {"train_loss": [1], "train_acc": [2], "val_loss": [3], "val_acc": [4]}),
+        ("val loss: 0.5 loss: 0.3", {"val_loss": [0.5], "val_loss_2": [0.3]}),
+        ("loss: 3 loss: 2", {"loss": [3, 2]}),
+    ],
+)  # fmt: skip
+def test_one_name_with_different_words_before_it_is_several_metrics(
+    tmp_path: Path, line: str, metrics: dict[str, list[float]]
+) -> None:
+    found = read(tmp_path, line + "\n")
+    assert {name: [value for _, value in points] for name, points in found.items()} == metrics
+
+
+def test_two_lines_of_two_splits_are_two_curves(tmp_path: Path) -> None:
+    text = "Epoch 1\nTrain: loss 0.3 acc: 0.9\nVal: loss 0.5 acc: 0.8\nEpoch 2\nTrain: loss 0.2\nVal: loss 0.4\n"
+    assert read(tmp_path, text) == {
+        "Train_loss": [(1, 0.3), (2, 0.2)],
+        "Train_acc": [(1, 0.9)],
+        "Val_loss": [(1, 0.5), (2, 0.4)],
+        "Val_acc": [(1, 0.8)],
+    }
+
+
+def test_a_heading_counts_for_the_lines_below_it(tmp_path: Path) -> None:
+    text = (
+        "Epoch 1\n-----\nloss: 2.3  [   64/60000]\nTest Error: \n Accuracy: 44.7%, Avg loss: 2.1 \n\n"
+        "Epoch 2\n-----\nloss: 2.0  [   64/60000]\nTest Error: \n Accuracy: 50%, Avg loss: 1.9 \n\nloss: 1.8\n"
+        "=== Validation ===\nloss: 1.7\nstep: 3 loss: 1.6\n"
+    )
+    assert read(tmp_path, text) == {
+        "loss": [(1, 2.3), (2, 2.0), (2, 1.8), (3, 1.6)],
+        "Test_Accuracy": [(1, 44.7), (2, 50.0)],
+        "Test_loss": [(1, 2.1), (2, 1.9)],
+        "Validation_loss": [(2, 1.7)],
+    }
+
+
+def test_under_a_heading_a_name_with_its_own_split_is_kept(tmp_path: Path) -> None:
+    text = "***** eval metrics *****\n  epoch = 2.0\n  eval_loss = 0.5\n  runtime = 3s\n  lr = 0.1\n"
+    assert read(tmp_path, text) == {"eval_loss": [(2, 0.5)], "eval_runtime": [(2, 3.0)], "lr": [(2, 0.1)]}
+
+
+SPLIT_WORDS = {
+    "train": ["train", "training", "trn", "tr"],
+    "val": ["val", "valid", "validation", "eval", "evaluation", "dev", "valid_0"],
+    "test": ["test", "testing", "holdout", "hold-out", "held_out"],
+}
+SEPARATE = [
+    "{split} {metric}: {value}", "{split}  {metric} = {value}", "{split}'s {metric}: {value}", "{split}: {metric}={value}",
+    "[{split}] {metric}: {value}", "{split} set: {metric}: {value}", "{split}: {metric} {value}", "{split} - {metric}: {value}",
+    "{{'{split}': {{'{metric}': {value}}}}}", "{metric} on {split} set: {value}", "{split} set: Average {metric}: {value}",
+    "{split} best {metric}: {value}", "{split} Epoch: 7 {metric}: {value}", "{split}: 7/9 {metric}: {value}",
+]  # fmt: skip
+"""A split word of its own: what follows belongs to it."""
+WITHIN = [
+    "{split}_{metric}: {value}", "{split}-{metric}={value}", "{split}/{metric}: {value}", "{split}.{metric}={value}",
+    "{metric}_{split}: {value}", "{metric}/{split} = {value}", "{metric} ({split}): {value}", "{metric} {split}: {value}",
+    "{metric}: {value} ({split})",
+]  # fmt: skip
+"""A split word that belongs to one value: what follows may be of any split, and is not generated here."""
+METRICS = ["loss", "acc", "accuracy", "auc", "F1", "error", "quux"]
+
+
+@st.composite
+def printed_lines(draw: st.DrawFn) -> list[tuple[str, dict[float, str]]]:
+    """Lines with the split of each of their values; whole numbers tell the values apart."""
+    recased = st.sampled_from([str, str.lower, str.upper, str.capitalize, str.title])
+    number = 0
+    lines = []
+    for _ in range(draw(st.integers(1, 4))):
+        parts, owners = [draw(st.sampled_from(["", "Epoch 3 ", "Epoch 3: ", "[12] ", "INFO: ", "step=4, "]))], {}
+        joint = draw(st.sampled_from([" ", ", ", " | ", "; ", " - ", "\t"]))
+        for _ in range(draw(st.integers(1, 3))):
+            split = draw(st.sampled_from(sorted(SPLIT_WORDS)))
+            word = draw(recased)(draw(st.sampled_from(SPLIT_WORDS[split])))
+            form = draw(st.sampled_from(SEPARATE + WITHIN))
+            metrics = draw(st.lists(st.sampled_from(METRICS), min_size=1, max_size=2))
+            for place, name in enumerate(map(draw(recased), metrics)):
+                number += 1
+                value = number + 0.5
+                owners[value] = split
+                alone = place > 0 and form in SEPARATE
+                parts.append(f"{name}: {value}" if alone else form.format(split=word, metric=name, value=value))
+        lines.append((parts[0] + joint.join(parts[1:]), owners))
+    return lines
+
+
+@settings(max_examples=200, deadline=None)
+@given(lines=printed_lines(), cuts=st.lists(st.integers(0, 1 << 20), max_size=4))
+def test_no_curve_ever_holds_values_of_two_splits(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[tuple[str, dict[float, str]]], cuts: list[int]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "property.log"
+    data = "".join(line + "\n" for line, _ in lines).encode()
+    owners = {value: split for _, of_line in lines for value, split in of_line.items()}
+    path.write_bytes(data)
+    whole = StdoutSource(path).poll()
+    for name, curve in whole.items():
+        assert len({owners[value] for value in curve.values if value in owners}) <= 1, (name, curve.values)
+    path.write_bytes(b"")
+    source, parts, before = StdoutSource(path), {}, 0
+    for cut in [*sorted(cut % (len(data) + 1) for cut in cuts), len(data)]:
+        with path.open("ab") as file:
+            file.write(data[before:cut])
+        before = cut
+        merge(parts, source.poll())
+    assert parts == whole
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "9" * 8000,
+        "loss: " + "9" * 8000,
+        "loss: " + "9" * 8000 + "x",
+        "step" + " " * 3000,
+        "step" + " " * 3000 + "x",
+        "loss" + " " * 3000 + "x",
+        "train " * 700,
+        "Validation:" + " " * 3000 + ":",
+        "loss on " * 500,
+        "a" * 4000 + " val",
+        "train/" * 700 + "x",
+        "|" + " " * 3000 + "|" * 1000,
+        "loss: 3" + " " * 3000 + "/",
+        "\x1b[" * 2000,
+        "loss 1" + "," * 4000,
+    ],
+    ids=lambda line: f"{line[:12]!r}…{len(line)}",
+)
+def test_a_strange_line_is_read_in_no_time(tmp_path: Path, line: str) -> None:
+    """Under the time limit of every test; a pattern that tries all ways to part 3,000 spaces would take hours."""
+    for _ in range(20):
+        read(tmp_path, line + "\n")
+
+
+def test_a_line_is_read_up_to_a_limit_and_never_half_a_number(tmp_path: Path) -> None:
+    pairs = [f"m{number}: {number}.25," for number in range(1000)]
+    line = " ".join(pairs)
+    assert len(line) > stdout.LONGEST_LINE
+    found = read(tmp_path, line + "\nloss: 1\n")
+    assert found.pop("loss") == [(1, 1.0)]
+    assert found == {f"m{number}": [(0, number + 0.25)] for number in range(len(found))}
+    assert 200 < len(found) < 1000
+
+
+@pytest.mark.parametrize("cut", range(1, 14))
+def test_a_number_that_the_limit_cuts_through_is_left_out(tmp_path: Path, cut: int) -> None:
+    head = "acc: 1 tokens: "
+    line = head.rjust(stdout.LONGEST_LINE - cut) + "1,234,567.25 loss: 2"
+    assert read(tmp_path, line + "\n") == {"acc": [(0, 1.0)]} | ({"tokens": [(0, 1234567.25)]} if cut > 12 else {})

@@ -479,7 +479,7 @@ class Engine:
         log = folder.record_name(run_dir, "train.log")
         if self._secrets:
             scrub_file(run_dir / log, self._secrets)
-        summary, status, objective = summarise(run, self.setup.study, gauge, exit_)
+        summary, status, objective = summarise(run, self.setup.study, gauge, exit_, lab=self.setup.lab, run_dir=run_dir)
         if changed is not None:
             summary["notes"].append(changed)
             exit_file = folder.record_file(run_dir, "exit.json")

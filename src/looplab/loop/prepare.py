@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from looplab.config.files import dump_config, dump_json
+from looplab.config.lab import RUN_FOLDER
 from looplab.config.paths import leaves, show
 from looplab.launch.base import Order, Slot
 from looplab.launch.command import build_argv, fill, find_program, render, render_environment
@@ -54,7 +55,8 @@ class Preparer:
         self._host = socket.gethostname()
         live = {"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1")}  # train.log grows as the trainer prints
         self._slot_env = {slot.name: {**live, **slot_environment(slot)} for slot in setup.slots}
-        self._cwds: dict[tuple[str, str], Path] = {}
+        self._homes: dict[tuple[str, str], Path] = {}
+        """Where the names in a command are found, by lab and folder."""
         self._elsewhere: dict[Path, Capsules] = {}
         self._programs: dict[tuple[str, Path], str] = {}
 
@@ -65,24 +67,22 @@ class Preparer:
         config = plan["config"]
         lab = plan.get("place") or str(self._setup.lab)
         job = config if plan.get("job") else None  # a submitted command: its config says what to run, and where
-        where = (lab, job["cwd"] if job is not None else self._launch.cwd)
-        cwd = self._cwds.get(where)
-        if cwd is None:
-            cwd = self._cwds[where] = inside(Path(lab), where[1], "launch.cwd")
+        home = self._home(lab, job)
+        cwd = run_dir if job is None and self._launch.cwd == RUN_FOLDER else home
         config_file = f"{record_dir}/{self._config_name}"
         variables = self._variables(run.id, run.seed, str(run_dir), config_file, slot, lab)
         start = plan.get("start")
         if start is not None and self._setup.study.warm_start is not None:
             check_start(start)
-        argv = self._fill_command(plan, variables)
+        argv = self._fill_command(plan, variables, home)
         own = self._own_environment(run, variables, slot)
         if job is not None:
             del own["LOOPLAB_CONFIG"]  # its trainer has a config of its own
         given = self._given_environment(config, variables)
         env = {**own, **given}
-        if (argv[0], cwd) not in self._programs:
-            self._programs[argv[0], cwd] = find_program(argv[0], cwd, env)
-        program = self._programs[argv[0], cwd]
+        if (argv[0], home) not in self._programs:
+            self._programs[argv[0], home] = find_program(argv[0], home, env)
+        program = self._programs[argv[0], home]
         seeds = {show(path): value for path, value in leaves(config) if str(path[-1]).lower() in SEEDS}
         about = {
             **_about(run, plan),
@@ -97,8 +97,7 @@ class Preparer:
         }
         capsules = self._capsules if job is None else self._capsules_of(cwd)
         capsule = capsules.make(argv, program, {**own, **redact_env(given)}, seeds)
-        if job is not None:
-            capsule["cwd"] = str(cwd)
+        capsule["cwd"] = str(cwd)
         files = {
             **self._planned_files(run, plan),
             "run.json": dump_json(about, finite=True),
@@ -145,16 +144,26 @@ class Preparer:
         lab = plan.get("place") or str(self._setup.lab)
         config_file = f"{run_dir}/{folder.RECORD}/{self._config_name}"
         variables = self._variables(run_id, seed, run_dir, config_file, slot, lab)
-        return redact_argv(self._fill_command(plan, variables))
+        home = self._home(lab, plan["config"] if plan.get("job") else None)
+        return redact_argv(self._fill_command(plan, variables, home))
 
-    def _fill_command(self, plan: Mapping[str, Any], variables: Mapping[str, str]) -> list[str]:
+    def _home(self, lab: str, job: Mapping[str, Any] | None) -> Path:
+        """The folder in which the names of a command are found."""
+        inner = "." if self._launch.cwd == RUN_FOLDER else self._launch.cwd
+        where = (lab, job["cwd"] if job is not None else inner)
+        if where not in self._homes:
+            self._homes[where] = inside(Path(lab), where[1], "launch.cwd")
+        return self._homes[where]
+
+    def _fill_command(self, plan: Mapping[str, Any], variables: Mapping[str, str], home: Path) -> list[str]:
         config, warm, start = plan["config"], self._setup.study.warm_start, plan.get("start")
         if plan.get("job"):
             argv = list(config["argv"])
         else:
             changed = {key: "old" not in change for key, change in plan["diff_base"].items()}
             arguments = render(config, self._rendering, changed)
-            argv = build_argv(self._launch.command, variables, arguments, self._setup.options.extra)
+            files_in = home if self._launch.cwd == RUN_FOLDER else None
+            argv = build_argv(self._launch.command, variables, arguments, self._setup.options.extra, files_in)
         if start is not None and warm is not None:
             named = {**variables, "checkpoint": start["path"]}
             argv += [fill(text, named, "warm_start.arguments") for text in warm.arguments]

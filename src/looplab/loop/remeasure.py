@@ -62,7 +62,7 @@ def _remeasure_run(setup: Setup, record: StudyLedger, run: RunRow, run_dir: Path
         return Remeasured(run.id, run.objective, run.objective, "its folder is gone")
     metrics = Gauge(setup.study, run_dir)
     exit_ = Exit(run.exit_code, run.signal, started=run.started, ended=run.ended)
-    summary, _, value = summarise(run, setup.study, metrics, exit_)
+    summary, _, value = summarise(run, setup.study, metrics, exit_, lab=setup.lab, run_dir=run_dir)
     path = folder.record_file(run_dir, "summary.json")
     before = folder.read_json(run_dir, "summary.json")
     measured = digest(metrics.summariser.result()) if value is not None else None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from looplab.config.edits import apply_edits
 from looplab.config.files import hash_config, read_config
-from looplab.config.lab import Lab, Study
+from looplab.config.lab import RUN_FOLDER, Lab, Study
 from looplab.config.paths import Concrete, find, get, has, leaves, show
 from looplab.decide.base import Proposer
 from looplab.decide.history import History
@@ -233,7 +233,8 @@ def prepare(lab: Lab, study: Study, options: Options) -> Setup:
             f"study {study.study!r} requires of a formal run: {'; '.join(missing)}",
             hint="--informal runs without, and says so",
         )
-    cwd = inside(lab.folder, study.launch.cwd, "launch.cwd")
+    with lab.at(study, "launch", "cwd"):
+        cwd = find_cwd(lab.folder, study.launch.cwd)
     check_templates(study.launch.command, study.launch.env)
     if "{" not in study.launch.command[0]:
         find_program(study.launch.command[0], cwd, study.launch.env)
@@ -267,6 +268,15 @@ def resolved_configuration(setup: Setup) -> dict[str, Any]:
         "files": {name: hash_file(setup.lab / name) for name in files if name},
         "fingerprint": setup.prints.digest(),
     }
+
+
+def find_cwd(lab: Path, cwd: str) -> Path:
+    """Return the folder from which the names in a command are found: the one that the trainer starts in, and the lab
+    for a trainer that starts in its run folder."""
+    folder = inside(lab, "." if cwd == RUN_FOLDER else cwd, "launch.cwd")
+    if not folder.is_dir():
+        raise LabError(f"launch.cwd: the lab has no folder {cwd}", hint=f"`cwd: {RUN_FOLDER}` is the run folder")
+    return folder
 
 
 def find_prints(lab: Lab, study: Study) -> Prints:

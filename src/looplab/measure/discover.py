@@ -14,6 +14,7 @@ from looplab.config.lab import Study
 from looplab.errors import LabError
 from looplab.measure.base import Batch, Curve, Source
 from looplab.measure.json_file import JsonFile
+from looplab.measure.splits import KIND_OF
 from looplab.measure.summary import ALIASES
 from looplab.runs.folder import RECORD
 
@@ -22,7 +23,7 @@ KINDS = ("jsonl", "wandb", "tensorboard", "csv", "stdout", "trainer_summary")
 
 _PARTS = {"wandb": ("wandb", "wandb_history", "wandb_summary")}
 _AUTO = ("jsonl", "wandb", "wandb_history", "tensorboard", "csv", "stdout", "trainer_summary", "wandb_summary")
-_CURVES = frozenset({"jsonl", "wandb", "wandb_history", "tensorboard", "csv"})
+CURVES = frozenset({"jsonl", "wandb", "wandb_history", "tensorboard", "csv"})
 
 _BY_NAME = {
     "metrics.jsonl": "jsonl",
@@ -32,7 +33,7 @@ _BY_NAME = {
     "wandb-summary.json": "wandb_summary",
 }
 _CSV = re.compile(r"(?:progress|metrics|log|history|results|monitor)\.csv")
-_IGNORED = frozenset(
+IGNORED = frozenset(
     {
         "checkpoints",
         "checkpoint",
@@ -46,7 +47,6 @@ _IGNORED = frozenset(
         "code",
     }
 )
-_SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "eval", "dev"})
 _RESTART = re.compile(r"version_\d+|(?:offline-)?run-.+")
 
 MAX_DEPTH = 5
@@ -154,7 +154,7 @@ class Reader:
                 entry.source.at_step = self.last_step
             batch = entry.source.poll(final)
             if batch:
-                if kind in _CURVES:
+                if kind in CURVES:
                     self._has_curves = True
                 self._take(entry, batch, out)
         for name in self._hidden:
@@ -244,7 +244,7 @@ class Reader:
             elif (
                 depth < MAX_DEPTH
                 and "." not in name[:1]
-                and name not in _IGNORED
+                and name not in IGNORED
                 and entry.is_dir(follow_symlinks=False)
             ):
                 below.append(name)
@@ -261,7 +261,7 @@ class Reader:
         the only log: a `train.log` elsewhere is one that the trainer writes for itself."""
         if name == "train.log":
             return "stdout" if (folder == self._record if self._record else depth == 0) else None
-        return None if folder == self._record else _kind_of(name)
+        return None if folder == self._record else kind_of(name)
 
     def _add(self, kind: str, path: str, folder: str) -> None:
         self._paths.add(path)
@@ -282,7 +282,7 @@ class Reader:
         name = os.path.basename(folder)
         if above and not _RESTART.fullmatch(name):
             return os.path.relpath(folder, min(above, key=len)).replace(os.sep, "/") + "/"
-        return f"{name}/" if name in _SPLITS else ""
+        return f"{name}/" if name in KIND_OF else ""
 
 
 def _after(curve: Curve, step: float) -> Curve:
@@ -290,7 +290,7 @@ def _after(curve: Curve, step: float) -> Curve:
     return Curve([at for at, _ in kept], [value for _, value in kept])
 
 
-def _kind_of(name: str) -> str | None:
+def kind_of(name: str) -> str | None:
     kind = _BY_NAME.get(name)
     if kind is not None:
         return kind

@@ -119,6 +119,8 @@ _MIN = frozenset(
         "regret",
     }
 )
+METRIC_WORDS = _MAX | _MIN
+"""Words that name a metric, as far as its direction follows from them."""
 
 
 class Directions:

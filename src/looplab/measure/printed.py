@@ -1,0 +1,306 @@
+"""What one printed line holds: values with the names of their metrics, and what may be the line's step.
+
+Values of different splits never share a name. A name that contains its split (`val_loss`, `loss/train`) is kept. Any
+other split word (`Val Loss: 0.3`, `[val] loss: 0.3`, `Test set: loss: 0.3, acc: 0.9`) counts for every value after it,
+up to the next split word, and begins their names: `Val_Loss`, `val_loss`, `Test_loss` and `Test_acc`. Names depend on
+the line and its heading alone, never on earlier values, so they are the same in every run.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import NamedTuple
+
+from looplab.measure.rows import NOT_METRICS, STEP_NAMES
+from looplab.measure.splits import SPLIT, has_split
+from looplab.measure.summary import METRIC_WORDS
+
+Step = tuple[int, str, float]
+"""What may be a line's step: the rank of its name, its name (a space if it cannot be a metric), its value."""
+
+# Quantifiers are possessive (`*+`) where they could otherwise try every way to divide a long run of spaces or digits.
+NUMBER = (
+    r"[-+]?(?>\d{1,3}(?:,\d{3})++(?:\.\d++)?|(?:\d++\.?\d*+|\.\d++)(?:[eE][-+]?\d++)?|(?:nan|NaN|inf|Inf|Infinity)\b)"
+)
+_PAIR = re.compile(
+    r"(?<![^\s,;:|(\[{'\"])(?<!per )"  # a key begins a word
+    r"(?P<key>[A-Za-z_][\w./@-]*+)['\"]?"
+    rf"(?:\s?[(\[](?P<split>{SPLIT})[)\]])?"  # `loss (val): 0.3`
+    r"(?:\s*+(?P<sign>[=:])\s*+|\s++(?=[^\s,;|]*(?:[.eE%]|nan|inf)))"
+    rf"(?P<value>{NUMBER})"
+    r"(?P<of>\s*+/\s*+\d++(?![\w.]))?"  # `step: 3/10`
+    r"(?P<unit>[kKMBGT](?!\w)|%|(?:ms|us|s|sec|it/s|s/it)(?![\w/]))?"
+    r"(?![\w%]|[.,:/-]\d|:\w)",  # not half of a date, a clock, a version, a list, a path
+    re.ASCII,
+)
+"""A name and its value. Without a sign between them (`loss 0.3`), they count only behind a split word."""
+_STEP_IN_WORDS = re.compile(
+    r"(?<![^\s,;:|(\[{'\"-])(?<!per )(?P<key>global[ _]step|step|iteration|iter|update|epoch)"
+    r"\s*+[:=#]?\s*+[\[(]?\s*+(?P<value>\d++(?:\.\d++)?)(?P<unit>[kKMB](?!\w))?"
+    r"(?![\w%]|[.,:-]\d)",
+    re.IGNORECASE | re.ASCII,
+)
+_PROGRESS_BAR = re.compile(r"\|\s*+(\d++)/\d++ \[")
+
+_FILE = r"\.(?:py|pyx|c|cc|cpp|cu|h|rs|go|js|ts|sh|log|txt|json|yaml|yml|toml)"
+_SPLIT_WORD = re.compile(
+    rf"(?<![A-Za-z0-9]){SPLIT}(?:\s?(?:[/&+,._-]|and)\s?{SPLIT})*+(?![\w./@-]{{0,64}}{_FILE}\b)", re.ASCII
+)
+"""`val`, and `Train/Val` as one word: its value is neither of them."""
+_SPLIT_HINTS = ("tr", "val", "test", "tst", "dev", "hold", "held")
+_STEP_HINTS = ("step", "iter", "update", "epoch")
+"""What a line must contain, in lower case, for the slower expressions to find anything."""
+_WHOLE_LINE = re.compile(
+    rf"\b(?i:split|phase|mode|stage|subset|partition)['\"]?\s*+[:=]\s*+['\"]?(?P<split>{SPLIT})", re.ASCII
+)
+"""`{"loss": 0.5, "split": "val"}`: the split of every value in the line."""
+_METRIC_ON_SPLIT = re.compile(
+    rf"(?<!\w)(?P<metric>[A-Za-z][\w@-]*+)\s++(?:(?:on|for|of|over|in)\s++)?(?:the\s++)?(?P<split>{SPLIT})"
+    r"(?:\s++(?:set|data|dataset|split))?\Z",
+    re.ASCII,
+)
+"""`loss val: 0.3`, `accuracy on the test set: 0.9`: what stands before the number is the split, not the metric."""
+_SETS = frozenset({"set", "data", "dataset", "split"})
+_WORD_BEFORE = re.compile(r"(?<![\w.@/-])(?P<word>[A-Za-z][\w@-]*+(?: \d{1,2})?)(?:'s)?[^\w]*\Z", re.ASCII)
+_HEADING = re.compile(r"[=*#-]{2,}+.*[=*#-]{2,}\s*\Z|.*:\s*\Z", re.ASCII)
+_LONGEST_HEADING = 80
+
+_UNITS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+RANK = {name: rank for rank, name in enumerate(STEP_NAMES)} | {"global step": STEP_NAMES.index("global_step")}
+"""How sure it is that a name is the step's; 0 is the surest."""
+_NEVER_METRICS = NOT_METRICS | {
+    *("DEBUG", "INFO", "WARN", "WARNING", "ERROR", "CRITICAL", "FATAL", "TRACE"),
+    *("cuda", "gpu", "cpu", "mps", "xpu", "tpu", "device", "localhost", "host", "port", "http", "https"),
+    *("pid", "rank", "local_rank", "world_size", "seed", "line", "version", "date", "eta", "ETA", "elapsed"),
+}
+_A_FILE_OR_AN_ERROR = re.compile(rf"{_FILE}$|[a-z](?:Error|Exception|Warning)$")
+_OF_NO_SPLIT = frozenset({"lr", "learning_rate", "grad_norm", "weight_decay"})
+"""Values of the optimiser; a split word says nothing about them unless it is next to them."""
+
+
+class _Value(NamedTuple):
+    """One value of a line."""
+
+    key: str
+    """Its name, without what sets it apart from others."""
+    value: float
+    start: int
+    key_end: int
+    end: int
+    """Where it is in the line."""
+    before: str
+    """The text between the previous pair and its key."""
+    bracketed: str | None
+    """The split word in brackets behind its key."""
+    bare: bool
+    """Whether there is no sign between the key and the value."""
+    split: str | None = None
+    """The split word that counts for it, other than one that its key contains."""
+    named: bool = False
+    """Whether its key contains a split word."""
+    nearest: str | None = None
+    """The last split word before it, also one inside of another key."""
+    adjacent: bool = False
+    """Whether its split word is the word before it."""
+
+
+def read_line(line: str, heading: str | None = None) -> tuple[list[tuple[str, float]], list[Step]]:
+    """Return the metrics of a line, and what may be its step. `heading` is the split word of a heading above it."""
+    lower = line.lower()
+    words = [*_SPLIT_WORD.finditer(line)] if any(hint in lower for hint in _SPLIT_HINTS) else []
+    values: list[_Value] = []
+    steps: list[Step] = []
+    if ":" in line or "=" in line or words or heading:
+        values, steps, places = _read_pairs(line, bare=bool(words or heading))
+        if words or heading:
+            values = _assign_splits(line, values, words, places, heading)
+    ranks = {rank for rank, _, _ in steps}
+    if any(hint in lower for hint in _STEP_HINTS):
+        for match in _STEP_IN_WORDS.finditer(line):
+            rank = RANK[match["key"].lower().replace(" ", "_")]
+            if rank not in ranks:
+                # The space marks it as no metric, should a surer name be known.
+                steps.append((rank, " ", scaled(match["value"], match["unit"])))
+    if not steps and (bar := _PROGRESS_BAR.search(line)):
+        steps.append((len(STEP_NAMES), " ", float(bar[1])))
+    return [(name, value.value) for name, value in zip(_names(values), values, strict=True)], steps
+
+
+def read_heading(line: str) -> str | None:
+    """Return the split word of a line that is the heading of those below it: `Test Error:`, `=== Validation ===`."""
+    if len(line) > _LONGEST_HEADING or not _HEADING.match(line):
+        return None
+    words = [*_SPLIT_WORD.finditer(line)]
+    return _plain(words[-1]) if words else None
+
+
+def has_step(line: str) -> bool:
+    return _STEP_IN_WORDS.search(line) is not None
+
+
+def scaled(text: str, unit: str | None) -> float:
+    return float(text.replace(",", "")) * _UNITS.get(unit or "", 1.0)
+
+
+def _read_pairs(line: str, *, bare: bool) -> tuple[list[_Value], list[Step], list[tuple[int, int, int]]]:
+    """Return the values of a line, its steps, and where both are: the start and the end of the key, and the end."""
+    values: list[_Value] = []
+    steps: list[Step] = []
+    places = []
+    previous = 0
+    for match in _PAIR.finditer(line):
+        key, unit, sign = match["key"], match["unit"], match["sign"]
+        if not sign and not (bare and _is_metric(key)):
+            continue
+        (start, key_end), end = match.span("key"), match.end()
+        before, previous = line[previous:start], end
+        if key in _NEVER_METRICS or _A_FILE_OR_AN_ERROR.search(key):
+            continue
+        rank = RANK.get(key.lower())
+        if rank is not None:
+            steps.append((rank, key, scaled(match["value"], unit)))
+        elif match["of"] or (unit == "%" and line.startswith("|", end)):  # `Train: 3/10`, a progress bar
+            continue
+        else:
+            value = scaled(match["value"], unit)
+            values.append(_Value(key, value, start, key_end, end, before, match["split"], bare=not sign))
+        places.append((start, key_end, end))
+    return values, steps, places
+
+
+def _assign_splits(
+    line: str, values: list[_Value], words: list[re.Match[str]], places: list[tuple[int, int, int]], heading: str | None
+) -> list[_Value]:
+    """Find the split of each value; bare values without one are dropped."""
+    inside: dict[int, str] = {}
+    separate = []
+    for word in words:
+        at = bisect_right(places, word.start(), key=itemgetter(0)) - 1
+        if at >= 0 and word.start() < places[at][1]:
+            inside[places[at][0]] = _plain(word)
+        else:
+            separate.append(word)
+    ahead, behind = _divide(line, separate, {end for _, _, end in places})
+    whole = _WHOLE_LINE.search(line)
+    split = nearest = whole["split"] if whole else heading
+    counted = None
+    split_end, upcoming = -1, 0
+    assigned = []
+    for value in values:
+        while upcoming < len(ahead) and ahead[upcoming].start() < value.start:
+            split = nearest = _plain(ahead[upcoming])
+            split_end = ahead[upcoming].end()
+            upcoming += 1
+        key, own = value.key, value.bracketed or inside.get(value.start)
+        adjacent = split_end >= 0 and not line[split_end : value.start].strip(" \t.'s")
+        if value.bracketed:
+            key = f"{key}_{own}"
+        elif (on := _read_metric_on_split(line, value, own)) is not None:
+            key, split, split_end, adjacent = f"{on[0]}_{on[1]}", on[1], value.key_end, False
+            own = split
+        elif key == own and value.value.is_integer():
+            counted = own  # `val: 3 loss: 0.5`
+        effective = split if adjacent or not _has_no_split(key, own is not None) else None
+        if effective is None and own is None and counted is not None and _is_metric(key):
+            effective = counted
+        if effective or own or not value.bare:
+            assigned.append(
+                value._replace(key=key, split=effective, named=own is not None, nearest=nearest, adjacent=adjacent)
+            )
+        nearest = own or nearest
+    return _qualify(assigned, behind)
+
+
+def _read_metric_on_split(line: str, value: _Value, own: str | None) -> tuple[str, str] | None:
+    """Return the metric and the split where they are before the number in this order."""
+    if value.key != own and value.key.lower() not in _SETS:
+        return None
+    on = _METRIC_ON_SPLIT.search(line, value.start - len(value.before), value.key_end)
+    return (on["metric"], on["split"]) if on and _is_metric(on["metric"]) else None
+
+
+def _divide(
+    line: str, words: list[re.Match[str]], ends: set[int]
+) -> tuple[list[re.Match[str]], list[tuple[int, re.Match[str]]]]:
+    """Separate the split words that count for what follows them from those that count for what is before them, each
+    with the end of that: `loss: 0.3 (val)`, and `loss: 0.3 [val]` where the line ends like that."""
+    if not words or (")" not in line and "]" not in line):
+        return words, []
+    brackets = {"()", "[]"} if line[words[-1].end() :].strip() == "]" else {"()"}
+    ahead, behind = [], []
+    for word in words:
+        start, end = word.span()
+        if line[start - 1 : start] + line[end : end + 1] in brackets:
+            end_before = len(line[: start - 1].rstrip())
+            if end_before in ends:
+                behind.append((end_before, word))
+                continue
+        ahead.append(word)
+    return ahead, behind
+
+
+def _qualify(values: list[_Value], behind: list[tuple[int, re.Match[str]]]) -> list[_Value]:
+    """Let a split word behind its values count for the one next to it, and for those before it that have none."""
+    upcoming = 0
+    for place, value in enumerate(values):
+        while upcoming < len(behind) and behind[upcoming][0] < value.end:
+            upcoming += 1
+        if upcoming == len(behind):
+            break
+        end, word = behind[upcoming]
+        counts = not value.split or (value.end == end and not value.adjacent)
+        if counts and not _has_no_split(value.key, value.named):
+            values[place] = value._replace(split=_plain(word))
+    return values
+
+
+def _has_no_split(key: str, named: bool) -> bool:
+    """Whether split words elsewhere in the line say nothing about a key."""
+    return named or key.lower() in _OF_NO_SPLIT
+
+
+def _plain(word: re.Match[str]) -> str:
+    return re.sub(r"[^\w-]+", "_", word[0])
+
+
+def _is_metric(word: str) -> bool:
+    return any(part.rstrip("0123456789") in METRIC_WORDS for part in re.split(r"[^a-z0-9]+", word.lower()))
+
+
+def _names(values: Sequence[_Value]) -> list[str]:
+    """The names of a line's values: their keys after their split words. Where that makes two of them equal although
+    other words precede them, the name contains the word before the key, or a number."""
+    names = [f"{value.split}_{value.key}" if value.split else value.key for value in values]
+    if len(set(names)) == len(names):
+        return names
+    alike = defaultdict(list)
+    for place, name in enumerate(names):
+        alike[name].append(place)
+    taken: dict[str, object] = {name: None for name, places in alike.items() if len(places) == 1}
+    for places in alike.values():
+        told = {place: _words_before(values[place]) for place in places}
+        if len(set(told.values())) == 1:
+            continue
+        for place in sorted(places, key=lambda place: told[place][0] is not None):
+            owner, word, _ = told[place]
+            name = unique = "_".join(part for part in (owner, word, values[place].key) if part)
+            number = 1
+            while taken.setdefault(unique, told[place]) != told[place]:
+                number += 1
+                unique = f"{name}_{number}"
+            names[place] = unique
+    return names
+
+
+def _words_before(value: _Value) -> tuple[str | None, str | None, bool]:
+    """What distinguishes a value from others of its name: its split, the word before its key, and whether the split is
+    that word."""
+    found = _WORD_BEFORE.search(value.before)
+    word = found["word"].replace(" ", "_") if found else None
+    if word and (word in _NEVER_METRICS or word.split("_")[0].lower() in RANK or has_split(word)):
+        word = None
+    return value.split or (None if value.named else value.nearest), word, value.adjacent

@@ -56,7 +56,7 @@ def prepare_study(lab: Lab, study: Study, options: Options) -> Setup:
     from looplab.decide.rules import load_decide, read_rules
     from looplab.guard.knobs import Knob
     from looplab.launch.command import find_program
-    from looplab.loop.setup import make_guard, prepare
+    from looplab.loop.setup import find_cwd, make_guard, prepare
     from looplab.measure.discover import Reader
     from looplab.measure.stdout import StdoutSource
 
@@ -65,9 +65,11 @@ def prepare_study(lab: Lab, study: Study, options: Options) -> Setup:
             Knob.make(path, spec)
     with lab.at(study, "derive" if study.derive else "normalise"):
         make_guard(study)
+    with lab.at(study, "launch", "cwd"):
+        cwd = find_cwd(lab.folder, study.launch.cwd)
     with lab.at(study, "launch", "command"):
         if "{" not in study.launch.command[0]:
-            find_program(study.launch.command[0], lab.folder / study.launch.cwd, study.launch.env)
+            find_program(study.launch.command[0], cwd, study.launch.env)
     with lab.at(study, "measure", "sources"):
         Reader(lab.folder, study.measure.sources)
     with lab.at(study, "measure", "stdout"):

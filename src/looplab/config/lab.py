@@ -29,6 +29,8 @@ from looplab.errors import LabError
 
 LAB_FILE = "lab.yaml"
 STUDY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+RUN_FOLDER = "run"
+"""`launch.cwd` of a trainer that starts in its run folder."""
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -65,6 +67,15 @@ def check_inside(path: str, info: ValidationInfo) -> str:
     folder: Path | None = (info.context or {}).get("folder")
     if folder is not None and not (folder / path).resolve().is_relative_to(folder.resolve()):
         raise ValueError(f"{path} leads out of the lab; keep what the lab uses inside its folder")
+    return path
+
+
+def check_cwd(path: str) -> str:
+    if re.search(r"\{\w+\}", path):
+        raise ValueError(
+            f"{path} is not a folder of the lab, and variables are not replaced here; "
+            f"write `cwd: {RUN_FOLDER}` to start the trainer in its run folder"
+        )
     return path
 
 
@@ -128,7 +139,8 @@ class Launch(Part):
     timeout: Duration | None = None
     grace: Duration = 10.0
     linger: Duration = 5.0
-    cwd: InLab = "."
+    cwd: Annotated[InLab, AfterValidator(check_cwd)] = "."
+    """The folder that the trainer starts in, inside the lab; `run`: its run folder."""
 
     @model_validator(mode="before")
     @classmethod

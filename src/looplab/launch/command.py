@@ -62,8 +62,13 @@ def build_argv(
     variables: Mapping[str, str],
     arguments: Sequence[str] = (),
     extra: Sequence[str] = (),
+    files_in: Path | None = None,
 ) -> list[str]:
-    """The argv: the filled template, with the rendered config where `{flags}` stands alone, else after it."""
+    """The argv: the filled template, with the rendered config where `{flags}` stands alone, else after it.
+
+    With `files_in`, for a trainer that starts in another folder, the template and `extra` may name files of that
+    folder, which become absolute paths.
+    """
     argv: list[str] = []
     placed = False
     for part in template:
@@ -71,10 +76,22 @@ def build_argv(
             argv.extend(arguments)
             placed = True
         else:
-            argv.append(fill(part, variables, "launch.command"))
+            argv.append(_absolute(fill(part, variables, "launch.command"), files_in, program=not argv))
     if not placed:
         argv.extend(arguments)
-    return [*argv, *extra]
+    return [*argv, *(_absolute(word, files_in) for word in extra)]
+
+
+def _absolute(word: str, folder: Path | None, *, program: bool = False) -> str:
+    """The word, as an absolute path if it is a file of the folder, alone or as `--option=file`. A program without a
+    slash is looked for on PATH, and folders stay: they may be modules (`-m package`) or places to write to."""
+    if folder is None or (program and "/" not in word):
+        return word
+    option, sign, name = word.rpartition("=")
+    try:
+        return f"{option}{sign}{folder / name}" if name and (folder / name).is_file() else word
+    except (OSError, ValueError):  # not a path: too long, or with a NUL
+        return word
 
 
 def render(config: Mapping[str, Any], rendering: Rendering, changed: Mapping[str, bool] | None = None) -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from looplab.config.files import dump_json, write_config
+from looplab.config.lab import RUN_FOLDER
 from looplab.config.paths import leaves, show
 from looplab.launch.base import Order, Slot
 from looplab.launch.command import build_argv, fill, find_program, render, render_environment
@@ -41,7 +42,8 @@ class Preparer:
         self._host = socket.gethostname()
         live = {"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1")}  # train.log grows as the trainer prints
         self._slot_env = {slot.name: {**live, **slot_environment(slot)} for slot in setup.slots}
-        self._cwds: dict[tuple[str, str], Path] = {}
+        self._homes: dict[tuple[str, str], Path] = {}
+        """Where the names in a command are found, by lab and folder."""
         self._elsewhere: dict[Path, Capsules] = {}
         self._programs: dict[tuple[str, Path], str] = {}
 
@@ -51,10 +53,12 @@ class Preparer:
         config = plan["config"]
         lab = plan.get("place") or str(self._setup.lab)
         job = config if plan.get("job") else None  # a submitted command: its config says what to run, and where
-        where = (lab, job["cwd"] if job is not None else self._launch.cwd)
-        cwd = self._cwds.get(where)
-        if cwd is None:
-            cwd = self._cwds[where] = inside(Path(lab), where[1], "launch.cwd")
+        in_run_dir = job is None and self._launch.cwd == RUN_FOLDER
+        where = (lab, job["cwd"] if job is not None else "." if in_run_dir else self._launch.cwd)
+        home = self._homes.get(where)
+        if home is None:
+            home = self._homes[where] = inside(Path(lab), where[1], "launch.cwd")
+        cwd = run_dir if in_run_dir else home
         config_file = f"{run_dir}/config.{self._rendering.format if self._rendering.as_ == 'file' else 'json'}"
         variables = self._variables(run, str(run_dir), config_file, slot, lab)
         changed = {key: "old" not in change for key, change in plan["diff_base"].items()}
@@ -63,7 +67,8 @@ class Preparer:
         if job is not None:
             argv = list(job["argv"])
         else:
-            argv = build_argv(self._launch.command, variables, arguments, self._setup.options.extra)
+            files_in = home if in_run_dir else None
+            argv = build_argv(self._launch.command, variables, arguments, self._setup.options.extra, files_in)
         if start is not None and self._setup.study.warm_start is not None:
             check_start(start)
             named = {**variables, "checkpoint": start["path"]}
@@ -73,9 +78,9 @@ class Preparer:
             del own["LOOPLAB_CONFIG"]  # its trainer has a config of its own
         given = self._given_environment(config, variables)
         env = {**own, **given}
-        if (argv[0], cwd) not in self._programs:
-            self._programs[argv[0], cwd] = find_program(argv[0], cwd, env)
-        program = self._programs[argv[0], cwd]
+        if (argv[0], home) not in self._programs:
+            self._programs[argv[0], home] = find_program(argv[0], home, env)
+        program = self._programs[argv[0], home]
         seeds = {show(path): value for path, value in leaves(config) if str(path[-1]).lower() in SEEDS}
         about = {
             "id": run.id,
@@ -108,8 +113,7 @@ class Preparer:
         }
         capsules = self._capsules if job is None else self._capsules_of(cwd)
         capsule = capsules.make(argv, program, {**own, **redact_env(given)}, seeds)
-        if job is not None:
-            capsule["cwd"] = str(cwd)
+        capsule["cwd"] = str(cwd)
         override = {"parent": run.parent, "base": run.base, "proposer": run.proposer, "edits": plan["edits"]}
         files = {
             "run.json": dump_json(about, finite=True),

@@ -10,7 +10,7 @@ from typing import Any
 
 from looplab.config.edits import apply_edits
 from looplab.config.files import read_config
-from looplab.config.lab import Lab, Study
+from looplab.config.lab import RUN_FOLDER, Lab, Study
 from looplab.config.paths import Concrete, find, get, leaves
 from looplab.decide.base import Proposer
 from looplab.decide.history import History
@@ -192,7 +192,8 @@ def prepare(lab: Lab, study: Study, options: Options) -> Setup:
             f"study {study.study!r} requires of a formal run: {'; '.join(missing)}",
             hint="--informal runs without, and says so",
         )
-    cwd = inside(lab.folder, study.launch.cwd, "launch.cwd")
+    with lab.at(study, "launch", "cwd"):
+        cwd = find_cwd(lab.folder, study.launch.cwd)
     check_templates(study.launch.command, study.launch.env)
     if "{" not in study.launch.command[0]:
         find_program(study.launch.command[0], cwd, study.launch.env)
@@ -204,6 +205,15 @@ def prepare(lab: Lab, study: Study, options: Options) -> Setup:
         check_watch(study.watch, study.objective, held_out, guard, [base.config for base in bases])
     seed = find_seed(study, bases[0])
     return Setup(lab.folder, study, options, guard, bases, slots, devices, share, seed, prints, notes)
+
+
+def find_cwd(lab: Path, cwd: str) -> Path:
+    """Return the folder from which the names in a command are found: the one that the trainer starts in, and the lab
+    for a trainer that starts in its run folder."""
+    folder = inside(lab, "." if cwd == RUN_FOLDER else cwd, "launch.cwd")
+    if not folder.is_dir():
+        raise LabError(f"launch.cwd: the lab has no folder {cwd}", hint=f"`cwd: {RUN_FOLDER}` is the run folder")
+    return folder
 
 
 def find_prints(lab: Lab, study: Study) -> Prints:

@@ -84,6 +84,76 @@ def test_the_trainer_starts_in_the_folder_of_launch_cwd(lab) -> None:
     assert lab.all("seen.json")[0]["cwd"] == str(lab.folder / "code")
 
 
+def test_with_cwd_run_the_trainer_starts_in_its_run_folder_and_finds_the_files_of_the_lab(lab) -> None:
+    lab.write("data/words.txt", "x")
+    (lab.folder / "runs").mkdir()
+    command = ["{python}", "-S", "train.py", "data/words.txt", "--data=data/words.txt", "runs", "nothing.txt"]
+    lab.configure(launch={"command": command, "cwd": "run"})
+    lab("check")
+    lab("run", "--", "data/words.txt")
+    (run,) = lab.runs()
+    seen = lab.read(run, "seen.json")
+    words = str(lab.folder / "data" / "words.txt")
+    assert seen["cwd"] == str(run)
+    assert seen["argv"] == [words, f"--data={words}", "runs", "nothing.txt", words]
+    assert lab.read(run, "run.json")["argv"][2] == str(lab.folder / "train.py")
+    assert lab.read(run, "capsule.json")["cwd"] == str(run)
+
+
+def test_with_cwd_run_a_program_of_the_lab_is_found(lab) -> None:
+    lab.write("bin/train", f"#!{sys.executable} -S\n" + (lab.folder / "train.py").read_text()).chmod(0o755)
+    lab.configure(launch={"command": ["bin/train"], "cwd": "run"})
+    lab("check")
+    lab("run")
+    (run,) = lab.runs()
+    assert lab.read(run, "seen.json")["cwd"] == str(run)
+    assert lab.read(run, "summary.json")["objective"]["value"] is not None
+
+
+def test_with_cwd_run_metrics_beside_the_trainer_are_found(lab) -> None:
+    trainer = (
+        "import json, os\n"
+        "os.makedirs('runs/CartPole', exist_ok=True)\n"
+        "with open('runs/CartPole/metrics.jsonl', 'w') as file:\n"
+        "    file.write(json.dumps({'step': 1, 'loss': 0.5}) + '\\n')\n"
+    )
+    lab.write("train.py", trainer)
+    lab("run", code=None)
+    (run,) = lab.runs()
+    (note,) = lab.read(run, "summary.json")["notes"]
+    assert "the objective 'loss' was not measured; the run measured nothing. runs/CartPole/metrics.jsonl was" in note
+    assert "launch.cwd: run" in note
+    lab.configure(launch={**lab.study["launch"], "cwd": "run"}, study="again")
+    lab("run")
+    (run,) = lab.runs("again")
+    assert lab.read(run, "summary.json")["objective"]["value"] == 0.5
+
+
+def test_a_run_without_its_objective_names_what_comes_near(lab) -> None:
+    lab.configure(objective={"metric": "Loss", "goal": "min"})
+    lab("run", code=None)
+    (run,) = lab.runs()
+    (note,) = lab.read(run, "summary.json")["notes"]
+    assert "'Loss' was not measured, but 'loss' was, which differs only in separators or case" in note
+
+
+@pytest.mark.parametrize("command", ["check", "run"])
+@pytest.mark.parametrize(
+    ("cwd", "message"),
+    [
+        ("{run_dir}", "write `cwd: run`"),
+        ("{lab}/code", "write `cwd: run`"),
+        ("nowhere", "the lab has no folder nowhere"),
+    ],
+)
+def test_a_cwd_that_is_not_there_is_refused_before_anything_starts(lab, cwd: str, message: str, command: str) -> None:
+    lab.configure(launch={**lab.study["launch"], "cwd": cwd})
+    done = lab(command, code=2)
+    assert message in done.err
+    assert f"lab.yaml:{lab.line('launch')}: launch.cwd" in done.err
+    assert lab.runs() == []
+
+
 def test_a_run_knows_its_name_and_its_place(lab) -> None:
     lab("run")
     (run,) = lab.runs()

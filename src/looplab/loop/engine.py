@@ -436,7 +436,7 @@ class Engine:
             gauge = Gauge(self.setup.study, run_dir)
         if self._secrets:
             scrub_file(run_dir / "train.log", self._secrets)
-        summary, status, objective = summarise(run, self.setup.study, gauge, exit_)
+        summary, status, objective = summarise(run, self.setup.study, gauge, exit_, lab=self.setup.lab, run_dir=run_dir)
         print_ = self.setup.prints.digest()
         if print_:
             began_with = folder.read_json(run_dir, "run.json").get("fingerprint", "")

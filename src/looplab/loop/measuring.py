@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from looplab.config.lab import Study
+from looplab.config.lab import RUN_FOLDER, Study
 from looplab.launch.base import Exit
 from looplab.ledger.study import RunRow
 from looplab.measure.base import Batch
 from looplab.measure.discover import Reader, reader_of
+from looplab.measure.missing import explain_missing
 from looplab.measure.summary import Directions, Summariser, check_at, objective_value, to_dict
 
 
@@ -84,9 +85,11 @@ def left_nothing(run_dir: Path) -> bool:
         return False
 
 
-def summarise(run: RunRow, study: Study, gauge: Gauge | None, exit_: Exit) -> tuple[dict[str, Any], str, float | None]:
-    """`summary.json`, the status and the objective. A run that did not end well has no objective; a metric that was
-    not measured is missing, never 0."""
+def summarise(
+    run: RunRow, study: Study, gauge: Gauge | None, exit_: Exit, *, lab: Path, run_dir: Path
+) -> tuple[dict[str, Any], str, float | None]:
+    """Return `summary.json`, the status and the objective. A run that did not end well has no objective; a metric that
+    was not measured is missing, never 0."""
     if gauge is not None:
         # The last line of a run that was killed may be half a line, and half a number is a wrong one.
         gauge.rest = gauge.poll(final=exit_.signal is None)
@@ -104,8 +107,12 @@ def summarise(run: RunRow, study: Study, gauge: Gauge | None, exit_: Exit) -> tu
         if found is not None:
             notes.append(f"the objective {wanted.metric!r} was not finite at the end")
         else:
-            known = ", ".join(sorted(metrics)[:8]) or "nothing"
-            notes.append(f"the objective {wanted.metric!r} was not measured; the run measured {known}")
+            in_run_dir = study.launch.cwd == RUN_FOLDER
+            notes.append(
+                explain_missing(
+                    wanted.metric, metrics, run_dir=run_dir, lab=lab, since=exit_.started, in_run_dir=in_run_dir
+                )
+            )
     seconds = exit_.ended - exit_.started if exit_.ended and exit_.started else None
     summary = {
         "id": run.id,

@@ -22,7 +22,7 @@ KINDS = ("jsonl", "wandb", "tensorboard", "csv", "stdout", "trainer_summary")
 
 _PARTS = {"wandb": ("wandb", "wandb_history", "wandb_summary")}
 _AUTO = ("jsonl", "wandb", "wandb_history", "tensorboard", "csv", "stdout", "trainer_summary", "wandb_summary")
-_CURVES = frozenset({"jsonl", "wandb", "wandb_history", "tensorboard", "csv"})
+CURVES = frozenset({"jsonl", "wandb", "wandb_history", "tensorboard", "csv"})
 
 _BY_NAME = {
     "metrics.jsonl": "jsonl",
@@ -32,7 +32,7 @@ _BY_NAME = {
     "wandb-summary.json": "wandb_summary",
 }
 _CSV = re.compile(r"(?:progress|metrics|log|history|results|monitor)\.csv")
-_IGNORED = frozenset(
+IGNORED = frozenset(
     {
         "checkpoints",
         "checkpoint",
@@ -150,7 +150,7 @@ class Reader:
                 entry.source.at_step = self.last_step
             batch = entry.source.poll(final)
             if batch:
-                if kind in _CURVES:
+                if kind in CURVES:
                     self._has_curves = True
                 self._take(entry, batch, out)
         for name in self._hidden:
@@ -230,14 +230,14 @@ class Reader:
         below = []
         for entry in entries:
             name = entry.name
-            kind = _kind_of(name, depth)
+            kind = kind_of(name, depth)
             if kind is not None:
                 if kind in self._ranks and entry.path not in self._paths and entry.is_file():
                     self._add(kind, entry.path, folder)
             elif (
                 depth < MAX_DEPTH
                 and "." not in name[:1]
-                and name not in _IGNORED
+                and name not in IGNORED
                 and entry.is_dir(follow_symlinks=False)
             ):
                 below.append(name)
@@ -276,7 +276,7 @@ def _after(curve: Curve, step: float) -> Curve:
     return Curve([at for at, _ in kept], [value for _, value in kept])
 
 
-def _kind_of(name: str, depth: int) -> str | None:
+def kind_of(name: str, depth: int) -> str | None:
     kind = _BY_NAME.get(name)
     if kind is not None:
         return None if kind == "stdout" and depth else kind

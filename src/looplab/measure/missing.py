@@ -1,0 +1,124 @@
+"""What to tell a person whose run ended well but did not measure its objective."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from difflib import SequenceMatcher
+from itertools import islice
+from pathlib import Path
+
+from looplab.measure.discover import CURVES, IGNORED, kind_of
+from looplab.measure.splits import KINDS, kind_of_split
+
+MAX_SHOWN = 8
+MAX_SUGGESTED = 2
+MAX_COMPARED = 2_000
+"""Names that are compared letter by letter."""
+MAX_FILES = 3
+MAX_ENTRIES = 5_000
+"""Files and folders below the lab that are looked at."""
+_ALIKE = 0.75
+"""The share of letters in common that makes a name a likely slip of the pen."""
+_SPLITS = frozenset(f"<{kind}>" for kind in KINDS)
+_CLOCK_TICK_S = 0.05
+
+
+def explain_missing(
+    metric: str,
+    measured: Collection[str],
+    *,
+    run_dir: Path,
+    lab: Path,
+    since: float | None,
+    in_run_dir: bool = False,
+) -> str:
+    """Say that a metric was not measured, and what may have been meant.
+
+    Args:
+        metric: The name of the objective.
+        measured: The names that the run measured.
+        run_dir: The folder in which metrics are looked for.
+        lab: The folder of the lab; metrics written elsewhere in it during the run are named.
+        since: When the run started, in seconds since 1970; None: other files are not looked for.
+        in_run_dir: Whether the trainer was started in its run folder.
+    """
+    ranked = sorted(
+        (_distance(metric, name, compare=place < MAX_COMPARED), name) for place, name in enumerate(measured)
+    )
+    same = [name for distance, name in ranked if distance[0] == 0]
+    near = [name for distance, name in ranked if distance[0] <= 3]
+    text = f"the objective {metric!r} was not measured"
+    if len(same) == 1:
+        text += f", but {same[0]!r} was, which differs only in separators or case: name it in objective.metric. The"
+    elif near:
+        text += f"; did you mean {' or '.join(near[:MAX_SUGGESTED])}? The"
+    else:
+        text += "; the"
+    text += f" run measured {_list_names([name for _, name in ranked])}"
+    files = [] if since is None else list(islice(_written_elsewhere(lab, run_dir, since), MAX_FILES))
+    if files:
+        text += f". {', '.join(files)} {'was' if len(files) == 1 else 'were'} written during the run: "
+        text += "point the trainer at {run_dir}" + ("" if in_run_dir else ", or start it there with launch.cwd: run")
+    return text
+
+
+def _list_names(names: Sequence[str]) -> str:
+    if not names:
+        return "nothing"
+    count = f"{len(names)} metric{'s' if len(names) > 1 else ''}"
+    return count + (", among them " if len(names) > MAX_SHOWN else ": ") + ", ".join(names[:MAX_SHOWN])
+
+
+def _distance(wanted: str, name: str, *, compare: bool) -> tuple[int, float]:
+    """How far a name is from the one that is wanted: 0 if only separators or case differ, 1 if they have the same words
+    for the same split, 2 if one has more words, 3 if they are spelled alike, else 4; and an order among these."""
+    letters, others = (re.sub(r"[\W_]", "", text).lower() for text in (wanted, name))
+    if letters == others:
+        return 0, 0.0
+    one, other = sorted(_words(wanted)), sorted(_words(name))
+    if one == other:
+        return 1, 0.0
+    splits = [[word for word in words if word in _SPLITS] for words in (one, other)]
+    of_another_split = bool(splits[0]) and splits[0] != splits[1]
+    if not of_another_split and (set(one) < set(other) or set(other) < set(one)):
+        return 2, abs(len(one) - len(other))
+    likeness = SequenceMatcher(None, letters, others, autojunk=False).ratio() if compare else 0.0
+    return 3 if likeness >= _ALIKE and not of_another_split else 4, -likeness
+
+
+def _words(name: str) -> list[str]:
+    """The words of a name in lower case; all words for a kind of split are one."""
+    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+|\d+", name)
+    return [f"<{kind}>" if (kind := kind_of_split(word)) else word.lower() for word in words]
+
+
+def _written_elsewhere(lab: Path, run_dir: Path, since: float) -> Iterator[str]:
+    """The files of metrics below the lab but outside of the runs that changed since then, the nearest to the top
+    first."""
+    skipped = {str(lab / "outputs"), str(run_dir)}
+    folders = deque([str(lab)])
+    left = MAX_ENTRIES
+    while folders and left > 0:
+        try:
+            with os.scandir(folders.popleft()) as listing:
+                entries = sorted(islice(listing, left), key=lambda entry: entry.name)
+        except OSError:  # removed this moment, or not readable
+            continue
+        left -= len(entries)
+        for entry in entries:
+            try:
+                if kind_of(entry.name, depth=1) in CURVES:
+                    if entry.is_file() and entry.stat().st_mtime >= since - _CLOCK_TICK_S:
+                        yield os.path.relpath(entry.path, lab)
+                elif (
+                    not entry.name.startswith(".")
+                    and entry.name not in IGNORED
+                    and entry.path not in skipped
+                    and entry.is_dir(follow_symlinks=False)
+                ):
+                    folders.append(entry.path)
+            except OSError:
+                continue

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from looplab.errors import LabError
-from looplab.ledger.ledger import Ledger
+from looplab.ledger.ledger import Ledger, LedgerCopy
 from looplab.ledger.study import StudyLedger
 
 plain = st.recursive(
@@ -188,3 +190,86 @@ def test_commands_are_taken_once(ledger: Ledger) -> None:
     study.command("drain")
     assert study.take_commands() == [("stop", {"run": None}), ("drain", {})]
     assert study.take_commands() == []
+
+
+# -- a copy
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.endswith("-shm")}
+
+
+def test_what_is_written_to_a_copy_is_never_seen_in_the_ledger(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.db")
+    fill(ledger, [("a", "s", {"n": 1})])
+    ledger.close()
+    before = files(tmp_path)
+    copy = LedgerCopy(tmp_path / "ledger.db")
+    fill(copy, [("b", "s", {"n": 2})])
+    assert [event.kind for event in copy.events()] == ["a", "b"]
+    copy.close()
+    assert files(tmp_path) == before
+    assert not list(tmp_path.glob("*-shm"))
+
+
+def test_a_copy_holds_what_an_open_ledger_has_committed_and_no_more(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.db")
+    fill(ledger, [("a", "s", {})])
+    with ledger.write():
+        ledger.record("b", "s")
+        before = files(tmp_path)
+        copy = LedgerCopy(tmp_path / "ledger.db")
+        assert [event.kind for event in copy.events()] == ["a"]
+        copy.close()
+        assert files(tmp_path) == before
+    copy = LedgerCopy(tmp_path / "ledger.db")
+    assert [event.kind for event in copy.events()] == ["a", "b"]
+
+
+def test_a_copy_holds_what_a_killed_process_has_committed(tmp_path: Path) -> None:
+    pid = os.fork()
+    if pid == 0:
+        fill(Ledger(tmp_path / "ledger.db"), [("a", "s", {}), ("b", "s", {})])
+        os._exit(0)  # without closing it
+    os.waitpid(pid, 0)
+    assert (tmp_path / "ledger.db-wal").stat().st_size > 0
+    before = files(tmp_path)
+    assert [event.kind for event in LedgerCopy(tmp_path / "ledger.db").events()] == ["a", "b"]
+    assert files(tmp_path) == before
+
+
+def test_the_copy_of_a_ledger_that_is_not_there_is_empty_and_makes_none(tmp_path: Path) -> None:
+    copy = LedgerCopy(tmp_path / ".looplab" / "ledger.db")
+    fill(copy, [("a", "s", {})])
+    copy.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_ledger_cannot_be_copied(tmp_path: Path) -> None:
+    (tmp_path / "ledger.db").write_bytes(b"no database" * 1000)
+    with pytest.raises(LabError, match="cannot open the ledger"):
+        LedgerCopy(tmp_path / "ledger.db")
+
+
+@pytest.mark.parametrize("writing", [False, True])
+def test_a_copy_needs_no_permission_to_write(writing: bool) -> None:
+    folder = Path(tempfile.mkdtemp())  # pytest's own folders are closed to other users
+    ledger = Ledger(folder / "ledger.db")
+    try:
+        fill(ledger, [("a", "s", {})])
+        if not writing:
+            ledger.close()
+        folder.chmod(0o555)
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                if os.getuid() == 0:
+                    os.setuid(65534)
+                status = 0 if [event.kind for event in LedgerCopy(folder / "ledger.db").events()] == ["a"] else 2
+            finally:
+                os._exit(status)
+        assert os.waitpid(pid, 0)[1] == 0
+    finally:
+        folder.chmod(0o755)
+        shutil.rmtree(folder)

@@ -64,16 +64,10 @@ class Ledger:
             raise LabError("this lab has no ledger yet", hint="start with `looplab run`")
         if create:
             path.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with _opening(path):
             self._db = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S)
             self._db.row_factory = sqlite3.Row
             self._prepare()
-        except sqlite3.DatabaseError as error:
-            raise LabError(
-                f"cannot open the ledger: {error}",
-                file=path,
-                hint="is the folder writable and the disk not full? a damaged ledger is rebuilt by `looplab reindex`",
-            ) from error
 
     def _prepare(self) -> None:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
@@ -195,3 +189,60 @@ class Ledger:
         if anchored is not None and anchored[0] >= expected:
             return Broken(expected, f"the end is cut off: there were {anchored[0]} events")
         return None
+
+
+class LedgerCopy(Ledger):
+    """A copy in memory of the ledger at `path`, empty if there is none; what is written to it is lost when it closes.
+
+    The file is only read: an engine may be writing to it, and the reader needs no write permission in the lab.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._head = None
+        self._seen = -1
+        with _opening(path):
+            self._db = sqlite3.connect(":memory:", isolation_level=None)
+            self._db.row_factory = sqlite3.Row
+            if path.exists():
+                _copy_database(path, self._db)
+            self._prepare()
+
+    def anchor(self) -> None:
+        """The end of a copy's chain is nobody's business."""
+
+
+@contextmanager
+def _opening(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        raise LabError(
+            f"cannot open the ledger: {error}",
+            file=path,
+            hint="is the folder writable and the disk not full? a damaged ledger is rebuilt by `looplab reindex`",
+        ) from error
+
+
+def _copy_database(path: Path, target: sqlite3.Connection) -> None:
+    """Copy a database as it is at one moment, with SQLite's online backup."""
+    wal = path.with_name(f"{path.name}-wal")
+
+    def state() -> tuple[int, int, bool]:
+        status = path.stat()
+        return status.st_mtime_ns, status.st_size, wal.exists()
+
+    def back_up(options: str) -> None:
+        uri = f"{path.resolve().as_uri()}?mode=ro{options}"
+        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S)) as source:
+            source.backup(target)
+
+    before = state()
+    if not wal.exists():
+        # Nobody has it open. A reader in WAL mode would leave a -wal and a -shm file behind, or fail where it may not;
+        # an immutable database is read without them, but also without a lock: an engine may begin in this moment.
+        with contextlib.suppress(sqlite3.DatabaseError):
+            back_up("&immutable=1")
+            if state() == before:
+                return
+    back_up("")

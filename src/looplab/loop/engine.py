@@ -27,7 +27,7 @@ from looplab.launch.base import Event, Executor, Exit, Order, Refused, Slot, Sta
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import RunRow, StudyLedger
 from looplab.loop.decision import Decider
-from looplab.loop.judging import Bench, evidence_of
+from looplab.loop.judging import Bench, evidence_of, record_judgement
 from looplab.loop.measuring import Gauge, left_nothing, summarise
 from looplab.loop.planning import News, Planner
 from looplab.loop.prepare import PREPARED, Preparer
@@ -163,12 +163,13 @@ class Engine:
             self.study.take_commands()  # what was asked of an engine that is gone
             self._recover()
             beat = time.monotonic()
-            while not self._is_over():
+            while True:
                 self._obey()
+                # Two transactions: what is decided is in the ledger before any of it is started.
+                self._plan()
+                if self._is_over():
+                    break
                 if self._free:
-                    # Two transactions: what is decided is in the ledger before any of it is started.
-                    with self._ledger.write():
-                        self._plan()
                     with self._ledger.write():
                         self._launch()
                 self._listen()
@@ -227,15 +228,12 @@ class Engine:
         return slot.name if slot else "-"
 
     def _is_over(self) -> bool:
+        """Whether nothing runs and nothing more will be started; asked after planning."""
         if self.running or self._finished or self._behind:
             return False
         if self.draining or self._stopping:
             return True
-        if self._planner.queue or self._paused:
-            return False
-        with self._ledger.write():
-            self._plan()
-        return not self._planner.queue and not self._planner.thinking
+        return not (self._planner.queue or self._planner.thinking or self._paused)
 
     # -- after a crash
 
@@ -283,6 +281,11 @@ class Engine:
             self._listen(0.0)
             for run_id in self._adopting & self.running.keys():
                 self._tell(News("adopted", f"run {run_id} is still at work: adopted", run_id))
+        if self._bench is not None:
+            # What the judge asked of an engine that is gone is not recorded: it is worked out again.
+            with self._ledger.write():
+                self._judge([])
+            self._write_verdicts()
         ended = self.study.runs(state="ended", limit=REMEMBERED)
         self._latest = ended[-1] if ended else None
         self._pointing = True
@@ -291,10 +294,11 @@ class Engine:
             self._note_in_book([run for run in ended if run.id in missing])
 
     def _plan(self) -> None:
-        """Decide on more runs, where there is room for any."""
-        if self.draining or self._stopping or self._behind or self._paused:
+        """Decide on more runs if a slot is free and none is waiting for it."""
+        if self.draining or self._stopping or self._behind or self._paused or self._planner.queue or not self._free:
             return
-        self._planner.plan(idle=not self.running and not self._finished, free=len(self._free))
+        with self._ledger.write():
+            self._planner.plan(idle=not self.running and not self._finished, free=len(self._free))
         self.progress.total = self._planner.total
 
     # -- launch
@@ -498,9 +502,8 @@ class Engine:
         return replace(run, verdict="discard")
 
     def _write_down(self, sitting: Sitting) -> None:
+        champion = record_judgement(self.study, sitting, self._show_verdict)
         for run_id, verdict, evidence in evidence_of(sitting):
-            files = self._show_verdict(run_id, evidence)
-            self.study.judged(run_id, verdict, evidence, files)
             self._tell(News("judged", f"run {run_id}: {verdict}. {evidence['why']}", run_id))
             self._jot(labbook.line(time.time(), f"judged {run_id}", str(evidence["why"]), verdict, ""))
         for test in sitting.opened:
@@ -508,10 +511,8 @@ class Engine:
         for alarm in sitting.alarms:
             self._tell(News("alarm", alarm))
             self._jot(labbook.line(time.time(), "alarm", alarm, "", ""))
-        if sitting.champion is not None and (self.best is None or self.best.id != sitting.champion):
-            self.best = self.study.run(sitting.champion)
-            if self.best.objective is not None:
-                self.study.set_best(self.best.id, self.best.objective)
+        if champion is not None:
+            self.best = champion
             if self.setup.study.warm_start is not None:
                 keep_model(self.setup.study.warm_start, self.folder, self.best, "best")
             self._pointing = True

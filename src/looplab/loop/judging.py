@@ -5,7 +5,7 @@ The court itself is pure; this is where its docket is kept (in the ledger), and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -79,11 +79,15 @@ class Bench:
     def sit(self, open_runs: Iterable[RunRow] = ()) -> Sitting | None:
         """Look at everything once more, if anything is new, and write down what was decided; inside a transaction.
 
-        A config whose first run is still at work is not looked at: its first run is the one it is selected by."""
+        A config whose first run has not ended is not looked at: its first run is the one it is selected by."""
         if not self._new:
             return None
         self._new = False
-        waiting = {(run.point, run.warm) for run in open_runs if run.role in ("base", "trial")}
+        first: dict[Key, int] = {}
+        for run in open_runs:
+            if run.role in ("base", "trial"):
+                first[run.point, run.warm] = min(run.n, first.get((run.point, run.warm), run.n))
+        waiting = {key for key, n in first.items() if key in self._groups and n < self._groups[key].n}
         kept = self._record.docket()
         docket = Docket.from_dict(kept) if kept else Docket()
         entrants = [entrant for entrant in self._entrants() if (entrant.point, entrant.warm) not in waiting]
@@ -186,6 +190,25 @@ def veto(record: StudyLedger, run: RunRow, why: str) -> str | None:
         verdicts = tuple((one, "void" if one == run.id else verdict) for one, verdict in docket.verdicts)
         record.set_docket(replace(docket, champion=heir.id if heir else None, verdicts=verdicts).as_dict())
     return heir.id if heir else None
+
+
+def record_judgement(
+    record: StudyLedger,
+    sitting: Sitting,
+    files: Callable[[str, Mapping[str, object]], Mapping[str, str]] = lambda run, evidence: {},
+) -> RunRow | None:
+    """Record the new verdicts and the champion, inside a transaction; returns the champion if it is a new one.
+
+    `files` returns the hashes of the run's files that show a verdict."""
+    for run, verdict, evidence in evidence_of(sitting):
+        record.judged(run, verdict, evidence, files(run, evidence))
+    best = record.best() if sitting.champion is not None else None
+    if sitting.champion is None or (best is not None and best.id == sitting.champion):
+        return None
+    champion = record.run(sitting.champion)
+    if champion.objective is not None:
+        record.set_best(champion.id, champion.objective)
+    return champion
 
 
 def evidence_of(sitting: Sitting) -> list[tuple[str, str, dict[str, object]]]:

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import builtins
 import contextlib
 import json
 import math
 import statistics
-import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from looplab.config.files import canonical_json
 from looplab.config.lab import Search
 from looplab.decide.base import Proposal
 from looplab.decide.history import History
-from looplab.decide.search import Axis, SearchProposer, find_axes
+from looplab.decide.search import Axis, Point, SearchProposer, find_axes, select_points
 from looplab.errors import LabError
 from looplab.guard.guard import Guard
 from looplab.guard.knobs import Knob
@@ -281,21 +280,70 @@ def test_only_what_differs_from_the_base_is_edited_and_numbers_are_short(lab: La
             assert len(value.strip('"').replace("0.", "").replace(".", "").lstrip("0")) <= 7
 
 
-@pytest.mark.parametrize(("sampler", "needs"), [("auto", "scipy"), ("tpe", "optuna"), ("qmc", "scipy")])
-def test_a_missing_library_is_told_with_what_to_install(
+def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+    """Make it look as if these packages were not installed."""
+    monkeypatch.setattr("looplab.decide.search.find_spec", lambda name: None if name in packages else find_spec(name))
+
+
+@pytest.mark.parametrize(
+    ("sampler", "needs"),
+    [
+        ("auto", "scipy"),
+        ("auto", "threadpoolctl"),
+        ("tpe", "optuna"),
+        ("cmaes", "cmaes"),
+        ("qmc", "scipy"),
+        ("random", "numpy"),
+    ],
+)
+def test_a_missing_package_is_named_with_what_to_install(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, sampler: str, needs: str
 ) -> None:
-    monkeypatch.delitem(sys.modules, "looplab.decide.surrogate", raising=False)
-    real = builtins.__import__
+    without(monkeypatch, needs)
+    with pytest.raises(LabError, match=rf"search: {sampler} needs {needs}, which is not installed.*looplab\[search\]"):
+        lab.proposer(sampler)
 
-    def without(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.split(".")[0] == needs:
-            raise ModuleNotFoundError(name)
-        return real(name, *args, **kwargs)
 
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(LabError, match=r"looplab\[search\]"):
-        lab.proposer(sampler).propose(lab.study, 1)
+def test_torch_is_not_part_of_the_search_extra(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "torch")
+    with pytest.raises(LabError, match=r"needs torch, which is not installed.*pip install 'torch'"):
+        lab.proposer("gp")
+
+
+@pytest.mark.parametrize("sampler", ["auto", "random", "grid", "qmc"])
+def test_the_samplers_of_looplab_itself_need_no_optuna(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampler: str
+) -> None:
+    without(monkeypatch, "optuna", "cmaes", "sklearn", "torch")
+    lab = Lab(tmp_path / "lab", make_guard({"width": {"type": "int", "low": 1, "high": 64}}), dict(BASE))
+    assert len(lab.proposer(sampler).propose(lab.study, 8)) == 8
+
+
+def test_without_optuna_a_large_study_continues_with_a_selection_of_its_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("looplab.decide.search.MANY", 12)
+    without(monkeypatch, "optuna")
+    lab = plane(tmp_path)
+    proposer = lab.proposer()
+    lab.go(proposer, 40, bowl)
+    proposals = proposer.propose(lab.study, 3)
+    assert {proposal.reason for proposal in proposals} == {
+        "the expected improvement on 40 measured points, from 12 of them"
+    }
+    assert len({proposal.edits for proposal in proposals}) == 3
+
+
+def test_a_selection_of_points_holds_the_best_and_the_newest_in_their_order() -> None:
+    points = [Point({"x": i}, values=[float((i - 20) ** 2)]) for i in range(100)] + [Point({"x": 100}, pending=1)]
+    some = select_points(points, 30, "min")
+    places = [point.params["x"] for point in some]
+    assert len(places) == 30
+    assert places == sorted(places)
+    assert {*range(16, 25), *range(91, 101)} <= set(places)
+    assert any(30 < place < 90 for place in places)
+    assert select_points(points, 101, "min") == points
+    assert {99, 98} <= {point.params["x"] for point in select_points(points[:-1], 30, "max")}
 
 
 def test_a_large_study_goes_on_with_tpe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from looplab.config.lab import Lab, Study, find_lab, load_lab
-from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
 from looplab.runs.folder import study_folder
@@ -49,9 +48,7 @@ def open_place(folder: Path | None, study: str | None, *, create: bool = False) 
 
 
 def prepare_study(lab: Lab, study: Study, options: Options) -> Setup:
-    """Check everything before anything is written or started; what is wrong in the lab file is told with its line."""
-    from importlib.util import find_spec
-
+    """Check everything before anything is written or started; mistakes in the lab file are reported with their line."""
     from looplab.decide.queue import read_queue
     from looplab.decide.rules import load_decide, read_rules
     from looplab.guard.knobs import Knob
@@ -79,7 +76,8 @@ def prepare_study(lab: Lab, study: Study, options: Options) -> Setup:
             rules = lab.folder / entry.rules
             (load_decide if rules.suffix == ".py" else read_rules)(rules)
         elif entry.search is not None:
+            from looplab.decide.search import check_packages
+
             with lab.at(study, "proposers"):
-                if find_spec("optuna") is None:
-                    raise LabError("search draws its samples with Optuna", hint="pip install 'looplab[search]'")
+                check_packages(entry.search)
     return prepare(lab, study, options)

@@ -14,6 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 from looplab.config.edits import Edit, EditError, Op, apply_edits
@@ -43,11 +44,12 @@ STARTUP = 10
 EARLY = 6
 """The same for looplab's own Gaussian process, which makes more of few points."""
 MANY = 300
-"""Points from which on a Gaussian process would be slow, and TPE knows enough."""
+"""Points beyond which a Gaussian process of all of them would be slow. TPE takes over, since it knows enough by then;
+where Optuna is not installed, the process continues with a selection of so many points."""
 CANDIDATES = 64
 """Draws of TPE from which it takes the most promising; Optuna's 24 are few where there are many knobs."""
 LOCAL = 3
-"""Every so manieth draw beside TPE is a step from the best point."""
+"""One draw in LOCAL beside TPE is a local step around the best point."""
 WIDE, NARROW = 0.25, 0.03
 """How far such a step goes on each axis, as a share of it: at the beginning, and at least."""
 MAX_GRID = 100_000
@@ -57,6 +59,16 @@ PATIENCE = 8
 DIGITS = 6
 """Significant digits of a drawn number: more say nothing, and nobody can read them."""
 NAMES = {"tpe": "TPE", "cmaes": "CMA-ES", "gp": "a Gaussian process", "random": "random draw", "qmc": "Sobol sequence"}
+NEEDS = {
+    "auto": ("numpy", "scipy", "threadpoolctl"),
+    "tpe": ("optuna", "scipy"),
+    "cmaes": ("cmaes", "optuna", "scipy"),
+    "gp": ("optuna", "scipy", "torch"),
+    "random": ("numpy",),
+    "grid": (),
+    "qmc": ("numpy", "scipy"),
+}
+"""The packages that a sampler imports."""
 INSIDE = {"constraint", "derive", "normalise"}
 """Rules of the guard whose refusal says something about a point inside the knobs' ranges."""
 
@@ -194,6 +206,7 @@ class SearchProposer:
     def __init__(
         self, settings: Search, guard: Guard, base: dict[str, Any], goal: Literal["max", "min"], history: History
     ) -> None:
+        check_packages(settings)
         self.problem: str | None = None
         self._settings = settings
         self._guard = guard
@@ -362,8 +375,24 @@ def make_sampler(
     return _AfterStartup(settings, uniform, models[settings.sampler](settings, axes, goal))
 
 
-def _missing(name: str) -> LabError:
-    return LabError(f"the search needs {name}, which is not installed", hint="pip install 'looplab[search]'")
+def check_packages(settings: Search) -> None:
+    """Raise a LabError that names the packages which this sampler needs and which are not installed."""
+    missing = [name for name in NEEDS[settings.sampler] if not _is_installed(name)]
+    if missing:
+        packages = "looplab[search]" if missing != ["torch"] else "torch"
+        without = "grid, random, qmc and auto work without Optuna" if "optuna" in missing else ""
+        raise LabError(
+            f"search: {settings.sampler} needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} "
+            "not installed",
+            hint="; ".join(filter(None, (f"pip install '{packages}'", without))),
+        )
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ImportError:
+        return False
 
 
 def _grid(axes: Sequence[Axis]) -> Draw:
@@ -413,10 +442,8 @@ class _Uniform:
 
     def _sobol(self, i: int) -> Any:
         if i >= len(self._ahead):
-            try:
-                from scipy.stats import qmc
-            except ModuleNotFoundError as error:
-                raise _missing("scipy") from error
+            from scipy.stats import qmc
+
             sequence = qmc.Sobol(len(self._axes), seed=self._settings.seed)
             self._ahead = sequence.random_base2(max(6, i.bit_length())).tolist()
         return self._ahead[i]
@@ -481,15 +508,14 @@ class _AfterStartup:
 
 
 class _Auto:
-    """Looplab's own Gaussian process while there are few enough points for it, then TPE."""
+    """Looplab's own Gaussian process while there are few enough points for it, then TPE; or, without Optuna, the
+    process of a selection of the points."""
 
     def __init__(
         self, settings: Search, axes: Sequence[Axis], goal: Literal["max", "min"], allowed: Callable[[Params], bool]
     ) -> None:
-        try:
-            from looplab.decide.surrogate import Improver
-        except ModuleNotFoundError as error:
-            raise _missing(error.name or "scipy") from error
+        from looplab.decide.surrogate import Improver
+
         self._settings = settings
         self._startup = settings.startup or EARLY
         self._uniform = _Uniform(settings, axes)
@@ -497,20 +523,42 @@ class _Auto:
         self._allowed = allowed
         self._axes = axes
         self._goal: Literal["max", "min"] = goal
+        self._random = _Uniform(settings.model_copy(update={"sampler": "random"}), axes)
+        self._with_optuna = _is_installed("optuna")
         self._tpe: Draw | None = None
 
     def __call__(self, count: int, points: list[Point], refused: list[Point]) -> Iterator[tuple[Params, str]]:
         measured = sum(point.value is not None for point in points)
         if measured < self._startup:
             yield from _evenly(self._uniform(count, points, refused), measured, self._startup)
-        if len(points) <= MANY:
+        if len(points) <= MANY or not self._with_optuna:
+            some = select_points(points, MANY, self._goal)
             basis = f"the expected improvement on {_seen(points)}"
-            for params in self._improver.draws(points, generator(self._settings.seed, count)):
+            basis += f", from {len(some)} of them" if len(some) < len(points) else ""
+            for params in self._improver.draws(some, generator(self._settings.seed, count)):
                 yield params, basis
+        if not self._with_optuna:
+            yield from self._random(count, points, refused)
+            return
         if self._tpe is None:  # Optuna takes a while to import, and most studies never come here
             settings = self._settings.model_copy(update={"sampler": "tpe"})
             self._tpe = make_sampler(settings, self._axes, self._goal, self._allowed)
         yield from self._tpe(count, points, refused)
+
+
+def select_points(points: list[Point], most: int, goal: Literal["max", "min"]) -> list[Point]:
+    """At most so many of the points, in their order: a third the best, a third the newest, and others evenly between
+    the oldest and the newest. The newest include those that are still running."""
+    if len(points) <= most:
+        return points
+    sign = -1.0 if goal == "max" else 1.0
+    third = most // 3
+    measured = [(sign * point.value, i) for i, point in enumerate(points) if point.value is not None]
+    chosen = {i for _, i in sorted(measured)[:third]} | set(range(len(points) - third, len(points)))
+    rest = [i for i in range(len(points)) if i not in chosen]
+    room = most - len(chosen)
+    chosen |= {rest[k * len(rest) // room] for k in range(room)}
+    return [points[i] for i in sorted(chosen)]
 
 
 class _Model(ABC):
@@ -519,10 +567,8 @@ class _Model(ABC):
     def __init__(self, settings: Search, axes: Sequence[Axis], goal: Literal["max", "min"]) -> None:
         self.axes = axes
         self.goal = goal
-        try:
-            import optuna
-        except ModuleNotFoundError as error:
-            raise _missing("Optuna") from error
+        import optuna
+
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._space = {axis.path: axis.distribution() for axis in axes}
         self._trials: dict[tuple[Any, ...], FrozenTrial] = {}
@@ -584,11 +630,8 @@ class _Gp(_Model):
         self._tpe = _Tpe(settings, axes, goal)
 
     def draw(self, rng: np.random.RandomState, points: list[Point], refused: list[Point]) -> Params:
-        try:
-            import torch  # noqa: F401 (Optuna would say so with a traceback)
-            from optuna.samplers import GPSampler
-        except ModuleNotFoundError as error:
-            raise _missing("torch") from error
+        from optuna.samplers import GPSampler
+
         if len(refused) >= PATIENCE:
             return self._tpe.draw(rng, points, refused)
         sampler = GPSampler(seed=rng.randint(2**31), n_startup_trials=0, warn_independent_sampling=False)
@@ -611,11 +654,8 @@ class _Cma(_Model):
         return {**params, **self._evolve(rng, points)}
 
     def _evolve(self, rng: np.random.RandomState, points: list[Point]) -> Params:
-        try:
-            from cmaes import CMA  # type: ignore[import-untyped]
-        except ModuleNotFoundError as error:
-            raise _missing("cmaes") from error
         import numpy as np
+        from cmaes import CMA  # type: ignore[import-untyped]
 
         sign = -1.0 if self.goal == "max" else 1.0
         told = [

@@ -228,6 +228,14 @@ def test_check_shows_the_knobs_and_writes_nothing(lab) -> None:
     assert lab.tree() == before
 
 
+def test_check_shows_the_command_of_the_base(lab) -> None:
+    lab.configure(launch={"command": ["{python}", "train.py", "--out={run_dir}", "{flags}"], "config": "flags"})
+    argv = lab("check", "--json").json()["studies"][0]["argv"]["configs/base.json"]
+    assert argv[1:3] == ["train.py", f"--out={lab.outputs()}/0001-xxxx"]
+    assert argv[argv.index("--train.lr") + 1] == "0.1"
+    assert f"the command of configs/base.json: {argv[0]} train.py --out=" in lab("check").out
+
+
 def test_check_finds_what_run_would_refuse(lab) -> None:
     lab.base(train={"lr": 7})
     assert "configs/base.json: train.lr: 7 is above 1" in lab("check", code=2).err

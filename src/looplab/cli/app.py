@@ -92,7 +92,7 @@ def check(
 ) -> None:
     """Check the lab file, configs and queue.
 
-    Shows the knobs with their ranges and the values in the base configs. Writes nothing.
+    Shows the knobs with their ranges and the values in the base configs, and the command of each base. Writes nothing.
     """
     from looplab.cli import editing
 
@@ -142,15 +142,19 @@ def plan(
     share: Share = None,
     informal: Informal = False,
     extra: Extra = None,
+    resume: Annotated[bool, typer.Option("--resume", help="With the options of the last `run`.")] = False,
     lab: LabOption = None,
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
-    """Show what `run` would do next; write nothing."""
-    from looplab.cli import running
+    """Show what `run` would do next; write nothing.
+
+    The engine's own planner decides, on a copy of the ledger. No agent is asked. A rules.py is executed.
+    """
+    from looplab.cli import planning, running
 
     options = running.make_options(cfgs, mode, rounds, runs, continuous, concurrency, gpus, share, informal, extra)
-    running.plan(lab, study, options, json)
+    planning.plan(lab, study, options, resume=resume, json=json)
 
 
 @app.command()

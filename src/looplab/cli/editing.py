@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from looplab.runs.names import random_suffix
 
 
 def check(folder: Path | None, name: str | None, cfgs: Sequence[Path] | None, mode: str | None, json: bool) -> None:
+    from looplab.loop.preview import base_argv
+
     lab = open_lab(folder)
     studies = [lab.study(name)] if name else list(lab.studies.values())
     told = []
@@ -31,6 +34,8 @@ def check(folder: Path | None, name: str | None, cfgs: Sequence[Path] | None, mo
             lab, study, Options(cfgs=tuple(str(p.resolve()) for p in cfgs or ()), mode=mode, informal=True)
         )
         queued = sum(len(read_queue(lab.folder / entry.queue)) for entry in study.proposers if entry.queue)
+        with lab.at(study, "launch"):
+            argvs = {base.name: base_argv(setup, base) for base in setup.bases}
         told.append(
             {
                 "study": study.study,
@@ -38,6 +43,7 @@ def check(folder: Path | None, name: str | None, cfgs: Sequence[Path] | None, mo
                 "notes": list(setup.notes),
                 "queued": queued,
                 "slots": [slot.name for slot in setup.slots],
+                "argv": argvs,
                 "knobs": {base.name: setup.guard.knob_values(base.config) for base in setup.bases},
             }
         )
@@ -55,6 +61,8 @@ def check(folder: Path | None, name: str | None, cfgs: Sequence[Path] | None, mo
                 for path, knob in setup.guard.knobs.items()
             ],
         )
+        for base, argv in argvs.items():
+            output.say(f"the command of {base}: {shlex.join(argv)}")
         output.say("all is well" if study is studies[-1] else "")
     if json:
         output.print_json({"lab": str(lab.folder), "studies": told})

@@ -1,4 +1,4 @@
-"""run, plan, resume, attach, stop."""
+"""run, resume, attach, stop."""
 
 from __future__ import annotations
 
@@ -19,16 +19,14 @@ from looplab.cli import output
 from looplab.cli.labs import Place, open_lab, open_place, prepare_study
 from looplab.cli.live import Live, Row, Snapshot, time_left
 from looplab.config.lab import Lab, Study
-from looplab.decide.base import Proposal
 from looplab.errors import BusyError, LabError
 from looplab.launch.local import LocalExecutor, is_alive, read_json
-from looplab.ledger.ledger import Ledger
+from looplab.ledger.ledger import Ledger, LedgerCopy
 from looplab.ledger.study import RunRow, StudyLedger
-from looplab.loop.decision import Decision
 from looplab.loop.engine import Ending, Engine, Outcome
 from looplab.loop.lock import StudyLock, engine_pid
 from looplab.loop.planning import News
-from looplab.loop.setup import Options, Setup, missing_for_formal
+from looplab.loop.setup import Options, Setup
 from looplab.report.desk import Desk
 from looplab.runs.redact import HIDDEN, redact_argv
 
@@ -70,8 +68,11 @@ def run(folder: Path | None, name: str | None, options: Options, *, execute: boo
     lab = open_lab(folder)
     study = lab.study(name)
     if study.needs_exec and not execute:
+        from looplab.cli.planning import show_plan
+
         output.warn("this study runs only with --exec; this is what it would do:")
-        _show_plan(lab, study, options, json)
+        with contextlib.closing(LedgerCopy(lab.ledger_path)) as copy:
+            show_plan(lab, study, options, copy, json)
         return
     setup = prepare_study(lab, study, options)
     if detach and _has_secret(options.extra):
@@ -105,7 +106,7 @@ def resume(folder: Path | None, name: str | None, detach: bool, json: bool) -> N
             record.command("resume")
             output.print_json({"study": study.study, "asked": "resume"}) if json else output.say("it goes on")
             return
-        options = _saved_options(ledger, study.study)
+        options = saved_options(ledger, study.study)
     setup = prepare_study(lab, study, options)
     with StudyLock(lab.folder, study.study), contextlib.closing(Ledger(lab.ledger_path)) as ledger:
         if not detach:
@@ -131,7 +132,8 @@ def last_options(ledger: Ledger, study: str) -> Options:
     return Options.from_dict(orjson.loads(row["value"]))
 
 
-def _saved_options(ledger: Ledger, study: str) -> Options:
+def saved_options(ledger: Ledger, study: str) -> Options:
+    """The options of the last `run`, for one that continues it."""
     options = last_options(ledger, study)
     if any(HIDDEN in word for word in options.extra):
         raise LabError("the last `run` had a secret among the trainer's arguments, which is not kept",
@@ -383,101 +385,6 @@ def _ledger_snapshot(place: Place, gauges: dict[str, Any]) -> Snapshot:
         )  # fmt: skip
     finally:
         ledger.close()
-
-
-# -- plan
-
-
-def plan(folder: Path | None, name: str | None, options: Options, json: bool) -> None:
-    lab = open_lab(folder)
-    _show_plan(lab, lab.study(name), options, json)
-
-
-def _show_plan(lab: Lab, study: Study, options: Options, json: bool) -> None:
-    """What would run next: the study's own planning, without a ledger to write to."""
-    from looplab.decide.queue import read_queue
-    from looplab.decide.queue import waiting as queued
-    from looplab.loop.decision import Decider, Rejected, decide_base
-
-    setup = prepare_study(lab, study, replace(options, informal=True))
-    missing = [] if options.informal else missing_for_formal(study, setup.slots, setup.devices)
-    record = StudyLedger(Ledger(lab.ledger_path), study.study) if lab.ledger_path.exists() else None
-    decisions: list[Decision] = []
-    rejected: list[tuple[Proposal, str]] = []
-    open_runs = record.runs(state="planned") + record.runs(state="running") if record else []
-    done = record.bases_planned() if record else set()
-    size, why_none = _room(setup, record)
-    for base in setup.bases:
-        decision = decide_base(base)
-        if f"{base.name}@{decision.config_hash}" not in done and len(decisions) < size:
-            decisions.append(decision)
-    waiting = [queued(row) for row in record.waiting(1000)] if record else []
-    taken = {row.source for row in record.proposals()} if record else set()
-    for entry in study.proposers:
-        if entry.queue:
-            waiting += [p for p, source in read_queue(lab.folder / entry.queue) if source not in taken]
-    decider = Decider(setup, record)
-    for proposal in waiting:
-        if len(decisions) >= size:
-            break
-        try:
-            decisions.append(decider.decide(proposal))
-        except Rejected as no:
-            rejected.append((proposal, str(no)))
-    if json:
-        output.print_json(
-            {
-                "study": study.study,
-                "slots": [{"name": s.name, "devices": s.devices, "cores": s.cores} for s in setup.slots],
-                "missing": missing,
-                "unfinished": [r.id for r in open_runs],
-                "runs": [
-                    {"by": d.proposer, "reason": d.reason, "parent": d.parent, "base": d.base, "edits": d.edits,
-                     "changes": d.diff_parent, "notes": d.notes, "config": d.config} for d in decisions
-                ],
-                "rejected": [{"edits": p.edits, "why": why} for p, why in rejected],
-                "why_none": None if decisions else why_none,
-            }
-        )  # fmt: skip
-        return
-    slots = ", ".join(s.name + (f" (cores {','.join(map(str, s.cores))})" if s.cores else "") for s in setup.slots)
-    output.say(f"study {study.study}, slots: {slots}")
-    for note in setup.notes:
-        output.say(f"note: {note}")
-    if open_runs:
-        output.say(f"first, {len(open_runs)} unfinished run(s): {', '.join(r.id for r in open_runs)}")
-    if not decisions:
-        output.say(f"no run would be planned: {why_none}")
-    else:
-        output.table(
-            ("#", "by", "from", "changes", "why"),
-            [(str(i), d.proposer, d.parent or d.base, _changes(d), d.reason) for i, d in enumerate(decisions, 1)],
-            title="the next round:",
-        )
-    for proposal, why in rejected:
-        output.say(f"would be rejected: {' '.join(proposal.edits)}: {why}")
-    for requirement in missing:
-        output.say(f"`run` would refuse, for want of {requirement}")
-    output.say("nothing was written or started")
-
-
-def _changes(decision: Decision) -> str:
-    changed = [
-        f"{key} {output.cell(change.get('old', '-'))} → {output.cell(change.get('new', '-'))}"
-        for key, change in decision.diff_parent.items()
-    ]
-    return ", ".join(changed) or "-"
-
-
-def _room(setup: Setup, record: StudyLedger | None) -> tuple[int, str]:
-    """How many runs the next round may have, and why there are none if there are none."""
-    limits = {name: getattr(setup.options, name) or getattr(setup.study.budget, name) for name in ("runs", "rounds")}
-    used = {name: getattr(record.usage(), name) if record else 0 for name in limits}
-    for name, limit in limits.items():
-        if limit is not None and used[name] >= limit:
-            return 0, f"{used[name]} of {limit} {name} are used"
-    left = setup.round_size if limits["runs"] is None else limits["runs"] - used["runs"]
-    return min(setup.round_size, left), "nothing is left to try (add with `looplab propose`)"
 
 
 # -- stop

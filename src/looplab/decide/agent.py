@@ -64,6 +64,21 @@ class _Call:
     error: str | None = None
     thread: threading.Thread | None = None
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether the answer is still to come."""
+        return self.answer is None and self.error is None and (self.thread is None or self.thread.is_alive())
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A call of an agent that a preview leaves out."""
+
+    proposer: str
+    cli: str
+    """codex | claude | command"""
+    runs_at_most: int
+
 
 class AgentProposer:
     name = NAME
@@ -109,7 +124,7 @@ class AgentProposer:
             self._ask(study, n, 1, "")
         call = self._call
         assert call is not None
-        if call.thread is not None and call.answer is None and call.error is None and call.thread.is_alive():
+        if call.is_pending:
             return []
         self._call = None
         return self._take(study, call)
@@ -258,13 +273,32 @@ class AgentProposer:
         if answer is None:
             study.agent_answered(call.id, ok=False, why="looplab ended before it had answered", usage={})
             return
-        # The file was cleared before it was asked, so what stands in it now is its answer.
+        # The file was cleared before it was asked, so what it holds now is the answer.
         if (written := written_in(self._file)) is not None:
             self._keep(call, written)
         kept = log.with_suffix(".answer.json")
         call.answer = answer
-        call.text = kept.read_text() if kept.exists() else answer.text
+        call.text = written or (kept.read_text() if kept.exists() else answer.text)
         self._call = call
+
+
+class UnaskedAgent(AgentProposer):
+    """The agent in a preview: an answer that is already there counts; where it would be asked, that is noted in `asks`,
+    and it never answers."""
+
+    def __init__(
+        self, settings: Agent, study: Study, guard: Guard, lab: Path, outputs: Path, history: History,
+        base: Mapping[str, Any], left: Callable[[], str], asks: list[Ask],
+    ) -> None:  # fmt: skip
+        super().__init__(settings, study, guard, lab, outputs, history, base, left)
+        self._asks = asks
+
+    def _ask(self, study: StudyLedger, n: int, attempt: int, refused: str) -> None:
+        self._asks.append(Ask(self.name, self._spec.cli, n))
+        self._call = _Call("", n, attempt, None, Path())
+
+    def _keep(self, call: _Call, written: str) -> None:
+        """The file stays as it is."""
 
 
 def written_in(path: Path) -> str | None:

@@ -24,16 +24,22 @@ class NextConfig:
     name = "queue"
     thinking = False
 
-    def __init__(self, file: Path, outputs: Path, base: Mapping[str, Any]) -> None:
+    def __init__(self, file: Path, outputs: Path, base: Mapping[str, Any], *, clears: bool = True) -> None:
         self.problem: str | None = None
+        self._clears = clears
+        """False: the file stays as it is, for a preview."""
         self._file = file
         self._outputs = outputs
         self._base = dict(base)
         self._taken: str | None = None
 
     def close(self) -> None:
-        """What was taken is in the ledger for good by now: the file may go."""
+        """Clear the file if what was taken from it is still there: it is in the ledger for good by now."""
         if self._taken is not None and written_in(self._file) == self._taken:
+            self._clear()
+
+    def _clear(self) -> None:
+        if self._clears:
             write_atomic(self._file, EMPTY, sync=False)
 
     def propose(self, study: StudyLedger, n: int) -> list[Proposal]:
@@ -46,8 +52,8 @@ class NextConfig:
             return []
         stamp = f"{self._file.stat().st_mtime_ns}:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
         source = f"{self._file.name}:{stamp}"
-        if study.has_source(f"{source}:0"):  # it is in the ledger for good: now the file may go
-            write_atomic(self._file, EMPTY, sync=False)
+        if study.has_source(f"{source}:0"):  # it is in the ledger for good
+            self._clear()
             return []
         try:
             self._take(study, text, source)

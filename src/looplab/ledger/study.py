@@ -248,6 +248,12 @@ class StudyLedger:
         sql = "SELECT * FROM proposals WHERE study=? AND (? IS NULL OR status=?) ORDER BY id"
         return [_proposal(row) for row in self.ledger.rows(sql, (self.study, status, status))]
 
+    def proposal(self, number: int) -> ProposalRow:
+        row = self.ledger.one("SELECT * FROM proposals WHERE id=?", (number,))
+        if row is None:
+            raise LabError(f"there is no proposal {number}")
+        return _proposal(row)
+
     def reject(self, proposal: int, problems: Sequence[Mapping[str, Any]]) -> None:
         """The guard said no, and why."""
         text = orjson.dumps(list(problems), default=str).decode()

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from looplab.decide.base import Proposal
 from looplab.decide.history import History
@@ -21,6 +22,9 @@ from looplab.loop.setup import Setup, make_proposers
 from looplab.loop.submitting import time_spent, used_together
 from looplab.report import labbook
 from looplab.runs import folder
+
+if TYPE_CHECKING:
+    from looplab.decide.agent import Ask
 
 AHEAD = 64
 """A larger round is decided in portions, so that slots need not wait until all of it is."""
@@ -44,7 +48,8 @@ class Planner:
 
     def __init__(self, setup: Setup, study: StudyLedger, decider: Decider, bench: Bench | None,
                  tell: Callable[[News], None], book: Callable[[str], None],
-                 wake: Callable[[], None] = lambda: None) -> None:  # fmt: skip
+                 wake: Callable[[], None] = lambda: None, asks: list[Ask] | None = None) -> None:  # fmt: skip
+        """With `asks`, for a preview: no agent is called and no file is changed; the calls are noted there."""
         self.queue: deque[RunRow] = deque()
         """Decided on, waiting for a slot."""
         self.plans: dict[str, Decision] = {}
@@ -59,7 +64,7 @@ class Planner:
         self._tell = tell
         self._book = book
         outputs = folder.study_folder(setup.lab, study.study)
-        self._proposers = make_proposers(setup, History(study, outputs), outputs, self._left, wake)
+        self._proposers = make_proposers(setup, History(study, outputs), outputs, self._left, wake, asks)
         self._bases = [
             decide_base(base, setup.seed, setup.study.warm_start) for base in setup.bases
         ]  # those that may still need a run
@@ -78,6 +83,11 @@ class Planner:
     def thinking(self) -> bool:
         """Whether a proposer is at it: then nothing to run does not mean that all is done."""
         return any(proposer.thinking for proposer in self._proposers)
+
+    @property
+    def undecided(self) -> int:
+        """Runs of the current round that are decided on later, while its first ones run."""
+        return self._filling[1] if self._filling is not None else 0
 
     def close(self) -> None:
         for proposer in self._proposers:
@@ -334,7 +344,8 @@ class Planner:
         if limit is None:
             return NO_LIMIT
         if usage.runs >= limit:
-            self.why = f"all {limit} run(s) are done"
+            submitted = usage.runs - self._study.usage().runs
+            self.why = f"all {limit} run(s) are done" + (f", {submitted} of them submitted commands" * (submitted > 0))
         return limit - usage.runs
 
 

@@ -55,19 +55,12 @@ class Preparer:
         cwd = self._cwds.get(where)
         if cwd is None:
             cwd = self._cwds[where] = inside(Path(lab), where[1], "launch.cwd")
-        config_file = f"{run_dir}/config.{self._rendering.format if self._rendering.as_ == 'file' else 'json'}"
-        variables = self._variables(run, str(run_dir), config_file, slot, lab)
-        changed = {key: "old" not in change for key, change in plan["diff_base"].items()}
-        arguments = render(config, self._rendering, changed)
+        config_file = self._config_file(str(run_dir))
+        variables = self._variables(run.id, str(run_dir), config_file, slot, lab)
         start = plan.get("start")
-        if job is not None:
-            argv = list(job["argv"])
-        else:
-            argv = build_argv(self._launch.command, variables, arguments, self._setup.options.extra)
         if start is not None and self._setup.study.warm_start is not None:
             check_start(start)
-            named = {**variables, "checkpoint": start["path"]}
-            argv += [fill(text, named, "warm_start.arguments") for text in self._setup.study.warm_start.arguments]
+        argv = self._fill_command(plan, variables)
         own = self._own_environment(run, variables, slot)
         if job is not None:
             del own["LOOPLAB_CONFIG"]  # its trainer has a config of its own
@@ -135,6 +128,29 @@ class Preparer:
         )
         return order, hashes
 
+    def argv(self, run_id: str, plan: Mapping[str, Any], slot: Slot) -> list[str]:
+        """The argv that `prepare` would give this run, secrets hidden; touches no file."""
+        run_dir = f"{self._outputs}/{run_id}"
+        lab = plan.get("place") or str(self._setup.lab)
+        variables = self._variables(run_id, run_dir, self._config_file(run_dir), slot, lab)
+        return redact_argv(self._fill_command(plan, variables))
+
+    def _config_file(self, run_dir: str) -> str:
+        return f"{run_dir}/config.{self._rendering.format if self._rendering.as_ == 'file' else 'json'}"
+
+    def _fill_command(self, plan: Mapping[str, Any], variables: Mapping[str, str]) -> list[str]:
+        config, warm, start = plan["config"], self._setup.study.warm_start, plan.get("start")
+        if plan.get("job"):
+            argv = list(config["argv"])
+        else:
+            changed = {key: "old" not in change for key, change in plan["diff_base"].items()}
+            arguments = render(config, self._rendering, changed)
+            argv = build_argv(self._launch.command, variables, arguments, self._setup.options.extra)
+        if start is not None and warm is not None:
+            named = {**variables, "checkpoint": start["path"]}
+            argv += [fill(text, named, "warm_start.arguments") for text in warm.arguments]
+        return argv
+
     def _capsules_of(self, cwd: Path) -> Capsules:
         """For a command whose folder lies in a checkout of its own: the code is the one of that checkout."""
         lab = self._setup.lab.resolve()
@@ -145,13 +161,13 @@ class Preparer:
             self._elsewhere[root] = Capsules(root, self._outputs, self._setup.prints)
         return self._elsewhere[root]
 
-    def _variables(self, run: RunRow, run_dir: str, config_file: str, slot: Slot, lab: str) -> dict[str, str]:
+    def _variables(self, run_id: str, run_dir: str, config_file: str, slot: Slot, lab: str) -> dict[str, str]:
         return {
             "run_dir": run_dir,
             "out_dir": run_dir if self._launch.output_dir == "run" else f"{run_dir}/out",
             "config": config_file,
-            "run_id": run.id,
-            "study": run.study,
+            "run_id": run_id,
+            "study": self._setup.study.study,
             "lab": lab,
             "slot": slot.name,
             "devices": ",".join(slot.devices),

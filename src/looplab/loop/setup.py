@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from looplab.config.edits import apply_edits
 from looplab.config.files import read_config
@@ -26,6 +26,9 @@ from looplab.launch.tracking import has_wandb_key
 from looplab.runs.capsule import Prints
 from looplab.runs.names import inside
 from looplab.watch.watcher import check as check_watch
+
+if TYPE_CHECKING:
+    from looplab.decide.agent import Ask
 
 SEEDS = ("seed", "random_seed")
 ANSWER = "proposals/next_config.json"
@@ -234,10 +237,20 @@ def _is_whole(value: Any) -> bool:
 
 
 def make_proposers(
-    setup: Setup, history: History, outputs: Path, left: Callable[[], str], wake: Callable[[], None]
+    setup: Setup,
+    history: History,
+    outputs: Path,
+    left: Callable[[], str],
+    wake: Callable[[], None],
+    asks: list[Ask] | None = None,
 ) -> tuple[Proposer, ...]:
-    """Who is asked what to try next, in this order: people always come first. `left` says what the budget leaves;
-    `wake` is called by who has come to an end of thinking."""
+    """The proposers in the order in which they are asked: people always come first.
+
+    Args:
+        left: Returns what the budget leaves, in words.
+        wake: Called by a proposer that has finished thinking.
+        asks: For a preview, which calls no agent and leaves all files as they are: where it notes the calls.
+    """
     if setup.options.jobs is not None:
         from looplab.loop.submitting import JobQueue
 
@@ -260,10 +273,11 @@ def make_proposers(
                 raise LabError("search needs an objective: say which metric counts", file=setup.lab / "lab.yaml")
             others.append(SearchProposer(entry.search, setup.guard, base, study.objective.goal, history))
         elif entry.agent is not None:
-            from looplab.decide.agent import AgentProposer
+            from looplab.decide.agent import AgentProposer, UnaskedAgent
 
             answers.append(entry.agent.answer)
-            others.append(AgentProposer(entry.agent, study, setup.guard, setup.lab, outputs, history, base, left, wake))
+            known = (entry.agent, study, setup.guard, setup.lab, outputs, history, base, left)
+            others.append(AgentProposer(*known, wake) if asks is None else UnaskedAgent(*known, asks))
         else:
             people.append(QueueProposer(inside(setup.lab, entry.queue, "queue") if entry.queue else None))
     if not any(isinstance(proposer, QueueProposer) for proposer in people):
@@ -272,7 +286,7 @@ def make_proposers(
         from looplab.decide.next_config import NextConfig
 
         files = {inside(setup.lab, answer, "answer") for answer in answers}
-        people += [NextConfig(file, outputs, base) for file in sorted(files)]
+        people += [NextConfig(file, outputs, base, clears=asks is None) for file in sorted(files)]
     if len(others) > 1 and study.mix == "bandit":
         from looplab.decide.mix import Mix
 

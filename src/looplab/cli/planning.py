@@ -1,0 +1,131 @@
+"""plan."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from looplab.cli import output
+from looplab.cli.labs import open_lab, prepare_study
+from looplab.cli.running import saved_options
+from looplab.config.lab import Lab, Study
+from looplab.errors import LabError
+from looplab.ledger.ledger import LedgerCopy
+from looplab.ledger.study import ProposalRow
+from looplab.loop.preview import PlannedRun, Preview, preview
+from looplab.loop.setup import Options, Setup, missing_for_formal
+
+
+def plan(folder: Path | None, name: str | None, options: Options, *, resume: bool, json: bool) -> None:
+    """Show what `run` would do with these options, or what `resume` would do."""
+    if resume and options != Options():
+        raise LabError("--resume takes the options of the last `run`", hint="leave out the others")
+    lab = open_lab(folder)
+    study = lab.study(name)
+    with contextlib.closing(LedgerCopy(lab.ledger_path)) as ledger:
+        show_plan(lab, study, saved_options(ledger, study.study) if resume else options, ledger, json)
+
+
+def show_plan(lab: Lab, study: Study, options: Options, ledger: LedgerCopy, json: bool) -> None:
+    setup = prepare_study(lab, study, replace(options, informal=True))
+    missing = [] if options.informal else missing_for_formal(study, setup.slots, setup.devices)
+    found = preview(setup, ledger)
+    if json:
+        output.print_json(_as_dict(setup, found, missing))
+        return
+    slots = ", ".join(s.name + (f" (cores {','.join(map(str, s.cores))})" if s.cores else "") for s in setup.slots)
+    output.say(f"study {study.study}, slots: {slots}")
+    for note in (*setup.notes, *found.notes):
+        if found.why_none is None or not note.endswith(found.why_none):  # which is said below
+            output.say(f"note: {note}")
+    if found.unfinished:
+        names = ", ".join(f"{planned.row.id} ({planned.row.state})" for planned in found.unfinished)
+        output.say(f"first, {len(found.unfinished)} unfinished run(s): {names}")
+    if found.runs:
+        output.table(
+            ("run", "round", "role", "by", "from", "changes", "why"),
+            [_table_row(planned) for planned in found.runs],
+            title="then:" if found.unfinished else "the next runs:",
+        )
+    if found.why_none is not None:
+        output.say(f"no run would be planned: {found.why_none}")
+    for ask in found.asks:
+        output.say(f"the {ask.proposer} ({ask.cli}) will be asked; up to {ask.runs_at_most} run(s)")
+    if found.undecided and not found.asks:
+        output.say(f"{found.undecided} more run(s) of the round are decided on while these run")
+    for row in found.rejected:
+        output.say(f"would be rejected: {' '.join(row.edits)}: {_reasons(row)}")
+    for planned in (*found.unfinished, *found.runs):
+        if planned.problem is not None:
+            output.say(f"run {planned.row.id} could not be started: {planned.problem}")
+    first = next((p for p in (*found.unfinished, *found.runs) if p.row.state == "planned" and p.argv), None)
+    if first is not None:
+        output.say(f"the command of run {first.row.id}: {shlex.join(first.argv)}")
+    for requirement in missing:
+        output.say(f"`run` would refuse, for want of {requirement}")
+    output.say("nothing was written or started")
+
+
+def _as_dict(setup: Setup, found: Preview, missing: list[str]) -> dict[str, Any]:
+    return {
+        "study": setup.study.study,
+        "slots": [{"name": s.name, "devices": s.devices, "cores": s.cores} for s in setup.slots],
+        "missing": missing,
+        "notes": [*setup.notes, *found.notes],
+        "unfinished": [_run_as_dict(planned) for planned in found.unfinished],
+        "runs": [_run_as_dict(planned) for planned in found.runs],
+        "asks": [asdict(ask) for ask in found.asks],
+        "undecided": found.undecided,
+        "rejected": [{"by": row.proposer, "parent": row.parent, "edits": row.edits, "reason": row.reason,
+                      "why": _reasons(row)} for row in found.rejected],
+        "why_none": found.why_none,
+    }  # fmt: skip
+
+
+def _run_as_dict(planned: PlannedRun) -> dict[str, Any]:
+    row, body = planned.row, planned.plan
+    return {
+        "id": row.id,
+        "n": row.n,
+        "state": row.state,
+        "round": row.round,
+        "role": row.role,
+        "by": row.proposer,
+        "reason": row.reason,
+        "parent": row.parent,
+        "base": row.base,
+        "twin": row.twin,
+        "seed": row.seed,
+        "config_hash": row.config_hash,
+        "edits": body.get("edits"),
+        "changes": body.get("diff_parent"),
+        "notes": body.get("notes"),
+        "config": body.get("config"),
+        "slot": planned.slot.name,
+        "argv": planned.argv,
+        "problem": planned.problem,
+    }
+
+
+def _table_row(planned: PlannedRun) -> tuple[str, ...]:
+    row = planned.row
+    return (
+        str(row.n), str(row.round), row.role, row.proposer, row.parent or row.base or "-",
+        _changes(planned.plan.get("diff_parent", {})), row.reason,
+    )  # fmt: skip
+
+
+def _changes(diff: Mapping[str, Mapping[str, Any]]) -> str:
+    changed = [
+        f"{key} {output.cell(change.get('old', '-'))} → {output.cell(change.get('new', '-'))}"
+        for key, change in diff.items()
+    ]
+    return ", ".join(changed) or "-"
+
+
+def _reasons(row: ProposalRow) -> str:
+    return "; ".join(str(problem["message"]) for problem in row.problems)

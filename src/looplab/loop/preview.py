@@ -1,0 +1,137 @@
+"""What an engine would do next. The engine's own planner decides, on a copy of the ledger: nothing is written, started
+or asked of an agent."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from looplab.decide.agent import Ask
+from looplab.errors import LabError
+from looplab.launch.base import Slot
+from looplab.ledger.ledger import LedgerCopy
+from looplab.ledger.study import ProposalRow, RunRow, StudyLedger
+from looplab.loop.decision import Decider, decide_base
+from looplab.loop.judging import Bench, record_judgement
+from looplab.loop.planning import News, Planner
+from looplab.loop.prepare import Preparer
+from looplab.loop.setup import Base, Setup
+from looplab.runs import folder
+
+UNDRAWN = "xxxx"
+"""Stands for the random end of a run's id."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """A run that would be started, or that an earlier engine left unfinished."""
+
+    row: RunRow
+    plan: Mapping[str, Any]
+    """Its config and where it comes from, as the ledger keeps it until the run has a folder; empty if that is gone."""
+    slot: Slot
+    """Where it would run. Once all slots are taken, the one that it would have if they became free in turn."""
+    argv: Sequence[str]
+    """With secrets hidden."""
+    problem: str | None = None
+    """Why it could not be started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    unfinished: tuple[PlannedRun, ...]
+    """Planned or running, from an engine that has stopped or still runs; they come first."""
+    runs: tuple[PlannedRun, ...]
+    """What would be planned next, in this order."""
+    rejected: tuple[ProposalRow, ...]
+    asks: tuple[Ask, ...]
+    """Agents that would be asked. What they would answer is not known."""
+    undecided: int
+    """Runs of the same round that are decided on later: while the first ones run, or when an agent has answered."""
+    notes: tuple[str, ...]
+    why_none: str | None
+    """Why no run would be planned."""
+
+
+def preview(setup: Setup, ledger: LedgerCopy) -> Preview:
+    """Do on the copy what an engine does when it begins, up to its first planning."""
+    study = StudyLedger(ledger, setup.study.study)
+    objective = setup.study.objective
+    study.open(objective.metric if objective else None, objective.goal if objective else "min")
+    study.forget_plans()
+    open_runs = study.runs_open()
+    bench = None
+    if setup.study.judge is not None:
+        bench = Bench(setup.study, study, folder.study_folder(setup.lab, setup.study.study))
+        bench.load()
+        with ledger.write():
+            sitting = bench.sit(open_runs)
+            if sitting is not None:
+                record_judgement(study, sitting)
+    news: list[News] = []
+    asks: list[Ask] = []
+    planner = Planner(setup, study, Decider(setup, study), bench, news.append, lambda line: None, asks=asks)
+    planner.recover([run for run in open_runs if run.state == "planned"])
+    planner.queue.clear()  # they take the free slots first
+    before, _ = ledger.head()
+    free = max(0, len(setup.slots) - len(open_runs))
+    continuous = setup.options.continuous
+    with ledger.write():
+        if free or not continuous:
+            planner.plan(idle=not open_runs, free=free)
+    if open_runs:
+        planner.fill()
+    planner.close()
+    why = planner.why
+    if not why and open_runs:
+        waiting = study.count_waiting()
+        why = "more are planned when a slot is free" if continuous else "the next round is planned when they have ended"
+        why += f" ({waiting} proposal(s) wait)" if waiting else ""
+    placed = _place(setup, study, open_runs, planner.queue)
+    rejected = [event.data["proposal"] for event in ledger.events(after=before) if event.kind == "rejected"]
+    return Preview(
+        unfinished=placed[: len(open_runs)],
+        runs=placed[len(open_runs) :],
+        rejected=tuple(study.proposal(number) for number in rejected),
+        asks=tuple(asks),
+        undecided=planner.undecided,
+        notes=tuple(item.text for item in news if item.kind == "note"),
+        why_none=None if planner.queue or asks else why,
+    )
+
+
+def base_argv(setup: Setup, base: Base) -> list[str]:
+    """The argv of a run of the base in the first slot, with secrets hidden."""
+    plan = decide_base(base, setup.seed, setup.study.warm_start).body()
+    return Preparer(setup).argv(f"{1:04d}-{UNDRAWN}", plan, setup.slots[0])
+
+
+def _place(
+    setup: Setup, study: StudyLedger, unfinished: Sequence[RunRow], new: Sequence[RunRow]
+) -> tuple[PlannedRun, ...]:
+    """Each run with its slot and its argv."""
+    preparer = Preparer(setup)
+    slots = {slot.name: slot for slot in setup.slots}
+    taken = {run.slot for run in unfinished if run.state == "running"}
+    turns = itertools.cycle([slot for slot in setup.slots if slot.name not in taken] or setup.slots)
+    ids = {run.id: f"{run.n:04d}-{UNDRAWN}" for run in new}
+    placed = []
+    for run in (*unfinished, *new):
+        plan = study.plan_of(run.id) or {}
+        slot = (slots.get(run.slot or "") if run.state == "running" else None) or next(turns)
+        row = replace(
+            run,
+            id=ids.get(run.id, run.id),
+            parent=ids.get(run.parent or "", run.parent),
+            twin=ids.get(run.twin or "", run.twin),
+        )
+        argv: list[str] = []
+        problem = None
+        try:
+            argv = preparer.argv(row.id, plan, slot) if plan else []
+        except LabError as error:
+            problem = str(error)
+        placed.append(PlannedRun(row, plan, slot, argv, problem))
+    return tuple(placed)

@@ -45,7 +45,7 @@ def test_every_round_is_told_the_same_about_wandb(lab: Path) -> None:
     for log in logs:
         told = json.loads(log.read_text().replace("'", '"'))
         assert (told["WANDB_MODE"], told["WANDB_ENTITY"], told["WANDB_PROJECT"]) == ("online", "e", "p")
-        assert told["WANDB_DIR"] == str(log.parent)
+        assert told["WANDB_DIR"] == str(log.parents[1])
         assert told["WANDB_CACHE_DIR"].startswith(str(lab))
         assert told["WANDB_LOG_MODEL"] == "false"
         assert told["WANDB_RUN_GROUP"] == "s"

@@ -64,7 +64,7 @@ def build_argv(
     extra: Sequence[str] = (),
     files_in: Path | None = None,
 ) -> list[str]:
-    """The argv: the filled template, with the rendered config where `{flags}` stands alone, else after it.
+    """The argv: the filled template, with the rendered config in place of the word `{flags}`, or at the end.
 
     With `files_in`, for a trainer that starts in another folder, the template and `extra` may name files of that
     folder, which become absolute paths.

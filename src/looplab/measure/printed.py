@@ -63,7 +63,7 @@ _METRIC_ON_SPLIT = re.compile(
     r"(?:\s++(?:set|data|dataset|split))?\Z",
     re.ASCII,
 )
-"""`loss val: 0.3`, `accuracy on the test set: 0.9`: what stands before the number is the split, not the metric."""
+"""`loss val: 0.3`, `accuracy on the test set: 0.9`: the word before the number is the split, not the metric."""
 _SETS = frozenset({"set", "data", "dataset", "split"})
 _WORD_BEFORE = re.compile(r"(?<![\w.@/-])(?P<word>[A-Za-z][\w@-]*+(?: \d{1,2})?)(?:'s)?[^\w]*\Z", re.ASCII)
 _HEADING = re.compile(r"[=*#-]{2,}+.*[=*#-]{2,}\s*\Z|.*:\s*\Z", re.ASCII)
@@ -123,7 +123,7 @@ def read_line(line: str, heading: str | None = None) -> tuple[list[tuple[str, fl
         for match in _STEP_IN_WORDS.finditer(line):
             rank = RANK[match["key"].lower().replace(" ", "_")]
             if rank not in ranks:
-                # The space marks it as no metric, should a surer name be known.
+                # The space keeps it from becoming a metric, should a surer name be known.
                 steps.append((rank, " ", scaled(match["value"], match["unit"])))
     if not steps and (bar := _PROGRESS_BAR.search(line)):
         steps.append((len(STEP_NAMES), " ", float(bar[1])))
@@ -280,16 +280,15 @@ def _names(values: Sequence[_Value]) -> list[str]:
     alike = defaultdict(list)
     for place, name in enumerate(names):
         alike[name].append(place)
-    taken: dict[str, object] = {name: None for name, places in alike.items() if len(places) == 1}
-    for places in alike.values():
-        told = {place: _words_before(values[place]) for place in places}
-        if len(set(told.values())) == 1:
-            continue
-        for place in sorted(places, key=lambda place: told[place][0] is not None):
-            owner, word, _ = told[place]
+    before = [_words_before(value) for value in values]
+    ambiguous = [places for places in alike.values() if len({before[place] for place in places}) > 1]
+    taken: dict[str, object] = {name: None for name, places in alike.items() if places not in ambiguous}
+    for places in ambiguous:
+        for place in sorted(places, key=lambda place: before[place][0] is not None):
+            owner, word, _ = before[place]
             name = unique = "_".join(part for part in (owner, word, values[place].key) if part)
             number = 1
-            while taken.setdefault(unique, told[place]) != told[place]:
+            while taken.setdefault(unique, (values[place].key, before[place])) != (values[place].key, before[place]):
                 number += 1
                 unique = f"{name}_{number}"
             names[place] = unique

@@ -40,7 +40,7 @@ DECIDE = """
 def decide(summary, history):
     return [{"edits": [f"x@set={len(history) % 31}"], "reason": f"{len(history)} runs have ended"}]
 """
-SAMPLERS = ("random", "grid", "qmc", "auto", "tpe")
+SAMPLERS = ("random", "grid", "qmc", "auto", "tpe", "cmaes")
 
 MARK = "instant.json"
 """In the folder of a run that was started: how it ended."""

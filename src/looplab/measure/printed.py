@@ -185,7 +185,7 @@ def _assign_splits(
         else:
             separate.append(word)
     ahead, behind = _divide(line, separate, {end for _, _, end in places})
-    whole = _WHOLE_LINE.search(line)
+    whole = _WHOLE_LINE.search(line) if separate else None
     split = nearest = whole["split"] if whole else heading
     counted = None
     split_end, upcoming = -1, 0
@@ -264,7 +264,7 @@ def _has_no_split(key: str, named: bool) -> bool:
 
 
 def _plain(word: re.Match[str]) -> str:
-    return re.sub(r"[^\w-]+", "_", word[0])
+    return word[0] if word[0].isalpha() else re.sub(r"[^\w-]+", "_", word[0])
 
 
 def _is_metric(word: str) -> bool:

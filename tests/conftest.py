@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import hypothesis
 
 PATIENCE_S = 300.0
 """Seconds that a test waits for what must come. Only a failing test, or a very busy machine, takes as long."""
+
+for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")  # before torch is imported; on busy cores, threads only wait for each other
 
 hypothesis.settings.register_profile(
     "looplab",

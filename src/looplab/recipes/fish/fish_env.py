@@ -216,7 +216,7 @@ class FishSchool:
         distance = np.where(self._others & self.alive[:, None, :], _length(way), np.float32(np.inf))
         visible = distance < VISION
         count = visible.sum(axis=2).astype(np.float32)
-        share = visible / np.maximum(count, 1.0)[:, :, None]
+        share = visible.astype(np.float32) / np.maximum(count, np.float32(1.0))[:, :, None]
         closest = distance.argmin(axis=2)[None, :, :, None]
         nearest = np.take_along_axis(way, closest, axis=3)[..., 0] * (count > 0)
         return _Seen(

@@ -64,7 +64,8 @@ bias_steps = [np.zeros_like(bias) for bias in biases]
 def activate(z: Floats) -> Floats:
     if model["activation"] == "relu":
         return np.maximum(z, 0.0)
-    return np.tanh(z) if model["activation"] == "tanh" else 0.5 + 0.5 * np.tanh(0.5 * z)
+    half = np.float32(0.5)
+    return np.tanh(z) if model["activation"] == "tanh" else half + half * np.tanh(half * z)
 
 
 def slope(a: Floats) -> Floats:

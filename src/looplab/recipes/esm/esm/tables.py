@@ -109,7 +109,7 @@ def diagnostics(report: Report, name: str) -> Row:
         "tokens_mean": float(used.mean()), "tokens_p50": float(np.quantile(used, 0.5)),
         "tokens_p90": float(np.quantile(used, 0.9)), "tokens_max": int(used.max()),
         "budget_mean": float((used + probes).mean()), "overhead_mean": float(probes.mean()),
-        "overhead_ratio": float(probes.sum() / max(1, used.sum())), "steps": len(steps),
+        "overhead_ratio": float(probes.sum() / max(1, int(used.sum()))), "steps": len(steps),
         "tool_step_rate": tools / len(steps) if steps else 0.0,
         "null_step_rate": 1 - tools / len(steps) if steps else 0.0,
         "gates": dict(Counter(step["mem_reason"] for step in steps if step["mem_reason"])),

@@ -114,6 +114,25 @@ def test_the_same_seed_gives_the_same_numbers_and_the_same_weights(first: Path, 
     assert same(weights(tmp_path / "again" / latest), weights(first / latest))
 
 
+READS = """
+import runpy, sys
+from pathlib import Path
+import numpy as np
+sys.path.insert(0, sys.argv[1])
+train = runpy.run_path(sys.argv[1] + "/train.py")
+trainer = train["Trainer"](train["Settings"](), Path(sys.argv[2]), "")
+trainer.policy.register_forward_pre_hook(lambda _, inputs: print(inputs[0].data_ptr() % 64))
+buffer = np.zeros(trainer.observation.size + 1, np.float32)
+trainer._look(buffer[1:].reshape(trainer.observation.shape))  # NumPy itself aligns to 16 bytes only
+"""
+
+
+def test_the_policy_reads_from_addresses_that_are_the_same_to_its_kernels(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", READS, str(RECIPE), str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=100)
+    assert (done.stdout, done.returncode) == ("0\n", 0), done.stderr
+
+
 def test_training_continues_from_a_checkpoint_and_all_keeps_every_one(first: Path, tmp_path: Path) -> None:
     steps = [f"step_{n}.pt" for n in (1024, 2048, 3072, 4096)]
     assert sorted(path.name for path in (first / "checkpoints").iterdir()) == sorted(["best.pt", "latest.pt", *steps])

@@ -324,7 +324,10 @@ def test_runs_of_an_early_version_have_their_config_in_their_folder(tmp_path: Pa
     with ledger.write():
         ledger.execute("UPDATE plans SET body=?", (dump_json({"config": config}).decode(),))
         ledger.execute("DELETE FROM plans WHERE run=?", (runs[0],))
-        ledger.execute("DROP TABLE configs")
+        for what in ("TABLE configs", "INDEX runs_measured", "INDEX events_alarm", "INDEX events_configured"):
+            ledger.execute(f"DROP {what}")
+        ledger.execute("DROP INDEX events_agents")
+        ledger.execute("ALTER TABLE runs DROP COLUMN measured")
         ledger.execute("PRAGMA user_version=2")
     ledger.close()
     study = StudyLedger(Ledger(tmp_path / "ledger.db"), "s")

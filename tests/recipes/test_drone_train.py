@@ -86,8 +86,11 @@ def test_a_few_seconds_of_training_improve_the_drones_and_log_everything(tmp_pat
     }  # fmt: skip
     assert [row["epoch"] for row in rows] == list(range(1, 158))
     assert rows[-1]["agent_steps"] == rows[-1]["step"] == 157 * 2048
-    assert rows[-1]["mean_reward"] > rows[0]["mean_reward"] + 0.3
-    assert rows[-1]["success_rate"] > rows[0]["success_rate"] == 0
+    # After ten updates hundreds of episodes have ended. Five seeds gain 0.53 … 1.8 from there, and 0.04 … 0.6 succeed.
+    early = rows[9]
+    assert rows[-1]["mean_reward"] > early["mean_reward"] + 0.2
+    assert rows[-1]["episode_length"] > 2 * early["episode_length"]
+    assert rows[-1]["success_rate"] > early["success_rate"]
     assert all(0 <= row[name] <= 1 for row in rows for name in ("success_rate", "collision_rate"))
     assert rows[0]["learning_rate"] > rows[-1]["learning_rate"] > 0
     summary = json.loads((out / "trainer_summary.json").read_text())

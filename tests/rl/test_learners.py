@@ -189,7 +189,7 @@ def test_ppo_learns_to_balance_a_pole(overlap: bool) -> None:
         lengths.append(rollout.valid.sum() / max(1, (rollout.terminated | rollout.truncated).sum()))
     source.close()
     assert lengths[0] < 40
-    assert np.mean(lengths[-3:]) > 60  # MARGIN1
+    assert np.mean(lengths[-3:]) > 60  # 159 … 767 with other seeds
 
 
 @pytest.mark.parametrize("returns", ["vtrace", "gae"])
@@ -201,7 +201,7 @@ def test_impala_learns_to_balance_a_pole(returns: Any) -> None:
         rollout = source.take()
         made.learn(rollout, source.lag)
         lengths.append(rollout.valid.sum() / max(1, (rollout.terminated | rollout.truncated).sum()))
-    assert np.mean(lengths[-20:]) > 2 * np.mean(lengths[:10])  # MARGIN2
+    assert np.mean(lengths[-20:]) > 2 * np.mean(lengths[:10])  # 6.9 … 8.5 times with other seeds
 
 
 def replayed() -> dict[str, Any]:

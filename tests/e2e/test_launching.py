@@ -56,7 +56,8 @@ def test_as_a_file_the_config_has_the_format_that_was_asked_for(lab, form: str) 
         "open(os.path.join(os.environ['LOOPLAB_RUN_DIR'], 'read.txt'), 'w').write(sys.argv[1] + '\\n' + text)\n",
     )
     lab.configure(
-        launch={"command": ["{python}", "-S", "train.py", "{config}"], "config": {"as": "file", "format": form}}
+        launch={"command": ["{python}", "-S", "train.py", "{config}"], "config": {"as": "file", "format": form}},
+        objective=None,
     )
     lab("run")
     (run,) = lab.runs()

@@ -189,6 +189,7 @@ def test_letters_written_in_two_parts_are_followed_whole(lab, until) -> None:
         "os.write(1, '学'.encode()[1:] + b'\\n')\n"
     )
     lab.write("train.py", trainer)
+    lab.configure(objective=None)
     engine = lab.start("run")
     until(lambda: any((run / "record/train.log").exists() for run in lab.runs()), "the log")
     follower = lab.start("logs", "-f")

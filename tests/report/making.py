@@ -121,7 +121,9 @@ class Maker:
         (run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         started, self.clock = self.clock, self.clock + 40 + 3 * len(rows) / 10
         exit_ = Exit(code, reason=reason, started=started, ended=self.clock)
-        summary, status, objective = summarise(run, self.study, Gauge(self.study, run_dir), exit_)
+        summary, status, objective = summarise(
+            run, self.study, Gauge(self.study, run_dir), exit_, lab=run_dir, run_dir=run_dir
+        )
         folder.write_json(run_dir / "record/summary.json", summary)
         best = self.record.best()
         with self.ledger.write():

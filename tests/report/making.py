@@ -163,7 +163,7 @@ class Maker:
         with self.ledger.write():
             sitting = bench.sit()
             assert sitting is not None
-            for run, verdict, evidence in evidence_of(sitting):
+            for run, verdict, evidence in evidence_of(sitting, None):
                 self.record.judged(run, verdict, evidence, {})
             if sitting.champion is not None:
                 self.record.set_best(sitting.champion, self.record.run(sitting.champion).objective or 0.0)

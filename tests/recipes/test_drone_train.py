@@ -86,8 +86,11 @@ def test_a_few_seconds_of_training_improve_the_drones_and_log_everything(tmp_pat
     }  # fmt: skip
     assert [row["epoch"] for row in rows] == list(range(1, 158))
     assert rows[-1]["agent_steps"] == rows[-1]["step"] == 157 * 2048
-    assert rows[-1]["mean_reward"] > rows[0]["mean_reward"] + 0.3
-    assert rows[-1]["success_rate"] > rows[0]["success_rate"] == 0
+    # After ten updates hundreds of episodes have ended. Five seeds gain 0.53 … 1.8 from there, and 0.04 … 0.6 succeed.
+    early = rows[9]
+    assert rows[-1]["mean_reward"] > early["mean_reward"] + 0.2
+    assert rows[-1]["episode_length"] > 2 * early["episode_length"]
+    assert rows[-1]["success_rate"] > early["success_rate"]
     assert all(0 <= row[name] <= 1 for row in rows for name in ("success_rate", "collision_rate"))
     assert rows[0]["learning_rate"] > rows[-1]["learning_rate"] > 0
     summary = json.loads((out / "trainer_summary.json").read_text())
@@ -112,6 +115,25 @@ def test_the_same_seed_gives_the_same_numbers_and_the_same_weights(first: Path, 
     assert metrics(tmp_path / "again", ("time", "sps")) == metrics(first, ("time", "sps"))
     latest = Path("checkpoints", "latest.pt")
     assert same(weights(tmp_path / "again" / latest), weights(first / latest))
+
+
+READS = """
+import runpy, sys
+from pathlib import Path
+import numpy as np
+sys.path.insert(0, sys.argv[1])
+train = runpy.run_path(sys.argv[1] + "/train.py")
+trainer = train["Trainer"](train["Settings"](), Path(sys.argv[2]), "")
+trainer.policy.register_forward_pre_hook(lambda _, inputs: print(inputs[0].data_ptr() % 64))
+buffer = np.zeros(trainer.observation.size + 1, np.float32)
+trainer._look(buffer[1:].reshape(trainer.observation.shape))  # NumPy itself aligns to 16 bytes only
+"""
+
+
+def test_the_policy_reads_from_addresses_that_are_the_same_to_its_kernels(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", READS, str(RECIPE), str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=100)
+    assert (done.stdout, done.returncode) == ("0\n", 0), done.stderr
 
 
 def test_training_continues_from_a_checkpoint_and_all_keeps_every_one(first: Path, tmp_path: Path) -> None:

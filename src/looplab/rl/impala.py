@@ -84,8 +84,11 @@ class Impala:
         """From transitions of the replay; gives the errors that become their new priorities."""
         s = self.settings
         device = self.flat.vector.device
-        seen = torch.from_numpy(np.stack([batch["seen"], batch["next_seen"]])).to(device)
-        memory = torch.from_numpy(np.stack([batch["memory"], batch["next_memory"]]).astype(np.float32)).to(device)
+        seen, memory = (  # stacked by torch, whose memory is aligned (see collect.py)
+            torch.stack([torch.from_numpy(batch[name]) for name in names]).to(device)
+            for names in (("seen", "next_seen"), ("memory", "next_memory"))
+        )
+        memory = memory.float()
         begins = torch.zeros(seen.shape[:2], dtype=torch.bool, device=device)
         numbers, values, _ = self.policy(seen.flatten(0, 1), memory.flatten(0, 1), begins.flatten())
         n = len(weights)

@@ -229,7 +229,8 @@ class Trainer:
 
     def _look(self, observation: Floats) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         precision = self.settings.train.precision
-        seen = torch.from_numpy(observation).to(self.device)
+        # A copy, because BLAS may round differently at another alignment, and NumPy's is chance.
+        seen = torch.tensor(observation, device=self.device)
         with torch.autocast(self.device.type, getattr(torch, precision), precision != "float32"):
             mean, value = self.policy(seen)
         return seen, mean.float(), value.float()

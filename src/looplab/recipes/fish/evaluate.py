@@ -65,12 +65,13 @@ class Policy:
     """Of the file with the weights."""
 
     def __call__(self, observations: Floats) -> Ints:
-        x = observations.reshape(-1, OBSERVATIONS)
+        # One product for each pond, so that its rounding, and with it its whole life, does not depend on the others.
+        x = observations
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             x = x @ weight + bias
             if layer < len(self.weights) - 1:
                 x = ACTIVATIONS[self.activation](x)
-        actions: Ints = x.argmax(axis=1).reshape(observations.shape[:-1])
+        actions: Ints = x.argmax(axis=-1)
         return actions
 
 

@@ -217,7 +217,8 @@ class Trainer:
         return {**losses, "explained_variance": float(1.0 - left)}
 
     def _flat(self, observation: Floats) -> Tensor:
-        return torch.from_numpy(observation.reshape(-1, OBSERVATIONS))
+        # A copy, because BLAS may round differently at another alignment, and NumPy's is chance.
+        return torch.tensor(observation).view(-1, OBSERVATIONS)
 
 
 def advantages(rollout: Rollout, after: Tensor, gamma: float, gae_lambda: float) -> Tensor:

@@ -24,10 +24,13 @@ hypothesis.settings.load_profile("looplab")
 
 
 def pytest_configure() -> None:
-    """Start from Python's own signal handlers, in the workers of xdist too: a test run in the background of a shell
-    or under nohup inherits ignored signals, and so would every process that it starts."""
-    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGCHLD):
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    """Give the processes that tests start default signals, whoever runs the tests; in the workers of xdist too.
+
+    In the background of a shell, or under nohup, signals are ignored, and programs inherit that; a handler they do not
+    inherit. So one that does nothing takes its place: a Ctrl-C meant for others still does not end the tests.
+    """
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -508,7 +508,7 @@ def test_the_config_comes_from_the_variable_or_the_default_path(alone: Path, mon
     ("content", "message"),
     [
         (None, "cannot read the config"),
-        (b'{\n"lr": 0.1,\n}', ":3: the config is not JSON"),
+        (b'{\n"lr": 0.1,\n}', ":[23]: the config is not JSON"),  # Python 3.13 names the comma
         (b"[1]", "must be a JSON object, not a list"),
         (b'{"name": "\xff"}', "not UTF-8"),
     ],

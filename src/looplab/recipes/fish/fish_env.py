@@ -216,7 +216,8 @@ class FishSchool:
         distance = np.where(self._others & self.alive[:, None, :], _length(way), np.float32(np.inf))
         visible = distance < VISION
         count = visible.sum(axis=2).astype(np.float32)
-        share = visible.astype(np.float32) / np.maximum(count, np.float32(1.0))[:, :, None]
+        at_least_one: Floats = np.maximum(count, np.float32(1.0))
+        share = visible.astype(np.float32) / at_least_one[:, :, None]
         closest = distance.argmin(axis=2)[None, :, :, None]
         nearest = np.take_along_axis(way, closest, axis=3)[..., 0] * (count > 0)
         return _Seen(

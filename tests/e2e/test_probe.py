@@ -100,7 +100,7 @@ def test_what_hangs_crashes_or_shakes_is_never_recommended(probed: Any) -> None:
     told = result(probed("probe", "--json"))
     found = status_of(told)
     assert found[2, 8] == found[1, 8] == "stable"
-    assert found[3, 8] == "failed: exit code 1"
+    assert found[3, 8] == "failed: its last line: workers 3: no shared memory"
     assert found[6, 8].startswith("varies by")
     assert found[8, 8] == "stalled"
     assert found[32, 8].startswith("not run: vec.workers: 32 is above")

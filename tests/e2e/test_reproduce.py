@@ -69,5 +69,5 @@ def test_a_number_that_does_not_come_back_is_not_reproduced(ran: Any) -> None:
 def test_a_run_without_a_number_cannot_be_reproduced(ran: Any) -> None:
     ran.write("train.py", "raise SystemExit(1)")
     ran.write("configs/base.json", '{"x": 0.7, "seed": 3}')
-    ran("run", "--rounds", "2")
+    ran("run", "--rounds", "2", code=1)
     assert "no objective" in ran("reproduce", "2", code=2).err

@@ -175,7 +175,7 @@ def test_a_missing_objective_is_told_and_never_counts(lab) -> None:
     (summary,) = lab.all("summary.json")
     assert summary["status"] == "ok"
     assert summary["objective"]["value"] is None
-    assert "'reward' was not measured; the run measured loss" in lab("show").out
+    assert "'reward' was not measured; the run measured 1 metric: loss" in lab("show").out
     assert not (lab.outputs() / "BEST").exists()
 
 

@@ -1,0 +1,175 @@
+"""The border for data from outside: what trainers, agents, people and files contain is checked here before it is used.
+
+Nothing that comes from outside may end the engine, block it or reach the terminal raw. Each function either returns
+data that the rest of the package can hold (valid Unicode, bounded size and nesting, numbers that JSON keeps) or raises
+`UntrustedError`, which callers turn into a rejected proposal, a refused answer or a failed measurement.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import PathLike
+from typing import Any, BinaryIO
+
+import orjson
+
+MAX_DEPTH = 200
+"""Levels of nesting in data from outside; Python's own limit is about 1,000 frames."""
+MAX_DIGITS = 1_000
+"""Digits of an int; Python refuses to convert more than 4,300."""
+MAX_TEXT = 100_000
+"""Characters of one text in the record."""
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*+[ -/]*+[@-~]|\][^\x07\x1b]*+(?:\x07|\x1b\\)|[@-_])")
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_LONG_INT = re.compile(r"\d{19}")
+
+
+class UntrustedError(ValueError):
+    """Data from outside that cannot be accepted; the message says why, in words for the one who sent it."""
+
+
+def mend_text(text: str) -> str:
+    """Return valid Unicode: surrogate pairs are joined, halves of one become U+FFFD."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+        return text
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def clean_text(text: str, limit: int | None = None) -> str:
+    """Return text that is safe to show: valid Unicode without terminal codes, control and bidirectional characters.
+
+    Line breaks and tabs stay. `limit`: the most characters; longer texts end in an ellipsis.
+    """
+    if not (text.isascii() and text.isprintable()):
+        text = _CONTROLS.sub("", _ESCAPES.sub("", mend_text(text)))
+    return text if limit is None or len(text) <= limit else text[: max(0, limit - 1)].rstrip() + "…"
+
+
+def clean_line(text: str, limit: int | None = None) -> str:
+    """Return `clean_text` on one line: line breaks and tabs become spaces."""
+    return clean_text(" ".join(text.split()) if any(c in text for c in "\n\r\t\v\f") else text, limit)
+
+
+def mend(data: Any, *, max_depth: int = MAX_DEPTH, max_text: int | None = None) -> Any:
+    """Return plain data with every text and key mended.
+
+    Raises:
+        UntrustedError: It is nested too deeply, or a text or an int is too long.
+    """
+    return _mend(data, max_depth, max_text)
+
+
+def _mend(data: Any, depth: int, max_text: int | None) -> Any:
+    if isinstance(data, str):
+        if max_text is not None and len(data) > max_text:
+            raise UntrustedError(f"a text has {len(data):,} characters; at most {max_text:,} are allowed")
+        return mend_text(data)
+    if type(data) is int and data.bit_length() > 4 * MAX_DIGITS:
+        raise UntrustedError(f"an int has more than {MAX_DIGITS:,} digits")
+    if isinstance(data, dict | list | tuple):
+        if depth <= 0:
+            raise UntrustedError("is nested too deeply")
+        if isinstance(data, dict):
+            return {_mend(key, 0, max_text): _mend(value, depth - 1, max_text) for key, value in data.items()}
+        return [_mend(item, depth - 1, max_text) for item in data]
+    return data
+
+
+def load_json(raw: bytes | str, *, max_depth: int = MAX_DEPTH) -> Any:
+    """Parse JSON from outside: valid Unicode, bounded nesting, ints of any size exact, NaN and infinities accepted.
+
+    Raises:
+        UntrustedError: It is not JSON, nested too deeply, or an int is too long.
+    """
+    text = raw if isinstance(raw, str) else raw.decode("utf-8", "replace")
+    try:
+        # orjson would make a float of an int beyond 64 bits, and it refuses NaN; json.loads is the slower one.
+        return _within(orjson.loads(text), max_depth) if not _LONG_INT.search(text) else _load_slowly(text, max_depth)
+    except (orjson.JSONDecodeError, UnicodeEncodeError):
+        return _load_slowly(text, max_depth)
+
+
+def _load_slowly(text: str, max_depth: int) -> Any:
+    try:
+        return mend(json.loads(text), max_depth=max_depth)
+    except UntrustedError:
+        raise
+    except RecursionError:
+        raise UntrustedError("is nested too deeply") from None
+    except ValueError as error:
+        raise UntrustedError(f"is not JSON: {error}") from None
+
+
+def _within(data: Any, max_depth: int) -> Any:
+    """Return the data if its nesting is within the limit; level by level, so that depth costs no stack."""
+    level = [data]
+    for _ in range(max_depth + 1):
+        level = [
+            child
+            for node in level
+            if isinstance(node, dict | list)
+            for child in (node.values() if isinstance(node, dict) else node)
+        ]
+        if not level:
+            return data
+    raise UntrustedError("is nested too deeply")
+
+
+def dump_json(data: Any, *, sort_keys: bool = False) -> str:
+    """Return JSON on one line, for the record: what orjson cannot hold (large ints, halves of surrogate pairs) is
+    written as well, exactly or mended. Other types become text."""
+    try:
+        return orjson.dumps(data, default=str, option=orjson.OPT_SORT_KEYS if sort_keys else 0).decode()
+    except TypeError:
+        return json.dumps(mend(data), default=str, ensure_ascii=False, sort_keys=sort_keys, separators=(",", ":"))
+
+
+@contextmanager
+def open_regular(path: str | PathLike[str], *, follow: bool = True) -> Iterator[BinaryIO]:
+    """Open a regular file for reading, without waiting for a pipe or reading a device.
+
+    Args:
+        follow: Whether the file itself may be a symbolic link.
+
+    Raises:
+        OSError: There is no such file, or it cannot be read.
+        UntrustedError: It is a folder, pipe, socket or device, or a link where none is allowed.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
+    if not follow and os.path.islink(path):
+        raise UntrustedError("is a symbolic link, not a file")
+    descriptor = os.open(path, flags)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            kind = "folder" if stat.S_ISDIR(mode) else "device, pipe or socket"
+            raise UntrustedError(f"is a {kind}, not a file")
+        file = os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    with file:
+        yield file
+
+
+def read_bounded(path: str | PathLike[str], limit: int, *, follow: bool = True) -> bytes:
+    """Return the content of a regular file of at most `limit` bytes.
+
+    Raises:
+        OSError: There is no such file, or it cannot be read.
+        UntrustedError: It is not a regular file, or too large.
+    """
+    with open_regular(path, follow=follow) as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise UntrustedError(f"is larger than {limit:,} bytes")
+    return content

@@ -195,6 +195,7 @@ def test_reindex_takes_configs_from_the_folders(lab) -> None:
     before = lab.ask("SELECT * FROM configs ORDER BY hash")
     assert len(before) == 2
     (lab.folder / ".looplab" / "ledger.db").unlink()
+    shutil.rmtree(lab.folder / ".looplab" / "backups")
     (lab.runs()[1] / "record/config.json").write_text('{"train": {"lr": 77}}')
     lab("reindex")
     (found,) = lab.ask("SELECT * FROM configs")

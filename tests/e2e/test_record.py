@@ -11,7 +11,7 @@ from contextlib import closing
 
 import pytest
 
-from looplab.ledger.ledger import GENESIS, link
+from looplab.ledger.ledger import GENESIS, Ledger, link
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +46,10 @@ def forge(lab) -> int:
         for row in db.execute("SELECT seq, at, kind, study, run, data FROM events ORDER BY seq").fetchall():
             head = link(head, *row)
             db.execute("UPDATE events SET hash=? WHERE seq=?", (head, row[0]))
+    (lab.folder / ".looplab/journal.jsonl").unlink()
+    ledger = Ledger(lab.folder / ".looplab" / "ledger.db", repair=True)
+    ledger.complete_journal()
+    ledger.close()
     lab.write(".looplab/head", f"{row[0]} {head}\n")
     return int(changed)
 
@@ -114,7 +118,7 @@ def test_a_changed_row_of_a_table_is_found(done) -> None:
 def test_a_row_that_is_gone_is_found(done) -> None:
     run = done.runs()[0].name
     tamper(done, "DELETE FROM runs WHERE id=?", run)
-    assert f"toy/{run}: the chain says that it ended, the table does not know it" in done("verify", code=1).out
+    assert f"toy/{run}: the chain knows the run, the table does not" in done("verify", code=1).out
 
 
 @pytest.mark.parametrize(
@@ -182,9 +186,9 @@ def test_a_rewritten_chain_is_caught_by_git_by_a_file_and_by_a_hash(lab, tmp_pat
     engine.ended()
     told = lab("verify", "--json").json()
     assert told["anchors"]["compared"] == 2, "when the engine began and when it ended"
-    assert told["anchors"]["up_to"] == told["events"] - 1
+    assert told["anchors"]["up_to"] == anchored(lab)[-1][1]["seq"]
     out = lab("verify").out
-    assert f"compared with 2 anchors up to event {told['events'] - 1}; later events are protected only" in out
+    assert f"compared with 2 anchors up to event {told['anchors']['up_to']}; later events are protected only" in out
     head = lab("status", "--json").json()["record"]
     assert f"head {head['seq']}:{head['hash']}" in out
     lab("verify", "--against", "git", "--against", f"{head['seq']}:{head['hash'][:12]}")
@@ -248,11 +252,16 @@ def test_anchor_prints_the_line_to_keep(done, tmp_path) -> None:
     done("verify", "--against", first.out.strip(), code=1)
 
 
-def test_a_cut_off_tail_is_found_even_where_the_noted_head_was_changed_too(done, tmp_path) -> None:
+def test_a_cut_off_tail_is_found_even_where_head_and_journal_were_cut_too(done, tmp_path) -> None:
+    done("say", "one")
+    done("say", "two")
     done("anchor", "--file", tmp_path / "kept.txt")
     tamper(done, "DELETE FROM events WHERE seq=(SELECT max(seq) FROM events)")
     tamper(done, "DELETE FROM events WHERE seq=(SELECT max(seq) FROM events)")
     (done.folder / ".looplab" / "head").unlink()
+    assert "events were lost" in done("verify", code=1).out
+    journal = done.folder / ".looplab/journal.jsonl"
+    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-2]))
     done("verify")
     assert "the end is cut off" in done("verify", "--against", tmp_path / "kept.txt", code=1).out
 
@@ -302,7 +311,7 @@ def test_a_ledger_of_garbage_is_put_aside_and_rebuilt(done) -> None:
     before = facts(done)
     garbage = b"this is no database" * 1000
     done.write(".looplab/ledger.db", garbage)
-    assert "looplab reindex" in done("status", code=2).err
+    assert "looplab reindex" in done("status", code=1).err
     assert "put aside" in done("reindex").out
     (aside,) = (done.folder / ".looplab").glob("ledger.db.damaged-*")
     assert aside.read_bytes() == garbage
@@ -358,15 +367,142 @@ def test_a_reindex_records_what_it_rebuilt_and_what_was_lost(done) -> None:
     out = done("reindex").out
     assert f"1 run(s) have no folder any more and are lost: {gone.name}" in out
     data = json.loads(done.ask("SELECT data FROM events WHERE kind='reindexed'")[0][0])
-    assert data == {"runs": {"toy": 2}, "recovered": 0, "lost": {"toy": [gone.name]}}
+    assert (data["runs"], data["recovered"], data["gone"]) == ({"toy": 2}, 0, {"toy": [gone.name]})
     out = done("verify").out
     assert "1 run(s) were lost" in out
 
 
-def test_a_rebuilt_ledger_says_that_its_chain_is_new(done) -> None:
-    (done.folder / ".looplab" / "ledger.db").unlink()
+def test_a_ledger_without_its_journal_begins_a_new_chain_and_says_so(done) -> None:
+    shutil.rmtree(done.folder / ".looplab")
     assert "5 run(s) and proposals that the chain did not know" in done("reindex").out
-    assert "5 entries were taken from folders" in done("verify").out
+    out = done("verify").out
+    assert "5 entries were taken from folders" in out
+    assert "the chain is new: nothing before that is proven" in out
+    # From now on what was found is covered.
+    (done.runs()[0] / "record/summary.json").write_text("{}")
+    assert "summary.json: the file is not what it was" in done("verify", code=1).out
+
+
+def test_the_chain_is_brought_back_from_the_journal(done) -> None:
+    shutil.rmtree(done.folder / ".looplab/backups")
+    events = done.ask("SELECT seq, hash FROM events ORDER BY seq")
+    for path in (done.folder / ".looplab").glob("ledger.db*"):
+        path.unlink()
+    for command in ("status", "run", "resume", "verify"):
+        answer = done(command, code=1)
+        assert "reindex" in answer.out + answer.err
+        assert not (done.folder / ".looplab/ledger.db").exists()
+    assert f"{len(events)} event(s) were taken from the journal" in done("reindex").out
+    assert done.ask(f"SELECT seq, hash FROM events WHERE seq <= {len(events)} ORDER BY seq") == events
+    assert "the record is whole" in done("verify").out
+    (done.runs()[0] / "record/summary.json").write_text("{}")
+    done("verify", code=1)
+
+
+def test_a_backup_is_taken_for_a_ledger_that_is_gone_and_completed_from_the_journal(done) -> None:
+    done("say", "after the backup")
+    before = done("status", "--json").json()["studies"][0]
+    for path in (done.folder / ".looplab").glob("ledger.db*"):
+        path.unlink()
+    out = done("reindex").out
+    assert "was taken for the ledger" in out
+    assert "2 event(s) were taken from the journal" in out
+    after = done("status", "--json").json()["studies"][0]
+    assert {**after, "head": None} == {**before, "head": None}
+    done("verify")
+
+
+def test_restore_puts_the_ledger_aside_and_loses_nothing(done) -> None:
+    done("say", "after the backup")
+    tamper(done, "UPDATE runs SET objective=1e-9 WHERE n=1")
+    assert "put aside" in done("restore").out
+    assert done.ask("SELECT count(*) FROM events WHERE kind='said'") == [(1,)]
+    done("verify")
+    (done.folder / ".looplab/backups").rename(done.folder / "elsewhere")
+    assert "there is no intact backup" in done("restore", code=2).err
+    (backup, *_) = (done.folder / "elsewhere").iterdir()
+    assert f"the backup {backup.name} was taken" in done("restore", backup).out
+    done("verify")
+
+
+def test_an_engine_refuses_a_ledger_that_has_lost_its_end_and_nothing_runs_twice(done) -> None:
+    """An old copy of the ledger was put back: without a check, runs would get numbers that were given already."""
+    old = done.folder / "old.db"
+    (backup, *_) = sorted((done.folder / ".looplab/backups").iterdir())
+    shutil.copy(backup, old)
+    done("propose", "--change", "train.lr@set=0.25")
+    done("run")
+    done("propose", "--change", "train.lr@set=0.26")
+    runs = [run.name for run in done.runs()]
+    shutil.copy(old, done.folder / ".looplab/ledger.db")
+    for _ in range(2):
+        assert "looplab reindex" in done("resume", code=1).err
+        assert "reindex" in done("say", "hello", code=1).err
+        assert [run.name for run in done.runs()] == runs
+        assert "the end is cut off" in done("verify", code=1).out
+    for name in ("journal.jsonl", "head"):  # without these the run folders say it
+        shutil.move(done.folder / ".looplab" / name, done.folder / name)
+    assert "the ledger does not know 1 run folder(s)" in done("run", code=1).err
+    for name in ("journal.jsonl", "head"):
+        shutil.move(done.folder / name, done.folder / ".looplab" / name)
+    done("reindex")
+    done("verify")
+    done("run")
+    assert [run["n"] for run in done.all("run.json")] == [1, 2, 3, 4, 5]
+    done("verify")
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "UPDATE runs SET reason='another' WHERE n=2",
+        "UPDATE runs SET seed=7 WHERE n=2",
+        "UPDATE runs SET role='base' WHERE n=2",
+        "UPDATE runs SET point='0' WHERE n=2",
+        "UPDATE runs SET started=started-3600 WHERE n=2",
+        "UPDATE runs SET status='lost' WHERE n=2",
+        "UPDATE runs SET n=n+100 WHERE n=2",
+        "UPDATE proposals SET hypothesis='another' WHERE id=1",
+        "UPDATE proposals SET status='waiting' WHERE id=1",
+        "INSERT INTO verdicts VALUES ('toy', (SELECT id FROM runs LIMIT 1), 0, 'keep', '{}')",
+        "UPDATE rounds SET closed=closed-3600 WHERE n=1",
+        "UPDATE sessions SET began=began-3600",
+        "UPDATE studies SET goal='max'",
+        "INSERT INTO commands (study, at, what, data) VALUES ('toy', 0, 'stop', '{}')",
+        "UPDATE events SET data='{broken' WHERE seq=5",
+        "UPDATE runs SET n='text' WHERE n=2",
+        "UPDATE proposals SET edits='[broken' WHERE id=1",
+    ],
+)
+def test_whatever_the_tables_show_is_compared(done, sql: str) -> None:
+    tamper(done, sql)
+    assert "the record is not whole" in done("verify", code=1).out
+    done("reindex")
+    done("verify")
+
+
+@pytest.mark.parametrize("name", ["exit.json", "process.json", "metrics.parquet", "capsule.json", "train.log"])
+def test_whatever_file_is_recorded_is_compared(done, name: str) -> None:
+    path = done.runs()[1] / "record" / name
+    path.write_bytes(path.read_bytes() + b" ")
+    assert f"record/{name}: the file is not what it was" in done("verify", code=1).out
+
+
+def test_pointers_shared_files_and_the_lab_book_are_compared(done) -> None:
+    out = done.outputs()
+    runs = [run.name for run in done.runs()]
+    bests = [run for (run,) in done.ask("SELECT run FROM events WHERE kind='best'")]
+    other = next(run for run in runs if run not in bests)
+    (out / "BEST").write_text(f"{other}\n")
+    book = (out / "labbook.md").read_text()
+    (out / "labbook.md").write_text(book.replace("loss = ", "loss = 0.000", 1) + "- somebody's own line\n")
+    (shared, *_) = (out / "_shared").iterdir()
+    shared.write_bytes(shared.read_bytes() + b" ")
+    (out / "LATEST").write_text("9999-none\n")
+    found = done("verify", code=1).out
+    for words in ("toy/BEST: it names", "toy/LATEST: it names", "toy/labbook.md: the line of run", "_shared/"):
+        assert words in found, found
+    assert "4 finding(s)" in found
 
 
 # -- the rules of a study

@@ -57,7 +57,9 @@ class Place:
             for row in db.execute("SELECT seq, at, kind, study, run, data FROM events ORDER BY seq").fetchall():
                 head = link(head, *row)
                 db.execute("UPDATE events SET hash=? WHERE seq=?", (head, row[0]))
-        self.ledger = Ledger(self.path)
+        self.path.with_name("journal.jsonl").unlink()
+        self.ledger = Ledger(self.path, repair=True)
+        self.ledger.complete_journal()
         self.ledger.note_head()
         assert self.ledger.first_broken_link() is None
 

@@ -745,7 +745,24 @@ def anchor(
 
 @app.command()
 def reindex(lab: LabOption = None, json: Json = False) -> None:
-    """Rebuild the ledger's tables from the run folders."""
+    """Repair the ledger: bring back its events from the journal, and rebuild its tables from them and the run folders.
+
+    Nothing is deleted; a damaged ledger is put aside.
+    """
     from looplab.cli import record
 
     record.reindex(lab, json)
+
+
+@app.command()
+def restore(
+    backup: Annotated[
+        Path | None, typer.Argument(help="A file of .looplab/backups; without it the newest one that is intact.")
+    ] = None,
+    lab: LabOption = None,
+    json: Json = False,
+) -> None:
+    """Put the ledger aside and take a backup for it, brought up to date from the journal and the run folders."""
+    from looplab.cli import record
+
+    record.restore(lab, backup, json)

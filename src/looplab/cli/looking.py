@@ -19,7 +19,7 @@ from looplab.config.files import read_config
 from looplab.config.lab import Study
 from looplab.decide.agent import account_of
 from looplab.errors import LabError
-from looplab.ledger.ledger import GENESIS, Ledger
+from looplab.ledger.ledger import GENESIS, Ledger, has_ledger, open_for_reading
 from looplab.ledger.study import JOBS_SUFFIX, RunRow, StudyLedger, Usage
 from looplab.loop.lock import engine_pid
 from looplab.report.gather import alarms_of
@@ -32,7 +32,7 @@ LATEST = 8
 
 def status(folder: Path | None, name: str | None, json: bool) -> None:
     lab = open_lab(folder)
-    ledger = Ledger(lab.ledger_path, create=False) if lab.ledger_path.exists() else None
+    ledger = open_for_reading(lab.ledger_path) if has_ledger(lab.ledger_path) else None
     studies = [find_study(lab, name)] if name else list(lab.studies.values())
     if name is None and ledger is not None:
         known = {row["name"] for row in ledger.rows("SELECT name FROM studies")} - set(lab.studies)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -10,12 +11,12 @@ from pathlib import Path
 
 from looplab.cli import output
 from looplab.cli.labs import open_lab
-from looplab.config.lab import AnchorConfig
+from looplab.config.lab import AnchorConfig, Lab
 from looplab.errors import BusyError
-from looplab.ledger import anchors
+from looplab.ledger import anchors, rebuild
 from looplab.ledger import audit as auditing
-from looplab.ledger.ledger import Ledger
-from looplab.ledger.proof import prove
+from looplab.ledger.ledger import DamagedError, Ledger, open_for_reading
+from looplab.ledger.proof import Proof, prove
 from looplab.ledger.study import JOBS_SUFFIX
 from looplab.loop.lock import engine_pid
 
@@ -24,9 +25,16 @@ def verify(
     folder: Path | None, against: Sequence[str], ledger_id: str | None, allowed: Path | None, json: bool
 ) -> None:
     lab = open_lab(folder)
-    ledger = Ledger(lab.ledger_path, create=False)
-    result = auditing.audit(ledger, lab.folder)
-    proof = prove(ledger, lab.folder, lab.anchors, against, ledger_id=ledger_id, allowed=allowed)
+    proof = Proof(0)
+    try:
+        ledger = open_for_reading(lab.ledger_path)
+    except DamagedError as error:
+        result = auditing.audit_unreadable(lab.ledger_path, str(error))
+    else:
+        running = {study for study in lab.studies if engine_pid(lab.folder, study) is not None}
+        result = auditing.audit(ledger, lab.folder, running)
+        with contextlib.suppress(sqlite3.DatabaseError):  # then the audit has a finding
+            proof = prove(ledger, lab.folder, lab.anchors, against, ledger_id=ledger_id, allowed=allowed)
     findings = [*result.findings, *proof.findings]
     if json:
         compared = {"compared": proof.anchors, "up_to": proof.up_to, "proof": proof.sentence, "notes": proof.notes}
@@ -36,6 +44,7 @@ def verify(
             output.say(f"{finding.what}: {finding.where}: {finding.why}")
         for note in (*result.notes, *proof.notes):
             output.say(f"note: {note}")
+        output.say(f"not covered: {result.outside}")
         if findings:
             output.say(f"the record is not whole: {len(findings)} finding(s)")
         else:
@@ -69,24 +78,51 @@ def anchor(folder: Path | None, file: Path | None, json: bool) -> None:
 
 
 def reindex(folder: Path | None, json: bool) -> None:
+    lab = _idle_lab(folder)
+    _print_rebuild(rebuild.reindex(lab.ledger_path, lab.folder), json)
+
+
+def restore(folder: Path | None, backup: Path | None, json: bool) -> None:
+    lab = _idle_lab(folder)
+    _print_rebuild(rebuild.restore(lab.ledger_path, lab.folder, backup), json)
+
+
+def _idle_lab(folder: Path | None) -> Lab:
+    """Return the lab, in which no engine may be running."""
     lab = open_lab(folder)
     for study in [*lab.studies, *(study + JOBS_SUFFIX for study in lab.studies)]:
         if engine_pid(lab.folder, study) is not None:
             raise BusyError(f"an engine is at work on study {study!r}", hint="end it with `looplab stop --drain`")
-    ledger, aside = auditing.open_or_replace(lab.ledger_path)
-    with contextlib.closing(ledger):
-        done = auditing.reindex(ledger, lab.folder)
+    return lab
+
+
+def _print_rebuild(done: rebuild.Reindexed, json: bool) -> None:
     if json:
-        output.print_json({**asdict(done), "put_aside": aside and str(aside)})
+        output.print_json(asdict(done))
         return
-    if aside is not None:
-        output.say(f"the ledger could not be read; it was put aside as {aside.name} and a new chain begins")
+    if done.backup:
+        output.say(f"the backup {Path(done.backup).name} was taken for the ledger")
+    if done.aside:
+        output.say(f"damaged files were put aside: {', '.join(done.aside)}")
+    if done.events:
+        output.say(f"{done.events} event(s) were taken from the journal")
+    if done.events_lost:
+        output.say(f"{done.events_lost} event(s) are lost: neither the ledger nor its journal has them")
     for study, number in done.runs.items():
         output.say(f"study {study}: {number} run(s) from their folders")
     if done.recovered:
         output.say(f"{done.recovered} run(s) and proposals that the chain did not know were recorded from folders")
-    for study, runs in done.lost.items():
-        shown = ", ".join(runs[:5]) + (f" and {len(runs) - 5} more" if len(runs) > 5 else "")
-        output.say(f"study {study}: {len(runs)} run(s) have no folder any more and are lost: {shown}")
+    for study, runs in done.gone.items():
+        output.say(f"study {study}: {len(runs)} run(s) have no folder any more and are lost: {_shorten(runs)}")
+    for study, runs in done.dropped.items():
+        output.say(
+            f"study {study}: {len(runs)} planned run(s) had not started and are decided on again: {_shorten(runs)}"
+        )
+    for run, new in done.renumbered.items():
+        output.say(f"{run} has the number of another run: it is number {new} now")
     if not done.runs:
         output.say("no run folders were found")
+
+
+def _shorten(runs: Sequence[str]) -> str:
+    return ", ".join(runs[:5]) + (f" and {len(runs) - 5} more" if len(runs) > 5 else "")

@@ -159,10 +159,11 @@ def write_atomic(path: Path | str, content: bytes, *, sync: bool = True) -> None
             os.unlink(temporary)
         raise
     if sync:
-        _sync_folder(folder or ".")
+        sync_folder(folder or ".")
 
 
-def _sync_folder(folder: str) -> None:
+def sync_folder(folder: str | Path) -> None:
+    """Wait until the names in a folder are on the disk."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)

@@ -1,39 +1,43 @@
-"""Proving the record, and rebuilding its tables from the run folders."""
+"""Proving the record: the chain is whole, and tables and files are what it says.
+
+Whatever is wrong is a finding with its place, never an exception: the audit exists for damaged ledgers.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import json
+import os
+import re
 import sqlite3
-import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from looplab.config.files import hash_config
 from looplab.errors import LabError
-from looplab.ledger.configuration import configurations
+from looplab.ledger import journal
+from looplab.ledger.journal import Journal
 from looplab.ledger.ledger import HEAD_FILE, Event, Ledger
-from looplab.ledger.study import keep_config
+from looplab.ledger.replay import Facts, Finding, Key, Replay, hash_text
+from looplab.ledger.schema import JOURNALLED
 from looplab.runs import folder
+from looplab.untrusted import UntrustedError, read_bounded
 
-PLANNED = {"round": "round", "proposal": "proposal", "proposer": "proposer", "parent": "parent", "base": "base",
-           "config_hash": "config", "twin": "twin", "warm": "warm"}  # fmt: skip
-ENDED = {"status": "status", "exit_code": "code", "signal": "signal", "objective": "objective"}
-"""Columns of a run with the names under which the chain says the same."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that is not as it was recorded."""
-
-    what: str
-    """chain | table | file | folder | anchor"""
-    where: str
-    why: str
+CLOCK_S = 10.0
+"""How far the time in a row may be from that of its event: early versions asked the clock twice."""
+TIMES = frozenset({"created", "closed", "started", "ended", "began", "at"})
+OUTSIDE = (
+    "checkpoints and other files of the trainer, except metrics.jsonl and trainer_summary.json; notes.md; reports; "
+    "models/latest; what people wrote in the lab book; of running runs, pid and start"
+)
+"""What the record does not cover, in words."""
+MAX_BOOK = 1 << 28
+_DAMAGE = (sqlite3.DatabaseError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What reading damaged rows may raise."""
+_BOOK_LINE = re.compile(r"- \S+ \| run (\S+) \(round [^|]*+\|([^|]*+)\|([^|]*+)\|")
+_SHARED_NAME = re.compile(r"[^-]+-([0-9a-f]{16})(?:\.\w+)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,349 +48,342 @@ class Audit:
     findings: tuple[Finding, ...]
     notes: tuple[str, ...] = ()
     """What is not wrong, but what somebody who believes the record should know."""
+    outside: str = OUTSIDE
 
 
-def audit(ledger: Ledger, lab: Path) -> Audit:
-    """Walk the chain; then compare the tables and every recorded file with what the chain says of them."""
+def audit(ledger: Ledger, lab: Path, running: Collection[str] = ()) -> Audit:
+    """Walk the chain; then compare journal, tables and every recorded file with what the chain says of them.
+
+    Args:
+        running: Studies with a running engine: their pointers may lag behind.
+    """
     findings: list[Finding] = []
-    seq, head = ledger.head()
-    broken = ledger.first_broken_link()
-    if broken is not None:
-        findings.append(Finding("chain", f"event {broken.seq}", broken.why))
-    replay = Replay()
-    for event in ledger.events():
-        if broken is None or event.seq < broken.seq:
-            findings.extend(replay.apply(event))
-    if broken is None:
-        findings.extend(_compare_tables(ledger, replay))
+    seq, head, replay = 0, "", Replay()
+    with _collecting(findings, "ledger", ledger.path.name), ledger.lenient():
+        seq, head = ledger.head()
+        findings.extend(_check_database(ledger))
+        broken = ledger.first_broken_link()
+        if broken is not None:
+            findings.append(Finding("chain", f"event {broken.seq}", broken.why))
+        with _collecting(findings, "chain", "events"):
+            for event in ledger.events():
+                if broken is not None and event.seq >= broken.seq:
+                    break
+                with _collecting(findings, "chain", f"event {event.seq}"):
+                    findings.extend(replay.apply(event))
+        if broken is None:
+            findings.extend(_compare_tables(ledger, replay))
+            findings.extend(_compare_journal(ledger, replay))
     count = 0
-    for (study, run), files in replay.files.items():
-        run_dir = folder.study_folder(lab, study) / run
+    for where, run_dir, files in _recorded(lab, replay):
         if not run_dir.is_dir():
-            findings.append(Finding("folder", f"{study}/{run}", "the run's folder is gone"))
+            findings.append(Finding("folder", where, "the run's folder is gone"))
             continue
         for name, digest in files.items():
             count += 1
-            now = folder.hash_file(run_dir / name)
+            try:
+                now = folder.hash_file(run_dir / name)
+            except OSError as error:
+                findings.append(Finding("file", f"{where}/{name}", f"cannot be read: {error.strerror}"))
+                continue
             if now != digest:
                 why = "the file is gone" if now is None else "the file is not what it was when it was recorded"
-                findings.append(Finding("file", f"{study}/{run}/{name}", why))
-    return Audit(seq, head, count, tuple(findings), tuple(replay.notes()))
+                findings.append(Finding("file", f"{where}/{name}", why))
+    notes = list(replay.notes())
+    for study in replay.studies:
+        study_dir = folder.study_folder(lab, study)
+        with _collecting(findings, "folder", study):
+            findings.extend(_unknown_folders(study, study_dir, replay))
+            findings.extend(_shared_files(study, study_dir))
+            findings.extend(_lab_book(study, study_dir, ledger, replay))
+            if study not in running:
+                findings.extend(_pointers(study, study_dir, replay, notes))
+    return Audit(seq, head, count, tuple(findings), tuple(notes))
 
 
-Key = tuple[str, str]
-"""Study and run."""
+def audit_unreadable(path: Path, why: str) -> Audit:
+    """The audit of a ledger that cannot be opened: what its journal still proves."""
+    findings = [Finding("ledger", path.name, why)]
+    notes = []
+    last = Journal(path.with_name(journal.NAME)).last()
+    if last is not None:
+        notes.append(f"the journal ends at event {last[0]}; `looplab reindex` rebuilds the ledger from it")
+    return Audit(0, "", 0, tuple(findings), tuple(notes))
 
 
-@dataclass(slots=True)
-class Replay:
-    """What the tables and files must be, according to the chain."""
+@contextmanager
+def _collecting(findings: list[Finding], what: str, where: str) -> Iterator[None]:
+    """Turn what damaged data raises into a finding."""
+    try:
+        yield
+    except _DAMAGE as error:
+        findings.append(Finding(what, where, f"cannot be read: {type(error).__name__}: {error}"))
+    except OSError as error:
+        findings.append(Finding(what, where, f"cannot be read: {error.strerror or error}"))
+    except LabError as error:
+        findings.append(Finding(what, where, str(error)))
 
-    planned: dict[Key, dict[str, Any]] = field(default_factory=dict)
-    ended: dict[Key, dict[str, Any]] = field(default_factory=dict)
-    files: dict[Key, dict[str, str]] = field(default_factory=dict)
-    proposed: dict[int, dict[str, Any]] = field(default_factory=dict)
-    best: dict[str, str | None] = field(default_factory=dict)
-    verdicts: dict[Key, str | None] = field(default_factory=dict)
-    configured: dict[str, list[Event]] = field(default_factory=dict)
-    rebuilds: list[Event] = field(default_factory=list)
-    restored: list[str] = field(default_factory=list)
-    """Files that a run has changed, and the engine restored at its end."""
 
-    def apply(self, event: Event) -> Iterator[Finding]:
-        """Take an event into account; yield what contradicts the events before it."""
-        key, data = (event.study, event.run or ""), event.data
-        match event.kind:
-            case "planned":
-                self.planned[key] = data
-            case "ended":
-                self.ended[key] = data
-            case "remeasured":
-                self.ended[key] = {**self.ended.get(key, {}), "objective": data["objective"]}
-            case "proposed":
-                self.proposed[data["proposal"]] = data
-            case "best":
-                self.best[event.study] = event.run
-            case "judged":
-                self.verdicts[key] = data["verdict"]
-                yield from self._check_verdict(event)
-            case "record changed":
-                self.restored += [
-                    f"{event.study}/{event.run}/{change['name']}: the run changed it; restored"
-                    for change in data["changes"]
-                    if change["restored"]
-                ]
-            case "objective changed":
-                self.best[event.study] = None
-            case "judge restarted":
-                self.best[event.study] = None
-                for (study, run), verdict in self.verdicts.items():
-                    if study == event.study and verdict != "void":
-                        self.verdicts[study, run] = None
-            case "study configured":
-                self.configured.setdefault(event.study, []).append(event)
-                if hash_config(data["configuration"]) != data["hash"]:
-                    yield Finding("chain", f"event {event.seq}", "the configuration does not match its hash")
-            case "recovered":
-                self._recover(key, data)
-            case "reindexed":
-                self.rebuilds.append(event)
-                self._forget(data)
-        if event.run is not None and data.get("files"):
-            self.files.setdefault(key, {}).update(data["files"])
+def _check_database(ledger: Ledger) -> Iterator[Finding]:
+    for row in ledger.rows("PRAGMA integrity_check(20)"):
+        if row[0] != "ok":
+            yield Finding("ledger", ledger.path.name, str(row[0]))
 
-    def _check_verdict(self, event: Event) -> Iterator[Finding]:
-        named = event.data["evidence"].get("configuration")
-        known = self.configured.get(event.study)
-        if named is not None and known and known[-1].data["hash"] != named:
-            why = f"the verdict names the configuration {named}, but {known[-1].data['hash']} was in force"
-            yield Finding("chain", f"event {event.seq}", why)
 
-    def _recover(self, key: Key, data: Mapping[str, Any]) -> None:
-        """A run or a proposal that `reindex` took from its folder, since the chain did not know it, or otherwise."""
-        if "proposed" in data:
-            self.proposed[data["proposed"]["proposal"]] = data["proposed"]
-            return
-        self.planned[key] = data["planned"]
-        self.verdicts[key] = data["verdict"]
-        self.files.pop(key, None)
-        if data["ended"] is None:
-            self.ended.pop(key, None)
-        else:
-            self.ended[key] = data["ended"]
+def _recorded(lab: Path, replay: Replay) -> Iterator[tuple[str, Path, Mapping[str, str]]]:
+    for (study, run), files in replay.files.items():
+        yield f"{study}/{run}", folder.study_folder(lab, study) / run, files
+    for study, files in replay.kept.items():
+        yield study, folder.study_folder(lab, study), files
 
-    def _forget(self, data: Mapping[str, Any]) -> None:
-        """Runs whose folder was gone when the tables were rebuilt: the tables do not know them any more."""
-        for study, runs in data.get("lost", {}).items():
-            for run in runs:
-                for facts in (self.planned, self.ended, self.files, self.verdicts):
-                    facts.pop((study, run), None)
 
-    def notes(self) -> Iterator[str]:
-        yield from self.restored
-        for study, events in self.configured.items():
-            for one in configurations(iter(events))[1:]:
-                yield f"study {study}: the configuration was changed at event {one.seq}: {one.describe()}"
-        for event in self.rebuilds:
-            lost = sum(map(len, event.data.get("lost", {}).values()))
-            yield (
-                f"the tables were rebuilt from the run folders at event {event.seq}: {event.data.get('recovered', 0)} "
-                f"entries were taken from folders, {lost} run(s) were lost"
-            )
+# -- tables
 
 
 def _compare_tables(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
-    ended = dict(replay.ended)
+    findings: list[Finding] = []
+    tables: dict[str, Callable[[], Iterable[Finding]]] = {
+        "studies": lambda: _compare_studies(ledger, replay),
+        "rounds": lambda: _compare_rounds(ledger, replay),
+        "proposals": lambda: _compare_proposals(ledger, replay),
+        "runs": lambda: _compare_runs(ledger, replay),
+        "plans": lambda: _compare_plans(ledger, replay),
+        "configs": lambda: _compare_configs(ledger),
+        "verdicts": lambda: _compare_verdicts(ledger, replay),
+        "sessions": lambda: _compare_sessions(ledger, replay),
+        "commands": lambda: _compare_commands(ledger, replay),
+    }
+    for name, compare in tables.items():
+        with _collecting(findings, "table", name):
+            findings.extend(compare())
+    yield from findings
+
+
+def _differences(where: str, row: Mapping[str, Any] | sqlite3.Row, facts: Facts) -> Iterator[Finding]:
+    for column, said in facts.items():
+        value = row[column]
+        if value == said:
+            continue
+        if column in TIMES and value is not None and said is not None and abs(value - said) < CLOCK_S:
+            continue
+        yield Finding("table", where, f"{column} is {value!r} in the table, another in the chain")
+
+
+def _compare_studies(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
+    known = {row["name"]: row for row in ledger.rows("SELECT name, objective, goal, best, docket FROM studies")}
+    for name, facts in replay.studies.items():
+        if name not in known:
+            yield Finding("table", name, "the chain knows the study, the table does not")
+            continue
+        row = dict(known[name])
+        if "docket" in facts and row["docket"] is not None:
+            row["docket"] = hash_text(row["docket"])
+        compared = {column: said for column, said in facts.items() if column in row}
+        yield from _differences(name, row, compared)
+
+
+def _compare_rounds(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
+    seen = set()
+    for row in ledger.rows("SELECT * FROM rounds"):
+        key = (row["study"], row["n"])
+        seen.add(key)
+        if key in replay.rounds:
+            yield from _differences(f"{row['study']} round {row['n']}", row, replay.rounds[key])
+        elif all("rounds" in event.data for event in replay.rebuilds):
+            yield Finding("table", f"{row['study']} round {row['n']}", "the chain does not know it")
+    for study, n in replay.rounds.keys() - seen:
+        yield Finding("table", f"{study} round {n}", "the chain knows it, the table does not")
+
+
+def _compare_proposals(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
+    seen = set()
+    for row in ledger.rows("SELECT * FROM proposals"):
+        seen.add(row["id"])
+        where = f"proposal {row['id']}"
+        facts = replay.proposals.get(row["id"])
+        if facts is None:
+            yield Finding("table", where, "the chain does not know it")
+            continue
+        problems = json.loads(row["problems"]) if row["problems"] else None
+        yield from _differences(where, {**dict(row), "edits": json.loads(row["edits"]), "problems": problems}, facts)
+    for number in replay.proposals.keys() - seen:
+        yield Finding("table", f"proposal {number}", "the chain knows it, the table does not")
+
+
+def _compare_runs(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
+    seen = set()
     for row in ledger.rows("SELECT * FROM runs"):
         key = (row["study"], row["id"])
-        where = f"{row['study']}/{row['id']}"
-        sides = [(PLANNED, replay.planned.get(key), "was planned")]
-        if row["state"] == "ended":
-            sides.append((ENDED, ended.pop(key, None), "has ended"))
-        for columns, said, what in sides:
-            if said is None:
-                yield Finding("table", where, f"the table says that it {what}, the chain does not")
-                continue
-            for column, name in columns.items():
-                if row[column] != said.get(name):
-                    yield Finding("table", where, f"{column} is {row[column]!r} in the table, another in the chain")
-        if row["verdict"] != replay.verdicts.get(key):
-            yield Finding("table", where, f"the verdict is {row['verdict']!r} in the table, another in the chain")
+        seen.add(key)
+        facts = replay.runs.get(key)
+        if facts is None:
+            yield Finding("table", f"{row['study']}/{row['id']}", "the table knows the run, the chain does not")
+            continue
+        yield from _differences(f"{row['study']}/{row['id']}", row, facts)
+    for study, run in replay.runs.keys() - seen:
+        yield Finding("table", f"{study}/{run}", "the chain knows the run, the table does not")
+
+
+def _compare_plans(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
+    for row in ledger.rows("SELECT study, run, body FROM plans"):
+        said = replay.plans.get((row["study"], row["run"]))
+        if said is not None and hash_text(row["body"]) != said:
+            yield Finding("table", f"{row['study']}/{row['run']}", "its plan is not the one in the chain")
+
+
+def _compare_configs(ledger: Ledger) -> Iterator[Finding]:
     for row in ledger.rows("SELECT hash, body FROM configs"):
         if hash_config(json.loads(row["body"])) != row["hash"]:
             yield Finding("table", f"config {row['hash']}", "the config in the table has another hash")
-    for study, run in ended:
-        yield Finding("table", f"{study}/{run}", "the chain says that it ended, the table does not know it")
-    for row in ledger.rows("SELECT * FROM proposals"):
-        said = replay.proposed.get(row["id"], {})
-        same = said.get("edits") == orjson.loads(row["edits"]) and said.get("parent") == row["parent"]
-        if not same or said.get("reason") != row["reason"]:
-            yield Finding("table", f"proposal {row['id']}", "it is not in the chain as it is in the table")
-    for row in ledger.rows("SELECT name, best FROM studies"):
-        if row["best"] != replay.best.get(row["name"]):
-            yield Finding("table", row["name"], f"the best run is {row['best']!r} in the table, another in the chain")
 
 
-def open_or_replace(path: Path) -> tuple[Ledger, Path | None]:
-    """The ledger; one that cannot be opened is put aside under another name, never deleted."""
-    if not path.exists():
-        path.with_name(HEAD_FILE).unlink(missing_ok=True)  # of the chain that is gone
+def _compare_verdicts(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
+    found: dict[Key, list[Facts]] = {}
+    for row in ledger.rows("SELECT study, run, at, verdict, evidence FROM verdicts ORDER BY rowid"):
+        one: Facts = {"at": row["at"], "verdict": row["verdict"], "evidence": json.loads(row["evidence"])}
+        found.setdefault((row["study"], row["run"]), []).append(one)
+    for study, run in found.keys() | replay.verdicts.keys():
+        rows, said = found.get((study, run), []), replay.verdicts.get((study, run), [])
+        where = f"verdict on {study}/{run}"
+        if len(rows) != len(said):
+            yield Finding("table", where, f"{len(rows)} in the table, {len(said)} in the chain")
+        for one, facts in zip(rows, said, strict=False):
+            yield from _differences(where, one, facts)
+
+
+def _compare_sessions(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
+    first = min(replay.sessions, default=None)
+    for row in ledger.rows("SELECT * FROM sessions"):
+        if first is None or row["id"] < first:
+            continue  # of an early version, which did not record the number
+        facts = replay.sessions.get(row["id"])
+        if facts is None:
+            yield Finding("table", f"session {row['id']}", "the chain does not know it")
+        else:
+            yield from _differences(f"session {row['id']}", row, facts)
+
+
+def _compare_commands(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
+    rows = ledger.rows("SELECT study, at, what, data FROM commands ORDER BY id")
+    if len(rows) != len(replay.commands):
+        yield Finding("table", "commands", f"{len(rows)} in the table, {len(replay.commands)} in the chain")
+    for row, facts in zip(rows, replay.commands, strict=False):
+        yield from _differences(f"command {facts['what']}", {**dict(row), "data": json.loads(row["data"])}, facts)
+
+
+# -- journal and head
+
+
+def _compare_journal(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
+    if ledger.journal is None:
+        return
+    head = ledger.head()[0]
+    if head and ledger.noted_head() is None:
+        replay.other_notes.append(f"{HEAD_FILE} is missing; it notes where the chain ends, and is written again")
+    if not ledger.journal.exists():
+        if ledger.one("SELECT 1 FROM meta WHERE key=?", (JOURNALLED,)) is not None:
+            yield Finding("file", journal.NAME, "the journal is gone; the next write creates it again")
+        return
+    hashes = {row[0]: row[1] for row in ledger.rows("SELECT seq, hash FROM events")}
+    expected = 1
     try:
-        ledger = Ledger(path)
-        ledger.rows("PRAGMA quick_check")
-        return ledger, None
-    except (LabError, sqlite3.DatabaseError):
-        aside = path.with_name(f"{path.name}.damaged-{int(time.time())}")
-        path.rename(aside)
-        for suffix in ("-wal", "-shm"):
-            path.with_name(path.name + suffix).unlink(missing_ok=True)
-        path.with_name(HEAD_FILE).unlink(missing_ok=True)  # of the chain that was put aside
-        return Ledger(path), aside
+        for number, link in ledger.journal.read():
+            if link is None:
+                yield Finding("file", journal.NAME, f"line {number} is damaged; `looplab reindex` writes it again")
+            elif link.seq > head:
+                # The engine may have added events since the chain was read.
+                if ledger.head()[0] < link.seq:
+                    why = f"event {link.seq} is in the journal, but the ledger ends at {head}: events were lost"
+                    yield Finding("chain", f"event {head + 1}", why)
+                return
+            elif hashes.get(link.seq) != link.hash:
+                yield Finding("chain", f"event {link.seq}", "it is another one in the journal")
+                return
+            else:
+                expected = max(expected, link.seq + 1)
+    except (OSError, UntrustedError) as error:
+        yield Finding("file", journal.NAME, f"cannot be read: {error}")
+        return
+    if expected <= head:
+        replay.other_notes.append(f"the journal ends at event {expected - 1}; the next write completes it")
 
 
-@dataclass(frozen=True, slots=True)
-class Reindexed:
-    """What `reindex` did."""
-
-    runs: dict[str, int]
-    """Runs by study, as found in the folders."""
-    recovered: int
-    """Runs and proposals that the chain did not know, or knew otherwise, and that were taken from folders."""
-    lost: dict[str, list[str]]
-    """Runs by study that the chain knows and no folder has."""
+# -- files of a study
 
 
-def reindex(ledger: Ledger, lab: Path) -> Reindexed:
-    """Rebuild studies, rounds and runs from the folders. Runs that are planned but have no folder yet stay.
-
-    What the folders say and the chain does not is recorded as `recovered`, so that the chain explains every row again.
-    """
-    replay = Replay()
-    for event in ledger.events():
-        for _ in replay.apply(event):
-            pass
-    counted: dict[str, int] = {}
-    recovered = 0
-    with ledger.write():
-        ledger.execute("DELETE FROM runs WHERE NOT (state='planned' AND id IN (SELECT run FROM plans))")
-        ledger.execute("DELETE FROM rounds")
-        for study_dir in sorted(p for p in (lab / "outputs").glob("*") if p.is_dir() and p.name[0] not in "._"):
-            study = study_dir.name
-            rows = [_row_of(study, run_dir, replay) for run_dir in folder.run_folders(study_dir)]
-            for row in rows:
-                ledger.execute("DELETE FROM runs WHERE study=? AND (id=? OR n=?)", (study, row["id"], row["n"]))
-                names = ", ".join(row)
-                marks = ", ".join("?" * len(row))
-                ledger.execute(f"INSERT INTO runs ({names}) VALUES ({marks})", tuple(row.values()))  # noqa: S608
-                recovered += _rebuild_proposal(ledger, study, study_dir / row["id"], row)
-                recovered += _record_run(ledger, row, replay)
-                _rebuild_config(ledger, study_dir / row["id"], row["config_hash"])
-            counted[study] = len(rows)
-            _rebuild_study(ledger, study, study_dir, rows, replay)
-        known = {(row["study"], row["id"]) for row in ledger.rows("SELECT study, id FROM runs")}
-        lost: dict[str, list[str]] = {}
-        for study, run in replay.planned:
-            if (study, run) not in known:
-                lost.setdefault(study, []).append(run)
-        ledger.record("reindexed", "", runs=counted, recovered=recovered, lost=lost)
-    return Reindexed(counted, recovered, lost)
+def _unknown_folders(study: str, study_dir: Path, replay: Replay) -> Iterator[Finding]:
+    for path in folder.run_folders(study_dir):
+        if (study, path.name) not in replay.runs:
+            yield Finding("folder", f"{study}/{path.name}", "a run folder that the chain does not know")
 
 
-def _record_run(ledger: Ledger, row: Mapping[str, Any], replay: Replay) -> int:
-    """Record the run as its folder tells it, unless the chain says the same already; return how many were recorded."""
-    key = (row["study"], row["id"])
-    sides: list[tuple[dict[str, str], dict[str, Any] | None]] = [(PLANNED, replay.planned.get(key))]
-    if row["state"] == "ended":
-        sides.append((ENDED, replay.ended.get(key)))
-    elif key in replay.ended:
-        sides.append((ENDED, None))
-    same = all(
-        said is not None and all(row.get(column) == said.get(name) for column, name in columns.items())
-        for columns, said in sides
-    )
-    if same and row["verdict"] == replay.verdicts.get(key):
-        return 0
-    ledger.record(
-        "recovered", *key, planned={name: row.get(column) for column, name in PLANNED.items()},
-        ended={name: row[column] for column, name in ENDED.items()} if row["state"] == "ended" else None,
-        verdict=row["verdict"],
-    )  # fmt: skip
-    return 1
+def _shared_files(study: str, study_dir: Path) -> Iterator[Finding]:
+    try:
+        names = sorted(os.listdir(study_dir / folder.SHARED))
+    except OSError:
+        return
+    for name in names:
+        match = _SHARED_NAME.fullmatch(name)
+        if match is None:
+            continue
+        digest = folder.hash_file(study_dir / folder.SHARED / name)
+        if digest is not None and not digest.startswith(match[1]):
+            yield Finding("file", f"{study}/{folder.SHARED}/{name}", "its content does not have the hash in its name")
 
 
-def _row_of(study: str, run_dir: Path, replay: Replay) -> dict[str, Any]:
-    """The row of a run: what happened from its folder, what was decided from the chain where that knows the run."""
-    said = replay.planned.get((study, run_dir.name), {})
-    about = folder.read_json(run_dir, "run.json")
-    summary = folder.read_json(run_dir, "summary.json")
-    process = folder.read_json(run_dir, "process.json")
-    exit_ = folder.read_json(run_dir, "exit.json")
-    return {
-        "study": study,
-        "id": run_dir.name,
-        "n": about["n"],
-        "round": about["round"],
-        "proposal": said.get("proposal"),
-        "proposer": about["proposer"],
-        "parent": about.get("parent"),
-        "base": about.get("base"),
-        "reason": about.get("reason", ""),
-        "config_hash": about["config_hash"],
-        "state": "ended" if summary else "running",
-        "status": summary.get("status"),
-        "slot": about.get("slot"),
-        "pid": process.get("pid"),
-        "created": about["created"],
-        "started": exit_.get("started") or process.get("started"),
-        "ended": exit_.get("ended"),
-        "exit_code": summary.get("exit_code"),
-        "signal": summary.get("signal"),
-        "objective": (summary.get("objective") or {}).get("value"),
-        "verdict": replay.verdicts.get((study, run_dir.name))
-        if said
-        else (summary.get("verdict") or {}).get("verdict"),
-        "devices": max(1, len(about.get("devices", []))),
-        "role": about.get("role") or ("base" if about["proposer"] == "base" else "trial"),
-        "point": about.get("point") or about["config_hash"],
-        "seed": about.get("seed"),
-        "twin": about.get("twin"),
-        "warm": about.get("warm"),
-        "measured": summary.get("measured"),
-    }
+def _pointers(study: str, study_dir: Path, replay: Replay, notes: list[str]) -> Iterator[Finding]:
+    for name in ("BEST", "LATEST"):
+        where = f"{study}/{name}"
+        try:
+            pointed = folder.pointed(study_dir, name)
+        except (OSError, ValueError) as error:
+            yield Finding("file", where, f"cannot be read: {error}")
+            continue
+        if pointed is None:
+            continue
+        best = replay.studies[study].get("best")
+        if (study, pointed) not in replay.runs:
+            yield Finding("file", where, f"it names {pointed}, which the chain does not know")
+        elif name == "BEST" and best is not None and pointed != best:
+            if any(pointed == run for run in replay.studies[study].get("bests", ())):
+                notes.append(f"{where} names an earlier best run; the next engine corrects it")
+            else:
+                yield Finding("file", where, f"it names {pointed}; the best run is {best}")
 
 
-def _rebuild_proposal(ledger: Ledger, study: str, run_dir: Path, row: dict[str, Any]) -> int:
-    """Rebuild the proposal that a run was made from, so that it is not taken once more; return how many were."""
-    source = folder.read_json(run_dir, "run.json").get("source")
-    if source is None or ledger.one("SELECT 1 FROM proposals WHERE study=? AND source=?", (study, source)):
-        return 0
-    about, override = folder.read_json(run_dir, "run.json"), folder.read_json(run_dir, "override.json")
-    cursor = ledger.execute(
-        "INSERT INTO proposals"
-        " (study, round, created, proposer, source, parent, edits, reason, hypothesis, run, status)"
-        " VALUES (?,?,?,?,?,?,?,?,?,?,'accepted')",
-        (
-            study,
-            row["round"],
-            row["created"],
-            row["proposer"],
-            source,
-            row["parent"],
-            orjson.dumps(override.get("edits", [])).decode(),
-            row["reason"],
-            about.get("hypothesis", ""),
-            row["id"],
-        ),
-    )
-    row["proposal"] = cursor.lastrowid
-    ledger.execute("UPDATE runs SET proposal=? WHERE study=? AND id=?", (cursor.lastrowid, study, row["id"]))
-    ledger.record("recovered", study, proposed={
-        "proposal": cursor.lastrowid, "proposer": row["proposer"], "parent": row["parent"],
-        "edits": override.get("edits", []), "reason": row["reason"], "hypothesis": about.get("hypothesis", ""),
-    })  # fmt: skip
-    return 1
+def _lab_book(study: str, study_dir: Path, ledger: Ledger, replay: Replay) -> Iterator[Finding]:
+    """Lines of the lab book that contradict the chain. People write in it too: other lines are theirs."""
+    try:
+        text = read_bounded(study_dir / "labbook.md", MAX_BOOK).decode(errors="replace")
+    except (OSError, UntrustedError):
+        return
+    lines = {}
+    for line in text.splitlines():
+        match = _BOOK_LINE.match(line)
+        if match is not None and (study, match[1]) in replay.runs:
+            lines[line] = match
+    if not lines:
+        return
+    objectives: dict[str, set[str]] = {}
+    for row in ledger.rows(
+        "SELECT run, data FROM events WHERE study=? AND kind IN ('ended', 'remeasured', 'recovered')", (study,)
+    ):
+        data = json.loads(row["data"])
+        value = (data.get("ended") or {}).get("objective") if "planned" in data else data.get("objective")
+        objectives.setdefault(row["run"], set()).add("" if value is None else f"{value:.6g}")
+    for match in lines.values():
+        run, observed, outcome = match[1], match[2].strip(), match[3].strip()
+        facts = replay.runs[study, run]
+        shown = observed.rpartition(" = ")[2] if " = " in observed else ""
+        if shown not in objectives.get(run, {shown}):
+            yield Finding("file", f"{study}/labbook.md", f"the line of run {run} says {observed!r}, the chain does not")
+        elif facts.get("status") is not None and not outcome.startswith(facts["status"]):
+            yield Finding("file", f"{study}/labbook.md", f"the line of run {run} says {outcome!r}, the chain does not")
 
 
-def _rebuild_config(ledger: Ledger, run_dir: Path, config_hash: str) -> None:
-    with contextlib.suppress(LabError):  # the file is not what it was, or gone: the ledger's own config stays
-        config = folder.read_config_of(run_dir, config_hash)
-        ledger.execute("DELETE FROM configs WHERE hash=?", (config_hash,))
-        keep_config(ledger, config_hash, config)
-
-
-def _rebuild_study(ledger: Ledger, study: str, study_dir: Path, rows: list[dict[str, Any]], replay: Replay) -> None:
-    now = time.time()
-    first = min((row["created"] for row in rows), default=now)
-    best = replay.best.get(study)
-    if best is None or best not in {row["id"] for row in rows}:
-        best = folder.pointed(study_dir, "BEST")
-        if best != replay.best.get(study):
-            objective = next((row["objective"] for row in rows if row["id"] == best), None)
-            ledger.record("best", study, best, objective=objective)
-    rounds = ledger.rows("SELECT coalesce(max(round), 0) FROM runs WHERE study=?", (study,))[0][0]
-    ledger.execute("INSERT OR IGNORE INTO studies (name, created) VALUES (?,?)", (study, first))
-    ledger.execute("UPDATE studies SET best=? WHERE name=?", (best, study))
-    open_rounds = {row[0] for row in ledger.rows("SELECT round FROM runs WHERE study=? AND state!='ended'", (study,))}
-    for n in range(1, rounds + 1):
-        closed = None if n in open_rounds or n == rounds else now
-        ledger.execute("INSERT INTO rounds VALUES (?,?,?,?,1)", (study, n, first, closed))
+def events_of(ledger: Ledger) -> Iterator[Event]:
+    """Yield the events as far as they can be read."""
+    try:
+        yield from ledger.events()
+    except _DAMAGE:
+        return

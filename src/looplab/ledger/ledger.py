@@ -4,6 +4,9 @@ Every change is made inside `with ledger.write():`, one transaction, and says wh
 an event covers its text and the hash of the event before it, so `verify` finds damage and edits and says where they
 are. It does not find a deliberate rewrite: whoever can write the file can compute all later hashes again. Only a head
 that was published elsewhere shows that (`anchors.py`). Several processes may write; SQLite lets one in at a time.
+
+Every event is also a line of the journal beside the database (`journal.py`). A database that ends before its journal
+has lost events: it can be read, but nothing is written to it until `looplab reindex` has taken them from the journal.
 """
 
 from __future__ import annotations
@@ -11,7 +14,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import sqlite3
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +28,9 @@ import orjson
 
 from looplab.config.files import write_atomic
 from looplab.errors import LabError
-from looplab.ledger.schema import TABLES, UPGRADES, VERSION
+from looplab.ledger import journal
+from looplab.ledger.journal import Journal, Link
+from looplab.ledger.schema import JOURNALLED, TABLES, UPGRADES, VERSION
 
 GENESIS = "0" * 64
 HEAD_FILE = "head"
@@ -61,19 +68,46 @@ def link(before: str, seq: int, at: float, kind: str, study: str, run: str | Non
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+class DamagedError(LabError):
+    """The ledger has lost events, is another one than it was, or is gone; nothing may be written to it."""
+
+    exit_code = 1
+
+
+REPAIR = "`looplab verify` names the damage, `looplab reindex` repairs it from the journal and the run folders"
+
+
 class Ledger:
-    def __init__(self, path: Path, *, create: bool = True) -> None:
+    """A connection to the ledger of a lab.
+
+    Args:
+        create: Create it if there is none, unless there once was one.
+        repair: Open it for `reindex`: also where events are missing.
+    """
+
+    def __init__(self, path: Path, *, create: bool = True, repair: bool = False) -> None:
         self.path = path
         self._head: tuple[int, str] | None = None
         self._seen = -1
-        if not create and not path.exists():
-            raise LabError("this lab has no ledger yet", hint="start with `looplab run`")
+        self._fresh: list[Link] = []  # events of the open transaction
+        self._is_checked = True
+        self._place: tuple[int, int] | None = None
+        self.journal: Journal | None = Journal(path.with_name(journal.NAME))
+        if not path.exists():
+            if not repair and has_ledger(path):
+                raise DamagedError(
+                    "the ledger is gone, but its journal is there", file=path, hint="`looplab reindex` rebuilds it"
+                )
+            if not create:
+                raise LabError("this lab has no ledger yet", hint="start with `looplab run`")
         if create:
             path.parent.mkdir(parents=True, exist_ok=True)
         with _opening(path):
             self._db = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S)
             self._db.row_factory = sqlite3.Row
             self._prepare()
+            self._place = _place_of(path)
+        self._is_checked = repair
 
     def _prepare(self) -> None:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
@@ -95,13 +129,23 @@ class Ledger:
     def close(self) -> None:
         if self._head is not None:
             self.note_head()
+        if self._fresh:
+            self._write_journal()
+        if self.journal is not None:
+            self.journal.close()
         self._db.close()
+
+    def is_replaced(self) -> bool:
+        """Return whether the file that is open is no longer the ledger: it was deleted, or another one put there."""
+        return self._place is not None and _place_of(self.path) != self._place
 
     def note_head(self) -> None:
         """Note beside the ledger where its chain ends now, so that an end lost by accident is seen."""
         with contextlib.suppress(OSError, sqlite3.Error):  # a disk that is full or read-only is reported elsewhere
             seq, digest = self.head()
-            write_atomic(self.path.with_name(HEAD_FILE), f"{seq} {digest}\n".encode(), sync=False)
+            noted = self.noted_head()
+            if (noted is None or noted[0] <= seq) and not self.is_replaced():
+                write_atomic(self.path.with_name(HEAD_FILE), f"{seq} {digest}\n".encode(), sync=False)
 
     def noted_head(self) -> tuple[int, str] | None:
         """Where the chain ended when that was last noted."""
@@ -119,29 +163,82 @@ class Ledger:
         if self._db.in_transaction:
             yield
             return
+        if self.is_replaced():
+            raise DamagedError("the ledger was deleted or replaced while it was open", file=self.path, hint=REPAIR)
         self._db.execute("BEGIN IMMEDIATE")
         version = self.version()
         if version != self._seen:
-            # Another process has written since: the end of the chain is asked for anew.
+            # Another process has written since: the end of the chain is read again.
             self._head, self._seen = None, version
+        unwritten = len(self._fresh)
         try:
+            if not self._is_checked:
+                self._check_end()
             yield
         except BaseException:
             self._head = None
+            del self._fresh[unwritten:]
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
+        if self._fresh:
+            self._write_journal()
 
-    def record(self, kind: str, study: str, run: str | None = None, **data: Any) -> int:
-        """Append one event to the chain; the transaction must be open."""
+    def _check_end(self) -> None:
+        """Compare the end of the chain with the journal and the noted head, once, before the first write.
+
+        Raises:
+            DamagedError: The chain ends before, or otherwise than, it did.
+        """
+        assert self.journal is not None
+        noted, written = self.noted_head(), self.journal.last()
+        for where, last in ((f"noted in {HEAD_FILE}", noted), (f"in {journal.NAME}", written)):
+            if last is None:
+                continue
+            seq, digest = last
+            row = self._db.execute("SELECT hash FROM events WHERE seq=?", (seq,)).fetchone()
+            if row is None:
+                why = f"the ledger ends at event {self.head()[0]}, but event {seq} is {where}: events were lost"
+                raise DamagedError(why, file=self.path, hint=REPAIR)
+            if row[0] != digest:
+                why = f"event {seq} is not the one {where}: the ledger was changed or is another one"
+                raise DamagedError(why, file=self.path, hint=REPAIR)
+        self._is_checked = True
+        if not self.journal.exists():
+            if self._db.execute("INSERT OR IGNORE INTO meta VALUES (?, '1')", (JOURNALLED,)).rowcount == 0:
+                self.record("journal rewritten", "", why="the file was gone")
+            self.journal.close()
+
+    def _write_journal(self) -> None:
+        """Append what was committed to the journal; what does not succeed now is made up for with the next commit."""
+        if self.journal is None:
+            self._fresh.clear()
+            return
+        with contextlib.suppress(OSError):
+            if self.journal.append(self._fresh) or self.journal.complete(self._links_after):
+                self._fresh.clear()
+
+    def complete_journal(self) -> None:
+        """Append to the journal what it lacks."""
+        if self.journal is not None and self.journal.complete(self._links_after):
+            self._fresh.clear()
+
+    def _links_after(self, seq: int) -> Iterator[Link]:
+        for row in self._db.execute("SELECT * FROM events WHERE seq > ? ORDER BY seq", (seq,)):
+            yield Link(*row)
+
+    def record(self, kind: str, study: str, run: str | None = None, *, when: float | None = None, **data: Any) -> int:
+        """Append one event to the chain; the transaction must be open. `when`: None for now."""
         assert self._db.in_transaction
         last, before = self._head or self.head()
         seq = last + 1
-        at = time.time()
+        at = time.time() if when is None else when
         text = orjson.dumps(data, option=orjson.OPT_SORT_KEYS).decode()
         digest = link(before, seq, at, kind, study, run, text)
-        self._db.execute("INSERT INTO events VALUES (?,?,?,?,?,?,?)", (seq, at, kind, study, run, text, digest))
+        event = Link(seq, at, kind, study, run, text, digest)
+        self._db.execute("INSERT INTO events VALUES (?,?,?,?,?,?,?)", event)
+        self._fresh.append(event)
         self._head = (seq, digest)
         return seq
 
@@ -194,9 +291,18 @@ class Ledger:
         row = self._db.execute("SELECT value FROM meta WHERE key='ledger'").fetchone()
         return row[0] if row else None
 
-    def first_broken_link(self) -> Broken | None:
-        """Walk the chain from its beginning."""
-        before, expected, noted = GENESIS, 1, self.noted_head()
+    @contextmanager
+    def lenient(self) -> Iterator[None]:
+        """Read texts that are not UTF-8 with replacement characters instead of failing."""
+        self._db.text_factory = lambda raw: raw.decode("utf-8", "replace")
+        try:
+            yield
+        finally:
+            self._db.text_factory = str
+
+    def first_broken_link(self, *, noted: bool = True) -> Broken | None:
+        """Walk the chain from its beginning; with `noted` it must also reach the noted head."""
+        before, expected, head = GENESIS, 1, self.noted_head() if noted else None
         for row in self._db.execute("SELECT seq, at, kind, study, run, data, hash FROM events ORDER BY seq"):
             seq, at, kind, study, run, data, hash_ = row
             if seq != expected:
@@ -206,10 +312,10 @@ class Ledger:
             if link(before, seq, at, kind, study, run, data) != hash_:
                 return Broken(seq, f"event {seq} ({kind}{f' of run {run}' if run else ''}) does not match its hash")
             before, expected = hash_, seq + 1
-            if noted is not None and noted[0] == seq and noted[1] != hash_:
+            if head is not None and head[0] == seq and head[1] != hash_:
                 return Broken(seq, f"event {seq} ({kind}) is not the one noted in .looplab/{HEAD_FILE}")
-        if noted is not None and noted[0] >= expected:
-            return Broken(expected, f"the end is cut off: there were {noted[0]} events")
+        if head is not None and head[0] >= expected:
+            return Broken(expected, f"the end is cut off: there were {head[0]} events")
         return None
 
 
@@ -223,6 +329,10 @@ class LedgerCopy(Ledger):
         self.path = path
         self._head = None
         self._seen = -1
+        self._fresh = []
+        self._is_checked = True
+        self.journal = None
+        self._place = None
         with _opening(path):
             self._db = sqlite3.connect(":memory:", isolation_level=None)
             self._db.row_factory = sqlite3.Row
@@ -234,12 +344,32 @@ class LedgerCopy(Ledger):
         """The end of a copy's chain is nobody's business."""
 
 
+def has_ledger(path: Path) -> bool:
+    """Return whether there is a ledger, or was one."""
+    return any(os.path.lexists(one) for one in (path, path.with_name(journal.NAME), path.with_name(HEAD_FILE)))
+
+
+def open_for_reading(path: Path) -> Ledger:
+    """Open a ledger to look at it; a reader who may not write, or a read-only disk, gets a copy in memory."""
+    if not path.exists() or (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
+        return Ledger(path, create=False)
+    return LedgerCopy(path)
+
+
+def _place_of(path: Path) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
 @contextmanager
 def _opening(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.DatabaseError as error:
-        raise LabError(
+        raise DamagedError(
             f"cannot open the ledger: {error}",
             file=path,
             hint="is the folder writable and the disk not full? a damaged ledger is rebuilt by `looplab reindex`",
@@ -260,6 +390,14 @@ def _copy_database(path: Path, target: sqlite3.Connection) -> None:
             source.backup(target)
 
     before = state()
+    if not os.access(path.parent, os.W_OK) and wal.exists():
+        # SQLite cannot read a log in a folder where it may not create its index: a copy can be read.
+        with tempfile.TemporaryDirectory(prefix="looplab-") as scratch:
+            for name in (path.name, wal.name):
+                shutil.copyfile(path.with_name(name), f"{scratch}/{name}")
+            with contextlib.closing(sqlite3.connect(f"{scratch}/{path.name}")) as source:
+                source.backup(target)
+        return
     if not wal.exists():
         # Nobody has it open. A reader in WAL mode would leave a -wal and a -shm file behind, or fail where it may not;
         # an immutable database is read without them, but also without a lock: an engine may begin in this moment.

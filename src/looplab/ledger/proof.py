@@ -12,8 +12,8 @@ import orjson
 from looplab.config.lab import AnchorConfig
 from looplab.errors import LabError
 from looplab.ledger.anchors import ANCHORED, NOTES, TIMEOUT_S, Anchor, file_of, parse_anchors, signer_of
-from looplab.ledger.audit import Finding
 from looplab.ledger.ledger import Ledger
+from looplab.ledger.replay import Finding
 from looplab.runs.git import git
 
 WITHOUT = "no anchor: detects accidental damage and careless edits, not a deliberate rewrite"

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 VERSION = 3
 
+JOURNALLED = "journal"
+"""The key of `meta` that says that the ledger has a journal; one of an older version gets it with its next event."""
+LAST_NUMBER = "last run: "
+"""How the keys of `meta` begin that hold the highest number of a study's runs, where the table has lost it."""
+
 DRAW_ID = "INSERT OR IGNORE INTO meta VALUES ('ledger', lower(hex(randomblob(8))))"
 """Give the ledger its random id, once. Ledgers of older versions get theirs with their first anchor."""
 

@@ -16,6 +16,8 @@ from looplab.config.files import dump_json, hash_config
 from looplab.errors import LabError
 from looplab.ledger.configuration import CONFIGURED, Configuration, configurations, storable
 from looplab.ledger.ledger import Event, Ledger
+from looplab.ledger.replay import hash_text
+from looplab.ledger.schema import LAST_NUMBER
 from looplab.runs import folder
 from looplab.runs.names import run_id as new_run_id
 
@@ -163,7 +165,7 @@ class StudyLedger:
                     "INSERT INTO studies (name, created, objective, goal) VALUES (?,?,?,?)",
                     (self.study, now, objective, goal),
                 )
-                self.ledger.record("study opened", self.study, objective=objective, goal=goal)
+                self.ledger.record("study opened", self.study, when=now, objective=objective, goal=goal)
             elif (row["objective"], row["goal"]) != (objective, goal):
                 self.ledger.execute(
                     "UPDATE studies SET objective=?, goal=? WHERE name=?", (objective, goal, self.study)
@@ -206,8 +208,9 @@ class StudyLedger:
         row = self.ledger.one("SELECT coalesce(max(n), 0) + 1 FROM rounds WHERE study=?", (self.study,))
         assert row is not None
         n = int(row[0])
-        self.ledger.execute("INSERT INTO rounds (study, n, created) VALUES (?,?,?)", (self.study, n, time.time()))
-        self.ledger.record("round began", self.study, round=n)
+        now = time.time()
+        self.ledger.execute("INSERT INTO rounds (study, n, created) VALUES (?,?,?)", (self.study, n, now))
+        self.ledger.record("round began", self.study, when=now, round=n)
         return n
 
     def fill_round(self, n: int) -> None:
@@ -220,9 +223,10 @@ class StudyLedger:
         return row["n"] if row else None
 
     def close_round(self, n: int) -> None:
+        now = time.time()
         with self.ledger.write():
-            self.ledger.execute("UPDATE rounds SET closed=? WHERE study=? AND n=?", (time.time(), self.study, n))
-            self.ledger.record("round ended", self.study, round=n)
+            self.ledger.execute("UPDATE rounds SET closed=? WHERE study=? AND n=?", (now, self.study, n))
+            self.ledger.record("round ended", self.study, when=now, round=n)
 
     # -- proposals
 
@@ -240,12 +244,13 @@ class StudyLedger:
         with self.ledger.write():
             if source is not None and self.has_source(source):
                 return None
+            now = time.time()
             cursor = self.ledger.execute(
                 "INSERT INTO proposals (study, created, proposer, source, parent, edits, reason, hypothesis, status)"
                 " VALUES (?,?,?,?,?,?,?,?,'waiting')",
                 (
                     self.study,
-                    time.time(),
+                    now,
                     proposer,
                     source,
                     parent,
@@ -257,6 +262,8 @@ class StudyLedger:
             self.ledger.record(
                 "proposed",
                 self.study,
+                when=now,
+                source=source,
                 proposal=cursor.lastrowid,
                 proposer=proposer,
                 parent=parent,
@@ -347,7 +354,8 @@ class StudyLedger:
             ),
         )
         rest = {key: value for key, value in body.items() if value is not None and key != "config"}
-        self.ledger.execute("INSERT INTO plans VALUES (?,?,?)", (self.study, id_, dump_json(rest).decode()))
+        text = dump_json(rest).decode()
+        self.ledger.execute("INSERT INTO plans VALUES (?,?,?)", (self.study, id_, text))
         if "config" in body:
             keep_config(self.ledger, config_hash, body["config"])
         if proposal is not None:
@@ -355,8 +363,9 @@ class StudyLedger:
                 "UPDATE proposals SET status='accepted', run=?, round=? WHERE id=?", (id_, round, proposal)
             )
         self.ledger.record(
-            "planned", self.study, id_, round=round, proposal=proposal, proposer=proposer, parent=parent, base=base,
-            config=config_hash, role=role, **{k: v for k, v in (("twin", twin), ("warm", warm)) if v is not None},
+            "planned", self.study, id_, when=now, n=n, round=round, proposal=proposal, proposer=proposer, parent=parent,
+            base=base, config=config_hash, role=role, reason=reason, devices=devices, point=point or config_hash,
+            seed=seed, plan=hash_text(text), **{k: v for k, v in (("twin", twin), ("warm", warm)) if v is not None},
         )  # fmt: skip
         return RunRow(
             self.study, id_, n, round, proposal, proposer, parent, base, reason, config_hash, "planned",
@@ -365,7 +374,12 @@ class StudyLedger:
         )  # fmt: skip
 
     def _last_run(self) -> int:
-        return int(self.ledger.rows("SELECT coalesce(max(n), 0) FROM runs WHERE study=?", (self.study,))[0][0])
+        """The number of the last run; also of one that was planned, never started, and lost with its plan."""
+        sql = (
+            "SELECT max(coalesce((SELECT max(n) FROM runs WHERE study=?1), 0),"
+            " coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE key=?2), 0))"
+        )
+        return int(self.ledger.rows(sql, (self.study, LAST_NUMBER + self.study))[0][0])
 
     def plan_of(self, run: str) -> dict[str, Any] | None:
         sql = (
@@ -452,7 +466,7 @@ class StudyLedger:
         )
         self.ledger.record(
             "ended", self.study, run, status=status, code=code, signal=signal, started=started, ended=ended,
-            objective=objective, files=dict(files), **({"note": note} if note else {}),
+            objective=objective, measured=measured, files=dict(files), note=note,
         )  # fmt: skip
 
     def remeasured(
@@ -468,7 +482,19 @@ class StudyLedger:
         self.ledger.execute(
             "UPDATE runs SET objective=?, measured=? WHERE study=? AND id=?", (objective, measured, self.study, run)
         )
-        self.ledger.record("remeasured", self.study, run, objective=objective, before=before, files=dict(files))
+        self.ledger.record(
+            "remeasured", self.study, run, objective=objective, before=before, measured=measured, files=dict(files)
+        )
+
+    def archived(self, runs: Mapping[str, Mapping[str, str]]) -> None:
+        """Record the SHA-256 of the archives of ended runs, by run and path in its folder."""
+        with self.ledger.write():
+            self.ledger.record("archived", self.study, runs={run: dict(files) for run, files in runs.items()})
+
+    def kept(self, paths: Mapping[str, str]) -> None:
+        """Record the SHA-256 of files that belong to no single run, by their path in the study's folder."""
+        if paths:
+            self.ledger.record("kept", self.study, paths=dict(paths))
 
     def same_measurement(self, run: RunRow, measured: str) -> RunRow | None:
         """Return the first run of another config that measured exactly the same."""
@@ -595,7 +621,9 @@ class StudyLedger:
         return orjson.loads(row["docket"]) if row and row["docket"] else None
 
     def set_docket(self, docket: Mapping[str, Any]) -> None:
-        self.ledger.execute("UPDATE studies SET docket=? WHERE name=?", (orjson.dumps(docket).decode(), self.study))
+        text = orjson.dumps(docket).decode()
+        self.ledger.execute("UPDATE studies SET docket=? WHERE name=?", (text, self.study))
+        self.ledger.record("judge state", self.study, hash=hash_text(text))
 
     def restart_judge(self, why: str) -> None:
         """Take back all verdicts but those of people; the events that gave them stay in the chain."""
@@ -606,10 +634,12 @@ class StudyLedger:
 
     def judged(self, run: str, verdict: str, evidence: Mapping[str, Any], files: Mapping[str, str]) -> None:
         """A verdict on a run, with all that it rests on, and the files of the run that say so."""
-        text = orjson.dumps(evidence).decode()
+        text, now = orjson.dumps(evidence).decode(), time.time()
         self.ledger.execute("UPDATE runs SET verdict=? WHERE study=? AND id=?", (verdict, self.study, run))
-        self.ledger.execute("INSERT INTO verdicts VALUES (?,?,?,?,?)", (self.study, run, time.time(), verdict, text))
-        self.ledger.record("judged", self.study, run, verdict=verdict, evidence=dict(evidence), files=dict(files))
+        self.ledger.execute("INSERT INTO verdicts VALUES (?,?,?,?,?)", (self.study, run, now, verdict, text))
+        self.ledger.record(
+            "judged", self.study, run, when=now, verdict=verdict, evidence=dict(evidence), files=dict(files)
+        )
 
     def verdicts(self) -> dict[str, dict[str, Any]]:
         """The last verdict on each run with its evidence, in the order in which they were given."""
@@ -679,8 +709,10 @@ class StudyLedger:
                 "INSERT INTO sessions (study, host, pid, ticks, began, seen) VALUES (?,?,?,?,?,?)",
                 (self.study, host, pid, ticks, now, now),
             )
-            self.ledger.record("engine began", self.study, host=host, pid=pid)
             assert cursor.lastrowid is not None
+            self.ledger.record(
+                "engine began", self.study, when=now, session=cursor.lastrowid, host=host, pid=pid, ticks=ticks
+            )
             return cursor.lastrowid
 
     def beat(self, session: int) -> None:
@@ -690,7 +722,7 @@ class StudyLedger:
         with self.ledger.write():
             now = time.time()
             self.ledger.execute("UPDATE sessions SET seen=?, ended=?, how=? WHERE id=?", (now, now, how, session))
-            self.ledger.record("engine ended", self.study, how=how)
+            self.ledger.record("engine ended", self.study, when=now, session=session, how=how)
 
     def last_session(self) -> sqlite3.Row | None:
         return self.ledger.one("SELECT * FROM sessions WHERE study=? ORDER BY id DESC LIMIT 1", (self.study,))
@@ -731,12 +763,13 @@ class StudyLedger:
     # -- what people ask of a running engine
 
     def command(self, what: str, **data: Any) -> None:
+        now = time.time()
         with self.ledger.write():
             self.ledger.execute(
                 "INSERT INTO commands (study, at, what, data) VALUES (?,?,?,?)",
-                (self.study, time.time(), what, orjson.dumps(data).decode()),
+                (self.study, now, what, orjson.dumps(data).decode()),
             )
-            self.ledger.record("asked", self.study, what=what, **data)
+            self.ledger.record("asked", self.study, when=now, what=what, **data)
 
     def is_paused(self) -> bool:
         """Whether the last word to the engine was to pause."""

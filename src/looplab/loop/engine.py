@@ -25,7 +25,9 @@ from looplab.judge.base import Sitting
 from looplab.launch import keeper
 from looplab.launch.base import Event, Executor, Exit, Order, Refused, Slot, Started
 from looplab.ledger.anchors import Publisher
-from looplab.ledger.ledger import Ledger
+from looplab.ledger.backup import Backups
+from looplab.ledger.ledger import REPAIR, DamagedError, Ledger
+from looplab.ledger.rebuild import unknown_folders
 from looplab.ledger.study import RunRow, StudyLedger
 from looplab.loop.decision import Decider, decide_base
 from looplab.loop.judging import Bench, SummaryWriter, evidence_of, record_judgement
@@ -165,6 +167,7 @@ class Engine:
     def run(self) -> Outcome:
         """Work until there is nothing more to do; the study's lock is held by the caller."""
         objective = self.setup.study.objective
+        self._check_folders()
         self.study.open(objective.metric if objective else None, objective.goal if objective else "min")
         if not self.setup.options.asked_only:
             self._configuration = self.study.configure(resolved_configuration(self.setup))
@@ -174,6 +177,7 @@ class Engine:
         if self.setup.study.anchor is not None:
             self._anchors = Publisher(self._ledger.path, self.setup.lab, self.setup.study.anchor, self._note_now)
             self._anchors.request()
+        backups = Backups(self._ledger.path, self._note_now)
         how = "failed"
         gc.freeze()  # what was imported lives as long as the engine: no need to look through it again and again
         try:
@@ -223,11 +227,24 @@ class Engine:
             with contextlib.suppress(OSError):
                 self._tell_news()
                 self._point()
-            with contextlib.suppress(sqlite3.OperationalError):  # then the halt is being told already
+            with contextlib.suppress(sqlite3.OperationalError, LabError):  # then the halt is reported already
                 self.study.end_session(session, how)
+            backups.close()
             if self._anchors is not None:
                 self._anchors.close()
             self._syncer.close()
+
+    def _check_folders(self) -> None:
+        """Refuse to start where runs would be given numbers that were given already.
+
+        Raises:
+            DamagedError: There are run folders that the ledger does not know.
+        """
+        unknown = unknown_folders(self._ledger, self.setup.lab, self.study.study)
+        if unknown:
+            named = ", ".join(unknown[:3]) + (f" and {len(unknown) - 3} more" if len(unknown) > 3 else "")
+            why = f"the ledger does not know {len(unknown)} run folder(s) of this study: {named}"
+            raise DamagedError(why, file=self._ledger.path, hint=REPAIR)
 
     def _tell(self, news: News) -> None:
         """Told after the transaction: whoever listens may be slow, and the ledger must not wait for them."""
@@ -500,7 +517,8 @@ class Engine:
         if is_there:
             name = folder.record_name(run_dir, "summary.json")
             files[name] = folder.write_json(f"{run_dir}/{name}", summary)
-            files |= folder.hash_files(run_dir, (log, *LEFT_BEHIND) if gauge is not None else (log,))
+            ours = [log, *(folder.record_name(run_dir, name) for name in ("process.json", "exit.json"))]
+            files |= folder.hash_files(run_dir, [*ours, *LEFT_BEHIND] if gauge is not None else ours)
         note = "; ".join(summary["notes"]) or None
         self.study.ended(
             run.id, status=status, code=exit_.code, signal=exit_.signal, started=exit_.started,
@@ -520,7 +538,7 @@ class Engine:
             self.best = row
             self.study.set_best(run.id, objective)
             if warm is not None:
-                keep_model(warm, self.folder, row, "best")
+                self.study.kept(keep_model(warm, self.folder, row, "best"))
         if self._bench is not None and (exit_.reason or "").startswith(WATCHED) and run.role in ("base", "trial"):
             row = self._discard_stopped(row, str(exit_.reason).removeprefix(WATCHED))
         said = f"{status} in {row.seconds or 0:.1f} s"
@@ -622,7 +640,7 @@ class Engine:
         if champion is not None:
             self.best = champion
             if self.setup.study.warm_start is not None:
-                keep_model(self.setup.study.warm_start, self.folder, self.best, "best")
+                self.study.kept(keep_model(self.setup.study.warm_start, self.folder, self.best, "best"))
             self._pointing = self._promoted = True
 
     def _is_better(self, objective: float) -> bool:

@@ -79,7 +79,10 @@ def _remeasure_run(setup: Setup, record: StudyLedger, run: RunRow, run_dir: Path
         record.remeasured(run.id, objective=value, before=run.objective, measured=measured, files=files)
         write_atomic(path, content)
     try:
-        archive_run(run_dir, setup.study)
+        archive = archive_run(run_dir, setup.study)
+        digest_ = folder.hash_file(archive) if archive is not None else None
+        if archive is not None and digest_ is not None:
+            record.archived({run.id: {str(archive.relative_to(run_dir)): digest_}})
     except LabError as error:
         note = "; ".join(filter(None, (note, str(error))))
     return Remeasured(run.id, run.objective, value, note)

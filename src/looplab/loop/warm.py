@@ -92,22 +92,34 @@ def check_start(start: Mapping[str, Any]) -> None:
         raise LabError(f"the checkpoint {start['path']} {what}")
 
 
-def keep_model(warm: WarmStart, outputs: Path, run: RunRow, name: str) -> None:
-    """Keep a run's weights as `models/latest` or `models/best`, whole at every moment."""
+def keep_model(warm: WarmStart, outputs: Path, run: RunRow, name: str) -> dict[str, str]:
+    """Keep a run's weights as `models/latest` or `models/best`, whole at every moment.
+
+    `best` is a copy: a trainer that still writes its checkpoint cannot change it.
+
+    Returns:
+        The SHA-256 of what was written, by its path in the study's folder; of `latest` nothing is recorded.
+    """
     try:
         path = _checkpoint(warm, outputs, run.id)
     except LabError:
-        return  # it left none
+        return {}  # it left none
     models = outputs / MODELS
     models.mkdir(exist_ok=True)
     target = models / f"{name}{path.suffix}"
     temporary = models / f".{name}{path.suffix}.tmp"
     temporary.unlink(missing_ok=True)
     try:
+        if name == "best":
+            raise OSError
         os.link(path, temporary)
     except OSError:  # another file system, or one without links
         shutil.copy2(path, temporary)
     os.replace(temporary, target)
+    digest = folder.hash_file(target)
     about = {"run_id": run.id, "model_path": str(path.relative_to(outputs.resolve())), "objective": run.objective,
-             "sha256": folder.hash_file(target), "timestamp": run.ended}  # fmt: skip
-    folder.write_json(models / f"{name}.json", about)
+             "sha256": digest, "timestamp": run.ended}  # fmt: skip
+    described = folder.write_json(models / f"{name}.json", about)
+    if name != "best" or digest is None:
+        return {}
+    return {f"{MODELS}/{target.name}": digest, f"{MODELS}/{name}.json": described}

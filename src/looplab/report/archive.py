@@ -6,6 +6,7 @@ files stay as they are, and stay the truth: an archive can be thrown away and is
 
 from __future__ import annotations
 
+import queue
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -124,6 +125,8 @@ class Archiver:
         self._tell = tell
         self._pool = ThreadPoolExecutor(1, "looplab-archive")
         self.problems: list[str] = []
+        self.archived: queue.SimpleQueue[Path] = queue.SimpleQueue()
+        """Archives that are written and not yet in the record."""
 
     def submit(self, run_dir: Path) -> None:
         """Archive this run soon."""
@@ -139,6 +142,10 @@ class Archiver:
             problem = f"run {run_dir.name} was not archived: {error or type(error).__name__}"
             self.problems.append(problem)
             self._tell(problem)
+        elif not done.cancelled():
+            path = done.result()
+            if path is not None:
+                self.archived.put(path)
 
 
 def unarchived(run_dirs: Iterable[Path]) -> list[Path]:

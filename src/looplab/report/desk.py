@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +15,7 @@ from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
 from looplab.report.archive import Archiver, unarchived
 from looplab.report.reports import write_reports
-from looplab.runs.folder import study_folder
+from looplab.runs.folder import hash_file, study_folder
 
 PAUSE_S = 5.0
 """The shortest time between two reports; and they never take more than a tenth of the time."""
@@ -53,6 +55,17 @@ class Desk:
         self._archiver.close()
         return self._report(plots=False)
 
+    def _record_archives(self, record: StudyLedger) -> None:
+        """Record the hashes of the archives that were written since the last time."""
+        runs: dict[str, dict[str, str]] = {}
+        while not self._archiver.archived.empty():
+            name = self._archiver.archived.get().relative_to(self._outputs)
+            digest = hash_file(self._outputs / name)
+            if digest is not None:
+                runs.setdefault(name.parts[0], {})[str(Path(*name.parts[1:]))] = digest
+        if runs:
+            record.archived(runs)
+
     def _run(self) -> None:
         while True:
             self._due.wait()
@@ -64,11 +77,11 @@ class Desk:
             self._closing.wait(max(PAUSE_S, 9 * (time.monotonic() - began)))
 
     def _report(self, plots: bool) -> list[Path]:
-        ledger = Ledger(self._ledger)
         try:
-            return write_reports(self._lab, self._study, StudyLedger(ledger, self._study.study), plots=plots)
-        except (LabError, OSError) as error:
+            with contextlib.closing(Ledger(self._ledger, create=False)) as ledger:
+                record = StudyLedger(ledger, self._study.study)
+                self._record_archives(record)
+                return write_reports(self._lab, self._study, record, plots=plots)
+        except (LabError, OSError, sqlite3.Error) as error:
             self._tell(f"the reports could not be written: {error}")
             return []
-        finally:
-            ledger.close()

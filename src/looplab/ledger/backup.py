@@ -1,0 +1,123 @@
+"""Backups of the ledger: whole copies in `.looplab/backups`, made beside a running engine.
+
+The journal has the events; a backup also has what events only name by a hash: the judge's state, plans of runs that
+have not started, the options of the last engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from looplab.config.files import sync_folder
+from looplab.errors import LabError
+from looplab.ledger.ledger import Ledger
+
+FOLDER = "backups"
+KEPT = 3
+PAUSE_S = 600.0
+"""The shortest time between two backups; and they take at most a hundredth of the time."""
+SMALL_BYTES = 64 << 20
+"""Ledgers up to this size are also copied when an engine ends."""
+
+
+def backups(path: Path) -> list[Path]:
+    """Return the backups of the ledger at `path`, newest first."""
+    return sorted((path.parent / FOLDER).glob("ledger-*.db"), reverse=True)
+
+
+def back_up(path: Path) -> Path | None:
+    """Copy the ledger as it is at this moment; None if there is a backup of this state.
+
+    Raises:
+        OSError, sqlite3.Error: It cannot be read, or the copy cannot be written.
+    """
+    folder = path.parent / FOLDER
+    folder.mkdir(exist_ok=True)
+    for leftover in folder.glob(".tmp-*"):
+        leftover.unlink(missing_ok=True)
+    temporary = folder / f".tmp-{os.getpid()}"
+    uri = f"{path.resolve().as_uri()}?mode=ro"
+    with contextlib.closing(sqlite3.connect(uri, uri=True)) as source:
+        (seq,) = source.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()
+        target = folder / f"ledger-{seq:010d}.db"
+        if target.exists() or seq == 0:
+            return None
+        try:
+            with contextlib.closing(sqlite3.connect(temporary)) as copy:
+                copy.execute("PRAGMA synchronous=FULL")
+                source.backup(copy)  # in one step: one that is interrupted by a writer begins again
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
+    sync_folder(folder)
+    for old in backups(path)[KEPT:]:
+        old.unlink(missing_ok=True)
+    return target
+
+
+def intact(backup: Path) -> bool:
+    """Return whether a backup can be opened and its chain is whole."""
+    uri = f"{backup.resolve().as_uri()}?immutable=1"
+    try:
+        with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
+            if db.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
+                return False
+        with contextlib.closing(_Immutable(backup)) as ledger:
+            return ledger.first_broken_link(noted=False) is None
+    except (sqlite3.DatabaseError, LabError, ValueError):
+        return False
+
+
+class _Immutable(Ledger):
+    """A backup, opened without creating files beside it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.journal = None
+        self._head = None
+        self._fresh = []
+        self._place = None
+        self._db = sqlite3.connect(f"{path.resolve().as_uri()}?immutable=1", uri=True, isolation_level=None)
+        self._db.row_factory = sqlite3.Row
+
+
+class Backups:
+    """Backs up a ledger from a thread of its own, as long as an engine runs."""
+
+    def __init__(self, path: Path, tell: Callable[[str], None] = lambda problem: None) -> None:
+        self._path = path
+        self._tell = tell
+        self._closing = threading.Event()
+        self._due = 0.0
+        self._thread = threading.Thread(target=self._run, name="looplab-backup", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop; a small ledger is copied once more."""
+        self._closing.set()
+        self._thread.join()
+        with contextlib.suppress(OSError):
+            if self._path.stat().st_size <= SMALL_BYTES or time.monotonic() >= self._due:
+                self._back_up()
+
+    def _run(self) -> None:
+        pause = PAUSE_S
+        while not self._closing.wait(pause):
+            pause = max(PAUSE_S, 100 * self._back_up())
+
+    def _back_up(self) -> float:
+        """Make a backup; return how many seconds it took. A problem is reported, never raised."""
+        began = time.monotonic()
+        try:
+            back_up(self._path)
+        except (OSError, sqlite3.Error) as error:
+            self._tell(f"the ledger could not be backed up: {error}")
+        took = time.monotonic() - began
+        self._due = time.monotonic() + max(PAUSE_S, 100 * took)
+        return took

@@ -1,0 +1,195 @@
+"""The journal: every event of the ledger once more, as one line of JSON in an append-only file beside the database.
+
+The chain survives the loss of the database: `looplab reindex` takes the events from here, and an engine that finds the
+database shorter than its journal (a damaged log, an old copy put back) does not start.
+
+A line is written after the commit, never before: an event in the journal was committed, and a journal that ends early
+is completed from the database. Several processes append, one at a time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from looplab.untrusted import UntrustedError, dump_json, load_json, open_regular
+
+NAME = "journal.jsonl"
+_DATA = b',"data":'
+_TAIL_BYTES = 1 << 16
+MAX_LINE = 1 << 26
+"""Bytes of one event; a longer line was not written by the ledger."""
+
+
+class Link(NamedTuple):
+    """An event as it is hashed: a row of the table `events`."""
+
+    seq: int
+    at: float
+    kind: str
+    study: str
+    run: str | None
+    data: str
+    """Its JSON, byte for byte."""
+    hash: str
+
+    def line(self) -> bytes:
+        head = dump_json(
+            {"seq": self.seq, "at": self.at, "kind": self.kind, "study": self.study, "run": self.run, "hash": self.hash}
+        )
+        return f'{head[:-1]},"data":{self.data}}}\n'.encode()
+
+    @classmethod
+    def parse(cls, line: bytes) -> Link | None:
+        """Return the event of a line; None if it is not one."""
+        at = line.find(_DATA)
+        if at < 0 or not line.endswith(b"}"):
+            return None
+        try:
+            head = load_json(line[:at] + b"}")
+            data = line[at + len(_DATA) : -1].decode()
+            link = cls(head["seq"], head["at"], head["kind"], head["study"], head["run"], data, head["hash"])
+        except (UntrustedError, UnicodeDecodeError, KeyError, TypeError):
+            return None
+        return link if isinstance(link.seq, int) and isinstance(link.hash, str) else None
+
+
+class Journal:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor: int | None = None
+        self._end: tuple[int, int] | None = None  # size of the file, number of its last event, when last appended to
+
+    def last(self) -> tuple[int, str] | None:
+        """Return the number and hash of the last whole line; None if there is no journal or it has none."""
+        try:
+            with open_regular(self.path, follow=False) as file:
+                size = file.seek(0, os.SEEK_END)
+                span = min(size, _TAIL_BYTES)
+                while True:
+                    file.seek(size - span)
+                    lines = file.read(span).split(b"\n")[:-1]  # what follows the last line break is torn
+                    whole = lines if span == size else lines[1:]
+                    for line in reversed(whole):
+                        link = Link.parse(line)
+                        if link is not None:
+                            return link.seq, link.hash
+                    if span == size or span >= MAX_LINE:
+                        return None
+                    span = min(size, span * 16)
+        except (OSError, UntrustedError):
+            return None
+
+    def exists(self) -> bool:
+        return os.path.lexists(self.path)
+
+    def read(self) -> Iterator[tuple[int, Link | None]]:
+        """Yield every line with its number from 1; None where it cannot be read. A torn last line is left out.
+
+        Raises:
+            OSError, UntrustedError: The file cannot be opened.
+        """
+        with open_regular(self.path, follow=False) as file:
+            number = 0
+            while line := file.readline(MAX_LINE):
+                number += 1
+                if not line.endswith(b"\n"):
+                    if len(line) < MAX_LINE:
+                        return
+                    while line and not line.endswith(b"\n"):
+                        line = file.readline(MAX_LINE)
+                    yield number, None
+                else:
+                    yield number, Link.parse(line[:-1])
+
+    def append(self, links: Sequence[Link]) -> bool:
+        """Append events that follow its last one; False: it is busy or elsewhere, and must be completed later."""
+        if self._end is None:
+            return False
+        with _Locked(self) as descriptor:
+            if descriptor is None or os.fstat(descriptor).st_size != self._end[0] or self._end[1] + 1 != links[0].seq:
+                return False
+            self._write(descriptor, links)
+            return True
+
+    def complete(self, after: Any) -> bool:
+        """Append what is missing; `after(seq)` returns the events after this one. False: it is busy."""
+        with _Locked(self) as descriptor:
+            if descriptor is None:
+                return False
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                self._cut_torn_line(descriptor, size)
+            last = self.last()
+            self._end = (os.fstat(descriptor).st_size, last[0] if last else 0)
+            links = list(after(self._end[1]))
+            if links:
+                self._write(descriptor, links)
+            return True
+
+    def _write(self, descriptor: int, links: Sequence[Link]) -> None:
+        content = b"".join(link.line() for link in links)
+        size = os.fstat(descriptor).st_size
+        rest = memoryview(content)
+        try:
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+        except OSError:
+            os.ftruncate(descriptor, size)  # a part of a line would look like damage
+            raise
+        self._end = (size + len(content), links[-1].seq)
+
+    def _cut_torn_line(self, descriptor: int, size: int) -> None:
+        """Remove the end of a file after its last line break: a writer was killed in mid-write."""
+        at = size
+        while at > 0:
+            start = max(0, at - _TAIL_BYTES)
+            found = os.pread(descriptor, at - start, start).rfind(b"\n")
+            if found >= 0:
+                os.ftruncate(descriptor, start + found + 1)
+                return
+            at = start
+        os.ftruncate(descriptor, 0)
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._descriptor = self._end = None
+
+    def open(self) -> int:
+        """Return a descriptor for appending; the file is opened again if another one is there now."""
+        if self._descriptor is not None:
+            try:
+                here, there = os.fstat(self._descriptor), os.stat(self.path, follow_symlinks=False)
+                if (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino):
+                    return self._descriptor
+            except FileNotFoundError:
+                pass
+            self.close()
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        self._descriptor = os.open(self.path, flags, 0o644)
+        return self._descriptor
+
+
+class _Locked:
+    """The journal for one writer; None if another one has it."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._held: int | None = None
+
+    def __enter__(self) -> int | None:
+        descriptor = self._journal.open()
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        self._held = descriptor
+        return descriptor
+
+    def __exit__(self, *_: object) -> None:
+        if self._held is not None:
+            fcntl.flock(self._held, fcntl.LOCK_UN)

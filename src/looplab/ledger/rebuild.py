@@ -1,0 +1,510 @@
+"""Rebuilding the ledger: the chain from the database and its journal, the tables from the chain and the run folders.
+
+Nothing is deleted: a database that cannot be read, and a chain that does not continue, are put aside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from looplab.errors import LabError
+from looplab.ledger import journal
+from looplab.ledger.audit import events_of
+from looplab.ledger.backup import backups, intact
+from looplab.ledger.journal import Journal, Link
+from looplab.ledger.ledger import GENESIS, HEAD_FILE, Ledger, link
+from looplab.ledger.replay import ENDED, PLANNED, Facts, Key, Replay
+from looplab.ledger.schema import JOURNALLED, LAST_NUMBER
+from looplab.ledger.study import keep_config
+from looplab.runs import folder
+from looplab.untrusted import UntrustedError, dump_json
+
+STAMPED = "%Y%m%d-%H%M%S"
+FILES = ("run.json", "config.json", "override.json", "config_diff.json", "capsule.json", "summary.json", "exit.json",
+         "train.log")  # fmt: skip
+"""Files of a run's record whose hashes are recorded when the chain does not know the run."""
+
+
+@dataclass(slots=True)
+class Reindexed:
+    """What `reindex` did."""
+
+    runs: dict[str, int] = field(default_factory=dict)
+    """Runs by study, as found in the folders."""
+    recovered: int = 0
+    """Runs and proposals that the chain did not know, or knew otherwise, and that were taken from folders."""
+    gone: dict[str, list[str]] = field(default_factory=dict)
+    """Runs by study that were started, and whose folder is gone; they stay in the table as lost."""
+    dropped: dict[str, list[str]] = field(default_factory=dict)
+    """Runs by study that were planned, never started, and lost with their plan; they are decided on again."""
+    renumbered: dict[str, str] = field(default_factory=dict)
+    """Run folders with a number that another one has, and their new number."""
+    events: int = 0
+    """Events that were taken from the journal."""
+    events_lost: int = 0
+    """Events that were noted, and are neither in the database nor in the journal."""
+    aside: list[str] = field(default_factory=list)
+    """Files that were put aside."""
+    backup: str | None = None
+    """The backup that was taken for a ledger that was gone or damaged."""
+
+
+def restore(path: Path, lab: Path, backup: Path | None = None) -> Reindexed:
+    """Put the ledger aside, take a backup for it, and bring that up to date from the journal and the run folders.
+
+    Args:
+        backup: None: the newest one that is intact.
+    """
+    candidates = [backup] if backup is not None else backups(path)
+    chosen = next((one for one in candidates if intact(one)), None)
+    if chosen is None:
+        why = f"{backup} is not an intact ledger" if backup is not None else "there is no intact backup"
+        raise LabError(why, hint="`looplab reindex` rebuilds the ledger from its journal and the run folders")
+    done = Reindexed(backup=str(chosen))
+    if path.exists():
+        done.aside += put_aside(path)
+    _copy_backup(chosen, path)
+    return reindex(path, lab, done)
+
+
+def _copy_backup(backup: Path, path: Path) -> None:
+    temporary = path.with_name(f".tmp-{os.getpid()}-restore")
+    shutil.copyfile(backup, temporary)
+    os.replace(temporary, path)
+
+
+def reindex(path: Path, lab: Path, done: Reindexed | None = None) -> Reindexed:
+    """Bring back the chain, then rebuild the tables from it and from the run folders.
+
+    The caller holds the locks of all studies. After a crash in the middle it is run again.
+    """
+    done = done or Reindexed()
+    chain = _longest_chain(path)
+    ledger = _open_or_put_aside(path, chain, done)
+    try:
+        noted = ledger.noted_head()
+        with ledger.write():
+            done.events = _add_events(ledger, chain)
+            done.events_lost = max(0, noted[0] - ledger.head()[0]) if noted is not None else 0
+            _rebuild_tables(ledger, lab, done)
+            ledger.execute("INSERT OR IGNORE INTO meta VALUES (?, '1')", (JOURNALLED,))
+        _rewrite_journal(ledger, done)
+        path.with_name(HEAD_FILE).unlink(missing_ok=True)
+        ledger.note_head()
+    finally:
+        ledger.close()
+    return done
+
+
+# -- the chain
+
+
+def _longest_chain(path: Path) -> list[Link]:
+    """Return the events of the journal, as far as they are whole, if it has more of them than the database."""
+    found = list(_unbroken(_journal_links(path)))
+    with contextlib.suppress(LabError, sqlite3.DatabaseError), contextlib.closing(Ledger(path, create=False)) as ledger:
+        known = {row[0]: row[1] for row in ledger.rows("SELECT seq, hash FROM events")}
+        broken = ledger.first_broken_link(noted=False)
+        whole = len(known) if broken is None else broken.seq - 1
+        if whole >= len(found):
+            return []
+    return found
+
+
+def _journal_links(path: Path) -> Iterator[Link]:
+    try:
+        for _, one in Journal(path.with_name(journal.NAME)).read():
+            if one is not None:
+                yield one
+    except (OSError, UntrustedError):
+        return
+
+
+def _unbroken(links: Iterator[Link]) -> Iterator[Link]:
+    """Yield events from the first on, each once, as long as each continues the one before."""
+    before, expected = GENESIS, 1
+    for one in links:
+        if one.seq < expected:
+            continue  # written twice, after a damaged line
+        if one.seq > expected or link(before, *one[:-1]) != one.hash:
+            return
+        yield one
+        before, expected = one.hash, expected + 1
+
+
+def _open_or_put_aside(path: Path, chain: Sequence[Link], done: Reindexed) -> Ledger:
+    """Return the ledger; a database that is damaged, or whose events contradict the longer chain, is put aside."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        ledger = None
+        try:
+            ledger = Ledger(path, repair=True)
+            whole = [row[0] for row in ledger.rows("PRAGMA integrity_check(1)")] == ["ok"]
+            broken = ledger.first_broken_link(noted=False)
+            known = ledger.head()[0]
+            if (
+                whole
+                and broken is None
+                and (not chain or known == 0 or _hash_at(ledger, known) == chain[known - 1].hash)
+            ):
+                return ledger
+        except (LabError, sqlite3.DatabaseError, ValueError):
+            pass
+        if ledger is not None:
+            ledger._db.close()
+        done.aside += put_aside(path)
+    backup = next((one for one in backups(path) if intact(one) and _is_prefix(one, chain)), None)
+    if backup is not None:
+        done.backup = str(backup)
+        _copy_backup(backup, path)
+    return Ledger(path, repair=True)
+
+
+def _is_prefix(backup: Path, chain: Sequence[Link]) -> bool:
+    """Return whether the chain continues that of the backup."""
+    with contextlib.closing(sqlite3.connect(f"{backup.resolve().as_uri()}?immutable=1", uri=True)) as db:
+        seq, digest = db.execute("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1").fetchone()
+    return not chain or (seq <= len(chain) and chain[seq - 1].hash == digest)
+
+
+def _hash_at(ledger: Ledger, seq: int) -> str | None:
+    row = ledger.one("SELECT hash FROM events WHERE seq=?", (seq,))
+    return None if row is None else row["hash"]
+
+
+def put_aside(path: Path) -> list[str]:
+    """Rename the database with its log, which holds what was written last; return the new names."""
+    stamp = time.strftime(STAMPED, time.gmtime())
+    number = 0
+    while os.path.lexists(aside := path.with_name(f"{path.name}.damaged-{stamp}{f'-{number}' * (number > 0)}")):
+        number += 1
+    names = []
+    for suffix in ("-wal", "-shm", ""):  # the database last: until then nothing has happened to it
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(f"{path}{suffix}", f"{aside}{suffix}")
+            names.append(f"{aside.name}{suffix}")
+    return names[::-1]
+
+
+def _add_events(ledger: Ledger, chain: Sequence[Link]) -> int:
+    """Add the events that the database lacks; return how many."""
+    missing = [one for one in chain if one.seq > ledger.head()[0]]
+    for one in missing:
+        ledger.execute("INSERT INTO events VALUES (?,?,?,?,?,?,?)", one)
+    return len(missing)
+
+
+def _rewrite_journal(ledger: Ledger, done: Reindexed) -> None:
+    """Write the journal again if it is not, line by line, the chain; the old one is put aside."""
+    assert ledger.journal is not None
+    known = {row[0]: row[1] for row in ledger.rows("SELECT seq, hash FROM events")}
+    expected, same = 1, True
+    with contextlib.suppress(OSError, UntrustedError):
+        for _, one in ledger.journal.read():
+            same = same and one is not None and one.seq == expected and known.get(one.seq) == one.hash
+            expected += 1
+    if ledger.journal.exists() and not same:
+        path = ledger.journal.path
+        aside = path.with_name(f"{path.name}.damaged-{time.strftime(STAMPED, time.gmtime())}")
+        ledger.journal.close()
+        os.replace(path, aside)
+        done.aside.append(aside.name)
+    ledger.complete_journal()
+
+
+# -- the tables
+
+
+def _rebuild_tables(ledger: Ledger, lab: Path, done: Reindexed) -> None:
+    is_new = ledger.head()[0] == 0
+    replay = Replay()
+    for event in events_of(ledger):
+        with contextlib.suppress(KeyError, TypeError, AttributeError, ValueError):
+            for _ in replay.apply(event):
+                pass
+    old = {(row["study"], row["id"]): dict(row) for row in ledger.rows("SELECT * FROM runs")}
+    plans = {(row["study"], row["run"]) for row in ledger.rows("SELECT study, run FROM plans")}
+    folders = _run_folders(lab)
+    rows: dict[Key, Facts] = {}
+    highest: dict[str, int] = {}
+    for key, facts in replay.runs.items():
+        highest[key[0]] = max(highest.get(key[0], 0), facts.get("n") or _number_of(key[1]))
+        if key in folders:
+            continue
+        if facts.get("state") == "planned" and key not in plans:
+            done.dropped.setdefault(key[0], []).append(key[1])
+        elif facts.get("state") == "planned":
+            rows[key] = {**old.get(key, {}), **facts}
+        else:
+            rows[key] = {**_row_defaults(key), **old.get(key, {}), **facts}
+            if facts.get("state") != "ended":
+                rows[key] |= {"state": "ended", "status": "lost"}
+            done.gone.setdefault(key[0], []).append(key[1])
+    for key, run_dir in folders.items():
+        rows[key] = _row_of(key, run_dir, old.get(key, {}), replay)
+        highest[key[0]] = max(highest.get(key[0], 0), rows[key]["n"])
+        done.runs[key[0]] = done.runs.get(key[0], 0) + 1
+    _give_own_numbers(rows, highest, done)
+    _replace_rows(ledger, "runs", [_complete(key, row) for key, row in rows.items()])
+    _rebuild_proposals(ledger, replay, done)
+    for key, run_dir in folders.items():
+        done.recovered += _recover_proposal(ledger, key, run_dir, rows[key])
+    for key, row in rows.items():
+        done.recovered += _record_run(ledger, key, row, replay, folders.get(key))
+        if key in folders:
+            _rebuild_config(ledger, folders[key], row["config_hash"])
+    rounds = _rebuild_rounds(ledger, replay, rows)
+    _rebuild_studies(ledger, lab, replay, rows)
+    _rebuild_rest(ledger, replay)
+    for study, number in highest.items():
+        ledger.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (LAST_NUMBER + study, str(number)))
+    ledger.record("reindexed", "", runs=done.runs, recovered=done.recovered, gone=done.gone, dropped=done.dropped,
+                  rounds=rounds, renumbered=done.renumbered, from_journal=done.events, aside=done.aside,
+                  events_lost=done.events_lost, new_chain=is_new,
+                  backup=done.backup and os.path.basename(done.backup))  # fmt: skip
+
+
+def _run_folders(lab: Path) -> dict[Key, Path]:
+    found = {}
+    for study_dir in sorted(p for p in (lab / "outputs").glob("*") if p.is_dir() and p.name[0] not in "._"):
+        for run_dir in folder.run_folders(study_dir):
+            with contextlib.suppress(LabError):  # a folder whose run.json cannot be read is not a run's
+                if isinstance(folder.read_json(run_dir, "run.json").get("n"), int):
+                    found[study_dir.name, run_dir.name] = run_dir
+    return found
+
+
+def _number_of(run: str) -> int:
+    digits = run.partition("-")[0]
+    return int(digits) if digits.isdecimal() else 0
+
+
+def _row_defaults(key: Key) -> Facts:
+    return {"n": _number_of(key[1]), "reason": "", "devices": 1, "created": 0.0}
+
+
+def _complete(key: Key, row: Facts) -> Facts:
+    return {"study": key[0], "id": key[1], **row}
+
+
+def _row_of(key: Key, run_dir: Path, old: Facts, replay: Replay) -> Facts:
+    """The row of a run: from the chain where that knows it, else from its folder, which knows what happened since."""
+    said = replay.runs.get(key)
+    about, summary, process, exit_ = (
+        _read(run_dir, name) for name in ("run.json", "summary.json", "process.json", "exit.json")
+    )
+    row = {
+        "n": about["n"],
+        "round": about.get("round", 1),
+        "proposal": None,
+        "proposer": about.get("proposer", "?"),
+        "parent": about.get("parent"),
+        "base": about.get("base"),
+        "reason": about.get("reason", ""),
+        "config_hash": about.get("config_hash", ""),
+        "state": "ended" if summary else "running",
+        "status": summary.get("status"),
+        "slot": about.get("slot"),
+        "pid": process.get("pid"),
+        "created": about.get("created", 0.0),
+        "started": exit_.get("started") or process.get("started"),
+        "ended": exit_.get("ended"),
+        "exit_code": summary.get("exit_code"),
+        "signal": summary.get("signal"),
+        "objective": (summary.get("objective") or {}).get("value"),
+        "verdict": None if said else (summary.get("verdict") or {}).get("verdict"),
+        "devices": max(1, len(about.get("devices", []))),
+        "role": about.get("role") or ("base" if about.get("proposer") == "base" else "trial"),
+        "point": about.get("point") or about.get("config_hash", ""),
+        "seed": about.get("seed"),
+        "twin": about.get("twin"),
+        "warm": about.get("warm"),
+        "measured": summary.get("measured"),
+    }
+    if said is None:
+        return row
+    happened = {"state", "status", "objective", "measured", "exit_code", "signal", "slot", "started", "ended"}
+    if said.get("state") == "ended":
+        happened = set()
+    known = {column: value for column, value in said.items() if column not in happened}
+    return row | {column: old[column] for column in ("pid",) if old.get(column)} | known
+
+
+def _read(run_dir: Path, name: str) -> dict[str, Any]:
+    try:
+        return folder.read_json(run_dir, name)
+    except (LabError, OSError):
+        return {}
+
+
+def _give_own_numbers(rows: dict[Key, Facts], highest: dict[str, int], done: Reindexed) -> None:
+    """Give a new number to all but the first run with the same one: an early fault, or folders copied in."""
+    taken: set[tuple[str, int]] = set()
+    for (study, run), row in sorted(rows.items(), key=lambda one: (one[0][0], one[1]["created"])):
+        if (study, row["n"]) in taken:
+            highest[study] += 1
+            row["n"] = highest[study]
+            done.renumbered[f"{study}/{run}"] = str(row["n"])
+        taken.add((study, row["n"]))
+
+
+def _replace_rows(ledger: Ledger, table: str, rows: Sequence[Facts]) -> None:
+    ledger.execute(f"DELETE FROM {table}")  # noqa: S608 (fixed names)
+    for row in rows:
+        names, marks = ", ".join(row), ", ".join("?" * len(row))
+        ledger.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", tuple(row.values()))  # noqa: S608
+
+
+def _rebuild_proposals(ledger: Ledger, replay: Replay, done: Reindexed) -> None:
+    dropped = {(study, run) for study, runs in done.dropped.items() for run in runs}
+    old = {row["id"]: dict(row) for row in ledger.rows("SELECT * FROM proposals")}
+    rows = []
+    for number, facts in replay.proposals.items():
+        row: Facts = {"id": number, "created": 0.0, "proposer": "?", "reason": "", "status": "waiting", "edits": []}
+        row |= {name: value for name, value in old.get(number, {}).items() if name not in ("edits", "problems")}
+        row |= facts
+        if (row.get("study"), row.get("run")) in dropped:
+            row |= {"status": "waiting", "run": None, "round": None}
+        row["edits"] = dump_json(row["edits"])
+        row["problems"] = dump_json(row["problems"]) if row.get("problems") else None
+        if row.get("study"):
+            rows.append(row)
+    _replace_rows(ledger, "proposals", rows)
+
+
+def _recover_proposal(ledger: Ledger, key: Key, run_dir: Path, row: Facts) -> int:
+    """Rebuild the proposal that a run was made from, so that it is not taken once more; return how many were."""
+    study, run = key
+    about = _read(run_dir, "run.json")
+    source = about.get("source")
+    if row["proposal"] is not None or source is None:
+        return 0
+    if ledger.one("SELECT 1 FROM proposals WHERE study=? AND source=?", (study, source)):
+        return 0
+    edits = list(_read(run_dir, "override.json").get("edits", []))
+    said = {"proposer": row["proposer"], "parent": row["parent"], "reason": row["reason"], "source": source,
+            "hypothesis": about.get("hypothesis", ""), "run": run}  # fmt: skip
+    columns = {"study": study, "round": row["round"], "created": row["created"], "status": "accepted", **said}
+    columns["edits"] = dump_json(edits)
+    names, marks = ", ".join(columns), ", ".join("?" * len(columns))
+    cursor = ledger.execute(f"INSERT INTO proposals ({names}) VALUES ({marks})", tuple(columns.values()))  # noqa: S608
+    row["proposal"] = cursor.lastrowid
+    ledger.execute("UPDATE runs SET proposal=? WHERE study=? AND id=?", (cursor.lastrowid, study, run))
+    ledger.record("recovered", study, proposed={"proposal": cursor.lastrowid, "edits": edits, **said})
+    return 1
+
+
+def _record_run(ledger: Ledger, key: Key, row: Facts, replay: Replay, run_dir: Path | None) -> int:
+    """Record the run as it is in the table now, unless the chain says the same; return how many were recorded."""
+    said = replay.runs.get(key)
+    if said is not None and all(row.get(column) == value for column, value in said.items()):
+        return 0
+    ended = row["state"] == "ended"
+    files = {}
+    if run_dir is not None:
+        names = [folder.record_name(run_dir, name) for name in FILES if ended or name not in ("exit.json", "train.log")]
+        files = {**replay.files.get(key, {}), **folder.hash_files(run_dir, names)} if said is None else {}
+    ledger.record(
+        "recovered", *key, planned={name: row.get(column) for column, name in PLANNED.items()},
+        ended={name: row.get(column) for column, name in ENDED.items()} if ended else None, state=row["state"],
+        verdict=row.get("verdict"), files=files,
+    )  # fmt: skip
+    return 1
+
+
+def _rebuild_config(ledger: Ledger, run_dir: Path, config_hash: str) -> None:
+    with contextlib.suppress(LabError):  # the file is not what it was, or gone: the ledger's own config stays
+        config = folder.read_config_of(run_dir, config_hash)
+        ledger.execute("DELETE FROM configs WHERE hash=?", (config_hash,))
+        keep_config(ledger, config_hash, config)
+
+
+def _rebuild_rounds(ledger: Ledger, replay: Replay, rows: Mapping[Key, Facts]) -> dict[str, list[int]]:
+    """Rebuild the rounds; return those that the chain does not know, by study."""
+    old = {(row["study"], row["n"]): dict(row) for row in ledger.rows("SELECT * FROM rounds")}
+    unknown: dict[str, list[int]] = {}
+    rounds: dict[tuple[str, int], Facts] = {
+        key: {"created": 0.0, "filled": 1, **old.get(key, {}), **facts} for key, facts in replay.rounds.items()
+    }
+    for (study, _), row in rows.items():
+        key = (study, row["round"])
+        if key not in rounds:
+            rounds[key] = {"filled": 1, **old.get(key, {}), "created": row["created"], "closed": None}
+            unknown.setdefault(study, []).append(row["round"])
+    open_ = {(study, row["round"]) for (study, _), row in rows.items() if row["state"] != "ended"}
+    last = {study: max(n for one, n in rounds if one == study) for study, _ in rounds}
+    for study, numbers in unknown.items():
+        for n in numbers:
+            if (study, n) not in open_ and n != last[study]:
+                rounds[study, n]["closed"] = time.time()
+    _replace_rows(ledger, "rounds", [{"study": study, "n": n, **facts} for (study, n), facts in rounds.items()])
+    return unknown
+
+
+def _rebuild_studies(ledger: Ledger, lab: Path, replay: Replay, rows: Mapping[Key, Facts]) -> None:
+    for study in {*replay.studies, *(study for study, _ in rows)}:
+        facts = replay.studies.get(study, {})
+        first = min((row["created"] for (one, _), row in rows.items() if one == study), default=time.time())
+        ledger.execute(
+            "INSERT OR IGNORE INTO studies (name, created) VALUES (?,?)", (study, facts.get("opened", first))
+        )
+        best = facts.get("best")
+        if best is None or (study, best) not in rows:
+            with contextlib.suppress(OSError, ValueError):
+                best = folder.pointed(folder.study_folder(lab, study), "BEST") if "best" not in facts else best
+            best = best if (study, best) in rows else None
+            if best != facts.get("best"):
+                ledger.record("best", study, best, objective=rows[study, best]["objective"] if best else None)
+        columns: Facts = {column: facts[column] for column in ("objective", "goal") if column in facts}
+        columns["best"] = best
+        for column, value in columns.items():
+            ledger.execute(f"UPDATE studies SET {column}=? WHERE name=?", (value, study))  # noqa: S608 (fixed names)
+        docket = ledger.rows("SELECT docket FROM studies WHERE name=?", (study,))[0]["docket"]
+        if docket is None and facts.get("docket") is not None:
+            # The judge's state was lost: it judges again from the beginning, by the runs that are there.
+            ledger.execute("UPDATE runs SET verdict=NULL WHERE study=? AND verdict!='void'", (study,))
+            ledger.execute("UPDATE studies SET best=NULL WHERE name=?", (study,))
+            ledger.record("judge restarted", study, why="its state was lost with the ledger")
+            replay.restart_judge(study)
+
+
+def _rebuild_rest(ledger: Ledger, replay: Replay) -> None:
+    verdicts = [
+        {"study": study, "run": run, "at": one["at"], "verdict": one["verdict"], "evidence": dump_json(one["evidence"])}
+        for (study, run), given in replay.verdicts.items()
+        for one in given
+    ]
+    _replace_rows(ledger, "verdicts", sorted(verdicts, key=lambda row: float(row["at"])))
+    old = {row["id"]: dict(row) for row in ledger.rows("SELECT * FROM sessions")}
+    first = min(replay.sessions, default=None)
+    sessions = [row for number, row in old.items() if first is None or number < first]
+    for number, facts in replay.sessions.items():
+        ended = facts.get("ended") or facts.get("began", 0.0)
+        row = {"host": "?", "pid": 0, "ticks": 0, "seen": ended, **old.get(number, {}), "id": number, **facts}
+        sessions.append(row)
+    _replace_rows(ledger, "sessions", sessions)
+    if ledger.rows("SELECT count(*) FROM commands")[0][0] != len(replay.commands):
+        now = time.time()
+        rows = [{**facts, "data": orjson.dumps(facts["data"]).decode(), "done": now} for facts in replay.commands]
+        _replace_rows(ledger, "commands", rows)
+
+
+def unknown_folders(ledger: Ledger, lab: Path, study: str) -> list[str]:
+    """Return the run folders of a study that the ledger does not know: it has lost events."""
+    study_dir = folder.study_folder(lab, study)
+    try:
+        names = [entry.name for entry in os.scandir(study_dir) if entry.name[0] not in "._"]
+    except OSError:
+        return []
+    known = {row[0] for row in ledger.rows("SELECT id FROM runs WHERE study=?", (study,))}
+    return sorted(name for name in names if name not in known and folder.is_run(study_dir / name))

@@ -1,0 +1,242 @@
+"""Replay of the chain: what the tables and files must be, according to the events.
+
+A column that an event does not state (events of older versions state fewer) is not in the replay, and is not compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from looplab.config.files import hash_config
+from looplab.ledger.configuration import configurations
+from looplab.ledger.ledger import Event
+
+Key = tuple[str, str]
+"""Study and run."""
+Facts = dict[str, Any]
+"""Columns of a row."""
+
+PLANNED = {"round": "round", "proposal": "proposal", "proposer": "proposer", "parent": "parent", "base": "base",
+           "config_hash": "config", "role": "role", "twin": "twin", "warm": "warm", "n": "n", "reason": "reason",
+           "devices": "devices", "point": "point", "seed": "seed"}  # fmt: skip
+ENDED = {"status": "status", "exit_code": "code", "signal": "signal", "objective": "objective", "measured": "measured",
+         "ended": "ended"}  # fmt: skip
+"""Columns of a run with the names under which the chain states them."""
+_NULLABLE = ("twin", "warm")
+"""What `planned` leaves out if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is not as it was recorded."""
+
+    what: str
+    """ledger | chain | table | file | folder | anchor"""
+    where: str
+    why: str
+
+
+def hash_text(text: str) -> str:
+    """Return the short hash by which an event names a text that is in a table."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(slots=True)
+class Replay:
+    """What the chain says, row by row and file by file."""
+
+    studies: dict[str, Facts] = field(default_factory=dict)
+    rounds: dict[tuple[str, int], Facts] = field(default_factory=dict)
+    runs: dict[Key, Facts] = field(default_factory=dict)
+    proposals: dict[int, Facts] = field(default_factory=dict)
+    sessions: dict[int, Facts] = field(default_factory=dict)
+    verdicts: dict[Key, list[Facts]] = field(default_factory=dict)
+    commands: list[Facts] = field(default_factory=list)
+    plans: dict[Key, str] = field(default_factory=dict)
+    """Hashes of what planned runs will be."""
+    files: dict[Key, dict[str, str]] = field(default_factory=dict)
+    kept: dict[str, dict[str, str]] = field(default_factory=dict)
+    """By study: files that belong to no single run, by their path in the study's folder."""
+    configured: dict[str, list[Event]] = field(default_factory=dict)
+    rebuilds: list[Event] = field(default_factory=list)
+    restored: list[str] = field(default_factory=list)
+    """Files that a run has changed, and the engine restored at its end."""
+    other_notes: list[str] = field(default_factory=list)
+
+    def apply(self, event: Event) -> Iterator[Finding]:
+        """Take an event into account; yield what contradicts the events before it.
+
+        Raises:
+            KeyError, TypeError, AttributeError, ValueError: The event does not have the data of its kind.
+        """
+        study, data = event.study, event.data
+        key = (study, event.run or "")
+        match event.kind:
+            case "study opened" | "objective changed":
+                facts = self.studies.setdefault(study, {"opened": event.at, "best": None})
+                facts.update(objective=data["objective"], goal=data["goal"])
+                if event.kind == "objective changed":
+                    facts["best"] = None
+            case "round began":
+                self.rounds[study, data["round"]] = {"created": event.at, "closed": None}
+            case "round ended":
+                self.rounds.setdefault((study, data["round"]), {})["closed"] = event.at
+            case "proposed":
+                self._propose(event.study, data, {"created": event.at})
+            case "rejected":
+                self.proposals.setdefault(data["proposal"], {}).update(status="rejected", problems=data["problems"])
+            case "planned":
+                self.runs[key] = {"state": "planned", "verdict": None, "created": event.at, **_planned(data)}
+                self._accept(event.run, data)
+                if "plan" in data:
+                    self.plans[key] = data["plan"]
+            case "launched":
+                self.runs.setdefault(key, {}).update(state="running", slot=data["slot"])
+            case "returned":
+                self.runs.setdefault(key, {}).update(state="planned", slot=None)
+            case "ended":
+                self.runs.setdefault(key, {}).update(state="ended", **_named(data, ENDED))
+                if data.get("started") is not None:
+                    self.runs[key]["started"] = data["started"]
+            case "remeasured":
+                self.runs.setdefault(key, {}).update(_named(data, {"objective": "objective", "measured": "measured"}))
+            case "best":
+                self.studies.setdefault(study, {})["best"] = event.run
+                self.studies[study].setdefault("bests", []).append(event.run)
+            case "judged":
+                self.runs.setdefault(key, {})["verdict"] = data["verdict"]
+                verdict = {"at": event.at, "verdict": data["verdict"], "evidence": data["evidence"]}
+                self.verdicts.setdefault(key, []).append(verdict)
+                yield from self._check_verdict(event)
+            case "judge state":
+                self.studies.setdefault(study, {})["docket"] = data["hash"]
+            case "judge restarted":
+                self.restart_judge(study)
+            case "record changed":
+                self.restored += [
+                    f"{event.study}/{event.run}/{change['name']}: the run changed it; restored"
+                    for change in data["changes"]
+                    if change["restored"]
+                ]
+            case "study configured":
+                self.configured.setdefault(study, []).append(event)
+                if hash_config(data["configuration"]) != data["hash"]:
+                    yield Finding("chain", f"event {event.seq}", "the configuration does not match its hash")
+            case "engine began":
+                if "session" in data:
+                    facts = _named(data, {"host": "host", "pid": "pid", "ticks": "ticks"})
+                    self.sessions[data["session"]] = {"study": study, "began": event.at, "ended": None, **facts}
+            case "engine ended":
+                if "session" in data:
+                    self.sessions.setdefault(data["session"], {}).update(ended=event.at, how=data["how"])
+            case "asked":
+                what = {name: value for name, value in data.items() if name != "what"}
+                self.commands.append({"study": study, "at": event.at, "what": data["what"], "data": what})
+            case "archived":
+                for run, files in data["runs"].items():
+                    self.files.setdefault((study, run), {}).update(files)
+            case "kept":
+                self.kept.setdefault(study, {}).update(data["paths"])
+            case "journal rewritten":
+                self.other_notes.append(f"the journal was written again at event {event.seq}: {data['why']}")
+            case "recovered":
+                self._recover(key, data)
+            case "reindexed":
+                self.rebuilds.append(event)
+                self._forget(data)
+        if event.run is not None and data.get("files"):
+            self.files.setdefault(key, {}).update(data["files"])
+
+    def _propose(self, study: str, data: Mapping[str, Any], facts: Facts) -> None:
+        facts |= {"study": study, "status": "waiting", "run": None, "problems": None}
+        facts |= _named(data, {name: name for name in ("proposer", "parent", "edits", "reason", "hypothesis")})
+        if "source" in data:
+            facts["source"] = data["source"]
+        self.proposals[data["proposal"]] = facts
+
+    def _accept(self, run: str | None, data: Mapping[str, Any]) -> None:
+        if data.get("proposal") is not None:
+            self.proposals.setdefault(data["proposal"], {}).update(status="accepted", run=run, round=data["round"])
+
+    def restart_judge(self, study: str) -> None:
+        """Forget the judge's verdicts on a study; those of people stay."""
+        self.studies.setdefault(study, {}).update(best=None, docket=None)
+        for key, facts in self.runs.items():
+            if key[0] == study and facts.get("verdict") != "void":
+                facts["verdict"] = None
+        for key in [key for key in self.verdicts if key[0] == study]:
+            self.verdicts[key] = [one for one in self.verdicts[key] if one["verdict"] == "void"]
+
+    def _check_verdict(self, event: Event) -> Iterator[Finding]:
+        named = event.data["evidence"].get("configuration")
+        known = self.configured.get(event.study)
+        if named is not None and known and known[-1].data["hash"] != named:
+            why = f"the verdict names the configuration {named}, but {known[-1].data['hash']} was in force"
+            yield Finding("chain", f"event {event.seq}", why)
+
+    def _recover(self, key: Key, data: Mapping[str, Any]) -> None:
+        """A run or a proposal that `reindex` took from its folder, since the chain did not know it, or otherwise."""
+        if "proposed" in data:
+            self._propose(key[0], data["proposed"], {})
+            self.proposals[data["proposed"]["proposal"]].update(status="accepted")
+            if "run" in data["proposed"]:
+                self.proposals[data["proposed"]["proposal"]]["run"] = data["proposed"]["run"]
+            else:
+                del self.proposals[data["proposed"]["proposal"]]["run"]
+            return
+        facts = _planned(data["planned"])
+        if data["ended"] is None:
+            facts["state"] = data.get("state", "running")
+        else:
+            facts |= {"state": "ended", **_named(data["ended"], ENDED)}
+        self.runs[key] = facts | {"verdict": data["verdict"]}
+        if "files" not in data:
+            self.files.pop(key, None)
+
+    def _forget(self, data: Mapping[str, Any]) -> None:
+        """Runs that the rebuilt tables do not know: of an early version those whose folder was gone; now those that
+        had not started, whose plan was lost."""
+        for study, numbers in data.get("rounds", {}).items():
+            for n in numbers:
+                self.rounds.setdefault((study, n), {})
+        for study, runs in data.get("gone", {}).items():
+            for run in runs:
+                self.files.pop((study, run), None)
+        for name in ("lost", "dropped"):
+            for study, runs in data.get(name, {}).items():
+                for run in runs:
+                    facts = self.runs.pop((study, run), {})
+                    for one in (self.files, self.plans, self.verdicts):
+                        one.pop((study, run), None)
+                    if name == "dropped" and facts.get("proposal") in self.proposals:
+                        self.proposals[facts["proposal"]].update(status="waiting", run=None, round=None)
+
+    def notes(self) -> Iterator[str]:
+        yield from self.restored
+        yield from self.other_notes
+        for study, events in self.configured.items():
+            for one in configurations(iter(events))[1:]:
+                yield f"study {study}: the configuration was changed at event {one.seq}: {one.describe()}"
+        for event in self.rebuilds:
+            lost = sum(map(len, {**event.data.get("lost", {}), **event.data.get("gone", {})}.values()))
+            note = (
+                f"the tables were rebuilt at event {event.seq}: {event.data.get('recovered', 0)} "
+                f"entries were taken from folders, {lost} run(s) were lost"
+            )
+            if event.data.get("events_lost"):
+                note += f", {event.data['events_lost']} event(s) were lost"
+            if event.data.get("new_chain"):
+                note += "; the chain is new: nothing before that is proven"
+            yield note
+
+
+def _planned(data: Mapping[str, Any]) -> Facts:
+    facts = _named(data, PLANNED)
+    return facts | {name: data.get(name) for name in _NULLABLE}
+
+
+def _named(data: Mapping[str, Any], names: Mapping[str, str]) -> Facts:
+    return {column: data[name] for column, name in names.items() if name in data}

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 SEEDS = ("seed", "random_seed")
 FIRST_SEED = 1
 """The seed of a first run where the config has none and `{seed}` in the command or the environment passes it."""
+MAX_SEED = 1 << 62
+"""The ledger holds 64 bits, and replicates count up from the seed of the first run."""
 SEED_VARIABLE = "{seed}"
 ANSWER = "proposals/next_config.json"
 """Where people write what the autopilot tries next, unless an agent's `answer` says another file."""
@@ -129,7 +131,11 @@ class Setup:
         if self.seed is None:
             return FIRST_SEED if self.seed_route is not None else None
         value = get(config, self.seed) if has(config, self.seed) else None
-        return value if _is_whole(value) else None
+        if not _is_whole(value):
+            return None
+        if abs(value) >= MAX_SEED:
+            raise LabError(f"{show(self.seed)}: the seed {value:.3g} is too large", hint="it must be below 2^62")
+        return int(value)
 
     def base(self, name: str | None) -> Base:
         return next((base for base in self.bases if base.name == name), self.bases[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from looplab.decide.history import History
 from looplab.decide.queue import QueueProposer
 from looplab.errors import LabError
 from looplab.guard.guard import Guard
-from looplab.guard.knobs import Knob
+from looplab.guard.knobs import Knob, show_value
 from looplab.launch.base import Slot
 from looplab.launch.command import check_templates, find_program
 from looplab.launch.devices import Devices
@@ -134,7 +135,9 @@ class Setup:
         if not _is_whole(value):
             return None
         if abs(value) >= MAX_SEED:
-            raise LabError(f"{show(self.seed)}: the seed {value:.3g} is too large", hint="it must be below 2^62")
+            raise LabError(
+                f"{show(self.seed)}: the seed {show_value(value)} is too large", hint="it must be below 2^62"
+            )
         return int(value)
 
     def base(self, name: str | None) -> Base:
@@ -201,10 +204,10 @@ def parse_cores(share: str | list[int]) -> list[int]:
         return list(share)
     cores: list[int] = []
     for part in share.split(","):
-        first, dash, last = part.partition("-")
-        if not first.strip().isdigit() or (dash and not last.strip().isdigit()):
-            raise LabError(f"slots.cores: {share!r} is no list of cores", hint="write 0-3 or 0,2,4")
-        cores.extend(range(int(first), int(last or first) + 1))
+        found = re.fullmatch(r"\s*([0-9]{1,5})\s*(?:-\s*([0-9]{1,5})\s*)?", part)
+        if found is None:
+            raise LabError(f"slots.cores: {share!r} is not a list of cores", hint="write 0-3 or 0,2,4")
+        cores.extend(range(int(found[1]), int(found[2] or found[1]) + 1))
     return cores
 
 
@@ -251,7 +254,10 @@ def prepare(lab: Lab, study: Study, options: Options) -> Setup:
         held_out = study.holdout.metric if study.holdout is not None else None
         check_watch(study.watch, study.objective, held_out, guard, [base.config for base in bases])
     seed = find_seed(study, bases[0])
-    return Setup(lab.folder, study, options, guard, bases, slots, devices, share, seed, prints, notes)
+    setup = Setup(lab.folder, study, options, guard, bases, slots, devices, share, seed, prints, notes)
+    for base in bases:
+        setup.seed_of(base.config)
+    return setup
 
 
 def resolved_configuration(setup: Setup) -> dict[str, Any]:

@@ -25,6 +25,7 @@ MAX_TEXT = 100_000
 """Characters of one text in the record."""
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*+[ -/]*+[@-~]|\][^\x07\x1b]*+(?:\x07|\x1b\\)|[@-_])")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_NOT_ASCII = re.compile(r"[^\x00-\x7e]")
 _LONG_INT = re.compile(r"\d{19}")
 _UNUSUAL = " "
 """What JSON of `dump_json` begins with that orjson may not read exactly: to search each text for that costs ten times
@@ -64,6 +65,12 @@ def clean_text(text: str, limit: int | None = None) -> str:
 def clean_line(text: str, limit: int | None = None) -> str:
     """Return `clean_text` on one line: line breaks and tabs become spaces."""
     return clean_text(" ".join(text.split()) if any(c in text for c in "\n\r\t\v\f") else text, limit)
+
+
+def escape_json(text: str, *, ascii_only: bool = False) -> str:
+    """Return the same JSON with characters escaped that would control a terminal, or with all that are not ASCII."""
+    pattern = _NOT_ASCII if ascii_only else _CONTROLS
+    return pattern.sub(lambda found: json.dumps(found[0])[1:-1], text) if not text.isprintable() or ascii_only else text
 
 
 def mend(data: Any, *, max_depth: int = MAX_DEPTH, max_text: int | None = None) -> Any:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from looplab.agents.account import Account, Allowance
-from looplab.agents.base import AgentSpec, Answer, Limits, Price, Session, Summary, Usage
-from looplab.agents.log import read_end
+from looplab.agents.base import AgentSpec, Answer, Limits, Price, Session, Summary
+from looplab.agents.log import read_end, read_usage
 from looplab.agents.run import check_spec, new_log, run_agent
 from looplab.config.edits import edits_from_partial, parse_edit
 from looplab.config.files import write_atomic
@@ -348,11 +348,10 @@ def spec_of(settings: Agent) -> AgentSpec:
 def account_of(study: StudyLedger) -> Account:
     """What agents have cost in this study."""
     account = Account()
-    known = Usage.__dataclass_fields__
     for call in study.agent_calls():
         answer = call["answer"]
         if answer is not None:
-            usage = Usage(**{key: value for key, value in answer["usage"].items() if key in known})
+            usage = read_usage(answer["usage"])
             seconds, attempts = answer.get("seconds", 0.0), answer.get("attempts", 1)
             account = account.add(Answer(answer["ok"], "", "", usage, None, Summary(), seconds, attempts, None, Path()))
     return account

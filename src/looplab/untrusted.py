@@ -8,6 +8,7 @@ data that the rest of the package can hold (valid Unicode, bounded size and nest
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import stat
@@ -15,8 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
 from typing import Any, BinaryIO
-
-import orjson
 
 MAX_DEPTH = 200
 """Levels of nesting in data from outside; Python's own limit is about 1,000 frames."""
@@ -26,7 +25,11 @@ MAX_TEXT = 100_000
 """Characters of one text in the record."""
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*+[ -/]*+[@-~]|\][^\x07\x1b]*+(?:\x07|\x1b\\)|[@-_])")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_NOT_ASCII = re.compile(r"[^\x00-\x7e]")
 _LONG_INT = re.compile(r"\d{19}")
+_UNUSUAL = " "
+"""What JSON of `dump_json` begins with that orjson may not read exactly: to search each text for that costs ten times
+as much as to parse it."""
 
 
 class UntrustedError(ValueError):
@@ -44,6 +47,11 @@ def mend_text(text: str) -> str:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
+def shorten(text: str, limit: int = MAX_TEXT) -> str:
+    """Return valid Unicode of at most `limit` characters; a longer text ends in an ellipsis."""
+    return mend_text(text) if len(text) <= limit else mend_text(text[: limit - 1]) + "…"
+
+
 def clean_text(text: str, limit: int | None = None) -> str:
     """Return text that is safe to show: valid Unicode without terminal codes, control and bidirectional characters.
 
@@ -57,6 +65,12 @@ def clean_text(text: str, limit: int | None = None) -> str:
 def clean_line(text: str, limit: int | None = None) -> str:
     """Return `clean_text` on one line: line breaks and tabs become spaces."""
     return clean_text(" ".join(text.split()) if any(c in text for c in "\n\r\t\v\f") else text, limit)
+
+
+def escape_json(text: str, *, ascii_only: bool = False) -> str:
+    """Return the same JSON with characters escaped that would control a terminal, or with all that are not ASCII."""
+    pattern = _NOT_ASCII if ascii_only else _CONTROLS
+    return pattern.sub(lambda found: json.dumps(found[0])[1:-1], text) if not text.isprintable() or ascii_only else text
 
 
 def mend(data: Any, *, max_depth: int = MAX_DEPTH, max_text: int | None = None) -> Any:
@@ -90,11 +104,15 @@ def load_json(raw: bytes | str, *, max_depth: int = MAX_DEPTH) -> Any:
     Raises:
         UntrustedError: It is not JSON, nested too deeply, or an int is too long.
     """
+    import orjson
+
     text = raw if isinstance(raw, str) else raw.decode("utf-8", "replace")
     try:
         # orjson would make a float of an int beyond 64 bits, and it refuses NaN; json.loads is the slower one.
-        return _within(orjson.loads(text), max_depth) if not _LONG_INT.search(text) else _load_slowly(text, max_depth)
-    except (orjson.JSONDecodeError, UnicodeEncodeError):
+        if _LONG_INT.search(text):
+            return _load_slowly(text, max_depth)
+        return check_depth(orjson.loads(text), max_depth)
+    except (json.JSONDecodeError, UnicodeEncodeError):
         return _load_slowly(text, max_depth)
 
 
@@ -109,8 +127,12 @@ def _load_slowly(text: str, max_depth: int) -> Any:
         raise UntrustedError(f"is not JSON: {error}") from None
 
 
-def _within(data: Any, max_depth: int) -> Any:
-    """Return the data if its nesting is within the limit; level by level, so that depth costs no stack."""
+def check_depth(data: Any, max_depth: int = MAX_DEPTH) -> Any:
+    """Return the data if its nesting is within the limit; level by level, so that depth costs no stack.
+
+    Raises:
+        UntrustedError: It is nested too deeply.
+    """
     level = [data]
     for _ in range(max_depth + 1):
         level = [
@@ -124,13 +146,55 @@ def _within(data: Any, max_depth: int) -> Any:
     raise UntrustedError("is nested too deeply")
 
 
-def dump_json(data: Any, *, sort_keys: bool = False) -> str:
-    """Return JSON on one line, for the record: what orjson cannot hold (large ints, halves of surrogate pairs) is
-    written as well, exactly or mended. Other types become text."""
+def dump_json(data: Any, *, sort_keys: bool = False, indent: bool = False) -> str:
+    """Return valid JSON for any data, on one line unless `indent` is set.
+
+    Ints of any size are exact and texts are mended. NaN and infinities become null, other types and what is nested too
+    deeply become text. For ordinary data this is orjson's output, byte for byte.
+    """
+    import orjson
+
+    options = (orjson.OPT_SORT_KEYS if sort_keys else 0) | (orjson.OPT_INDENT_2 if indent else 0)
     try:
-        return orjson.dumps(data, default=str, option=orjson.OPT_SORT_KEYS if sort_keys else 0).decode()
+        return orjson.dumps(data, default=str, option=options).decode()
     except TypeError:
-        return json.dumps(mend(data), default=str, ensure_ascii=False, sort_keys=sort_keys, separators=(",", ":"))
+        plain = _storable(data, MAX_DEPTH)
+        if indent:
+            return json.dumps(plain, ensure_ascii=False, sort_keys=sort_keys, indent=2)
+        return _UNUSUAL + json.dumps(plain, ensure_ascii=False, sort_keys=sort_keys, separators=(",", ":"))
+
+
+def _storable(data: Any, depth: int) -> Any:
+    """Return data that `json.dumps` writes as valid JSON."""
+    if isinstance(data, str):
+        return mend_text(data)
+    if data is None or isinstance(data, bool):
+        return data
+    if isinstance(data, int):
+        bits = data.bit_length()
+        return int(data) if bits <= 4 * MAX_DIGITS else f"an int of about {bits * 0.30103:.0f} digits"
+    if isinstance(data, float):
+        return float(data) if math.isfinite(data) else None
+    if isinstance(data, dict | list | tuple) and depth <= 0:
+        return "nested too deeply"
+    if isinstance(data, dict):
+        return {_key(key): _storable(value, depth - 1) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_storable(item, depth - 1) for item in data]
+    return mend_text(str(data))
+
+
+def _key(key: Any) -> str:
+    if isinstance(key, str):
+        return mend_text(key)
+    return json.dumps(key) if key is None or isinstance(key, bool | float) else str(_storable(key, 1))
+
+
+def load_own_json(text: str) -> Any:
+    """Parse JSON that `dump_json` wrote: as fast as orjson, but ints beyond 64 bits stay exact."""
+    import orjson
+
+    return json.loads(text) if text.startswith(_UNUSUAL) else orjson.loads(text)
 
 
 @contextmanager

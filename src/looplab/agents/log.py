@@ -60,13 +60,19 @@ def read_end(path: Path) -> Answer | None:
         return None
     if last is None:
         return None
-    told = last.get("usage") or {}
-    usage = Usage(**{key: value for key, value in told.items() if key in Usage.__dataclass_fields__})
+    usage = read_usage(last.get("usage"))
     session = Session(last["session"]) if last.get("session") else None
     return Answer(
         bool(last["ok"]), last.get("text") or "", last.get("why") or "", usage, session, Summary(),
         last.get("seconds") or 0.0, last.get("attempts") or 1, last.get("exit_code"), path,
     )  # fmt: skip
+
+
+def read_usage(told: Any) -> Usage:
+    """Return the usage that a record tells; what is not a number is left out."""
+    known = {"input_tokens", "cached_input_tokens", "output_tokens", "usd"}
+    pairs = told.items() if isinstance(told, dict) else ()
+    return Usage(**{key: value for key, value in pairs if key in known and type(value) in (int, float)})
 
 
 def commands(events: Iterable[Event]) -> Iterator[str]:

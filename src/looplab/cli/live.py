@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from looplab.cli import output
 from looplab.ledger.study import RunRow
+from looplab.untrusted import clean_line, clean_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -73,7 +74,7 @@ class Live:
             from rich.text import Text
 
             line = Text(f"{time.strftime('%H:%M:%S')} ", style="dim")
-            line.append(text, style=style)
+            line.append(clean_text(text), style=style)
             self._live.console.print(line)
 
     def _draw(self) -> RenderableType:
@@ -85,7 +86,7 @@ class Live:
         now = self._snapshot()
         slots = Table(box=None, pad_edge=False, header_style="bold", expand=False)
         for name in ("slot", "run", "step", now.metric, "time", "why"):
-            slots.add_column(name, no_wrap=True, max_width=48)
+            slots.add_column(Text(clean_line(name)), no_wrap=True, max_width=48)
         for row in now.running:
             slots.add_row(
                 row.slot,
@@ -93,7 +94,7 @@ class Live:
                 output.number(row.step, 7),
                 output.number(row.objective),
                 output.seconds(row.run.seconds),
-                Text(row.run.reason, style="dim"),
+                Text(clean_line(row.run.reason, 200), style="dim"),
             )
         bar = Table.grid(padding=(0, 1))
         head = f"{now.done}" + (f"/{now.total}" if now.total is not None else "") + " runs"
@@ -109,5 +110,5 @@ class Live:
         bar.add_row(*cells)
         parts: list[RenderableType] = [slots, bar]
         if now.note:
-            parts.append(Text(now.note, style="yellow"))
+            parts.append(Text(clean_line(now.note), style="yellow"))
         return Group(*parts)

@@ -234,12 +234,12 @@ def logs(folder: Path | None, name: str | None, run_name: str, follow: bool, lin
         signals.warn_ctrl_c(output.warn, f"SIGTERM (`kill {os.getpid()}`)")
     decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a letter may be written in two parts
     with path.open("rb") as file:
-        print(redact_text(_last(decoder.decode(file.read()), lines)), end="", flush=True)
+        output.show_log(redact_text(_last(decoder.decode(file.read()), lines)))
         while follow:
             # `exit.json` is there even when no engine was, to tell the ledger.
             over = (path.parent / "exit.json").exists() or place.record.run(run.id).state == "ended"
             more = decoder.decode(file.read())
-            print(redact_text(more), end="", flush=True)
+            output.show_log(redact_text(more))
             if over and not more:
                 break
             if not more:

@@ -45,6 +45,9 @@ def main() -> None:
     from looplab.signals import reset_inherited
 
     reset_inherited()
+    from looplab.cli import output
+
+    output.accept_any_text()
     from looplab.cli.app import app
     from looplab.errors import LabError
 
@@ -55,16 +58,14 @@ def main() -> None:
         if os.environ.get("LOOPLAB_DEBUG"):
             raise
         if "--json" in argv:
-            import json
-
             told = {"error": error.message, "file": error.file, "line": error.line, "hint": error.hint}
-            print(json.dumps(told, ensure_ascii=False))
-        print(f"looplab: {error}", file=sys.stderr)
+            output.print_line(told)
+        output.warn(f"looplab: {error}")
         sys.exit(error.exit_code)
     except _trouble() as error:
         if os.environ.get("LOOPLAB_DEBUG"):
             raise
         where = getattr(error, "filename", None)
         what = getattr(error, "strerror", None) or str(error)
-        print(f"looplab: {where}: {what}" if where else f"looplab: {what}", file=sys.stderr)
+        output.warn(f"looplab: {where}: {what}" if where else f"looplab: {what}")
         sys.exit(1)

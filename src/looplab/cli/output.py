@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import orjson
+from looplab.untrusted import clean_line, clean_text, dump_json, escape_json
 
 COLOURS = {
     "ok": "green", "failed": "red", "lost": "red", "timeout": "yellow", "stopped": "yellow",
@@ -25,14 +26,35 @@ _printing = threading.Lock()
 """Threads print whole lines: reports and archives are written beside the engine and report problems."""
 
 
+def accept_any_text() -> None:
+    """Let stdout and stderr write what their encoding does not have as `\\uXXXX`: a terminal that is not UTF-8 must not
+    end a study."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def say(text: str = "") -> None:
+    """Print a line for people; what it contains from outside cannot control the terminal."""
+    _print(clean_text(text))
+
+
+def _print(text: str) -> None:
     with _printing:
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
 
 
 def warn(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(clean_text(text), file=sys.stderr, flush=True)
+
+
+def show_log(text: str) -> None:
+    """Pass on what a program printed: in a pipe as it is, on a terminal without codes that control it."""
+    if is_terminal():
+        text = "\r".join(map(clean_text, text.split("\r")))  # progress bars overwrite their line
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def mute(*streams: int) -> None:
@@ -64,12 +86,18 @@ def survives_reader(action: Callable[..., None]) -> Callable[..., None]:
 
 
 def print_json(data: Any) -> None:
-    sys.stdout.write(orjson.dumps(data, option=orjson.OPT_INDENT_2, default=str).decode() + "\n")
+    """Print valid JSON, whatever the data and the encoding of stdout."""
+    sys.stdout.write(_safe_json(dump_json(data, indent=True)) + "\n")
 
 
 def print_line(data: Any) -> None:
     """One JSON object on one line, at once: for streams."""
-    say(orjson.dumps(data, default=str).decode())
+    _print(_safe_json(dump_json(data)))
+
+
+def _safe_json(text: str) -> str:
+    encoding = (sys.stdout.encoding or "").lower().replace("-", "")
+    return escape_json(text, ascii_only=encoding not in ("utf8", "utf8sig"))
 
 
 def number(value: float | None, digits: int = 5) -> str:
@@ -90,15 +118,18 @@ def seconds(value: float | None) -> str:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None) -> None:
     """A table for people on a terminal; in a pipe, columns that `awk` and eyes can read, never cut."""
-    listed = [[str(cell) for cell in row] for row in rows]
+    columns = [clean_line(name) for name in columns]
+    listed = [[clean_line(str(cell)) for cell in row] for row in rows]
+    title = None if title is None else clean_line(title)
     if is_terminal():
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
 
-        drawn = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
+        drawn = Table(title_justify="left", header_style="bold", box=None, pad_edge=False)
+        drawn.title = None if title is None else Text(title)
         for name in columns:
-            drawn.add_column(name, overflow="fold")
+            drawn.add_column(Text(name), overflow="fold")
         for row in listed:
             drawn.add_row(*(Text(cell, style=COLOURS.get(cell, "")) for cell in row))
         Console().print(drawn)
@@ -117,4 +148,4 @@ def cell(value: Any) -> str:
         return "null" if value is None else value
     if isinstance(value, float):
         return repr(value)
-    return orjson.dumps(value, default=str).decode()
+    return dump_json(value)

@@ -67,6 +67,8 @@ def _cell(value: Any) -> str:
 def _print_csv(names: list[str], rows: list[tuple[Any, ...]]) -> None:
     import csv
 
+    from looplab.report.export import without_formula
+
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows(rows)
+    writer.writerow(map(without_formula, names))
+    writer.writerows(map(without_formula, row) for row in rows)

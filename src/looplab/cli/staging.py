@@ -25,6 +25,7 @@ from looplab.pipeline.plan import choose_run, make_plan, pick_stages, read_call_
 from looplab.pipeline.runner import HERE, StageRun, Wishes, drive
 from looplab.pipeline.suite import Suite, make_runs, make_suite
 from looplab.runs.names import inside
+from looplab.untrusted import clean_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -84,7 +85,7 @@ class Screen:
         if self._live is not None:
             from rich.text import Text
 
-            self._live.console.print(Text(line, style="bold"))
+            self._live.console.print(Text(clean_text(line), style="bold"))
         else:
             (output.warn if self._json else output.say)(line)
 
@@ -93,10 +94,9 @@ class Screen:
         if self._live is not None:
             from rich.text import Text
 
-            self._live.console.print(Text.from_ansi(text.rstrip("\n")))
+            self._live.console.print(Text(clean_text(text.rstrip("\n"))))
         elif not self._json:
-            sys.stdout.write(text)
-            sys.stdout.flush()
+            output.show_log(text)
 
 
 def _listening(screen: Screen) -> tuple[Any, Any]:

@@ -333,8 +333,7 @@ class Stream:
         whole = len(text) if final or not new else max(text.rfind("\n"), text.rfind("\r")) + 1
         self._rest = text[whole:]
         if whole:
-            sys.stdout.write(redact_text(text[:whole]))
-            sys.stdout.flush()
+            output.show_log(redact_text(text[:whole]))
         if final:
             self._file.close()
         return bool(new)

@@ -19,6 +19,7 @@ from looplab.config import paths
 from looplab.config.files import copy_document, plain, put, take_out
 from looplab.config.paths import Concrete, show
 from looplab.errors import LabError
+from looplab.untrusted import UntrustedError, mend, mend_text
 
 
 class EditError(LabError):
@@ -517,11 +518,13 @@ def _read_value(edit: str, text: str) -> Any:
         raise ValueError(word)  # NaN and Infinity are words here, not numbers
 
     try:
-        return json.loads(text, parse_float=number, parse_constant=refuse, object_pairs_hook=mapping)
-    except ValueError:
-        return text
+        return mend(json.loads(text, parse_float=number, parse_constant=refuse, object_pairs_hook=mapping))
+    except UntrustedError as error:
+        raise EditError(f"`{edit[:60]}…`: its value {error}") from None
     except RecursionError:
         raise EditError(f"`{edit[:60]}…`: its value is nested too deeply") from None
+    except ValueError:
+        return mend_text(text)
 
 
 def _copy(value: Any) -> Any:

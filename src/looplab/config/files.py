@@ -15,7 +15,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from looplab.config.paths import child, leaves, show
 from looplab.errors import LabError
+from looplab.untrusted import UntrustedError, check_depth, mend, mend_text, read_bounded
 
 if TYPE_CHECKING:
     from ruamel.yaml import YAML
@@ -33,35 +34,47 @@ _CONTAINERS = (dict, list, tuple)
 # Not orjson: the standard library writes floats as `repr` does, which no upgrade of a package can change.
 _CANONICAL = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":"))
 _TOO_DEEP = "is nested too deeply, or an anchor holds itself"
+MAX_BYTES = 256 << 20
+"""Of a config file."""
+MAX_NODES = 1_000_000
+"""Values of a YAML file with its aliases written out; a few lines of them can stand for billions."""
+_ALIAS = re.compile(r"\*[^\s\[\]{},]")
 _counter = itertools.count()
 
 
 def read_config(path: Path) -> dict[str, Any]:
     """The config as plain data: dict, list, str, int, float, bool, None. Dates become ISO text, keys become text."""
     form, text = _read(path)
-    try:
+    with _bounded(path):
         if form == "json":
             return _mapping(path, text, _parse_json(path, text))
         if form == "toml":
             return _plain_in(path, _parse_toml(path, text))
-        return _plain_in(path, _mapping(path, text, _parse_yaml(path, text, _yaml("safe"))))
-    except RecursionError:
-        raise LabError(_TOO_DEEP, file=path) from None
+        return _plain_in(path, _mapping(path, text, _parse_yaml(path, text, "safe")))
 
 
 def read_document(path: Path) -> Document:
     """The config in a structure that keeps comments and order."""
     form, text = _read(path)
-    try:
+    with _bounded(path):
         if form == "json":
             return Document(path, form, _mapping(path, text, _parse_json(path, text)))
         if form == "toml":
             return Document(path, form, _parse_toml_document(path, text))
-        data = _mapping(path, text, _parse_yaml(path, text, _yaml("rt")))
+        data = _mapping(path, text, _parse_yaml(path, text, "rt"))
         _plain_in(path, data)  # what cannot be plain is refused here and not later
         return Document(path, form, data, _yaml_style(text))
+
+
+@contextlib.contextmanager
+def _bounded(path: Path) -> Iterator[None]:
+    """Turn data without bounds in a file into an error that names the file."""
+    try:
+        yield
     except RecursionError:
         raise LabError(_TOO_DEEP, file=path) from None
+    except UntrustedError as error:
+        raise LabError(str(error), file=path) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,12 +252,14 @@ def hash_config(config: Mapping[str, Any]) -> str:
 
 def plain(data: Any) -> Any:
     """A copy as plain data: what YAML and TOML libraries wrap is unwrapped, dates become ISO text, keys become text."""
+    if type(data) is str:
+        return mend_text(data)
     if type(data) in _PLAIN:
         return data
     if isinstance(data, dict):
         result: dict[str, Any] = {}
         for key, value in data.items():
-            text = key if type(key) is str else _key_text(key)
+            text = mend_text(key) if type(key) is str else _key_text(key)
             if text in result:
                 raise ValueError(f"the key {text!r} stands twice, once as text and once as something else")
             result[text] = plain(value)
@@ -253,7 +268,9 @@ def plain(data: Any) -> Any:
         return [plain(item) for item in data]
     if hasattr(data, "unwrap"):  # a bool in a TOML list is no bool
         return plain(data.unwrap())
-    for kind in (str, bool, int, float):
+    if isinstance(data, str):
+        return mend_text(str(data))
+    for kind in (bool, int, float):
         if isinstance(data, kind):
             return kind(data)
     if hasattr(data, "isoformat"):
@@ -263,7 +280,7 @@ def plain(data: Any) -> Any:
 
 def _key_text(key: Any) -> str:
     if isinstance(key, str):
-        return str(key)
+        return mend_text(str(key))
     if key is None or isinstance(key, bool | int | float):
         return json.dumps(key)
     if hasattr(key, "isoformat"):
@@ -273,7 +290,9 @@ def _key_text(key: Any) -> str:
 
 def _plain_in(path: Path, data: Any) -> dict[str, Any]:
     try:
-        result: dict[str, Any] = plain(data)
+        result: dict[str, Any] = plain(check_depth(data))
+    except UntrustedError:
+        raise
     except (TypeError, ValueError) as error:
         raise LabError(str(error), file=path) from None
     return result
@@ -371,11 +390,11 @@ def _form(path: Path) -> str:
 def _read(path: Path) -> tuple[str, str]:
     form = _form(path)
     try:
-        raw = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+        raw = read_bounded(path, MAX_BYTES).removeprefix(b"\xef\xbb\xbf")
     except FileNotFoundError:
         raise LabError("there is no such file", file=path, hint=_similar(path)) from None
-    except IsADirectoryError:
-        raise LabError("is a folder, not a file", file=path) from None
+    except UntrustedError as error:
+        raise LabError(str(error), file=path) from None
     except OSError as error:
         raise LabError(f"cannot be read: {error.strerror}", file=path) from None
     try:
@@ -416,13 +435,17 @@ def _parse_json(path: Path, text: str) -> Any:
     import orjson
 
     try:
-        # orjson would make a float of an int beyond 64 bits, and it refuses NaN.
-        data = json.loads(text) if _LONG_INT.search(text) else orjson.loads(text)
+        # orjson would make a float of an int beyond 64 bits, and it refuses NaN and halves of surrogate pairs.
+        data = mend(json.loads(text)) if _LONG_INT.search(text) else check_depth(orjson.loads(text))
+    except UntrustedError:
+        raise
     except ValueError:
         try:
-            data = json.loads(text)
+            data = mend(json.loads(text))
         except json.JSONDecodeError as error:
             raise LabError(f"broken JSON: {error.msg}", file=path, line=error.lineno) from None
+        except UntrustedError:
+            raise
         except ValueError as error:
             raise LabError(f"broken JSON: {error}", file=path) from None
     # Each key leaves a quote and a colon in the text: as many keys as those means that none was lost to its double.
@@ -475,19 +498,22 @@ def _parse_toml_document(path: Path, text: str) -> Any:
     import tomlkit
     from tomlkit.exceptions import TOMLKitError
 
-    _parse_toml(path, text)  # its errors are the better ones
+    check_depth(_parse_toml(path, text))  # its errors are the better ones
     try:
         return tomlkit.parse(text)
     except TOMLKitError as error:
         raise LabError(f"broken TOML: {error}", file=path, line=getattr(error, "line", None)) from None
 
 
-def _parse_yaml(path: Path, text: str, yaml: YAML) -> Any:
+def _parse_yaml(path: Path, text: str, kind: str) -> Any:
     from ruamel.yaml.constructor import DuplicateKeyError
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
     try:
-        return yaml.load(text)
+        if _ALIAS.search(text):
+            # Before anything is built: merging by `<<` writes aliases out already while it reads.
+            _check_aliases(_yaml(kind).compose(text))
+        return _yaml(kind).load(text)
     except DuplicateKeyError as error:
         key = re.match(r'found duplicate key "?(.*?)"? with value', str(error.problem), re.DOTALL)
         name = key[1] if key else "?"
@@ -502,8 +528,34 @@ def _parse_yaml(path: Path, text: str, yaml: YAML) -> Any:
         line = None if position is None else text.count("\n", 0, position) + 1
         what = getattr(error, "reason", None) or str(error)
         raise LabError(f"broken YAML: {what}", file=path, line=line) from None
-    except ValueError as error:  # an int of thousands of digits
-        raise LabError(f"broken YAML: {error}", file=path) from None
+    except (RecursionError, UntrustedError):
+        raise
+    except Exception as error:  # noqa: BLE001 (the parser raises anything: AssertionError for %YAML 1.9, for example)
+        raise LabError(f"broken YAML: {error or type(error).__name__}", file=path) from None
+
+
+def _check_aliases(root: Any) -> None:
+    """Raise an UntrustedError if the document with its aliases written out has too many nodes."""
+    sizes: dict[int, int] = {}  # by the id of the node; the tree keeps the nodes alive
+
+    def size(node: Any) -> int:
+        if not isinstance(getattr(node, "value", None), list):
+            return 1
+        known = sizes.get(id(node))
+        if known is not None:
+            return known
+        sizes[id(node)] = MAX_NODES + 1  # for a node that holds itself
+        total = 1
+        for item in node.value:
+            total += sum(map(size, item)) if isinstance(item, tuple) else size(item)
+            if total > MAX_NODES:
+                raise UntrustedError(
+                    f"has more than {MAX_NODES:,} values when its aliases are written out, or an anchor holds itself"
+                )
+        sizes[id(node)] = total
+        return total
+
+    size(root)
 
 
 def _yaml(kind: str, *, quote: bool = False) -> YAML:

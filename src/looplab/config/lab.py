@@ -6,6 +6,7 @@ import difflib
 import math
 import re
 import reprlib
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +40,7 @@ def parse_duration(value: Any) -> float:
     if isinstance(value, bool) or value is None:
         raise ValueError("a duration is a number of seconds, or a text such as 30m or 10h")
     if isinstance(value, int | float):
-        seconds = float(value)
+        seconds = float(value) if abs(value) <= sys.float_info.max else math.inf
     else:
         parts = re.findall(r"([0-9.]+)\s*(ms|min|[smhd])", str(value).strip())
         if not parts or re.sub(r"([0-9.]+)\s*(ms|min|[smhd])", "", str(value)).strip():
@@ -772,6 +773,9 @@ def _check(block: dict[str, Any], at: tuple[str | int, ...], document: Document,
         (first, line), *others = told.values()
         more = [f"; line {n}: {message}" if n not in (None, line) else f"; {message}" for message, n in others]
         raise LabError(first + "".join(more), file=path, line=line) from None
+    except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
+        # A value of a kind that no check has foreseen.
+        raise LabError(f"a value cannot be used: {error}", file=path, line=_line(document, at, ())) from None
 
 
 def _place(loc: Sequence[str | int]) -> Iterator[str | int]:

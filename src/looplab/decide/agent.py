@@ -7,7 +7,6 @@ again. What the guard refuses goes back to the agent with the reasons, a few tim
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from collections.abc import Callable, Mapping
@@ -16,23 +15,27 @@ from pathlib import Path
 from typing import Any
 
 from looplab.agents.account import Account, Allowance
-from looplab.agents.base import AgentSpec, Answer, Limits, Price, Session, Summary, Usage
-from looplab.agents.log import read_end
+from looplab.agents.base import AgentSpec, Answer, Limits, Price, Session, Summary
+from looplab.agents.log import read_end, read_usage
 from looplab.agents.run import check_spec, new_log, run_agent
 from looplab.config.edits import edits_from_partial, parse_edit
 from looplab.config.files import write_atomic
 from looplab.config.lab import Agent, Study
-from looplab.decide.base import Proposal
+from looplab.decide.base import Proposal, describe_error, is_environmental
 from looplab.decide.history import History
 from looplab.decide.prompt import SCHEMA, fill, read_template
 from looplab.errors import LabError
 from looplab.guard.guard import Guard, Problem
 from looplab.ledger.study import RunRow, StudyLedger
+from looplab.untrusted import MAX_TEXT, UntrustedError, clean_line, load_json, mend, mend_text, read_bounded
 
 NAME = "agent"
 EMPTY = b"{}\n"
-_BLOCK = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
+_BLOCK = re.compile(r"```(?:json)?[^\S\n]*+\n(.*?)```", re.DOTALL)
 KEYS = {"edits", "reason", "hypothesis", "parent"}
+MAX_ANSWER = 1_000_000
+"""Bytes of an answer file."""
+MAX_REASON = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,8 @@ class _Call:
     answer: Answer | None = None
     text: str | None = None
     """What it wrote as its answer, in the file or as its last message."""
+    refused: str | None = None
+    """Why its answer could not even be read."""
     error: str | None = None
     thread: threading.Thread | None = None
 
@@ -169,20 +174,29 @@ class AgentProposer:
                 self._spec, prompt, cwd=self._file.parent, log=call.log, limits=limits, resume=session, schema=SCHEMA,
                 stop=self._stop,
             )  # fmt: skip
-            text = answer.text
-            written = written_in(self._file)
-            if written is not None:
-                text = written
-                self._keep(call, written)
-            call.answer, call.text = answer, text
+            self._collect(call, answer)
+            call.answer = answer
         except LabError as error:
             call.error = str(error)
+        except Exception as error:  # noqa: BLE001 (nobody else would report what ends a thread)
+            call.error = describe_error(error)
         finally:
             self._wake()
 
+    def _collect(self, call: _Call, answer: Answer) -> None:
+        """Set the text of the answer: what is in the file or was kept of it, else the last message."""
+        kept = call.log.with_suffix(".answer.json")
+        try:
+            written = written_in(self._file)
+            if written is not None:
+                self._keep(call, written)
+            call.text = written or written_in(kept) or answer.text
+        except LabError as error:
+            call.refused = str(error)
+
     def _keep(self, call: _Call, written: str) -> None:
         """Put what was written aside and clear the file: nobody else shall take it for their own."""
-        write_atomic(call.log.with_suffix(".answer.json"), written.encode(), sync=False)
+        write_atomic(call.log.with_suffix(".answer.json"), mend_text(written).encode(), sync=False)
         write_atomic(self._file, EMPTY, sync=False)
 
     def _parent(self, study: StudyLedger, name: str = "") -> tuple[RunRow | None, dict[str, Any]]:
@@ -218,10 +232,13 @@ class AgentProposer:
         """The proposals of an answer that may be; if none may, the agent hears why."""
         proposals: list[Proposal] = []
         refused: list[str] = []
+        drafts: list[Draft] = []
         try:
-            drafts = read_answer(text)[: call.n]
+            if call.refused is not None:
+                refused.append(call.refused)
+            else:
+                drafts = read_answer(text)[: call.n]
         except LabError as error:
-            drafts = []
             refused.append(str(error))
         for place, draft in enumerate(drafts):
             proposal, problems = self._judge(study, call, place, draft)
@@ -256,8 +273,10 @@ class AgentProposer:
             problems = list(ruling.problems)
             if not problems and not ruling.changes:
                 problems = [Problem("config", list(edits), "edit", "it changes nothing")]
-        except LabError as error:
-            run, edits, problems = None, draft.edits, [Problem("proposal", None, "edit", str(error))]
+        except Exception as error:  # the agent learns what is wrong with it
+            if is_environmental(error):
+                raise
+            run, edits, problems = None, draft.edits, [Problem("proposal", None, "edit", describe_error(error))]
         proposal = Proposal(edits, draft.reason, NAME, run.id if run else None, draft.hypothesis, None, source)
         return proposal, problems
 
@@ -269,17 +288,17 @@ class AgentProposer:
             return
         last = calls[-1]
         log = self._logs / last["log"]
-        answer = read_end(log)
+        try:
+            answer = read_end(log)
+        except (LabError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            answer = None  # not what looplab has written
         call = _Call(last["call"], last["n"], last["attempt"], last["parent"], log)
         if answer is None:
             study.agent_answered(call.id, ok=False, why="looplab ended before it had answered", usage={})
             return
         # The file was cleared before it was asked, so what it holds now is the answer.
-        if (written := written_in(self._file)) is not None:
-            self._keep(call, written)
-        kept = log.with_suffix(".answer.json")
+        self._collect(call, answer)
         call.answer = answer
-        call.text = written or (kept.read_text() if kept.exists() else answer.text)
         self._call = call
 
 
@@ -303,10 +322,16 @@ class UnaskedAgent(AgentProposer):
 
 
 def written_in(path: Path) -> str | None:
-    """What somebody wrote into the file since it was cleared."""
+    """Return what somebody wrote into the file since it was cleared; None if there is nothing.
+
+    Raises:
+        LabError: It cannot be an answer: a link, a pipe, or too large.
+    """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+        text = read_bounded(path, MAX_ANSWER, follow=False).decode("utf-8", "replace")
+    except UntrustedError as error:
+        raise LabError(str(error), file=path) from None
+    except OSError:
         return None
     return None if text.strip() in ("", "{}") else text
 
@@ -323,11 +348,10 @@ def spec_of(settings: Agent) -> AgentSpec:
 def account_of(study: StudyLedger) -> Account:
     """What agents have cost in this study."""
     account = Account()
-    known = Usage.__dataclass_fields__
     for call in study.agent_calls():
         answer = call["answer"]
         if answer is not None:
-            usage = Usage(**{key: value for key, value in answer["usage"].items() if key in known})
+            usage = read_usage(answer["usage"])
             seconds, attempts = answer.get("seconds", 0.0), answer.get("attempts", 1)
             account = account.add(Answer(answer["ok"], "", "", usage, None, Summary(), seconds, attempts, None, Path()))
     return account
@@ -335,9 +359,9 @@ def account_of(study: StudyLedger) -> Account:
 
 def read_answer(text: str) -> list[Draft]:
     """The proposals in an agent's words: JSON, alone or in a fenced block; edits, or a nested partial config."""
+    if len(text) > MAX_ANSWER:
+        raise LabError(f"the answer has more than {MAX_ANSWER:,} characters")
     found = _json_in(text)
-    if found is None:
-        raise LabError("the answer holds no JSON", hint='answer with {"proposals": [{"edits": […], …}]}')
     if isinstance(found, dict) and isinstance(found.get("proposals"), list):
         found = found["proposals"]
     entries = found if isinstance(found, list) else [found]
@@ -362,9 +386,14 @@ def _draft(entry: Any) -> Draft:
 
 
 def _json_in(text: str) -> Any:
+    why = ""
     for candidate in (text, *reversed(_BLOCK.findall(text))):
         try:
-            return json.loads(candidate)
-        except json.JSONDecodeError:
-            continue
-    return None
+            return mend(load_json(candidate), max_text=MAX_TEXT)
+        except UntrustedError as error:
+            if candidate.lstrip()[:1] in "{[":  # meant as JSON
+                why = why or clean_line(str(error), MAX_REASON)
+    raise LabError(
+        f"the answer {why}" if why else "the answer holds no JSON",
+        hint='answer with {"proposals": [{"edits": […], …}]}',
+    )

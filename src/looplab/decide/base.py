@@ -6,10 +6,19 @@ proposer must therefore not mind being asked again after a crash for what it has
 
 from __future__ import annotations
 
+import errno
+import os
+import sqlite3
 from dataclasses import dataclass
 from typing import Protocol
 
+from looplab.errors import LabError
 from looplab.ledger.study import StudyLedger
+from looplab.untrusted import clean_line
+
+FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
+MAX_PROBLEM = 1_000
+"""Characters of a sentence about what went wrong."""
 
 BEST = "best"
 """As a proposal's parent: the best run at the time when the proposal gets its turn, else the base."""
@@ -50,3 +59,41 @@ class Proposer(Protocol):
     def close(self) -> None:
         """Nothing more will be asked."""
         ...
+
+
+def is_environmental(error: Exception) -> bool:
+    """Return whether an exception is about the machine (disk, ledger) and not about the data being handled."""
+    if isinstance(error, sqlite3.Error):
+        return not isinstance(error, sqlite3.DataError | sqlite3.InterfaceError | sqlite3.ProgrammingError)
+    return isinstance(error, OSError) and error.errno in FULL_DISK
+
+
+def describe_error(error: Exception) -> str:
+    """Return an exception as one sentence, for the record and for people."""
+    if isinstance(error, LabError):
+        return clean_line(str(error), MAX_PROBLEM)
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, OSError) and error.errno is not None:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return clean_line(f"{where}{os.strerror(error.errno)}", MAX_PROBLEM)
+    return clean_line(f"{type(error).__name__}: {error}", MAX_PROBLEM)
+
+
+def ask(proposer: Proposer, study: StudyLedger, n: int) -> list[Proposal]:
+    """Return the proposals of a proposer; if it raises, record that as its problem and return none.
+
+    Trouble with the disk or the ledger is not the proposer's and is raised.
+    """
+    before = proposer.problem
+    try:
+        with study.ledger.write(), study.ledger.savepoint():
+            return proposer.propose(study, n)
+    except Exception as error:
+        if is_environmental(error):
+            raise
+        proposer.problem = f"it failed: {describe_error(error)}"
+        if proposer.problem != before:  # it is asked again and again; the record names each problem once
+            with study.ledger.write():
+                study.ledger.record("proposer failed", study.study, proposer=proposer.name, why=proposer.problem)
+        return []

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from looplab.decide.base import Proposal, Proposer
+from looplab.decide.base import Proposal, Proposer, ask
 from looplab.ledger.study import StudyLedger
 
 HALF_LIFE = 20.0
@@ -86,7 +86,7 @@ class Mix:
     def propose(self, study: StudyLedger, n: int) -> list[Proposal]:
         for proposer in self._proposers:
             if proposer.thinking:
-                proposals = proposer.propose(study, n)
+                proposals = ask(proposer, study, n)
                 if proposals or (proposer.thinking and self._patient):
                     return proposals
         credits = credit(study, self._names)
@@ -101,7 +101,7 @@ class Mix:
             if not wanted:
                 continue
             proposer = self._proposers[place]
-            got[place] = _new(proposer.propose(study, wanted), got.values())[:wanted]
+            got[place] = _new(ask(proposer, study, wanted), got.values())[:wanted]
             open_ = 0 if proposer.thinking and self._patient else wanted - len(got[place])
             if proposer.problem is not None:
                 problems.append(f"{proposer.name}: {proposer.problem}")

@@ -5,6 +5,7 @@ The file is taken once and then cleared. While an agent is asked, the file is th
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 from looplab.config.edits import edits_from_partial
 from looplab.config.files import write_atomic
 from looplab.decide.agent import EMPTY, read_answer, written_in
-from looplab.decide.base import Proposal
+from looplab.decide.base import Proposal, describe_error, is_environmental
 from looplab.decide.queue import waiting
 from looplab.errors import LabError
 from looplab.ledger.study import StudyLedger
@@ -34,8 +35,9 @@ class NextConfig:
 
     def close(self) -> None:
         """Clear the file if what was taken from it is still there: it is in the ledger for good by now."""
-        if self._taken is not None and written_in(self._file) == self._taken:
-            self._clear()
+        with contextlib.suppress(LabError):
+            if self._taken is not None and written_in(self._file) == self._taken:
+                self._clear()
 
     def _clear(self) -> None:
         if self._clears:
@@ -43,7 +45,11 @@ class NextConfig:
 
     def propose(self, study: StudyLedger, n: int) -> list[Proposal]:
         self.problem = None
-        text = written_in(self._file)
+        try:
+            text = written_in(self._file)
+        except LabError as error:
+            self.problem = str(error)
+            return []
         if text is None:
             return []
         calls = study.agent_calls()
@@ -57,13 +63,15 @@ class NextConfig:
         try:
             self._take(study, text, source)
             self._taken = text
-        except LabError as error:  # somebody is writing it this moment, or made a mistake
-            self.problem = f"{self._file.name}: {error}"
+        except Exception as error:  # somebody is writing it this moment, or made a mistake
+            if is_environmental(error):
+                raise
+            self.problem = f"{self._file.name}: {describe_error(error)}"
             return []
         return [waiting(row) for row in study.waiting(n, self.name)]
 
     def _take(self, study: StudyLedger, text: str, source: str) -> None:
-        with study.ledger.write():
+        with study.ledger.write(), study.ledger.savepoint():
             for place, draft in enumerate(read_answer(text)):
                 best = study.best() if draft.parent in ("", "best") else None
                 if draft.parent not in ("", "best", "base"):

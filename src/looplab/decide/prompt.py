@@ -14,12 +14,14 @@ from looplab.guard.guard import Guard
 from looplab.guard.knobs import show_value
 from looplab.ledger.study import RunRow, StudyLedger
 from looplab.measure.discover import reader_of
+from looplab.untrusted import clean_line, clean_text, read_bounded
 
 SHOWN = 12
 """How many of the last runs are listed."""
 POINTS = 8
 """How many values of a curve are shown."""
 MAX_TEXT = 400
+MAX_TEMPLATE = 10_000_000
 
 TEMPLATE = """\
 You decide what is tried next in a study of machine-learning trainings. You only propose: looplab checks your proposal,
@@ -79,9 +81,11 @@ def read_template(path: Path | None) -> str:
     if path is None:
         return TEMPLATE
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bounded(path, MAX_TEMPLATE).decode()
     except OSError as error:
         raise LabError(f"the prompt cannot be read: {error.strerror}", file=path) from error
+    except ValueError as error:  # not UTF-8, or not a file of a sensible size
+        raise LabError(f"the prompt cannot be read: {error}", file=path) from error
     try:
         names = {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
     except ValueError as error:
@@ -119,7 +123,8 @@ def fill(
         "champion": _champion(record, objective.metric if objective else ""),
         "runs": _runs(study, guard, history, outputs),
         "rejected": "\n".join(
-            f"- {' '.join(row.edits)} (by {row.proposer}): " + "; ".join(str(p.get("message")) for p in row.problems)
+            clean_line(f"- {' '.join(row.edits)} (by {row.proposer}): ", MAX_TEXT)
+            + clean_line("; ".join(str(p.get("message")) for p in row.problems), 2 * MAX_TEXT)
             for row in rejected
         ) or "- none",
         "budget": budget,
@@ -127,7 +132,7 @@ def fill(
         "parent": "\n".join([f"{start}, whose values are", *(f"- {key} = {show_value(knobs[key])}" for key in knobs)]),
         "answer": _answer(n, answer),
     }  # fmt: skip
-    return template.format_map(whole)
+    return clean_text(template.format_map(whole))
 
 
 def _answer(n: int, path: str) -> str:
@@ -144,7 +149,7 @@ def _answer(n: int, path: str) -> str:
 
 def _said(lines: Sequence[str]) -> str:
     head = "\n# What the people of this lab say (the newest last)\n"
-    return head + "\n".join(f"- {line}" for line in lines) + "\n" if lines else ""
+    return head + "\n".join("- " + line.replace("\n", "\n  ") for line in lines) + "\n" if lines else ""
 
 
 def _champion(record: StudyLedger, metric: str) -> str:
@@ -169,9 +174,11 @@ def _runs(study: Study, guard: Guard, history: History, outputs: Path) -> str:
         lines.append(
             f"- run {one.run.id} by {one.run.proposer}, from {one.run.parent or one.run.base}: {_outcome(one)}"
         )
-        lines.append("  " + (", ".join(f"{key}={value}" for key, value in changed.items()) or "as the base"))
+        lines.append(
+            "  " + (clean_line(", ".join(f"{key}={value}" for key, value in changed.items())) or "as the base")
+        )
         if one.run.reason:
-            lines.append(f"  why: {one.run.reason[:MAX_TEXT]}")
+            lines.append(f"  why: {clean_line(one.run.reason, MAX_TEXT)}")
         curve = _curve(study, outputs / one.run.id)
         if curve:
             lines.append(f"  {curve}")

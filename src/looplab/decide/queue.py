@@ -12,7 +12,7 @@ from typing import Any
 
 from looplab.config.edits import parse_edit
 from looplab.config.files import canonical_json, read_document
-from looplab.decide.base import Proposal
+from looplab.decide.base import Proposal, describe_error, is_environmental
 from looplab.errors import LabError
 from looplab.ledger.study import ProposalRow, StudyLedger
 
@@ -35,9 +35,11 @@ class QueueProposer:
         try:
             self._take_in(study)
             self.problem = None
-        except LabError as error:
+        except Exception as error:
             # Somebody is writing it this moment, or made a mistake: what was taken in before is still good.
-            self.problem = str(error)
+            if is_environmental(error):
+                raise
+            self.problem = describe_error(error)
         return [waiting(row) for row in study.waiting(n)]
 
     def _take_in(self, study: StudyLedger) -> None:

@@ -336,7 +336,7 @@ class _Maker:
         kind = self.spec.get("type")
         if kind is None:
             return None
-        if kind not in _PYTHON:
+        if not isinstance(kind, str) or kind not in _PYTHON:
             close = difflib.get_close_matches(str(kind), _PYTHON, n=1, cutoff=0.5)
             hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(_PYTHON)}"
             raise self.wrong(f"unknown type {show_value(kind)}", hint)

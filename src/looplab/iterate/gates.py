@@ -3,7 +3,6 @@ agent can act on. Nothing here believes what an agent says: files are looked at,
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -16,6 +15,10 @@ from typing import Any
 
 from looplab.iterate import trial
 from looplab.iterate.settings import Evaluate, Schedule, Smoke
+from looplab.untrusted import load_json, read_bounded
+
+MAX_DOCUMENT = 50_000_000
+"""Bytes of what an agent writes for people or for the gates."""
 
 ALIASES = {
     "plan": ("计划", "启动"),
@@ -86,10 +89,10 @@ def _said(body: str) -> int:
 
 def check_document(path: Path, sections: Sequence[str]) -> list[Finding]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bounded(path, MAX_DOCUMENT).decode()
     except FileNotFoundError:
         return [Finding(False, "document", f"{path.name} is not there")]
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         return [Finding(False, "document", f"{path.name} cannot be read: {error}")]
     found = []
     for name in sections:
@@ -212,7 +215,7 @@ def _same(one: Any, other: Any) -> bool:
 
 def _json(path: Path) -> tuple[Any, str]:
     try:
-        return json.loads(path.read_text(encoding="utf-8")), ""
+        return load_json(read_bounded(path, MAX_DOCUMENT)), ""
     except FileNotFoundError:
         return None, f"{path.name} is not there"
     except (OSError, ValueError) as error:

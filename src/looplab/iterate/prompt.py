@@ -9,6 +9,9 @@ from pathlib import Path
 from looplab.errors import LabError
 from looplab.iterate.gates import Finding
 from looplab.iterate.settings import Settings
+from looplab.untrusted import read_bounded
+
+MAX_TEMPLATE = 10_000_000
 
 ARTIFACTS = ("checkpoints", "logs", "tb_logs", "plots", "media")
 TEMPLATE = """\
@@ -52,8 +55,8 @@ def make(settings: Settings, number: int, previous: int | None, lab: Path, submi
     text = TEMPLATE
     if settings.prompt:
         try:
-            text = (lab / settings.prompt).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            text = read_bounded(lab / settings.prompt, MAX_TEMPLATE).decode()
+        except (OSError, ValueError) as error:
             raise LabError(f"the prompt's template cannot be read: {error}", file=lab / settings.prompt) from None
     places = {
         "submit": SUBMIT if submit else "",

@@ -63,6 +63,14 @@ class Stop:
     kill_at: float
 
 
+def _message(order: dict[str, Any]) -> bytes:
+    """Return an order for the keeper as a line of JSON."""
+    try:
+        return orjson.dumps(order)
+    except TypeError:  # paths that are not valid Unicode, which only escaped JSON keeps exactly
+        return json.dumps(order).encode()
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     try:
         data = orjson.loads(path.read_bytes())
@@ -165,7 +173,7 @@ class LocalExecutor:
             # The keeper of that run is another one, or dead: it is waited for here.
             self._held[run_id] = (after, order, time.monotonic() + keeper.HELD_S)
             return
-        line = orjson.dumps(
+        line = _message(
             {
                 "op": "start",
                 "id": run_id,
@@ -206,7 +214,7 @@ class LocalExecutor:
                 self._signal(adopted, signal.SIGTERM)
         if run_id in self._running:
             # Should the keeper be dead, this makes the run an adopted one, and `_watch` passes the stop on.
-            self._send(orjson.dumps({"op": "stop", "id": run_id, "reason": reason, "grace": grace}))
+            self._send(_message({"op": "stop", "id": run_id, "reason": reason, "grace": grace}))
 
     def cancel(self, run_id: str) -> None:
         if run_id in self._held:
@@ -315,7 +323,7 @@ class LocalExecutor:
             return
         *lines, self._inbox = (self._inbox + data).split(b"\n")
         for line in lines:
-            event = orjson.loads(line)
+            event = json.loads(line)  # its texts may hold paths that are not valid Unicode
             run_id = event["id"]
             match event["ev"]:
                 case "started":

@@ -16,6 +16,8 @@ from looplab.launch.base import Slot
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
+MAX_SLOTS = 10_000
+
 
 def make_slots(
     *,
@@ -33,6 +35,8 @@ def make_slots(
         raise LabError(f"a device is named twice: {','.join(gpus)}", hint="use per_gpu to run several on one device")
     if per_gpu < 1 or (count is not None and count < 1):
         raise LabError("at least one slot is needed: per_gpu and concurrency start at 1")
+    if max(per_gpu, count or 1) > MAX_SLOTS:
+        raise LabError(f"more than {MAX_SLOTS:,} slots cannot be used", hint="see slots in lab.yaml, and --concurrency")
     places: list[tuple[str, tuple[str, ...], int]]
     if gpus:
         places = [(f"gpu{gpu}" + (f".{lane}" if lane else ""), (gpu,), lane) for lane in range(per_gpu) for gpu in gpus]

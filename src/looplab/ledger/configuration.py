@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
 from looplab.config.paths import diff
 from looplab.ledger.ledger import Event
+from looplab.untrusted import dump_json, load_own_json
 
 CONFIGURED = "study configured"
 """The kind of the event."""
@@ -41,8 +40,8 @@ class Configuration:
 
 
 def storable(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the body as the chain keeps it, which holds no integers beyond 64 bits."""
-    plain: dict[str, Any] = orjson.loads(json.dumps(body, allow_nan=False, default=str))
+    """Return the body as it is read back from the chain."""
+    plain: dict[str, Any] = load_own_json(dump_json(dict(body)))
     return plain
 
 

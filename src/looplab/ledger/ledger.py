@@ -24,13 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from looplab.config.files import write_atomic
 from looplab.errors import LabError
 from looplab.ledger import journal
 from looplab.ledger.journal import Journal, Link
 from looplab.ledger.schema import JOURNALLED, TABLES, UPGRADES, VERSION
+from looplab.untrusted import dump_json, load_own_json
 
 GENESIS = "0" * 64
 HEAD_FILE = "head"
@@ -51,7 +50,7 @@ class Event:
 
     @classmethod
     def of(cls, row: sqlite3.Row) -> Event:
-        return cls(row[0], row[1], row[2], row[3], row[4], orjson.loads(row[5]), row[6])
+        return cls(row[0], row[1], row[2], row[3], row[4], load_own_json(row[5]), row[6])
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,13 +227,30 @@ class Ledger:
         for row in self._db.execute("SELECT * FROM events WHERE seq > ? ORDER BY seq", (seq,)):
             yield Link(*row)
 
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """Inside a transaction: what is written in this block is undone if the block raises."""
+        assert self._db.in_transaction
+        head, unwritten = self._head, len(self._fresh)
+        self._db.execute("SAVEPOINT attempt")
+        try:
+            yield
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK TO attempt")
+                self._db.execute("RELEASE attempt")
+            self._head = head
+            del self._fresh[unwritten:]
+            raise
+        self._db.execute("RELEASE attempt")
+
     def record(self, kind: str, study: str, run: str | None = None, *, when: float | None = None, **data: Any) -> int:
         """Append one event to the chain; the transaction must be open. `when`: None for now."""
         assert self._db.in_transaction
         last, before = self._head or self.head()
         seq = last + 1
         at = time.time() if when is None else when
-        text = orjson.dumps(data, option=orjson.OPT_SORT_KEYS).decode()
+        text = dump_json(data, sort_keys=True)
         digest = link(before, seq, at, kind, study, run, text)
         event = Link(seq, at, kind, study, run, text, digest)
         self._db.execute("INSERT INTO events VALUES (?,?,?,?,?,?,?)", event)

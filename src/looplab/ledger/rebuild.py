@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from looplab.errors import LabError
 from looplab.ledger import journal
 from looplab.ledger.audit import events_of
@@ -495,7 +493,7 @@ def _rebuild_rest(ledger: Ledger, replay: Replay) -> None:
     _replace_rows(ledger, "sessions", sessions)
     if ledger.rows("SELECT count(*) FROM commands")[0][0] != len(replay.commands):
         now = time.time()
-        rows = [{**facts, "data": orjson.dumps(facts["data"]).decode(), "done": now} for facts in replay.commands]
+        rows = [{**facts, "data": dump_json(facts["data"]), "done": now} for facts in replay.commands]
         _replace_rows(ledger, "commands", rows)
 
 

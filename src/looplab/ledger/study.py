@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import orjson
-
-from looplab.config.files import dump_json, hash_config
+from looplab.config.files import dump_json as dump_config
+from looplab.config.files import hash_config
 from looplab.errors import LabError
 from looplab.ledger.configuration import CONFIGURED, Configuration, configurations, storable
 from looplab.ledger.ledger import Event, Ledger
@@ -20,9 +19,12 @@ from looplab.ledger.replay import hash_text
 from looplab.ledger.schema import LAST_NUMBER
 from looplab.runs import folder
 from looplab.runs.names import run_id as new_run_id
+from looplab.untrusted import dump_json, load_own_json, mend_text, shorten
 
 JOBS_SUFFIX = ".jobs"
 """The commands submitted to a study are the runs of a study of this name."""
+MAX_RUN_DIGITS = 18
+"""Digits of the number of a run; SQLite holds 64 bits."""
 
 
 def sibling_study(study: str) -> str:
@@ -134,11 +136,11 @@ def _proposal(row: sqlite3.Row) -> ProposalRow:
         row["proposer"],
         row["source"],
         row["parent"],
-        tuple(orjson.loads(row["edits"])),
+        tuple(load_own_json(row["edits"])),
         row["reason"],
         row["hypothesis"],
         row["status"],
-        tuple(orjson.loads(row["problems"])) if row["problems"] else (),
+        tuple(load_own_json(row["problems"])) if row["problems"] else (),
         row["run"],
         row["created"],
     )
@@ -146,7 +148,7 @@ def _proposal(row: sqlite3.Row) -> ProposalRow:
 
 def keep_config(ledger: Ledger, config_hash: str, config: Mapping[str, Any]) -> None:
     """Store a config once, however many runs have it."""
-    ledger.execute("INSERT OR IGNORE INTO configs VALUES (?,?)", (config_hash, dump_json(config).decode()))
+    ledger.execute("INSERT OR IGNORE INTO configs VALUES (?,?)", (config_hash, dump_config(config).decode()))
 
 
 class StudyLedger:
@@ -189,7 +191,7 @@ class StudyLedger:
         """Return the hash of the last recorded configuration."""
         sql = "SELECT data FROM events WHERE study=? AND kind='study configured' ORDER BY seq DESC LIMIT 1"
         row = self.ledger.one(sql, (self.study,))
-        return orjson.loads(row["data"])["hash"] if row else None
+        return load_own_json(row["data"])["hash"] if row else None
 
     def configurations(self) -> list[Configuration]:
         """Return all recorded configurations, oldest first."""
@@ -241,6 +243,9 @@ class StudyLedger:
         source: str | None = None,
     ) -> int | None:
         """Put a proposal in the queue; None if one of this source is there already."""
+        edits = [mend_text(edit) for edit in edits]
+        reason, hypothesis = shorten(reason), shorten(hypothesis)
+        source, parent = (text if text is None else mend_text(text) for text in (source, parent))
         with self.ledger.write():
             if source is not None and self.has_source(source):
                 return None
@@ -254,7 +259,7 @@ class StudyLedger:
                     proposer,
                     source,
                     parent,
-                    orjson.dumps(list(edits)).decode(),
+                    dump_json(edits),
                     reason,
                     hypothesis,
                 ),
@@ -267,7 +272,7 @@ class StudyLedger:
                 proposal=cursor.lastrowid,
                 proposer=proposer,
                 parent=parent,
-                edits=list(edits),
+                edits=edits,
                 reason=reason,
                 hypothesis=hypothesis,
             )
@@ -294,16 +299,16 @@ class StudyLedger:
         return [_proposal(row) for row in self.ledger.rows(sql, (self.study, status, status))]
 
     def proposal(self, number: int) -> ProposalRow:
-        row = self.ledger.one("SELECT * FROM proposals WHERE id=?", (number,))
+        row = self.ledger.one("SELECT * FROM proposals WHERE id=?", (number,)) if 0 <= number < 1 << 63 else None
         if row is None:
             raise LabError(f"there is no proposal {number}")
         return _proposal(row)
 
     def reject(self, proposal: int, problems: Sequence[Mapping[str, Any]]) -> None:
         """The guard said no, and why."""
-        text = orjson.dumps(list(problems), default=str).decode()
+        text = dump_json(list(problems))
         self.ledger.execute("UPDATE proposals SET status='rejected', problems=? WHERE id=?", (text, proposal))
-        self.ledger.record("rejected", self.study, proposal=proposal, problems=orjson.loads(text))
+        self.ledger.record("rejected", self.study, proposal=proposal, problems=load_own_json(text))
 
     # -- runs
 
@@ -326,8 +331,8 @@ class StudyLedger:
         warm: str | None = None,
     ) -> RunRow:
         """Decide on a run. From here on it will be run, once, whatever dies in between."""
+        reason = shorten(reason)
         n = (self._planned or self._last_run()) + 1
-        self._planned = n  # only the engine plans, and there is one
         id_ = new_run_id(n)
         now = time.time()
         self.ledger.execute(
@@ -354,7 +359,7 @@ class StudyLedger:
             ),
         )
         rest = {key: value for key, value in body.items() if value is not None and key != "config"}
-        text = dump_json(rest).decode()
+        text = dump_config(rest).decode()
         self.ledger.execute("INSERT INTO plans VALUES (?,?,?)", (self.study, id_, text))
         if "config" in body:
             keep_config(self.ledger, config_hash, body["config"])
@@ -367,6 +372,7 @@ class StudyLedger:
             base=base, config=config_hash, role=role, reason=reason, devices=devices, point=point or config_hash,
             seed=seed, plan=hash_text(text), **{k: v for k, v in (("twin", twin), ("warm", warm)) if v is not None},
         )  # fmt: skip
+        self._planned = n  # only the engine plans, and there is one
         return RunRow(
             self.study, id_, n, round, proposal, proposer, parent, base, reason, config_hash, "planned",
             None, None, None, now, None, None, None, None, None, None, devices, role, point or config_hash, seed,
@@ -415,7 +421,7 @@ class StudyLedger:
         """The SHA-256 of the files that the run had when it was last launched."""
         sql = "SELECT data FROM events WHERE study=? AND run=? AND kind='launched' ORDER BY seq DESC LIMIT 1"
         row = self.ledger.one(sql, (self.study, run))
-        return dict(orjson.loads(row["data"])["files"]) if row is not None else {}
+        return dict(load_own_json(row["data"])["files"]) if row is not None else {}
 
     def record_changed(self, run: str, changes: Sequence[folder.Change]) -> None:
         """Recorded files that the run itself has changed."""
@@ -512,7 +518,7 @@ class StudyLedger:
     def alarms(self) -> list[dict[str, Any]]:
         """Return the alarms, oldest first, each with its `run` and `text`."""
         sql = "SELECT run, data FROM events WHERE study=? AND kind='alarm' ORDER BY seq"
-        return [{"run": run, **orjson.loads(data)} for run, data in self.ledger.rows(sql, (self.study,))]
+        return [{"run": run, **load_own_json(data)} for run, data in self.ledger.rows(sql, (self.study,))]
 
     def bests(self) -> list[str]:
         """The runs that were ever best, in that order."""
@@ -529,12 +535,13 @@ class StudyLedger:
 
     def run(self, name: str) -> RunRow:
         """A run by its id, its number, or the beginning of its id; LATEST and BEST are names too."""
+        name = mend_text(name)
         where, parameters = "id=?", (self.study, name)  # type: tuple[str, tuple[Any, ...]]
         if name.upper() == "LATEST":
             where, parameters = "n=(SELECT max(n) FROM runs WHERE study=?1)", (self.study,)
         elif name.upper() == "BEST":
             where, parameters = "id=(SELECT best FROM studies WHERE name=?1)", (self.study,)
-        elif name.isdigit():
+        elif name.isdecimal() and len(name) <= MAX_RUN_DIGITS:
             where, parameters = "n=?", (self.study, int(name))
         sql = f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND {where}"  # noqa: S608 (fixed texts)
         row = self.ledger.one(sql, parameters)
@@ -618,10 +625,10 @@ class StudyLedger:
 
     def docket(self) -> dict[str, Any] | None:
         row = self.ledger.one("SELECT docket FROM studies WHERE name=?", (self.study,))
-        return orjson.loads(row["docket"]) if row and row["docket"] else None
+        return load_own_json(row["docket"]) if row and row["docket"] else None
 
     def set_docket(self, docket: Mapping[str, Any]) -> None:
-        text = orjson.dumps(docket).decode()
+        text = dump_json(docket)
         self.ledger.execute("UPDATE studies SET docket=? WHERE name=?", (text, self.study))
         self.ledger.record("judge state", self.study, hash=hash_text(text))
 
@@ -634,7 +641,7 @@ class StudyLedger:
 
     def judged(self, run: str, verdict: str, evidence: Mapping[str, Any], files: Mapping[str, str]) -> None:
         """A verdict on a run, with all that it rests on, and the files of the run that say so."""
-        text, now = orjson.dumps(evidence).decode(), time.time()
+        text, now = dump_json(evidence), time.time()
         self.ledger.execute("UPDATE runs SET verdict=? WHERE study=? AND id=?", (verdict, self.study, run))
         self.ledger.execute("INSERT INTO verdicts VALUES (?,?,?,?,?)", (self.study, run, now, verdict, text))
         self.ledger.record(
@@ -647,7 +654,7 @@ class StudyLedger:
         found: dict[str, dict[str, Any]] = {}
         for row in self.ledger.rows(sql, (self.study,)):
             found.pop(row["run"], None)
-            found[row["run"]] = {**orjson.loads(row["evidence"]), "verdict": row["verdict"], "at": row["at"]}
+            found[row["run"]] = {**load_own_json(row["evidence"]), "verdict": row["verdict"], "at": row["at"]}
         return found
 
     def watched(self, run: str, rule: str, text: str, stops: bool) -> None:
@@ -657,7 +664,7 @@ class StudyLedger:
     def watched_rules(self, run: str) -> list[tuple[str, bool]]:
         """The watch rules that have fired on a run, and whether they wanted it ended."""
         sql = "SELECT data FROM events WHERE study=? AND run=? AND kind='watched' ORDER BY seq"
-        seen = (orjson.loads(row["data"]) for row in self.ledger.rows(sql, (self.study, run)))
+        seen = (load_own_json(row["data"]) for row in self.ledger.rows(sql, (self.study, run)))
         return [(data["rule"], data["stops"]) for data in seen]
 
     def asked_held_out(self) -> int:
@@ -672,7 +679,7 @@ class StudyLedger:
         """What the held-out metric said when it was last read."""
         sql = "SELECT data FROM events WHERE study=? AND kind='held-out read' ORDER BY seq DESC LIMIT 1"
         row = self.ledger.one(sql, (self.study,))
-        return orjson.loads(row["data"]).get("text") if row is not None else None
+        return load_own_json(row["data"]).get("text") if row is not None else None
 
     # -- budget
 
@@ -744,7 +751,7 @@ class StudyLedger:
         sql = "SELECT kind, data FROM events WHERE study=? AND kind IN ('agent asked', 'agent answered') ORDER BY seq"
         calls: dict[str, dict[str, Any]] = {}
         for kind, text in self.ledger.rows(sql, (self.study,)):
-            data = orjson.loads(text)
+            data = load_own_json(text)
             if kind == "agent asked":
                 calls[data["call"]] = {**data, "answer": None}
             elif data["call"] in calls:
@@ -754,11 +761,11 @@ class StudyLedger:
     def say(self, text: str) -> None:
         """What a person wants agents to know."""
         with self.ledger.write():
-            self.ledger.record("said", self.study, text=text)
+            self.ledger.record("said", self.study, text=shorten(text))
 
     def said(self, limit: int = 20) -> list[str]:
         sql = "SELECT data FROM events WHERE study=? AND kind='said' ORDER BY seq DESC LIMIT ?"
-        return [orjson.loads(row["data"])["text"] for row in self.ledger.rows(sql, (self.study, limit))][::-1]
+        return [load_own_json(row["data"])["text"] for row in self.ledger.rows(sql, (self.study, limit))][::-1]
 
     # -- what people ask of a running engine
 
@@ -767,7 +774,7 @@ class StudyLedger:
         with self.ledger.write():
             self.ledger.execute(
                 "INSERT INTO commands (study, at, what, data) VALUES (?,?,?,?)",
-                (self.study, now, what, orjson.dumps(data).decode()),
+                (self.study, now, what, dump_json(data)),
             )
             self.ledger.record("asked", self.study, when=now, what=what, **data)
 
@@ -784,4 +791,4 @@ class StudyLedger:
                 self.ledger.execute(
                     "UPDATE commands SET done=? WHERE study=? AND done IS NULL", (time.time(), self.study)
                 )
-        return [(row["what"], orjson.loads(row["data"])) for row in rows]
+        return [(row["what"], load_own_json(row["data"])) for row in rows]

@@ -20,6 +20,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from looplab.config.paths import diff
+from looplab.decide.base import describe_error, is_environmental
 from looplab.errors import LabError
 from looplab.judge.base import Sitting
 from looplab.launch import keeper
@@ -395,9 +396,11 @@ class Engine:
             try:
                 order, prepared = self._preparer.prepare(run, plan, slot)
                 return Ready(run, order, prepared)
-            except LabError as error:
+            except Exception as error:  # whatever its config contains, the others are run
+                if is_environmental(error):
+                    raise
                 now = time.time()
-                outcome = Exit(None, reason="not started", message=str(error), started=now, ended=now)
+                outcome = Exit(None, reason="not started", message=describe_error(error), started=now, ended=now)
                 self._finished.append((run, outcome))
         return None
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from looplab.decide.base import Proposal
+from looplab.decide.base import Proposal, ask, describe_error, is_environmental
 from looplab.decide.history import History
 from looplab.decide.queue import QueueProposer, waiting
 from looplab.errors import LabError
@@ -278,7 +278,7 @@ class Planner:
 
     def _proposals(self, n: int) -> list[Proposal]:
         for proposer in self._proposers:
-            proposals = proposer.propose(self._study, n)
+            proposals = ask(proposer, self._study, n)
             if proposer.problem is not None and self._complaints.get(proposer.name) != proposer.problem:
                 self._tell(News("note", f"{proposer.name}: {proposer.problem}"))
             self._complaints[proposer.name] = proposer.problem or ""
@@ -298,13 +298,20 @@ class Planner:
             proposal = replace(proposal, id=id_)
         assert proposal.id is not None
         try:
-            decision = self._decider.decide(proposal)
+            with self._study.ledger.savepoint():
+                self._take(self._decider.decide(proposal), round_)
         except Rejected as rejected:
-            self._study.reject(proposal.id, [_plain(problem) for problem in rejected.problems])
-            self._tell(News("rejected", f"rejected: proposal {proposal.id} ({' '.join(proposal.edits)}): {rejected}"))
-            return False
-        self._take(decision, round_)
-        return True
+            problems = rejected.problems
+        except Exception as error:  # whatever one proposal contains, the study continues
+            if is_environmental(error):
+                raise
+            problems = (Problem("proposal", None, "edit", describe_error(error)),)
+        else:
+            return True
+        self._study.reject(proposal.id, [_plain(problem) for problem in problems])
+        why = "; ".join(problem.message for problem in problems)
+        self._tell(News("rejected", f"rejected: proposal {proposal.id} ({' '.join(proposal.edits)}): {why}"))
+        return False
 
     def _take(self, decision: Decision, round_: int | None) -> RunRow:
         if round_ is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from looplab.decide.history import History
 from looplab.decide.queue import QueueProposer
 from looplab.errors import LabError
 from looplab.guard.guard import Guard
-from looplab.guard.knobs import Knob
+from looplab.guard.knobs import Knob, show_value
 from looplab.launch.base import Slot
 from looplab.launch.command import check_templates, find_program
 from looplab.launch.devices import Devices
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 SEEDS = ("seed", "random_seed")
 FIRST_SEED = 1
 """The seed of a first run where the config has none and `{seed}` in the command or the environment passes it."""
+MAX_SEED = 1 << 62
+"""The ledger holds 64 bits, and replicates count up from the seed of the first run."""
 SEED_VARIABLE = "{seed}"
 ANSWER = "proposals/next_config.json"
 """Where people write what the autopilot tries next, unless an agent's `answer` says another file."""
@@ -129,7 +132,13 @@ class Setup:
         if self.seed is None:
             return FIRST_SEED if self.seed_route is not None else None
         value = get(config, self.seed) if has(config, self.seed) else None
-        return value if _is_whole(value) else None
+        if not _is_whole(value):
+            return None
+        if abs(value) >= MAX_SEED:
+            raise LabError(
+                f"{show(self.seed)}: the seed {show_value(value)} is too large", hint="it must be below 2^62"
+            )
+        return int(value)
 
     def base(self, name: str | None) -> Base:
         return next((base for base in self.bases if base.name == name), self.bases[0])
@@ -195,10 +204,10 @@ def parse_cores(share: str | list[int]) -> list[int]:
         return list(share)
     cores: list[int] = []
     for part in share.split(","):
-        first, dash, last = part.partition("-")
-        if not first.strip().isdigit() or (dash and not last.strip().isdigit()):
-            raise LabError(f"slots.cores: {share!r} is no list of cores", hint="write 0-3 or 0,2,4")
-        cores.extend(range(int(first), int(last or first) + 1))
+        found = re.fullmatch(r"\s*([0-9]{1,5})\s*(?:-\s*([0-9]{1,5})\s*)?", part)
+        if found is None:
+            raise LabError(f"slots.cores: {share!r} is not a list of cores", hint="write 0-3 or 0,2,4")
+        cores.extend(range(int(found[1]), int(found[2] or found[1]) + 1))
     return cores
 
 
@@ -245,7 +254,10 @@ def prepare(lab: Lab, study: Study, options: Options) -> Setup:
         held_out = study.holdout.metric if study.holdout is not None else None
         check_watch(study.watch, study.objective, held_out, guard, [base.config for base in bases])
     seed = find_seed(study, bases[0])
-    return Setup(lab.folder, study, options, guard, bases, slots, devices, share, seed, prints, notes)
+    setup = Setup(lab.folder, study, options, guard, bases, slots, devices, share, seed, prints, notes)
+    for base in bases:
+        setup.seed_of(base.config)
+    return setup
 
 
 def resolved_configuration(setup: Setup) -> dict[str, Any]:

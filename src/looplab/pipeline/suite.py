@@ -29,6 +29,7 @@ from looplab.pipeline.plan import Plan, make_plan, pick_stages
 from looplab.pipeline.prints import Hashes
 from looplab.pipeline.runner import StageRun
 from looplab.runs.names import inside
+from looplab.untrusted import open_regular
 
 FIELDS = {
     "prompt_template": "prompt.template",
@@ -186,14 +187,14 @@ class Suite:
 def _rows(job: Job, source: str) -> list[dict[str, str]]:
     path = job.run.path / source
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with open_regular(path) as binary, io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
             return [
                 {**job.named, **{str(key): value or "" for key, value in row.items()}} for row in csv.DictReader(file)
             ]
     except FileNotFoundError:
         return []
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise LabError(f"no CSV file: {error}", file=path) from None
+    except (csv.Error, ValueError) as error:
+        raise LabError(f"not a CSV file: {error}", file=path) from None
 
 
 # -- reading one

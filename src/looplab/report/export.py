@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 Form = Literal["csv", "parquet"]
 BATCH_ROWS = 100_000
+FORMULA = r"^[=+\-@\t\r]"
+NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +51,35 @@ def _write(reader: pa.RecordBatchReader, path: Path, form: Form) -> int:
     try:
         with _writer(temporary, form, reader.schema) as writer:
             for batch in reader:
-                writer.write_batch(batch)
+                writer.write_batch(_without_formulas(batch) if form == "csv" else batch)
                 rows += batch.num_rows
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     return rows
+
+
+def _without_formulas(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Put `'` in front of texts that a spreadsheet would compute."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    columns = []
+    for column in batch.columns:
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            found = pc.and_(
+                pc.match_substring_regex(column, FORMULA), pc.invert(pc.match_substring_regex(column, NUMBER))
+            )
+            if pc.any(found).as_py():
+                column = pc.if_else(found, pc.binary_join_element_wise("'", column, ""), column).cast(column.type)
+        columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def without_formula(value: Any) -> Any:
+    """Return a value for a CSV file; a text that a spreadsheet would compute begins with `'`."""
+    is_formula = isinstance(value, str) and re.match(FORMULA, value) and not re.match(NUMBER, value)
+    return f"'{value}" if is_formula else value
 
 
 def _writer(path: Path, form: Form, schema: pa.Schema) -> Any:

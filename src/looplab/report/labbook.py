@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
+
+from looplab.untrusted import clean_text
 
 NAME = "labbook.md"
 HEAD = "# Lab book of {study}\n\nUTC | action | observation | outcome | next\n"
 
 
+_TAG_OR_LINK = re.compile(r"<(?=[A-Za-z/!?])|(?<=\])\(")
+
+
 def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "/").split()) or "-"
+    """Text on one line, in which nothing becomes a column, HTML or a link."""
+    return _TAG_OR_LINK.sub(r"\\\g<0>", " ".join(clean_text(text).replace("|", "/").split())) or "-"
 
 
 @lru_cache(maxsize=8)
@@ -41,7 +48,7 @@ def append(study_dir: Path, study: str, lines: list[str]) -> None:
 def missing(study_dir: Path, run_ids: list[str]) -> list[str]:
     """Those of the ended runs that have no line yet: an engine may die between the record and the book."""
     try:
-        text = (study_dir / NAME).read_text()
+        text = (study_dir / NAME).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return run_ids
     return [run_id for run_id in run_ids if f"| run {run_id}" not in text]

@@ -15,6 +15,7 @@ from looplab.report import wording
 from looplab.report.gather import RunFacts, StudyFacts
 from looplab.report.importance import LABEL, Importance
 from looplab.report.wording import NOTHING
+from looplab.untrusted import clean_text
 
 MANY = 60
 """A round with more runs than this shows its best and its latest."""
@@ -52,12 +53,16 @@ def render(facts: StudyFacts, importance: Importance, plots: Sequence[str] = (),
 
 def text(given: str) -> str:
     """Foreign text on one line, as it is."""
-    return _SPECIAL.sub(r"\\\1", " ".join(given.split()))
+    return _SPECIAL.sub(r"\\\1", _one_line(given))
+
+
+def _one_line(given: str) -> str:
+    return " ".join(clean_text(given).split())
 
 
 def code(given: str) -> str:
     """Foreign text as code, in a table too."""
-    one_line = " ".join(given.split()).replace("|", "\\|")
+    one_line = _one_line(given).replace("|", "\\|")
     fence = "`" * (max((len(run) for run in re.findall("`+", one_line)), default=0) + 1)
     pad = " " if one_line[:1] == "`" or one_line[-1:] == "`" else ""
     return f"{fence}{pad}{one_line}{pad}{fence}" if one_line else NOTHING
@@ -66,7 +71,7 @@ def code(given: str) -> str:
 def block(given: str) -> list[str]:
     """Foreign text as a block of code."""
     fence = "`" * max(3, max((len(run) for run in re.findall("`+", given)), default=0) + 1)
-    return [f"{fence}text", given, fence]
+    return [f"{fence}text", clean_text(given), fence]
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterable[int] = ()) -> list[str]:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from math import floor, isfinite, log10
 from typing import Any
 
-import orjson
-
 from looplab.runs.redact import HIDDEN, is_secret_name, redact_text
+from looplab.untrusted import clean_text, dump_json
 
 NOTHING = "–"
 EXACT = 1 << 53
 """Larger ints are told as text: a browser would round them."""
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 def number(value: float | None, digits: int = 5) -> str:
@@ -77,8 +72,7 @@ def plural(count: int, one: str, many: str | None = None) -> str:
 
 def plain(text: str) -> str:
     """Text from a log, a config or a proposer: no secrets, no terminal codes, nothing that turns the line around."""
-    clean = _CONTROL.sub("", _ESCAPES.sub("", text))
-    return redact_text(clean if clean.isascii() else clean.encode("utf-8", "replace").decode())
+    return redact_text(clean_text(text))
 
 
 def cut(text: str, length: int) -> str:
@@ -95,14 +89,11 @@ def value(key: str, given: Any) -> Any:
         return given if isfinite(given) else str(given)
     if isinstance(given, str):
         return HIDDEN if given and is_secret_name(key.rpartition(".")[2]) else plain(given)
-    return plain(orjson.dumps(given, default=str, option=orjson.OPT_NON_STR_KEYS).decode())
+    return plain(dump_json(given).strip())
 
 
 def to_json(data: Any) -> str:
-    try:
-        return orjson.dumps(data).decode()
-    except TypeError:  # names of metrics may hold half a surrogate pair
-        return json.dumps(data)
+    return dump_json(data)
 
 
 def shown(given: Any) -> str:

@@ -21,6 +21,7 @@ from typing import Any
 
 from looplab.config.files import dump_json, hash_config, read_config, write_atomic
 from looplab.errors import LabError
+from looplab.untrusted import UntrustedError, clean_line, read_bounded
 
 EMPTY = hashlib.sha256(b"").hexdigest()
 READ_BYTES = 1 << 18
@@ -28,6 +29,8 @@ SHARED = "_shared"
 """Beside the runs of a study: what many of them have in common, named by its hash."""
 
 
+MAX_POINTER = 1_000
+"""Bytes of LATEST or BEST."""
 RECORD = "record"
 """The subfolder of a run folder that belongs to looplab."""
 
@@ -105,7 +108,7 @@ def add_note(run_dir: Path, text: str) -> None:
     """Add a line to what is concluded about a run."""
     path = record_file(run_dir, "notes.md")
     with contextlib.suppress(FileNotFoundError), path.open("a", encoding="utf-8") as file:
-        file.write(f"- {text}\n")
+        file.write(f"- {clean_line(text)}\n")
 
 
 def hash_bytes(content: bytes) -> str:
@@ -126,8 +129,8 @@ def point(study: Path, name: str, run_id: str) -> None:
 
 def pointed(study: Path, name: str) -> str | None:
     try:
-        return (study / name).read_text().strip() or None
-    except FileNotFoundError:
+        return read_bounded(study / name, MAX_POINTER).decode("utf-8", "replace").strip() or None
+    except (FileNotFoundError, UntrustedError):
         return None
 
 

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 
+from looplab.untrusted import mend_text
+
 HIDDEN = "***"
 SECRET_WORDS = {
     "KEY",
@@ -69,8 +71,16 @@ def known_secrets(env: Mapping[str, str] | None = None) -> list[bytes]:
     """The values of secret variables that a training could print."""
     env = os.environ if env is None else env
     return sorted(
-        {v.encode() for k, v in env.items() if is_secret_name(k) and len(v) >= SHORTEST}, key=len, reverse=True
+        {_encoded(v) for k, v in env.items() if is_secret_name(k) and len(v) >= SHORTEST}, key=len, reverse=True
     )
+
+
+def _encoded(value: str) -> bytes:
+    """Return the bytes of a variable as a child process gets them, whatever they are."""
+    try:
+        return os.fsencode(value)
+    except UnicodeEncodeError:
+        return mend_text(value).encode()
 
 
 def scrub_file(path: Path, secrets: list[bytes]) -> bool:

@@ -7,7 +7,7 @@ proposer must therefore not mind being asked again after a crash for what it has
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from looplab.ledger.study import StudyLedger
 
@@ -49,4 +49,14 @@ class Proposer(Protocol):
 
     def close(self) -> None:
         """Nothing more will be asked."""
+        ...
+
+
+@runtime_checkable
+class FileProposer(Protocol):
+    """A proposer that reads files; `propose` then uses only what is in memory and in the ledger."""
+
+    def refresh(self, study: StudyLedger) -> None:
+        """Read what is new, and record it in short transactions. Called outside of any transaction, before planning;
+        cheap if nothing is new."""
         ...

@@ -270,6 +270,14 @@ class StudyLedger:
         """Whether a proposal of this source was ever taken."""
         return self.ledger.one("SELECT 1 FROM proposals WHERE study=? AND source=?", (self.study, source)) is not None
 
+    def queue_taken(self, file: str) -> str | None:
+        """The hash of a queue file all of whose entries are in the ledger, when that was last so."""
+        row = self.ledger.one("SELECT value FROM meta WHERE key=?", (f"queue:{self.study}:{file}",))
+        return row["value"] if row is not None else None
+
+    def note_queue_taken(self, file: str, digest: str) -> None:
+        self.ledger.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (f"queue:{self.study}:{file}", digest))
+
     def waiting(self, limit: int, proposer: str | None = None) -> list[ProposalRow]:
         """Proposals in the queue, oldest first."""
         sql = (

@@ -324,7 +324,10 @@ class Engine:
 
     def _plan(self) -> None:
         """Decide on more runs if a slot is free and none is waiting for it."""
-        if self.draining or self._stopping or self._behind or self._paused or self._planner.queue or not self._free:
+        if self.draining or self._stopping:
+            return
+        self._planner.refresh()
+        if self._behind or self._paused or self._planner.queue or not self._free:
             return
         with self._ledger.write():
             self._planner.plan(idle=not self.running and not self._finished, free=len(self._free))

@@ -360,7 +360,8 @@ def make_proposers(
             known = (entry.agent, study, setup.guard, setup.lab, outputs, history, base, left)
             others.append(AgentProposer(*known, wake) if asks is None else UnaskedAgent(*known, asks))
         else:
-            people.append(QueueProposer(inside(setup.lab, entry.queue, "queue") if entry.queue else None))
+            queue = inside(setup.lab, entry.queue, "queue") if entry.queue else None
+            people.append(QueueProposer(queue, background=asks is None))
     if not any(isinstance(proposer, QueueProposer) for proposer in people):
         people.insert(0, QueueProposer())
     if answers:

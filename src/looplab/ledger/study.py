@@ -18,6 +18,7 @@ from looplab.ledger.configuration import CONFIGURED, Configuration, configuratio
 from looplab.ledger.ledger import Event, Ledger
 from looplab.runs import folder
 from looplab.runs.names import run_id as new_run_id
+from looplab.runs.redact import redact_data, redact_proposal, redact_text
 
 JOBS_SUFFIX = ".jobs"
 """The commands submitted to a study are the runs of a study of this name."""
@@ -176,7 +177,7 @@ class StudyLedger:
 
     def configure(self, body: Mapping[str, Any]) -> str:
         """Record the configuration that an engine starts with, if it is not the last one; return its hash."""
-        kept = storable(body)
+        kept = storable(redact_data(body))
         digest = hash_config(kept)
         with self.ledger.write():
             if digest != self.configuration():
@@ -236,7 +237,8 @@ class StudyLedger:
         hypothesis: str = "",
         source: str | None = None,
     ) -> int | None:
-        """Put a proposal in the queue; None if one of this source is there already."""
+        """Put a proposal in the queue, without secrets; None if one of this source is there already."""
+        edits, reason, hypothesis = redact_proposal(edits, reason, hypothesis)
         with self.ledger.write():
             if source is not None and self.has_source(source):
                 return None
@@ -302,7 +304,7 @@ class StudyLedger:
 
     def reject(self, proposal: int, problems: Sequence[Mapping[str, Any]]) -> None:
         """The guard said no, and why."""
-        text = orjson.dumps(list(problems), default=str).decode()
+        text = orjson.dumps(redact_data(list(problems)), default=str).decode()
         self.ledger.execute("UPDATE proposals SET status='rejected', problems=? WHERE id=?", (text, proposal))
         self.ledger.record("rejected", self.study, proposal=proposal, problems=orjson.loads(text))
 
@@ -460,7 +462,7 @@ class StudyLedger:
         )
         self.ledger.record(
             "ended", self.study, run, status=status, code=code, signal=signal, started=started, ended=ended,
-            objective=objective, files=dict(files), **({"note": note} if note else {}),
+            objective=objective, files=dict(files), **({"note": redact_text(note)} if note else {}),
         )  # fmt: skip
 
     def remeasured(
@@ -739,6 +741,7 @@ class StudyLedger:
     # -- what people ask of a running engine
 
     def command(self, what: str, **data: Any) -> None:
+        data = redact_data(data)
         with self.ledger.write():
             self.ledger.execute(
                 "INSERT INTO commands (study, at, what, data) VALUES (?,?,?,?)",

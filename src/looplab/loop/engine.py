@@ -39,7 +39,7 @@ from looplab.measure.summary import digest
 from looplab.report import labbook
 from looplab.runs import folder
 from looplab.runs.durable import Syncer
-from looplab.runs.redact import known_secrets, scrub_file
+from looplab.runs.redact import redact_text, remember, scrub_file
 
 TICK_S = 0.1
 """How long the engine sleeps at most: what a person asks for is seen within this time."""
@@ -148,7 +148,7 @@ class Engine:
         self._stopping = False
         self._paused = False
         self._wishes: list[str] = []
-        self._secrets = known_secrets({**os.environ, **setup.study.launch.env})
+        remember({**os.environ, **setup.study.launch.env})
         self._finished: list[tuple[RunRow, Exit]] = []
         self._why = ""  # why the engine ended, where the planner does not say it
         self._failed = False
@@ -480,9 +480,9 @@ class Engine:
         if gauge is None and not left_nothing(run_dir):
             gauge = Gauge(self.setup.study, run_dir)
         log = folder.record_name(run_dir, "train.log")
-        if self._secrets:
-            scrub_file(run_dir / log, self._secrets)
         summary, status, objective = summarise(run, self.setup.study, gauge, exit_, lab=self.setup.lab, run_dir=run_dir)
+        # After the last reading: a file that is replaced would be read again from its start.
+        hidden = self._hide_secrets(run, run_dir) if is_there else {}
         if changed is not None:
             summary["notes"].append(changed)
             exit_file = folder.record_file(run_dir, "exit.json")
@@ -499,12 +499,14 @@ class Engine:
         if unchanged is not None:
             summary["notes"].append(unchanged)
         summary["measured"] = measured
+        note = redact_text("; ".join(summary["notes"])) or None
+        if note is not None:
+            summary["notes"] = [redact_text(one) for one in summary["notes"]]
         files: dict[str, str] = {}
         if is_there:
             name = folder.record_name(run_dir, "summary.json")
             files[name] = folder.write_json(f"{run_dir}/{name}", summary)
-            files |= folder.hash_files(run_dir, (log, *LEFT_BEHIND) if gauge is not None else (log,))
-        note = "; ".join(summary["notes"]) or None
+            files |= hidden | folder.hash_files(run_dir, (log, *LEFT_BEHIND) if gauge is not None else (log,))
         self.study.ended(
             run.id, status=status, code=exit_.code, signal=exit_.signal, started=exit_.started,
             ended=row.ended, objective=objective, files=files, note=note, measured=measured,
@@ -531,6 +533,15 @@ class Engine:
             said += f", {self.setup.study.objective.metric} {objective:.6g}" + (" (best)" if self.best is row else "")
         self._tell(News("ended", f"run {run.id} {said}" + (f": {note}" if note else ""), run.id))
         return row
+
+    def _hide_secrets(self, run: RunRow, run_dir: Path) -> dict[str, str]:
+        """Take secrets out of the files of an ended run; return the new hashes of its config files, if they had any."""
+        for name in (folder.record_name(run_dir, "train.log"), *LEFT_BEHIND):
+            with contextlib.suppress(OSError):  # what a trainer leaves under these names need not be a file
+                scrub_file(run_dir / name, [])
+        if not self._preparer.hides(run):
+            return {}
+        return self._preparer.hide_secrets(run, self.study.config_of(run, run_dir))
 
     def _check_base(self, run: RunRow) -> None:
         """Start no more runs once it is known that no base config works."""
@@ -577,6 +588,14 @@ class Engine:
         else:  # an earlier engine has started it, or nobody
             os.makedirs(f"{run_dir}/{folder.RECORD}", exist_ok=True)
             recorded = self.study.launched_files(run.id)
+            if self._preparer.hides(run):  # an engine was killed after it had hidden the secrets
+                hidden = self._preparer.hidden_files(self.study.config_of(run, run_dir))
+                same = {
+                    name
+                    for name, content in hidden.items()
+                    if folder.hash_file(run_dir / name) == folder.hash_bytes(content)
+                }
+                recorded = {name: digest for name, digest in recorded.items() if name not in same}
             contents = self._preparer.rebuild(run, self.study.plan_of(run.id)) if recorded else {}
             changes = folder.restore(run_dir, recorded, contents)
         if not changes:

@@ -22,6 +22,7 @@ from looplab.loop.setup import Setup, make_proposers
 from looplab.loop.submitting import time_spent
 from looplab.report import labbook
 from looplab.runs import folder
+from looplab.runs.redact import redact_proposal
 
 if TYPE_CHECKING:
     from looplab.decide.agent import Ask
@@ -296,6 +297,8 @@ class Planner:
     def _propose(self, proposal: Proposal, round_: int | None) -> bool:
         """Put a proposal before the guard; whether it became a run."""
         if proposal.id is None:
+            edits, reason, hypothesis = redact_proposal(proposal.edits, proposal.reason, proposal.hypothesis)
+            proposal = replace(proposal, edits=edits, reason=reason, hypothesis=hypothesis)
             id_ = self._study.propose(
                 proposal.proposer, proposal.edits, proposal.reason, parent=proposal.parent,
                 hypothesis=proposal.hypothesis, source=proposal.source,

@@ -8,6 +8,7 @@ again. What the guard refuses goes back to the agent with the reasons, a few tim
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from typing import Any
 
 from looplab.agents.account import Account, Allowance
 from looplab.agents.base import AgentSpec, Answer, Limits, Price, Session, Summary, Usage
+from looplab.agents.lines import named_secrets
 from looplab.agents.log import read_end
 from looplab.agents.run import check_spec, new_log, run_agent
 from looplab.config.edits import edits_from_partial, parse_edit
@@ -28,6 +30,7 @@ from looplab.decide.prompt import SCHEMA, fill, read_template
 from looplab.errors import LabError
 from looplab.guard.guard import Guard, Problem
 from looplab.ledger.study import RunRow, StudyLedger
+from looplab.runs.redact import redact_text, remember
 
 NAME = "agent"
 EMPTY = b"{}\n"
@@ -99,6 +102,7 @@ class AgentProposer:
         self._file = lab / settings.answer
         self._template = read_template(lab / settings.prompt if settings.prompt else None)
         self._spec = spec_of(settings)
+        remember({}, named_secrets(os.environ, self._spec.env))
         self._allowance = Allowance(study.budget.tokens, study.budget.usd)
         check_spec(self._spec, self._limits())
         self._call: _Call | None = None
@@ -151,6 +155,7 @@ class AgentProposer:
         session = self._session if attempt > 1 else None
         if refused:
             prompt = refused if session is not None else f"{prompt}\n{refused}"
+        prompt = redact_text(prompt)
         log = new_log(self._logs, self._study.study)
         call = self._call = _Call(log.stem, n, attempt, parent.id if parent else None, log)
         # What stands in the file from before is no answer to this.
@@ -308,7 +313,7 @@ def written_in(path: Path) -> str | None:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return None
-    return None if text.strip() in ("", "{}") else text
+    return None if text.strip() in ("", "{}") else redact_text(text)
 
 
 def spec_of(settings: Agent) -> AgentSpec:

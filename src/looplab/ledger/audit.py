@@ -116,6 +116,11 @@ class Replay:
                     for change in data["changes"]
                     if change["restored"]
                 ]
+            case "scrubbed":
+                names = ", ".join(data["files"])
+                self.restored.append(
+                    f"secrets were taken out of {names}" + (f" of run {event.run}" if event.run else "")
+                )
             case "objective changed":
                 self.best[event.study] = None
             case "judge restarted":

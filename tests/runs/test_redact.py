@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import copy
+import os
 import string
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from looplab.runs.redact import (
+    CHUNK,
     HIDDEN,
+    SHAPED,
     forget,
     hide_values,
     is_secret,
@@ -26,6 +30,7 @@ from looplab.runs.redact import (
     remember,
     scrub_file,
 )
+from looplab.untrusted import UntrustedError
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
@@ -254,3 +259,21 @@ def test_a_log_is_scrubbed_of_known_secrets(tmp_path: Path) -> None:
     assert scrub_file(log, secrets)
     assert log.read_text() == "key is ***\nloss 1\n"
     assert not scrub_file(log, secrets)
+
+
+def test_a_large_log_is_scrubbed_of_known_secrets_also_across_chunks(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    with log.open("wb") as file:
+        file.write(b"x" * (CHUNK - 5) + KEY.encode())
+        file.write((b"y" * 1000 + b"\n") * (SHAPED // 1000) + KEY.encode())
+    size = log.stat().st_size
+    assert scrub_file(log, [KEY.encode()])
+    assert log.stat().st_size == size - 2 * (len(KEY) - 3)
+    assert KEY.encode() not in log.read_bytes()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
+def test_only_regular_files_are_scrubbed(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "train.log")
+    with pytest.raises((UntrustedError, OSError)):
+        scrub_file(tmp_path / "train.log", [b"abcdefgh"])

@@ -408,10 +408,19 @@ class StudyLedger:
         self.ledger.record("launched", self.study, run, slot=slot, files=dict(files))
 
     def launched_files(self, run: str) -> dict[str, str]:
-        """The SHA-256 of the files that the run had when it was last launched."""
-        sql = "SELECT data FROM events WHERE study=? AND run=? AND kind='launched' ORDER BY seq DESC LIMIT 1"
-        row = self.ledger.one(sql, (self.study, run))
-        return dict(orjson.loads(row["data"])["files"]) if row is not None else {}
+        """The SHA-256 of the files that the run had when it was last launched; where secrets were taken out of one of
+        them since, its SHA-256 after that."""
+        sql = (
+            "SELECT kind, data FROM events WHERE study=? AND run=? AND kind IN ('launched', 'ended', 'scrubbed')"
+            " ORDER BY seq"
+        )
+        files: dict[str, str] = {}
+        for kind, text in self.ledger.rows(sql, (self.study, run)):
+            recorded = orjson.loads(text)["files"]
+            files = (
+                recorded if kind == "launched" else files | {name: recorded[name] for name in files if name in recorded}
+            )
+        return files
 
     def record_changed(self, run: str, changes: Sequence[folder.Change]) -> None:
         """Recorded files that the run itself has changed."""

@@ -40,6 +40,7 @@ from looplab.report import labbook
 from looplab.runs import folder
 from looplab.runs.durable import Syncer
 from looplab.runs.redact import redact_text, remember, scrub_file
+from looplab.untrusted import UntrustedError
 
 TICK_S = 0.1
 """How long the engine sleeps at most: what a person asks for is seen within this time."""
@@ -187,6 +188,7 @@ class Engine:
                 if self._is_over():
                     break
                 if self._free:
+                    self._refresh_capsule()
                     with self._ledger.write():
                         self._launch()
                 self._listen()
@@ -335,6 +337,11 @@ class Engine:
 
     # -- launch
 
+    def _refresh_capsule(self) -> None:
+        """Ask git about the code before a transaction begins: that may take long."""
+        if self._planner.queue:
+            self._preparer.refresh()
+
     def _launch(self) -> None:
         """Give every free slot its next run."""
         if self.draining or self._stopping or self._paused:
@@ -413,6 +420,7 @@ class Engine:
             timeout = 0.0 if self._finished else TICK_S
         events = self._executor.poll(timeout)
         if events or self._finished:
+            self._refresh_capsule()
             with self._ledger.write():
                 for event in events:
                     self._take_in(event)
@@ -537,8 +545,8 @@ class Engine:
     def _hide_secrets(self, run: RunRow, run_dir: Path) -> dict[str, str]:
         """Take secrets out of the files of an ended run; return the new hashes of its config files, if they had any."""
         for name in (folder.record_name(run_dir, "train.log"), *LEFT_BEHIND):
-            with contextlib.suppress(OSError):  # what a trainer leaves under these names need not be a file
-                scrub_file(run_dir / name, [])
+            with contextlib.suppress(OSError, UntrustedError):  # under these names a trainer can leave anything
+                scrub_file(run_dir / name)
         if not self._preparer.hides(run):
             return {}
         return self._preparer.hide_secrets(run, self.study.config_of(run, run_dir))

@@ -61,6 +61,10 @@ class Preparer:
         self._elsewhere: dict[Path, Capsules] = {}
         self._programs: dict[tuple[str, Path], str] = {}
 
+    def refresh(self) -> None:
+        """Look at the code of the lab; `prepare` then starts no program for that."""
+        self._capsules.refresh()
+
     def prepare(self, run: RunRow, plan: Mapping[str, Any], slot: Slot) -> tuple[Order, Prepared]:
         """Make the run's folder, whole; returns the order and the files of its record."""
         run_dir = self._outputs / run.id

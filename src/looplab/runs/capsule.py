@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import platform
 import re
@@ -30,6 +31,8 @@ KEPT_VARIABLES = (
 )  # fmt: skip
 FRESH_S = 1.0
 """How long what git said may be used again for the next run."""
+STALE_S = 10.0
+"""The same for runs that are prepared together, in one transaction."""
 GIT_S = 20.0
 
 ASK_PATH = "import json, sys; print(json.dumps({'version': sys.version, 'path': sys.path}))"
@@ -42,20 +45,23 @@ class Capsules:
         self._lab = lab
         self._study = study
         self._code: dict[str, Any] = {}
-        self._code_at = -FRESH_S
+        self._code_at = -math.inf
         self._pythons: dict[str, dict[str, Any]] = {}
         self._machine = machine()
         self._prints = prints or Prints(lab, ())
         self._env = redact_env({k: v for k, v in os.environ.items() if k.startswith(KEPT_VARIABLES)})
 
+    def refresh(self, age: float = FRESH_S) -> None:
+        """Ask git about the code, unless that was done within the last `age` seconds."""
+        if time.monotonic() - self._code_at > age:
+            self._code = self.code()
+            self._code_at = time.monotonic()
+
     def make(
         self, argv: Sequence[str], program: str, env: Mapping[str, str], seeds: Mapping[str, Any]
     ) -> dict[str, Any]:
         """The capsule of a run; `env` is what the run gets on top of looplab's own environment, secrets out already."""
-        now = time.monotonic()
-        if now - self._code_at > FRESH_S:
-            self._code = self.code()
-            self._code_at = time.monotonic()
+        self.refresh(STALE_S)
         if program not in self._pythons:
             self._pythons[program] = self._ask_python(program)
         return {

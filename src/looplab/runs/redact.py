@@ -11,21 +11,22 @@ if it looks like one.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from looplab.config.files import dump_json
+from looplab.untrusted import open_regular
 
 HIDDEN = "***"
 SHORTEST = 8
 """Characters of a known value that is hidden wherever it occurs; shorter ones occur by chance."""
 
-SHAPED = 16 << 20
+CHUNK = 1 << 20
+SHAPED = 4 << 20
 """Bytes of a file beyond which only known values are looked for at the end of a run; `doctor` reads all of it."""
 
 # -- names
@@ -234,13 +235,11 @@ def redact_text(text: str) -> str:
     return text
 
 
-def redact_bytes(data: bytes, secrets: Iterable[bytes] = (), *, shapes: bool = True) -> bytes:
-    """Return the content of a file without secrets: these, the remembered ones, and by `shapes` what looks like one."""
+def redact_bytes(data: bytes, secrets: Iterable[bytes] = ()) -> bytes:
+    """Return the content of a file without secrets: these, the remembered ones, and what looks like one."""
     for secret in (*secrets, *map(_encoded, remembered())):
         if secret in data:
             data = data.replace(secret, HIDDEN.encode())
-    if not shapes:
-        return data
     text = data.decode("latin-1")  # every byte is one character, whatever the encoding
     clean = redact_text(text)
     return data if clean is text or clean == text else clean.encode("latin-1")
@@ -347,17 +346,78 @@ def _encoded(value: str) -> bytes:
         return value.encode("utf-8", "replace")
 
 
-def scrub_file(path: Path, secrets: list[bytes]) -> bool:
-    """Replace secrets in a finished file; True if there were any. The file keeps its name and its other bytes."""
-    with contextlib.suppress(FileNotFoundError):
-        data = path.read_bytes()
-        clean = redact_bytes(data, secrets, shapes=len(data) <= SHAPED)
-        if clean != data:
-            temporary = path.with_name(f".{path.name}.clean")
-            temporary.write_bytes(clean)
-            temporary.replace(path)
+def scrub_file(path: Path, secrets: Sequence[bytes] = ()) -> bool:
+    """Replace these secrets, the remembered ones and, unless the file is large, what looks like one in a finished file;
+    True if there were any. The file keeps its name and its other bytes.
+
+    Works in chunks, and writes only if there is something to replace.
+
+    Raises:
+        OSError: The file cannot be read, or its new content not written.
+        UntrustedError: It is not a regular file.
+    """
+    known = sorted({*secrets, *map(_encoded, remembered())}, key=len, reverse=True)
+    try:
+        with open_regular(path, follow=False) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size <= SHAPED:
+                data = file.read(size)
+                content = redact_bytes(data, known)
+                if content != data:
+                    _replace(path, lambda clean: clean.write(content))
+                return content != data
+            if not known or not _has_any(file, known):
+                return False
+            file.seek(0)
+            _replace(path, lambda clean: _copy_clean(file, clean, known))
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")  # swept away after a crash
+    temporary.unlink(missing_ok=True)
+    try:
+        with temporary.open("xb") as clean:
+            write(clean)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        error.filename = error.filename or str(path)
+        raise
+
+
+def _has_any(file: BinaryIO, secrets: Sequence[bytes]) -> bool:
+    overlap = max(map(len, secrets)) - 1
+    window = b""
+    while chunk := file.read(CHUNK):
+        window = window[-overlap:] + chunk
+        if any(secret in window for secret in secrets):
             return True
     return False
+
+
+def _copy_clean(file: BinaryIO, clean: BinaryIO, secrets: Sequence[bytes]) -> None:
+    longest = max(map(len, secrets))
+    rest = b""
+    while True:
+        chunk = file.read(CHUNK)
+        data = rest + chunk
+        # A secret that begins before this place is in the data as a whole.
+        decided = len(data) - longest + 1 if chunk else len(data)
+        ahead = {secret: data.find(secret) for secret in secrets}
+        done = 0
+        while (found := [(at, -len(secret)) for secret, at in ahead.items() if at >= 0]) and min(found)[0] < decided:
+            at, size = min(found)
+            clean.write(data[done:at] + HIDDEN.encode())
+            done = at - size
+            ahead = {secret: data.find(secret, done) if 0 <= at < done else at for secret, at in ahead.items()}
+        decided = max(done, decided)
+        clean.write(data[done:decided])
+        rest = data[decided:]
+        if not chunk:
+            return
 
 
 # -- configs

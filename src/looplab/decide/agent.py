@@ -155,7 +155,6 @@ class AgentProposer:
         session = self._session if attempt > 1 else None
         if refused:
             prompt = refused if session is not None else f"{prompt}\n{refused}"
-        prompt = redact_text(prompt)
         log = new_log(self._logs, self._study.study)
         call = self._call = _Call(log.stem, n, attempt, parent.id if parent else None, log)
         # What stands in the file from before is no answer to this.

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from looplab.runs.redact import HIDDEN, is_secret_name, redact_text
+from looplab.runs.redact import HIDDEN, is_secret, redact_text
 
 NOTHING = "–"
 EXACT = 1 << 53
@@ -89,12 +89,14 @@ def value(key: str, given: Any) -> Any:
     """A config value for a report: a number, a truth, a text or nothing; what looks like a secret is hidden."""
     if given is None or isinstance(given, bool):
         return given
+    if is_secret(key.rpartition(".")[2], given):
+        return HIDDEN
     if isinstance(given, int):
         return given if abs(given) <= EXACT else str(given)
     if isinstance(given, float):
         return given if isfinite(given) else str(given)
     if isinstance(given, str):
-        return HIDDEN if given and is_secret_name(key.rpartition(".")[2]) else plain(given)
+        return plain(given)
     return plain(orjson.dumps(given, default=str, option=orjson.OPT_NON_STR_KEYS).decode())
 
 

@@ -59,13 +59,18 @@ def decode(line: str) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
+def named_secrets(env: Mapping[str, str], named: Iterable[str]) -> set[str]:
+    """The values of these variables that are secrets, since they are passed to an agent by name."""
+    hidden = [name for name in named if name.upper().rpartition("_")[2] not in PLAIN]
+    return {env[name] for name in hidden if len(env.get(name, "")) >= SHORTEST}
+
+
 class Scrubber:
     """Takes secrets out: the values of this environment that are ones, those named, and all that looks like one."""
 
     def __init__(self, env: Mapping[str, str], named: Iterable[str] = ()) -> None:
         values = {value.decode("utf-8", "replace") for value in known_secrets(env)}
-        hidden = [name for name in named if name.upper().rpartition("_")[2] not in PLAIN]
-        values |= {env[name] for name in hidden if len(env.get(name, "")) >= SHORTEST}
+        values |= named_secrets(env, named)
         self._secrets = sorted(values, key=len, reverse=True)
 
     def text(self, text: str) -> str:

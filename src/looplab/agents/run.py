@@ -175,6 +175,7 @@ class _Call:
         sleep: Callable[[float], object],
         chance: Callable[[], float],
     ) -> Answer:
+        prompt = self.scrubber.text(prompt)
         request = Request(resume.id if resume else None, schema, usd=self.limits.usd, env=self.env)
         if schema is not None:
             request = replace(request, schema_file=scratch / "schema.json")

@@ -725,6 +725,25 @@ def verify(
 
 
 @app.command()
+def doctor(
+    secrets: Annotated[
+        bool, typer.Option("--secrets", help="Look for recorded secrets (the only check so far).")
+    ] = False,
+    scrub: Annotated[bool, typer.Option("--scrub", help="Take secrets out of files; the record says so.")] = False,
+    lab: LabOption = None,
+    json: Json = False,
+) -> None:
+    """Look for secrets in the ledger and in files of runs, agents and logs.
+
+    A secret is the value of a variable or of a config key with such a name, or a text of a known shape. Values are not
+    printed. Exit code 1: some were found. The chain of the ledger is never changed.
+    """
+    from looplab.cli import doctor as doctoring
+
+    doctoring.find_secrets(lab, scrubs=scrub, json=json)
+
+
+@app.command()
 def anchor(
     file: Annotated[
         Path | None,

@@ -21,6 +21,7 @@ from looplab.ledger.ledger import Ledger
 from looplab.loop.decision import Decider, Rejected
 from looplab.loop.setup import Options, Setup
 from looplab.runs.names import random_suffix
+from looplab.runs.redact import redact_edits
 
 
 def check(folder: Path | None, name: str | None, cfgs: Sequence[Path] | None, mode: str | None, json: bool) -> None:
@@ -196,6 +197,6 @@ def _record(lab: Lab, variant: Path, base: Path, changes: Sequence[str], reason:
             "",
             variant=os.path.relpath(variant, lab.folder),
             parent=os.path.relpath(base, lab.folder),
-            edits=list(changes),
+            edits=list(redact_edits(changes)),
             reason=reason,
         )

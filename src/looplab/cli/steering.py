@@ -17,6 +17,7 @@ from looplab.ledger.study import StudyLedger
 from looplab.loop.lock import engine_pid
 from looplab.loop.setup import Options
 from looplab.runs.folder import point
+from looplab.runs.redact import redact_text
 
 
 def autopilot(folder: Path | None, name: str | None, options: Options, runs: int, *, detach: bool, json: bool) -> None:
@@ -71,6 +72,7 @@ def veto(folder: Path | None, name: str | None, run: str, why: str, json: bool) 
 
     place = open_place(folder, name)
     row = place.record.run(run)
+    why = redact_text(why)
     with place.ledger.write():
         champion = refuse(place.record, row, why)
         place.record.command("veto", run=row.id, why=why or "a person's veto")

@@ -145,7 +145,7 @@ def dump_config(path: Path, data: Any) -> bytes:
     return _dump(data, _form(path), path, YamlStyle())
 
 
-def write_atomic(path: Path | str, content: bytes, *, sync: bool = True) -> None:
+def write_atomic(path: Path | str, content: bytes, *, sync: bool = True, mode: int = 0o666) -> None:
     """Write a file so that a reader finds the old content or the new one; with `sync` it also outlives a power cut."""
     folder, name = os.path.split(path)
     if not name:
@@ -153,7 +153,7 @@ def write_atomic(path: Path | str, content: bytes, *, sync: bool = True) -> None
     while True:
         temporary = os.path.join(folder, f".tmp-{os.getpid()}-{next(_counter)}")
         try:
-            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
             break
         except FileExistsError:
             continue  # left behind by a process of the same number, or in use on another machine

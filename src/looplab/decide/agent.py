@@ -7,6 +7,7 @@ again. What the guard refuses goes back to the agent with the reasons, a few tim
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from typing import Any
 
 from looplab.agents.account import Account, Allowance
 from looplab.agents.base import AgentSpec, Answer, Limits, Price, Session, Summary
+from looplab.agents.lines import named_secrets
 from looplab.agents.log import read_end, read_usage
 from looplab.agents.run import check_spec, new_log, run_agent
 from looplab.config.edits import edits_from_partial, parse_edit
@@ -27,6 +29,7 @@ from looplab.decide.prompt import SCHEMA, fill, read_template
 from looplab.errors import LabError
 from looplab.guard.guard import Guard, Problem
 from looplab.ledger.study import RunRow, StudyLedger
+from looplab.runs.redact import redact_text, remember
 from looplab.untrusted import MAX_TEXT, UntrustedError, clean_line, load_json, mend, mend_text, read_bounded
 
 NAME = "agent"
@@ -104,6 +107,7 @@ class AgentProposer:
         self._file = lab / settings.answer
         self._template = read_template(lab / settings.prompt if settings.prompt else None)
         self._spec = spec_of(settings)
+        remember({}, named_secrets(os.environ, self._spec.env))
         self._allowance = Allowance(study.budget.tokens, study.budget.usd)
         check_spec(self._spec, self._limits())
         self._call: _Call | None = None
@@ -333,7 +337,7 @@ def written_in(path: Path) -> str | None:
         raise LabError(str(error), file=path) from None
     except OSError:
         return None
-    return None if text.strip() in ("", "{}") else text
+    return None if text.strip() in ("", "{}") else redact_text(text)
 
 
 def spec_of(settings: Agent) -> AgentSpec:

@@ -10,7 +10,7 @@ import errno
 import os
 import sqlite3
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from looplab.errors import LabError
 from looplab.ledger.study import StudyLedger
@@ -97,3 +97,13 @@ def ask(proposer: Proposer, study: StudyLedger, n: int) -> list[Proposal]:
             with study.ledger.write():
                 study.ledger.record("proposer failed", study.study, proposer=proposer.name, why=proposer.problem)
         return []
+
+
+@runtime_checkable
+class FileProposer(Protocol):
+    """A proposer that reads files; `propose` then uses only what is in memory and in the ledger."""
+
+    def refresh(self, study: StudyLedger) -> None:
+        """Read what is new, and record it in short transactions. Called outside of any transaction, before planning;
+        cheap if nothing is new."""
+        ...

@@ -5,7 +5,6 @@ The file is taken once and then cleared. While an agent is asked, the file is th
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,56 +30,52 @@ class NextConfig:
         self._file = file
         self._outputs = outputs
         self._base = dict(base)
-        self._taken: str | None = None
 
     def close(self) -> None:
-        """Clear the file if what was taken from it is still there: it is in the ledger for good by now."""
-        with contextlib.suppress(LabError):
-            if self._taken is not None and written_in(self._file) == self._taken:
-                self._clear()
+        """There is nothing to release."""
 
-    def _clear(self) -> None:
-        if self._clears:
-            write_atomic(self._file, EMPTY, sync=False)
-
-    def propose(self, study: StudyLedger, n: int) -> list[Proposal]:
+    def refresh(self, study: StudyLedger) -> None:
         self.problem = None
         try:
             text = written_in(self._file)
         except LabError as error:
             self.problem = str(error)
-            return []
+            return
         if text is None:
-            return []
+            return
         calls = study.agent_calls()
         if calls and calls[-1]["answer"] is None:
-            return []
-        stamp = f"{self._file.stat().st_mtime_ns}:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-        source = f"{self._file.name}:{stamp}"
-        if study.has_source(f"{source}:0"):  # it is in the ledger for good
-            self._clear()
-            return []
+            return
         try:
-            self._take(study, text, source)
-            self._taken = text
-        except Exception as error:  # somebody is writing it this moment, or made a mistake
+            stamp = f"{self._file.stat().st_mtime_ns}:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+            source = f"{self._file.name}:{stamp}"
+            if not study.has_source(f"{source}:0"):
+                self._record(study, text, source)
+            # The proposals are committed. An engine that is killed before this line finds them by their source.
+            if self._clears and written_in(self._file) == text:
+                write_atomic(self._file, EMPTY, sync=False)
+        except Exception as error:  # a mistake, or somebody is writing the file at this moment
             if is_environmental(error):
                 raise
             self.problem = f"{self._file.name}: {describe_error(error)}"
-            return []
+
+    def propose(self, study: StudyLedger, n: int) -> list[Proposal]:
         return [waiting(row) for row in study.waiting(n, self.name)]
 
-    def _take(self, study: StudyLedger, text: str, source: str) -> None:
-        with study.ledger.write(), study.ledger.savepoint():
-            for place, draft in enumerate(read_answer(text)):
-                best = study.best() if draft.parent in ("", "best") else None
-                if draft.parent not in ("", "best", "base"):
-                    best = study.run(draft.parent)
-                edits = draft.edits
-                if draft.partial is not None:
-                    config = study.config_of(best, self._outputs / best.id) if best else self._base
-                    edits = tuple(str(edit) for edit in edits_from_partial(draft.partial, config))
+    def _record(self, study: StudyLedger, text: str, source: str) -> None:
+        found = []
+        for draft in read_answer(text):
+            best = study.best() if draft.parent in ("", "best") else None
+            if draft.parent not in ("", "best", "base"):
+                best = study.run(draft.parent)
+            edits = draft.edits
+            if draft.partial is not None:
+                config = study.config_of(best, self._outputs / best.id) if best else self._base
+                edits = tuple(str(edit) for edit in edits_from_partial(draft.partial, config))
+            found.append((draft, edits, best.id if best else None))
+        with study.ledger.write():
+            for place, (draft, edits, parent) in enumerate(found):
                 study.propose(
-                    self.name, edits, draft.reason or f"from {self._file.name}", parent=best.id if best else None,
+                    self.name, edits, draft.reason or f"from {self._file.name}", parent=parent,
                     hypothesis=draft.hypothesis, source=f"{source}:{place}",
                 )  # fmt: skip

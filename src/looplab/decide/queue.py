@@ -1,62 +1,118 @@
 """The queue: what people want to be tried, from a file of the lab or from `looplab propose`, first come, first served.
 
-The file is only read, never rewritten: each entry is known by its content and its place among equal ones, and what
-was taken stands in the ledger. Entries may be added to the file at any time.
+The file is only read, never rewritten: each entry is identified by its content and its place among equal ones, and the
+ledger records which ones were taken. Entries may be added to the file at any time.
+
+A file may have tens of thousands of entries. It is parsed outside of transactions, and in a thread if it is large;
+its entries are recorded in portions, so that other processes can write to the ledger in between.
 """
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
+import threading
+from collections import deque
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from looplab.config.edits import parse_edit
-from looplab.config.files import canonical_json, read_document
-from looplab.decide.base import Proposal, describe_error, is_environmental
+from looplab.config.files import canonical_json, read_config, read_document
+from looplab.decide.base import Proposal, describe_error
 from looplab.errors import LabError
 from looplab.ledger.study import ProposalRow, StudyLedger
+from looplab.runs.folder import hash_bytes, hash_file
 
 KEYS = {"edits", "reason", "hypothesis", "parent"}
+PORTION = 200
+"""Proposals recorded in one transaction."""
+LARGE = 1 << 15
+"""Bytes beyond which a file is parsed in a thread; YAML takes about 10 µs a byte."""
+
+Entry = tuple[Proposal, str]
+"""A proposal and the name under which it is taken only once."""
 
 
 class QueueProposer:
     name = "queue"
-    thinking = False
 
-    def __init__(self, file: Path | None = None) -> None:
+    def __init__(self, file: Path | None = None, *, background: bool = True) -> None:
+        """`background`: parse large files in a thread; False: `refresh` returns when the file is parsed."""
         self._file = file
-        self._read_at: tuple[int, int] | None = None
+        self._background = background
+        self._stamp: tuple[int, int, int] | None = None
+        self._reading: _Reading | None = None
+        self._left: deque[Entry] = deque()
+        self._digest: str | None = None  # of the file that `_left` comes from
         self.problem: str | None = None
 
+    @property
+    def thinking(self) -> bool:
+        """Whether the file is being parsed."""
+        return self._reading is not None
+
+    @property
+    def left(self) -> int:
+        """Entries of the file that are not in the ledger yet; some of them may have been taken before."""
+        return len(self._left)
+
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """There is nothing to release."""
 
-    def propose(self, study: StudyLedger, n: int) -> list[Proposal]:
-        try:
-            self._take_in(study)
-            self.problem = None
-        except Exception as error:
-            # Somebody is writing it this moment, or made a mistake: what was taken in before is still good.
-            if is_environmental(error):
-                raise
-            self.problem = describe_error(error)
-        return [waiting(row) for row in study.waiting(n)]
-
-    def _take_in(self, study: StudyLedger) -> None:
-        """Put new entries of the file into the ledger's queue."""
+    def refresh(self, study: StudyLedger) -> None:
         if self._file is None:
             return
+        if self._reading is None:
+            self._start_reading(self._file, study)
+        if self._reading is not None and self._reading.done:
+            reading, self._reading = self._reading, None
+            # A file that is broken, or being written at this moment: what was taken before is still good.
+            self.problem = reading.problem
+            if reading.problem is None:
+                self._left = deque(reading.entries)
+                self._digest = reading.digest
+        self._record_portion(study)
+
+    def propose(self, study: StudyLedger, n: int) -> list[Proposal]:
+        rows = study.waiting(n)
+        if not rows and self._left:
+            self._record_portion(study)
+            rows = study.waiting(n)
+        return [waiting(row) for row in rows]
+
+    def _start_reading(self, file: Path, study: StudyLedger) -> None:
         try:
-            status = self._file.stat()
-        except FileNotFoundError as error:
-            raise LabError(
-                "the queue's file is not there", file=self._file, hint="see proposers in lab.yaml"
-            ) from error
-        stamp = (status.st_mtime_ns, status.st_size)
-        if stamp == self._read_at:
+            stamp = _stamp(file)
+        except OSError as error:
+            missing = isinstance(error, FileNotFoundError)
+            what = "the queue's file does not exist" if missing else f"cannot read the queue's file: {error.strerror}"
+            self.problem = str(LabError(what, file=file, hint="see proposers in lab.yaml"))
+            self._stamp = None
             return
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        digest = hash_file(file)
+        if digest is not None and digest == study.queue_taken(file.name):
+            self.problem = None
+            return
+        self._reading = _Reading(file, digest)
+        if self._background and stamp[2] > LARGE:
+            threading.Thread(target=self._reading.run, name="queue", daemon=True).start()
+        else:
+            self._reading.run()
+
+    def _record_portion(self, study: StudyLedger) -> None:
+        """Put the next entries of the file into the ledger's queue, with a note once all of them are there."""
+        if not self._left and self._digest is None:
+            return
+        new: list[Entry] = []
+        while self._left and len(new) < PORTION:
+            proposal, source = self._left.popleft()
+            if not study.has_source(source):
+                new.append((proposal, source))
         with study.ledger.write():
-            for proposal, source in read_queue(self._file):
+            for proposal, source in new:
                 study.propose(
                     self.name,
                     proposal.edits,
@@ -65,7 +121,34 @@ class QueueProposer:
                     hypothesis=proposal.hypothesis,
                     source=source,
                 )
-        self._read_at = stamp
+            if not self._left and self._digest is not None and self._file is not None:
+                study.note_queue_taken(self._file.name, self._digest)
+                self._digest = None
+
+
+class _Reading:
+    """One parsing of a queue file."""
+
+    def __init__(self, file: Path, digest: str | None) -> None:
+        self._file = file
+        self.entries: list[Entry] = []
+        self.digest = digest
+        self.problem: str | None = None
+        self.done = False
+
+    def run(self) -> None:
+        try:
+            self.entries = read_queue(self._file)
+            if hash_file(self._file) != self.digest:
+                self.digest = None  # it was changed meanwhile: what was parsed is not known by a hash
+        except Exception as error:  # noqa: BLE001 (whatever a file contains, the engine must not end with it)
+            self.problem = describe_error(error)
+        self.done = True
+
+
+def _stamp(file: Path) -> tuple[int, int, int]:
+    status = file.stat()
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def waiting(row: ProposalRow) -> Proposal:
@@ -73,35 +156,43 @@ def waiting(row: ProposalRow) -> Proposal:
     return Proposal(row.edits, row.reason, row.proposer, row.parent, row.hypothesis, row.id, row.source)
 
 
-def read_queue(path: Path) -> list[tuple[Proposal, str]]:
+def read_queue(path: Path) -> list[Entry]:
     """The entries of a queue file (`proposals: [...]`), each with the name under which it is taken only once."""
-    document = read_document(path)
-    listed: Any = document.plain().get("proposals")
+    with contextlib.suppress(OSError):
+        return _read_queue(path, _stamp(path))
+    return _read_queue(path, None)  # which says what is wrong with the file
+
+
+@lru_cache(maxsize=1)
+def _read_queue(path: Path, stamp: tuple[int, int, int] | None) -> list[Entry]:
+    """Remembers the last file: a long queue is checked before an engine starts, and read again by the engine."""
+    listed: Any = read_config(path).get("proposals")
     if not isinstance(listed, list):
         raise LabError("a queue file holds a list `proposals:`", file=path)
     seen: dict[str, int] = {}
     found = []
     for i, entry in enumerate(listed):
-        line = document.line_of(("proposals", i))
-        if not isinstance(entry, dict) or not isinstance(entry.get("edits"), list):
-            raise LabError(f"proposal {i + 1} needs a list `edits:`", file=path, line=line)
-        unknown = sorted(set(entry) - KEYS)
-        if unknown:
-            raise LabError(
-                f"unknown key {unknown[0]!r}", file=path, line=line, hint=f"known: {', '.join(sorted(KEYS))}"
-            )
         try:
-            edits = tuple(str(parse_edit(str(edit))) for edit in entry["edits"])
+            proposal = _proposal(i, entry)
         except LabError as error:
+            line = read_document(path).line_of(("proposals", i))  # slower than `read_config`, but it has the lines
             raise LabError(error.message, file=path, line=line, hint=error.hint) from None
-        content = hashlib.sha256(canonical_json(entry)).hexdigest()[:16]
+        content = hash_bytes(canonical_json(entry))[:16]
         seen[content] = seen.get(content, 0) + 1
-        proposal = Proposal(
-            edits,
-            str(entry.get("reason", "")),
-            QueueProposer.name,
-            None if entry.get("parent") in (None, "base") else str(entry["parent"]),
-            str(entry.get("hypothesis", "")),
-        )
         found.append((proposal, f"{path.name}:{content}:{seen[content]}"))
     return found
+
+
+def _proposal(i: int, entry: Any) -> Proposal:
+    if not isinstance(entry, dict) or not isinstance(entry.get("edits"), list):
+        raise LabError(f"proposal {i + 1} needs a list `edits:`")
+    unknown = sorted(set(entry) - KEYS)
+    if unknown:
+        raise LabError(f"unknown key {unknown[0]!r}", hint=f"known: {', '.join(sorted(KEYS))}")
+    return Proposal(
+        tuple(str(parse_edit(str(edit))) for edit in entry["edits"]),
+        str(entry.get("reason", "")),
+        QueueProposer.name,
+        None if entry.get("parent") in (None, "base") else str(entry["parent"]),
+        str(entry.get("hypothesis", "")),
+    )

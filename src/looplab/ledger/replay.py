@@ -121,6 +121,10 @@ class Replay:
                     for change in data["changes"]
                     if change["restored"]
                 ]
+            case "scrubbed":
+                names = ", ".join(data["files"])
+                whose = f" of run {event.run}" if event.run else ""
+                self.other_notes.append(f"secrets were taken out of {names}{whose}")
             case "study configured":
                 self.configured.setdefault(study, []).append(event)
                 if hash_config(data["configuration"]) != data["hash"]:

@@ -19,6 +19,7 @@ from looplab.ledger.replay import hash_text
 from looplab.ledger.schema import LAST_NUMBER
 from looplab.runs import folder
 from looplab.runs.names import run_id as new_run_id
+from looplab.runs.redact import redact_data, redact_proposal, redact_text
 from looplab.untrusted import dump_json, load_own_json, mend_text, shorten
 
 JOBS_SUFFIX = ".jobs"
@@ -180,7 +181,7 @@ class StudyLedger:
 
     def configure(self, body: Mapping[str, Any]) -> str:
         """Record the configuration that an engine starts with, if it is not the last one; return its hash."""
-        kept = storable(body)
+        kept = storable(redact_data(body))
         digest = hash_config(kept)
         with self.ledger.write():
             if digest != self.configuration():
@@ -242,9 +243,10 @@ class StudyLedger:
         hypothesis: str = "",
         source: str | None = None,
     ) -> int | None:
-        """Put a proposal in the queue; None if one of this source is there already."""
-        edits = [mend_text(edit) for edit in edits]
-        reason, hypothesis = shorten(reason), shorten(hypothesis)
+        """Put a proposal in the queue, without secrets; None if one of this source is there already."""
+        edits, reason, hypothesis = redact_proposal(
+            [mend_text(edit) for edit in edits], shorten(reason), shorten(hypothesis)
+        )
         source, parent = (text if text is None else mend_text(text) for text in (source, parent))
         with self.ledger.write():
             if source is not None and self.has_source(source):
@@ -282,6 +284,14 @@ class StudyLedger:
         """Whether a proposal of this source was ever taken."""
         return self.ledger.one("SELECT 1 FROM proposals WHERE study=? AND source=?", (self.study, source)) is not None
 
+    def queue_taken(self, file: str) -> str | None:
+        """The hash of a queue file all of whose entries are in the ledger, when that was last so."""
+        row = self.ledger.one("SELECT value FROM meta WHERE key=?", (f"queue:{self.study}:{file}",))
+        return row["value"] if row is not None else None
+
+    def note_queue_taken(self, file: str, digest: str) -> None:
+        self.ledger.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (f"queue:{self.study}:{file}", digest))
+
     def waiting(self, limit: int, proposer: str | None = None) -> list[ProposalRow]:
         """Proposals in the queue, oldest first."""
         sql = (
@@ -306,7 +316,7 @@ class StudyLedger:
 
     def reject(self, proposal: int, problems: Sequence[Mapping[str, Any]]) -> None:
         """The guard said no, and why."""
-        text = dump_json(list(problems))
+        text = dump_json(redact_data(list(problems)))
         self.ledger.execute("UPDATE proposals SET status='rejected', problems=? WHERE id=?", (text, proposal))
         self.ledger.record("rejected", self.study, proposal=proposal, problems=load_own_json(text))
 
@@ -418,10 +428,19 @@ class StudyLedger:
         self.ledger.record("launched", self.study, run, slot=slot, files=dict(files))
 
     def launched_files(self, run: str) -> dict[str, str]:
-        """The SHA-256 of the files that the run had when it was last launched."""
-        sql = "SELECT data FROM events WHERE study=? AND run=? AND kind='launched' ORDER BY seq DESC LIMIT 1"
-        row = self.ledger.one(sql, (self.study, run))
-        return dict(load_own_json(row["data"])["files"]) if row is not None else {}
+        """The SHA-256 of the files that the run had when it was last launched; where secrets were taken out of one of
+        them since, its SHA-256 after that."""
+        sql = (
+            "SELECT kind, data FROM events WHERE study=? AND run=? AND kind IN ('launched', 'ended', 'scrubbed')"
+            " ORDER BY seq"
+        )
+        files: dict[str, str] = {}
+        for kind, text in self.ledger.rows(sql, (self.study, run)):
+            recorded = load_own_json(text)["files"]
+            files = (
+                recorded if kind == "launched" else files | {name: recorded[name] for name in files if name in recorded}
+            )
+        return files
 
     def record_changed(self, run: str, changes: Sequence[folder.Change]) -> None:
         """Recorded files that the run itself has changed."""
@@ -472,7 +491,7 @@ class StudyLedger:
         )
         self.ledger.record(
             "ended", self.study, run, status=status, code=code, signal=signal, started=started, ended=ended,
-            objective=objective, measured=measured, files=dict(files), note=note,
+            objective=objective, measured=measured, files=dict(files), note=note and redact_text(note),
         )  # fmt: skip
 
     def remeasured(
@@ -642,6 +661,9 @@ class StudyLedger:
     def judged(self, run: str, verdict: str, evidence: Mapping[str, Any], files: Mapping[str, str]) -> None:
         """A verdict on a run, with all that it rests on, and the files of the run that say so."""
         text, now = dump_json(evidence), time.time()
+        if redact_text(text) != text:
+            evidence = redact_data(dict(evidence))
+            text = dump_json(evidence)
         self.ledger.execute("UPDATE runs SET verdict=? WHERE study=? AND id=?", (verdict, self.study, run))
         self.ledger.execute("INSERT INTO verdicts VALUES (?,?,?,?,?)", (self.study, run, now, verdict, text))
         self.ledger.record(
@@ -770,7 +792,7 @@ class StudyLedger:
     # -- what people ask of a running engine
 
     def command(self, what: str, **data: Any) -> None:
-        now = time.time()
+        now, data = time.time(), redact_data(data)
         with self.ledger.write():
             self.ledger.execute(
                 "INSERT INTO commands (study, at, what, data) VALUES (?,?,?,?)",

@@ -35,7 +35,21 @@ def bring_back(lab: Path, outputs: Path, run_id: str, capsule: Mapping[str, Any]
         return ["the lab was not in git: the code is the one that is here now"]
     today = Capsules(lab, outputs).code()
     if (today.get("commit"), today.get("patch")) == (commit, code.get("patch")):
-        return [f"the code is as it was ({commit[:12]}{', with its uncommitted changes' if code.get('patch') else ''})"]
+        then, now = (side.get("left_out") or {} for side in (code, today))
+        changed = [
+            f"{name} has changed since; its content is not kept, since it is made for secrets"
+            for name in {**then, **now}
+            if then.get(name) != now.get(name)
+        ]
+        return [
+            *changed,
+            f"the code is as it was ({commit[:12]}{', with its uncommitted changes' if code.get('patch') else ''})",
+        ]
+    if code.get("redacted"):
+        raise LabError(
+            f"the uncommitted changes of this run held secrets, which were not kept: {', '.join(code['redacted'])}",
+            hint="its code cannot be checked out exactly; commit code before a run that is to be reproduced",
+        )
     top = Path(_git(lab, "rev-parse", "--show-toplevel"))
     home = lab / ".looplab" / "again" / run_id
     drop(lab, run_id)
@@ -46,6 +60,10 @@ def bring_back(lab: Path, outputs: Path, run_id: str, capsule: Mapping[str, Any]
         _git(tree, "apply", "--binary", "--whitespace=nowarn", str(outputs / code["patch"]))
     inside = tree / lab.resolve().relative_to(top.resolve())
     told = [f"the code of {commit[:12]} was checked out{', with its uncommitted changes' if code.get('patch') else ''}"]
+    told += [
+        f"{name} had uncommitted changes that were not kept: it is made for secrets"
+        for name in code.get("left_out") or ()
+    ]
     for name in code.get("untracked") or []:
         source = top / name
         if source.exists() and not (tree / name).exists() and not name.startswith((".looplab", "outputs")):

@@ -20,6 +20,7 @@ from looplab.loop.setup import Base, Setup
 from looplab.loop.submitting import JOB
 from looplab.loop.warm import begins_with, continued
 from looplab.runs import folder
+from looplab.runs.redact import HIDDEN, hide_values
 
 PEOPLE = ("queue", "person")
 """The proposers behind which people stand."""
@@ -145,6 +146,10 @@ class Decider:
             return decide_job(proposal)
         if proposal.proposer == AGAIN and proposal.parent is not None and self._ledger is not None:
             return self._again(proposal, self._ledger.run(proposal.parent))
+        hidden = [edit for edit in proposal.edits if HIDDEN in edit]
+        if hidden:
+            why = "its value is a secret, which is not recorded: write it into the base config or the environment"
+            raise Rejected(tuple(Problem(edit.partition("@")[0], HIDDEN, "secret", why) for edit in hidden))
         parent, base, parent_config = self._origin(proposal)
         ruling = self._setup.guard.check(parent_config, proposal.edits)
         if ruling.config is None or ruling.problems:
@@ -179,7 +184,7 @@ class Decider:
     def repeat(self, twin: RunRow, plan: Mapping[str, Any], seed: int | None, why: str, by: str = "judge") -> Decision:
         """The same config once more, with this seed; None: with the seed it had, if any."""
         place = self._setup.seed
-        config = plan["config"]
+        config, _ = hide_values(plan["config"])
         if seed is None:
             seed = twin.seed
         elif place is not None:
@@ -242,7 +247,8 @@ class Decider:
             run = self._ledger.run(name)
             if run.id not in self._configs:
                 path = folder.require(self._outputs / run.id)
-                self._configs[run.id] = (self._ledger.config_of(run, path), run.base or "")
+                config, _ = hide_values(self._ledger.config_of(run, path))  # an early version has recorded secrets
+                self._configs[run.id] = (config, run.base or "")
         except LabError as error:
             raise Rejected((Problem("parent", proposal.parent, "parent", str(error)),)) from None
         config, base_name = self._configs[run.id]

@@ -42,7 +42,8 @@ from looplab.measure.summary import digest
 from looplab.report import labbook
 from looplab.runs import folder
 from looplab.runs.durable import Syncer
-from looplab.runs.redact import known_secrets, scrub_file
+from looplab.runs.redact import redact_text, remember, scrub_file
+from looplab.untrusted import UntrustedError
 
 TICK_S = 0.1
 """How long the engine sleeps at most: what a person asks for is seen within this time."""
@@ -151,7 +152,7 @@ class Engine:
         self._stopping = False
         self._paused = False
         self._wishes: list[str] = []
-        self._secrets = known_secrets({**os.environ, **setup.study.launch.env})
+        remember({**os.environ, **setup.study.launch.env})
         self._finished: list[tuple[RunRow, Exit]] = []
         self._why = ""  # why the engine ended, where the planner does not say it
         self._failed = False
@@ -192,6 +193,7 @@ class Engine:
                 if self._is_over():
                     break
                 if self._free:
+                    self._refresh_capsule()
                     with self._ledger.write():
                         self._launch()
                 self._listen()
@@ -342,13 +344,21 @@ class Engine:
 
     def _plan(self) -> None:
         """Decide on more runs if a slot is free and none is waiting for it."""
-        if self.draining or self._stopping or self._behind or self._paused or self._planner.queue or not self._free:
+        if self.draining or self._stopping:
+            return
+        self._planner.refresh()
+        if self._behind or self._paused or self._planner.queue or not self._free:
             return
         with self._ledger.write():
             self._planner.plan(idle=not self.running and not self._finished, free=len(self._free))
         self.progress.total = self._planner.total
 
     # -- launch
+
+    def _refresh_capsule(self) -> None:
+        """Ask git about the code before a transaction begins: that may take long."""
+        if self._planner.queue:
+            self._preparer.refresh()
 
     def _launch(self) -> None:
         """Give every free slot its next run."""
@@ -430,6 +440,7 @@ class Engine:
             timeout = 0.0 if self._finished else TICK_S
         events = self._executor.poll(timeout)
         if events or self._finished:
+            self._refresh_capsule()
             with self._ledger.write():
                 for event in events:
                     self._take_in(event)
@@ -497,9 +508,9 @@ class Engine:
         if gauge is None and not left_nothing(run_dir):
             gauge = Gauge(self.setup.study, run_dir)
         log = folder.record_name(run_dir, "train.log")
-        if self._secrets:
-            scrub_file(run_dir / log, self._secrets)
         summary, status, objective = summarise(run, self.setup.study, gauge, exit_, lab=self.setup.lab, run_dir=run_dir)
+        # After the last reading: a file that is replaced would be read again from its start.
+        hidden = self._hide_secrets(run, run_dir) if is_there else {}
         if changed is not None:
             summary["notes"].append(changed)
             exit_file = folder.record_file(run_dir, "exit.json")
@@ -516,13 +527,15 @@ class Engine:
         if unchanged is not None:
             summary["notes"].append(unchanged)
         summary["measured"] = measured
+        note = redact_text("; ".join(summary["notes"])) or None
+        if note is not None:
+            summary["notes"] = [redact_text(one) for one in summary["notes"]]
         files: dict[str, str] = {}
         if is_there:
             name = folder.record_name(run_dir, "summary.json")
             files[name] = folder.write_json(f"{run_dir}/{name}", summary)
             ours = [log, *(folder.record_name(run_dir, name) for name in ("process.json", "exit.json"))]
-            files |= folder.hash_files(run_dir, [*ours, *LEFT_BEHIND] if gauge is not None else ours)
-        note = "; ".join(summary["notes"]) or None
+            files |= hidden | folder.hash_files(run_dir, [*ours, *LEFT_BEHIND] if gauge is not None else ours)
         self.study.ended(
             run.id, status=status, code=exit_.code, signal=exit_.signal, started=exit_.started,
             ended=row.ended, objective=objective, files=files, note=note, measured=measured,
@@ -549,6 +562,15 @@ class Engine:
             said += f", {self.setup.study.objective.metric} {objective:.6g}" + (" (best)" if self.best is row else "")
         self._tell(News("ended", f"run {run.id} {said}" + (f": {note}" if note else ""), run.id))
         return row
+
+    def _hide_secrets(self, run: RunRow, run_dir: Path) -> dict[str, str]:
+        """Take secrets out of the files of an ended run; return the new hashes of its config files, if they had any."""
+        for name in (folder.record_name(run_dir, "train.log"), *LEFT_BEHIND):
+            with contextlib.suppress(OSError, UntrustedError):  # under these names a trainer can leave anything
+                scrub_file(run_dir / name)
+        if not self._preparer.hides(run):
+            return {}
+        return self._preparer.hide_secrets(run, self.study.config_of(run, run_dir))
 
     def _check_base(self, run: RunRow) -> None:
         """Start no more runs once it is known that no base config works."""
@@ -595,6 +617,14 @@ class Engine:
         else:  # an earlier engine has started it, or nobody
             os.makedirs(f"{run_dir}/{folder.RECORD}", exist_ok=True)
             recorded = self.study.launched_files(run.id)
+            if self._preparer.hides(run):  # an engine was killed after it had hidden the secrets
+                hidden = self._preparer.hidden_files(self.study.config_of(run, run_dir))
+                same = {
+                    name
+                    for name, content in hidden.items()
+                    if folder.hash_file(run_dir / name) == folder.hash_bytes(content)
+                }
+                recorded = {name: digest for name, digest in recorded.items() if name not in same}
             contents = self._preparer.rebuild(run, self.study.plan_of(run.id)) if recorded else {}
             changes = folder.restore(run_dir, recorded, contents)
         if not changes:

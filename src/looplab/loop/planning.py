@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from looplab.decide.base import Proposal, ask, describe_error, is_environmental
+from looplab.decide.base import FileProposer, Proposal, ask, describe_error, is_environmental
 from looplab.decide.history import History
 from looplab.decide.queue import QueueProposer, waiting
 from looplab.errors import LabError
@@ -22,6 +22,7 @@ from looplab.loop.setup import Setup, make_proposers
 from looplab.loop.submitting import time_spent
 from looplab.report import labbook
 from looplab.runs import folder
+from looplab.runs.redact import redact_proposal
 
 if TYPE_CHECKING:
     from looplab.decide.agent import Ask
@@ -106,6 +107,12 @@ class Planner:
     def close(self) -> None:
         for proposer in self._proposers:
             proposer.close()
+
+    def refresh(self) -> None:
+        """Read what people have written into files since. Called outside of any transaction, since it may take long."""
+        for proposer in self._proposers:
+            if isinstance(proposer, FileProposer):
+                proposer.refresh(self._study)
 
     def plan(self, idle: bool, free: int) -> None:
         """Decide on more runs if it is time to; `idle`: nothing runs or waits for its paperwork."""
@@ -271,8 +278,9 @@ class Planner:
     def _foresee(self, room: int) -> None:
         """How many runs there will be at most: what the budget leaves, or, if only people propose, what waits."""
         room -= len(self.queue)
-        if all(isinstance(proposer, QueueProposer) for proposer in self._proposers):
-            room = min(room, self._study.count_waiting())
+        queues = [proposer for proposer in self._proposers if isinstance(proposer, QueueProposer)]
+        if len(queues) == len(self._proposers):
+            room = min(room, self._study.count_waiting() + sum(queue.left for queue in queues))
         known = room < NO_LIMIT // 2
         self.total = self._study.usage().runs + max(0, room) if known else None
 
@@ -289,6 +297,8 @@ class Planner:
     def _propose(self, proposal: Proposal, round_: int | None) -> bool:
         """Put a proposal before the guard; whether it became a run."""
         if proposal.id is None:
+            edits, reason, hypothesis = redact_proposal(proposal.edits, proposal.reason, proposal.hypothesis)
+            proposal = replace(proposal, edits=edits, reason=reason, hypothesis=hypothesis)
             id_ = self._study.propose(
                 proposal.proposer, proposal.edits, proposal.reason, parent=proposal.parent,
                 hypothesis=proposal.hypothesis, source=proposal.source,

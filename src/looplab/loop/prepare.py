@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from looplab.config.files import dump_config, dump_json
+from looplab.config.files import dump_config, dump_json, write_atomic
 from looplab.config.lab import RUN_FOLDER
-from looplab.config.paths import leaves, show
+from looplab.config.paths import get, has, leaves, show
+from looplab.errors import LabError
 from looplab.launch.base import Order, Slot
 from looplab.launch.command import build_argv, fill, find_program, render, render_environment
 from looplab.launch.slots import slot_environment
@@ -24,7 +25,7 @@ from looplab.loop.warm import check_start
 from looplab.runs import folder
 from looplab.runs.capsule import Capsules
 from looplab.runs.names import inside
-from looplab.runs.redact import redact_argv, redact_env
+from looplab.runs.redact import HIDDEN, redact_argv, redact_env
 
 PREPARED = (
     "run.json", "config.json", "config.yaml", "config.toml", "override.json", "config_diff.json", "capsule.json"
@@ -60,10 +61,15 @@ class Preparer:
         self._elsewhere: dict[Path, Capsules] = {}
         self._programs: dict[tuple[str, Path], str] = {}
 
+    def refresh(self) -> None:
+        """Look at the code of the lab; `prepare` then starts no program for that."""
+        self._capsules.refresh()
+
     def prepare(self, run: RunRow, plan: Mapping[str, Any], slot: Slot) -> tuple[Order, Prepared]:
         """Make the run's folder, whole; returns the order and the files of its record."""
         run_dir = self._outputs / run.id
         record_dir = run_dir / folder.RECORD
+        plan = self._revealed(run, plan)
         config = plan["config"]
         lab = plan.get("place") or str(self._setup.lab)
         job = config if plan.get("job") else None  # a submitted command: its config says what to run, and where
@@ -103,7 +109,10 @@ class Preparer:
             "run.json": dump_json(about, finite=True),
             "capsule.json": dump_json(capsule, finite=True),
         }
-        prepared = Prepared(folder.create(run_dir, files), _by_path(files))
+        if job is None and HIDDEN.encode() in files["config.json"]:
+            self._check_revealed(run, config)
+        private = self._config_files() if job is None and self.hides(run) else ()
+        prepared = Prepared(folder.create(run_dir, files, private=private), _by_path(files))
         order = Order(
             run.id,
             run_dir,
@@ -123,8 +132,54 @@ class Preparer:
         """The prepared files of a run of an earlier engine, as far as the ledger knows their content."""
         files = {"run.json": dump_json(_about(run, plan or {}), finite=True)}
         if plan is not None:
-            files |= self._planned_files(run, plan)
+            files |= self._planned_files(run, self._revealed(run, plan))
         return _by_path(files)
+
+    def hide_secrets(self, run: RunRow, config: dict[str, Any]) -> dict[str, str]:
+        """Take the secrets out of the config files of a run that has ended; return the new hashes of these files.
+
+        Args:
+            config: The run's config in the ledger, where secrets are hidden.
+        """
+        contents = self.hidden_files(config)
+        for name, content in contents.items():
+            write_atomic(self._outputs / run.id / name, content, sync=False)
+        return {name: folder.hash_bytes(content) for name, content in contents.items()}
+
+    def hidden_files(self, config: dict[str, Any]) -> dict[str, bytes]:
+        """The config files of a run whose secrets are hidden, by their paths relative to the run folder."""
+        dumped = {
+            name: dump_json(config) if name == "config.json" else dump_config(Path(name), config)
+            for name in self._config_files()
+        }
+        return _by_path(dumped)
+
+    def _config_files(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(("config.json", self._config_name)))
+
+    def hides(self, run: RunRow) -> bool:
+        """Whether the config of a run has secrets."""
+        return bool(self._setup.bases) and bool(self._setup.base(run.base).secrets)
+
+    def _revealed(self, run: RunRow, plan: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The plan with the config that the trainer gets, secrets included."""
+        if plan.get("job") or not self.hides(run):
+            return plan
+        return {**plan, "config": self._setup.reveal(plan["config"], self._setup.base(run.base))}
+
+    def _check_revealed(self, run: RunRow, config: Mapping[str, Any]) -> None:
+        """Refuse to start a run whose config lacks a secret."""
+        base = self._setup.base(run.base)
+        lost = [
+            show(path)
+            for path, value in leaves(config)
+            if value == HIDDEN and not (has(base.config, path) and get(base.config, path) == HIDDEN)
+        ]
+        if lost:
+            raise LabError(
+                f"{base.name} no longer has the secret {', '.join(lost)}",
+                hint="it is in no other place: write it there",
+            )
 
     def _planned_files(self, run: RunRow, plan: Mapping[str, Any]) -> dict[str, bytes]:
         """The files that follow from the plan alone."""

@@ -80,6 +80,7 @@ def preview(setup: Setup, ledger: LedgerCopy) -> Preview:
             planner.queue.remove(run)
     free = max(0, len(setup.slots) - len(open_runs))
     continuous = setup.options.continuous
+    planner.refresh()
     with ledger.write():
         if free or not continuous:
             planner.plan(idle=not open_runs, free=free)

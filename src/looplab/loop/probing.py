@@ -292,6 +292,8 @@ def queue_up(setup: Setup, ledger: Ledger, settings: Sequence[Setting], repeats:
     outputs = folder.study_folder(setup.lab, study.study)
     assert study.objective is not None
     to_make = 0
+    # Reads a file of every run, so before the transaction; the lock is held, so nothing changes meanwhile.
+    done = [run.config_hash for run in record.runs(state="ended") if says_something(outputs, run)]
     with ledger.write():
         record.open(study.objective.metric, study.objective.goal)
         wanted = {setting.config_hash for setting in settings if setting.config_hash is not None}
@@ -299,7 +301,6 @@ def queue_up(setup: Setup, ledger: Ledger, settings: Sequence[Setting], repeats:
         sources = [row.source for row in record.proposals() if row.source]
         waiting = [_hash_in(row.source) for row in record.proposals("waiting")]
         under_way = [run.config_hash for run in record.runs_open()]
-        done = [run.config_hash for run in record.runs(state="ended") if says_something(outputs, run)]
         base = decide_base(setup, setup.bases[0])
         if base.key not in record.base_runs():
             waiting.append(base.config_hash)  # the engine begins with it

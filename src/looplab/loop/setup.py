@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,7 @@ from looplab.ledger.study import RunRow
 from looplab.runs.capsule import Prints
 from looplab.runs.folder import hash_file
 from looplab.runs.names import inside
-from looplab.runs.redact import redact_argv, redact_env
+from looplab.runs.redact import HIDDEN, hide_values, redact_argv, redact_env, remember
 from looplab.watch.watcher import check as check_watch
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ class Base:
     config: dict[str, Any]
     """With the mode's edits, normalised and derived: what a run of it really uses."""
     notes: tuple[str, ...] = ()
+    secrets: Mapping[Concrete, Any] = field(default_factory=dict)
+    """The values that are hidden in `config`, by their places. Only the config file of a running run has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,7 @@ class Setup:
         if self.seed is None:
             return FIRST_SEED if self.seed_route is not None else None
         value = get(config, self.seed) if has(config, self.seed) else None
-        if not _is_whole(value):
+        if value is None or not _is_whole(value):
             return None
         if abs(value) >= MAX_SEED:
             raise LabError(
@@ -142,6 +145,16 @@ class Setup:
 
     def base(self, name: str | None) -> Base:
         return next((base for base in self.bases if base.name == name), self.bases[0])
+
+    def reveal(self, config: dict[str, Any], base: Base) -> dict[str, Any]:
+        """Return a config of the ledger as the trainer gets it: with the secrets that the base config has now."""
+        if not base.secrets:
+            return config
+        revealed = copy.deepcopy(config)
+        for place, value in base.secrets.items():
+            if has(revealed, place) and get(revealed, place) == HIDDEN:
+                get(revealed, place[:-1])[place[-1]] = value
+        return revealed
 
     @property
     def round_size(self) -> int:
@@ -176,7 +189,9 @@ def load_bases(lab: Path, study: Study, options: Options, guard: Guard) -> tuple
         ruling = guard.admit(applied.config)
         if ruling.config is None or ruling.problems:
             raise LabError(f"{shown}: " + "; ".join(problem.message for problem in ruling.problems))
-        bases.append(Base(shown, ruling.config, (*applied.notes, *ruling.notes)))
+        config, secrets = hide_values(ruling.config)
+        remember({}, map(str, secrets.values()))
+        bases.append(Base(shown, config, (*applied.notes, *ruling.notes), secrets))
     twice = {base.name for base in bases if [b.name for b in bases].count(base.name) > 1}
     if twice:
         raise LabError(f"a base config is named twice: {', '.join(sorted(twice))}")
@@ -372,7 +387,8 @@ def make_proposers(
             known = (entry.agent, study, setup.guard, setup.lab, outputs, history, base, left)
             others.append(AgentProposer(*known, wake) if asks is None else UnaskedAgent(*known, asks))
         else:
-            people.append(QueueProposer(inside(setup.lab, entry.queue, "queue") if entry.queue else None))
+            queue = inside(setup.lab, entry.queue, "queue") if entry.queue else None
+            people.append(QueueProposer(queue, background=asks is None))
     if not any(isinstance(proposer, QueueProposer) for proposer in people):
         people.insert(0, QueueProposer())
     if answers:

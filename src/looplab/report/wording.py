@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from math import floor, isfinite, log10
 from typing import Any
 
-from looplab.runs.redact import HIDDEN, is_secret_name, redact_text
+from looplab.runs.redact import HIDDEN, is_secret, redact_text
 from looplab.untrusted import clean_text, dump_json
 
 NOTHING = "–"
@@ -83,12 +83,14 @@ def value(key: str, given: Any) -> Any:
     """A config value for a report: a number, a truth, a text or nothing; what looks like a secret is hidden."""
     if given is None or isinstance(given, bool):
         return given
+    if is_secret(key.rpartition(".")[2], given):
+        return HIDDEN
     if isinstance(given, int):
         return given if abs(given) <= EXACT else str(given)
     if isinstance(given, float):
         return given if isfinite(given) else str(given)
     if isinstance(given, str):
-        return HIDDEN if given and is_secret_name(key.rpartition(".")[2]) else plain(given)
+        return plain(given)
     return plain(dump_json(given).strip())
 
 

@@ -8,18 +8,21 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import platform
+import re
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from looplab.runs.folder import keep_shared
-from looplab.runs.redact import redact_argv, redact_env
+from looplab.runs.folder import hash_file, keep_shared
+from looplab.runs.redact import is_secret_file, redact_argv, redact_bytes, redact_env
 
 KEPT_VARIABLES = (
     "ACCELERATE_", "CONDA_", "CUDA_", "CUBLAS_", "HF_", "HIP_", "JAX_", "LD_LIBRARY_PATH", "LOOPLAB_", "MKL_", "NCCL_",
@@ -28,6 +31,8 @@ KEPT_VARIABLES = (
 )  # fmt: skip
 FRESH_S = 1.0
 """How long what git said may be used again for the next run."""
+STALE_S = 10.0
+"""The same for runs that are prepared together, in one transaction."""
 GIT_S = 20.0
 
 ASK_PATH = "import json, sys; print(json.dumps({'version': sys.version, 'path': sys.path}))"
@@ -40,20 +45,23 @@ class Capsules:
         self._lab = lab
         self._study = study
         self._code: dict[str, Any] = {}
-        self._code_at = -FRESH_S
+        self._code_at = -math.inf
         self._pythons: dict[str, dict[str, Any]] = {}
         self._machine = machine()
         self._prints = prints or Prints(lab, ())
         self._env = redact_env({k: v for k, v in os.environ.items() if k.startswith(KEPT_VARIABLES)})
 
+    def refresh(self, age: float = FRESH_S) -> None:
+        """Ask git about the code, unless that was done within the last `age` seconds."""
+        if time.monotonic() - self._code_at > age:
+            self._code = self.code()
+            self._code_at = time.monotonic()
+
     def make(
         self, argv: Sequence[str], program: str, env: Mapping[str, str], seeds: Mapping[str, Any]
     ) -> dict[str, Any]:
         """The capsule of a run; `env` is what the run gets on top of looplab's own environment, secrets out already."""
-        now = time.monotonic()
-        if now - self._code_at > FRESH_S:
-            self._code = self.code()
-            self._code_at = time.monotonic()
+        self.refresh(STALE_S)
         if program not in self._pythons:
             self._pythons[program] = self._ask_python(program)
         return {
@@ -83,11 +91,14 @@ class Capsules:
         patch = git("diff", "--binary", "HEAD", "--", ".") or b""
         status = git("status", "--porcelain", "--untracked-files=normal", "--", ".") or b""
         untracked = [line[3:] for line in status.decode(errors="replace").splitlines() if line.startswith("??")]
+        kept = clean_patch(patch, self._lab)
         return {
             "commit": commit.decode().strip(),
             "dirty": bool(patch),
-            "patch": keep_shared(self._study, patch, "code", ".patch") if patch else None,
+            "patch": keep_shared(self._study, kept.patch, "code", ".patch") if kept.patch else None,
             "untracked": untracked[:50],
+            **({"left_out": kept.left_out} if kept.left_out else {}),
+            **({"redacted": kept.redacted} if kept.redacted else {}),
         }
 
     def _ask_python(self, program: str) -> dict[str, Any]:
@@ -107,6 +118,51 @@ class Capsules:
             "version": listing["version"].split()[0] if listing else None,
             "packages": keep_shared(self._study, text, "packages", ".json") if listing else None,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class CleanPatch:
+    """A patch without secrets."""
+
+    patch: bytes
+    left_out: dict[str, str | None]
+    """Changed files that are made for secrets, such as `.env`, with the SHA-256 of their content; None: deleted."""
+    redacted: list[str]
+    """Files whose changes hold a secret, which was hidden: these parts cannot be applied."""
+
+
+def clean_patch(patch: bytes, lab: Path) -> CleanPatch:
+    """Take secrets out of a patch of git: whole files by their name, others by their content."""
+    start = b"diff --git "
+    head, *parts = re.split(rb"^diff --git ", patch, flags=re.MULTILINE)
+    kept, left_out, redacted = [head], {}, []
+    for part in parts:
+        name = _patched_file(part)
+        if is_secret_file(name):
+            # Names in a patch are relative to the repository, which may be larger than the lab.
+            places = (parent / name for parent in (lab, *lab.parents))
+            left_out[name] = next((digest for place in places if (digest := hash_file(place)) is not None), None)
+            continue
+        # The text of a binary patch is an encoding, in which a secret has no shape.
+        clean = part if b"\nGIT binary patch\n" in part else redact_bytes(part)
+        if clean != part:
+            redacted.append(name)
+        kept.append(start + clean)
+    return CleanPatch(b"".join(kept), left_out, redacted)
+
+
+def _patched_file(part: bytes) -> str:
+    """The file that a part of a patch is about, from its lines `+++ b/…` or `--- a/…`, else from its first line."""
+    for mark in (
+        rb"^\+\+\+ \"?b/(.*?)\"?\t?$",
+        rb"^--- \"?a/(.*?)\"?\t?$",
+        rb"^rename to (.*)$",
+        rb"\A.* \"?b/(.*?)\"?$",
+    ):
+        found = re.search(mark, part, re.MULTILINE)
+        if found:
+            return os.fsdecode(found[1])
+    return ""
 
 
 class Prints:

@@ -14,17 +14,19 @@ import errno
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from looplab.config.files import dump_json, hash_config, read_config, write_atomic
 from looplab.errors import LabError
+from looplab.runs.redact import hide_values
 from looplab.untrusted import UntrustedError, clean_line, read_bounded
 
 EMPTY = hashlib.sha256(b"").hexdigest()
 READ_BYTES = 1 << 18
+PRIVATE = 0o600
 SHARED = "_shared"
 """Beside the runs of a study: what many of them have in common, named by its hash."""
 
@@ -58,10 +60,11 @@ def record_folder(run_dir: Path) -> Path:
     return record_file(run_dir, "run.json").parent
 
 
-def create(run_dir: Path, files: Mapping[str, bytes]) -> dict[str, str]:
+def create(run_dir: Path, files: Mapping[str, bytes], *, private: Collection[str] = ()) -> dict[str, str]:
     """Make the run folder with these files in its record, `run.json` last.
 
-    A folder that is there already (prepared before the engine died, but never started) is brought up to date.
+    A folder that is there already (prepared before the engine died, but never started) is brought up to date. Files in
+    `private` hold secrets: only the owner may read them.
 
     Returns:
         The SHA-256 of each file, by its path relative to the run folder.
@@ -77,11 +80,12 @@ def create(run_dir: Path, files: Mapping[str, bytes]) -> dict[str, str]:
     except FileExistsError:
         os.makedirs(target, exist_ok=True)
         for name in names:
-            write_atomic(f"{target}/{name}", files[name], sync=False)
+            write_atomic(f"{target}/{name}", files[name], sync=False, mode=PRIVATE if name in private else 0o666)
         return hashes
     os.mkdir(target)
     for name in names:
-        descriptor = os.open(f"{target}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        mode = PRIVATE if name in private else 0o644
+        descriptor = os.open(f"{target}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
             if os.write(descriptor, files[name]) != len(files[name]):  # a disk that fills up takes a part, silently
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), target)
@@ -97,8 +101,10 @@ def read_json(run_dir: Path, name: str) -> dict[str, Any]:
 
 
 def read_config_of(run_dir: Path, config_hash: str) -> dict[str, Any]:
-    """The config in a run's record, if it has this hash."""
+    """The config in a run's record, if it has this hash; while the run is running, its secrets are hidden here."""
     config = read_json(require(run_dir), "config.json")
+    if hash_config(config) != config_hash:
+        config, _ = hide_values(config)
     if hash_config(config) != config_hash:
         raise LabError("this is not the config that the run was planned with", file=record_file(run_dir, "config.json"))
     return config

@@ -1,0 +1,82 @@
+"""doctor: what is wrong in a lab and can be repaired."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from looplab.cli import output
+from looplab.cli.labs import open_lab
+from looplab.config.files import read_config
+from looplab.config.lab import Lab
+from looplab.config.paths import show
+from looplab.errors import BusyError, LabError
+from looplab.ledger.leaks import SecretFinder, find_leaks, scrub
+from looplab.ledger.ledger import Ledger
+from looplab.ledger.study import JOBS_SUFFIX
+from looplab.loop.lock import engine_pid
+from looplab.runs.redact import SHORTEST, hide_values
+
+
+def find_secrets(folder: Path | None, *, scrubs: bool, json: bool) -> None:
+    lab = open_lab(folder)
+    if scrubs:
+        _refuse_while_running(lab)
+    ledger = Ledger(lab.ledger_path) if lab.ledger_path.exists() else None
+    finder = _finder(lab)
+    leaks = list(find_leaks(ledger, lab.folder, finder))
+    rewritten = scrub(ledger, lab.folder, leaks) if scrubs and ledger is not None else {}
+    left = [leak for leak in leaks if leak.where not in rewritten]
+    if json:
+        found = [{**asdict(leak), "scrubbed": leak.where in rewritten} for leak in leaks]
+        output.print_json({"secrets": found, "files": rewritten, "clean": not left})
+    else:
+        for leak in leaks:
+            done = " (taken out)" if leak.where in rewritten else ""
+            output.say(f"{leak.what}: {leak.where}: {leak.why}{done}")
+        for line in _advice({leak.what for leak in left}, scrubs=scrubs):
+            output.say(line)
+        if not left:
+            output.say("no secrets are left" if leaks else "no secrets were found")
+    if left:
+        sys.exit(1)
+
+
+def _advice(left: set[str], *, scrubs: bool) -> list[str]:
+    lines = []
+    if "file" in left and not scrubs:
+        lines.append("`looplab doctor --secrets --scrub` takes them out of the files")
+    if "binary" in left:
+        lines.append("binary files are not rewritten: delete them if they are not needed")
+    if left & {"event", "table"}:
+        lines.append(
+            "what is in the ledger cannot be taken out without breaking its chain of hashes: revoke these secrets, and "
+            "do not publish the ledger"
+        )
+    return lines
+
+
+def _finder(lab: Lab) -> SecretFinder:
+    """Knows the secrets of the environment, of the lab file and of the base configs."""
+    env = dict(os.environ)
+    values: dict[str, str] = {}
+    for study in lab.studies.values():
+        env |= study.launch.env
+        for name in study.base:
+            with contextlib.suppress(LabError, OSError):
+                _, secrets = hide_values(read_config(lab.folder / name))
+                values |= {f"{show(path)} in {name}": str(value) for path, value in secrets.items()}
+    return SecretFinder(env, {label: value for label, value in values.items() if len(value) >= SHORTEST})
+
+
+def _refuse_while_running(lab: Lab) -> None:
+    for name in lab.studies:
+        for study in (name, name + JOBS_SUFFIX):
+            pid = engine_pid(lab.folder, study)
+            if pid is not None:
+                raise BusyError(
+                    f"study {study!r} has an engine (pid {pid}), which writes these files", hint="stop it first"
+                )

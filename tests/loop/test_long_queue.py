@@ -1,0 +1,91 @@
+"""A long queue, and other processes that write to the ledger while an engine plans it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.loop.test_preview import STUDY, InstantExecutor, set_up, train, write_lab
+
+from looplab.config import files
+from looplab.decide.queue import PORTION
+from looplab.ledger.ledger import Ledger
+from looplab.ledger.study import StudyLedger
+from looplab.loop.engine import Engine
+from looplab.loop.planning import AHEAD
+from looplab.loop.setup import Options
+
+
+class Transactions:
+    """Counts the events of every outermost transaction, and notes what is done inside one that may take long."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.events: list[int] = []
+        self.slow: list[str] = []
+        self._open = 0
+        write = Ledger.write
+        note = self
+
+        @contextmanager
+        def counted(ledger: Ledger) -> Iterator[None]:
+            before = ledger.head()[0]
+            with write(ledger):
+                note._open += 1
+                try:
+                    yield
+                finally:
+                    note._open -= 1
+            if note._open == 0:
+                note.events.append(ledger.head()[0] - before)
+
+        monkeypatch.setattr(Ledger, "write", counted)
+        for where, name in ((files, "_parse_yaml"), (files, "_parse_json"), (subprocess, "run")):
+            self._watch(monkeypatch, where, name)
+
+    def _watch(self, monkeypatch: pytest.MonkeyPatch, where: Any, name: str) -> None:
+        original = getattr(where, name)
+
+        def watched(*args: Any, **options: Any) -> Any:
+            if self._open:
+                self.slow.append(f"{name}{args[:1]}")
+            return original(*args, **options)
+
+        monkeypatch.setattr(where, name, watched)
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_others_can_write_at_every_step_of_an_engine_that_plans_a_long_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, continuous: bool
+) -> None:
+    queue = [{"edits": [f"x@set={n % 31}"], "reason": f"try {n}"} for n in range(3000)]
+    write_lab(tmp_path / "lab", {**STUDY, "proposers": [{"queue": "queue.yaml"}]}, queue=queue)
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path / "lab", check=True)
+    setup = set_up(tmp_path / "lab", Options(runs=30, continuous=continuous))
+    ledger = Ledger(setup.lab / ".looplab" / "ledger.db")
+    beside = StudyLedger(Ledger(setup.lab / ".looplab" / "ledger.db"), "toy")
+    transactions = Transactions(monkeypatch)
+    executor = InstantExecutor(train)
+    executor.on_end = lambda n: beside.say(f"{n} runs have ended")
+    engine = Engine(setup, ledger, executor)
+    engine.run()
+    assert len(beside.said(100)) == 30
+    assert not transactions.slow
+    assert max(transactions.events) <= PORTION + 2 * AHEAD
+
+
+def test_a_stop_is_obeyed_between_two_portions_of_a_queue(tmp_path: Path) -> None:
+    queue = [{"edits": [f"x@set={n % 31}"], "reason": f"try {n}"} for n in range(3000)]
+    write_lab(tmp_path / "lab", {**STUDY, "proposers": [{"queue": "queue.yaml"}]}, queue=queue)
+    setup = set_up(tmp_path / "lab", Options())
+    ledger = Ledger(setup.lab / ".looplab" / "ledger.db")
+    beside = StudyLedger(Ledger(setup.lab / ".looplab" / "ledger.db"), "toy")
+    executor = InstantExecutor(train)
+    executor.on_end = lambda n: beside.command("stop") if n == 1 else None
+    outcome = Engine(setup, ledger, executor).run()
+    assert outcome.ending == "stopped"
+    assert StudyLedger(ledger, "toy").usage().runs < 100
+    assert len(StudyLedger(ledger, "toy").proposals()) < 3000  # the rest is taken in by the next engine

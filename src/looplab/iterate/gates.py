@@ -130,11 +130,14 @@ def check_artifacts(version: Path, patterns: Sequence[str]) -> list[Finding]:
 # -- the training
 
 
-def check_smoke(smoke: Smoke, places: Mapping[str, str | Path], cwd: Path, log: Path) -> Finding:
-    """The version trains for a moment, in a folder of its own."""
+def check_smoke(
+    smoke: Smoke, places: Mapping[str, str | Path], cwd: Path, log: Path, writable: Sequence[Path] | None = None
+) -> Finding:
+    """The version trains for a moment, in a folder of its own; `writable`: where else it may write, None: anywhere."""
     with tempfile.TemporaryDirectory(prefix="looplab-smoke-", ignore_cleanup_errors=True) as scratch:
         argv = trial.fill(smoke.command, {**places, "scratch": scratch})
-        outcome = trial.run(argv, cwd, log, smoke.timeout)
+        allowed = None if writable is None else [Path(scratch), *writable]
+        outcome = trial.run(argv, cwd, log, smoke.timeout, allowed)
     if outcome.ok:
         return Finding(True, "smoke", "the smoke run ended well")
     return Finding(False, "smoke", f"the smoke run failed: {outcome.why}\n{outcome.tail[-TOLD_CHARS:]}".rstrip())

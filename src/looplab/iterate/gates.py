@@ -3,19 +3,19 @@ agent can act on. Nothing here believes what an agent says: files are looked at,
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from looplab.config.files import dump_json, write_atomic
 from looplab.iterate import trial
 from looplab.iterate.settings import Evaluate, Schedule, Smoke
+from looplab.untrusted import load_json, read_bounded
 
 ALIASES = {
     "plan": ("计划", "启动"),
@@ -27,6 +27,8 @@ ALIASES = {
 """What else the headings of a document may be called."""
 HEADING = re.compile(r"(#{1,6})\s+(.*?)\s*#*\s*")
 TOLD_CHARS = 3000
+MOST_BYTES = 64 << 20
+"""Of a file that a version has written."""
 CLOSE = 1e-6
 """Values of a schedule that differ by less than this part of them are the same."""
 
@@ -86,10 +88,10 @@ def _said(body: str) -> int:
 
 def check_document(path: Path, sections: Sequence[str]) -> list[Finding]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bounded(path, MOST_BYTES).decode()
     except FileNotFoundError:
         return [Finding(False, "document", f"{path.name} is not there")]
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         return [Finding(False, "document", f"{path.name} cannot be read: {error}")]
     found = []
     for name in sections:
@@ -215,7 +217,7 @@ def _same(one: Any, other: Any) -> bool:
 
 def _json(path: Path) -> tuple[Any, str]:
     try:
-        return json.loads(path.read_text(encoding="utf-8")), ""
+        return load_json(read_bounded(path, MOST_BYTES)), ""
     except FileNotFoundError:
         return None, f"{path.name} is not there"
     except (OSError, ValueError) as error:
@@ -245,7 +247,8 @@ def evaluate(evaluation: Evaluate, places: Mapping[str, str | Path], lab: Path, 
             why = f"the frozen evaluation failed: {outcome.why}\n{outcome.tail[-TOLD_CHARS:]}".rstrip()
             return Finding(False, "evaluation", why)
         said, problem = _json(result)
-        shutil.copyfile(result, log.with_suffix(".json")) if not problem else None
+        if not problem:
+            write_atomic(log.with_suffix(".json"), dump_json(said))
     if problem:
         return Finding(False, "evaluation", f"the frozen evaluation left no result: {problem}")
     value = at(said, evaluation.metric)

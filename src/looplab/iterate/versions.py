@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -33,6 +32,7 @@ from looplab.judge.base import Verdict
 from looplab.ledger.study import JOBS_SUFFIX
 from looplab.loop.lock import engine_pid
 from looplab.loop.submitting import start_engine
+from looplab.runs.tree import copy as copy_below
 
 HOME = ".looplab/iterate"
 RESULT = "evaluation.json"
@@ -243,8 +243,7 @@ class Iteration:
             for path in seal.files_of(source, ["."]):
                 copy = target / path.relative_to(source)
                 if target.is_dir() and not copy.exists() and not path.is_symlink():
-                    copy.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copy2(path, copy)
+                    copy_below(source, target, path.relative_to(source))
 
     # -- asking
 
@@ -496,7 +495,9 @@ class Iteration:
         """Commit what the agent left, and bring what git ignores of it to the target: the worktree may go then."""
         commit = tree.commit(attempt.branch, message, self._left_out())
         for name in tree.ignored(f"{self.settings.experiments}/v{attempt.version}"):
-            _copy(tree.lab / name, target / name)
+            if not (tree.lab / name).is_symlink():
+                target.mkdir(parents=True, exist_ok=True)
+                copy_below(tree.lab, target, name)
         self.book.note("version committed", attempt.version, commit=commit)
         return commit
 
@@ -547,13 +548,6 @@ def new_log(folder: Path, number: int) -> Path:
             continue
         return path
     raise LabError(f"too many logs of the name {name}", file=folder)
-
-
-def _copy(source: Path, target: Path) -> None:
-    if source.is_symlink() or not source.is_file():
-        return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy2(source, target)
 
 
 def _short(text: str) -> str:

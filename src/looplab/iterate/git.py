@@ -93,11 +93,12 @@ class Repo:
         return Worktree(self, tree)
 
     def drop_tree(self, tree: Path) -> None:
-        name = tree.relative_to(self.lab)
-        make_writable(self.lab, name)
+        home = self.lab / ".looplab"
+        name = tree.relative_to(home)
+        make_writable(home, name)
         if tree.exists():
             git(self.lab, "worktree", "remove", "--force", "--force", "--", str(tree), ok=True)
-            remove(self.lab, name)
+            remove(home, name)
         git(self.lab, "worktree", "prune")
 
 

@@ -153,11 +153,12 @@ def bring_back(lab: Path, outputs: Path, run_id: str, capsule: Mapping[str, Any]
 
 def drop(lab: Path, run_id: str) -> None:
     """Remove what was checked out."""
-    name = f".looplab/again/{run_id}"
-    if (lab / name / "tree").exists():
-        tree.make_writable(lab, f"{name}/tree")  # an error if a link is in the way
-        git(lab, "worktree", "remove", "--force", "--", str(lab / name / "tree"), ok=True, timeout=GIT_S)
-    tree.remove(lab, name)
+    home, name = lab / ".looplab", f"again/{run_id}"
+    if (home / name / "tree").exists():
+        tree.make_writable(home, f"{name}/tree")  # an error if a link is in the way
+        git(lab, "worktree", "remove", "--force", "--", str(home / name / "tree"), ok=True, timeout=GIT_S)
+    if home.exists():
+        tree.remove(home, name)
 
 
 def differences(lab: Path, outputs: Path, capsule: Mapping[str, Any], data: Prints) -> list[str]:

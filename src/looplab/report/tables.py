@@ -37,6 +37,7 @@ _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
     "allow_community_extensions": False,
+    "temp_directory": "",
 }
 _LOCKED = ("python_enable_replacements=false", "enable_external_access=false", "lock_configuration=true")
 
@@ -65,10 +66,15 @@ def connect(lab: Lab, *, views: Collection[str] = VIEWS, study: str | None = Non
     if "knobs" in views:
         _add(connection, "knobs", _knobs(lab, runs))
     archives = _add_metrics(connection, lab, runs) if "metrics" in views else []
-    allowed = ", ".join(_literal(path) for path in archives)
+    _lock(connection, archives)
+    return connection
+
+
+def _lock(connection: duckdb.DuckDBPyConnection, readable: Sequence[str] = ()) -> None:
+    """From now on the connection reads these files and memory, and writes nothing, for good."""
+    allowed = ", ".join(_literal(path) for path in readable)
     for setting in (f"allowed_paths=[{allowed}]", *_LOCKED):
         connection.execute(f"SET {setting}")
-    return connection
 
 
 def ask(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
@@ -87,6 +93,7 @@ def views_of(sql: str) -> tuple[str, ...]:
     import duckdb
 
     with closing(duckdb.connect(":memory:", config=_CONFIG)) as connection:
+        _lock(connection)
         try:
             named = connection.get_table_names(sql)
         except duckdb.Error:

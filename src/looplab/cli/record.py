@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from looplab.cli import output
-from looplab.cli.labs import open_lab
+from looplab.cli.labs import open_for_reading, open_lab, open_record
 from looplab.config.lab import AnchorConfig
 from looplab.errors import BusyError
 from looplab.ledger import anchors
@@ -23,8 +23,8 @@ from looplab.loop.lock import engine_pid
 def verify(
     folder: Path | None, against: Sequence[str], ledger_id: str | None, allowed: Path | None, json: bool
 ) -> None:
-    lab = open_lab(folder)
-    ledger = Ledger(lab.ledger_path, create=False)
+    lab = open_record(folder)
+    ledger = open_for_reading(lab)
     result = auditing.audit(ledger, lab.folder)
     proof = prove(ledger, lab.folder, lab.anchors, against, ledger_id=ledger_id, allowed=allowed)
     findings = [*result.findings, *proof.findings]
@@ -47,7 +47,7 @@ def verify(
 
 
 def anchor(folder: Path | None, file: Path | None, json: bool) -> None:
-    lab = open_lab(folder)
+    lab = open_record(folder)
     configs = lab.anchors
     if file is not None:
         key = next((config.sign for config in configs if config.sign), None)

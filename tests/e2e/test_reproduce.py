@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from typing import Any
 
@@ -71,3 +72,78 @@ def test_a_run_without_a_number_cannot_be_reproduced(ran: Any) -> None:
     ran.write("configs/base.json", '{"x": 0.7, "seed": 3}')
     ran("run", "--rounds", "2", code=1)
     assert "no objective" in ran("reproduce", "2", code=2).err
+
+
+# -- a record that somebody has changed
+
+
+def capsule_of(ran: Any) -> Any:
+    return ran.runs()[0] / "record/capsule.json"
+
+
+def trap(ran: Any) -> str:
+    program = ran.folder.parent / "python-trap"
+    program.write_text(f"#!/bin/sh\ntouch {ran.folder.parent}/ran\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_a_changed_capsule_is_refused_before_anything_of_it_is_used(ran: Any) -> None:
+    path = capsule_of(ran)
+    good = json.loads(path.read_text())
+    victim = ran.folder.parent / "victim.txt"
+    for change in (
+        {"program": trap(ran)},
+        {"data": {"../../../../victim.txt": "x"}},
+        {"code": {**good["code"], "commit": "--help"}},
+        {"code": {**good["code"], "untracked": ["/etc/passwd"]}},
+    ):
+        path.write_text(json.dumps({**good, **change}))
+        done = ran("reproduce", "1", code=2)
+        assert "is not what it was when run" in done.err
+    assert not (ran.folder.parent / "ran").exists()
+    assert not victim.exists()
+    assert ran.count(status="ok") == 1
+
+
+def test_a_changed_config_is_refused(ran: Any) -> None:
+    path = ran.runs()[0] / "record/config.json"
+    path.write_text(path.read_text().replace("0.5", "0.7"))
+    assert "config.json is not what it was" in ran("reproduce", "1", code=2).err
+
+
+def test_a_changed_patch_is_refused(ran: Any) -> None:
+    ran.write("train.py", TRAIN.replace('config["x"] +', "2 +"))
+    ran.write("configs/base.json", '{"x": 0.6, "seed": 3}')
+    ran("run", "--rounds", "2")
+    patch = next((ran.outputs() / "_shared").glob("code-*.patch"))
+    patch.write_text(patch.read_text().replace("2 +", "3 +"))
+    ran.write("train.py", TRAIN.replace('config["x"] +', "9 +"))
+    assert "not what it was when it was written" in ran("reproduce", "2", code=2).err
+
+
+def test_reproduce_says_what_it_runs_and_runs_no_hook(ran: Any) -> None:
+    (ran.folder / ".git/hooks").mkdir(exist_ok=True)
+    (ran.folder / ".git/hooks/post-checkout").symlink_to(trap(ran))
+    ran.write("train.py", TRAIN.replace('config["x"] +', "7 +"))
+    done = ran("reproduce", "1")
+    assert "runs again: " in done.out
+    assert not (ran.folder.parent / "ran").exists()
+
+
+def test_code_that_could_not_be_compared_is_told_by_run_show_and_reproduce(ran: Any) -> None:
+    ran.write("train.py", TRAIN.replace('config["x"] +', "2 +"))
+    ran.write("configs/base.json", '{"x": 0.6, "seed": 3}')
+    found = subprocess.run(["git", "rev-parse", "HEAD:train.py"], cwd=ran.folder, check=True, capture_output=True)
+    blob = found.stdout.decode().strip()
+    stored = ran.folder / ".git/objects" / blob[:2] / blob[2:]
+    kept = stored.read_bytes()
+    stored.unlink()
+    doubt = "it is not known which code ran: git diff"
+    assert doubt in ran("run", "--rounds", "2").out
+    stored.parent.mkdir(exist_ok=True)
+    stored.write_bytes(kept)
+    run = ran.runs()[1]
+    assert ran.read(run, "capsule.json")["code"]["dirty"] is None
+    assert doubt in ran("show", "2").out
+    assert doubt in ran("reproduce", "2", code=1).out

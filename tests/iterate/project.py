@@ -100,11 +100,15 @@ def git(folder: Path, *args: str) -> str:
     return done.stdout.strip()
 
 
-def settings(agent: dict[str, Any], **more: Any) -> dict[str, Any]:
+def settings(agent: dict[str, Any], beside: Path, **more: Any) -> dict[str, Any]:
     return {
         "experiments": "experiments",
         "frozen": ["evaluate.py", "SOP.md"],
-        "smoke": {"command": ["{python}", "-S", "{version}/train.py", "--smoke", "--out", "{scratch}"], "timeout": 30},
+        "smoke": {
+            "command": ["{python}", "-S", "{version}/train.py", "--smoke", "--out", "{scratch}"],
+            "timeout": 30,
+            "writable": [str(beside)],
+        },
         "evaluate": {
             "command": ["{python}", "-S", "evaluate.py", "{version}/artifacts/checkpoints", "{result}"],
             "metric": "score",
@@ -134,7 +138,7 @@ def make(folder: Path, beside: Path, agent: dict[str, Any] | None = None, **more
     if folder.parent / "beside" != beside:
         (folder.parent / "beside").symlink_to(beside)
     agent = agent or {"cli": "command", "command": [sys.executable, "-S", str(beside / "agent.py"), str(beside)]}
-    (folder / "iterate.yaml").write_text(json.dumps(settings(agent, **more), indent=1))
+    (folder / "iterate.yaml").write_text(json.dumps(settings(agent, beside, **more), indent=1))
     (folder / "SOP.md").write_text("Look, think, try.\n")
     (folder / "evaluate.py").write_text(EVALUATE)
     (folder / "experiments/v1/train.py").write_text(TRAIN.format(version=1, body="", skill=0.5))

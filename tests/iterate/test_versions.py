@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from looplab.agents.confine import landlock_version
 from looplab.errors import LabError
 from looplab.iterate import settings as reading
 from looplab.iterate.record import Book, Story
@@ -219,4 +221,212 @@ def test_a_lab_outside_of_git_is_told_what_to_do(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     (lab.folder / ".git").rename(tmp_path / "gone")
     with pytest.raises(LabError, match="git init"):
+        lab.go(2)
+
+
+# -- what code of an agent may do to the ledger
+
+APPENDED = """
+import json, sqlite3, sys
+sys.path.insert(0, {source!r})
+from pathlib import Path
+from looplab.ledger.ledger import Ledger, link
+ledger = Ledger(Path({ledger!r}))
+event = next(e for e in ledger.events("iterate") if e.kind == "version measured" and e.run == "v1")
+worse = {{**event.data, "value": event.data["value"] * 0.01, "values": [v * 0.01 for v in event.data["values"]]}}
+"""
+CHEATS = {
+    "a value is appended": """
+with ledger.write():
+    ledger.record("version measured", "iterate", "v1", **worse)
+""",
+    "a champion is appended": """
+with ledger.write():
+    ledger.record("version champion", "iterate", "v2", why="I say so")
+""",
+    "an event is changed": """
+with ledger.write():
+    ledger.execute("UPDATE events SET data=? WHERE seq=?", (json.dumps(worse), event.seq))
+""",
+    "the chain is rewritten": """
+with ledger.write():
+    ledger.execute("UPDATE events SET data=? WHERE seq=?", (json.dumps(worse), event.seq))
+    before = "0" * 64
+    for seq, at, kind, study, run, data, _ in ledger.rows("SELECT * FROM events ORDER BY seq"):
+        before = link(before, seq, at, kind, study, run, data)
+        ledger.execute("UPDATE events SET hash=? WHERE seq=?", (before, seq))
+ledger.note_head()
+""",
+    "the end is cut off": """
+with ledger.write():
+    ledger.execute("DELETE FROM events WHERE seq>?", (event.seq,))
+ledger._head = None
+ledger.note_head()
+""",
+}
+
+
+def cheating(lab: Lab, how: str) -> str:
+    """Code that changes the ledger, to be run by a Python of its own."""
+    import looplab
+
+    text = APPENDED.format(source=str(Path(looplab.__file__).parents[1]), ledger=str(lab.folder / ".looplab/ledger.db"))
+    path = lab.beside / "cheat.py"
+    path.write_text(text + CHEATS[how])
+    return f"import subprocess, sys; subprocess.run([{sys.executable!r}, {str(path)!r}], check=True)"
+
+
+def smoke(lab: Lab, code: str) -> None:
+    """Let the smoke run of v2, which is a little worse than v1, do this."""
+    body = f"if '--smoke' in sys.argv:\n    {code}\n"
+    agent = lab.beside / "agent.py"
+    text = agent.read_text().replace('body = ""', f"body = {body!r}", 1).replace("{2: 0.8,", "{2: 0.1,", 1)
+    agent.write_text(text)
+
+
+def check_void(lab: Lab, story: Story) -> None:
+    end, why = last(story)
+    assert end == "void"
+    assert any(line.startswith("ALARM: v2: ") and why in line for line in lab.told)
+    assert story.champion == 1
+    value = story.baselines[1].value
+    assert value > 0.4
+    again = Book(Ledger(lab.folder / ".looplab/ledger.db"))
+    assert (again.story().champion, again.story().baselines[1].value) == (1, value)
+    alarms = [event for event in again.ledger.events("iterate") if event.kind == "ledger forged"]
+    assert [(event.run, event.data["why"]) for event in alarms] == [("v2", why)]
+
+
+@pytest.mark.parametrize("how", CHEATS)
+def test_an_agent_that_forges_the_ledger_is_void_and_the_champion_keeps_its_value(lab: Lab, how: str) -> None:
+    lab.agent(f"\n{cheating(lab, how)}\n")
+    check_void(lab, lab.go(2))
+
+
+@pytest.mark.parametrize("how", CHEATS)
+def test_a_smoke_run_that_forges_the_ledger_is_void_where_nothing_confines_it(
+    lab: Lab, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("looplab.iterate.versions.landlock_version", lambda: 0)
+    smoke(lab, cheating(lab, how))
+    check_void(lab, lab.go(2))
+    assert [line for line in lab.told if "NOT confined" in line] == [
+        line for line in lab.told if line.startswith("WARNING")
+    ]
+
+
+def test_an_evaluation_whose_version_forges_the_ledger_makes_it_void(lab: Lab) -> None:
+    evaluate = lab.folder / "evaluate.py"
+    cheat = cheating(lab, "a value is appended")
+    evaluate.write_text(f"{evaluate.read_text()}\nif skill == 0.8:\n    {cheat}\n")
+    project.git(lab.folder, "commit", "-qam", "an evaluator that runs the version's code")
+    check_void(lab, lab.go(2))
+
+
+def test_after_a_forgery_the_next_version_is_compared_with_the_true_value(lab: Lab) -> None:
+    lab.agent(f"\nif version == 2:\n    {cheating(lab, 'the chain is rewritten')}\n")
+    lab.go(2)
+    lab.agent("\nPath(folder, 'artifacts/checkpoints/policy.json').write_text('{\"skill\": 0.3}')\n")
+    story = lab.go(5)
+    attempt = story.last(5)
+    assert attempt is not None
+    assert attempt.ruling is not None
+    assert (attempt.ruling["verdict"], attempt.ruling["champion"], story.champion) == ("discard", "v1", 1)
+
+
+def test_a_forged_alarm_is_without_effect(lab: Lab) -> None:
+    forged = """
+with ledger.write():
+    known = [[e.seq, e.at, e.kind, e.run, worse if e.seq == event.seq else e.data] for e in ledger.events("iterate")]
+    ledger.record("ledger forged", "iterate", "v1", why="x", broken=None, known=known)
+"""
+    CHEATS["an alarm is forged"] = forged
+    try:
+        lab.agent(f"\n{cheating(lab, 'an alarm is forged')}\n")
+    finally:
+        del CHEATS["an alarm is forged"]
+    story = lab.go(2)
+    assert last(story)[0] == "void"
+    again = Book(Ledger(lab.folder / ".looplab/ledger.db")).story()
+    assert again.baselines[1].value == story.baselines[1].value > 0.4
+
+
+def test_a_ledger_that_was_replaced_ends_the_iteration(lab: Lab) -> None:
+    lab.agent("""
+import shutil
+ledger = beside.parent / "lab/.looplab/ledger.db"
+shutil.copy(ledger, beside / "copy")
+(beside / "copy").replace(ledger)
+""")
+    with pytest.raises(LabError, match="replaced by another file"):
+        lab.go(2)
+
+
+def test_events_that_an_agent_wrote_before_looplab_was_killed_do_not_count(lab: Lab) -> None:
+    book = Book(Ledger(lab.folder / ".looplab/ledger.db"))
+    lab.go(2)
+    value = lab.go(2).measured
+    book = Book(Ledger(lab.folder / ".looplab/ledger.db"))
+    book.note("iterate began", start=3, end=3)
+    book.note("version begun", 3, attempt=1, branch="looplab/v3", base="0", onto="main")
+    book.asked("call", version=3, ask=1, log=str(lab.folder / "agent_runs/x.jsonl"), cli="command", n=1, attempt=1,
+               parent=None)  # fmt: skip
+    fingerprint = next(iter(value))[1]
+    with book.ledger.write():
+        book.ledger.record("version measured", "iterate", "v2", ask=1, value=0.0, values=[], fingerprint=fingerprint)
+    after = Book(Ledger(lab.folder / ".looplab/ledger.db"))
+    assert "not from here" in after.begin()
+    assert after.story().measured == value
+    attempt = after.story().last(3)
+    assert attempt is not None
+    assert "not from here" in attempt.forged
+
+
+def test_a_damaged_chain_is_reported_before_an_agent_is_asked(lab: Lab) -> None:
+    lab.go(2)
+    ledger = Ledger(lab.folder / ".looplab/ledger.db")
+    with ledger.write():
+        ledger.execute("UPDATE events SET data='{}' WHERE seq=1")
+    with pytest.raises(LabError, match="damaged"):
+        lab.go(3)
+    assert lab.calls == ["v2"]
+
+
+# -- confinement
+
+
+@pytest.mark.skipif(not landlock_version(), reason="this kernel has no Landlock")
+def test_a_smoke_run_writes_to_its_worktree_and_its_scratch_folder_only(lab: Lab) -> None:
+    places = {"ledger": lab.folder / ".looplab", "lab": lab.folder, "beside the lab": lab.folder.parent, "tree": "."}
+    code = f"""
+import tempfile
+seen = {{}}
+places = { ({name: str(place) for name, place in places.items()})!r}
+for name, place in {{**places, "tmp": tempfile.gettempdir()}}.items():
+    try:
+        Path(place, "x").write_text("x")
+        Path(place, "x").unlink()
+        seen[name] = True
+    except OSError:
+        seen[name] = False
+try:
+    os.kill({os.getpid()}, 0)
+    seen["signal"] = True
+except OSError:
+    seen["signal"] = False
+Path({str(lab.beside)!r}, "seen").write_text(json.dumps(seen))
+"""
+    (lab.beside / "try.py").write_text(code)
+    smoke(lab, f"exec(Path({str(lab.beside / 'try.py')!r}).read_text())")
+    assert last(lab.go(2, retries=0))[0] == "merged", lab.told
+    seen = json.loads((lab.beside / "seen").read_text())
+    signal_ = seen.pop("signal")
+    assert seen == {"ledger": False, "lab": False, "beside the lab": False, "tmp": True, "tree": True}
+    assert not signal_ or landlock_version() < 6
+
+
+@pytest.mark.parametrize(("named", "said"), [(".", "has the ledger in it"), ("missing", "there is no folder")])
+def test_what_a_smoke_run_may_write_to_is_checked(lab: Lab, named: str, said: str) -> None:
+    lab.change(smoke={"command": ["{python}"], "writable": [named]})
+    with pytest.raises(LabError, match=said):
         lab.go(2)

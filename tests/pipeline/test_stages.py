@@ -325,3 +325,42 @@ def test_mistakes_are_told_before_anything_is_made(toy: Any, lab: dict[str, Any]
 def test_a_name_that_is_no_stage_gets_the_nearest(toy: Any) -> None:
     with pytest.raises(LabError, match="did you mean 'memory'"):
         toy("memroy")
+
+
+@pytest.mark.parametrize("name", ["../../../../escaped", "..", "a/b", "/tmp/escaped", ".hidden"])
+@pytest.mark.parametrize("new", [True, False])
+def test_the_name_of_a_run_does_not_lead_out(toy: Any, name: str, new: bool) -> None:
+    with pytest.raises(LabError, match="cannot be a run's name"):
+        toy.make("mine", run_id=name, new=new)
+    with pytest.raises(LabError, match="cannot be a run's name"):
+        toy.make("mine", edits=(f"outputs.run_id@new={name}",), new=new)
+    assert not toy.root.exists()
+
+
+def test_a_run_that_is_a_link_to_elsewhere_is_refused(toy: Any) -> None:
+    elsewhere = toy.folder.parent / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "pipeline.json").write_text('{"created": 1}')
+    toy.root.mkdir(parents=True)
+    (toy.root / "r").symlink_to(elsewhere)
+    (toy.root / "LATEST").write_text("../../../elsewhere\n")
+    with pytest.raises(LabError, match="leads out of the lab"):
+        toy.make("mine", run_id="r")
+    assert toy("mine") == {"mine": "complete"}
+    assert [path.name for path in elsewhere.iterdir()] == ["pipeline.json"]
+
+
+def test_clearing_outputs_does_not_follow_a_link_in_the_middle(toy: Any) -> None:
+    victim = toy.folder.parent / "victim/sub"
+    victim.mkdir(parents=True)
+    (victim / "file").write_text("precious")
+    lab = json.loads((toy.folder / "lab.yaml").read_text())
+    lab["stages"]["mine"]["outputs"] = ["mine", "l/sub"]
+    (toy.folder / "lab.yaml").write_text(json.dumps(lab))
+    (toy.folder / "mine.py").write_text(
+        f"import os, sys\nos.makedirs(sys.argv[2] + '/mine')\nos.symlink({str(victim.parent)!r}, sys.argv[2] + '/l')\n"
+    )
+    toy("mine", run_id="r")
+    toy("mine", run_id="r", state="failed", edits=("seed@set=8",))
+    assert "is a link or a file, not a folder" in toy.last.error
+    assert (victim / "file").read_text() == "precious"

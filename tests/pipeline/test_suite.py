@@ -140,3 +140,26 @@ def test_a_dataset_waits_for_a_device_that_somebody_holds(toy: Any, tmp_path: An
     devices = ["0", "1"]
     for one, device in zip(runs, devices, strict=True):
         assert f"mine ends {device}\n" in one.run.log.read_text()
+
+
+def test_a_table_is_not_made_from_a_file_outside_the_lab(toy: Any) -> None:
+    outside = toy.folder.parent / "outside.csv"
+    outside.write_text("secret\n1\n")
+    for source in ("../../../../outside.csv", str(outside), "link.csv"):
+        made = suite(toy, {"datasets": [{"name": "a"}], "stages": ["mine"], "tables": {"t.csv": source}}, "s")
+        made.jobs[0].run.path.mkdir(parents=True, exist_ok=True)
+        if source == "link.csv":
+            (made.jobs[0].run.path / source).symlink_to(outside)
+        with pytest.raises(LabError, match="leads out of the lab"):
+            made.collect(["a"])
+
+
+@pytest.mark.parametrize("name", ["../x", "..", "a/b"])
+def test_the_id_of_a_suite_does_not_lead_out(toy: Any, name: str) -> None:
+    with pytest.raises(LabError, match="cannot be a suite's id"):
+        suite(toy, {"datasets": [{"name": "a"}], "stages": ["mine"]}, name)
+    made = suite(toy, {"datasets": [{"name": "a"}], "stages": ["mine"]}, "fine")
+    made.folder.mkdir(parents=True)
+    (made.folder / "suite.json").write_text(json.dumps({"id": name, "key": made.key, "created": 1}))
+    with pytest.raises(LabError, match="cannot be a suite's id"):
+        suite(toy, {"datasets": [{"name": "a"}], "stages": ["mine"]})

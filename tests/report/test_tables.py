@@ -21,7 +21,7 @@ from looplab.config.lab import Lab, load_lab
 from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
-from looplab.report import archive
+from looplab.report import archive, tables
 from looplab.report.tables import VIEWS, ask, connect, views_of
 
 LOOPLAB = Path(sys.executable).with_name("looplab")
@@ -369,3 +369,49 @@ def test_only_the_views_that_a_question_names_are_made() -> None:
 def test_the_tables_of_a_connection_are_the_views_and_no_more(lab: Lab) -> None:
     assert {row[0] for row in rows(lab, "SHOW TABLES")} == set(VIEWS)
     assert {row[0] for row in rows(lab, "SHOW TABLES", views=("runs", "metrics"))} == {"runs", "metrics"}
+
+
+WRITING = (
+    "EXPORT DATABASE '{here}/made'",
+    "COPY (SELECT 1) TO '{here}/made.csv'",
+    "COPY (SELECT 1 AS a) TO '{here}/made' (FORMAT csv, PARTITION_BY a)",
+    "ATTACH '{here}/made.db'",
+    "ATTACH '{here}/made.db' AS x (TYPE sqlite)",
+    "CREATE PERSISTENT SECRET made (TYPE s3)",
+    "CREATE TABLE made AS FROM read_csv('{here}/secret.csv')",
+    "EXPLAIN ANALYZE COPY (SELECT 1) TO '{here}/made.csv'",
+    "PREPARE x AS COPY (SELECT 1) TO '{here}/made.csv'",
+    "SET profiling_output='{here}/made'",
+    "PRAGMA profiling_output='{here}/made'",
+    "SET temp_directory='{here}/made'",
+    "SET enable_external_access=true",
+    "CALL enable_logging(storage='file', storage_config={{'path': '{here}/made'}})",
+    "IMPORT DATABASE '{here}'",
+    "INSTALL httpfs",
+    "LOAD httpfs",
+    "SELECT 1; COPY (SELECT 1) TO '{here}/made.csv'",
+    "FROM query('COPY (SELECT 1) TO ''{here}/made.csv''')",
+    "FROM read_csv('{here}/secret.csv')",
+    "FROM '{here}/secret.csv'",
+    "FROM sniff_csv('{here}/secret.csv')",
+    "FROM glob('{here}/*')",
+    "SUMMARIZE '{here}/secret.csv'",
+    "PIVOT (FROM read_csv('{here}/secret.csv')) ON a",
+    "FROM 'https://localhost/a.parquet'",
+)
+
+
+@pytest.mark.parametrize("sql", WRITING)
+def test_looking_for_the_views_of_a_question_makes_and_reads_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "secret.csv").write_text("a\n1\n")
+    sql = sql.format(here=tmp_path)
+    views_of(sql)
+    with duckdb.connect(":memory:", config=tables._CONFIG) as connection:
+        tables._lock(connection)
+        with pytest.raises(LabError):
+            ask(connection, sql)
+    assert [path.name for path in tmp_path.iterdir()] == ["secret.csv"]

@@ -461,14 +461,19 @@ def remeasure(
 
 
 @app.command()
-def report(lab: LabOption = None, study: StudyOption = None, json: Json = False) -> None:
-    """Write the study's reports anew: Markdown, HTML, plots.
+def report(
+    to: Annotated[Path | None, typer.Option("--to", help="Write them to this folder instead.")] = None,
+    lab: LabOption = None,
+    study: StudyOption = None,
+    json: Json = False,
+) -> None:
+    """Write the study's reports again: Markdown, HTML, plots.
 
     They are also written when an engine has done its work.
     """
     from looplab.cli import reporting
 
-    reporting.report(lab, study, json)
+    reporting.report(lab, study, to, json)
 
 
 @app.command()

@@ -12,7 +12,9 @@ from pathlib import Path
 from looplab import signals
 from looplab.agents.run import ADAPTERS
 from looplab.cli import output
+from looplab.cli.labs import open_for_reading
 from looplab.config.files import write_atomic
+from looplab.config.lab import Lab
 from looplab.decide.agent import account_of
 from looplab.errors import LabError
 from looplab.iterate import settings as reading
@@ -86,7 +88,7 @@ def _open(folder: Path | None) -> tuple[Path, Ledger]:
     path = lab / ".looplab" / "ledger.db"
     if not path.exists():
         raise LabError("no version was made here yet", hint="start with `looplab iterate 2 3`")
-    return lab, Ledger(path, create=False)
+    return lab, open_for_reading(Lab(lab, {}))
 
 
 def _print(book: Book) -> None:

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from looplab.config.lab import Lab, Study, find_lab, load_lab
+from looplab.config.lab import LAB_FILE, Lab, Study, find_lab, load_lab
+from looplab.iterate.settings import FILE as ITERATE_FILE
+from looplab.ledger import ledger as ledgers
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import JOBS_SUFFIX, StudyLedger
 from looplab.runs.folder import study_folder
@@ -40,10 +42,32 @@ def find_study(lab: Lab, name: str | None) -> Study:
     return lab.study(name)
 
 
-def open_place(folder: Path | None, study: str | None, *, create: bool = False) -> Place:
+def open_record(folder: Path | None) -> Lab:
+    """The lab for a command about its record alone: one that has versions and no study, so no lab.yaml, will do."""
+    start = (folder or Path.cwd()).resolve()
+    for place in (start, *start.parents):
+        if (place / LAB_FILE).exists():
+            break
+        if (place / ITERATE_FILE).exists():
+            return Lab(place, {})
+    return open_lab(folder)
+
+
+def open_for_reading(lab: Lab) -> Ledger:
+    """Open the ledger for a command that does not write to it."""
+    return ledgers.open_for_reading(lab.ledger_path)
+
+
+def open_place(folder: Path | None, study: str | None, *, create: bool = False, reading: bool = False) -> Place:
+    """The study that a command is about.
+
+    Args:
+        create: Make a ledger if there is none.
+        reading: The command does not write to the ledger.
+    """
     lab = open_lab(folder)
     chosen = find_study(lab, study)
-    ledger = Ledger(lab.ledger_path, create=create)
+    ledger = open_for_reading(lab) if reading else Ledger(lab.ledger_path, create=create)
     return Place(lab, chosen, ledger, StudyLedger(ledger, chosen.study))
 
 

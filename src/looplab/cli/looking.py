@@ -13,13 +13,13 @@ from typing import Any
 from looplab import signals
 from looplab.agents.account import Account
 from looplab.cli import output
-from looplab.cli.labs import Place, find_study, open_lab, open_place
+from looplab.cli.labs import Place, find_study, open_for_reading, open_lab, open_place
 from looplab.config import paths
 from looplab.config.files import read_config
 from looplab.config.lab import Study
 from looplab.decide.agent import account_of
 from looplab.errors import LabError
-from looplab.ledger.ledger import GENESIS, Ledger, has_ledger, open_for_reading
+from looplab.ledger.ledger import GENESIS, Ledger, has_ledger
 from looplab.ledger.study import JOBS_SUFFIX, RunRow, StudyLedger, Usage
 from looplab.loop.lock import engine_pid
 from looplab.report.gather import alarms_of
@@ -32,7 +32,7 @@ LATEST = 8
 
 def status(folder: Path | None, name: str | None, json: bool) -> None:
     lab = open_lab(folder)
-    ledger = open_for_reading(lab.ledger_path) if has_ledger(lab.ledger_path) else None
+    ledger = open_for_reading(lab) if has_ledger(lab.ledger_path) else None
     studies = [find_study(lab, name)] if name else list(lab.studies.values())
     if name is None and ledger is not None:
         known = {row["name"] for row in ledger.rows("SELECT name FROM studies")} - set(lab.studies)
@@ -135,7 +135,7 @@ def _repeats(run: RunRow) -> str:
 
 
 def show(folder: Path | None, name: str | None, run_name: str, json: bool) -> None:
-    place = open_place(folder, name)
+    place = open_place(folder, name, reading=True)
     run = place.record.run(run_name)
     run_dir = place.outputs / run.id
     summary = run_folder.read_json(run_dir, "summary.json") if run.state == "ended" else {}
@@ -218,7 +218,7 @@ def _recorded_notes(place: Place, run: RunRow) -> list[str]:
 
 
 def logs(folder: Path | None, name: str | None, run_name: str, follow: bool, lines: int | None, json: bool) -> None:
-    place = open_place(folder, name)
+    place = open_place(folder, name, reading=True)
     run = place.record.run(run_name)
     path = run_folder.record_file(place.outputs / run.id, "train.log")
     while not path.exists():
@@ -257,7 +257,7 @@ def diff(folder: Path | None, name: str | None, a: str, b: str, json: bool) -> N
         if Path(side).is_file():
             sides.append(read_config(Path(side)))
         else:
-            place = place or open_place(folder, name)
+            place = place or open_place(folder, name, reading=True)
             run = place.record.run(side)
             sides.append(place.record.config_of(run, place.outputs / run.id))
     changes = paths.diff(*sides)

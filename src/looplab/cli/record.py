@@ -10,12 +10,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from looplab.cli import output
-from looplab.cli.labs import open_lab
+from looplab.cli.labs import open_for_reading, open_lab, open_record
 from looplab.config.lab import AnchorConfig, Lab
 from looplab.errors import BusyError
 from looplab.ledger import anchors, rebuild
 from looplab.ledger import audit as auditing
-from looplab.ledger.ledger import DamagedError, Ledger, open_for_reading
+from looplab.ledger.ledger import DamagedError, Ledger
 from looplab.ledger.proof import Proof, prove
 from looplab.ledger.study import JOBS_SUFFIX
 from looplab.loop.lock import engine_pid
@@ -24,10 +24,10 @@ from looplab.loop.lock import engine_pid
 def verify(
     folder: Path | None, against: Sequence[str], ledger_id: str | None, allowed: Path | None, json: bool
 ) -> None:
-    lab = open_lab(folder)
+    lab = open_record(folder)
     proof = Proof(0)
     try:
-        ledger = open_for_reading(lab.ledger_path)
+        ledger = open_for_reading(lab)
     except DamagedError as error:
         result = auditing.audit_unreadable(lab.ledger_path, str(error))
     else:
@@ -56,7 +56,7 @@ def verify(
 
 
 def anchor(folder: Path | None, file: Path | None, json: bool) -> None:
-    lab = open_lab(folder)
+    lab = open_record(folder)
     configs = lab.anchors
     if file is not None:
         key = next((config.sign for config in configs if config.sign), None)

@@ -19,10 +19,14 @@ SPARK_METRICS = 8
 """Metrics whose curves are drawn in a terminal."""
 
 
-def report(folder: Path | None, name: str | None, json: bool) -> None:
-    place = open_place(folder, name)
+def report(folder: Path | None, name: str | None, to: Path | None, json: bool) -> None:
+    place = open_place(folder, name, reading=True)
     facts = gather(place.lab.folder, place.study, place.record)
-    written = reports.write(facts, place.study, plots=True)
+    try:
+        written = reports.write(facts, place.study, plots=True, to=to)
+    except OSError as error:
+        hint = "`--to FOLDER` writes the reports elsewhere" if to is None else None
+        raise LabError(f"cannot write: {error.strerror or error}", file=to or facts.folder, hint=hint) from None
     notes = [*facts.notes, *([] if plots.available() else [plots.MISSING])]
     if json:
         best = facts.best
@@ -42,7 +46,7 @@ def report(folder: Path | None, name: str | None, json: bool) -> None:
 
 
 def compare(folder: Path | None, name: str | None, runs: Sequence[str], html: Path | None, json: bool) -> None:
-    place = open_place(folder, name)
+    place = open_place(folder, name, reading=True)
     comparison = comparing.compare(place.outputs, place.study, place.record, runs)
     if html is not None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -22,7 +23,6 @@ from looplab.loop import remeasure as measuring_again
 from looplab.loop.lock import StudyLock, engine_pid
 from looplab.loop.submitting import refusal, refuse
 from looplab.report.reports import write_reports
-from looplab.runs import folder as runs
 
 
 def reproduce(folder: Path | None, name: str | None, run: str, tolerance: float | None, keep: bool, json: bool) -> None:
@@ -31,6 +31,7 @@ def reproduce(folder: Path | None, name: str | None, run: str, tolerance: float 
     original = record.run(run)
     if original.objective is None:
         raise LabError(f"run {original.id} has no objective, so there is nothing to compare", hint="choose another run")
+    capsule = again.read_capsule(record, place.outputs, original.id)
     options = replace(last_options(place.ledger, study.study), asked_only=True, informal=True)
     setup = prepare_study(lab, study, options)
     pid = engine_pid(lab.folder, study.study)
@@ -40,7 +41,9 @@ def reproduce(folder: Path | None, name: str | None, run: str, tolerance: float 
             f"{original.id} cannot be run again: {used_up}",
             hint="raise the budget in lab.yaml, or with `looplab run --runs N`",
         )
-    capsule = runs.read_json(runs.require(place.outputs / original.id), "capsule.json")
+    if not json:
+        output.say(f"runs again: {shlex.join(map(str, capsule['argv']))}")
+        output.say(f"asks for its packages: {capsule['program']}")
     told = again.bring_back(lab.folder, place.outputs, original.id, capsule)
     changed = again.differences(lab.folder, place.outputs, capsule, setup.prints)
     if not json:

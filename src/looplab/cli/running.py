@@ -17,7 +17,7 @@ import orjson
 
 from looplab import signals
 from looplab.cli import output
-from looplab.cli.labs import Place, open_lab, open_place, prepare_study
+from looplab.cli.labs import Place, open_for_reading, open_lab, open_place, prepare_study
 from looplab.cli.live import Live, Row, Snapshot, time_left
 from looplab.config.lab import Lab, Study
 from looplab.errors import BusyError, LabError
@@ -358,7 +358,7 @@ def _detach(lab: Lab, study: Study, json: bool) -> None:
 
 
 def attach(folder: Path | None, name: str | None, json: bool) -> None:
-    place = open_place(folder, name)
+    place = open_place(folder, name, reading=True)
     study = place.study.study
     pid = engine_pid(place.lab.folder, study)
     if pid is None:
@@ -405,7 +405,7 @@ def _describe(kind: str, run: str | None, data: dict[str, Any]) -> str:
 def _ledger_snapshot(place: Place, gauges: dict[str, Any]) -> Snapshot:
     from looplab.loop.measuring import Gauge
 
-    ledger = Ledger(place.lab.ledger_path)  # the drawing thread needs a connection of its own
+    ledger = open_for_reading(place.lab)  # the drawing thread needs a connection of its own
     try:
         record = StudyLedger(ledger, place.study.study)
         rows = []

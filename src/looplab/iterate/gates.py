@@ -6,19 +6,16 @@ from __future__ import annotations
 import math
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from looplab.config.files import dump_json, write_atomic
 from looplab.iterate import trial
 from looplab.iterate.settings import Evaluate, Schedule, Smoke
 from looplab.untrusted import load_json, read_bounded
-
-MAX_DOCUMENT = 50_000_000
-"""Bytes of what an agent writes for people or for the gates."""
 
 ALIASES = {
     "plan": ("计划", "启动"),
@@ -30,6 +27,8 @@ ALIASES = {
 """What else the headings of a document may be called."""
 HEADING = re.compile(r"(#{1,6})\s+(.*?)\s*#*\s*")
 TOLD_CHARS = 3000
+MOST_BYTES = 64 << 20
+"""Of a file that a version has written."""
 CLOSE = 1e-6
 """Values of a schedule that differ by less than this part of them are the same."""
 
@@ -89,7 +88,7 @@ def _said(body: str) -> int:
 
 def check_document(path: Path, sections: Sequence[str]) -> list[Finding]:
     try:
-        text = read_bounded(path, MAX_DOCUMENT).decode()
+        text = read_bounded(path, MOST_BYTES).decode()
     except FileNotFoundError:
         return [Finding(False, "document", f"{path.name} is not there")]
     except (OSError, ValueError) as error:
@@ -133,11 +132,14 @@ def check_artifacts(version: Path, patterns: Sequence[str]) -> list[Finding]:
 # -- the training
 
 
-def check_smoke(smoke: Smoke, places: Mapping[str, str | Path], cwd: Path, log: Path) -> Finding:
-    """The version trains for a moment, in a folder of its own."""
+def check_smoke(
+    smoke: Smoke, places: Mapping[str, str | Path], cwd: Path, log: Path, writable: Sequence[Path] | None = None
+) -> Finding:
+    """The version trains for a moment, in a folder of its own; `writable`: where else it may write, None: anywhere."""
     with tempfile.TemporaryDirectory(prefix="looplab-smoke-", ignore_cleanup_errors=True) as scratch:
         argv = trial.fill(smoke.command, {**places, "scratch": scratch})
-        outcome = trial.run(argv, cwd, log, smoke.timeout)
+        allowed = None if writable is None else [Path(scratch), *writable]
+        outcome = trial.run(argv, cwd, log, smoke.timeout, allowed)
     if outcome.ok:
         return Finding(True, "smoke", "the smoke run ended well")
     return Finding(False, "smoke", f"the smoke run failed: {outcome.why}\n{outcome.tail[-TOLD_CHARS:]}".rstrip())
@@ -215,7 +217,7 @@ def _same(one: Any, other: Any) -> bool:
 
 def _json(path: Path) -> tuple[Any, str]:
     try:
-        return load_json(read_bounded(path, MAX_DOCUMENT)), ""
+        return load_json(read_bounded(path, MOST_BYTES)), ""
     except FileNotFoundError:
         return None, f"{path.name} is not there"
     except (OSError, ValueError) as error:
@@ -245,7 +247,8 @@ def evaluate(evaluation: Evaluate, places: Mapping[str, str | Path], lab: Path, 
             why = f"the frozen evaluation failed: {outcome.why}\n{outcome.tail[-TOLD_CHARS:]}".rstrip()
             return Finding(False, "evaluation", why)
         said, problem = _json(result)
-        shutil.copyfile(result, log.with_suffix(".json")) if not problem else None
+        if not problem:
+            write_atomic(log.with_suffix(".json"), dump_json(said))
     if problem:
         return Finding(False, "evaluation", f"the frozen evaluation left no result: {problem}")
     value = at(said, evaluation.metric)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 from looplab.errors import LabError
 from looplab.runs.git import NOBODY, git
+from looplab.runs.tree import make_writable, remove
 
 CACHE = "__pycache__"
 
@@ -41,7 +41,8 @@ class Repo:
 
     def unsaved(self, paths: list[str]) -> list[str]:
         """Which of these paths of the lab differ from what is committed; a worktree would not have them."""
-        found = git(self.lab, "status", "--porcelain", "--no-renames", "-z", "--", *paths)
+        options = ("--porcelain", "--no-renames", "--untracked-files=normal", "-z")
+        found = git(self.lab, "status", *options, "--", *paths)
         return [line[3:] for line in found.split("\0") if line and CACHE not in line]
 
     def contains(self, commit: str) -> bool:
@@ -61,7 +62,7 @@ class Repo:
     def differs(self, old: str, new: str, paths: list[str]) -> str:
         """The first of these paths of the lab that two commits have in different form; empty if there is none."""
         where = [str(self.below / path) for path in paths]
-        return git(self.top, "diff", "--name-only", old, new, "--", *where).partition("\n")[0]
+        return git(self.top, "diff-tree", "-r", "--name-only", old, new, "--", *where).partition("\n")[0]
 
     def rename(self, old: str, new: str) -> None:
         if self.commit_of(old) and not self.commit_of(new):
@@ -92,10 +93,12 @@ class Repo:
         return Worktree(self, tree)
 
     def drop_tree(self, tree: Path) -> None:
-        make_writable(tree)
+        home = self.lab / ".looplab"
+        name = tree.relative_to(home)
+        make_writable(home, name)
         if tree.exists():
-            git(self.lab, "worktree", "remove", "--force", "--force", str(tree), ok=True)
-            shutil.rmtree(tree, ignore_errors=True)
+            git(self.lab, "worktree", "remove", "--force", "--force", "--", str(tree), ok=True)
+            remove(home, name)
         git(self.lab, "worktree", "prune")
 
 
@@ -124,7 +127,7 @@ class Worktree:
         self.git("symbolic-ref", "HEAD", f"refs/heads/{branch}")  # wherever the agent may have gone
         left_out = [f":(exclude,top,literal){path}" for path in leave]
         self.git("add", "-A", "--", ".", *left_out, f":(exclude,top,glob)**/{CACHE}/**")
-        if self.git("diff", "--cached", "--name-only"):
+        if self.git("diff-index", "--cached", "--name-only", "HEAD", "--"):
             self.git(*self.repo._identity(), "commit", "--quiet", "--no-verify", "-m", message)
         return self.git("rev-parse", "HEAD")
 
@@ -133,12 +136,3 @@ class Worktree:
         where = str(self.repo.below / below)
         listed = self.git("ls-files", "--others", "--ignored", "--exclude-standard", "-z", "--", where)
         return [os.path.relpath(name, self.repo.below) for name in listed.split("\0") if name]
-
-
-def make_writable(folder: Path) -> None:
-    """Undo what kept an agent from older versions, so that the folder can be removed."""
-    for root, folders, _ in os.walk(folder):
-        for name in [".", *folders]:
-            path = Path(root, name)
-            if not path.is_symlink():
-                path.chmod(path.stat().st_mode | 0o700)

@@ -1,22 +1,35 @@
-"""How far each version has come, as the ledger tells it: every step is an event, written before and after it is done.
+"""How far each version has come, according to the ledger: every step is an event, written before and after it is done.
 
 The events of version X carry the run name `vX` in the study `iterate`; calls of agents are recorded as everywhere. A
-process that is killed loses nothing: the next one reads the events and goes on with the step that has no end.
+process that is killed loses nothing: the next one reads the events and continues with the step that has no end.
+
+Code of an agent can run with the rights of this user (the agent itself, a smoke run, an evaluation that loads the
+version), so it may be able to write to the ledger. What a process compares versions with is therefore what it has read
+at its start and written itself, held in memory; `Book.check` finds what others have written, changed or removed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import orjson
+
+from looplab.errors import LabError
 from looplab.iterate.gates import Finding, Measured
 from looplab.judge.base import Verdict
-from looplab.ledger.ledger import Event, Ledger
+from looplab.ledger.ledger import GENESIS, Broken, Event, Ledger
 from looplab.ledger.study import StudyLedger
 
 STUDY = "iterate"
+ALARM = "ledger forged"
+"""The event that says what others did to the events of versions, and what these really were (`known`). Its run is the
+version whose code ran, which is void."""
+FORGED_SHOWN = 3
 
 
 @dataclass(slots=True)
@@ -54,6 +67,8 @@ class Attempt:
     """By the number of the ask."""
     void: str = ""
     """Why its numbers may not count."""
+    forged: str = ""
+    """What was done to the ledger while its code ran."""
     measured: Measured | None = None
     measured_ask: int = 0
     ruling: dict[str, Any] | None = None
@@ -105,19 +120,58 @@ class Story:
         return {version: tries[-1] for version, tries in self.attempts.items() if tries[-1].end == "merged"}
 
 
-def read(ledger: Ledger) -> Story:
+def read(events: Iterable[Event]) -> Story:
     """What the events of the study come to."""
     story = Story()
     calls: dict[str, Call] = {}
-    for event in ledger.events(STUDY):
-        _hear(story, calls, event)
+    for number, event in enumerate(events, 1):  # not as in the chain: of one that was cut off, numbers come again
+        _hear(story, calls, event, number)
     return story
 
 
-def _hear(story: Story, calls: dict[str, Call], event: Event) -> None:
+def without_forgeries(events: Sequence[Event]) -> list[Event]:
+    """The events as this program recorded them: up to the last alarm those that it names, and all that came later."""
+    alarms = [place for place, event in enumerate(events) if event.kind == ALARM]
+    if not alarms:
+        return list(events)
+    last = alarms[-1]
+    known = [Event(seq, at, kind, STUDY, run, data, "") for seq, at, kind, run, data in events[last].data["known"]]
+    return [*known, *events[last:]]
+
+
+def out_of_place(events: Iterable[Event]) -> list[Event]:
+    """Events that were written while an agent or a smoke run was busy, and that this program does not write then."""
+    found: list[Event] = []
+    asked = checking = None
+    for event in events:
+        kind, run = event.kind, event.run
+        if kind == "agent asked":
+            asked = (event.data["call"], f"v{event.data['version']}")
+        elif kind == "agent answered" and asked is not None and event.data["call"] == asked[0]:
+            asked = None
+        elif kind.startswith("iterate ") or kind == ALARM:
+            continue
+        elif asked is not None:
+            # The worktree of the agent may be found removed: then its attempt is closed.
+            if run != asked[1] or kind not in ("version closing", "version committed", "version failed"):
+                found.append(event)
+            elif kind == "version failed":
+                asked = None
+        elif kind == "version checking":
+            checking = run
+        elif kind == "version checked" and run == checking:
+            checking = None
+        elif checking is not None:
+            measures = kind in ("version measuring", "version measured") and event.data["ask"] is not None
+            if run != checking or not measures:
+                found.append(event)
+    return found
+
+
+def _hear(story: Story, calls: dict[str, Call], event: Event, number: int) -> None:
     data = event.data
     if event.kind == "iterate began":
-        story.range = (data["start"], data["end"], event.seq)
+        story.range = (data["start"], data["end"], number)
     elif event.kind == "iterate ended":
         story.range = None
     elif event.kind == "agent asked":
@@ -127,8 +181,12 @@ def _hear(story: Story, calls: dict[str, Call], event: Event) -> None:
         call = calls[data["call"]]
         call.answered, call.ok, call.why = True, data["ok"], data["why"]
         call.session, call.interrupted = data.get("session"), data.get("interrupted", False)
+    elif event.kind == ALARM:
+        tries = story.attempts.get(int((event.run or "v0")[1:]))
+        if tries and tries[-1].end is None:
+            tries[-1].forged = data["why"]
     elif event.run is not None and event.kind.startswith("version "):
-        _hear_version(story, int(event.run[1:]), event.kind.removeprefix("version "), data, event.seq)
+        _hear_version(story, int(event.run[1:]), event.kind.removeprefix("version "), data, number)
 
 
 def _hear_version(story: Story, version: int, step: str, data: dict[str, Any], seq: int) -> None:
@@ -166,37 +224,145 @@ def _hear_version(story: Story, version: int, step: str, data: dict[str, Any], s
 
 
 class Book:
-    """The ledger of the versions: writes events, and reads the story back."""
+    """The ledger of the versions: writes events, and returns what they come to."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.study = StudyLedger(ledger, STUDY)
+        self._stored = self._read_rows()
+        """The rows of the study in the ledger, as far as they were checked."""
+        self._events = without_forgeries([_event(row) for row in self._stored.values()])
+        """The events that this process goes by."""
+        self._head = ledger.head()
+        self._file = self._identity()
+        self._broken: Broken | None = None
 
     def story(self) -> Story:
-        return read(self.ledger)
+        return read(self._events)
+
+    def begin(self) -> str:
+        """Check the chain before any code of an agent runs; call it once, before `check`.
+
+        Returns:
+            What was recorded while code of an agent ran in an earlier process, and is not from there; empty: nothing.
+
+        Raises:
+            LabError: The chain is broken, so what is compared with cannot be trusted.
+        """
+        self._broken = self.ledger.first_broken_link()
+        known = [event.data.get("broken") for event in self._events if event.kind == ALARM]
+        if self._broken is not None and asdict(self._broken) not in known:
+            raise LabError(
+                f"the ledger is damaged, so versions cannot be compared with earlier ones: {self._broken.why}",
+                file=self.ledger.path,
+                hint="`looplab verify` shows more; restore the ledger from a backup",
+            )
+        odd = out_of_place(self._events)
+        if not odd:
+            return ""
+        begun = [event.run for event in self._events if event.kind == "version begun" and event not in odd]
+        version = int((begun[-1] or "v0")[1:]) if begun else None
+        why = _not_from_here([(event.seq, event.kind, event.run) for event in odd])
+        self._events = [event for event in self._events if event not in odd]
+        self._alarm(version, why)
+        return why
 
     def note(self, kind: str, version: int | None = None, **data: Any) -> None:
-        with self.ledger.write():
+        with self._writing():
             self.ledger.record(kind, STUDY, None if version is None else f"v{version}", **data)
 
-    def meddled(self, call: str) -> bool:
-        """Whether something about versions was recorded between the question of a call and its answer: that is not
-        from here, so it is from the agent."""
-        under_way = False
-        for event in self.ledger.events(STUDY):
-            if event.kind in ("agent asked", "agent answered") and event.data["call"] == call:
-                under_way = event.kind == "agent asked"
-            elif under_way and not event.kind.startswith("iterate "):
-                return True
-        return False
-
     def asked(self, call: str, **data: Any) -> None:
-        with self.ledger.write():
+        with self._writing():
             self.study.asked_agent(call, **data)
 
     def answered(self, call: str, **data: Any) -> None:
-        with self.ledger.write():
+        with self._writing():
             self.study.agent_answered(call, **data)
+
+    def check(self, version: int) -> str:
+        """Compare the ledger with what this process knows of it; call it after code of an agent has run.
+
+        What is found is recorded as an alarm of the version, once, and the story continues as it is known here.
+
+        Returns:
+            What others did to the ledger; empty: nothing.
+
+        Raises:
+            LabError: The ledger is not the same file any more.
+        """
+        if self._identity() != self._file:
+            raise LabError(
+                f"the ledger was removed or replaced by another file while code of v{version} ran",
+                file=self.ledger.path,
+                hint="restore it from a backup; nothing was merged",
+            )
+        rows = self._read_rows()
+        foreign = [row for seq, row in rows.items() if seq not in self._stored]
+        changed = [row for seq, row in self._stored.items() if seq not in rows or rows[seq][:-1] != row[:-1]]
+        found = [_not_from_here([(row[0], row[2], row[4]) for row in foreign])] if foreign else []
+        if changed:
+            named = ", ".join(
+                f"{row[0]} ({row[2]}{f' of {row[4]}' if row[4] else ''})" for row in changed[:FORGED_SHOWN]
+            )
+            found.append(f"{len(changed)} event(s) of versions were changed or removed: {named}")
+        if self._hash_of(self._head[0]) != self._head[1]:
+            found.append(f"the chain was rewritten up to event {self._head[0]} or later")
+        broken = self.ledger.first_broken_link()
+        if broken is not None and broken != self._broken:
+            found.append(f"the chain is broken: {broken.why}")
+        if not found:
+            return ""
+        why = "; ".join(found)
+        self._broken, self._stored = broken, rows
+        self._alarm(version, why)
+        return why
+
+    def _alarm(self, version: int | None, why: str) -> None:
+        known = [
+            [event.seq, event.at, event.kind, event.run, {k: v for k, v in event.data.items() if k != "known"}]
+            for event in self._events
+        ]
+        self._head = self.ledger.head()
+        self.note(ALARM, version, why=why, known=known, broken=asdict(self._broken) if self._broken else None)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A transaction whose events are from here."""
+        with self.ledger.write():
+            last = self.ledger.head()[0]
+            continues = self._hash_of(self._head[0]) == self._head[1]
+            yield
+            written = self._read_rows(after=last)
+            self._stored |= written
+            self._events += map(_event, written.values())
+            if continues:  # else the chain was rewritten, which the next check must find
+                self._head = self.ledger.head()
+
+    def _read_rows(self, after: int = 0) -> dict[int, tuple[Any, ...]]:
+        sql = "SELECT seq, at, kind, study, run, data, hash FROM events WHERE study=? AND seq>? ORDER BY seq"
+        return {row[0]: tuple(row) for row in self.ledger.rows(sql, (STUDY, after))}
+
+    def _hash_of(self, seq: int) -> str:
+        row = self.ledger.one("SELECT hash FROM events WHERE seq=?", (seq,))
+        return row[0] if row else GENESIS
+
+    def _identity(self) -> tuple[int, int] | None:
+        """Which file the ledger's path leads to; None: to no file."""
+        try:
+            status = os.stat(self.ledger.path)
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino
+
+
+def _event(row: tuple[Any, ...]) -> Event:
+    seq, at, kind, study, run, data, digest = row
+    return Event(seq, at, kind, study, run, orjson.loads(data), digest)
+
+
+def _not_from_here(events: Sequence[tuple[int, str, str | None]]) -> str:
+    named = ", ".join(f"{seq} ({kind}{f' of {run}' if run else ''})" for seq, kind, run in events[:FORGED_SHOWN])
+    return f"the ledger has events of versions that are not from here: {named}"
 
 
 def told(findings: Sequence[Finding]) -> list[dict[str, Any]]:

@@ -48,10 +48,15 @@ Command = Annotated[list[str], Field(min_length=1), AfterValidator(_known_places
 
 
 class Smoke(Part):
-    """A short training, to see that the version runs at all."""
+    """A short training, to see that the version runs at all.
+
+    It may write to the version's worktree, to `{scratch}` (which is also its TMPDIR), and nowhere else.
+    """
 
     command: Command
     timeout: Duration = 180.0
+    writable: Texts = Field(default_factory=list)
+    """Further folders that it may write to, such as a cache; from the lab, or with `~`."""
 
 
 class Evaluate(Part):

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from looplab.agents import confine
 from looplab.agents.process import MARK, Process, kill_marked
 from looplab.agents.run import PASSED_ON
 from looplab.errors import LabError
@@ -47,14 +48,22 @@ def python_of(lab: Path, venv: bool) -> str:
     return str(own) if venv and own.exists() else sys.executable
 
 
-def run(argv: Sequence[str], cwd: Path, log: Path, timeout: float) -> Outcome:
-    """Run it to its end or its time limit; all that it started ends with it, and with looplab. No secrets reach it."""
+def run(argv: Sequence[str], cwd: Path, log: Path, timeout: float, writable: Sequence[Path] | None = None) -> Outcome:
+    """Run it to its end or its time limit; all that it started ends with it, and with looplab. No secrets reach it.
+
+    Args:
+        writable: The folders that it may write to, the one for temporary files first; None: it is not confined.
+    """
     env = {name: os.environ[name] for name in (*PASSED_ON, *ALSO_PASSED_ON) if name in os.environ}
     env |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1", MARK: str(log)}
     try:
         program = find_program(argv[0], cwd, env)
     except LabError as error:
         return Outcome(False, str(error), "")
+    command = [program, *argv[1:]]
+    if writable is not None:
+        env["TMPDIR"] = str(writable[0])
+        command = confine.confined(command, writable)
     kill_marked(str(log))  # of a looplab that was killed a moment ago
     tail: deque[str] = deque(maxlen=KEPT_LINES)
     deadline = time.monotonic() + timeout
@@ -69,7 +78,7 @@ def run(argv: Sequence[str], cwd: Path, log: Path, timeout: float) -> Outcome:
     log.parent.mkdir(parents=True, exist_ok=True)
     with (
         log.open("w", encoding="utf-8", errors="replace") as file,
-        Process([program, *argv[1:]], env, cwd, GRACE_S) as process,
+        Process(command, env, cwd, GRACE_S) as process,
     ):
         for _, line in process.lines("", watch):
             tail.append(redact_text(line))

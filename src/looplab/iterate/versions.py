@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from looplab.agents.base import AgentSpec, Answer, Command, Event, Limits, Message, Session, Trouble
+from looplab.agents.confine import landlock_version
 from looplab.agents.log import read_end
 from looplab.agents.process import kill_marked
 from looplab.agents.run import check_spec, find_program, run_agent
@@ -32,6 +32,7 @@ from looplab.judge.base import Verdict
 from looplab.ledger.study import JOBS_SUFFIX
 from looplab.loop.lock import engine_pid
 from looplab.loop.submitting import start_engine
+from looplab.runs.tree import copy as copy_below
 
 HOME = ".looplab/iterate"
 RESULT = "evaluation.json"
@@ -78,11 +79,27 @@ class Iteration:
             if not self._here(name):
                 raise LabError(f"{name} is not in the lab", file=self.lab / FILE, hint="see frozen and sop")
 
+        ledger = self.lab / ".looplab"
+        for path in self._smoke_writable():
+            if not path.is_dir():
+                raise LabError(f"smoke.writable: there is no folder {path}", file=self.lab / FILE)
+            if ledger.is_relative_to(path) or path.is_relative_to(ledger):
+                raise LabError(f"smoke.writable: {path} has the ledger in it", file=self.lab / FILE)
+        if self.settings.smoke and not landlock_version():
+            self.tell("WARNING: without Landlock in the kernel, smoke runs of versions are NOT confined. Code that "
+                      "the agent wrote can change any file of yours, the ledger included")  # fmt: skip
+
+    def _smoke_writable(self) -> list[Path]:
+        named = self.settings.smoke.writable if self.settings.smoke else []
+        return [(self.lab / Path(name).expanduser()).resolve() for name in named]
+
     # -- a range of versions
 
     def run(self, start: int, end: int) -> bool:
         """All versions of the range, in their order; False if one failed."""
         self.check()
+        if forged := self.book.begin():
+            self.tell(f"ALARM: {forged}")
         story = self.book.story()
         if story.range is None or story.range[:2] != (start, end):
             self.book.note("iterate began", start=start, end=end)
@@ -226,8 +243,7 @@ class Iteration:
             for path in seal.files_of(source, ["."]):
                 copy = target / path.relative_to(source)
                 if target.is_dir() and not copy.exists() and not path.is_symlink():
-                    copy.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copy2(path, copy)
+                    copy_below(source, target, path.relative_to(source))
 
     # -- asking
 
@@ -314,10 +330,11 @@ class Iteration:
         if call.ok and not void:
             findings += self._gates(attempt, tree)
             void = self._tampered(attempt, tree)  # the smoke run is code of the agent's, too
+        if not void and not any(finding.stops for finding in findings):
+            findings += self._measure(attempt, tree, ask)
+            void = self._tampered(attempt, tree)  # and so may be what the evaluation loads
         if void:
             findings.append(Finding(False, "frozen", void))
-        elif not any(finding.stops for finding in findings):
-            findings += self._measure(attempt, tree, ask)
         for finding in findings:
             if not finding.ok:
                 self.tell(f"v{number}: {'warning: ' if finding.warning else ''}{finding.what}: {_short(finding.why)}")
@@ -330,8 +347,8 @@ class Iteration:
             before = json.loads(self._seals(attempt.version).read_text())
         except (OSError, ValueError):
             before = {}
-        if self.book.meddled(attempt.calls[-1].id):
-            return "the ledger has events of versions that are not from here"
+        if forged := self._forged(attempt.version):
+            return forged
         if seal.digest(before) != attempt.prepared["seals"]:
             return "the list of sealed files is not the one that was made"
         now = seal.seal(tree.lab, [*self.frozen, *self._others(tree.lab, attempt.version)])
@@ -340,6 +357,13 @@ class Iteration:
             found = ["a frozen file of the lab itself was changed meanwhile"]
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
         return "; ".join(found[:5]) + more
+
+    def _forged(self, number: int) -> str:
+        """What code of the version did to the ledger, in this attempt; empty: nothing."""
+        if found := self.book.check(number):
+            self.tell(f"ALARM: v{number}: {found}. Values from before are compared; `looplab verify` shows the ledger")
+        attempt = self.book.story().last(number)
+        return attempt.forged if attempt is not None else ""
 
     def _gates(self, attempt: Attempt, tree: Worktree) -> list[Finding]:
         number, settings = attempt.version, self.settings
@@ -354,7 +378,8 @@ class Iteration:
             if settings.venv and (tree.lab / "venv").exists():
                 places["python"] = trial.python_of(tree.lab, True)  # the lab's own, or one that the agent has made
             log = self.lab / HOME / f"v{number}.smoke.log"
-            found.append(gates.check_smoke(settings.smoke, places, tree.lab, log))
+            writable = [tree.path, *self._smoke_writable()] if landlock_version() else None
+            found.append(gates.check_smoke(settings.smoke, places, tree.lab, log, writable))
         return found
 
     def _places(self, version: Path, number: int) -> dict[str, str | Path]:
@@ -388,6 +413,7 @@ class Iteration:
         self.book.note("version measuring", number, ask=ask)
         log = self.lab / HOME / f"v{number}.evaluation.log"
         found = gates.evaluate(self.settings.evaluate, self._places(version, number), self.lab, log)
+        self._forged(number)
         if isinstance(found, Measured):
             self.book.note("version measured", number, ask=ask, metric=self.settings.evaluate.metric,
                            value=found.value, values=list(found.values), fingerprint=self.fingerprint())  # fmt: skip
@@ -469,7 +495,9 @@ class Iteration:
         """Commit what the agent left, and bring what git ignores of it to the target: the worktree may go then."""
         commit = tree.commit(attempt.branch, message, self._left_out())
         for name in tree.ignored(f"{self.settings.experiments}/v{attempt.version}"):
-            _copy(tree.lab / name, target / name)
+            if not (tree.lab / name).is_symlink():
+                target.mkdir(parents=True, exist_ok=True)
+                copy_below(tree.lab, target, name)
         self.book.note("version committed", attempt.version, commit=commit)
         return commit
 
@@ -520,13 +548,6 @@ def new_log(folder: Path, number: int) -> Path:
             continue
         return path
     raise LabError(f"too many logs of the name {name}", file=folder)
-
-
-def _copy(source: Path, target: Path) -> None:
-    if source.is_symlink() or not source.is_file():
-        return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy2(source, target)
 
 
 def _short(text: str) -> str:

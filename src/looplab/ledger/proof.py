@@ -115,11 +115,23 @@ def read_anchors(given: str, lab: Path) -> list[Anchor]:
 
 def _read_notes(lab: Path, ref: str) -> list[Anchor]:
     """All anchors that were ever in the notes, also those that are only in their history."""
-    if not git(lab, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}", ok=True):
+    commit = git(lab, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}", ok=True)
+    if not commit:
         return []
     quiet = ("--no-color", "--no-ext-diff", "--no-textconv", "--no-renames", "--no-show-signature", "--no-relative")
     history = git(
-        lab, "-c", "log.showRoot=true", "log", "-p", "-U0", "--text", "--format=", *quiet, ref, "--", timeout=TIMEOUT_S
+        lab,
+        "-c",
+        "log.showRoot=true",
+        "log",
+        "-p",
+        "-U0",
+        "--text",
+        "--format=",
+        *quiet,
+        commit,
+        "--",
+        timeout=TIMEOUT_S,
     )
     return parse_anchors(history)
 

@@ -1,24 +1,107 @@
 """Running a run once more from its capsule: its code in a worktree of its own, its config, its seed.
 
-What cannot be brought back (packages, the machine, files that git never knew) is compared and told.
+The capsule is used only if it is what the chain recorded. What cannot be brought back (packages, the machine, files
+that git never knew) is compared and reported.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from looplab.config.files import read_config
 from looplab.errors import LabError
-from looplab.runs.capsule import Capsules, Prints
+from looplab.ledger.study import StudyLedger
+from looplab.runs import folder, tree
+from looplab.runs.capsule import Capsules, Prints, doubt
+from looplab.runs.git import GitError, git, require_commit
+from looplab.runs.names import inside
+from looplab.untrusted import UntrustedError, load_json, read_bounded
 
 AGAIN = "again"
 """The proposer of runs that repeat one exactly."""
 GIT_S = 60.0
+MOST_BYTES = 64 << 20
+"""Of a capsule or a config."""
+USED = ("capsule.json", "config.json")
+"""What a reproduction takes from the record of a run."""
+SHARED = re.compile(rf"{folder.SHARED}/(?:code|packages)-([0-9a-f]{{16}})\.(?:patch|json)")
+OWN = ((".looplab",), ("outputs",))
+"""Folders of a lab that are never copied into a checkout."""
+
+
+def read_capsule(record: StudyLedger, outputs: Path, run: str) -> dict[str, Any]:
+    """The capsule of a run, compared with the chain and checked in its form, before anything of it is used.
+
+    Raises:
+        LabError: A file is not what was recorded when the run was launched, or the capsule is not one.
+    """
+    run_dir = folder.require(outputs / run)
+    recorded = record.launched_files(run)
+    contents = {}
+    for name in USED:
+        path = folder.record_name(run_dir, name)
+        try:
+            content = contents[name] = read_bounded(run_dir / path, MOST_BYTES)
+        except (OSError, UntrustedError) as error:
+            raise LabError(f"cannot be read: {error}", file=run_dir / path) from None
+        if path not in recorded:
+            raise LabError(
+                f"the chain does not say what {name} of run {run} was, so it may have been changed",
+                file=run_dir / path,
+                hint="the ledger was rebuilt or is of an early version; run its config again with `looplab propose`",
+            )
+        if folder.hash_bytes(content) != recorded[path]:
+            raise LabError(f"{name} is not what it was when run {run} was launched", file=run_dir / path)
+    try:
+        capsule = load_json(contents["capsule.json"])
+    except UntrustedError as error:
+        raise LabError(f"is not a capsule: {error}", file=run_dir / "capsule.json") from None
+    problem = _problem(capsule)
+    if problem is not None:
+        raise LabError(f"is not a capsule: {problem}", file=folder.record_file(run_dir, "capsule.json"))
+    code = capsule.get("code") or {}
+    for shared in (code.get("patch"), (capsule.get("python") or {}).get("packages")):
+        _check_shared(outputs, shared)
+    return dict(capsule)
+
+
+def _problem(capsule: object) -> str | None:
+    """What is wrong with the form of a capsule; None: nothing."""
+    if not isinstance(capsule, dict):
+        return "it is not an object"
+    for key, kind in (("program", str), ("machine", dict), ("argv", list)):
+        if not isinstance(capsule.get(key), kind):
+            return f"{key} is missing or not {kind.__name__}"
+    for key in ("code", "python", "data"):
+        if not isinstance(capsule.get(key) or {}, dict):
+            return f"{key} is not an object"
+    code = capsule.get("code") or {}
+    if code.get("commit") is not None:
+        try:
+            require_commit(code["commit"])
+        except LabError as error:
+            return f"code.commit: {error.message}"
+    for what, name in (("code.patch", code.get("patch")), ("packages", (capsule.get("python") or {}).get("packages"))):
+        if name is not None and not (isinstance(name, str) and SHARED.fullmatch(name)):
+            return f"{what} is not the name of a shared file"
+    names = [*(code.get("untracked") or []), *(capsule.get("data") or {})]
+    for name in names:
+        try:
+            tree.parts_of(name)
+        except (LabError, TypeError):
+            return f"{str(name)[:80]!r} leads out of the lab"
+    return None
+
+
+def _check_shared(outputs: Path, name: str | None) -> None:
+    """A shared file has its hash in its name."""
+    match = SHARED.fullmatch(name or "")
+    if match is not None and (folder.hash_file(outputs / match[0]) or "")[:16] != match[1]:
+        raise LabError("is missing, or not what it was when it was written", file=outputs / match[0])
 
 
 def place_of(lab: Path, run_id: str) -> Path | None:
@@ -31,20 +114,20 @@ def bring_back(lab: Path, outputs: Path, run_id: str, capsule: Mapping[str, Any]
     """Check the run's code out beside the lab, if it is another than today's; says what was done."""
     code = capsule.get("code") or {}
     commit = code.get("commit")
+    unknown = doubt(code)
     if commit is None:
-        return ["the lab was not in git: the code is the one that is here now"]
+        return [f"{unknown or 'the lab was not in git'}: the code is the one that is here now"]
     today = Capsules(lab, outputs).code()
-    if (today.get("commit"), today.get("patch")) == (commit, code.get("patch")):
+    told = [unknown] if unknown else []
+    if not unknown and not doubt(today) and (today["commit"], today["patch"]) == (commit, code.get("patch")):
         then, now = (side.get("left_out") or {} for side in (code, today))
-        changed = [
+        told += [
             f"{name} has changed since; its content is not kept, since it is made for secrets"
             for name in {**then, **now}
             if then.get(name) != now.get(name)
         ]
-        return [
-            *changed,
-            f"the code is as it was ({commit[:12]}{', with its uncommitted changes' if code.get('patch') else ''})",
-        ]
+        changes = ", with its uncommitted changes" if code.get("patch") else ""
+        return [*told, f"the code is as it was ({commit[:12]}{changes})"]
     if code.get("redacted"):
         raise LabError(
             f"the uncommitted changes of this run held secrets, which were not kept: {', '.join(code['redacted'])}",
@@ -54,36 +137,43 @@ def bring_back(lab: Path, outputs: Path, run_id: str, capsule: Mapping[str, Any]
     home = lab / ".looplab" / "again" / run_id
     drop(lab, run_id)
     home.mkdir(parents=True)
-    tree = home / "tree"
-    _git(lab, "worktree", "add", "--detach", "--force", str(tree), commit)
+    checkout = home / "tree"
+    _git(lab, "worktree", "add", "--detach", "--force", "--", str(checkout), commit)
     if code.get("patch"):
-        _git(tree, "apply", "--binary", "--whitespace=nowarn", str(outputs / code["patch"]))
-    inside = tree / lab.resolve().relative_to(top.resolve())
-    told = [f"the code of {commit[:12]} was checked out{', with its uncommitted changes' if code.get('patch') else ''}"]
+        _git(checkout, "apply", "--binary", "--whitespace=nowarn", "--", str(outputs.resolve() / code["patch"]))
+    place = checkout / lab.resolve().relative_to(top.resolve())
+    told += [
+        f"the code of {commit[:12]} was checked out{', with its uncommitted changes' if code.get('patch') else ''}"
+    ]
     told += [
         f"{name} had uncommitted changes that were not kept: it is made for secrets"
         for name in code.get("left_out") or ()
     ]
-    for name in code.get("untracked") or []:
-        source = top / name
-        if source.exists() and not (tree / name).exists() and not name.startswith((".looplab", "outputs")):
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            (shutil.copytree if source.is_dir() else shutil.copy2)(source, tree / name)
+    named = code.get("untracked") or []
+    below = lab.resolve().relative_to(top.resolve()).parts
+    for name in named:
+        own = tree.parts_of(name)[len(below) :][:1] in OWN
+        if not own and not os.path.lexists(checkout / name) and tree.copy(top, checkout, name):
             told.append(f"{name} was never in git: taken as it is now")
+    more = (code.get("untracked_count") or 0) - len(named)
+    if more > 0:
+        told.append(f"{more} more file(s) were never in git and are not named in the capsule: they are missing")
     for name in capsule.get("data") or {}:
-        if not (inside / name).exists() and (lab / name).exists():
-            (inside / name).parent.mkdir(parents=True, exist_ok=True)
-            os.symlink((lab / name).resolve(), inside / name)
-    os.symlink(inside, home / "lab")
+        if not os.path.lexists(place / name) and (lab / name).exists():
+            with tree.open_parent(place, name, create=True) as (parent, last):
+                os.symlink(inside(lab, name, "data"), last, dir_fd=parent)
+    os.symlink(place, home / "lab")
     return told
 
 
 def drop(lab: Path, run_id: str) -> None:
     """Remove what was checked out."""
-    home = lab / ".looplab" / "again" / run_id
-    if (home / "tree").exists():
-        _git(lab, "worktree", "remove", "--force", str(home / "tree"))
-    shutil.rmtree(home, ignore_errors=True)
+    home, name = lab / ".looplab", f"again/{run_id}"
+    if (home / name / "tree").exists():
+        tree.make_writable(home, f"{name}/tree")  # an error if a link is in the way
+        git(lab, "worktree", "remove", "--force", "--", str(home / name / "tree"), ok=True, timeout=GIT_S)
+    if home.exists():
+        tree.remove(home, name)
 
 
 def differences(lab: Path, outputs: Path, capsule: Mapping[str, Any], data: Prints) -> list[str]:
@@ -119,12 +209,6 @@ def _packages(outputs: Path, before: Mapping[str, Any], after: Mapping[str, Any]
 
 def _git(where: Path, *args: str) -> str:
     try:
-        done = subprocess.run(["git", *args], cwd=where, capture_output=True, text=True, timeout=GIT_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise LabError(f"git {args[0]} did not work: {error}") from error
-    if done.returncode != 0:
-        raise LabError(
-            f"git {' '.join(args[:2])} did not work: {done.stderr.strip()}",
-            hint="is the run's commit still in this repository?",
-        )
-    return done.stdout.strip()
+        return git(where, *args, timeout=GIT_S)
+    except GitError as error:
+        raise LabError(error.message, hint="is the run's commit still in this repository?") from None

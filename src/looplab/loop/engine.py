@@ -145,6 +145,7 @@ class Engine:
         self._summaries = SummaryWriter(self.folder)
         self._free: deque[Slot] = deque(setup.slots)
         self._held: dict[str, Slot] = {}
+        self._doubt: str | None = None  # why the code of the last run is not known; reported once
         self._prepared: dict[str, Prepared] = {}  # run → the files that it was started with
         self._behind: dict[str, Ready] = {}  # slot → the run that the executor starts there next, by itself
         self._blocked: dict[str, float] = {}  # slot → when to look at its device again
@@ -382,6 +383,10 @@ class Engine:
         self._prepared[run.id] = ready.prepared
         self.study.launched(run.id, slot.name, ready.prepared.hashes)
         self._tell(News("launched", f"run {run.id} in {slot.name}: {run.reason}", run.id))
+        doubt = ready.prepared.doubt
+        if doubt is not None and doubt != self._doubt:
+            self._tell(News("alarm", f"run {run.id}: {doubt}", run.id))
+        self._doubt = doubt
 
     def _queue_behind(self) -> None:
         """Where runs are short, hand over the next run of each slot while the slot is still busy."""

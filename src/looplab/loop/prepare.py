@@ -23,7 +23,7 @@ from looplab.ledger.study import RunRow
 from looplab.loop.setup import FIRST_SEED, SEEDS, Setup
 from looplab.loop.warm import check_start
 from looplab.runs import folder
-from looplab.runs.capsule import Capsules
+from looplab.runs.capsule import Capsules, doubt
 from looplab.runs.names import inside
 from looplab.runs.redact import HIDDEN, redact_argv, redact_env
 
@@ -40,6 +40,8 @@ class Prepared:
     hashes: dict[str, str]
     """SHA-256"""
     contents: dict[str, bytes]
+    doubt: str | None = None
+    """Why it is not known which code runs."""
 
 
 class Preparer:
@@ -104,6 +106,9 @@ class Preparer:
         capsules = self._capsules if job is None else self._capsules_of(cwd)
         capsule = capsules.make(argv, program, {**own, **redact_env(given)}, seeds)
         capsule["cwd"] = str(cwd)
+        unknown = doubt(capsule["code"])
+        if unknown is not None:
+            about["notes"] = [*about["notes"], unknown]
         files = {
             **self._planned_files(run, plan),
             "run.json": dump_json(about, finite=True),
@@ -112,7 +117,7 @@ class Preparer:
         if job is None and HIDDEN.encode() in files["config.json"]:
             self._check_revealed(run, config)
         private = self._config_files() if job is None and self.hides(run) else ()
-        prepared = Prepared(folder.create(run_dir, files, private=private), _by_path(files))
+        prepared = Prepared(folder.create(run_dir, files, private=private), _by_path(files), unknown)
         order = Order(
             run.id,
             run_dir,

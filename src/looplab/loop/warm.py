@@ -63,8 +63,9 @@ def _find(asked: str, warm: WarmStart, lab: Path, outputs: Path, record: StudyLe
 def _checkpoint(warm: WarmStart, outputs: Path, run: str) -> Path:
     for name in warm.checkpoint:
         for place in (outputs / run, outputs / run / "out"):
-            if (place / name).is_file():
-                return (place / name).resolve()
+            found = (place / name).resolve()
+            if found.is_file() and found.is_relative_to(outputs.resolve()):
+                return found
     raise LabError(f"run {run} left no {' or '.join(warm.checkpoint)}", hint="see warm_start.checkpoint in lab.yaml")
 
 

@@ -26,7 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from looplab.config.files import dump_json, write_atomic
+from looplab.config.lab import STUDY_NAME
 from looplab.errors import BusyError, LabError
+from looplab.runs import tree
 from looplab.runs.folder import point, pointed
 from looplab.runs.names import random_suffix
 
@@ -93,7 +95,7 @@ class RunFolder:
             self.write("pipeline.json", about)
 
     def remove(self, name: str) -> None:
-        (self.path / name).unlink(missing_ok=True)
+        tree.remove(self.path, name)
 
     def clear_process(self) -> None:
         for name in PROCESS_FILES:
@@ -127,14 +129,18 @@ def runs_below(root: Path) -> list[RunFolder]:
     """The runs of a root, the newest first."""
     if not root.is_dir():
         return []
-    found = [RunFolder(path) for path in root.iterdir() if (path / "pipeline.json").exists()]
+    found = [
+        RunFolder(path)
+        for path in root.iterdir()
+        if STUDY_NAME.fullmatch(path.name) and not path.is_symlink() and (path / "pipeline.json").exists()
+    ]
     return sorted(found, key=lambda run: (run.created, run.name), reverse=True)
 
 
 def latest(root: Path) -> RunFolder | None:
     """The run that LATEST points at, if it is whole; else the newest one that is."""
     name = pointed(root, LATEST)
-    if name is not None and "/" not in name and RunFolder(root / name).is_whole():
+    if name is not None and STUDY_NAME.fullmatch(name) and RunFolder(root / name).is_whole():
         return RunFolder(root / name)
     return next((run for run in runs_below(root) if run.is_whole()), None)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from looplab.config.edits import apply_edits
 from looplab.config.files import read_config
-from looplab.config.lab import STUDY_NAME, Lab, Stage, Study
+from looplab.config.lab import Lab, Stage, Study
 from looplab.config.paths import diff, find, get, parse, same, set_
 from looplab.errors import LabError
 from looplab.launch.base import Slot
@@ -23,7 +23,7 @@ from looplab.pipeline import prints
 from looplab.pipeline.folder import CONFIG, RunFolder, latest, make_id, need_latest, read_record, runs_below
 from looplab.pipeline.prints import Hashes, Parts
 from looplab.runs.folder import study_folder
-from looplab.runs.names import inside
+from looplab.runs.names import check_name, inside
 
 VARIABLE = re.compile(r"\{\{|\}\}|\{([A-Za-z_][\w.-]*)\}")
 LATEST_ID = "latest"
@@ -362,7 +362,7 @@ def choose_run(plan: Plan, run_id: str | None, *, new: bool = False) -> RunFolde
                 f"a new run has no {', '.join(plan.needs)}, which {', '.join(plan.called)} builds on",
                 hint="name that stage too",
             )
-        return RunFolder(root / (make_id() if said in (None, LATEST_ID) else str(said)))
+        return _run_below(plan, root, make_id() if said in (None, LATEST_ID) else said)
     if said is not None and said != LATEST_ID:
         return _named_run(plan, root, said)
     if plan.needs or said == LATEST_ID:
@@ -376,10 +376,15 @@ def choose_run(plan: Plan, run_id: str | None, *, new: bool = False) -> RunFolde
     return RunFolder(root / make_id())
 
 
+def _run_below(plan: Plan, root: Path, name: str | None) -> RunFolder:
+    """A run folder by a name from outside; not one that is a link to elsewhere."""
+    path = root / check_name(name, "a run's name")
+    inside(plan.lab, path, "the run's folder")
+    return RunFolder(path)
+
+
 def _named_run(plan: Plan, root: Path, name: str) -> RunFolder:
-    if not STUDY_NAME.fullmatch(name):
-        raise LabError(f"{name!r} cannot be a run's name: letters, digits, `_`, `-`, `.`; it becomes a folder")
-    run = RunFolder(root / name)
+    run = _run_below(plan, root, name)
     if plan.needs and not (run.path / "pipeline.json").exists():
         known = [other.name for other in runs_below(root)]
         near = get_close_matches(name, known, 1)

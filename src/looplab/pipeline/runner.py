@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -30,6 +29,7 @@ from looplab.launch.slots import slot_environment
 from looplab.pipeline import prints
 from looplab.pipeline.folder import CONFIG, RunFolder, point_latest, read_record, unpoint_latest
 from looplab.pipeline.plan import Plan, fill, find_stage_program
+from looplab.runs import tree
 from looplab.runs.folder import sweep
 from looplab.runs.redact import known_secrets, redact_argv, redact_text, scrub_file
 
@@ -265,11 +265,7 @@ class StageRun:
 
     def _clear_outputs(self, stage: str) -> None:
         for name in self.plan.stages[stage].outputs:
-            path = self.run.path / name
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+            tree.remove(self.plan.lab.resolve(), (self.run.path / name).relative_to(self.plan.lab.resolve()))
 
     def _start(self, stage: str, executor: Executor) -> None:
         plan, run, about = self.plan, self.run, self.plan.stages[stage]

@@ -28,7 +28,8 @@ from looplab.pipeline.folder import RunFolder, make_id, read_record
 from looplab.pipeline.plan import Plan, make_plan, pick_stages
 from looplab.pipeline.prints import Hashes
 from looplab.pipeline.runner import StageRun
-from looplab.runs.names import inside
+from looplab.runs import tree
+from looplab.runs.names import check_name, inside
 from looplab.untrusted import open_regular
 
 FIELDS = {
@@ -168,7 +169,7 @@ class Suite:
             path = self.folder / "tables" / table
             rows = [row for job in self.jobs if job.name in names for row in _rows(job, source)]
             if not rows:
-                path.unlink(missing_ok=True)
+                tree.remove(self.folder, f"tables/{table}")
                 continue
             columns = list(dict.fromkeys(column for row in rows for column in row))
             text = io.StringIO()
@@ -185,7 +186,7 @@ class Suite:
 
 
 def _rows(job: Job, source: str) -> list[dict[str, str]]:
-    path = job.run.path / source
+    path = inside(job.plan.lab, job.run.path / source, "suite.tables")
     try:
         with open_regular(path) as binary, io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
             return [
@@ -257,8 +258,8 @@ def make_suite(lab: Lab, study: Study, path: Path, suite_id: str | None, *, new:
     """Everything about a suite, checked before anything is started."""
     file = path if path.exists() or not (lab.folder / path).exists() else lab.folder / path
     settings, base, source = read_suite(file, lab.folder)
-    if suite_id is not None and not STUDY_NAME.fullmatch(suite_id):
-        raise LabError(f"{suite_id!r} cannot be a suite's id: letters, digits, `_`, `-`, `.`; it names folders")
+    if suite_id is not None:
+        check_name(suite_id, "a suite's id")
     stages = pick_stages(study, settings.stages)
     configs = {dataset.called: dataset_config(settings, base, dataset) for dataset in settings.datasets}
     key = hashlib.sha256(canonical_json({"stages": stages, "configs": configs, "study": study.study})).hexdigest()
@@ -272,12 +273,12 @@ def make_suite(lab: Lab, study: Study, path: Path, suite_id: str | None, *, new:
                 hint=f"name {plan.needs[0]} too, or let the config name a run with it ({study.pipeline.artifacts})",
             )
     roots = {name: plan.root for name, plan in plans.items()}
-    folder = next(iter(roots.values())).parent / "_suite"
+    folder = inside(lab.folder, next(iter(roots.values())).parent / "_suite", "the suite's folder")
     chosen = suite_id or (None if new else _same_suite(folder, key)) or make_id()
     labelled = any(dataset.label for dataset in settings.datasets)
     jobs = []
     for dataset in settings.datasets:
-        run = RunFolder(roots[dataset.called] / chosen)
+        run = RunFolder(inside(lab.folder, roots[dataset.called] / chosen, "the run's folder"))
         named = {"dataset": dataset.name, **({"label": dataset.called} if labelled else {})}
         named["run"] = f"{run.path.parent.name}/{run.name}"
         jobs.append(Job(dataset.called, named, plans[dataset.called], run))
@@ -296,8 +297,8 @@ def make_suite(lab: Lab, study: Study, path: Path, suite_id: str | None, *, new:
 def _same_suite(folder: Path, key: str) -> str | None:
     """The newest suite that asks for the same."""
     found = [read_record(path) for path in folder.glob("*/suite.json")]
-    same = [about for about in found if about is not None and about["key"] == key]
-    return str(max(same, key=lambda about: about["created"])["id"]) if same else None
+    same = [about for about in found if about is not None and about.get("key") == key]
+    return check_name(max(same, key=lambda about: about["created"])["id"], "a suite's id") if same else None
 
 
 def make_runs(suite: Suite, say: Callable[[str, str], None], *, force: bool = False) -> list[StageRun]:

@@ -37,7 +37,9 @@ def available() -> bool:
     return find_spec("matplotlib") is not None
 
 
-def write_plots(facts: StudyFacts, importance: Importance, drawn: Mapping[str, Batch]) -> list[Path]:
+def write_plots(
+    facts: StudyFacts, importance: Importance, drawn: Mapping[str, Batch], to: Path | None = None
+) -> list[Path]:
     """Draw what there is to draw, and give the paths; nothing where matplotlib is missing."""
     if not available():
         return []
@@ -46,7 +48,7 @@ def write_plots(facts: StudyFacts, importance: Importance, drawn: Mapping[str, B
         "best_so_far.png": _best_so_far(facts),
         "knobs.png": _knobs(facts, importance),
     }
-    folder = facts.folder / FOLDER
+    folder = (to or facts.folder) / FOLDER
     written = []
     for name, figure in pictures.items():
         path = folder / name

@@ -25,9 +25,9 @@ def write_reports(lab: Path, study: Study, record: StudyLedger, *, plots: bool =
     return write(gather(lab, study, record), study, plots=plots)
 
 
-def write(facts: StudyFacts, study: Study, *, plots: bool = False) -> list[Path]:
-    """As `write_reports`, of facts that are gathered already."""
-    folder = facts.folder
+def write(facts: StudyFacts, study: Study, *, plots: bool = False, to: Path | None = None) -> list[Path]:
+    """As `write_reports`, of facts that are gathered already; `to` is the folder, if it is not the study's own."""
+    folder = to or facts.folder
     folder.mkdir(parents=True, exist_ok=True)
     shares, label = knob_importance(facts, thorough=plots)
     # Replicates are told by their mean; their curves would only crowd out those of other configs.
@@ -36,7 +36,7 @@ def write(facts: StudyFacts, study: Study, *, plots: bool = False) -> list[Path]
     if plots:
         from looplab.report.plots import write_plots
 
-        pictures = write_plots(facts, shares, drawn)
+        pictures = write_plots(facts, shares, drawn, folder)
     names = [str(picture.relative_to(folder)) for picture in pictures]
     contents = {
         MARKDOWN: markdown.render(facts, shares, names, label),

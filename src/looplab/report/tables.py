@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from looplab.config import paths
 from looplab.config.lab import Lab
 from looplab.errors import LabError
-from looplab.ledger.ledger import Ledger
-from looplab.ledger.schema import VERSION
+from looplab.ledger.ledger import LedgerCopy
 from looplab.report import archive
 from looplab.runs import folder
 
@@ -31,12 +30,12 @@ if TYPE_CHECKING:
 VIEWS = ("runs", "metrics", "proposals", "verdicts", "knobs", "events")
 LEDGER_VIEWS = ("runs", "proposals", "verdicts", "events")
 _ORDER = {"runs": "study, n", "proposals": "id", "verdicts": "study, at", "events": "seq"}
-BUSY_S = 30.0
 
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
     "allow_community_extensions": False,
+    "temp_directory": "",
 }
 _LOCKED = ("python_enable_replacements=false", "enable_external_access=false", "lock_configuration=true")
 
@@ -65,10 +64,15 @@ def connect(lab: Lab, *, views: Collection[str] = VIEWS, study: str | None = Non
     if "knobs" in views:
         _add(connection, "knobs", _knobs(lab, runs))
     archives = _add_metrics(connection, lab, runs) if "metrics" in views else []
-    allowed = ", ".join(_literal(path) for path in archives)
+    _lock(connection, archives)
+    return connection
+
+
+def _lock(connection: duckdb.DuckDBPyConnection, readable: Sequence[str] = ()) -> None:
+    """From now on the connection reads these files and memory, and writes nothing, for good."""
+    allowed = ", ".join(_literal(path) for path in readable)
     for setting in (f"allowed_paths=[{allowed}]", *_LOCKED):
         connection.execute(f"SET {setting}")
-    return connection
 
 
 def ask(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
@@ -87,6 +91,7 @@ def views_of(sql: str) -> tuple[str, ...]:
     import duckdb
 
     with closing(duckdb.connect(":memory:", config=_CONFIG)) as connection:
+        _lock(connection)
         try:
             named = connection.get_table_names(sql)
         except duckdb.Error:
@@ -148,22 +153,16 @@ def _read_ledger(lab: Lab, study: str | None, with_configs: bool) -> tuple[dict[
     if not path.exists():
         raise LabError("this lab has no ledger yet", file=path, hint="start with `looplab run`")
     try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=BUSY_S)) as db:
-            version = db.execute("PRAGMA user_version").fetchone()[0]
-            if version < VERSION:
-                Ledger(path, create=False).close()  # brings it up to date
-            elif version > VERSION:
-                raise LabError(f"the ledger is of version {version}, this looplab knows {VERSION}", file=path)
-            db.execute("BEGIN")
+        with closing(LedgerCopy(path)) as db:  # of one moment, of the newest version, and without writing
             _check_study(db, lab, study)
             tables = {name: _read_table(db, name, study) for name in LEDGER_VIEWS}
             if with_configs:
-                configs = dict(db.execute("SELECT hash, body FROM configs"))
+                configs = {row["hash"]: row["body"] for row in db.rows("SELECT hash, body FROM configs")}
     except sqlite3.DatabaseError as error:
         raise LabError(
             f"cannot read the ledger: {error}",
             file=path,
-            hint="is its folder writable? a damaged ledger is rebuilt by `looplab reindex`",
+            hint="a damaged ledger is rebuilt by `looplab reindex`",
         ) from error
     runs = [
         _Run(
@@ -180,13 +179,13 @@ def _read_ledger(lab: Lab, study: str | None, with_configs: bool) -> tuple[dict[
     return tables, runs
 
 
-def _check_study(db: sqlite3.Connection, lab: Lab, study: str | None) -> None:
+def _check_study(db: LedgerCopy, lab: Lab, study: str | None) -> None:
     """A study that was taken out of the lab file is still known by its runs."""
     if study is not None and not db.execute("SELECT 1 FROM runs WHERE study=? LIMIT 1", (study,)).fetchone():
         lab.study(study)
 
 
-def _read_table(db: sqlite3.Connection, name: str, study: str | None) -> pa.Table:
+def _read_table(db: LedgerCopy, name: str, study: str | None) -> pa.Table:
     import pyarrow as pa
 
     kinds = {row[1]: row[2] for row in db.execute(f"PRAGMA table_info({name})")}

@@ -21,7 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from looplab.errors import LabError
 from looplab.runs.folder import hash_file, keep_shared
+from looplab.runs.git import PLAIN_DIFF, git, git_bytes, isolated
 from looplab.runs.redact import is_secret_file, redact_argv, redact_bytes, redact_env
 
 KEPT_VARIABLES = (
@@ -34,6 +36,9 @@ FRESH_S = 1.0
 STALE_S = 10.0
 """The same for runs that are prepared together, in one transaction."""
 GIT_S = 20.0
+MOST_UNTRACKED = 50
+"""How many files that git does not know are named; the others are counted."""
+NO_FILTER = ("unspecified", "unset")
 
 ASK_PATH = "import json, sys; print(json.dumps({'version': sys.version, 'path': sys.path}))"
 
@@ -79,27 +84,52 @@ class Capsules:
     def code(self) -> dict[str, Any]:
         """What git says of the lab's code now."""
 
-        def git(*args: str) -> bytes | None:
-            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                done = subprocess.run(["git", *args], cwd=self._lab, capture_output=True, timeout=GIT_S)
-                return done.stdout if done.returncode == 0 else None
-            return None
-
-        commit = git("rev-parse", "HEAD")
-        if commit is None:
-            return {"commit": None}
-        patch = git("diff", "--binary", "HEAD", "--", ".") or b""
-        status = git("status", "--porcelain", "--untracked-files=normal", "--", ".") or b""
-        untracked = [line[3:] for line in status.decode(errors="replace").splitlines() if line.startswith("??")]
+        try:
+            commit = git(self._lab, "rev-parse", "--verify", "HEAD", timeout=GIT_S, alone=True)
+        except LabError as error:
+            return {"commit": None, **_without_commit(self._lab, error)}
+        found: dict[str, Any] = {"commit": commit, "dirty": None, "patch": None}
+        try:
+            with isolated(self._lab, timeout=GIT_S) as env:
+                patch = self._ask(env, "diff", *PLAIN_DIFF, commit, "--", ".")
+                if patch and (filtered := self._filtered(env, commit)):
+                    raise LabError(f"{filtered} goes through a filter of git, which is not run")
+                listing = (
+                    "ls-files",
+                    "--others",
+                    "--exclude-standard",
+                    "--directory",
+                    "--no-empty-directory",
+                    "--full-name",
+                    "-z",
+                    "--",
+                    ".",
+                )
+                untracked = self._ask(env, *listing).decode(errors="replace").split("\0")[:-1]
+        except (LabError, OSError) as error:
+            return {**found, "why": getattr(error, "message", None) or str(error)}
         kept = clean_patch(patch, self._lab)
         return {
-            "commit": commit.decode().strip(),
+            **found,
             "dirty": bool(patch),
             "patch": keep_shared(self._study, kept.patch, "code", ".patch") if kept.patch else None,
-            "untracked": untracked[:50],
+            "untracked": untracked[:MOST_UNTRACKED],
+            "untracked_count": len(untracked),
             **({"left_out": kept.left_out} if kept.left_out else {}),
             **({"redacted": kept.redacted} if kept.redacted else {}),
         }
+
+    def _ask(self, env: dict[str, str], *args: str, stdin: bytes = b"") -> bytes:
+        return git_bytes(self._lab, *args, env=env, stdin=stdin, timeout=GIT_S, alone=True)
+
+    def _filtered(self, env: dict[str, str], commit: str) -> str | None:
+        """A changed file whose content in git is made by a program (git-lfs, for example): a patch would be wrong."""
+        names = self._ask(env, "diff", *PLAIN_DIFF, "--name-only", "-z", commit, "--", ".")
+        top = Path(env["GIT_WORK_TREE"])
+        told = git_bytes(top, "check-attr", "-z", "--stdin", "filter", env=env, stdin=names, timeout=GIT_S, alone=True)
+        parts = told.decode(errors="replace").split("\0")
+        driven = (name for name, value in zip(parts[::3], parts[2::3], strict=False) if value not in NO_FILTER)
+        return next(driven, None)
 
     def _ask_python(self, program: str) -> dict[str, Any]:
         """The interpreter that the trainer runs in, where the program is one; else the one looplab runs in."""
@@ -163,6 +193,17 @@ def _patched_file(part: bytes) -> str:
         if found:
             return os.fsdecode(found[1])
     return ""
+
+
+def _without_commit(lab: Path, error: LabError) -> dict[str, Any]:
+    """Why there is no commit, unless the lab simply is not in git."""
+    there = any(os.path.lexists(folder / ".git") for folder in (lab.resolve(), *lab.resolve().parents))
+    return {"dirty": None, "why": error.message} if there else {}
+
+
+def doubt(code: Mapping[str, Any]) -> str | None:
+    """Why a capsule does not say which code ran, in words; None: it does, or the lab was not in git."""
+    return f"it is not known which code ran: {code['why']}" if code.get("why") else None
 
 
 class Prints:

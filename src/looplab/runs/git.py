@@ -1,16 +1,52 @@
-"""Git by its command line, with nothing that a repository's configuration could start."""
+"""Git by its command line, with nothing that a repository's configuration could start.
+
+Agents can write to a lab and so to the configuration of its repository. Programs that this configuration names (hooks,
+filters, external diffs, merge drivers, credential helpers …) therefore never run; those that the person's own or the
+system's configuration names (git-lfs, for example) do where a work tree is changed. Reading a work tree
+(`isolated`) uses no configuration and runs no programs at all.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from looplab.errors import LabError
 
 GIT_S = 300.0
-NEUTRAL = ("-c", "core.hooksPath=/dev/null", "-c", "commit.gpgSign=false", "-c", "core.fsmonitor=false")
+NEUTRAL = (
+    "--no-pager",
+    *("-c", "core.hooksPath=/dev/null"),
+    *("-c", "core.fsmonitor=false"),
+    *("-c", "commit.gpgSign=false"),
+    *("-c", "submodule.recurse=false"),
+    *("-c", "protocol.ext.allow=never"),
+)
 NOBODY = ("-c", "user.name=looplab", "-c", "user.email=looplab@localhost")
+PLAIN_DIFF = (
+    "--binary", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames", "--src-prefix=a/", "--dst-prefix=b/",
+    "--ignore-submodules=dirty",
+)  # fmt: skip
+"""Options of `git diff` for a patch that `git apply` accepts everywhere. Whether files of submodules have changed is
+not asked: git would run programs there."""
+COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+OWN_SCOPES = ("local", "worktree")
+"""Of the configuration: what belongs to the repository."""
+NAMES_PROGRAM = re.compile(
+    r"filter\..*\.(clean|smudge|process)|diff\.external|diff\..*\.(command|textconv)|merge\..*\.driver"
+    r"|gpg\.(.*\.)?program|core\.(sshcommand|gitproxy|askpass|editor|alternaterefscommand)|credential\.(.*\.)?helper"
+    r"|remote\..*\.(uploadpack|receivepack|vcs)",
+    re.DOTALL,
+)
+RUNS_PROGRAMS = {"add", "apply", "commit", "diff", "log", "merge", "notes", "push", "status", "worktree"}
+"""Commands that may run them."""
+HARMLESS = r"^core\.(autocrlf|eol|filemode|symlinks|ignorecase|excludesfile)$"
+"""Settings that say how a work tree is compared."""
 
 
 def git(
@@ -23,24 +59,127 @@ def git(
 ) -> str:
     """Return what git prints; with `ok`, an empty text where it fails.
 
-    Hooks and file system monitors do not run: agents can write to the repository. Variables such as GIT_DIR are
-    ignored. System and user configuration stay in effect, since `safe.directory` is set there. `alone` runs git in a
-    session of its own, out of reach of a Ctrl-C for the engine.
+    Variables such as GIT_DIR are ignored, unless they are in `env`. `alone` runs git in a session of its own, out of
+    reach of a Ctrl-C for the engine.
+
+    Raises:
+        LabError: Git is not installed, failed, or took longer than `timeout` seconds.
     """
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    clean |= {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C", **(env or {})}
     try:
-        done = subprocess.run(
-            ["git", *NEUTRAL, *args], cwd=where, env=clean, capture_output=True, timeout=timeout,
-            stdin=subprocess.DEVNULL, start_new_session=alone,
-        )  # fmt: skip
-    except FileNotFoundError:
-        raise LabError("git is not installed") from None
-    except subprocess.TimeoutExpired:
-        raise LabError(f"git {args[0]} took longer than {timeout:g} s") from None
-    if done.returncode != 0:
+        printed = git_bytes(where, *args, env=env, timeout=timeout, alone=alone)
+    except GitError:
         if ok:
             return ""
+        raise
+    return printed.decode(errors="surrogateescape").rstrip("\n")
+
+
+class GitError(LabError):
+    """Git itself says that a command failed."""
+
+
+def git_bytes(
+    where: Path,
+    *args: str,
+    env: dict[str, str] | None = None,
+    stdin: bytes = b"",
+    timeout: float = GIT_S,
+    alone: bool = False,
+) -> bytes:
+    """`git`, for output that is not text."""
+    command = next((arg for before, arg in zip(("", *args), args, strict=False) if "-c" not in (before, arg)), "")
+    overrides = _without_own_programs(where, env, timeout) if command in RUNS_PROGRAMS else []
+    return _run(where, [*NEUTRAL, *overrides, *args], env=env, stdin=stdin, timeout=timeout, alone=alone)
+
+
+def _without_own_programs(where: Path, env: dict[str, str] | None, timeout: float) -> list[str]:
+    """Options that put the person's own programs, or none, in the place of those that the repository names."""
+    try:
+        listed = _run(where, ["config", "--list", "--show-scope", "-z"], env=env, timeout=timeout, alone=True)
+    except GitError:  # not a repository: the command itself will say so
+        return []
+    parts = listed.decode(errors="surrogateescape").split("\0")
+    trusted: dict[str, list[str]] = {}
+    own: dict[str, None] = {}
+    for scope, entry in zip(parts[::2], parts[1::2], strict=False):
+        key, _, value = entry.partition("\n")
+        if NAMES_PROGRAM.fullmatch(key.lower()):
+            if scope in OWN_SCOPES:
+                own[key] = None
+            elif scope in ("system", "global"):
+                trusted.setdefault(key, []).append(value)
+    # Without a merge driver there is no merge: `false` leaves a conflict.
+    nothing = {key: "false" if key.startswith("merge.") else "" for key in own}
+    return [w for key in own for value in (nothing[key], *trusted.get(key, ())) for w in ("-c", f"{key}={value}")]
+
+
+def _run(
+    where: Path,
+    args: list[str],
+    *,
+    env: dict[str, str] | None,
+    stdin: bytes = b"",
+    timeout: float,
+    alone: bool,
+) -> bytes:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    clean |= {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C", **(env or {})}
+    command = " ".join([arg for arg in args if not arg.startswith("-") and "=" not in arg][:2])
+    try:
+        done = subprocess.run(
+            ["git", *args], cwd=where, env=clean, capture_output=True, timeout=timeout, input=stdin,
+            start_new_session=alone,
+        )  # fmt: skip
+    except FileNotFoundError:
+        raise LabError("git is not installed" if where.is_dir() else f"there is no folder {where}") from None
+    except subprocess.TimeoutExpired:
+        raise LabError(f"git {command} took longer than {timeout:g} s") from None
+    except (OSError, ValueError) as error:
+        raise LabError(f"git {command} could not be started: {error}") from None
+    if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip() or done.stdout.decode(errors="replace").strip()
-        raise LabError(f"git {' '.join(args[:2])} did not work: {said}", file=where)
-    return done.stdout.decode(errors="surrogateescape").rstrip("\n")
+        raise GitError(f"git {command} failed: {said or f'exit code {done.returncode}'}", file=where)
+    return done.stdout
+
+
+@contextmanager
+def isolated(where: Path, *, timeout: float) -> Iterator[dict[str, str]]:
+    """The environment in which git compares the work tree around `where` without any configuration of the repository.
+
+    Git gets the objects and the index of the repository, and an empty configuration but for a few harmless settings.
+    It cannot be pointed to a program, not even by somebody who changes the configuration at the same moment.
+    """
+    asked = ("--show-object-format", "--show-toplevel", "--absolute-git-dir", "--git-common-dir")
+    found = git(where, "rev-parse", "--path-format=absolute", *asked, timeout=timeout, alone=True).split("\n")
+    if len(found) != len(asked):
+        raise LabError("a path of the git repository has a line break")
+    object_format, top, own, common = found
+    listed = git(where, "config", "-z", "--get-regexp", HARMLESS, ok=True, timeout=timeout, alone=True)
+    settings = [entry.partition("\n")[::2] for entry in listed.split("\0") if "\n" in entry]
+    with TemporaryDirectory(prefix="looplab-git-") as folder:
+        for name in ("objects", "refs", "info"):
+            os.mkdir(f"{folder}/{name}")
+        Path(folder, "HEAD").write_text("ref: refs/heads/none\n")
+        Path(folder, "config").write_text(
+            f"[core]\n\trepositoryformatversion = 1\n[extensions]\n\tobjectformat = {object_format}\n"
+        )
+        os.symlink(f"{common}/info/exclude", f"{folder}/info/exclude")
+        yield {
+            "GIT_DIR": folder,
+            "GIT_WORK_TREE": top,
+            "GIT_INDEX_FILE": f"{own}/index",
+            "GIT_OBJECT_DIRECTORY": f"{common}/objects",
+            "GIT_OPTIONAL_LOCKS": "0",
+            "GIT_CONFIG_GLOBAL": "/dev/null",
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "GIT_CONFIG_COUNT": str(len(settings)),
+            **{f"GIT_CONFIG_KEY_{n}": key for n, (key, _) in enumerate(settings)},
+            **{f"GIT_CONFIG_VALUE_{n}": value for n, (_, value) in enumerate(settings)},
+        }
+
+
+def require_commit(text: object) -> str:
+    """The text, if it is the full hash of a commit."""
+    if not isinstance(text, str) or not COMMIT.fullmatch(text):
+        raise LabError(f"{str(text)[:80]!r} is not the hash of a commit")
+    return text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from looplab.config.lab import STUDY_NAME
 from looplab.errors import LabError
 
 ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"  # nothing that reads like something else
@@ -19,9 +20,19 @@ def run_id(n: int) -> str:
     return f"{n:04d}-{random_suffix(4)}"
 
 
+def check_name(name: object, what: str) -> str:
+    """The name, if it can become one folder: not a path, not hidden, not `..`."""
+    if not isinstance(name, str) or not STUDY_NAME.fullmatch(name):
+        raise LabError(f"{str(name)[:80]!r} cannot be {what}: letters, digits, `_`, `-`, `.`; it becomes a folder")
+    return name
+
+
 def inside(root: Path, path: str | Path, what: str) -> Path:
     """The path, made absolute from `root`; an error if it leads out of the lab."""
-    full = (root / path).resolve()
+    try:
+        full = (root / path).resolve()
+    except (ValueError, OSError, RuntimeError) as error:  # a NUL, too long, links in a circle
+        raise LabError(f"{what}: {str(path)[:80]!r} is not a path: {error}") from None
     if not full.is_relative_to(root.resolve()):
         raise LabError(f"{what}: {path} leads out of the lab {root}", hint="keep what the lab uses inside its folder")
     return full

@@ -1,0 +1,81 @@
+"""Confinement of code that an agent wrote: it may read everything and write only to given folders (Landlock).
+
+Run as a script by an isolated interpreter (`python -I -S confine.py FOLDER… -- PROGRAM ARGS…`); it imports nothing of
+looplab. The kernel holds the limits for the program and all that it starts, and where it can (Landlock 6) keeps them
+from signalling processes outside. Devices and shared memory stay writable; the network is not restricted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+PR_SET_NO_NEW_PRIVS = 38
+WRITE_FILE, TRUNCATE, REFER = 1 << 1, 1 << 14, 1 << 13
+MAKE_AND_REMOVE = sum(1 << bit for bit in range(4, 13))
+SCOPE_SIGNAL = 2
+ALWAYS_WRITABLE = ("/dev",)
+
+
+class _Ruleset(ctypes.Structure):
+    _fields_ = [("fs", ctypes.c_uint64), ("net", ctypes.c_uint64), ("scoped", ctypes.c_uint64)]
+
+
+class _BeneathRule(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = [("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32)]
+
+
+def landlock_version() -> int:
+    """The version of Landlock that the kernel offers; 0: none."""
+    return max(0, int(ctypes.CDLL(None).syscall(CREATE_RULESET, None, 0, 1)))
+
+
+def confined(argv: Sequence[str], writable: Iterable[Path]) -> list[str]:
+    """The command line that runs `argv` (its program by its full path) with write access to these folders alone."""
+    return [sys.executable, "-I", "-S", __file__, *(str(path.resolve()) for path in writable), "--", *argv]
+
+
+def restrict(writable: Iterable[str]) -> None:
+    """Take the right to write elsewhere from this process, for good.
+
+    Raises:
+        OSError: The kernel refused, or a folder is missing.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    version = landlock_version()
+    rights = WRITE_FILE | MAKE_AND_REMOVE | (REFER if version >= 2 else 0) | (TRUNCATE if version >= 3 else 0)
+
+    def call(*args: object) -> int:
+        result = int(libc.syscall(*args))
+        if result < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return result
+
+    wanted = _Ruleset(rights, 0, SCOPE_SIGNAL)
+    ruleset = call(CREATE_RULESET, ctypes.byref(wanted), ctypes.sizeof(wanted) if version >= 6 else 8, 0)
+    for folder in (*ALWAYS_WRITABLE, *writable):
+        parent = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+        call(ADD_RULE, ruleset, 1, ctypes.byref(_BeneathRule(rights, parent)), 0)
+        os.close(parent)
+    if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "no_new_privs")
+    call(RESTRICT_SELF, ruleset, 0)
+    os.close(ruleset)
+
+
+def main() -> None:
+    split = sys.argv.index("--")
+    try:
+        restrict(sys.argv[1:split])
+        os.execv(sys.argv[split + 1], sys.argv[split + 1 :])
+    except OSError as error:
+        sys.exit(f"cannot be confined or started: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -21,7 +21,16 @@ from looplab.cli.labs import Place, open_lab, open_place, prepare_study
 from looplab.cli.live import Live, Row, Snapshot, time_left
 from looplab.config.lab import Lab, Study
 from looplab.errors import BusyError, LabError
-from looplab.launch.local import LocalExecutor, is_alive, read_process
+from looplab.launch.local import (
+    LocalExecutor,
+    Where,
+    find_by_mark,
+    is_alive,
+    is_running,
+    read_process,
+    signal_groups,
+    where_is,
+)
 from looplab.ledger.ledger import Ledger, LedgerCopy
 from looplab.ledger.study import RunRow, StudyLedger
 from looplab.loop.engine import Ending, Engine, Outcome
@@ -465,19 +474,36 @@ def _await_stop(place: Place, run_row: RunRow | None) -> bool:
 
 def _stop_orphans(place: Place, runs: Sequence[RunRow]) -> str:
     """Trainings that live without an engine: ended directly, recorded by the next `resume`."""
-    stopped = []
+    found: dict[str, tuple[Path, Path, dict[str, Any]]] = {}
+    unseen = []
     for row in runs:
-        process = read_process(record_folder(place.outputs / row.id)) or {}
-        pid, ticks, boot = process.get("pid", 0), process.get("start", 0), process.get("boot", "")
-        if pid and is_alive(pid, ticks, boot):
-            os.killpg(pid, signal.SIGTERM)
-            stopped.append((row.id, pid, ticks, boot))
+        run_dir = place.outputs / row.id
+        record_dir = record_folder(run_dir)
+        process = read_process(record_dir)
+        where = where_is(process, record_dir)
+        if where is Where.ELSEWHERE:
+            unseen.append(row.id)
+        elif where is Where.HERE and (is_running(run_dir, record_dir) or find_by_mark(run_dir, record_dir)):
+            found[row.id] = run_dir, record_dir, process or {}
+
+    def signal_all(number: int) -> bool:
+        """Whether anything of them is alive."""
+        alive = False
+        for run_dir, record_dir, process in found.values():
+            pids = find_by_mark(run_dir, record_dir)
+            if process and is_alive(process["pid"], process["start"], process["boot"]):
+                pids.append(process["pid"])
+            if number:
+                signal_groups(pids, number)
+            alive |= bool(pids)
+        return alive
+
+    signal_all(signal.SIGTERM)
     deadline = time.monotonic() + place.study.launch.grace
-    while time.monotonic() < deadline and any(is_alive(p, t, b) for _, p, t, b in stopped):
+    while time.monotonic() < deadline and signal_all(0):
         time.sleep(0.05)
-    for _, pid, ticks, boot in stopped:
-        if is_alive(pid, ticks, boot):
-            os.killpg(pid, signal.SIGKILL)
-    if not stopped:
-        return "no engine is at work and no training is alive"
-    return f"no engine is at work; stopped {', '.join(s[0] for s in stopped)} (`looplab resume` records it)"
+    signal_all(signal.SIGKILL)
+    told = f"stopped {', '.join(found)} (`looplab resume` records it)" if found else "no training is alive"
+    if unseen:
+        told += f"; {', '.join(unseen)} may run on another host or in another container, and cannot be ended from here"
+    return f"no engine is running; {told}"

@@ -23,7 +23,7 @@ from looplab.config.paths import diff
 from looplab.errors import LabError
 from looplab.judge.base import Sitting
 from looplab.launch import keeper
-from looplab.launch.base import Event, Executor, Exit, Order, Refused, Slot, Started
+from looplab.launch.base import Event, Executor, Exit, Order, Refused, Slot, Started, Unreachable
 from looplab.ledger.anchors import Publisher
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import RunRow, StudyLedger
@@ -145,6 +145,7 @@ class Engine:
         self._behind: dict[str, Ready] = {}  # slot → the run that the executor starts there next, by itself
         self._blocked: dict[str, float] = {}  # slot → when to look at its device again
         self._adopting: set[str] = set()
+        self._unreachable: set[str] = set()  # runs that may be alive on another host, or in another PID namespace
         self._stopping = False
         self._paused = False
         self._wishes: list[str] = []
@@ -253,7 +254,10 @@ class Engine:
 
     def _is_over(self) -> bool:
         """Whether nothing runs and nothing more will be started; asked after planning."""
-        if self.running or self._finished or self._behind:
+        running = self.running.keys()
+        if self.draining or self._stopping:
+            running = running - self._unreachable  # they stay open, for an engine that can see them
+        if running or self._finished or self._behind:
             return False
         if self.draining or self._stopping:
             return True
@@ -308,7 +312,7 @@ class Engine:
         if self._adopting:
             # Those that ended meanwhile are told at once; the rest is alive.
             self._listen(0.0)
-            for run_id in self._adopting & self.running.keys():
+            for run_id in (self._adopting & self.running.keys()) - self._unreachable:
                 self._tell(News("adopted", f"run {run_id} is still at work: adopted", run_id))
         if self._bench is not None:
             # What the judge asked of an engine that is gone is not recorded: it is worked out again.
@@ -440,12 +444,24 @@ class Engine:
 
     def _take_in(self, event: Event) -> None:
         if isinstance(event, Started):
+            self._unreachable.discard(event.run_id)
             self.study.started(event.run_id, event.pid, event.at)
             if event.run_id in self.running:
                 self.running[event.run_id] = replace(self.running[event.run_id], pid=event.pid, started=event.at)
         elif isinstance(event, Refused):
             self._give_back(event)
+        elif isinstance(event, Unreachable):
+            self._unreachable.add(event.run_id)
+            self._tell(
+                News(
+                    "waiting",
+                    f"run {event.run_id} was started in {event.where}, where its processes cannot be seen from here; "
+                    f"waiting for its end (`looplab stop {event.run_id}` gives it up)",
+                    event.run_id,
+                )
+            )
         else:
+            self._unreachable.discard(event.run_id)
             slot = self._held.pop(event.run_id, None)
             self._finished.append((self.running.pop(event.run_id), event.exit))
             if slot is not None and slot.name in self._behind:
@@ -691,7 +707,7 @@ class Engine:
         self._stopping = True
         self._why = "stopped"
         self._cancel_behind()
-        for run_id in self.running:
+        for run_id in self.running.keys() - self._unreachable:
             self._executor.stop(run_id, "stop", self.setup.study.launch.grace)
 
     def _drain(self) -> None:

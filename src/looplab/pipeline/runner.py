@@ -25,7 +25,7 @@ from looplab.config.files import canonical_json
 from looplab.errors import BusyError, LabError
 from looplab.launch.base import Ended, Executor, Exit, Order, Refused, Slot
 from looplab.launch.devices import Devices
-from looplab.launch.local import find_by_mark, is_alive, read_json
+from looplab.launch.local import find_by_mark, is_running, read_json
 from looplab.launch.slots import slot_environment
 from looplab.pipeline import prints
 from looplab.pipeline.folder import CONFIG, RunFolder, point_latest, read_record, unpoint_latest
@@ -155,10 +155,7 @@ class StageRun:
         folder = self.run.path
         if (folder / "exit.json").exists() or not (folder / "train.log").exists():
             return False
-        process = read_json(folder / "process.json")
-        if process is not None and is_alive(process["pid"], process["start"], process["boot"]):
-            return True
-        return bool(find_by_mark(folder))
+        return is_running(folder, folder) or bool(find_by_mark(folder))
 
     # -- its stages
 

@@ -90,6 +90,7 @@ def run(folder: Path | None, name: str | None, options: Options, *, execute: boo
         with contextlib.closing(LedgerCopy(lab.ledger_path)) as copy:
             show_plan(lab, study, options, copy, json)
         return
+    options = replace(options, cfgs=relative_to_lab(lab.folder, options.cfgs))
     setup = prepare_study(lab, study, options)
     if detach and _has_secret(options.extra):
         raise LabError("a secret among the trainer's arguments does not reach a study in the background, since the "
@@ -122,7 +123,7 @@ def resume(folder: Path | None, name: str | None, detach: bool, json: bool) -> N
             record.command("resume")
             output.print_json({"study": study.study, "asked": "resume"}) if json else output.say("it goes on")
             return
-        options = saved_options(ledger, study.study)
+        options = saved_options(ledger, study.study, lab.folder)
     setup = prepare_study(lab, study, options)
     with StudyLock(lab.folder, study.study), contextlib.closing(Ledger(lab.ledger_path)) as ledger:
         if not detach:
@@ -140,17 +141,34 @@ def _save_options(ledger: Ledger, study: str, options: Options) -> None:
     ledger.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (f"options:{study}", text))
 
 
-def last_options(ledger: Ledger, study: str) -> Options:
-    """What was said with the last `run`."""
+def relative_to_lab(lab: Path, cfgs: Sequence[str]) -> tuple[str, ...]:
+    """Name configs by their path inside the lab, so that it can be moved; those outside keep theirs."""
+    root = lab.resolve()
+    return tuple(str(Path(name).relative_to(root)) if Path(name).is_relative_to(root) else name for name in cfgs)
+
+
+def _found_again(lab: Path, name: str) -> str:
+    """The path inside the lab of a config that an early version recorded with the lab's own path, which has changed
+    since: the longest end of it that the lab has."""
+    parts = Path(name).parts
+    if not Path(name).is_absolute() or Path(name).exists():
+        return name
+    ends = (Path(*parts[first:]) for first in range(1, len(parts)))
+    return next((str(end) for end in ends if (lab / end).is_file()), name)
+
+
+def last_options(ledger: Ledger, study: str, lab: Path) -> Options:
+    """The options of the last `run`."""
     row = ledger.one("SELECT value FROM meta WHERE key=?", (f"options:{study}",))
     if row is None:
         raise LabError(f"study {study!r} was never run", hint="start it with `looplab run`")
-    return Options.from_dict(orjson.loads(row["value"]))
+    options = Options.from_dict(orjson.loads(row["value"]))
+    return replace(options, cfgs=tuple(_found_again(lab, name) for name in relative_to_lab(lab, options.cfgs)))
 
 
-def saved_options(ledger: Ledger, study: str) -> Options:
+def saved_options(ledger: Ledger, study: str, lab: Path) -> Options:
     """The options of the last `run`, for one that continues it."""
-    options = last_options(ledger, study)
+    options = last_options(ledger, study, lab)
     if any(HIDDEN in word for word in options.extra):
         raise LabError("the last `run` had a secret among the trainer's arguments, which is not kept",
                        hint="go on with `looplab run … -- …`, or give it in the environment")  # fmt: skip
@@ -414,7 +432,7 @@ def _describe(kind: str, run: str | None, data: dict[str, Any]) -> str:
 def _ledger_snapshot(place: Place, gauges: dict[str, Any]) -> Snapshot:
     from looplab.loop.measuring import Gauge
 
-    ledger = Ledger(place.lab.ledger_path)  # the drawing thread needs a connection of its own
+    ledger = Ledger(place.lab.ledger_path, create=False)  # the drawing thread needs a connection of its own
     try:
         record = StudyLedger(ledger, place.study.study)
         rows = []

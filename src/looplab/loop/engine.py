@@ -30,6 +30,7 @@ from looplab.ledger.study import RunRow, StudyLedger
 from looplab.loop.decision import Decider, decide_base
 from looplab.loop.judging import Bench, SummaryWriter, evidence_of, record_judgement
 from looplab.loop.measuring import Gauge, left_nothing, summarise
+from looplab.loop.place import PlaceMonitor, note_place
 from looplab.loop.planning import News, Planner
 from looplab.loop.prepare import PREPARED, Prepared, Preparer
 from looplab.loop.setup import Setup, resolved_configuration
@@ -170,11 +171,15 @@ class Engine:
         if not self.setup.options.asked_only:
             self._configuration = self.study.configure(resolved_configuration(self.setup))
         session = self.study.begin_session(socket.gethostname(), os.getpid(), keeper.start_ticks(os.getpid()))
-        self.folder.mkdir(parents=True, exist_ok=True)
+        folder.make_study_folder(self.folder)
         self._syncer = Syncer(self.folder)
         if self.setup.study.anchor is not None:
             self._anchors = Publisher(self._ledger.path, self.setup.lab, self.setup.study.anchor, self._note_now)
             self._anchors.request()
+        self._place = PlaceMonitor(self.setup.lab, self.setup.study.study, self._ledger.path)
+        move = note_place(self.setup.lab, self.setup.study.study, self._ledger)
+        if move is not None:
+            self._tell(News("note", move.text))
         how = "failed"
         gc.freeze()  # what was imported lives as long as the engine: no need to look through it again and again
         try:
@@ -182,6 +187,7 @@ class Engine:
             self._recover()
             beat = time.monotonic()
             while True:
+                self._still_ours()
                 self._obey()
                 # Two transactions: what is decided is in the ledger before any of it is started.
                 self._plan()
@@ -210,25 +216,36 @@ class Engine:
             how = ending.value
             return Outcome(ending, self._why or self._planner.why)
         except OSError as error:
+            self._still_ours()  # then that is what is wrong
             if error.errno in FULL:
                 raise HaltError(_full(error.strerror or "", error.filename)) from error
             raise HaltError(
                 f"{error.strerror or error}: {error.filename or ''}", hint="mend it, then `looplab resume`"
             ) from error
         except sqlite3.OperationalError as error:
+            self._still_ours()
             raise HaltError(_full(str(error), self._ledger.path)) from error
         finally:
             self._planner.close()
             if self._lookout is not None:
                 self._lookout.close()
             with contextlib.suppress(OSError):
-                self._tell_news()
-                self._point()
+                if self._place.lost() is None:  # else nothing is written where the lab was
+                    self._tell_news()
+                    self._point()
             with contextlib.suppress(sqlite3.OperationalError):  # then the halt is being told already
                 self.study.end_session(session, how)
             if self._anchors is not None:
                 self._anchors.close()
             self._syncer.close()
+            self._place.close()
+
+    def _still_ours(self) -> None:
+        """Stop if the lab, its ledger or the study's lock are no longer where they were: what is written from now on
+        would be lost, or land in another lab. Trainings continue, and `resume` adopts them."""
+        lost = self._place.lost()
+        if lost is not None:
+            raise HaltError(lost, hint="trainings that run continue; `looplab resume` at the lab's place adopts them")
 
     def _tell(self, news: News) -> None:
         """Told after the transaction: whoever listens may be slow, and the ledger must not wait for them."""
@@ -254,9 +271,9 @@ class Engine:
 
     def _is_over(self) -> bool:
         """Whether nothing runs and nothing more will be started; asked after planning."""
-        running = self.running.keys()
+        running = set(self.running)
         if self.draining or self._stopping:
-            running = running - self._unreachable  # they stay open, for an engine that can see them
+            running -= self._unreachable  # they stay open, for an engine that can see them
         if running or self._finished or self._behind:
             return False
         if self.draining or self._stopping:
@@ -413,6 +430,7 @@ class Engine:
         if timeout is None:
             timeout = 0.0 if self._finished else TICK_S
         events = self._executor.poll(timeout)
+        self._still_ours()
         if events or self._finished:
             with self._ledger.write():
                 for event in events:

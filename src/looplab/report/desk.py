@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -64,11 +65,11 @@ class Desk:
             self._closing.wait(max(PAUSE_S, 9 * (time.monotonic() - began)))
 
     def _report(self, plots: bool) -> list[Path]:
-        ledger = Ledger(self._ledger)
+        if not self._ledger.exists():
+            return []  # the lab was moved away: a ledger is not made in its place
         try:
-            return write_reports(self._lab, self._study, StudyLedger(ledger, self._study.study), plots=plots)
+            with contextlib.closing(Ledger(self._ledger, create=False)) as ledger:
+                return write_reports(self._lab, self._study, StudyLedger(ledger, self._study.study), plots=plots)
         except (LabError, OSError) as error:
             self._tell(f"the reports could not be written: {error}")
             return []
-        finally:
-            ledger.close()

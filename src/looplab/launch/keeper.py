@@ -109,9 +109,9 @@ def tag_on(pid: int) -> int:
 
 
 def set_tag(tag: int) -> None:
-    """Let the processes that are started from now on carry this tag; 0: none."""
+    """Let the processes that are started from now on carry this tag."""
     with contextlib.suppress(OSError, ValueError):  # an administrator has set a lower limit
-        resource.setrlimit(RLIMIT_LOCKS, (tag or resource.RLIM_INFINITY, resource.getrlimit(RLIMIT_LOCKS)[1]))
+        resource.setrlimit(RLIMIT_LOCKS, (tag, resource.getrlimit(RLIMIT_LOCKS)[1]))
 
 
 def hold(descriptor: int, start: int = 0, length: int = 0) -> bool:
@@ -255,6 +255,7 @@ class Keeper:
         self.held: list[tuple[str, Dict, float]] = []  # (run, the order to be carried out when it is over, until when)
         self.boot = boot_id()
         self.namespace = pid_namespace()
+        self.own_tag = resource.getrlimit(RLIMIT_LOCKS)[0]  # of a run or an agent that has started looplab, or none
         self.host = os.uname().nodename
         self.ticks = start_ticks(os.getpid())
         self.cores = os.sched_getaffinity(0)
@@ -427,7 +428,7 @@ class Keeper:
             return
         finally:
             if place >= 0:
-                set_tag(0)
+                set_tag(self.own_tag)
                 if not started:
                     os.close(place)
             if order.get("cores"):

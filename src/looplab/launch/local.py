@@ -115,10 +115,10 @@ def read_exit(record_dir: Path) -> Exit | None:
 
 def is_alive(pid: int, ticks: int, boot: str) -> bool:
     """Whether this very process lives: a pid alone may have been given to another."""
-    return boot == keeper.boot_id() and ticks != 0 and keeper.start_ticks(pid) == ticks and not _is_zombie(pid)
+    return boot == keeper.boot_id() and ticks != 0 and keeper.start_ticks(pid) == ticks and not is_zombie(pid)
 
 
-def _is_zombie(pid: int) -> bool:
+def is_zombie(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
     except (OSError, IndexError):
@@ -161,7 +161,7 @@ def find_by_mark(run_dir: Path, record_dir: Path | None = None) -> list[int]:
             with contextlib.suppress(OSError):
                 if tag == wanted if tag else mark in Path(entry.path, "environ").read_bytes().split(b"\0"):
                     os.kill(pid, 0)  # one of another user cannot be ended
-                    if not _is_zombie(pid):
+                    if not is_zombie(pid):
                         found.append((keeper.start_ticks(pid), pid))
     return [pid for _, pid in sorted(found)]
 

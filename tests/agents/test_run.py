@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -188,6 +189,36 @@ def test_a_killed_warden_leaves_nothing_either(ask: Ask, folder: Path) -> None:
     assert not answer.ok
     assert "warden" in answer.why
     assert not any(alive(pid) for pid in pids(folder))
+
+
+def test_a_killed_warden_leaves_no_daemon_without_an_environment(ask: Ask, folder: Path) -> None:
+    daemon = """
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        with open("new", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename("new", "daemon")
+        os.closerange(0, 1000)
+        os.execve("/bin/sleep", ["sleep", "600"], {})
+    while not os.path.exists("daemon"):
+        time.sleep(0.005)
+    """
+
+    def kill_warden() -> None:
+        until((folder / "started").exists)
+        for pid in pids(folder):
+            with contextlib.suppress(OSError):
+                parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+                if b"warden.py" in Path(f"/proc/{parent}/cmdline").read_bytes():
+                    os.kill(parent, signal.SIGKILL)
+                    return
+
+    threading.Thread(target=kill_warden, daemon=True).start()
+    answer = ask(textwrap.dedent(daemon) + HANG, limits=Limits(wall_s=PATIENCE_S, grace_s=0.2))
+    assert "warden" in answer.why
+    assert not any(alive(pid) for pid in [*pids(folder), int((folder / "daemon").read_text())])
 
 
 def test_an_agent_has_default_signals_whatever_looplab_inherited(ask: Ask) -> None:

@@ -491,7 +491,8 @@ for fd in sorted(os.listdir("/proc/self/fd"), key=int):
         os.set_inheritable(held.fileno(), True)
         assert any_stand.run(any_stand.python(code)).ok
     log = any_stand.folder / "r1/train.log"
-    assert any_stand.log().splitlines() == ["0 /dev/null", f"1 {log}", f"2 {log}"]
+    # Beside its streams only the lock on its own folder, by which others see that it is alive.
+    assert any_stand.log().splitlines() == ["0 /dev/null", f"1 {log}", f"2 {log}", f"100 {log.parent}"]
 
 
 def test_no_signal_is_ignored_or_blocked_in_a_run(any_stand: Stand) -> None:

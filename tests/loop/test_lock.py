@@ -1,16 +1,19 @@
-"""One engine a study, however often somebody looks whether there is one."""
+"""One engine a study, however often somebody looks whether there is one, and whatever becomes of the lock file."""
 
 from __future__ import annotations
 
 import fcntl
 import os
-import threading
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from looplab.errors import BusyError
+from looplab.errors import BusyError, LabError
 from looplab.loop.lock import StudyLock, engine_pid
+from looplab.runs import disk
 
 
 def test_the_second_engine_is_refused_and_the_first_is_named(tmp_path: Path) -> None:
@@ -18,14 +21,91 @@ def test_the_second_engine_is_refused_and_the_first_is_named(tmp_path: Path) -> 
         assert engine_pid(tmp_path, "s") == os.getpid()
         with pytest.raises(BusyError, match=f"pid {os.getpid()}"), StudyLock(tmp_path, "s"):
             pass
+        assert engine_pid(tmp_path, "s") == os.getpid()
+    assert engine_pid(tmp_path, "s") is None
+    with StudyLock(tmp_path, "s"):
+        pass
+
+
+def test_studies_of_one_lab_do_not_exclude_each_other(tmp_path: Path) -> None:
+    with StudyLock(tmp_path, "a"), StudyLock(tmp_path, "b"):
+        assert engine_pid(tmp_path, "a") == engine_pid(tmp_path, "b") == os.getpid()
+        assert engine_pid(tmp_path, "c") is None
+
+
+def test_asking_for_an_engine_takes_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with StudyLock(tmp_path, "s"):
+        pass
+    asked: list[int] = []
+    real: Callable[..., object] = fcntl.fcntl
+
+    def spy(descriptor: int, command: int, argument: object = 0) -> object:
+        asked.append(command)
+        return real(descriptor, command, argument)
+
+    monkeypatch.setattr(fcntl, "fcntl", spy)
+    monkeypatch.delattr(fcntl, "flock")
+    assert engine_pid(tmp_path, "s") is None
+    assert set(asked) == {fcntl.F_OFD_GETLK}
+
+
+def test_an_engine_starts_while_others_ask_for_it_all_the_time(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom looplab.loop.lock import engine_pid\nprint('x', flush=True)\n"
+        "while True: engine_pid(Path(sys.argv[1]), 's')"
+    )
+    asker = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
+    assert asker.stdout is not None
+    try:
+        assert asker.stdout.readline()
+        for _ in range(300):
+            with StudyLock(tmp_path, "s"):
+                pass
+    finally:
+        asker.kill()
+        asker.wait()
+        asker.stdout.close()
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+def test_a_second_engine_does_not_join_when_the_lock_file_is_gone(tmp_path: Path, how: str) -> None:
+    with StudyLock(tmp_path, "s"):
+        (tmp_path / ".looplab" / "s.lock").unlink()
+        if how == "replaced":
+            (tmp_path / ".looplab" / "s.lock").touch()
+        assert engine_pid(tmp_path, "s") == 0
+        with pytest.raises(BusyError), StudyLock(tmp_path, "s"):
+            pass
+        with pytest.raises(BusyError), StudyLock(tmp_path, "s"):
+            pass
     assert engine_pid(tmp_path, "s") is None
 
 
-def test_somebody_who_only_looks_does_not_keep_an_engine_out(tmp_path: Path) -> None:
+def test_a_lab_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(LabError, match="cannot lock"), StudyLock(tmp_path / "lab", "s"):
+        pass
+    assert engine_pid(tmp_path / "lab", "s") is None
+    assert not (tmp_path / "lab").exists()
+
+
+# -- network disks
+
+
+@pytest.mark.parametrize(("f_type", "name"), [(0x6969, "NFS"), (0x65735546, "FUSE"), (0xFF534D42, "CIFS")])
+def test_no_engine_starts_on_a_network_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, f_type: int, name: str
+) -> None:
+    monkeypatch.setattr(disk, "filesystem_type", lambda folder: f_type)
+    monkeypatch.delenv(disk.ALLOW, raising=False)
+    assert disk.network_disk(tmp_path) == name
+    with pytest.raises(LabError, match=f"network disk .{name}"), StudyLock(tmp_path, "s"):
+        pass
+    monkeypatch.setenv(disk.ALLOW, "1")
     with StudyLock(tmp_path, "s"):
         pass
-    looking = os.open(tmp_path / ".looplab" / "s.lock", os.O_RDONLY)
-    fcntl.flock(looking, fcntl.LOCK_SH)  # as engine_pid does, but slowly
-    threading.Timer(0.2, os.close, (looking,)).start()
-    with StudyLock(tmp_path, "s"):
-        assert engine_pid(tmp_path, "s") == os.getpid()
+
+
+def test_local_disks_are_not_refused(tmp_path: Path) -> None:
+    assert disk.filesystem_type(tmp_path) != 0
+    assert disk.network_disk(Path("/dev/shm")) is None
+    assert disk.filesystem_type(tmp_path / "missing") == 0

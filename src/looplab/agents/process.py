@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import selectors
 import signal
@@ -17,6 +18,8 @@ from typing import IO
 from looplab.agents import warden
 from looplab.agents.lines import Lines
 from looplab.errors import LabError
+from looplab.launch import keeper
+from looplab.launch.local import is_zombie
 
 MARK = "LOOPLAB_AGENT_LOG"
 """The variable by which every process of an agent is known: its log."""
@@ -39,9 +42,10 @@ class Process:
         self._report = b""
         self._lifeline, theirs = socket.socketpair()
         with theirs:
+            arguments = (theirs.fileno(), grace, _tag_of(self._mark))
             try:
                 self._popen = subprocess.Popen(
-                    [sys.executable, "-I", "-S", warden.__file__, str(theirs.fileno()), str(grace), *argv],
+                    [sys.executable, "-I", "-S", warden.__file__, *map(str, arguments), *argv],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -142,16 +146,27 @@ class Process:
             self.error = "its warden was killed"
 
 
+def _tag_of(mark: str) -> int:
+    """The number that the processes of an agent carry beside their mark, which they can lose with their environment."""
+    digest = hashlib.sha256(os.fsencode(mark)).digest()
+    return keeper.FIRST_TAG + int.from_bytes(digest[:8], "big") % keeper.FIRST_TAG
+
+
+def _is_marked(pid: int, mark: str) -> bool:
+    if keeper.tag_on(pid) == _tag_of(mark):
+        return True
+    return os.fsencode(f"{MARK}={mark}") in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+
 def kill_marked(mark: str) -> None:
     """Kill every process that carries the mark of an agent whose warden is gone."""
-    wanted = os.fsencode(f"{MARK}={mark}")
     give_up = time.monotonic() + warden.GIVE_UP_S
     found = True
     while found and time.monotonic() < give_up:  # again: one of them may have started another meanwhile
         found = False
         for name in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):
-                if int(name) != os.getpid() and wanted in Path("/proc", name, "environ").read_bytes().split(b"\0"):
+                if int(name) != os.getpid() and _is_marked(int(name), mark) and not is_zombie(int(name)):
                     os.kill(int(name), signal.SIGKILL)
                     found = True
         if found:

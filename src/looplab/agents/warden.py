@@ -1,11 +1,13 @@
 """The warden: the small process between looplab and an agent, which sees to it that nothing of the agent stays behind.
 
-Run as a script by an isolated interpreter (`python -I -S warden.py FD GRACE PROGRAM ARGS…`); it imports nothing of
+Run as a script by an isolated interpreter (`python -I -S warden.py FD GRACE TAG PROGRAM ARGS…`); it imports nothing of
 looplab. It starts the agent in a session of its own, with the standard streams that it was given itself, and holds one
 end of the socket FD. It ends the agent when a byte comes over the socket, and also when looplab dies, however it dies:
 then the socket is closed. Ending means SIGTERM to every process that descends from the agent, wherever it went (the
 warden inherits those whose parents are gone), and SIGKILL after GRACE seconds. What a finished agent leaves running is
-ended in the same way. At last one line goes to looplab: `exit CODE`, `signal NUMBER` or `error TEXT`.
+ended in the same way. All of them carry TAG, a resource limit that is inherited whatever becomes of the environment: by
+it looplab finds what is left if the warden itself is killed. At last one line goes to looplab: `exit CODE`,
+`signal NUMBER` or `error TEXT`.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import select
 import signal
 import socket
@@ -20,6 +23,8 @@ import sys
 import time
 
 PR_SET_CHILD_SUBREAPER = 36
+RLIMIT_LOCKS = 10
+"""Not enforced by Linux since version 2.4; see launch/keeper.py."""
 CHECK_S = 0.05
 LEFTOVER_GRACE_S = 2.0
 """What the agent left running gets no longer than this."""
@@ -95,7 +100,9 @@ def watch(lifeline: socket.socket, wake: int, first: int, grace: float) -> int:
 def main() -> None:
     lifeline = socket.socket(fileno=int(sys.argv[1]))
     lifeline.set_inheritable(False)
-    grace, command = float(sys.argv[2]), sys.argv[3:]
+    grace, tag, command = float(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
+    with contextlib.suppress(OSError, ValueError):  # an administrator has set a lower limit
+        resource.setrlimit(RLIMIT_LOCKS, (tag, resource.getrlimit(RLIMIT_LOCKS)[1]))
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     wake_r, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a SIGCHLD that was blocked before would hide every end

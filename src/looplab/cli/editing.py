@@ -20,6 +20,7 @@ from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger
 from looplab.loop.decision import Decider, Rejected
 from looplab.loop.setup import Options, Setup
+from looplab.runs.disk import refuse_network_disk
 from looplab.runs.names import random_suffix
 from looplab.runs.redact import redact_edits
 
@@ -28,6 +29,7 @@ def check(folder: Path | None, name: str | None, cfgs: Sequence[Path] | None, mo
     from looplab.loop.preview import base_argv
 
     lab = open_lab(folder)
+    refuse_network_disk(lab.folder)
     studies = [lab.study(name)] if name else list(lab.studies.values())
     told = []
     for study in studies:

@@ -19,12 +19,15 @@ from looplab.config.files import read_config
 from looplab.config.lab import Study
 from looplab.decide.agent import account_of
 from looplab.errors import LabError
+from looplab.launch.local import Where, read_exit, read_process, where_is
 from looplab.ledger.ledger import GENESIS, Ledger, has_ledger
 from looplab.ledger.study import JOBS_SUFFIX, RunRow, StudyLedger, Usage
 from looplab.loop.lock import engine_pid
+from looplab.loop.place import find_move
 from looplab.report.gather import alarms_of
 from looplab.report.judged import Point, judged_now, points, watched
 from looplab.runs import folder as run_folder
+from looplab.runs.folder import record_folder, study_folder
 from looplab.runs.redact import redact_text
 
 LATEST = 8
@@ -66,6 +69,10 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
         elif facts["best"]:
             best = facts["best"]
             output.say(f"  best: {best['id']} with {facts['metric']} = {output.number(best['objective'])}")
+        if facts["place"]:
+            output.say(f"  {facts['place']}")
+        for run_id in facts["unreachable"]:
+            output.say(f"  run {run_id} was started on another host or in another container, and may still run there")
         for change in facts["configured"][1:]:
             output.say(f"  configuration changed at {_when(change['at'])}: {change['changes']}")
         for alarm in facts["alarms"]:
@@ -84,7 +91,7 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
                     str(run.round),
                     run.proposer,
                     run.slot or "-",
-                    run.status or run.state,
+                    "unknown" if run.id in facts["unreachable"] else run.status or run.state,
                     output.number(run.objective),
                     *((run.verdict or _repeats(run) or "-",) if court else ()),
                     output.seconds(run.seconds),
@@ -104,10 +111,13 @@ def _status_of(lab: Path, study: Study, ledger: Ledger | None) -> dict[str, Any]
     facts["judge"] = None
     if ledger is None:
         return {**facts, "used": asdict(Usage(0, 0, 0.0, 0.0)), "waiting": 0, "running": [],
-                "alarms": (), "configured": [], "agents": Account().to_dict()}  # fmt: skip
+                "alarms": (), "configured": [], "agents": Account().to_dict(), "place": None,
+                "unreachable": []}  # fmt: skip
     record = StudyLedger(ledger, study.study)
     best = record.best()
     court = judged_now(study, record)
+    running = record.runs(state="running")
+    move = find_move(lab)
     return {
         **facts,
         "judge": {**asdict(court), "headline": court.headline, "standing": court.standing} if court else None,
@@ -122,8 +132,15 @@ def _status_of(lab: Path, study: Study, ledger: Ledger | None) -> dict[str, Any]
         "agents": account_of(record).to_dict(),
         "waiting": record.count_waiting(),
         "best": asdict(best) if best else None,
-        "running": [asdict(run) for run in record.runs(state="running")],
+        "running": [asdict(run) for run in running],
+        "place": move and move.text,
+        "unreachable": [run.id for run in running if _is_unreachable(study_folder(lab, study.study) / run.id)],
     }
+
+
+def _is_unreachable(run_dir: Path) -> bool:
+    record_dir = record_folder(run_dir)
+    return where_is(read_process(record_dir), record_dir) is Where.ELSEWHERE and read_exit(record_dir) is None
 
 
 def _when(at: float) -> str:

@@ -27,7 +27,7 @@ def plan(folder: Path | None, name: str | None, options: Options, *, resume: boo
     lab = open_lab(folder)
     study = lab.study(name)
     with contextlib.closing(LedgerCopy(lab.ledger_path)) as ledger:
-        show_plan(lab, study, saved_options(ledger, study.study) if resume else options, ledger, json)
+        show_plan(lab, study, saved_options(ledger, study.study, lab.folder) if resume else options, ledger, json)
 
 
 def show_plan(lab: Lab, study: Study, options: Options, ledger: LedgerCopy, json: bool) -> None:

@@ -15,7 +15,7 @@ from looplab.cli.running import drive
 from looplab.config.files import dump_json, write_atomic
 from looplab.config.lab import Lab, Probe, Study
 from looplab.errors import BusyError
-from looplab.launch.local import is_alive, read_process
+from looplab.launch.local import is_running, read_process
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
 from looplab.loop import probing
@@ -93,8 +93,7 @@ def _may_be_alive(run_dir: Path) -> bool:
     record = record_folder(run_dir)
     if not (record / "train.log").exists() or (record / "exit.json").exists():
         return False
-    process = read_process(record)
-    return process is None or is_alive(process["pid"], process["start"], process["boot"])
+    return read_process(record) is None or is_running(run_dir, record)
 
 
 def _show_settings(settings: list[Setting], json: bool) -> None:

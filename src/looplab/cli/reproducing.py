@@ -32,7 +32,7 @@ def reproduce(folder: Path | None, name: str | None, run: str, tolerance: float 
     if original.objective is None:
         raise LabError(f"run {original.id} has no objective, so there is nothing to compare", hint="choose another run")
     capsule = again.read_capsule(record, place.outputs, original.id)
-    options = replace(last_options(place.ledger, study.study), asked_only=True, informal=True)
+    options = replace(last_options(place.ledger, study.study, lab.folder), asked_only=True, informal=True)
     setup = prepare_study(lab, study, options)
     pid = engine_pid(lab.folder, study.study)
     used_up = refusal(study.budget, record, options.runs)
@@ -118,7 +118,9 @@ def remeasure(folder: Path | None, name: str | None, names: Sequence[str], json:
     if study.objective is None:
         raise LabError(f"study {study.study!r} has no objective", hint="name a metric with `objective` in lab.yaml")
     ended = record.runs(state="ended") if not names else [record.run(one) for one in names]
-    setup = prepare_study(place.lab, study, replace(last_options(place.ledger, study.study), informal=True))
+    setup = prepare_study(
+        place.lab, study, replace(last_options(place.ledger, study.study, place.lab.folder), informal=True)
+    )
     with StudyLock(place.lab.folder, study.study):
         found = measuring_again.remeasure(setup, record, ended)
         write_reports(place.lab.folder, study, record, plots=False)

@@ -21,7 +21,16 @@ from looplab.cli.labs import Place, open_for_reading, open_lab, open_place, prep
 from looplab.cli.live import Live, Row, Snapshot, time_left
 from looplab.config.lab import Lab, Study
 from looplab.errors import BusyError, LabError
-from looplab.launch.local import LocalExecutor, is_alive, read_process
+from looplab.launch.local import (
+    LocalExecutor,
+    Where,
+    find_by_mark,
+    is_alive,
+    is_running,
+    read_process,
+    signal_groups,
+    where_is,
+)
 from looplab.ledger.ledger import Ledger, LedgerCopy
 from looplab.ledger.study import RunRow, StudyLedger
 from looplab.loop.engine import Ending, Engine, Outcome
@@ -81,6 +90,7 @@ def run(folder: Path | None, name: str | None, options: Options, *, execute: boo
         with contextlib.closing(LedgerCopy(lab.ledger_path)) as copy:
             show_plan(lab, study, options, copy, json)
         return
+    options = replace(options, cfgs=relative_to_lab(lab.folder, options.cfgs))
     setup = prepare_study(lab, study, options)
     if detach and _has_secret(options.extra):
         raise LabError("a secret among the trainer's arguments does not reach a study in the background, since the "
@@ -113,7 +123,7 @@ def resume(folder: Path | None, name: str | None, detach: bool, json: bool) -> N
             record.command("resume")
             output.print_json({"study": study.study, "asked": "resume"}) if json else output.say("it goes on")
             return
-        options = saved_options(ledger, study.study)
+        options = saved_options(ledger, study.study, lab.folder)
     setup = prepare_study(lab, study, options)
     with StudyLock(lab.folder, study.study), contextlib.closing(Ledger(lab.ledger_path)) as ledger:
         if not detach:
@@ -131,17 +141,34 @@ def _save_options(ledger: Ledger, study: str, options: Options) -> None:
     ledger.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (f"options:{study}", text))
 
 
-def last_options(ledger: Ledger, study: str) -> Options:
-    """What was said with the last `run`."""
+def relative_to_lab(lab: Path, cfgs: Sequence[str]) -> tuple[str, ...]:
+    """Name configs by their path inside the lab, so that it can be moved; those outside keep theirs."""
+    root = lab.resolve()
+    return tuple(str(Path(name).relative_to(root)) if Path(name).is_relative_to(root) else name for name in cfgs)
+
+
+def _found_again(lab: Path, name: str) -> str:
+    """The path inside the lab of a config that an early version recorded with the lab's own path, which has changed
+    since: the longest end of it that the lab has."""
+    parts = Path(name).parts
+    if not Path(name).is_absolute() or Path(name).exists():
+        return name
+    ends = (Path(*parts[first:]) for first in range(1, len(parts)))
+    return next((str(end) for end in ends if (lab / end).is_file()), name)
+
+
+def last_options(ledger: Ledger, study: str, lab: Path) -> Options:
+    """The options of the last `run`."""
     row = ledger.one("SELECT value FROM meta WHERE key=?", (f"options:{study}",))
     if row is None:
         raise LabError(f"study {study!r} was never run", hint="start it with `looplab run`")
-    return Options.from_dict(orjson.loads(row["value"]))
+    options = Options.from_dict(orjson.loads(row["value"]))
+    return replace(options, cfgs=tuple(_found_again(lab, name) for name in relative_to_lab(lab, options.cfgs)))
 
 
-def saved_options(ledger: Ledger, study: str) -> Options:
+def saved_options(ledger: Ledger, study: str, lab: Path) -> Options:
     """The options of the last `run`, for one that continues it."""
-    options = last_options(ledger, study)
+    options = last_options(ledger, study, lab)
     if any(HIDDEN in word for word in options.extra):
         raise LabError("the last `run` had a secret among the trainer's arguments, which is not kept",
                        hint="go on with `looplab run … -- …`, or give it in the environment")  # fmt: skip
@@ -465,19 +492,36 @@ def _await_stop(place: Place, run_row: RunRow | None) -> bool:
 
 def _stop_orphans(place: Place, runs: Sequence[RunRow]) -> str:
     """Trainings that live without an engine: ended directly, recorded by the next `resume`."""
-    stopped = []
+    found: dict[str, tuple[Path, Path, dict[str, Any]]] = {}
+    unseen = []
     for row in runs:
-        process = read_process(record_folder(place.outputs / row.id)) or {}
-        pid, ticks, boot = process.get("pid", 0), process.get("start", 0), process.get("boot", "")
-        if pid and is_alive(pid, ticks, boot):
-            os.killpg(pid, signal.SIGTERM)
-            stopped.append((row.id, pid, ticks, boot))
+        run_dir = place.outputs / row.id
+        record_dir = record_folder(run_dir)
+        process = read_process(record_dir)
+        where = where_is(process, record_dir)
+        if where is Where.ELSEWHERE:
+            unseen.append(row.id)
+        elif where is Where.HERE and (is_running(run_dir, record_dir) or find_by_mark(run_dir, record_dir)):
+            found[row.id] = run_dir, record_dir, process or {}
+
+    def signal_all(number: int) -> bool:
+        """Whether anything of them is alive."""
+        alive = False
+        for run_dir, record_dir, process in found.values():
+            pids = find_by_mark(run_dir, record_dir)
+            if process and is_alive(process["pid"], process["start"], process["boot"]):
+                pids.append(process["pid"])
+            if number:
+                signal_groups(pids, number)
+            alive |= bool(pids)
+        return alive
+
+    signal_all(signal.SIGTERM)
     deadline = time.monotonic() + place.study.launch.grace
-    while time.monotonic() < deadline and any(is_alive(p, t, b) for _, p, t, b in stopped):
+    while time.monotonic() < deadline and signal_all(0):
         time.sleep(0.05)
-    for _, pid, ticks, boot in stopped:
-        if is_alive(pid, ticks, boot):
-            os.killpg(pid, signal.SIGKILL)
-    if not stopped:
-        return "no engine is at work and no training is alive"
-    return f"no engine is at work; stopped {', '.join(s[0] for s in stopped)} (`looplab resume` records it)"
+    signal_all(signal.SIGKILL)
+    told = f"stopped {', '.join(found)} (`looplab resume` records it)" if found else "no training is alive"
+    if unseen:
+        told += f"; {', '.join(unseen)} may run on another host or in another container, and cannot be ended from here"
+    return f"no engine is running; {told}"

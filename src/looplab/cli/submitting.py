@@ -120,7 +120,7 @@ def serve(folder: Path | None, name: str | None, patron: int) -> None:
     ):
         said = Options()
         with contextlib.suppress(LabError):  # the study was never run
-            said = last_options(ledger, study.study)
+            said = last_options(ledger, study.study, lab.folder)
         drive(submitting.jobs_setup(lab, study, said, patron), ledger, json=False)
 
 

@@ -19,6 +19,7 @@ from looplab.agents.account import Account, Allowance
 from looplab.agents.base import AgentSpec, Answer, Limits, Price, Session, Summary
 from looplab.agents.lines import named_secrets
 from looplab.agents.log import read_end, read_usage
+from looplab.agents.process import kill_marked
 from looplab.agents.run import check_spec, new_log, run_agent
 from looplab.config.edits import edits_from_partial, parse_edit
 from looplab.config.files import write_atomic
@@ -113,6 +114,7 @@ class AgentProposer:
         self._call: _Call | None = None
         self._session: Session | None = None
         self._recovered = False
+        self._unfinished: Path | None = None  # the log of a call that an earlier engine began
         self._stop = threading.Event()
 
     @property
@@ -160,6 +162,9 @@ class AgentProposer:
         session = self._session if attempt > 1 else None
         if refused:
             prompt = refused if session is not None else f"{prompt}\n{refused}"
+        if self._unfinished is not None:  # it ends with its engine, unless its warden was killed too
+            kill_marked(str(self._unfinished.absolute()))
+            self._unfinished = None
         log = new_log(self._logs, self._study.study)
         call = self._call = _Call(log.stem, n, attempt, parent.id if parent else None, log)
         # What stands in the file from before is no answer to this.
@@ -298,6 +303,7 @@ class AgentProposer:
             answer = None  # not what looplab has written
         call = _Call(last["call"], last["n"], last["attempt"], last["parent"], log)
         if answer is None:
+            self._unfinished = log
             study.agent_answered(call.id, ok=False, why="looplab ended before it had answered", usage={})
             return
         # The file was cleared before it was asked, so what it holds now is the answer.

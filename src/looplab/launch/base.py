@@ -89,7 +89,8 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The run has lived for a moment. One that ends before that is told by its `Ended` alone."""
+    """The run has lived for a moment. One that ends before that is reported by its `Ended` alone; an adopted one is
+    reported again if the machine's clock was set since it started."""
 
     run_id: str
     pid: int | None
@@ -111,7 +112,17 @@ class Refused:
     """Who holds the device; None where nobody does (an order that was cancelled, waited too long, or got lost)."""
 
 
-Event = Started | Ended | Refused
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """An adopted run may be alive where its processes cannot be seen: its end is awaited, and it is never started
+    again. `Ended` follows when its end is written down, or when it is dead beyond doubt. A `stop` gives it up."""
+
+    run_id: str
+    where: str
+    """`host a1`, or another PID namespace."""
+
+
+Event = Started | Ended | Refused | Unreachable
 
 
 class Executor(Protocol):

@@ -20,9 +20,15 @@ Promises:
   trainer; a second start of the same run fails in the kernel, whoever asks for it.
 - `process.json` (which process, which keeper, its limits) and `exit.json` (code, signal, reason, usage) are whole or
   absent.
-- When the engine dies, trainings go on and the keeper stays until the last of them has ended and is written down;
+- When the engine dies, trainings continue and the keeper stays until the last of them has ended and is written down;
   time limits hold meanwhile. A full disk makes it try again, never forget.
-- The end of a run means that its whole process group, and what escaped from it, is gone.
+- The end of a run means that its whole process group, and what escaped from it, is gone. A process is known as one of
+  the run by a limit that the kernel passes on to every descendant (`tag_of`), else by its environment. Orphans are
+  re-parented to the keeper; one that has erased both marks is ended with the last of the runs that may have started it.
+- A lock on the record folder is held as long as the keeper or a process of the run lives (`is_locked`). It can be seen
+  from other PID namespaces, where pids mean nothing.
+- Durations come from the monotonic clock: `ended` is `started` plus what that clock measured.
+- The record folder is held open: the files of a run reach it even if the lab is renamed meanwhile.
 """
 
 from __future__ import annotations
@@ -33,9 +39,11 @@ import errno
 import fcntl
 import json
 import os
+import resource
 import select
 import signal
 import socket
+import struct
 import sys
 import time
 
@@ -54,6 +62,11 @@ HELD_S = 1.0
 """How long an order may be held for the run before it; after that its folder is no longer up to date."""
 FIRST_LOCK_FD = 100
 FULL_PAGE = 4096 - 16
+FLOCK = "hhqqi4x"
+"""The layout of `struct flock`."""
+RLIMIT_LOCKS = 10
+"""A resource limit that Linux has not enforced since version 2.4: its soft value is free to carry a tag."""
+FIRST_TAG = 1 << 62
 BEFORE_FORK = (errno.EAGAIN, errno.ENOMEM)
 """Errors of a spawn that may come before there was a new process, and so before the folder could be claimed."""
 
@@ -62,6 +75,75 @@ def boot_id() -> str:
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
     return ""
+
+
+def pid_namespace() -> int:
+    """The inode of this process's PID namespace: pids of one namespace mean nothing in another. 0: unknown."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def tag_of(folder: int | str) -> int:
+    """The number that marks every process of the run with this record folder, 0 if there is no such folder.
+
+    It is made of the folder's inode: moving a lab does not change it, and a copy of a run has another one.
+    """
+    try:
+        status = os.stat(folder)
+    except OSError:
+        return 0
+    return FIRST_TAG + (status.st_ino * 0x9E3779B97F4A7C15 + status.st_dev * 0xC2B2AE3D27D4EB4F) % FIRST_TAG
+
+
+def tag_on(pid: int) -> int:
+    """The tag that a process carries, 0 for none. Neither `setsid`, nor an empty environment, nor the death of its
+    parent removes it."""
+    try:
+        with open(f"/proc/{pid}/limits", "rb") as file:
+            tag = int(file.read().partition(b"Max file locks")[2].split(None, 1)[0])
+    except (OSError, IndexError, ValueError):  # ValueError: unlimited
+        return 0
+    return tag if tag >= FIRST_TAG else 0
+
+
+def set_tag(tag: int) -> None:
+    """Let the processes that are started from now on carry this tag."""
+    with contextlib.suppress(OSError, ValueError):  # an administrator has set a lower limit
+        resource.setrlimit(RLIMIT_LOCKS, (tag, resource.getrlimit(RLIMIT_LOCKS)[1]))
+
+
+def hold(descriptor: int, start: int = 0, length: int = 0) -> bool:
+    """Take a shared lock, which lives as long as any process has the descriptor or a copy of it; False: not possible
+    on this file system."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack(FLOCK, fcntl.F_RDLCK, os.SEEK_SET, start, length, 0))
+    except OSError:
+        return False
+    return True
+
+
+def is_held(descriptor: int, start: int = 0, length: int = 0) -> bool:
+    """Whether anybody holds a lock there, through another descriptor. Asking takes no lock, so nobody notices."""
+    asked = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
+    try:
+        found = struct.unpack(FLOCK, fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked))
+    except OSError:
+        return False
+    return bool(found[0] != fcntl.F_UNLCK)
+
+
+def is_locked(record: str) -> bool:
+    """Whether the keeper or a process of the run with this record folder is alive, in whatever PID namespace."""
+    try:
+        descriptor = os.open(record, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return is_held(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def start_ticks(pid: int) -> int:
@@ -73,17 +155,21 @@ def start_ticks(pid: int) -> int:
         return 0
 
 
-def write_whole(path: str, text: str) -> None:
-    temporary = f"{path}.tmp{os.getpid()}"
+def write_whole(path: str, text: str, folder: int = -1) -> None:
+    """Write a file atomically; with a descriptor of its folder, wherever that folder is now."""
+    directory = None if folder < 0 else folder
+    target = path if directory is None else os.path.basename(path)
+    temporary = f"{target}.tmp{os.getpid()}"
     content = text.encode() + b"\n"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    descriptor = os.open(temporary, flags, 0o644, dir_fd=directory)
     try:
         if os.write(descriptor, content) != len(content):  # a disk that fills up takes a part and reports no error
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        os.rename(temporary, path)
+        os.rename(temporary, target, src_dir_fd=directory, dst_dir_fd=directory)
     except OSError:
         with contextlib.suppress(OSError):
-            os.unlink(temporary)
+            os.unlink(temporary, dir_fd=directory)
         raise
     finally:
         os.close(descriptor)
@@ -109,6 +195,7 @@ class Child:
     """One training, from its start until nothing of it is left."""
 
     __slots__ = (
+        "clock",
         "deadline",
         "emptied",
         "exit",
@@ -117,25 +204,33 @@ class Child:
         "id",
         "kill_at",
         "linger",
+        "locked",
         "locks",
         "pid",
+        "place",
         "reason",
         "record",
         "settled_at",
         "started",
+        "tag",
         "timeout",
     )
 
-    def __init__(self, order: Dict, pid: int, locks: list[int]) -> None:
+    def __init__(self, order: Dict, pid: int, locks: list[int], place: int) -> None:
         self.id = order["id"]
         self.folder = order["dir"]
         self.record = order["record"]
         self.pid = pid
         self.locks = locks
+        self.place = place
+        """A descriptor of the record folder, -1 for none."""
+        self.tag = tag_of(place) if place >= 0 else 0
+        self.locked = False
         self.started = time.time()
-        self.settled_at = time.monotonic() + SETTLED_S
+        self.clock = time.monotonic()
+        self.settled_at = self.clock + SETTLED_S
         self.timeout = order.get("timeout")
-        self.deadline = time.monotonic() + self.timeout if self.timeout else None
+        self.deadline = self.clock + self.timeout if self.timeout else None
         self.grace = order.get("grace", 10.0)
         self.linger = order.get("linger", 5.0)
         self.reason: str | None = None
@@ -155,9 +250,13 @@ class Keeper:
         self.children: dict[int, Child] = {}  # pid → Child, while the first process of the run lives
         self.settling: list[Child] = []  # Children whose process.json is still to be written
         self.leaving: list[Child] = []  # Children whose first process has ended, but not all of its group
-        self.unsaved: list[tuple[str, str]] = []  # (path, text) that could not be written yet
+        self.unsaved: list[tuple[str, str, int]] = []  # (path, text, folder) that could not be written yet
+        self.suspects: dict[int, set[str]] = {}  # an orphan without any mark → the runs that may have started it
         self.held: list[tuple[str, Dict, float]] = []  # (run, the order to be carried out when it is over, until when)
         self.boot = boot_id()
+        self.namespace = pid_namespace()
+        self.own_tag = resource.getrlimit(RLIMIT_LOCKS)[0]  # of a run or an agent that has started looplab, or none
+        self.host = os.uname().nodename
         self.ticks = start_ticks(os.getpid())
         self.cores = os.sched_getaffinity(0)
         self.defaults: tuple[int, ...] = ()  # signals that a training gets back as they were
@@ -278,21 +377,29 @@ class Keeper:
                 self.release(locks)
                 self.tell(ev="busy", id=order["id"], lock=path, holder=holder)
                 return
+        place = -1
+        with contextlib.suppress(OSError):
+            place = os.open(order["record"], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        locked = place >= 0 and hold(place)
         actions = [
             (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644),
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ]
-        if locks:
+        inherited = [*locks, place] if locked else locks
+        if inherited:
             # The training inherits the device locks: a device stays locked until the last process that uses it is
             # gone. The new numbers are above the old ones, so that none is closed before it is copied.
-            first = max(FIRST_LOCK_FD, max(locks) + 1)
-            actions += [(os.POSIX_SPAWN_DUP2, fd, first + i) for i, fd in enumerate(locks)]
+            first = max(FIRST_LOCK_FD, max(inherited) + 1)
+            actions += [(os.POSIX_SPAWN_DUP2, fd, first + i) for i, fd in enumerate(inherited)]
         forking = False
+        started = False
         try:
             os.chdir(order["cwd"])
             if order.get("cores"):
                 os.sched_setaffinity(0, order["cores"])
+            if place >= 0:
+                set_tag(tag_of(place))
             forking = True
             pid = os.posix_spawn(
                 order["path"],
@@ -303,6 +410,7 @@ class Keeper:
                 setsigmask=(),
                 setsigdef=self.defaults,
             )
+            started = True
         except FileExistsError:
             self.release(locks)
             self.tell(ev="exists", id=order["id"])
@@ -319,10 +427,15 @@ class Keeper:
             self.finish(order["id"], order["record"], {**outcome, "started": now, "ended": now})
             return
         finally:
+            if place >= 0:
+                set_tag(self.own_tag)
+                if not started:
+                    os.close(place)
             if order.get("cores"):
                 with contextlib.suppress(OSError):
                     os.sched_setaffinity(0, self.cores)
-        child = Child(order, pid, locks)
+        child = Child(order, pid, locks, place)
+        child.locked = locked
         self.children[pid] = child
         self.settling.append(child)
 
@@ -337,15 +450,20 @@ class Keeper:
                     "pid": child.pid,
                     "start": start_ticks(child.pid),
                     "boot": self.boot,
+                    "host": self.host,
+                    "namespace": self.namespace,
+                    "tag": child.tag,
+                    "locked": child.locked,
                     "started": child.started,
+                    "clock": child.clock,
                     "keeper": os.getpid(),
                     "keeper_start": self.ticks,
                     "timeout": child.timeout,
                     "grace": child.grace,
                     "linger": child.linger,
                 }
-                self.save(child.record + "/process.json", json.dumps(process))
-                self.tell(ev="started", id=child.id, pid=child.pid, at=child.started)
+                self.save(child.record + "/process.json", json.dumps(process), child.place)
+                self.tell(ev="started", id=child.id, pid=child.pid, clock=child.clock)
 
     @staticmethod
     def lock(path: str, label: str, locks: list[int]) -> str | None:
@@ -412,7 +530,7 @@ class Keeper:
 
     def rest_of(self, child: Child) -> list[int]:
         """The process groups that are left of a run: its own, and those of processes that left it for a session of
-        their own (they are given to the keeper when their parent ends, and still carry the run's name)."""
+        their own (they are re-parented to the keeper when their parent ends)."""
         groups = []
         if not child.emptied:
             try:
@@ -421,23 +539,41 @@ class Keeper:
             except (ProcessLookupError, PermissionError):
                 child.emptied = child.exit is not None
         if child.exit is not None:
-            mark = os.fsencode(f"LOOPLAB_RUN_DIR={child.folder}")
-            for pid in self.strays():
-                with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-                    if mark in file.read().split(b"\0"):
+            for pid in self.orphans():
+                with contextlib.suppress(OSError):
+                    if self.belongs(pid, child):
                         groups.append(os.getpgid(pid))
         return groups
 
-    def strays(self) -> list[int]:
+    def belongs(self, pid: int, child: Child) -> bool:
+        """Whether an orphan is one of this run's processes. One without any mark belongs to the last of the runs that
+        were there when it was first seen."""
+        os.kill(pid, 0)  # one of another user cannot be ended: the error leaves it alone
+        runs = [*self.children.values(), *self.leaving]
+        tag = tag_on(pid)
+        if tag and any(tag == run.tag for run in runs):
+            return tag == child.tag
+        marks: list[bytes] = []
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+            marks = file.read().split(b"\0")
+        if any(os.fsencode(f"LOOPLAB_RUN_DIR={run.folder}") in marks for run in runs):
+            return os.fsencode(f"LOOPLAB_RUN_DIR={child.folder}") in marks
+        present = {run.id for run in runs}
+        self.suspects[pid] = self.suspects.get(pid, present) & present
+        return self.suspects[pid] <= {child.id}
+
+    def orphans(self) -> list[int]:
+        """The processes that were re-parented to the keeper."""
         if self.kin < 0:
             return []
         part = text = os.pread(self.kin, 1 << 16, 0)
-        while len(part) > FULL_PAGE:  # the kernel gives a page at a time
+        while len(part) > FULL_PAGE:  # the kernel returns a page at a time
             part = os.pread(self.kin, 1 << 16, len(text))
             text += part
         return [pid for pid in map(int, text.split()) if pid not in self.children]
 
     def reap(self) -> None:
+        """Collect what has ended; `enforce` then looks for the rest of each run."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -447,30 +583,28 @@ class Keeper:
                 return
             child = self.children.pop(pid, None)
             if child is None:
+                self.suspects.pop(pid, None)
                 continue
-            code = os.waitstatus_to_exitcode(status)
+            code, now = os.waitstatus_to_exitcode(status), time.monotonic()
             child.exit = {
                 "code": code if code >= 0 else None,
                 "signal": -code if code < 0 else None,
                 "reason": child.reason,
                 "message": None,
                 "started": child.started,
-                "ended": time.time(),
+                "ended": child.started + now - child.clock,
                 "user_s": round(usage.ru_utime, 4),
                 "system_s": round(usage.ru_stime, 4),
                 "max_rss_kb": usage.ru_maxrss,
                 "lingered": False,
             }
-            if self.rest_of(child):
-                child.kill_at = time.monotonic() + (0.0 if child.reason else child.linger)
-                self.leaving.append(child)
-            else:
-                self.done(child)
+            child.kill_at = now + (0.0 if child.reason else child.linger)
+            self.leaving.append(child)
 
     def done(self, child: Child) -> None:
         self.release(child.locks)
         assert child.exit is not None
-        self.finish(child.id, child.record, child.exit)
+        self.finish(child.id, child.record, child.exit, child.place)
         for held in [held for held in self.held if held[0] == child.id]:
             _, order, until = held
             if not self.engine_gone and time.monotonic() < until:
@@ -486,26 +620,35 @@ class Keeper:
                 self.held.remove(held)
                 self.tell(ev="busy", id=order["id"], holder=None)
 
-    def finish(self, run_id: str, record: str, outcome: Dict) -> None:
+    def finish(self, run_id: str, record: str, outcome: Dict, place: int = -1) -> None:
         text = json.dumps(outcome)
-        self.save(record + "/exit.json", text)
+        if place >= 0:
+            self.unsaved = [waiting for waiting in self.unsaved if waiting[2] != place]  # which process it was
+        if self.save(record + "/exit.json", text, place) and place >= 0:
+            os.close(place)  # only now: until its end is written down, a run counts as alive
         if not self.engine_gone:
             self.outbox += f'{{"ev": "ended", "id": {json.dumps(run_id)}, "exit": {text}}}\n'.encode()
 
     # -- writing down
 
-    def save(self, path: str, text: str) -> None:
-        try:
-            write_whole(path, text)
-        except FileNotFoundError:
-            pass  # the folder was deleted under us: there is nothing left to keep
-        except OSError:
-            self.unsaved.append((path, text))
+    def save(self, path: str, text: str, place: int = -1) -> bool:
+        """Write a file of the record; False: not yet."""
+        for folder in (place, -1) if place >= 0 else (-1,):
+            try:
+                write_whole(path, text, folder)
+                return True
+            except FileNotFoundError:
+                continue  # the folder was deleted under us
+            except OSError:
+                self.unsaved.append((path, text, place))
+                return False
+        return True  # there is nothing left to keep
 
     def save_again(self) -> None:
         waiting, self.unsaved = self.unsaved, []
-        for path, text in waiting:
-            self.save(path, text)
+        for path, text, place in waiting:
+            if self.save(path, text, place) and place >= 0 and path.endswith("/exit.json"):
+                os.close(place)
 
 
 if __name__ == "__main__":

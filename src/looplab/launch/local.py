@@ -11,8 +11,10 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from math import inf
+from enum import StrEnum
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +22,22 @@ import orjson
 
 from looplab.errors import LabError
 from looplab.launch import keeper
-from looplab.launch.base import Ended, Event, Exit, Order, Refused, Started
+from looplab.launch.base import Ended, Event, Exit, Order, Refused, Started, Unreachable
+from looplab.runs import clock
+from looplab.runs.disk import network_disk
 
 UNSEEN_S = 2.0
 """How long a started run may stay without `process.json` before its process is looked for."""
 LOOK_AGAIN_S = 0.02
 GRACE_S, LINGER_S = 10.0, 5.0
 """For a run of which not even the limits were written down."""
+UNSEEN_END = "it ended while neither an engine nor its keeper was there to see its exit code"
 UNWRITTEN_S = 0.2
 """How long after a process `exit.json` may still come from a keeper that has just ended too."""
+FAR_S = 0.2
+"""How often a run is looked at whose processes cannot be seen from here."""
+CLOCK_SET_S = 1.0
+"""By how much the clocks of two engines must differ for the start of an adopted run to be reported again."""
 KEEPERS_TRIED = 3
 
 
@@ -52,6 +61,18 @@ class Adopted:
     """Whether that rest was asked to go."""
     forged: Exit | None = None
     """An end that was written down while the process was alive: not by its keeper, and not believed."""
+
+
+class Where(StrEnum):
+    """Where the processes are that `process.json` names."""
+
+    HERE = "here"
+    """In this PID namespace, if they are alive."""
+    ELSEWHERE = "elsewhere"
+    """Alive, or not provably dead, on another host or in another PID namespace."""
+    GONE = "gone"
+    COPY = "copy"
+    """In another folder: this one is a copy of it."""
 
 
 @dataclass(slots=True)
@@ -84,7 +105,14 @@ def read_process(record_dir: Path) -> dict[str, Any] | None:
     process = read_json(record_dir / "process.json")
     if process is None or not all(isinstance(process.get(key), int) for key in ("pid", "start", "keeper")):
         return None
-    return process if isinstance(process.get("boot"), str) else None
+    if not isinstance(process.get("boot"), str) or process["pid"] < 1:
+        return None
+    odd = [
+        key
+        for key in ("keeper_start", "namespace", "tag", "started", "clock", "timeout", "grace", "linger")
+        if not isinstance(process.get(key), int | float) or not isfinite(process[key])
+    ]
+    return {key: value for key, value in process.items() if key not in odd}
 
 
 def read_exit(record_dir: Path) -> Exit | None:
@@ -95,32 +123,83 @@ def read_exit(record_dir: Path) -> Exit | None:
 
 def is_alive(pid: int, ticks: int, boot: str) -> bool:
     """Whether this very process lives: a pid alone may have been given to another."""
-    return boot == keeper.boot_id() and ticks != 0 and keeper.start_ticks(pid) == ticks and not _is_zombie(pid)
+    return boot == keeper.boot_id() and ticks != 0 and keeper.start_ticks(pid) == ticks and not is_zombie(pid)
 
 
-def _is_zombie(pid: int) -> bool:
+def is_zombie(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
     except (OSError, IndexError):
         return True
 
 
-def find_by_mark(run_dir: Path) -> list[int]:
-    """The living processes that carry the run's mark in their environment, oldest first."""
+def where_is(process: dict[str, Any] | None, record_dir: Path) -> Where:
+    """Where to look for the processes of a run. Nothing may be concluded from a pid of another host or namespace.
+
+    Args:
+        process: What `process.json` says; None if there is no such file.
+    """
+    if process is None:
+        return Where.HERE
+    same_boot = process["boot"] == keeper.boot_id()
+    if same_boot and process.get("tag", 0) not in (0, keeper.tag_of(str(record_dir))):
+        return Where.COPY
+    if same_boot and process.get("namespace", 0) in (0, keeper.pid_namespace()):
+        return Where.HERE
+    if keeper.is_locked(str(record_dir)):
+        return Where.ELSEWHERE
+    if same_boot:
+        return Where.GONE if process.get("locked") else Where.ELSEWHERE
+    if process.get("host") in (None, os.uname().nodename):
+        return Where.GONE  # this machine has booted since
+    # Locks on a local disk are seen by everybody who can use that disk; those on a network disk may be local.
+    known = process.get("locked") and network_disk(record_dir) is None
+    return Where.GONE if known else Where.ELSEWHERE
+
+
+def find_by_mark(run_dir: Path, record_dir: Path | None = None) -> list[int]:
+    """The living processes that carry the mark of a run, oldest first: its tag, or without any tag its variable."""
+    wanted = keeper.tag_of(str(record_dir or run_dir))
     mark = os.fsencode(f"LOOPLAB_RUN_DIR={run_dir}")
     found = []
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
+            pid = int(entry.name)
+            tag = keeper.tag_on(pid)
             with contextlib.suppress(OSError):
-                if mark in Path(entry.path, "environ").read_bytes().split(b"\0"):
-                    found.append((keeper.start_ticks(int(entry.name)), int(entry.name)))
+                if tag == wanted if tag else mark in Path(entry.path, "environ").read_bytes().split(b"\0"):
+                    os.kill(pid, 0)  # one of another user cannot be ended
+                    if not is_zombie(pid):
+                        found.append((keeper.start_ticks(pid), pid))
     return [pid for _, pid in sorted(found)]
 
 
-def _is_running(run_dir: Path, process: dict[str, Any] | None) -> bool:
-    """Whether the run's process is alive; without knowing which one that is, whether any with its mark is."""
+def signal_groups(pids: Iterable[int], number: int) -> None:
+    """Send a signal to the process groups of these processes."""
+    groups = set()
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            group = os.getpgid(pid)
+            if group > 1:
+                groups.add(group)
+            else:  # its leader is outside of this PID namespace, and 0 would be our own group
+                os.kill(pid, number)
+    for group in groups - {os.getpgrp()}:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, number)
+
+
+def is_running(run_dir: Path, record_dir: Path) -> bool:
+    """Whether a run may be alive: its first process; where that is not known, any with its mark; where its processes
+    cannot be seen from here, as long as nothing proves the contrary."""
+    process = read_process(record_dir)
+    match where_is(process, record_dir):
+        case Where.ELSEWHERE:
+            return True
+        case Where.GONE | Where.COPY:
+            return False
     if process is None:
-        return bool(find_by_mark(run_dir))
+        return bool(find_by_mark(run_dir, record_dir))
     return is_alive(process["pid"], process["start"], process["boot"])
 
 
@@ -140,6 +219,19 @@ def describe(pid: int) -> dict[str, Any]:
     }
 
 
+def _stamp(started: float) -> float:
+    """When a process started, from what the monotonic clock of this machine showed then."""
+    return clock.now() - (time.monotonic() - started)
+
+
+def _lost(message: str, process: dict[str, Any] | None) -> Exit:
+    """The end of a run that nobody saw."""
+    started, ended = (process or {}).get("started"), clock.now()
+    if process and started is not None and "clock" in process and process["boot"] == keeper.boot_id():
+        ended = started + time.monotonic() - process["clock"]
+    return Exit(None, reason="lost", message=message, started=started, ended=max(ended, started or 0.0))
+
+
 class LocalExecutor:
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -148,6 +240,8 @@ class LocalExecutor:
         self._running: dict[str, tuple[Path, Path]] = {}  # run → its folder and its record folder
         self._adopted: dict[str, Adopted] = {}
         self._waiting: dict[str, tuple[Path, Path, float]] = {}  # run → its folders, and until when
+        self._far: dict[str, tuple[Path, Path]] = {}  # run that cannot be seen from here → its folders
+        self._far_at = 0.0  # when they were last looked at
         self._stops: dict[str, Stop] = {}
         self._held: dict[str, tuple[str, Order, float]] = {}  # run → (the adopted run before it, its order, until when)
         self._events: list[Event] = []
@@ -169,7 +263,7 @@ class LocalExecutor:
         record = folder if order.record_dir is None else os.path.abspath(order.record_dir)
         if self._knows(run_id):
             return
-        if after in self._adopted or after in self._waiting:
+        if after in self._adopted or after in self._waiting or after in self._far:
             # The keeper of that run is another one, or dead: it is waited for here.
             self._held[run_id] = (after, order, time.monotonic() + keeper.HELD_S)
             return
@@ -206,12 +300,17 @@ class LocalExecutor:
             return
         adopted = self._adopted.get(run_id)
         kill_at = time.monotonic() + grace
+        if run_id in self._far and not find_by_mark(*self._far[run_id]):
+            self._give_up(run_id, reason)
+            return
         if run_id in self._stops:
             self._stops[run_id].kill_at = min(self._stops[run_id].kill_at, kill_at)
         else:
             self._stops[run_id] = Stop(reason if adopted is None or adopted.pidfd >= 0 else None, kill_at)
             if adopted is not None:
                 self._signal(adopted, signal.SIGTERM)
+            elif run_id in self._far:
+                signal_groups(find_by_mark(*self._far[run_id]), signal.SIGTERM)
         if run_id in self._running:
             # Should the keeper be dead, this makes the run an adopted one, and `_watch` passes the stop on.
             self._send(_message({"op": "stop", "id": run_id, "reason": reason, "grace": grace}))
@@ -228,12 +327,17 @@ class LocalExecutor:
         run_dir = Path(os.path.abspath(run_dir))
         record_dir = run_dir if record_dir is None else Path(os.path.abspath(record_dir))
         process, ended = read_process(record_dir), read_exit(record_dir)
-        if ended is not None and not _is_running(run_dir, process):
+        if ended is not None and not is_running(run_dir, record_dir):
             self._end(run_id, ended)
             return True
         if not (record_dir / "train.log").exists():
             return False
-        if process is not None:
+        where = where_is(process, record_dir)
+        if where is Where.COPY:
+            self._end(run_id, _lost("this folder is a copy; the run belongs to the folder that was copied", process))
+        elif where is Where.ELSEWHERE:
+            self._lose_sight(run_id, run_dir, record_dir, process)
+        elif process is not None:
             self._watch(run_id, run_dir, record_dir, process)
         else:
             # Started, but its keeper had no time yet to write down which process it is.
@@ -243,7 +347,7 @@ class LocalExecutor:
     def poll(self, timeout: float) -> list[Event]:
         if self._events:
             timeout = 0.0
-        elif self._waiting or self._adopted:
+        elif self._waiting or self._adopted or self._far:
             timeout = min(timeout, self._patience())
         for key, _ in self._selector.select(timeout):
             if key.data == "keeper":
@@ -255,6 +359,8 @@ class LocalExecutor:
                 self._gone(key.data)
         if self._waiting or self._adopted:
             self._look_after_adopted()
+        if self._far and time.monotonic() - self._far_at >= FAR_S:
+            self._look_far()
         if self._held:
             self._look_after_held()
         events, self._events = self._events, []
@@ -274,7 +380,8 @@ class LocalExecutor:
         self._wake_w = -1
 
     def _knows(self, run_id: str) -> bool:
-        return run_id in self._running or run_id in self._adopted or run_id in self._waiting or run_id in self._held
+        kept = (self._running, self._adopted, self._waiting, self._far, self._held)
+        return any(run_id in runs for runs in kept)
 
     def _end(self, run_id: str, exit_: Exit) -> None:
         if self._stops:
@@ -327,7 +434,7 @@ class LocalExecutor:
             run_id = event["id"]
             match event["ev"]:
                 case "started":
-                    self._events.append(Started(run_id, event["pid"], event["at"]))
+                    self._events.append(Started(run_id, event["pid"], _stamp(event["clock"])))
                 case "ended":
                     self._running.pop(run_id, None)
                     self._end(run_id, Exit.from_dict(event["exit"]))
@@ -363,14 +470,15 @@ class LocalExecutor:
         """How long nothing needs to be looked at."""
         if self._waiting or self._stops or self._held or any(adopted.pidfd < 0 for adopted in self._adopted.values()):
             return LOOK_AGAIN_S
-        due = [adopted.deadline for adopted in self._adopted.values() if adopted.deadline is not None]
+        due = [self._far_at + FAR_S] if self._far else []
+        due += [adopted.deadline for adopted in self._adopted.values() if adopted.deadline is not None]
         return max(LOOK_AGAIN_S, min(due) - time.monotonic()) if due else inf
 
     def _watch(self, run_id: str, run_dir: Path, record_dir: Path, process: dict[str, Any]) -> None:
         pid, now = int(process["pid"]), time.monotonic()
         adopted = self._adopted[run_id] = Adopted(run_dir, record_dir, process, group=pid)
-        if process.get("timeout") and process.get("started"):
-            adopted.deadline = now + process["started"] + process["timeout"] - time.time()
+        if process.get("timeout") and "clock" in process:
+            adopted.deadline = process["clock"] + process["timeout"]
         if is_alive(pid, process["start"], process["boot"]):
             with contextlib.suppress(ProcessLookupError):
                 adopted.group = os.getpgid(pid)
@@ -378,6 +486,10 @@ class LocalExecutor:
         if adopted.pidfd >= 0:
             adopted.forged = read_exit(record_dir)
             self._selector.register(adopted.pidfd, selectors.EVENT_READ, run_id)
+            if "clock" in process:
+                started = _stamp(process["clock"])
+                if abs(started - process.get("started", 0.0)) > CLOCK_SET_S:
+                    self._events.append(Started(run_id, pid, started))
             if keeper.start_ticks(pid) != process["start"]:  # it ended just now, and its number went to another
                 self._gone(run_id)
         adopted.look_at = now + UNWRITTEN_S
@@ -395,24 +507,24 @@ class LocalExecutor:
     def _signal(adopted: Adopted, number: int) -> None:
         """Signal the process group of the run; once its first process is gone, whatever carries its mark: the number
         of the group may belong to another by then."""
-        groups = {adopted.group}
         if adopted.pidfd < 0:
-            groups = set()
-            for pid in find_by_mark(adopted.run_dir):
-                with contextlib.suppress(ProcessLookupError):
-                    groups.add(os.getpgid(pid))
-        for group in groups:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(group, number)
+            signal_groups(find_by_mark(adopted.run_dir, adopted.record_dir), number)
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(adopted.group, number)
 
     def _look_after_adopted(self) -> None:
         now = time.monotonic()
         for run_id, (run_dir, record_dir, until) in list(self._waiting.items()):
             process = read_process(record_dir)
-            if process is None and read_exit(record_dir) is not None and not _is_running(run_dir, None):
+            if process is None and read_exit(record_dir) is not None and not find_by_mark(run_dir, record_dir):
                 process = describe(0)
             if process is None and now > until:
-                process = describe(next(iter(find_by_mark(run_dir)), 0))
+                process = describe(next(iter(find_by_mark(run_dir, record_dir)), 0))
+                if not process["pid"] and keeper.is_locked(str(record_dir)):
+                    del self._waiting[run_id]
+                    self._lose_sight(run_id, run_dir, record_dir, None)
+                    continue
             if process is not None:
                 del self._waiting[run_id]
                 self._watch(run_id, run_dir, record_dir, process)
@@ -425,14 +537,14 @@ class LocalExecutor:
                 self._look_after_ended(run_id, adopted, now)
             elif adopted.deadline is not None and now >= adopted.deadline and not self._is_kept(adopted):
                 adopted.deadline = None
-                self.stop(run_id, "timeout", adopted.process["grace"])
+                self.stop(run_id, "timeout", adopted.process.get("grace", GRACE_S))
 
     def _look_after_held(self) -> None:
         now = time.monotonic()
         for run_id, (after, order, until) in list(self._held.items()):
             if now >= until:
                 self._refuse(run_id, None)
-            elif after not in self._adopted and after not in self._waiting:
+            elif not self._knows(after):
                 del self._held[run_id]
                 self.start(order)
 
@@ -443,12 +555,9 @@ class LocalExecutor:
             if self._rest_is_left(adopted, now):
                 adopted.look_at = now + UNWRITTEN_S
                 return
-            ended = self._read_end(adopted) or Exit(
-                code=None,
+            ended = self._read_end(adopted) or replace(
+                _lost(UNSEEN_END, adopted.process),
                 reason=(stop and stop.reason) or "lost",
-                message="it ended while neither an engine nor its keeper was there to see its exit code",
-                started=adopted.process.get("started"),
-                ended=time.time(),
                 lingered=adopted.asked,
             )
         if ended is not None:
@@ -464,7 +573,7 @@ class LocalExecutor:
 
     def _rest_is_left(self, adopted: Adopted, now: float) -> bool:
         """Whether a run without a keeper has processes left; they are ended as its keeper would have ended them."""
-        if not find_by_mark(adopted.run_dir):
+        if not find_by_mark(adopted.run_dir, adopted.record_dir):
             return False
         if adopted.rest_at is None:
             adopted.rest_at = now + adopted.process.get("linger", LINGER_S)
@@ -473,6 +582,44 @@ class LocalExecutor:
             adopted.asked = True
             adopted.rest_at = now + adopted.process.get("grace", GRACE_S)
         return True
+
+    # -- runs that cannot be seen from here
+
+    def _lose_sight(self, run_id: str, run_dir: Path, record_dir: Path, process: dict[str, Any] | None) -> None:
+        self._far[run_id] = run_dir, record_dir
+        host = (process or {}).get("host") or "another host"
+        here = host == os.uname().nodename or process is None
+        self._events.append(Unreachable(run_id, "another PID namespace or container" if here else f"host {host}"))
+
+    def _look_far(self) -> None:
+        """End the runs whose end is written down, or which are dead beyond doubt; watch those that came into sight."""
+        self._far_at = now = time.monotonic()
+        for run_id, (run_dir, record_dir) in list(self._far.items()):
+            process = read_process(record_dir)
+            locked = keeper.is_locked(str(record_dir))
+            where = where_is(process, record_dir)
+            if process is None:
+                where = Where.ELSEWHERE if locked else Where.GONE
+            ended = read_exit(record_dir)
+            stop = self._stops.get(run_id)
+            if where is Where.HERE and process is not None:
+                del self._far[run_id]
+                self._watch(run_id, run_dir, record_dir, process)
+            elif (ended is not None and not locked) or where is not Where.ELSEWHERE:
+                del self._far[run_id]
+                ended = ended or _lost(UNSEEN_END, process)
+                if stop is not None and ended.reason in (None, "lost"):
+                    ended = replace(ended, reason=stop.reason)
+                self._end(run_id, ended)
+            elif stop is not None and now >= stop.kill_at:
+                stop.kill_at = now + 1.0
+                signal_groups(find_by_mark(run_dir, record_dir), signal.SIGKILL)
+
+    def _give_up(self, run_id: str, reason: str) -> None:
+        """End a run on a person's word, although its processes cannot be seen."""
+        process = read_process(self._far.pop(run_id)[1])
+        message = "given up: it was started where this engine cannot see its processes, and may still run there"
+        self._end(run_id, replace(_lost(message, process), reason=reason))
 
     @staticmethod
     def _is_kept(adopted: Adopted) -> bool:

@@ -254,7 +254,7 @@ class Publisher:
 
     def _publish(self, asked: bool) -> None:
         try:
-            with closing(Ledger(self._ledger)) as ledger:
+            with closing(Ledger(self._ledger, create=False)) as ledger:
                 only = None
                 if not asked and _last_kind(ledger) in (ANCHORED, FAILED):
                     only = self._failing.keys()  # nothing has happened since: try what failed once more

@@ -103,7 +103,7 @@ class Ledger:
             if not create:
                 raise LabError("this lab has no ledger yet", hint="start with `looplab run`")
         if create:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(exist_ok=True)  # never the lab itself
         with _opening(path):
             self._db = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S)
             self._db.row_factory = sqlite3.Row

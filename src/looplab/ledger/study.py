@@ -17,7 +17,7 @@ from looplab.ledger.configuration import CONFIGURED, Configuration, configuratio
 from looplab.ledger.ledger import Event, Ledger
 from looplab.ledger.replay import hash_text
 from looplab.ledger.schema import LAST_NUMBER
-from looplab.runs import folder
+from looplab.runs import clock, folder
 from looplab.runs.names import run_id as new_run_id
 from looplab.runs.redact import redact_data, redact_proposal, redact_text
 from looplab.untrusted import dump_json, load_own_json, mend_text, shorten
@@ -92,7 +92,7 @@ class RunRow:
 
     @property
     def seconds(self) -> float | None:
-        return None if self.started is None else (self.ended or time.time()) - self.started
+        return None if self.started is None else max(0.0, (self.ended or clock.now()) - self.started)
 
 
 @dataclass(frozen=True, slots=True)
@@ -708,12 +708,12 @@ class StudyLedger:
     def usage(self) -> Usage:
         rounds = self.ledger.rows("SELECT count(*) FROM rounds WHERE study=?", (self.study,))[0][0]
         wall = self.ledger.rows(
-            "SELECT coalesce(sum(coalesce(ended, seen) - began), 0) FROM sessions WHERE study=?", (self.study,)
+            "SELECT coalesce(sum(max(0, coalesce(ended, seen) - began)), 0) FROM sessions WHERE study=?", (self.study,)
         )[0][0]
         hours = self.ledger.rows(
-            "SELECT coalesce(sum((coalesce(ended, ?) - started) * devices), 0) / 3600.0 FROM runs"
+            "SELECT coalesce(sum(max(0, coalesce(ended, ?) - started) * devices), 0) / 3600.0 FROM runs"
             " WHERE study=? AND started IS NOT NULL",
-            (time.time(), self.study),
+            (clock.now(), self.study),
         )[0][0]
         return Usage(rounds, self._last_run(), float(wall), float(hours))
 
@@ -732,7 +732,7 @@ class StudyLedger:
     # -- engines
 
     def begin_session(self, host: str, pid: int, ticks: int) -> int:
-        now = time.time()
+        now = clock.now()  # in all columns: what a session used does not depend on the machine's clock
         with self.ledger.write():
             cursor = self.ledger.execute(
                 "INSERT INTO sessions (study, host, pid, ticks, began, seen) VALUES (?,?,?,?,?,?)",
@@ -745,11 +745,11 @@ class StudyLedger:
             return cursor.lastrowid
 
     def beat(self, session: int) -> None:
-        self.ledger.execute("UPDATE sessions SET seen=? WHERE id=?", (time.time(), session))
+        self.ledger.execute("UPDATE sessions SET seen=? WHERE id=?", (clock.now(), session))
 
     def end_session(self, session: int, how: str) -> None:
         with self.ledger.write():
-            now = time.time()
+            now = clock.now()
             self.ledger.execute("UPDATE sessions SET seen=?, ended=?, how=? WHERE id=?", (now, now, how, session))
             self.ledger.record("engine ended", self.study, when=now, session=session, how=how)
 

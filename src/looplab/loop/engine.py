@@ -24,7 +24,7 @@ from looplab.decide.base import describe_error, is_environmental
 from looplab.errors import LabError
 from looplab.judge.base import Sitting
 from looplab.launch import keeper
-from looplab.launch.base import Event, Executor, Exit, Order, Refused, Slot, Started
+from looplab.launch.base import Event, Executor, Exit, Order, Refused, Slot, Started, Unreachable
 from looplab.ledger.anchors import Publisher
 from looplab.ledger.backup import Backups
 from looplab.ledger.ledger import REPAIR, DamagedError, Ledger
@@ -33,6 +33,7 @@ from looplab.ledger.study import RunRow, StudyLedger
 from looplab.loop.decision import Decider, decide_base
 from looplab.loop.judging import Bench, SummaryWriter, evidence_of, record_judgement
 from looplab.loop.measuring import Gauge, left_nothing, summarise
+from looplab.loop.place import PlaceMonitor, note_place
 from looplab.loop.planning import News, Planner
 from looplab.loop.prepare import PREPARED, Prepared, Preparer
 from looplab.loop.setup import Setup, resolved_configuration
@@ -150,6 +151,7 @@ class Engine:
         self._behind: dict[str, Ready] = {}  # slot → the run that the executor starts there next, by itself
         self._blocked: dict[str, float] = {}  # slot → when to look at its device again
         self._adopting: set[str] = set()
+        self._unreachable: set[str] = set()  # runs that may be alive on another host, or in another PID namespace
         self._stopping = False
         self._paused = False
         self._wishes: list[str] = []
@@ -175,12 +177,16 @@ class Engine:
         if not self.setup.options.asked_only:
             self._configuration = self.study.configure(resolved_configuration(self.setup))
         session = self.study.begin_session(socket.gethostname(), os.getpid(), keeper.start_ticks(os.getpid()))
-        self.folder.mkdir(parents=True, exist_ok=True)
+        folder.make_study_folder(self.folder)
         self._syncer = Syncer(self.folder)
         if self.setup.study.anchor is not None:
             self._anchors = Publisher(self._ledger.path, self.setup.lab, self.setup.study.anchor, self._note_now)
             self._anchors.request()
         backups = Backups(self._ledger.path, self._note_now)
+        self._place = PlaceMonitor(self.setup.lab, self.setup.study.study, self._ledger.path)
+        move = note_place(self.setup.lab, self.setup.study.study, self._ledger)
+        if move is not None:
+            self._tell(News("note", move.text))
         how = "failed"
         gc.freeze()  # what was imported lives as long as the engine: no need to look through it again and again
         try:
@@ -188,6 +194,7 @@ class Engine:
             self._recover()
             beat = time.monotonic()
             while True:
+                self._still_ours()
                 self._obey()
                 # Two transactions: what is decided is in the ledger before any of it is started.
                 self._plan()
@@ -217,26 +224,37 @@ class Engine:
             how = ending.value
             return Outcome(ending, self._why or self._planner.why)
         except OSError as error:
+            self._still_ours()  # then that is what is wrong
             if error.errno in FULL:
                 raise HaltError(_full(error.strerror or "", error.filename)) from error
             raise HaltError(
                 f"{error.strerror or error}: {error.filename or ''}", hint="mend it, then `looplab resume`"
             ) from error
         except sqlite3.OperationalError as error:
+            self._still_ours()
             raise HaltError(_full(str(error), self._ledger.path)) from error
         finally:
             self._planner.close()
             if self._lookout is not None:
                 self._lookout.close()
             with contextlib.suppress(OSError):
-                self._tell_news()
-                self._point()
+                if self._place.lost() is None:  # else nothing is written where the lab was
+                    self._tell_news()
+                    self._point()
             with contextlib.suppress(sqlite3.OperationalError, LabError):  # then the halt is reported already
                 self.study.end_session(session, how)
             backups.close()
             if self._anchors is not None:
                 self._anchors.close()
             self._syncer.close()
+            self._place.close()
+
+    def _still_ours(self) -> None:
+        """Stop if the lab, its ledger or the study's lock are no longer where they were: what is written from now on
+        would be lost, or land in another lab. Trainings continue, and `resume` adopts them."""
+        lost = self._place.lost()
+        if lost is not None:
+            raise HaltError(lost, hint="trainings that run continue; `looplab resume` at the lab's place adopts them")
 
     def _check_folders(self) -> None:
         """Refuse to start where runs would be given numbers that were given already.
@@ -274,7 +292,10 @@ class Engine:
 
     def _is_over(self) -> bool:
         """Whether nothing runs and nothing more will be started; asked after planning."""
-        if self.running or self._finished or self._behind:
+        running = set(self.running)
+        if self.draining or self._stopping:
+            running -= self._unreachable  # they stay open, for an engine that can see them
+        if running or self._finished or self._behind:
             return False
         if self.draining or self._stopping:
             return True
@@ -329,7 +350,7 @@ class Engine:
         if self._adopting:
             # Those that ended meanwhile are told at once; the rest is alive.
             self._listen(0.0)
-            for run_id in self._adopting & self.running.keys():
+            for run_id in (self._adopting & self.running.keys()) - self._unreachable:
                 self._tell(News("adopted", f"run {run_id} is still at work: adopted", run_id))
         if self._bench is not None:
             # What the judge asked of an engine that is gone is not recorded: it is worked out again.
@@ -444,6 +465,7 @@ class Engine:
         if timeout is None:
             timeout = 0.0 if self._finished else TICK_S
         events = self._executor.poll(timeout)
+        self._still_ours()
         if events or self._finished:
             self._refresh_capsule()
             with self._ledger.write():
@@ -476,12 +498,24 @@ class Engine:
 
     def _take_in(self, event: Event) -> None:
         if isinstance(event, Started):
+            self._unreachable.discard(event.run_id)
             self.study.started(event.run_id, event.pid, event.at)
             if event.run_id in self.running:
                 self.running[event.run_id] = replace(self.running[event.run_id], pid=event.pid, started=event.at)
         elif isinstance(event, Refused):
             self._give_back(event)
+        elif isinstance(event, Unreachable):
+            self._unreachable.add(event.run_id)
+            self._tell(
+                News(
+                    "waiting",
+                    f"run {event.run_id} was started in {event.where}, where its processes cannot be seen from here; "
+                    f"waiting for its end (`looplab stop {event.run_id}` gives it up)",
+                    event.run_id,
+                )
+            )
         else:
+            self._unreachable.discard(event.run_id)
             slot = self._held.pop(event.run_id, None)
             self._finished.append((self.running.pop(event.run_id), event.exit))
             if slot is not None and slot.name in self._behind:
@@ -747,7 +781,7 @@ class Engine:
         self._stopping = True
         self._why = "stopped"
         self._cancel_behind()
-        for run_id in self.running:
+        for run_id in self.running.keys() - self._unreachable:
             self._executor.stop(run_id, "stop", self.setup.study.launch.grace)
 
     def _drain(self) -> None:

@@ -1,66 +1,121 @@
-"""One engine a study: a lock that dies with its holder."""
+"""One engine a study: a lock that dies with its holder.
+
+The engine holds an exclusive lock on `.looplab/<study>.lock`, and a shared one on the folder `.looplab` itself, at a
+place of its own for each study: if somebody deletes the file, the next engine still sees the second lock. Whoever asks
+whether an engine runs takes no lock at all.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
-import time
+import struct
+import zlib
 from pathlib import Path
 from types import TracebackType
 
-from looplab.errors import BusyError
+from looplab.errors import BusyError, LabError
+from looplab.launch.keeper import FLOCK, hold, is_held
+from looplab.runs.disk import refuse_network_disk
 
-LOOK_S = 0.005
 
-
-def _lock(descriptor: int, kind: int) -> bool:
+def _lock(descriptor: int) -> bool:
+    """Take the file exclusively; False: somebody else has it."""
+    wanted = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except OSError:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, wanted)
+    except (BlockingIOError, PermissionError):
         return False
     return True
+
+
+def _leads_to(path: Path, descriptor: int) -> bool:
+    """Whether the path is that of the open file."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except OSError:
+        return False
+
+
+def _read_pid(descriptor: int) -> str:
+    return os.pread(descriptor, 100, 0).decode(errors="replace").strip()
 
 
 class StudyLock:
     def __init__(self, lab: Path, study: str) -> None:
         self._path = lab / ".looplab" / f"{study}.lock"
         self._study = study
-        self._descriptor = -1
+        self._descriptor = self._folder = -1
 
     def __enter__(self) -> StudyLock:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        while not _lock(self._descriptor, fcntl.LOCK_EX):
-            if not _lock(self._descriptor, fcntl.LOCK_SH):
-                holder = os.read(self._descriptor, 100).decode(errors="replace").strip() or "unknown"
-                os.close(self._descriptor)
-                raise BusyError(
-                    f"study {self._study!r} has an engine already (pid {holder})",
-                    hint="see it with `looplab attach`, end it with `looplab stop`",
-                )
-            # Held only by somebody who looks whether there is an engine (`engine_pid`), and for a moment.
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-            time.sleep(LOOK_S)
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)
+        place = _place_of(self._study)
+        try:
+            with contextlib.suppress(FileExistsError):
+                self._path.parent.mkdir()  # without parents: a lab that was moved away is not made again
+            refuse_network_disk(self._path.parent)
+            self._folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            while not _leads_to(self._path, self._descriptor):  # again if the file was deleted before it was locked
+                self._close_file()
+                self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                if not _lock(self._descriptor) or is_held(self._folder, place, 1):
+                    holder = _read_pid(self._descriptor) or "unknown"
+                    raise BusyError(
+                        f"study {self._study!r} has an engine already (pid {holder})",
+                        hint="see it with `looplab attach`, end it with `looplab stop`",
+                    )
+            hold(self._folder, place, 1)
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)
+        except BaseException as error:
+            self._close()
+            if isinstance(error, OSError):
+                raise LabError(f"cannot lock the study: {error.strerror}", file=self._path) from error
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.close(self._descriptor)
+        self._close()
+
+    def _close_file(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+    def _close(self) -> None:
+        self._close_file()
+        if self._folder >= 0:
+            os.close(self._folder)
+        self._folder = -1
+
+
+def _place_of(study: str) -> int:
+    """The byte of the folder `.looplab` that stands for the study. Folders have no bytes, but locks on them do."""
+    return (len(study) << 32) + zlib.crc32(study.encode())
 
 
 def engine_pid(lab: Path, study: str) -> int | None:
-    """The pid of the engine that is at work on the study, if any."""
+    """The pid of the engine that runs the study, 0 if its pid is not known, None if there is no engine."""
+    folder = lab / ".looplab"
     try:
-        descriptor = os.open(lab / ".looplab" / f"{study}.lock", os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
         return None
     try:
-        if _lock(descriptor, fcntl.LOCK_SH):
+        running = is_held(descriptor, _place_of(study), 1)
+    finally:
+        os.close(descriptor)
+    try:
+        descriptor = os.open(folder / f"{study}.lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0 if running else None
+    try:
+        # The file is asked, too: not every file system has locks on folders.
+        if not running and not is_held(descriptor):
             return None
-        text = os.read(descriptor, 100).decode(errors="replace").strip()
+        text = _read_pid(descriptor)
         return int(text) if text.isdigit() else 0
     finally:
         os.close(descriptor)

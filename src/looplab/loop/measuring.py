@@ -16,6 +16,7 @@ from looplab.measure.discover import Reader, reader_of
 from looplab.measure.missing import explain_missing
 from looplab.measure.summary import Directions, Summariser, check_at, objective_value, to_dict
 from looplab.report.gather import read_tail
+from looplab.runs import clock
 from looplab.runs.folder import RECORD, record_file
 
 LAST_LINE = 300
@@ -33,8 +34,8 @@ class Gauge:
     polled: float = 0.0
     rest: Batch = field(default_factory=dict)
     """What came with the last reading, after the run had ended."""
-    grown: float = field(default_factory=time.time)
-    """When it last had a new row, or was first looked at."""
+    grown: float = field(default_factory=clock.now)
+    """When it last had a new row, or was first looked at, by `runs.clock`."""
 
     def __post_init__(self) -> None:
         measure = self.study.measure
@@ -52,7 +53,7 @@ class Gauge:
         batch = self.reader.poll(final)
         if batch:
             self.summariser.add(batch)
-            self.grown = time.time()
+            self.grown = clock.now()
         self.polled = time.monotonic()
         return batch
 
@@ -115,7 +116,7 @@ def summarise(
                     wanted.metric, metrics, run_dir=run_dir, lab=lab, since=exit_.started, in_run_dir=in_run_dir
                 )
             )
-    seconds = exit_.ended - exit_.started if exit_.ended and exit_.started else None
+    seconds = max(0.0, exit_.ended - exit_.started) if exit_.ended and exit_.started else None
     summary = {
         "id": run.id,
         "study": run.study,

@@ -20,7 +20,6 @@ import hashlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +38,7 @@ from looplab.launch.command import find_program
 from looplab.launch.devices import Devices
 from looplab.ledger.study import JOBS_SUFFIX, RunRow, StudyLedger, Usage
 from looplab.loop.setup import Options, Setup, find_prints, make_guard, plan_slots
+from looplab.runs import clock
 from looplab.runs.folder import hash_file
 from looplab.runs.names import inside, random_suffix
 from looplab.runs.redact import redact_argv
@@ -112,18 +112,19 @@ class JobQueue:
 
     def __init__(self, patron: int) -> None:
         self._patron = (patron, keeper.start_ticks(patron)) if patron else None
-        self._last = time.time()  # when there was last anything to do
+        self._last = clock.now()  # when there was last anything to do
 
     @property
     def thinking(self) -> bool:
         if self._patron is not None and keeper.start_ticks(self._patron[0]) == self._patron[1]:
             return True
-        return time.time() - self._last < IDLE_S
+        return clock.now() - self._last < IDLE_S
 
     def propose(self, study: StudyLedger, n: int) -> list[Proposal]:
         rows = study.waiting(n, JOB)
         ended = study.ledger.one("SELECT max(ended) FROM runs WHERE study=?", (study.study,))
-        self._last = time.time() if rows else max(self._last, (ended and ended[0]) or 0.0)
+        now = clock.now()
+        self._last = now if rows else min(now, max(self._last, (ended and ended[0]) or 0.0))
         return [waiting(row) for row in rows]
 
     def close(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from looplab.loop.setup import Setup
 from looplab.measure.base import Batch
 from looplab.measure.discover import reader_of
 from looplab.measure.summary import Directions
-from looplab.runs import folder
+from looplab.runs import clock, folder
 from looplab.watch.alert import send
 from looplab.watch.watcher import Alarm, Live, Watcher, names
 
@@ -70,7 +69,7 @@ class Lookout:
     def look(self, run: RunRow, gauge: Gauge, batch: Batch, budget_used: str | None) -> list[Alarm]:
         started = run.started or run.created
         live = Live(run.id, batch, gauge.step, started, max(gauge.grown, started), budget_used)
-        alarms = self._watcher.look(live, time.time())
+        alarms = self._watcher.look(live, clock.now())
         if run.role in ("base", "trial"):
             return alarms
         # A repetition is wanted to its end, whatever it looks like on the way; only what has broken down is ended.

@@ -24,12 +24,12 @@ from looplab.config.files import canonical_json
 from looplab.errors import BusyError, LabError
 from looplab.launch.base import Ended, Executor, Exit, Order, Refused, Slot
 from looplab.launch.devices import Devices
-from looplab.launch.local import find_by_mark, is_alive, read_json
+from looplab.launch.local import find_by_mark, is_running, read_json
 from looplab.launch.slots import slot_environment
 from looplab.pipeline import prints
 from looplab.pipeline.folder import CONFIG, RunFolder, point_latest, read_record, unpoint_latest
 from looplab.pipeline.plan import Plan, fill, find_stage_program
-from looplab.runs import tree
+from looplab.runs import clock, tree
 from looplab.runs.folder import sweep
 from looplab.runs.redact import known_secrets, redact_argv, redact_text, scrub_file
 
@@ -112,7 +112,7 @@ class StageRun:
         sweep(folder / "stages")
         call = {"stages": list(self.plan.called), "force": self.force}
         last = self.run.call()
-        began = last["began"] if last and {**last, "began": 0} == {**call, "began": 0} else time.time()
+        began = last["began"] if last and {**last, "began": 0} == {**call, "began": 0} else clock.now()
         self.run.write("stages/call.json", {**call, "began": began})
         self._forced_since = began if self.force else 0.0
         self.run.write(CONFIG, self._resolved())
@@ -155,10 +155,7 @@ class StageRun:
         folder = self.run.path
         if (folder / "exit.json").exists() or not (folder / "train.log").exists():
             return False
-        process = read_json(folder / "process.json")
-        if process is not None and is_alive(process["pid"], process["start"], process["boot"]):
-            return True
-        return bool(find_by_mark(folder))
+        return is_running(folder, folder) or bool(find_by_mark(folder))
 
     # -- its stages
 
@@ -245,7 +242,7 @@ class StageRun:
             "resume": resume,
             "slot": self.slot.name,
             "why": why,
-            "began": time.time(),
+            "began": clock.now(),
         }
         if self.pointed:
             unpoint_latest(run)
@@ -319,7 +316,7 @@ class StageRun:
             return
         stopped = outcome.reason == "stop"
         self.state, self.error = "stopped" if stopped else "failed", f"{stage}: {why}"
-        self.done.append(Done(stage, "stopped" if stopped else "failed", why, time.time() - self.since))
+        self.done.append(Done(stage, "stopped" if stopped else "failed", why, max(0.0, clock.now() - self.since)))
 
     def _conclude(self, stage: str, outcome: Exit) -> str | None:
         """Write down the end of an attempt; gives why the stage is not complete, None if it is."""
@@ -329,7 +326,7 @@ class StageRun:
         why = None if outcome.ok else str(outcome)
         if why is None and missing:
             why = f"it ended well, but did not make {', '.join(missing)}"
-        seconds = (outcome.ended or time.time()) - (outcome.started or begun["began"])
+        seconds = max(0.0, (outcome.ended or clock.now()) - (outcome.started or begun["began"]))
         if why is None:
             made = prints.outputs_of(run.path, about.outputs, self.plan.hashes)
             digest = hashlib.sha256(canonical_json(made)).hexdigest()
@@ -347,7 +344,7 @@ class StageRun:
                     "slot": self.slot.name,
                     "artifacts": str(other.path) if other is not None else None,
                     "began": begun["began"],
-                    "ended": outcome.ended or time.time(),
+                    "ended": outcome.ended or clock.now(),
                     "seconds": round(seconds, 3),
                     "outputs": made,
                     "outputs_digest": digest,

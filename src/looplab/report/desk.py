@@ -77,6 +77,8 @@ class Desk:
             self._closing.wait(max(PAUSE_S, 9 * (time.monotonic() - began)))
 
     def _report(self, plots: bool) -> list[Path]:
+        if not self._lab.is_dir():
+            return []  # the lab was moved away
         try:
             with contextlib.closing(Ledger(self._ledger, create=False)) as ledger:
                 record = StudyLedger(ledger, self._study.study)

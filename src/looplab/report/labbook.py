@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 
+from looplab.runs.folder import make_study_folder
 from looplab.untrusted import clean_text
 
 NAME = "labbook.md"
@@ -36,7 +37,7 @@ def append(study_dir: Path, study: str, lines: list[str]) -> None:
     path = study_dir / NAME
     text = "".join(entry + "\n" for entry in lines)
     if not path.exists():
-        study_dir.mkdir(parents=True, exist_ok=True)
+        make_study_folder(study_dir)
         text = HEAD.format(study=study) + "\n" + text
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:

@@ -14,6 +14,7 @@ from looplab.report.gather import RunFacts, StudyFacts, gather
 from looplab.report.importance import LABEL, Importance, Share, importance
 from looplab.report.judged import Judged
 from looplab.report.wording import to_json
+from looplab.runs.folder import make_study_folder
 
 MOST_TREES = 200
 """With more points than this a forest over all knobs takes longer than a reader waits."""
@@ -28,7 +29,10 @@ def write_reports(lab: Path, study: Study, record: StudyLedger, *, plots: bool =
 def write(facts: StudyFacts, study: Study, *, plots: bool = False, to: Path | None = None) -> list[Path]:
     """As `write_reports`, of facts that are gathered already; `to` is the folder, if it is not the study's own."""
     folder = to or facts.folder
-    folder.mkdir(parents=True, exist_ok=True)
+    if to is None:
+        make_study_folder(folder)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
     shares, label = knob_importance(facts, thorough=plots)
     # Replicates are told by their mean; their curves would only crowd out those of other configs.
     drawn = curves.read_drawn(replace(facts, runs=tuple(facts.entries)), study)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -21,7 +20,7 @@ from looplab.config.lab import Lab
 from looplab.errors import LabError
 from looplab.ledger.ledger import LedgerCopy
 from looplab.report import archive
-from looplab.runs import folder
+from looplab.runs import clock, folder
 
 if TYPE_CHECKING:
     import duckdb
@@ -198,9 +197,9 @@ def _read_table(db: LedgerCopy, name: str, study: str | None) -> pa.Table:
 
 def _with_folder(table: pa.Table, runs: Sequence[_Run]) -> pa.Table:
     """How long each run took, or has taken so far, and where its folder is."""
-    now = time.time()
+    now = clock.now()
     began, ended = table["started"].to_pylist(), table["ended"].to_pylist()
-    seconds = [None if b is None else (e or now) - b for b, e in zip(began, ended, strict=True)]
+    seconds = [None if b is None else max(0.0, (e or now) - b) for b, e in zip(began, ended, strict=True)]
     table = table.append_column("seconds", archive.column(seconds, "REAL"))
     return table.append_column("folder", archive.column([str(run.folder) for run in runs], "TEXT"))
 

@@ -41,6 +41,13 @@ def study_folder(lab: Path, study: str) -> Path:
     return lab / "outputs" / study
 
 
+def make_study_folder(study: Path) -> None:
+    """Make `outputs` and the study's folder in it; never the lab itself, which somebody may have moved away."""
+    for path in (study.parent, study):
+        with contextlib.suppress(FileExistsError):
+            path.mkdir()
+
+
 def record_name(run_dir: Path, name: str) -> str:
     """The path of one of looplab's files about a run, relative to the run folder.
 
@@ -75,7 +82,7 @@ def create(run_dir: Path, files: Mapping[str, bytes], *, private: Collection[str
     try:
         os.mkdir(run_dir)
     except FileNotFoundError:
-        run_dir.parent.mkdir(parents=True, exist_ok=True)
+        make_study_folder(run_dir.parent)
         os.mkdir(run_dir)
     except FileExistsError:
         os.makedirs(target, exist_ok=True)
@@ -145,7 +152,8 @@ def keep_shared(study: Path, content: bytes, prefix: str, suffix: str) -> str:
     name = f"{prefix}-{hashlib.sha256(content).hexdigest()[:16]}{suffix}"
     path = study / SHARED / name
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_study_folder(study)
+        path.parent.mkdir(exist_ok=True)
         write_atomic(path, content)
     return f"{SHARED}/{name}"
 

@@ -1,0 +1,97 @@
+"""Where the lab is: noticed while an engine runs, and remembered from one engine to the next.
+
+`.looplab/place` says where the lab was when an engine last ran: host, path and inode of its folder. A lab that was
+moved has the same inode elsewhere; a copy has another one while the original is still where it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from looplab.config.files import write_atomic
+from looplab.ledger.ledger import Ledger
+from looplab.untrusted import dump_json, load_json, mend_text, read_bounded
+
+PLACE_FILE = "place"
+LONGEST = 1 << 16
+
+
+class PlaceMonitor:
+    """The lab folder, its ledger and the lock of the study, as they were when the engine began."""
+
+    def __init__(self, lab: Path, study: str, ledger: Path) -> None:
+        self._lab = os.open(lab, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # so that its inode is not reused
+        self._files = {}
+        for path, what in ((lab, "the lab"), (ledger, "the ledger"), (ledger.with_name(f"{study}.lock"), "the lock")):
+            with contextlib.suppress(FileNotFoundError):
+                self._files[path] = what, os.stat(path)
+
+    def lost(self) -> str | None:
+        """What is no longer in its place, as a sentence; None if all is as it was. Costs some microseconds."""
+        for path, (what, before) in self._files.items():
+            try:
+                now = os.stat(path)
+            except (FileNotFoundError, NotADirectoryError):
+                return f"{what} is no longer at {path}: it was moved or deleted while the engine ran"
+            if not os.path.samestat(now, before):
+                return f"{what} at {path} is another one than when the engine began"
+        return None
+
+    def close(self) -> None:
+        os.close(self._lab)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """That a lab is elsewhere than it was."""
+
+    kind: str
+    """`moved` or `copied`."""
+    text: str
+    was: dict[str, Any]
+
+
+def find_move(lab: Path) -> Move | None:
+    """Compare where the lab is with where its last engine ran; None if nothing is known, or all is as it was."""
+    was, here = _read(lab), _here(lab)
+    if was is None or (was["host"], was["path"]) == (here["host"], here["path"]):
+        return None
+    if was["inode"] == here["inode"]:
+        return Move("moved", f"the lab was moved here from {was['path']}", was)
+    if was["host"] == here["host"]:
+        with contextlib.suppress(OSError, ValueError):
+            if os.stat(was["path"]).st_ino == was["inode"]:
+                text = f"this lab is a copy of {was['path']}, which is still there: what runs there is not touched"
+                return Move("copied", text, was)
+    return Move("moved", f"the lab was at {was['path']} on host {was['host']} before", was)
+
+
+def note_place(lab: Path, study: str, ledger: Ledger) -> Move | None:
+    """Record where the lab is, and that it was moved or copied if it was."""
+    move, here = find_move(lab), _here(lab)
+    if move is not None:
+        with ledger.write():
+            ledger.record(move.kind, study, was=move.was, now=here)
+    if here != _read(lab):
+        write_atomic(lab / ".looplab" / PLACE_FILE, dump_json(here).encode(), sync=False)
+    return move
+
+
+def _here(lab: Path) -> dict[str, Any]:
+    path = lab.resolve()
+    return {"host": os.uname().nodename, "path": mend_text(str(path)), "inode": path.stat().st_ino}
+
+
+def _read(lab: Path) -> dict[str, Any] | None:
+    try:
+        found = load_json(read_bounded(lab / ".looplab" / PLACE_FILE, LONGEST))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(found, dict) or not isinstance(found.get("inode"), int):
+        return None
+    texts = all(isinstance(found.get(key), str) for key in ("host", "path"))
+    return {key: found[key] for key in ("host", "path", "inode")} if texts else None

@@ -1,0 +1,42 @@
+"""What kind of disk a folder is on."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+from looplab.errors import LabError
+
+ALLOW = "LOOPLAB_ALLOW_NETWORK_DISK"
+NETWORK = {
+    0x6969: "NFS", 0x517B: "SMB", 0xFE534D42: "SMB", 0xFF534D42: "CIFS", 0x65735546: "FUSE", 0x01021997: "9p",
+    0x00C36400: "Ceph", 0x0BD00BD0: "Lustre", 0x47504653: "GPFS", 0x19830326: "BeeGFS", 0x5346414F: "AFS",
+    0x7461636F: "OCFS2", 0x01161970: "GFS2", 0x73757245: "Coda", 0x786F4256: "vboxsf", 0xAAD7AAEA: "PanFS",
+}  # fmt: skip
+"""`f_type` of file systems where locks and shared memory may not reach from one host to the other."""
+
+
+def filesystem_type(folder: Path) -> int:
+    """The `f_type` that statfs reports; 0 if it cannot be asked."""
+    buffer = (ctypes.c_long * 32)()  # struct statfs begins with f_type
+    try:
+        failed = ctypes.CDLL(None, use_errno=True).statfs(os.fsencode(folder), buffer)
+    except (OSError, AttributeError):
+        return 0
+    return 0 if failed else buffer[0] & 0xFFFFFFFF
+
+
+def network_disk(folder: Path) -> str | None:
+    """The name of the network file system that a folder is on; None if the disk is local."""
+    return NETWORK.get(filesystem_type(folder))
+
+
+def refuse_network_disk(folder: Path) -> None:
+    """Raise LabError if a ledger in this folder could be damaged: SQLite's log needs shared memory and locks."""
+    kind = network_disk(folder)
+    if kind is not None and os.environ.get(ALLOW) != "1":
+        raise LabError(
+            f"{folder} is on a network disk ({kind}), where the ledger can be damaged and two engines can join",
+            hint=f"move the lab to a local disk, or set {ALLOW}=1 if only one host ever uses it",
+        )

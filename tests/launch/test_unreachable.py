@@ -1,0 +1,224 @@
+"""Runs of other hosts, containers and folders: what cannot be seen from here is neither lost nor started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from looplab.launch import keeper, local
+from looplab.launch.base import Ended, Unreachable
+from looplab.launch.local import Where, is_running, where_is
+
+Stand = Any
+"""What the fixture `stand` gives; see conftest.py."""
+
+WAITS = """
+import os, sys, time
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.005)
+sys.exit(3)
+"""
+ADOPTER = """
+import sys
+from pathlib import Path
+from looplab.launch.local import LocalExecutor
+executor = LocalExecutor()
+print(executor.adopt("r1", Path(sys.argv[1])), flush=True)
+ended = False
+while not ended:
+    for event in executor.poll(1.0):
+        name = type(event).__name__
+        ended = name == "Ended"
+        print(name, event.exit.code if ended else "", event.exit.reason if ended else "", flush=True)
+"""
+
+
+def waiter(stand: Stand) -> list[str]:
+    """A trainer that ends with 3 once there is a file `go`."""
+    argv: list[str] = stand.python(WAITS, stand.folder / "go")
+    return argv
+
+
+def elsewhere(stand: Stand, **changes: object) -> Path:
+    """The folder of a run whose `process.json` is that of another host or namespace."""
+    run_dir: Path = stand.folder / "left"
+    run_dir.mkdir()
+    (run_dir / "train.log").touch()
+    process = {
+        "pid": 1, "start": 1, "boot": keeper.boot_id(), "host": os.uname().nodename, "namespace": 1, "keeper": 1,
+        "tag": keeper.tag_of(str(run_dir)), "locked": True, "started": 1000.0, "clock": 1.0,
+    }  # fmt: skip
+    (run_dir / "process.json").write_text(json.dumps({**process, **changes}))
+    return run_dir
+
+
+def held(run_dir: Path) -> int:
+    """A lock on the folder, as a keeper holds it."""
+    descriptor = os.open(run_dir, os.O_RDONLY)
+    assert keeper.hold(descriptor)
+    return descriptor
+
+
+# -- where the processes are
+
+
+def test_a_lock_on_a_folder_is_seen_without_being_taken(tmp_path: Path) -> None:
+    descriptor = held(tmp_path)
+    assert [keeper.is_locked(str(tmp_path)) for _ in range(3)] == [True] * 3
+    os.close(descriptor)
+    assert not keeper.is_locked(str(tmp_path))
+    assert not keeper.is_locked(str(tmp_path / "missing"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "locked", "where"),
+    [
+        ({}, True, Where.ELSEWHERE),
+        ({}, False, Where.GONE),
+        ({"locked": False}, False, Where.ELSEWHERE),
+        ({"namespace": keeper.pid_namespace()}, False, Where.HERE),
+        ({"boot": "other"}, False, Where.GONE),
+        ({"boot": "other", "host": "other"}, True, Where.ELSEWHERE),
+        ({"boot": "other", "host": "other"}, False, Where.GONE),
+        ({"boot": "other", "host": "other", "locked": False}, False, Where.ELSEWHERE),
+        ({"tag": 5}, False, Where.COPY),
+    ],
+)
+def test_a_run_is_gone_only_if_that_is_proven(
+    stand: Stand, changes: dict[str, object], locked: bool, where: Where
+) -> None:
+    run_dir = elsewhere(stand, **changes)
+    descriptor = held(run_dir) if locked else os.open("/", os.O_RDONLY)
+    assert where_is(local.read_process(run_dir), run_dir) is where
+    os.close(descriptor)
+
+
+def test_a_free_lock_on_a_network_disk_proves_nothing(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = elsewhere(stand, boot="other", host="other")
+    monkeypatch.setattr(local, "network_disk", lambda folder: "NFS")
+    assert where_is(local.read_process(run_dir), run_dir) is Where.ELSEWHERE
+    assert is_running(run_dir, run_dir)
+
+
+@pytest.mark.parametrize("odd", ["nan", [], None, "1", 1e999])
+def test_a_process_file_with_odd_values_is_read_without_them(stand: Stand, odd: object) -> None:
+    run_dir = elsewhere(stand, clock=odd, started=odd, tag=odd, namespace=odd, grace=odd, timeout=odd, linger=odd)
+    executor = stand.executor()
+    assert executor.adopt("left", run_dir)
+    assert stand.end(executor, "left").reason == "lost"
+
+
+# -- what becomes of them
+
+
+def test_an_unreachable_run_is_reported_and_ends_with_what_is_written_down(stand: Stand) -> None:
+    run_dir = elsewhere(stand)
+    descriptor = held(run_dir)
+    executor = stand.executor()
+    assert executor.adopt("left", run_dir)
+    (event,) = stand.events(executor, bool)
+    assert isinstance(event, Unreachable)
+    (run_dir / "exit.json").write_text(json.dumps({"code": 7}))
+    assert executor.poll(0.3) == []  # what is alive has not ended, whoever says so
+    os.close(descriptor)
+    assert stand.end(executor, "left").code == 7
+
+
+def test_an_unreachable_run_whose_last_process_is_gone_is_lost(stand: Stand) -> None:
+    run_dir = elsewhere(stand)
+    descriptor = held(run_dir)
+    executor = stand.executor()
+    assert executor.adopt("left", run_dir)
+    assert executor.poll(0.3) == [Unreachable("left", "another PID namespace or container")]
+    os.close(descriptor)
+    assert stand.end(executor, "left").reason == "lost"
+
+
+def test_an_unreachable_run_of_another_host_ends_with_what_that_host_writes(stand: Stand) -> None:
+    run_dir = elsewhere(stand, boot="other", host="other", locked=False)
+    executor = stand.executor()
+    assert executor.adopt("left", run_dir)
+    assert stand.events(executor, bool) == [Unreachable("left", "host other")]
+    assert executor.poll(0.3) == []
+    (run_dir / "exit.json").write_text(json.dumps({"code": 0}))
+    assert stand.end(executor, "left").ok
+
+
+def test_a_stop_gives_an_unreachable_run_up(stand: Stand) -> None:
+    run_dir = elsewhere(stand, boot="other", host="other", locked=False)
+    executor = stand.executor()
+    assert executor.adopt("left", run_dir)
+    executor.stop("left", "stop", grace=60)
+    end = stand.end(executor, "left")
+    assert end.reason == "stop"
+    assert "given up" in str(end.message)
+
+
+def test_an_unreachable_run_is_not_started_again(stand: Stand) -> None:
+    run_dir = elsewhere(stand, boot="other", host="other", locked=False)
+    executor = stand.executor()
+    executor.start(stand.order(["/bin/true"], run_dir.name))
+    assert stand.events(executor, bool) == [Unreachable("left", "host other")]
+
+
+def test_a_run_in_another_namespace_is_waited_for_and_not_lost(stand: Stand) -> None:
+    new_namespace = ["unshare", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*new_namespace, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no permission to make a PID namespace")
+    engine = stand.engine(stand.order(waiter(stand)))
+    stand.file("process.json")
+    engine.kill()
+    adopter = subprocess.Popen(
+        [*new_namespace, sys.executable, "-c", ADOPTER, str(stand.folder / "r1")], stdout=subprocess.PIPE, text=True
+    )
+    assert adopter.stdout is not None
+    assert [adopter.stdout.readline().strip() for _ in range(2)] == ["True", "Unreachable"]
+    (stand.folder / "go").touch()
+    assert adopter.stdout.readline().split() == ["Ended", "3", "None"]
+    adopter.wait()
+    adopter.stdout.close()
+
+
+# -- copies and moved folders
+
+
+def test_a_copy_of_a_run_neither_adopts_nor_ends_the_processes_of_the_original(stand: Stand) -> None:
+    first = stand.executor()
+    first.start(stand.order(waiter(stand)))
+    pid = stand.started(first)
+    shutil.copytree(stand.folder / "r1", stand.folder / "copy")
+    assert not is_running(stand.folder / "copy", stand.folder / "copy")
+    second = stand.executor()
+    assert second.adopt("r1", stand.folder / "copy")
+    second.stop("r1", "stop", grace=0)
+    end = stand.end(second)
+    assert end.reason == "lost"
+    assert "copy" in str(end.message)
+    assert stand.alive(pid)
+    (stand.folder / "go").touch()
+    assert stand.end(first).code == 3
+
+
+@pytest.mark.parametrize("keeper_lives", [True, False])
+def test_a_run_whose_folder_was_moved_is_adopted_at_the_new_place(stand: Stand, keeper_lives: bool) -> None:
+    engine = stand.engine(stand.order(waiter(stand), grace=60))
+    stand.file("process.json")
+    keeper_pid = stand.keeper_of(engine.pids["r1"])
+    engine.kill()
+    if not keeper_lives:
+        stand.kill(keeper_pid)
+    (stand.folder / "r1").rename(stand.folder / "moved")
+    executor = stand.executor()
+    assert executor.adopt("r1", stand.folder / "moved")
+    assert not any(isinstance(event, Ended) for event in executor.poll(0.1))
+    (stand.folder / "go").touch()
+    assert stand.end(executor).code == (3 if keeper_lives else None)
+    assert (stand.folder / "moved" / "exit.json").exists() == keeper_lives
+    assert not (stand.folder / "r1").exists()

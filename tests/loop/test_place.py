@@ -1,0 +1,164 @@
+"""Labs that are moved, copied or taken apart while an engine runs, and between two engines."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.loop.small_lab import EngineThread, make_lab
+
+from looplab.cli.running import last_options, relative_to_lab
+from looplab.errors import LabError
+from looplab.ledger.ledger import Ledger
+from looplab.ledger.study import StudyLedger
+from looplab.loop.engine import HaltError
+from looplab.loop.place import PlaceMonitor, find_move, note_place
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    (tmp_path / "lab").mkdir()
+    return Ledger(tmp_path / "lab/.looplab/ledger.db")
+
+
+def kinds(ledger: Ledger) -> list[str]:
+    return [event.kind for event in ledger.events()]
+
+
+# -- while an engine runs
+
+
+def test_an_engine_whose_lab_is_renamed_stops_and_makes_nothing_at_the_old_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOOPLAB_LOCK_DIR", str(tmp_path / "locks"))
+    gate = tmp_path / "gate"
+    lab = make_lab(tmp_path / "lab", gate)
+    engine = EngineThread(lab)
+    engine.until_running()
+    lab.rename(tmp_path / "moved")
+    engine.join()
+    assert isinstance(engine.error, HaltError)
+    assert engine.error.exit_code != 0
+    assert "the lab is no longer at" in engine.error.message
+    assert not lab.exists()
+    # The training goes on where the lab is now, and the next engine there adopts it.
+    gate.touch()
+    after = EngineThread(tmp_path / "moved")
+    after.join()
+    assert after.error is None
+    ledger = Ledger(tmp_path / "moved/.looplab/ledger.db")
+    assert [(run.state, run.status) for run in StudyLedger(ledger, "small").runs()] == [("ended", "ok")] * 2
+    assert kinds(ledger).count("moved") == 1
+    assert any("moved here from" in news.text for news in after.news)
+    assert not lab.exists()
+
+
+@pytest.mark.parametrize("name", ["ledger.db", "small.lock"])
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+def test_an_engine_whose_ledger_or_lock_is_gone_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, how: str
+) -> None:
+    monkeypatch.setenv("LOOPLAB_LOCK_DIR", str(tmp_path / "locks"))
+    gate = tmp_path / "gate"
+    lab = make_lab(tmp_path / "lab", gate)
+    engine = EngineThread(lab)
+    engine.until_running()
+    if how == "deleted":
+        (lab / ".looplab" / name).unlink()
+    else:
+        shutil.copy(lab / ".looplab" / name, lab / "new")
+        (lab / "new").replace(lab / ".looplab" / name)
+    engine.join()
+    gate.touch()
+    assert isinstance(engine.error, HaltError)
+    assert (lab / ".looplab" / name).exists() == (how == "replaced")
+
+
+def test_a_place_is_lost_when_something_else_is_put_there(ledger: Ledger) -> None:
+    lab = ledger.path.parents[1]
+    place = PlaceMonitor(lab, "s", ledger.path)
+    assert place.lost() is None
+    lab.rename(lab.with_name("moved"))
+    assert "no longer at" in str(place.lost())
+    lab.mkdir()
+    assert "another one" in str(place.lost())
+    lab.rmdir()
+    lab.touch()
+    assert place.lost() is not None
+    lab.unlink()
+    lab.with_name("moved").rename(lab)
+    assert place.lost() is None
+    place.close()
+
+
+# -- between two engines
+
+
+def test_a_lab_that_stays_has_no_moves(ledger: Ledger) -> None:
+    lab = ledger.path.parents[1]
+    assert find_move(lab) is None
+    for _ in range(2):
+        assert note_place(lab, "s", ledger) is None
+        assert find_move(lab) is None
+    assert kinds(ledger) == []
+
+
+def test_a_moved_lab_is_recorded_once(ledger: Ledger) -> None:
+    lab = ledger.path.parents[1]
+    note_place(lab, "s", ledger)
+    moved = lab.rename(lab.with_name("moved"))
+    move = find_move(moved)
+    assert move is not None
+    assert move.kind == "moved"
+    for _ in range(2):
+        note_place(moved, "s", ledger)
+    assert kinds(ledger) == ["moved"]
+    assert find_move(moved) is None
+
+
+def test_a_copy_knows_that_it_is_one(ledger: Ledger) -> None:
+    lab = ledger.path.parents[1]
+    note_place(lab, "s", ledger)
+    ledger.close()
+    copy = Path(shutil.copytree(lab, lab.with_name("copy")))
+    move = find_move(copy)
+    assert move is not None
+    assert move.kind == "copied"
+    assert find_move(lab) is None
+    copied = Ledger(copy / ".looplab/ledger.db")
+    note_place(copy, "s", copied)
+    assert kinds(copied) == ["copied"]
+    copied.close()
+    shutil.rmtree(lab)
+    assert find_move(copy) is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"host": 1, "path": [], "inode": "x"}', "\x00" * 100_000])
+def test_a_damaged_place_is_written_again(ledger: Ledger, text: str) -> None:
+    lab = ledger.path.parents[1]
+    (lab / ".looplab/place").write_text(text)
+    assert find_move(lab) is None
+    note_place(lab, "s", ledger)
+    assert find_move(lab) is None
+    assert (lab / ".looplab/place").read_text() != text
+
+
+# -- names of configs
+
+
+def test_configs_are_named_by_their_path_inside_the_lab(tmp_path: Path) -> None:
+    names = [str(tmp_path / "configs/a.json"), "/elsewhere/a.json", "configs/b.json"]
+    assert relative_to_lab(tmp_path, names) == ("configs/a.json", "/elsewhere/a.json", "configs/b.json")
+
+
+def test_configs_of_a_lab_that_was_moved_are_found_again(ledger: Ledger) -> None:
+    lab = ledger.path.parents[1]
+    (lab / "configs").mkdir()
+    (lab / "configs/a.json").touch()
+    text = '{"cfgs": ["/old/place/lab/configs/a.json", "/old/place/lab/configs/gone.json"]}'
+    ledger.execute("INSERT INTO meta VALUES ('options:s', ?)", (text,))
+    assert last_options(ledger, "s", lab).cfgs == ("configs/a.json", "/old/place/lab/configs/gone.json")
+    with pytest.raises(LabError):
+        last_options(ledger, "t", lab)

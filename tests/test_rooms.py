@@ -13,7 +13,7 @@ ROOMS = (
     "iterate", "pipeline", "ui", "cli",
 )  # fmt: skip
 WING = {"trainkit": {"trainkit"}, "rl": {"trainkit", "rl"}, "recipes": {"trainkit", "rl", "recipes"}}
-EVERYBODY = {"errors", "signals"}
+EVERYBODY = {"errors", "signals", "untrusted"}
 
 
 def imports(file: Path) -> set[str]:

@@ -111,7 +111,16 @@ class Refused:
     """Who holds the device; None where nobody does (an order that was cancelled, waited too long, or got lost)."""
 
 
-Event = Started | Ended | Refused
+@dataclass(frozen=True, slots=True)
+class Delayed:
+    """The run is over, but its end cannot be written down, as on a full disk; `Ended` comes when it is."""
+
+    run_id: str
+    path: str
+    """The file that is missing."""
+
+
+Event = Started | Ended | Refused | Delayed
 
 
 class Executor(Protocol):

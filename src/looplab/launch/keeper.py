@@ -497,8 +497,12 @@ class Keeper:
     def save(self, path: str, text: str) -> None:
         try:
             write_whole(path, text)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             pass  # the folder was deleted under us: there is nothing left to keep
+        except IsADirectoryError:  # a folder of this name, left by the training
+            with contextlib.suppress(OSError):
+                os.rename(path, f"{path}.changed-{time.time_ns()}")
+            self.unsaved.append((path, text))
         except OSError:
             self.unsaved.append((path, text))
 

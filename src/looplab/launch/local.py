@@ -20,13 +20,18 @@ import orjson
 
 from looplab.errors import LabError
 from looplab.launch import keeper
-from looplab.launch.base import Ended, Event, Exit, Order, Refused, Started
+from looplab.launch.base import Delayed, Ended, Event, Exit, Order, Refused, Started
+from looplab.untrusted import UntrustedError, load_json, read_bounded
 
 UNSEEN_S = 2.0
 """How long a started run may stay without `process.json` before its process is looked for."""
 LOOK_AGAIN_S = 0.02
 GRACE_S, LINGER_S = 10.0, 5.0
 """For a run of which not even the limits were written down."""
+LARGEST_RECORD = 1 << 20
+"""Bytes of `process.json` or `exit.json`; a larger file is not what a keeper writes."""
+OVERDUE_S = 5.0
+"""Seconds after the end of a run's processes from which on a missing `exit.json` is reported."""
 UNWRITTEN_S = 0.2
 """How long after a process `exit.json` may still come from a keeper that has just ended too."""
 KEEPERS_TRIED = 3
@@ -50,6 +55,8 @@ class Adopted:
     """When the rest of a run without a keeper is to be ended; None as long as none was seen."""
     asked: bool = False
     """Whether that rest was asked to go."""
+    overdue_at: float | None = None
+    """When to report that the keeper does not write down its end; None: it lives, or that was reported."""
     forged: Exit | None = None
     """An end that was written down while the process was alive: not by its keeper, and not believed."""
 
@@ -64,9 +71,10 @@ class Stop:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
+    """The content of a record file; None where it is missing, or is anything but a small file with a JSON object."""
     try:
-        data = orjson.loads(path.read_bytes())
-    except (FileNotFoundError, orjson.JSONDecodeError):
+        data = load_json(read_bounded(path, LARGEST_RECORD, follow=False))
+    except (OSError, UntrustedError):
         return None
     return data if isinstance(data, dict) else None
 
@@ -74,15 +82,36 @@ def read_json(path: Path) -> dict[str, Any] | None:
 def read_process(record_dir: Path) -> dict[str, Any] | None:
     """What `process.json` says; None where it is missing, or is not what a keeper writes."""
     process = read_json(record_dir / "process.json")
-    if process is None or not all(isinstance(process.get(key), int) for key in ("pid", "start", "keeper")):
+    if process is None or not isinstance(process.get("boot"), str):
         return None
-    return process if isinstance(process.get("boot"), str) else None
+    if not all(_is_count(process.get(key)) for key in ("pid", "keeper")):
+        return None
+    if not all(_is_count(process.get(key, 0), 1 << 63) for key in ("start", "keeper_start")):
+        return None
+    amounts = (process.get(key) for key in ("started", "timeout", "grace", "linger"))
+    return process if all(value is None or _is_amount(value) for value in amounts) else None
+
+
+def _is_count(value: object, limit: int = 1 << 31) -> bool:
+    return type(value) is int and 0 <= value < limit
+
+
+def _is_amount(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value < 1e12  # type: ignore[operator]
 
 
 def read_exit(record_dir: Path) -> Exit | None:
-    """How the run ended; None where that is not written down yet."""
+    """How the run ended; None where that is not written down yet, or not as a keeper writes it."""
     ended = read_json(record_dir / "exit.json")
-    return Exit.from_dict(ended) if ended is not None and "code" in ended else None
+    if ended is None or "code" not in ended:
+        return None
+    numbers = (ended.get(key) for key in ("started", "ended", "user_s", "system_s", "max_rss_kb"))
+    is_sound = (
+        all(ended.get(key) is None or _is_count(ended[key]) for key in ("code", "signal"))
+        and all(ended.get(key) is None or isinstance(ended[key], str) for key in ("reason", "message"))
+        and all(value is None or _is_amount(value) for value in numbers)
+    )
+    return Exit.from_dict({**ended, "lingered": ended.get("lingered") is True}) if is_sound else None
 
 
 def is_alive(pid: int, ticks: int, boot: str) -> bool:
@@ -223,7 +252,7 @@ class LocalExecutor:
         if ended is not None and not _is_running(run_dir, process):
             self._end(run_id, ended)
             return True
-        if not (record_dir / "train.log").exists():
+        if not os.path.lexists(record_dir / "train.log"):
             return False
         if process is not None:
             self._watch(run_id, run_dir, record_dir, process)
@@ -373,6 +402,8 @@ class LocalExecutor:
             if keeper.start_ticks(pid) != process["start"]:  # it ended just now, and its number went to another
                 self._gone(run_id)
         adopted.look_at = now + UNWRITTEN_S
+        if adopted.pidfd < 0:
+            adopted.overdue_at = now + OVERDUE_S
         if run_id in self._stops:
             self._signal(adopted, signal.SIGTERM)
 
@@ -382,6 +413,7 @@ class LocalExecutor:
         os.close(adopted.pidfd)
         adopted.pidfd = -1
         adopted.look_at = time.monotonic() + UNWRITTEN_S
+        adopted.overdue_at = time.monotonic() + OVERDUE_S
 
     @staticmethod
     def _signal(adopted: Adopted, number: int) -> None:
@@ -443,6 +475,11 @@ class LocalExecutor:
                 ended=time.time(),
                 lingered=adopted.asked,
             )
+        if ended is None and adopted.overdue_at is not None and now >= adopted.overdue_at:
+            adopted.overdue_at = now + OVERDUE_S
+            if not find_by_mark(adopted.run_dir):  # else its keeper waits for what it left behind
+                adopted.overdue_at = None
+                self._events.append(Delayed(run_id, str(adopted.record_dir / "exit.json")))
         if ended is not None:
             del self._adopted[run_id]
             if stop is not None and not ended.reason:

@@ -17,7 +17,7 @@ from looplab.measure.json_file import JsonFile
 from looplab.measure.splits import KIND_OF
 from looplab.measure.summary import ALIASES
 from looplab.runs.folder import RECORD
-from looplab.untrusted import mend_text
+from looplab.untrusted import UntrustedError, clean_line, mend_text
 
 KINDS = ("jsonl", "wandb", "tensorboard", "csv", "stdout", "trainer_summary")
 """What a user can name, the most trusted first: where two kinds know the same metric, the earlier one is believed."""
@@ -188,7 +188,7 @@ class Reader:
     def problems(self) -> dict[str, str]:
         """Files that could not be read as they should be, relative to the run folder, and why."""
         return {
-            os.path.relpath(entry.path, self._run_dir): entry.source.problem
+            mend_text(os.path.relpath(entry.path, self._run_dir)): entry.source.problem
             for entry in self._entries
             if entry.source.problem is not None
         }
@@ -328,7 +328,9 @@ def describe(error: Exception) -> str:
     """Return what went wrong in a few words."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if isinstance(error, LabError | UntrustedError):
+        return clean_line(str(error), 300)
+    return clean_line(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__, 300)
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:

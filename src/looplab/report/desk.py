@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from looplab.config.lab import Study
-from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
 from looplab.report.archive import Archiver, unarchived
@@ -67,8 +66,8 @@ class Desk:
         ledger = Ledger(self._ledger)
         try:
             return write_reports(self._lab, self._study, StudyLedger(ledger, self._study.study), plots=plots)
-        except (LabError, OSError) as error:
-            self._tell(f"the reports could not be written: {error}")
+        except Exception as error:  # noqa: BLE001 (a report can be written again; the study goes on)
+            self._tell(f"the reports could not be written: {error or type(error).__name__}")
             return []
         finally:
             ledger.close()

@@ -86,7 +86,7 @@ def read_process(record_dir: Path) -> dict[str, Any] | None:
         return None
     if not all(_is_count(process.get(key)) for key in ("pid", "keeper")):
         return None
-    if not all(_is_count(process.get(key, 0), 1 << 63) for key in ("start", "keeper_start")):
+    if not all(_is_count(ticks, 1 << 63) for ticks in (process.get("start"), process.get("keeper_start", 0))):
         return None
     amounts = (process.get(key) for key in ("started", "timeout", "grace", "linger"))
     return process if all(value is None or _is_amount(value) for value in amounts) else None

@@ -197,6 +197,23 @@ def load_own_json(text: str) -> Any:
     return json.loads(text) if text.startswith(_UNUSUAL) else orjson.loads(text)
 
 
+def open_descriptor(path: str | PathLike[str], *, follow: bool = True) -> int:
+    """Return a descriptor of a regular file, as `open_regular` does; the caller closes it."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
+    if not follow and os.path.islink(path):
+        raise UntrustedError("is a symbolic link, not a file")
+    descriptor = os.open(path, flags)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            kind = "folder" if stat.S_ISDIR(mode) else "device, pipe or socket"
+            raise UntrustedError(f"is a {kind}, not a file")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 @contextmanager
 def open_regular(path: str | PathLike[str], *, follow: bool = True) -> Iterator[BinaryIO]:
     """Open a regular file for reading, without waiting for a pipe or reading a device.
@@ -208,20 +225,7 @@ def open_regular(path: str | PathLike[str], *, follow: bool = True) -> Iterator[
         OSError: There is no such file, or it cannot be read.
         UntrustedError: It is a folder, pipe, socket or device, or a link where none is allowed.
     """
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
-    if not follow and os.path.islink(path):
-        raise UntrustedError("is a symbolic link, not a file")
-    descriptor = os.open(path, flags)
-    try:
-        mode = os.fstat(descriptor).st_mode
-        if not stat.S_ISREG(mode):
-            kind = "folder" if stat.S_ISDIR(mode) else "device, pipe or socket"
-            raise UntrustedError(f"is a {kind}, not a file")
-        file = os.fdopen(descriptor, "rb")
-    except BaseException:
-        os.close(descriptor)
-        raise
-    with file:
+    with os.fdopen(open_descriptor(path, follow=follow), "rb") as file:
         yield file
 
 

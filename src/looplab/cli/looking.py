@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import os
 import time
 from dataclasses import asdict
@@ -28,7 +27,8 @@ from looplab.report.gather import alarms_of
 from looplab.report.judged import Point, judged_now, points, watched
 from looplab.runs import folder as run_folder
 from looplab.runs.folder import record_folder, study_folder
-from looplab.runs.redact import redact_text
+from looplab.runs.logs import LogStream, seek_last_lines
+from looplab.untrusted import UntrustedError, open_regular
 
 LATEST = 8
 
@@ -243,28 +243,30 @@ def logs(folder: Path | None, name: str | None, run_name: str, follow: bool, lin
             said = f"is {run.status or run.state} and has printed nothing"
             raise LabError(f"run {run.id} {said}", hint=f"`looplab show {run.id}` says more")
         time.sleep(0.1)
-    if json:
-        text = redact_text(path.read_bytes().decode(errors="replace"))
-        output.print_json({"run": run.id, "path": str(path), "log": _last(text, lines)})
-        return
-    if follow:
+    if follow and not json:
         signals.warn_ctrl_c(output.warn, f"SIGTERM (`kill {os.getpid()}`)")
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a letter may be written in two parts
-    with path.open("rb") as file:
-        output.show_log(redact_text(_last(decoder.decode(file.read()), lines)))
-        while follow:
-            # `exit.json` is there even when no engine was, to tell the ledger.
-            over = (path.parent / "exit.json").exists() or place.record.run(run.id).state == "ended"
-            more = decoder.decode(file.read())
-            output.show_log(redact_text(more))
-            if over and not more:
-                break
-            if not more:
-                time.sleep(0.1)
-
-
-def _last(text: str, lines: int | None) -> str:
-    return text if lines is None else "".join(text.splitlines(keepends=True)[-lines:] if lines else [])
+    try:
+        with open_regular(path, follow=False) as file:
+            if lines is not None:
+                seek_last_lines(file, lines)
+            stream = LogStream(file)
+            if json:
+                text = "".join(stream.portions(final=True))
+                output.print_json({"run": run.id, "path": str(path), "log": text})
+                return
+            over = False
+            while not over:
+                # Asked before the log is read to its end. `exit.json` is there even when no engine was, to tell the
+                # ledger.
+                over = not follow or (path.parent / "exit.json").exists() or place.record.run(run.id).state == "ended"
+                grown = False
+                for portion in stream.portions(final=over):
+                    output.show_log(portion)
+                    grown = True
+                if not (over or grown):
+                    time.sleep(0.1)
+    except UntrustedError as error:
+        raise LabError(str(error), file=path) from error
 
 
 def diff(folder: Path | None, name: str | None, a: str, b: str, json: bool) -> None:

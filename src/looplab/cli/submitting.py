@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import os
 import re
@@ -25,7 +24,9 @@ from looplab.loop import submitting
 from looplab.loop.lock import StudyLock, engine_pid
 from looplab.loop.setup import Options
 from looplab.runs import folder as runs
+from looplab.runs.logs import LogStream
 from looplab.runs.redact import redact_text
+from looplab.untrusted import UntrustedError, open_descriptor, open_regular
 
 POLL_S = 0.1
 PATIENT_S = 1.0
@@ -315,34 +316,30 @@ class Stream:
         self._path = path
         self._silent = silent
         self._file: BinaryIO | None = None
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a letter may be written in two parts
-        self._rest = ""
 
     def pump(self, *, final: bool) -> bool:
-        """Pass on what is new; whether there was anything. The end of a line that is not yet whole waits until it is,
-        or until nothing more comes: a secret in it must not be cut in two."""
+        """Pass on what is new; whether there was anything."""
         if self._silent:
             return False
         if self._file is None:
             try:
-                self._file = self._path.open("rb")
-            except FileNotFoundError:
+                self._file = os.fdopen(open_descriptor(self._path, follow=False), "rb")
+            except (FileNotFoundError, UntrustedError):
                 return False
-        new = self._decoder.decode(self._file.read(), final)
-        text = self._rest + new
-        whole = len(text) if final or not new else max(text.rfind("\n"), text.rfind("\r")) + 1
-        self._rest = text[whole:]
-        if whole:
-            output.show_log(redact_text(text[:whole]))
+            self._log = LogStream(self._file)
+        grown = False
+        for portion in self._log.portions(final=final):
+            output.show_log(portion)
+            grown = True
         if final:
             self._file.close()
-        return bool(new)
+        return grown
 
 
 def _tail(log: Path) -> list[str]:
     try:
-        with log.open("rb") as file:
+        with open_regular(log, follow=False) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 65536))
             return redact_text(file.read().decode(errors="replace")).splitlines()[-TAIL:]
-    except FileNotFoundError:
+    except (OSError, UntrustedError):
         return []

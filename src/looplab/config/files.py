@@ -167,9 +167,11 @@ def write_atomic(path: Path | str, content: bytes, *, sync: bool = True, mode: i
         finally:
             os.close(handle)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):  # the first error is the one to see
             os.unlink(temporary)
+        if isinstance(error, OSError):
+            error.filename = str(path)  # a failed write names no file, a failed replace the temporary one
         raise
     if sync:
         sync_folder(folder or ".")

@@ -122,7 +122,16 @@ class Unreachable:
     """`host a1`, or another PID namespace."""
 
 
-Event = Started | Ended | Refused | Unreachable
+@dataclass(frozen=True, slots=True)
+class Delayed:
+    """The run is over, but its end cannot be written down, as on a full disk; `Ended` comes when it is."""
+
+    run_id: str
+    path: str
+    """The file that is missing."""
+
+
+Event = Started | Ended | Refused | Unreachable | Delayed
 
 
 class Executor(Protocol):

@@ -637,8 +637,13 @@ class Keeper:
             try:
                 write_whole(path, text, folder)
                 return True
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 continue  # the folder was deleted under us
+            except IsADirectoryError:  # a folder of this name, left by the training
+                with contextlib.suppress(OSError):
+                    os.rename(path, f"{path}.changed-{time.time_ns()}")
+                self.unsaved.append((path, text, place))
+                return False
             except OSError:
                 self.unsaved.append((path, text, place))
                 return False

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from math import inf, isfinite
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ import orjson
 
 from looplab.errors import LabError
 from looplab.launch import keeper
-from looplab.launch.base import Ended, Event, Exit, Order, Refused, Started, Unreachable
+from looplab.launch.base import Delayed, Ended, Event, Exit, Order, Refused, Started, Unreachable
 from looplab.runs import clock
 from looplab.runs.disk import network_disk
+from looplab.untrusted import UntrustedError, load_json, read_bounded
 
 UNSEEN_S = 2.0
 """How long a started run may stay without `process.json` before its process is looked for."""
@@ -32,6 +33,10 @@ LOOK_AGAIN_S = 0.02
 GRACE_S, LINGER_S = 10.0, 5.0
 """For a run of which not even the limits were written down."""
 UNSEEN_END = "it ended while neither an engine nor its keeper was there to see its exit code"
+LARGEST_RECORD = 1 << 20
+"""Bytes of `process.json` or `exit.json`; a larger file is not what a keeper writes."""
+OVERDUE_S = 5.0
+"""Seconds after the end of a run's processes from which on a missing `exit.json` is reported."""
 UNWRITTEN_S = 0.2
 """How long after a process `exit.json` may still come from a keeper that has just ended too."""
 FAR_S = 0.2
@@ -59,6 +64,8 @@ class Adopted:
     """When the rest of a run without a keeper is to be ended; None as long as none was seen."""
     asked: bool = False
     """Whether that rest was asked to go."""
+    overdue_at: float | None = None
+    """When to report that the keeper does not write down its end; None: it lives, or that was reported."""
     forged: Exit | None = None
     """An end that was written down while the process was alive: not by its keeper, and not believed."""
 
@@ -93,9 +100,10 @@ def _message(order: dict[str, Any]) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
+    """The content of a record file; None where it is missing, or is anything but a small file with a JSON object."""
     try:
-        data = orjson.loads(path.read_bytes())
-    except (FileNotFoundError, orjson.JSONDecodeError):
+        data = load_json(read_bounded(path, LARGEST_RECORD, follow=False))
+    except (OSError, UntrustedError):
         return None
     return data if isinstance(data, dict) else None
 
@@ -103,22 +111,39 @@ def read_json(path: Path) -> dict[str, Any] | None:
 def read_process(record_dir: Path) -> dict[str, Any] | None:
     """What `process.json` says; None where it is missing, or is not what a keeper writes."""
     process = read_json(record_dir / "process.json")
-    if process is None or not all(isinstance(process.get(key), int) for key in ("pid", "start", "keeper")):
+    if process is None or not isinstance(process.get("boot"), str):
         return None
-    if not isinstance(process.get("boot"), str) or process["pid"] < 1:
+    if not all(_is_count(process.get(key)) for key in ("pid", "keeper")) or process["pid"] < 1:
         return None
-    odd = [
-        key
-        for key in ("keeper_start", "namespace", "tag", "started", "clock", "timeout", "grace", "linger")
-        if not isinstance(process.get(key), int | float) or not isfinite(process[key])
-    ]
+    if not all(_is_count(ticks, 1 << 63) for ticks in (process.get("start"), process.get("keeper_start", 0))):
+        return None
+    counts = {"namespace": 1 << 63, "tag": 1 << 63}
+    odd = [key for key, limit in counts.items() if not _is_count(process.get(key), limit)]
+    amounts = ("started", "clock", "timeout", "grace", "linger")
+    odd += [key for key in amounts if not _is_amount(process.get(key))]
     return {key: value for key, value in process.items() if key not in odd}
 
 
+def _is_count(value: object, limit: int = 1 << 31) -> bool:
+    return type(value) is int and 0 <= value < limit
+
+
+def _is_amount(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value < 1e12  # type: ignore[operator]
+
+
 def read_exit(record_dir: Path) -> Exit | None:
-    """How the run ended; None where that is not written down yet."""
+    """How the run ended; None where that is not written down yet, or not as a keeper writes it."""
     ended = read_json(record_dir / "exit.json")
-    return Exit.from_dict(ended) if ended is not None and "code" in ended else None
+    if ended is None or "code" not in ended:
+        return None
+    numbers = (ended.get(key) for key in ("started", "ended", "user_s", "system_s", "max_rss_kb"))
+    is_sound = (
+        all(ended.get(key) is None or _is_count(ended[key]) for key in ("code", "signal"))
+        and all(ended.get(key) is None or isinstance(ended[key], str) for key in ("reason", "message"))
+        and all(value is None or _is_amount(value) for value in numbers)
+    )
+    return Exit.from_dict({**ended, "lingered": ended.get("lingered") is True}) if is_sound else None
 
 
 def is_alive(pid: int, ticks: int, boot: str) -> bool:
@@ -330,7 +355,7 @@ class LocalExecutor:
         if ended is not None and not is_running(run_dir, record_dir):
             self._end(run_id, ended)
             return True
-        if not (record_dir / "train.log").exists():
+        if not os.path.lexists(record_dir / "train.log"):
             return False
         where = where_is(process, record_dir)
         if where is Where.COPY:
@@ -493,6 +518,8 @@ class LocalExecutor:
             if keeper.start_ticks(pid) != process["start"]:  # it ended just now, and its number went to another
                 self._gone(run_id)
         adopted.look_at = now + UNWRITTEN_S
+        if adopted.pidfd < 0:
+            adopted.overdue_at = now + OVERDUE_S
         if run_id in self._stops:
             self._signal(adopted, signal.SIGTERM)
 
@@ -502,6 +529,7 @@ class LocalExecutor:
         os.close(adopted.pidfd)
         adopted.pidfd = -1
         adopted.look_at = time.monotonic() + UNWRITTEN_S
+        adopted.overdue_at = time.monotonic() + OVERDUE_S
 
     @staticmethod
     def _signal(adopted: Adopted, number: int) -> None:
@@ -560,6 +588,11 @@ class LocalExecutor:
                 reason=(stop and stop.reason) or "lost",
                 lingered=adopted.asked,
             )
+        if ended is None and adopted.overdue_at is not None and now >= adopted.overdue_at:
+            adopted.overdue_at = now + OVERDUE_S
+            if not find_by_mark(adopted.run_dir):  # else its keeper waits for what it left behind
+                adopted.overdue_at = None
+                self._events.append(Delayed(run_id, str(adopted.record_dir / "exit.json")))
         if ended is not None:
             del self._adopted[run_id]
             if stop is not None and not ended.reason:

@@ -226,7 +226,7 @@ class Decider:
         if plan is not None:
             return plan
         path = folder.require(self._outputs / run.id)
-        start = folder.read_json(path, "run.json").get("warm_start")
+        start = folder.read_json(path, "run.json", strict=False).get("warm_start")
         return {"config": self._ledger.config_of(run, path), "start": start}
 
     def _origin(self, proposal: Proposal) -> tuple[str | None, Base, dict[str, Any]]:

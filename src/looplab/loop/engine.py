@@ -14,7 +14,8 @@ import socket
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -24,7 +25,7 @@ from looplab.decide.base import describe_error, is_environmental
 from looplab.errors import LabError
 from looplab.judge.base import Sitting
 from looplab.launch import keeper
-from looplab.launch.base import Event, Executor, Exit, Order, Refused, Slot, Started, Unreachable
+from looplab.launch.base import Delayed, Event, Executor, Exit, Order, Refused, Slot, Started, Unreachable
 from looplab.ledger.anchors import Publisher
 from looplab.ledger.backup import Backups
 from looplab.ledger.ledger import REPAIR, DamagedError, Ledger
@@ -39,12 +40,15 @@ from looplab.loop.prepare import PREPARED, Prepared, Preparer
 from looplab.loop.setup import Setup, resolved_configuration
 from looplab.loop.warm import keep_model
 from looplab.loop.watching import Lookout
+from looplab.measure.base import Batch
+from looplab.measure.discover import describe
 from looplab.measure.summary import digest
 from looplab.report import labbook
 from looplab.runs import folder
 from looplab.runs.durable import Syncer
 from looplab.runs.redact import redact_text, remember, scrub_file
 from looplab.untrusted import UntrustedError
+from looplab.watch.watcher import Alarm
 
 TICK_S = 0.1
 """How long the engine sleeps at most: what a person asks for is seen within this time."""
@@ -65,6 +69,8 @@ LEFT_BEHIND = ("metrics.jsonl", "trainer_summary.json")
 SATURATED = (0.0, 1.0, 100.0)
 """Values that accuracies and success rates reach whatever the config: that two of them are equal says nothing."""
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+PORTION_S = 0.1
+"""Seconds for reading what runs have measured, before the engine looks at everything else again."""
 
 
 class Ending(StrEnum):
@@ -157,6 +163,8 @@ class Engine:
         self._wishes: list[str] = []
         remember({**os.environ, **setup.study.launch.env})
         self._finished: list[tuple[RunRow, Exit]] = []
+        self._ending: dict[str, list[str]] = {}  # run that has ended → notes on what its files are like
+        self._unread = False  # whether the time for reading ran out
         self._why = ""  # why the engine ended, where the planner does not say it
         self._failed = False
         self._configuration = self.study.configuration()  # its hash; verdicts name it
@@ -225,11 +233,10 @@ class Engine:
             return Outcome(ending, self._why or self._planner.why)
         except OSError as error:
             self._still_ours()  # then that is what is wrong
+            where = error.filename or self.folder
             if error.errno in FULL:
-                raise HaltError(_full(error.strerror or "", error.filename)) from error
-            raise HaltError(
-                f"{error.strerror or error}: {error.filename or ''}", hint="mend it, then `looplab resume`"
-            ) from error
+                raise HaltError(_full(error.strerror or "", where)) from error
+            raise HaltError(f"{error.strerror or error}: {where}", hint="mend it, then `looplab resume`") from error
         except sqlite3.OperationalError as error:
             self._still_ours()
             raise HaltError(_full(str(error), self._ledger.path)) from error
@@ -320,8 +327,7 @@ class Engine:
             if run_dir.is_dir() and self._executor.adopt(run.id, run_dir, record_dir):
                 name = run.slot
                 if name is None:  # the engine was killed before it put that in the ledger
-                    with contextlib.suppress(LabError):
-                        name = folder.read_json(run_dir, "run.json").get("slot")
+                    name = folder.read_json(run_dir, "run.json", strict=False).get("slot")
                 slot = slots.get(name or "")
                 if slot is not None and slot in self._free:
                     self._free.remove(slot)
@@ -329,9 +335,9 @@ class Engine:
                 self._adopting.add(run.id)
                 self.running[run.id] = run
                 if run.state == "planned":
-                    with self._ledger.write():
+                    with self._ledger.write(), self._tolerant(run, "its record"):
                         files = [folder.record_name(run_dir, file) for file in PREPARED]
-                        self.study.launched(run.id, name or "?", folder.hash_files(run_dir, files))
+                        self.study.launched(run.id, str(name or "?"), folder.hash_files(run_dir, files))
             elif self.study.plan_of(run.id) is None:
                 self._finished.append((run, Exit(None, reason="lost", message="its folder is gone", ended=time.time())))
             else:
@@ -473,8 +479,14 @@ class Engine:
                     self._take_in(event)
                 # The next run first, the paperwork of the last one after: a device should not wait for a file.
                 self._launch()
+                until = time.monotonic() + PORTION_S
                 finished, self._finished = self._finished, []
-                ended = [self._record(run, exit_) for run, exit_ in finished]
+                ended = []
+                for run, exit_ in finished:
+                    if self._has_read(run, exit_, until):
+                        ended.append(self._record(run, exit_))
+                    else:
+                        self._finished.append((run, exit_))
                 if self._bench is not None and ended:
                     self._judge(ended)
                 for run in ended:
@@ -514,6 +526,9 @@ class Engine:
                     event.run_id,
                 )
             )
+        elif isinstance(event, Delayed):
+            said = f"run {event.run_id} has ended, but {event.path} cannot be written: is the disk full or read-only?"
+            self._tell(News("waiting", f"{said} Waiting until it can", event.run_id))
         else:
             self._unreachable.discard(event.run_id)
             slot = self._held.pop(event.run_id, None)
@@ -538,43 +553,77 @@ class Engine:
         self.study.returned(run.id, refused.holder or "it was not started in time")
         self._planner.queue.appendleft(run)
 
+    @contextmanager
+    def _tolerant(self, run: RunRow, what: str) -> Iterator[None]:
+        """Make whatever goes wrong with the files of one run a note on that run, and record it. What concerns the whole
+        lab, such as a full disk, still ends the engine."""
+        try:
+            yield
+        except sqlite3.Error:
+            raise
+        except Exception as error:
+            if folder.concerns_lab(error, self.folder):
+                raise
+            why = describe(error)
+            self._ending.setdefault(run.id, []).append(f"{what}: {why}")
+            self.study.unreadable(run.id, what, why)
+
+    def _has_read(self, run: RunRow, exit_: Exit, until: float) -> bool:
+        """Read what a run has left at its end; False if the time ran out, and the rest is read later."""
+        run_dir = self.folder / run.id
+        gauge = self.gauges.get(run.id)
+        if run.id not in self._ending:
+            notes = self._ending[run.id] = []
+            with self._tolerant(run, "its record"):
+                changed = self._restore_record(run, run_dir) if run_dir.is_dir() else None
+                if changed is not None:
+                    notes.append(changed)
+                    exit_file = folder.record_file(run_dir, "exit.json")
+                    if not exit_file.exists():  # the run has deleted the folder in which it should be
+                        folder.write_json(exit_file, asdict(exit_))
+            if gauge is None and not left_nothing(run_dir):
+                gauge = self.gauges[run.id] = Gauge(self.setup.study, run_dir)
+        return gauge is None or gauge.finish(exit_, until)
+
     def _record(self, run: RunRow, exit_: Exit) -> RunRow:
-        """Read what the run measured and write down how it ended."""
+        """Write down how a run ended and what it measured."""
         run_dir = self.folder / run.id
         is_there = run_dir.is_dir()
-        changed = self._restore_record(run, run_dir) if is_there else None
         gauge = self.gauges.pop(run.id, None)
-        if gauge is None and not left_nothing(run_dir):
-            gauge = Gauge(self.setup.study, run_dir)
         log = folder.record_name(run_dir, "train.log")
+        for what, why in gauge.problems.items() if gauge is not None else ():
+            self.study.unreadable(run.id, what, why)
         summary, status, objective = summarise(run, self.setup.study, gauge, exit_, lab=self.setup.lab, run_dir=run_dir)
+        files: dict[str, str] = {}
         # After the last reading: a file that is replaced would be read again from its start.
-        hidden = self._hide_secrets(run, run_dir) if is_there else {}
-        if changed is not None:
-            summary["notes"].append(changed)
-            exit_file = folder.record_file(run_dir, "exit.json")
-            if not exit_file.exists():  # the run has deleted the folder in which it should be
-                folder.write_json(exit_file, asdict(exit_))
+        with self._tolerant(run, "hiding secrets"):
+            files = self._hide_secrets(run, run_dir) if is_there else {}
         print_ = self.setup.prints.digest()
         if print_:
-            began_with = folder.read_json(run_dir, "run.json").get("fingerprint", "")
+            began_with = folder.read_json(run_dir, "run.json", strict=False).get("fingerprint", "")
             self._printed[run.id] = print_ if print_ == began_with else f"{began_with}, then {print_}"
             summary["fingerprint"] = self._printed[run.id]
         row = run.over(status, exit_.code, exit_.signal, exit_.started, exit_.ended or time.time(), objective)
         measured = digest(gauge.summariser.result()) if gauge is not None and objective is not None else None
-        unchanged = self._alarm_if_unchanged(row, measured) if measured is not None else None
-        if unchanged is not None:
-            summary["notes"].append(unchanged)
+        notes = self._ending.setdefault(run.id, [])
+        with self._tolerant(run, "comparing it with other runs"):
+            unchanged = self._alarm_if_unchanged(row, measured) if measured is not None else None
+            if unchanged is not None:
+                notes.append(unchanged)
         summary["measured"] = measured
-        note = redact_text("; ".join(summary["notes"])) or None
-        if note is not None:
-            summary["notes"] = [redact_text(one) for one in summary["notes"]]
-        files: dict[str, str] = {}
+        ours = [log, *(folder.record_name(run_dir, name) for name in ("process.json", "exit.json"))]
+        for name in (*ours, *LEFT_BEHIND) if gauge is not None else ours:
+            with self._tolerant(run, f"hashing {name}"):
+                files |= folder.hash_files(run_dir, (name,)) if is_there else {}
         if is_there:
             name = folder.record_name(run_dir, "summary.json")
-            files[name] = folder.write_json(f"{run_dir}/{name}", summary)
-            ours = [log, *(folder.record_name(run_dir, name) for name in ("process.json", "exit.json"))]
-            files |= hidden | folder.hash_files(run_dir, [*ours, *LEFT_BEHIND] if gauge is not None else ours)
+            summary["notes"] = [redact_text(one) for one in (*summary["notes"], *notes)]
+            noted = len(notes)
+            with self._tolerant(run, f"writing {name}"):
+                files = {name: folder.write_json(f"{run_dir}/{name}", summary), **files}
+            notes = notes[noted:]
+        note = redact_text("; ".join([*summary["notes"], *notes])) or None
+        del self._ending[run.id]
         self.study.ended(
             run.id, status=status, code=exit_.code, signal=exit_.signal, started=exit_.started,
             ended=row.ended, objective=objective, files=files, note=note, measured=measured,
@@ -585,20 +634,24 @@ class Engine:
             self.progress.seconds += row.seconds
             self.progress.timed += 1
         if self._lookout is not None:
-            self._lookout.ended(row, gauge, by_itself=exit_.reason is None)
+            with self._tolerant(run, "watch rules"):
+                self._lookout.ended(row, gauge, by_itself=exit_.reason is None)
         warm = self.setup.study.warm_start
         if warm is not None and status == "ok":
-            keep_model(warm, self.folder, row, "latest")
+            with self._tolerant(run, "keeping its model"):
+                keep_model(warm, self.folder, row, "latest")
         if self._bench is None and objective is not None and self._is_better(objective):
             self.best = row
             self.study.set_best(run.id, objective)
             if warm is not None:
-                self.study.kept(keep_model(warm, self.folder, row, "best"))
+                with self._tolerant(run, "keeping its model"):
+                    self.study.kept(keep_model(warm, self.folder, row, "best"))
         if self._bench is not None and (exit_.reason or "").startswith(WATCHED) and run.role in ("base", "trial"):
             row = self._discard_stopped(row, str(exit_.reason).removeprefix(WATCHED))
         said = f"{status} in {row.seconds or 0:.1f} s"
         if objective is not None and self.setup.study.objective is not None:
             said += f", {self.setup.study.objective.metric} {objective:.6g}" + (" (best)" if self.best is row else "")
+        note = "; ".join(filter(None, (note, *self._ending.pop(run.id, ()))))
         self._tell(News("ended", f"run {run.id} {said}" + (f": {note}" if note else ""), run.id))
         return row
 
@@ -712,7 +765,8 @@ class Engine:
         if champion is not None:
             self.best = champion
             if self.setup.study.warm_start is not None:
-                self.study.kept(keep_model(self.setup.study.warm_start, self.folder, self.best, "best"))
+                with self._tolerant(self.best, "keeping its model"):
+                    self.study.kept(keep_model(self.setup.study.warm_start, self.folder, self.best, "best"))
             self._pointing = self._promoted = True
 
     def _is_better(self, objective: float) -> bool:
@@ -751,16 +805,23 @@ class Engine:
         now = time.monotonic()
         every = GAUGE_S if self._lookout is None else WATCH_S
         alarms = []
-        for run_id, run in self.running.items():
+        running = list(self.running.items())
+        if self._unread:  # those first that had no turn last time
+            running.sort(key=lambda item: gauge.polled if (gauge := self.gauges.get(item[0])) else 0.0)
+        self._unread = False
+        for run_id, run in running:
             if run.started is None and run_id not in self._adopting:
                 continue  # it has only just begun
             gauge = self.gauges.get(run_id)
             if gauge is None:
                 gauge = self.gauges[run_id] = Gauge(self.setup.study, self.folder / run_id, polled=now)
             if now - gauge.polled > every:
-                batch = gauge.poll()
+                batch = gauge.poll(until=now + PORTION_S)
                 if self._lookout is not None:
-                    alarms += [(run, alarm) for alarm in self._lookout.look(run, gauge, batch, self._budget_used)]
+                    alarms += [(run, alarm) for alarm in self._look(run, gauge, batch)]
+                if time.monotonic() > now + PORTION_S:
+                    self._unread = True
+                    break
         if alarms and self._lookout is not None:
             with self._ledger.write():
                 for run, alarm in alarms:
@@ -768,6 +829,18 @@ class Engine:
             for run, alarm in alarms:
                 if alarm.stops:
                     self._executor.stop(run.id, f"{WATCHED}{alarm.rule}", self.setup.study.launch.grace)
+
+    def _look(self, run: RunRow, gauge: Gauge, batch: Batch) -> list[Alarm]:
+        """Return what the watch rules see in a run; rules that fail on what it measured are not asked again."""
+        assert self._lookout is not None
+        if gauge.failed is not None:
+            return []
+        try:
+            return self._lookout.look(run, gauge, batch, self._budget_used)
+        except Exception as error:  # noqa: BLE001 (whatever a run measures is that run's problem)
+            gauge.failed = f"watch rules: {describe(error)}"
+            self._tell(News("alarm", f"run {run.id}: {gauge.failed}", run.id))
+            return []
 
     # -- what people ask
 

@@ -75,7 +75,8 @@ class Bench:
     def load(self) -> None:
         """Everything that has ended before this engine began."""
         for run in self._record.runs(state="ended"):
-            self.take_in(run, folder.read_json(self._outputs / run.id, "summary.json").get("fingerprint") or "")
+            summary = folder.read_json(self._outputs / run.id, "summary.json", strict=False)
+            self.take_in(run, str(summary.get("fingerprint") or ""))
 
     def sit(self, open_runs: Iterable[RunRow] = ()) -> Sitting | None:
         """Look at everything once more, if anything is new, and write down what was decided; inside a transaction.
@@ -204,7 +205,7 @@ class SummaryWriter:
     def add(self, run_id: str, evidence: Mapping[str, object]) -> dict[str, str]:
         """Prepare the summary of a run with its verdict; return the hash that the file will have, by its path."""
         run_dir = self._outputs / run_id
-        summary = folder.read_json(run_dir, "summary.json")
+        summary = folder.read_json(run_dir, "summary.json", strict=False)
         if not summary or summary.get("verdict") == evidence:
             return {}
         content = dump_json({**summary, "verdict": dict(evidence)}, finite=True)
@@ -215,7 +216,11 @@ class SummaryWriter:
     def write(self) -> None:
         due, self._due = self._due, []
         for path, content in due:
-            write_atomic(path, content, sync=False)
+            try:
+                write_atomic(path, content, sync=False)
+            except OSError as error:  # the run's folder is gone or spoilt, which `verify` finds
+                if folder.concerns_lab(error, self._outputs):
+                    raise
 
 
 def record_judgement(

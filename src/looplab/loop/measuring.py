@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from looplab.config.lab import RUN_FOLDER, Study
+from looplab.errors import LabError
 from looplab.launch.base import Exit
 from looplab.ledger.study import RunRow
-from looplab.measure.base import Batch
-from looplab.measure.discover import Reader, reader_of
+from looplab.measure.base import Batch, merge
+from looplab.measure.discover import Reader, describe, reader_of
 from looplab.measure.missing import explain_missing
 from looplab.measure.summary import Directions, Summariser, check_at, objective_value, to_dict
 from looplab.report.gather import read_tail
@@ -36,6 +37,10 @@ class Gauge:
     """What came with the last reading, after the run had ended."""
     grown: float = field(default_factory=clock.now)
     """When it last had a new row, or was first looked at, by `runs.clock`."""
+    failed: str | None = None
+    """Why nothing more is read; None: it is."""
+    finished: bool = False
+    """Whether all was read that the run has left."""
 
     def __post_init__(self) -> None:
         measure = self.study.measure
@@ -48,18 +53,45 @@ class Gauge:
         self.reader = reader_of(self.study, self.run_dir)
         self.summariser = Summariser(Directions(goals), kept=kept)
 
-    def poll(self, final: bool = False) -> Batch:
-        """Read what is new, and give it."""
-        batch = self.reader.poll(final)
+    def poll(self, final: bool = False, until: float | None = None) -> Batch:
+        """Read what is new, and return it; `until` as in `Source.poll`.
+
+        Raises:
+            LabError: The study's settings are wrong. What the run contains is never an error, see `problems`.
+        """
+        batch: Batch = {}
+        try:
+            if self.failed is None:
+                batch = self.reader.poll(final, until)
+                self.summariser.add(batch)
+        except LabError:
+            raise
+        except Exception as error:  # noqa: BLE001 (whatever a run leaves is that run's problem)
+            self.failed = describe(error)
         if batch:
-            self.summariser.add(batch)
             self.grown = clock.now()
         self.polled = time.monotonic()
         return batch
 
+    def finish(self, exit_: Exit, until: float | None = None) -> bool:
+        """Read what a run has left at its end, into `rest`; False if the time ran out before all was read."""
+        # The last line of a run that was killed may be half a line, and half a number is a wrong one.
+        if not self.finished:
+            merge(self.rest, self.poll(final=exit_.signal is None, until=until))
+            self.finished = self.failed is not None or not self.reader.behind
+        return self.finished
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """What of the run could not be read, and why."""
+        return self.reader.problems | ({} if self.failed is None else {"metrics": self.failed})
+
     def objective(self) -> float | None:
+        """The objective so far; None where it was not measured, or not read to its end."""
         wanted = self.study.objective
-        return None if wanted is None else objective_value(self.summariser, wanted.metric, wanted.at)
+        if wanted is None or self.failed is not None or self.reader.is_doubtful(wanted.metric):
+            return None
+        return objective_value(self.summariser, wanted.metric, wanted.at)
 
     @property
     def step(self) -> float | None:
@@ -79,8 +111,8 @@ def status_of(exit_: Exit) -> str:
 def left_nothing(run_dir: Path) -> bool:
     """Whether the trainer neither wrote a file nor printed a word: then there is nothing to read."""
     try:
-        return os.listdir(run_dir) == [RECORD] and os.stat(f"{run_dir}/{RECORD}/train.log").st_size == 0
-    except FileNotFoundError:
+        return os.listdir(run_dir) == [RECORD] and os.lstat(f"{run_dir}/{RECORD}/train.log").st_size == 0
+    except OSError:
         return False
 
 
@@ -90,8 +122,7 @@ def summarise(
     """Return `summary.json`, the status and the objective. A run that did not end well has no objective; a metric that
     was not measured is missing, never 0."""
     if gauge is not None:
-        # The last line of a run that was killed may be half a line, and half a number is a wrong one.
-        gauge.rest = gauge.poll(final=exit_.signal is None)
+        gauge.finish(exit_)
     status = status_of(exit_)
     wanted = study.objective
     value = gauge.objective() if gauge is not None and status == "ok" else None
@@ -103,11 +134,15 @@ def summarise(
         last = read_tail(Path(record_file(gauge.run_dir, "train.log")), lines=1)
         if last:
             notes.append(f"its last line: {last[:LAST_LINE]}")
+    if gauge is not None:
+        notes += [f"{what} could not be read: {why}" for what, why in gauge.problems.items()]
     if exit_.lingered:
         notes.append("it left processes behind, which were ended")
     if status == "ok" and wanted is not None and value is None:
         found = metrics.get(wanted.metric)
-        if found is not None:
+        if gauge is not None and (gauge.failed is not None or gauge.reader.is_doubtful(wanted.metric)):
+            notes.append(f"the objective {wanted.metric!r} does not count, since it could not be read to its end")
+        elif found is not None:
             notes.append(f"the objective {wanted.metric!r} was not finite at the end")
         else:
             in_run_dir = study.launch.cwd == RUN_FOLDER

@@ -279,7 +279,7 @@ def _standing(config: dict[str, Any], path: str, otherwise: Any) -> Any:
 def says_something(outputs: Path, run: RunRow) -> bool:
     """Whether an ended run tells about its setting; one that a person or a power cut ended does not."""
     if run.status == "stopped":
-        reason = folder.read_json(outputs / run.id, "summary.json").get("reason") or ""
+        reason = folder.read_json(outputs / run.id, "summary.json", strict=False).get("reason") or ""
         return str(reason).startswith("watch: ")
     return run.status != "lost"
 
@@ -369,8 +369,8 @@ def _how_it_ended(study: Study, run_dir: Path, run: RunRow) -> str:
     if run.status == "timeout":
         return f"not done after {study.launch.timeout:g} s"
     if run.status == "stopped":
-        return str(folder.read_json(run_dir, "summary.json").get("reason", "")).removeprefix("watch: ")
-    notes = folder.read_json(run_dir, "summary.json").get("notes") or []
+        return str(folder.read_json(run_dir, "summary.json", strict=False).get("reason", "")).removeprefix("watch: ")
+    notes = folder.read_json(run_dir, "summary.json", strict=False).get("notes") or []
     how = f"signal {run.signal}" if run.signal is not None else f"exit code {run.exit_code}"
     return f"failed: {'; '.join(map(str, notes)) or how}"
 

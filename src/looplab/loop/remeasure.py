@@ -64,7 +64,7 @@ def _remeasure_run(setup: Setup, record: StudyLedger, run: RunRow, run_dir: Path
     exit_ = Exit(run.exit_code, run.signal, started=run.started, ended=run.ended)
     summary, _, value = summarise(run, setup.study, metrics, exit_, lab=setup.lab, run_dir=run_dir)
     path = folder.record_file(run_dir, "summary.json")
-    before = folder.read_json(run_dir, "summary.json")
+    before = folder.read_json(run_dir, "summary.json", strict=False)
     measured = digest(metrics.summariser.result()) if value is not None else None
     content = dump_json(
         {**summary, **{key: before[key] for key in KEPT if key in before}, "measured": measured}, finite=True

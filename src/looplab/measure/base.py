@@ -45,6 +45,8 @@ class Source(Protocol):
     kind: str
     """`jsonl`, `csv`, `stdout`, …"""
     path: Path
+    problem: str | None
+    """Why the file could not be read as it should be, so that what it says is not to be relied on; None: it could."""
 
     @property
     def skipped(self) -> int:
@@ -56,11 +58,17 @@ class Source(Protocol):
         """How many bytes of the file were read so far; the same number before and after a poll: nothing was new."""
         ...
 
-    def poll(self, final: bool = False) -> Batch:
+    @property
+    def behind(self) -> bool:
+        """Whether the last poll ran out of time: what the file holds beyond its position is still to be read."""
+        ...
+
+    def poll(self, final: bool = False, until: float | None = None) -> Batch:
         """The points written since the last call.
 
         `final` says that the writer ended by itself: a last line without its newline is then a whole line. Leave it
-        off for a writer that was killed, whose last line may be half a number.
+        off for a writer that was killed, whose last line may be half a number. `until` is when to stop, by
+        `time.monotonic()`: the rest is read by the next poll, and something is read by each.
         """
         ...
 

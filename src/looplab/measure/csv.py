@@ -22,6 +22,7 @@ class CsvSource:
     """
 
     kind = "csv"
+    problem: str | None = None
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,9 +40,13 @@ class CsvSource:
     def position(self) -> int:
         return self._lines.position
 
-    def poll(self, final: bool = False) -> Batch:
+    @property
+    def behind(self) -> bool:
+        return self._lines.behind
+
+    def poll(self, final: bool = False, until: float | None = None) -> Batch:
         batch: Batch = {}
-        for lines in self._lines.blocks(final):
+        for lines in self._lines.blocks(final, until):
             self._fold([line for raw in lines if (line := raw.decode("utf-8", "replace").rstrip("\r")).strip()], batch)
         return batch
 

@@ -17,6 +17,7 @@ from looplab.measure.json_file import JsonFile
 from looplab.measure.splits import KIND_OF
 from looplab.measure.summary import ALIASES
 from looplab.runs.folder import RECORD
+from looplab.untrusted import UntrustedError, clean_line, mend_text
 
 KINDS = ("jsonl", "wandb", "tensorboard", "csv", "stdout", "trainer_summary")
 """What a user can name, the most trusted first: where two kinds know the same metric, the earlier one is believed."""
@@ -49,6 +50,8 @@ IGNORED = frozenset(
 )
 _RESTART = re.compile(r"version_\d+|(?:offline-)?run-.+")
 
+LONGEST_NAME = 1_000
+"""Characters of a metric's name; a longer one is not a name."""
 MAX_DEPTH = 5
 MAX_FOLDERS = 256
 MAX_ENTRIES = 10_000
@@ -95,6 +98,7 @@ class Reader:
 
     __slots__ = (
         "_entries",
+        "_failed",
         "_fallbacks",
         "_folders",
         "_has_curves",
@@ -109,6 +113,7 @@ class Reader:
         "_rename",
         "_run_dir",
         "_stdout_patterns",
+        "behind",
         "last_step",
     )
 
@@ -132,6 +137,8 @@ class Reader:
         self._stdout_patterns = stdout_patterns
         self._entries: list[_Entry] = []
         self._paths: set[str] = set()
+        self._failed: set[str] = set()
+        """Files that are not read any more."""
         self._folders: dict[str, tuple[int, int]] = {}
         self._record: str | None = None
         """The folder with looplab's own files about the run, if it has one."""
@@ -141,25 +148,57 @@ class Reader:
         self._has_curves = False
         self.last_step: float | None = None
         """The largest step seen."""
+        self.behind = False
+        """Whether the last poll ran out of time before all was read."""
 
-    def poll(self, final: bool = False) -> Batch:
-        """The points that are new, by canonical name; `final` as in `Source.poll`."""
+    def poll(self, final: bool = False, until: float | None = None) -> Batch:
+        """The points that are new, by canonical name; `final` and `until` as in `Source.poll`.
+
+        Never raises: a file that cannot be read is left alone from then on, and `problems` says why. However often
+        the time runs out, the points are the same: a less trusted file is read after the more trusted ones.
+        """
         self._look(final)
+        self.behind = False
         out: Batch = {}
         for entry in self._entries:
-            kind = entry.source.kind
-            if kind in self._fallbacks and self._has_curves:
+            source = entry.source
+            kind = source.kind
+            if (kind in self._fallbacks and self._has_curves) or entry.path in self._failed:
                 continue
-            if isinstance(entry.source, JsonFile):
-                entry.source.at_step = self.last_step
-            batch = entry.source.poll(final)
+            if isinstance(source, JsonFile):
+                source.at_step = self.last_step
+            try:
+                batch = source.poll(final, until)
+            except Exception as error:  # noqa: BLE001 (whatever is in a file of a run is that run's problem)
+                source.problem = describe(error)
+                self._failed.add(entry.path)
+                continue
             if batch:
                 if kind in CURVES:
                     self._has_curves = True
                 self._take(entry, batch, out)
+            if source.behind:
+                self.behind = True
+                break
         for name in self._hidden:
             out.pop(name, None)
         return out
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """Files that could not be read as they should be, relative to the run folder, and why."""
+        return {
+            mend_text(os.path.relpath(entry.path, self._run_dir)): entry.source.problem
+            for entry in self._entries
+            if entry.source.problem is not None
+        }
+
+    def is_doubtful(self, name: str) -> bool:
+        """Whether a metric was read from a file with a problem: its last value may not be the last."""
+        owner = self._owners.get(name)
+        return owner is not None and any(
+            entry.source.problem is not None and (entry.rank, entry.series) == owner[:2] for entry in self._entries
+        )
 
     def sources(self) -> list[Source]:
         """What has been found so far, the most trusted first."""
@@ -172,7 +211,7 @@ class Reader:
         return sum(entry.source.skipped for entry in self._entries)
 
     def _take(self, entry: _Entry, batch: Batch, out: Batch) -> None:
-        items = [(entry.prefix + name, curve) for name, curve in batch.items()]
+        items = [(mend_text(entry.prefix + name), curve) for name, curve in batch.items() if len(name) <= LONGEST_NAME]
         if self._rename:
             items.sort(key=lambda item: self._preference.get(item[0], 0))
         for raw, curve in items:
@@ -239,7 +278,7 @@ class Reader:
             name = entry.name
             kind = self._kind_of(name, folder, depth)
             if kind is not None:
-                if kind in self._ranks and entry.path not in self._paths and entry.is_file():
+                if kind in self._ranks and entry.path not in self._paths and _is_file(entry):
                     self._add(kind, entry.path, folder)
             elif (
                 depth < MAX_DEPTH
@@ -283,6 +322,22 @@ class Reader:
         if above and not _RESTART.fullmatch(name):
             return os.path.relpath(folder, min(above, key=len)).replace(os.sep, "/") + "/"
         return f"{name}/" if name in KIND_OF else ""
+
+
+def describe(error: Exception) -> str:
+    """Return what went wrong in a few words."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if isinstance(error, LabError | UntrustedError):
+        return clean_line(str(error), 300)
+    return clean_line(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__, 300)
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:  # a link to itself
+        return False
 
 
 def _after(curve: Curve, step: float) -> Curve:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from looplab.measure.base import Batch, Curve
 from looplab.measure.rows import NOT_METRICS, number
+from looplab.untrusted import UntrustedError, load_json, read_bounded
+
+LARGEST = 16 << 20
+"""Bytes of a file that is read."""
 
 
 class JsonFile:
@@ -22,6 +24,8 @@ class JsonFile:
         self.skipped = 0
         """1 while the file cannot be read: half-written or not JSON."""
         self.position = 0
+        self.problem: str | None = None
+        self.behind = False
         self.at_step: float | None = None
         """The step to use where the file names none: how far the run is, as others know."""
         self._separator = separator
@@ -30,7 +34,7 @@ class JsonFile:
         self._identity: tuple[int, int, int] | None = None
         self._returned: dict[str, float] = {}
 
-    def poll(self, final: bool = False) -> Batch:
+    def poll(self, final: bool = False, until: float | None = None) -> Batch:
         content = self._content_if_new()
         if content is None:
             return {}
@@ -54,19 +58,18 @@ class JsonFile:
             identity = (status.st_ino, status.st_size, status.st_mtime_ns)
             if identity == self._identity:
                 return None
-            data = self.path.read_bytes()
+            data = read_bounded(self.path, LARGEST)
         except OSError:
+            return None
+        except UntrustedError:  # not a file, or too large; not looked at again until it changes
+            self._identity = identity
+            self.skipped = 1
             return None
         self._identity = identity
         self.position = len(data)
         content: Any = None
-        try:
-            content = orjson.loads(data)
-        except orjson.JSONDecodeError:
-            try:
-                content = json.loads(data)  # knows NaN and Infinity
-            except (ValueError, RecursionError):
-                content = None
+        with suppress(UntrustedError):
+            content = load_json(data)
         self.skipped = 0 if isinstance(content, dict) else 1
         return content if isinstance(content, dict) else None
 

@@ -18,6 +18,7 @@ class JsonlSource:
     """Rows such as `{"step": 10, "time": 1712.3, "loss": 0.3}`; nested objects become `outer/inner`."""
 
     kind = "jsonl"
+    problem: str | None = None
 
     def __init__(self, path: Path, rows: RowFolder | None = None) -> None:
         self.path = path
@@ -29,9 +30,13 @@ class JsonlSource:
     def position(self) -> int:
         return self._lines.position
 
-    def poll(self, final: bool = False) -> Batch:
+    @property
+    def behind(self) -> bool:
+        return self._lines.behind
+
+    def poll(self, final: bool = False, until: float | None = None) -> Batch:
         batch: Batch = {}
-        for lines in self._lines.blocks(final):
+        for lines in self._lines.blocks(final, until):
             self._rows.fold_rows(self._parse(lines), batch)
         return batch
 

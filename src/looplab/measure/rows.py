@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from math import inf, isfinite, nan
 from operator import itemgetter
 from typing import Any
 
 from looplab.measure.base import Batch, Curve
+from looplab.untrusted import MAX_DEPTH
 
 STEP_NAMES = (
     "step",
@@ -133,21 +135,23 @@ class RowFolder:
             return [self._last_step] * count
         return [float(row) for row in range(self._rows, self._rows + count)]
 
-    def _fold_column(self, name: str, steps: list[float], column: Sequence[Any], batch: Batch) -> None:
+    def _fold_column(self, name: str, steps: list[float], column: Sequence[Any], batch: Batch, depth: int = 0) -> None:
         types = set(map(type, column))
-        if types == {float} or types <= {float, int, bool}:
-            curve = batch.get(name)
-            if curve is None:
-                curve = batch[name] = Curve()
-            curve.steps.extend(steps)
-            curve.values.extend(column if len(types) == 1 and float in types else map(float, column))
-            return
+        if types <= {float, int, bool}:
+            with suppress(OverflowError):
+                values = column if types == {float} else list(map(float, column))
+                curve = batch.get(name)
+                if curve is None:
+                    curve = batch[name] = Curve()
+                curve.steps.extend(steps)
+                curve.values.extend(values)
+                return
         for step, cell in zip(steps, column, strict=True):
             if isinstance(cell, dict):
                 # A dict with a type is a picture, a histogram or a table.
-                if "_type" not in cell:
+                if "_type" not in cell and depth < MAX_DEPTH:
                     for key, inner in cell.items():
-                        self._fold_column(f"{name}{self._separator}{key}", [step], (inner,), batch)
+                        self._fold_column(f"{name}{self._separator}{key}", [step], (inner,), batch, depth + 1)
                 continue
             value = number(cell)
             if value is not None:
@@ -161,6 +165,9 @@ def _finite_floats(column: Sequence[Any]) -> list[float]:
     """The column as floats if every cell is a finite number, else nothing."""
     if not set(map(type, column)) <= {float, int}:
         return []
-    floats = list(map(float, column))
+    try:
+        floats = list(map(float, column))
+    except OverflowError:  # an int of 400 digits
+        return []
     # One sum tells for all: it is finite only if every term is.
     return floats if isfinite(sum(floats)) else []

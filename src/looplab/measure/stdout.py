@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
 
-from looplab.errors import LabError
 from looplab.measure.base import Batch, Curve
+from looplab.measure.patterns import Groups, Patterns
 from looplab.measure.printed import NUMBER, RANK, Step, has_step, read_heading, read_line, scaled
 from looplab.measure.rows import STEP_NAMES
 from looplab.measure.splits import kind_of_split
@@ -31,11 +31,12 @@ class StdoutSource:
     """
 
     kind = "stdout"
+    problem: str | None = None
 
     def __init__(self, path: Path, patterns: Sequence[str] = ()) -> None:
         self.path = path
         self.skipped = 0
-        self._patterns = [_compiled(pattern) for pattern in patterns]
+        self._patterns = Patterns(patterns) if patterns else None
         self._lines = LineTail(path, self._restart, carriage_returns=True)
         self._restart()
 
@@ -43,12 +44,21 @@ class StdoutSource:
     def position(self) -> int:
         return self._lines.position
 
-    def poll(self, final: bool = False) -> Batch:
+    @property
+    def behind(self) -> bool:
+        return self._lines.behind
+
+    def poll(self, final: bool = False, until: float | None = None) -> Batch:
         batch: Batch = {}
-        for lines in self._lines.blocks(final):
-            for line in lines:
-                if line and not line.isspace():
-                    self._read(_decode(line), batch)
+        for lines in self._lines.blocks(final, until):
+            texts = [_decode(line) for line in lines if line and not line.isspace()]
+            if self._patterns is None:
+                for text in texts:
+                    self._read(text, None, batch)
+                continue
+            for text, matches in zip(texts, self._patterns.find(texts), strict=True):
+                self._read(text, matches, batch)
+            self.problem = self._patterns.problem
         return batch
 
     def _restart(self) -> None:
@@ -58,13 +68,8 @@ class StdoutSource:
         self._heading: tuple[int, str, bool] | None = None
         """The indent and the split word of the heading above, and whether only lines indented deeper belong to it."""
 
-    def _read(self, line: str, batch: Batch) -> None:
-        if "\x1b" in line:
-            line = _ANSI.sub("", line)
-        found = self._match_patterns(line)
-        if found is None:
-            found = self._read_pairs(line)
-        metrics, steps = found
+    def _read(self, line: str, matches: Sequence[Groups] | None, batch: Batch) -> None:
+        metrics, steps = self._read_pairs(line) if matches is None else _read_groups(matches)
         self._note_step(steps)
         metrics += [(name, value) for rank, name, value in steps if rank > self._rank and name == name.strip()]
         if not metrics:
@@ -104,28 +109,29 @@ class StdoutSource:
         if usable:
             self._rank, _, self._last_step = min(usable, key=lambda entry: entry[0])
 
-    def _match_patterns(self, line: str) -> tuple[list[tuple[str, float]], list[Step]] | None:
-        metrics: list[tuple[str, float]] = []
-        steps: list[Step] = []
-        matched = False
-        for pattern in self._patterns:
-            for match in pattern.finditer(line):
-                matched = True
-                for name, text in match.groupdict().items():
-                    value = _value(text)
-                    if value is None:
-                        continue
-                    if name.lower() in RANK:
-                        steps.append((RANK[name.lower()], name, value))
-                    else:
-                        metrics.append((name, value))
-        return (metrics, steps) if matched else None
+
+def _read_groups(matches: Sequence[Groups]) -> tuple[list[tuple[str, float]], list[Step]]:
+    """Return the metrics and the steps that the user's patterns have found in a line."""
+    metrics: list[tuple[str, float]] = []
+    steps: list[Step] = []
+    for groups in matches:
+        for name, text in groups.items():
+            value = _value(text)
+            if value is None:
+                continue
+            if name.lower() in RANK:
+                steps.append((RANK[name.lower()], name, value))
+            else:
+                metrics.append((name, value))
+    return metrics, steps
 
 
 def _decode(line: bytes) -> str:
-    """The text of a line, up to the limit; what the limit cuts through, which may be a number, is left out."""
+    """The text of a line without terminal codes, up to the limit; what the limit cuts through, which may be a number,
+    is left out."""
     text = line[:LONGEST_LINE].decode("utf-8", "replace")
-    return text if len(line) <= LONGEST_LINE else text.rstrip(_IN_NUMBERS)
+    text = text if len(line) <= LONGEST_LINE else text.rstrip(_IN_NUMBERS)
+    return _ANSI.sub("", text) if "\x1b" in text else text
 
 
 _VALUE = re.compile(rf"\s*+({NUMBER})([kKMBGT]|%)?\s*+[,;]?\s*+$", re.ASCII)
@@ -134,19 +140,3 @@ _VALUE = re.compile(rf"\s*+({NUMBER})([kKMBGT]|%)?\s*+[,;]?\s*+$", re.ASCII)
 def _value(text: str | None) -> float | None:
     match = _VALUE.match(text) if text else None
     return scaled(match[1], match[2]) if match else None
-
-
-def _compiled(pattern: str) -> re.Pattern[str]:
-    try:
-        compiled = re.compile(pattern)
-    except re.error as error:
-        raise LabError(
-            f"the pattern {pattern!r} for printed metrics is not a regular expression: {error}",
-            hint="see measure.stdout in the lab file",
-        ) from error
-    if not compiled.groupindex:
-        raise LabError(
-            f"the pattern {pattern!r} for printed metrics names no metric",
-            hint=r"name what it finds, for example 'step (?P<step>\d+) loss (?P<loss>\S+)'",
-        )
-    return compiled

@@ -6,6 +6,7 @@ The file is a row of TFRecords (length, checksum of the length, message, checksu
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
@@ -18,6 +19,7 @@ from looplab.measure.base import Batch, Curve
 from looplab.measure.tail import Tail
 
 _HEAD, _FOOT = 12, 4
+_NOT_ZERO = re.compile(rb"[^\0]")
 _LARGEST_TO_SUM = 4096
 """Messages up to this size are summed: scalars are small, and Python would take a second for a large picture."""
 
@@ -36,12 +38,13 @@ _FORMS = {1: "f", 2: "d", 3: "i", 4: "B", 5: "h", 6: "b", 9: "q", 10: "?", 17: "
 class RecordFile:
     """Whole TFRecords of a growing file; after a damaged head, reading goes on at the next that is sound."""
 
-    __slots__ = ("_lengths", "_lost", "_on_restart", "_rest", "_tail", "skipped")
+    __slots__ = ("_lengths", "_lost", "_on_restart", "_rest", "_skip", "_tail", "skipped")
 
     def __init__(self, path: Path, on_restart: Callable[[], None]) -> None:
         self._tail = Tail(path, self._restart)
         self._on_restart = on_restart
         self._rest = b""
+        self._skip = 0  # bytes of a large message that are still to come
         self._lost = False
         self._lengths: dict[bytes, int] = {}
         self.skipped = 0
@@ -50,13 +53,21 @@ class RecordFile:
     def position(self) -> int:
         return self._tail.position
 
-    def blocks(self) -> Iterator[list[bytes]]:
+    @property
+    def behind(self) -> bool:
+        return self._tail.behind
+
+    def blocks(self, until: float | None = None) -> Iterator[list[bytes]]:
         """Lists of new messages, each with its checksum at its end, not yet checked."""
-        for chunk in self._tail.chunks():
-            yield self._split(self._rest + chunk if self._rest else chunk)
+        for chunk in self._tail.chunks(until):
+            skipped, self._skip = self._skip, max(0, self._skip - len(chunk))
+            if self._skip == 0:
+                chunk = chunk[skipped:] if skipped else chunk
+                yield self._split(self._rest + chunk if self._rest else chunk)
 
     def _restart(self) -> None:
         self._rest = b""
+        self._skip = 0
         self._lost = False
         self._on_restart()
 
@@ -75,6 +86,11 @@ class RecordFile:
                     continue
                 self._lost = False
             end = place + _HEAD + length + _FOOT
+            if length > wire.LARGEST:
+                self.skipped += 1
+                self._skip = max(0, end - size)
+                place = end
+                continue
             if end > size:
                 break
             messages.append(data[place + _HEAD : end])
@@ -97,8 +113,11 @@ class RecordFile:
             self._lost = True
             self.skipped += 1
         zeros = data.find(b"\0\0\0\0", place + 5)
-        # If there are none, the head may still begin in the last bytes.
-        return zeros - 4 if zeros >= 0 else max(place + 1, len(data) - 7)
+        if zeros < 0:  # the head may still begin in the last bytes
+            return max(place + 1, len(data) - 7)
+        # No head is all zeros, which is what a power cut may leave of a file.
+        after = _NOT_ZERO.search(data, zeros)
+        return max(zeros - 4, (after.start() if after else len(data)) - _HEAD + 1)
 
 
 class _Tag:
@@ -149,6 +168,7 @@ class TensorBoardSource:
     """The scalars of one event file, as TensorBoard, TensorFlow, PyTorch or tensorboardX write them."""
 
     kind = "tensorboard"
+    problem: str | None = None
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -169,8 +189,12 @@ class TensorBoardSource:
     def position(self) -> int:
         return self._file.position
 
-    def poll(self, final: bool = False) -> Batch:
-        for messages in self._file.blocks():
+    @property
+    def behind(self) -> bool:
+        return self._file.behind
+
+    def poll(self, final: bool = False, until: float | None = None) -> Batch:
+        for messages in self._file.blocks(until):
             self._read(messages)
         batch: Batch = {}
         for name, tag in self._tags.items():
@@ -256,54 +280,55 @@ def _scalars(data: bytes, end: int, other_plugins: set[str]) -> tuple[float, lis
     """The step of an event and its scalars; tags found to be something else are added to `other_plugins`."""
     step = 0
     scalars: list[_Scalar] = []
-    for part in wire.fields(data, 0, end):
+    budget = wire.Budget()
+    for part in wire.fields(data, 0, end, budget):
         if part.number == _STEP and part.kind == wire.VARINT:
             step = wire.signed(part.value)
         elif part.number == _SUMMARY and part.kind == wire.LENGTH:
-            for value in wire.fields(data, part.start, part.end):
+            for value in wire.fields(data, part.start, part.end, budget):
                 if value.number == 1 and value.kind == wire.LENGTH:
-                    scalar = _scalar(data, value, other_plugins)
+                    scalar = _scalar(data, value, other_plugins, budget)
                     if scalar is not None:
                         scalars.append(scalar)
     return float(step), scalars
 
 
-def _scalar(data: bytes, message: wire.Field, other_plugins: set[str]) -> _Scalar | None:
+def _scalar(data: bytes, message: wire.Field, other_plugins: set[str], budget: wire.Budget) -> _Scalar | None:
     tag = ""
     plain = tensor = None
-    for part in wire.fields(data, message.start, message.end):
+    for part in wire.fields(data, message.start, message.end, budget):
         if part.number == _TAG:
             tag = wire.text(data, part)
         elif part.number == _SIMPLE_VALUE and part.kind == wire.FIXED32:
             plain = part
         elif part.number == _TENSOR and part.kind == wire.LENGTH:
             tensor = part
-        elif part.number == _METADATA and _plugin(data, part) not in ("", "scalars"):
+        elif part.number == _METADATA and _plugin(data, part, budget) not in ("", "scalars"):
             other_plugins.add(tag)
     if plain is not None:
         return _Scalar(tag, struct.unpack_from("<f", data, plain.start)[0], "f", plain.start)
     if tensor is None or tag in other_plugins:
         return None
-    return _of_tensor(data, tensor, tag)
+    return _of_tensor(data, tensor, tag, budget)
 
 
-def _plugin(data: bytes, metadata: wire.Field) -> str:
-    for part in wire.fields(data, metadata.start, metadata.end):
+def _plugin(data: bytes, metadata: wire.Field, budget: wire.Budget) -> str:
+    for part in wire.fields(data, metadata.start, metadata.end, budget):
         if part.number == 1 and part.kind == wire.LENGTH:
-            for inner in wire.fields(data, part.start, part.end):
+            for inner in wire.fields(data, part.start, part.end, budget):
                 if inner.number == 1:
                     return wire.text(data, inner)
     return ""
 
 
-def _of_tensor(data: bytes, tensor: wire.Field, tag: str) -> _Scalar | None:
+def _of_tensor(data: bytes, tensor: wire.Field, tag: str, budget: wire.Budget) -> _Scalar | None:
     """The element of a tensor that has one; a tensor of more is a histogram or the like."""
     dtype = 0
     found: wire.Field | None = None
-    for part in wire.fields(data, tensor.start, tensor.end):
+    for part in wire.fields(data, tensor.start, tensor.end, budget):
         if part.number == _DTYPE:
             dtype = part.value
-        elif part.number == _SHAPE and _elements(data, part) != 1:
+        elif part.number == _SHAPE and _elements(data, part, budget) != 1:
             return None
         elif part.number in (_CONTENT, _FLOAT_VAL, _DOUBLE_VAL, _HALF_VAL) or part.number in _INTEGER_VALS:
             found = part
@@ -326,12 +351,14 @@ def _of_tensor(data: bytes, tensor: wire.Field, tag: str) -> _Scalar | None:
     return _Scalar(tag, float(wire.signed(bits)))
 
 
-def _elements(data: bytes, shape: wire.Field) -> int:
+def _elements(data: bytes, shape: wire.Field, budget: wire.Budget) -> int:
     count = 1
-    for dimension in wire.fields(data, shape.start, shape.end):
+    for dimension in wire.fields(data, shape.start, shape.end, budget):
         if dimension.number == 2 and dimension.kind == wire.LENGTH:
-            sizes = [part.value for part in wire.fields(data, dimension.start, dimension.end) if part.number == 1]
-            count *= sizes[0] if sizes else 0
+            inner = wire.fields(data, dimension.start, dimension.end, budget)
+            sizes = [part.value for part in inner if part.number == 1]
+            count *= min(sizes[0], 2) if sizes else 0  # more than one is all that matters
+            count = min(count, 2)
     return count
 
 

@@ -62,9 +62,13 @@ class RecordLog:
     def position(self) -> int:
         return self._tail.position
 
-    def blocks(self) -> Iterator[list[bytes]]:
+    @property
+    def behind(self) -> bool:
+        return self._tail.behind
+
+    def blocks(self, until: float | None = None) -> Iterator[list[bytes]]:
         """Lists of new records."""
-        for chunk in self._tail.chunks():
+        for chunk in self._tail.chunks(until):
             yield self._split(self._rest + chunk if self._rest else chunk)
 
     def _split(self, data: bytes) -> list[bytes]:
@@ -101,6 +105,8 @@ class RecordLog:
                 records.append(piece)
             elif kind == _FIRST:
                 self._pieces = [piece]
+            elif len(self._pieces) > wire.LARGEST // BLOCK:
+                self._drop()
             elif self._pieces:
                 self._pieces.append(piece)
                 if kind == _LAST:
@@ -120,6 +126,7 @@ class WandbSource:
     """The history of a run; nested values are called `outer.inner`, as W&B shows them."""
 
     kind = "wandb"
+    problem: str | None = None
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -137,9 +144,13 @@ class WandbSource:
     def position(self) -> int:
         return self._log.position
 
-    def poll(self, final: bool = False) -> Batch:
+    @property
+    def behind(self) -> bool:
+        return self._log.behind
+
+    def poll(self, final: bool = False, until: float | None = None) -> Batch:
         batch: Batch = {}
-        for records in self._log.blocks():
+        for records in self._log.blocks(until):
             self._rows.fold_rows([row for record in records if (row := self._row(record))], batch)
         return batch
 
@@ -169,12 +180,14 @@ class WandbSource:
         """Any row, item by item."""
         row: dict[str, Any] = {}
         step = None
-        for part in wire.fields(data, start, end):
+        budget = wire.Budget()
+        for part in wire.fields(data, start, end, budget):
             if part.number == 1:
-                path, value, key = _item(data, part)
+                path, value, key = _item(data, part, budget)
                 row[self._learn(path, key)] = value
             elif part.number == 2:
-                step = next((wire.signed(inner.value) for inner in wire.fields(data, part.start, part.end)), 0)
+                inner = next(wire.fields(data, part.start, part.end, budget), None)
+                step = wire.signed(inner.value) if inner is not None else 0
         if step is not None:
             row.setdefault("_step", step)
         return _without_media(row) if self._has_media else row
@@ -220,13 +233,13 @@ def _history(record: bytes) -> tuple[int, int] | None:
     if record[place] == _HISTORY_TAG:
         length, start = wire.varint(record, place + 1, len(record))
         return start, start + length
-    for part in wire.fields(record, place):
+    for part in wire.fields(record, place, budget=wire.Budget()):
         if part.number == _HISTORY:
             return part.start, part.end
     return None
 
 
-def _item(data: bytes, item: wire.Field) -> tuple[list[str], Any, bytes]:
+def _item(data: bytes, item: wire.Field, budget: wire.Budget | None = None) -> tuple[list[str], Any, bytes]:
     """One item of history, config or summary: the path of its name, its value, and the bytes that say the name.
 
     The bytes are empty unless the name comes first and a JSON value follows, as nearly always.
@@ -234,7 +247,7 @@ def _item(data: bytes, item: wire.Field) -> tuple[list[str], Any, bytes]:
     path: list[str] = []
     value: Any = None
     key = b""
-    for part in wire.fields(data, item.start, item.end):
+    for part in wire.fields(data, item.start, item.end, budget):
         match part.number:
             case 1 | 2:
                 path.append(wire.text(data, part))

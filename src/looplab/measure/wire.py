@@ -7,6 +7,9 @@ from struct import unpack_from
 from typing import NamedTuple
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
+LARGEST = 16 << 20
+"""Bytes of a record; a larger one is skipped without being parsed."""
+MOST_FIELDS = 200_000
 
 
 class WireError(ValueError):
@@ -27,11 +30,24 @@ class Field(NamedTuple):
     """Where they end."""
 
 
-def fields(data: bytes, start: int = 0, end: int | None = None) -> Iterator[Field]:
+class Budget:
+    """How many more fields of a record are read, in all its messages together: a crafted one may hold millions."""
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = MOST_FIELDS
+
+
+def fields(data: bytes, start: int = 0, end: int | None = None, budget: Budget | None = None) -> Iterator[Field]:
     """The fields of the message in `data[start:end]`."""
     stop = len(data) if end is None else end
     place = start
     while place < stop:
+        if budget is not None:
+            budget.left -= 1
+            if budget.left < 0:
+                raise WireError("too many fields")
         tag, place = varint(data, place, stop)
         kind = tag & 7
         if kind == VARINT:

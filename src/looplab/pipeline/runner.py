@@ -24,7 +24,7 @@ from looplab.config.files import canonical_json
 from looplab.errors import BusyError, LabError
 from looplab.launch.base import Ended, Executor, Exit, Order, Refused, Slot
 from looplab.launch.devices import Devices
-from looplab.launch.local import find_by_mark, is_running, read_json
+from looplab.launch.local import find_by_mark, is_running, read_exit, read_json
 from looplab.launch.slots import slot_environment
 from looplab.pipeline import prints
 from looplab.pipeline.folder import CONFIG, RunFolder, point_latest, read_record, unpoint_latest
@@ -32,6 +32,7 @@ from looplab.pipeline.plan import Plan, fill, find_stage_program
 from looplab.runs import clock, tree
 from looplab.runs.folder import sweep
 from looplab.runs.redact import known_secrets, redact_argv, redact_text, scrub_file
+from looplab.untrusted import UntrustedError, open_regular
 
 POLL_S = 0.1
 BLOCKED_S = 1.0
@@ -188,7 +189,7 @@ class StageRun:
         self.stage = stage
         if begun is not None and begun["state"] == "running" and begun["fingerprint"] == fingerprint:
             self._begun = begun
-            ended = read_json(self.run.path / "exit.json")
+            ended = read_exit(self.run.path)
             if ended is None:
                 name = self._executor_name(stage, begun)
                 self.since = begun["began"]
@@ -198,7 +199,7 @@ class StageRun:
                 else:
                     self._start(stage, executor)
                 return name
-            if self._conclude(stage, Exit.from_dict(ended)) is None:
+            if self._conclude(stage, ended) is None:
                 return None  # it came to its good end while nobody was there
             begun = self.run.begun(stage)
         made = self.run.complete(stage)
@@ -383,13 +384,13 @@ class StageRun:
         if not self._begun or self._begun["state"] != "running":
             return False
         try:
-            with (self.run.path / "train.log").open("rb") as source, self.run.log.open("ab") as log:
+            with open_regular(self.run.path / "train.log", follow=False) as source, self.run.log.open("ab") as log:
                 source.seek(max(0, log.tell() - self._begun["log_at"]))
                 new = source.read()
                 if not final:  # a line that is not yet whole waits: a secret in it must not be cut in two
                     new = new[: max(new.rfind(b"\n"), new.rfind(b"\r")) + 1]
                 log.write(new)
-        except FileNotFoundError:
+        except (FileNotFoundError, UntrustedError):
             return False
         if new:
             self.write(redact_text(new.decode(errors="replace")))

@@ -20,6 +20,7 @@ from looplab.errors import LabError
 from looplab.measure.base import Batch
 from looplab.measure.discover import Reader, reader_of
 from looplab.runs.folder import record_file
+from looplab.untrusted import UntrustedError, open_regular
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -99,7 +100,7 @@ def archive_run(run_dir: Path, study: Study) -> Path | None:
 def is_archive(path: Path) -> bool:
     """Whether this is a whole archive of ours, by its footer alone."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path, follow=False) as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - 8))
             end = file.read(8)
@@ -110,7 +111,7 @@ def is_archive(path: Path) -> bool:
                 return False
             file.seek(size - 8 - length)
             return _MARK.encode() in file.read(length)
-    except OSError:
+    except (OSError, UntrustedError):
         return False
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from looplab.config.lab import Study
-from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
 from looplab.report.archive import Archiver, unarchived
@@ -84,6 +82,6 @@ class Desk:
                 record = StudyLedger(ledger, self._study.study)
                 self._record_archives(record)
                 return write_reports(self._lab, self._study, record, plots=plots)
-        except (LabError, OSError, sqlite3.Error) as error:
-            self._tell(f"the reports could not be written: {error}")
+        except Exception as error:  # noqa: BLE001 (a report can be written again; the study continues)
+            self._tell(f"the reports could not be written: {error or type(error).__name__}")
             return []

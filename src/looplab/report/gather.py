@@ -36,6 +36,7 @@ from looplab.report.judged import (
     watched,
 )
 from looplab.runs import folder
+from looplab.untrusted import UntrustedError, open_regular
 
 FAILURES = ("failed", "timeout", "lost")
 TAIL_LINES = 20
@@ -406,13 +407,13 @@ def _conclusion(run_dir: Path) -> str:
 def find_wandb(log: Path) -> str | None:
     """The first address of a W&B run in a log; only its beginning and its end are looked at."""
     try:
-        with log.open("rb") as file:
+        with open_regular(log, follow=False) as file:
             found = _WANDB.search(file.read(_HEAD_BYTES))
             size = file.seek(0, 2)
             if found is None and size > _HEAD_BYTES:
                 file.seek(max(_HEAD_BYTES, size - _TAIL_BYTES))
                 found = _WANDB.search(file.read())
-    except OSError:
+    except (OSError, UntrustedError):
         return None
     return wording.plain(found[0].decode(errors="replace")) if found else None
 
@@ -420,11 +421,11 @@ def find_wandb(log: Path) -> str | None:
 def read_tail(log: Path, lines: int = TAIL_LINES) -> str:
     """The last lines of a log as a person saw them: of a progress bar, its last state."""
     try:
-        with log.open("rb") as file:
+        with open_regular(log, follow=False) as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - _TAIL_BYTES))
             text = file.read().decode(errors="replace")
-    except OSError:
+    except (OSError, UntrustedError):
         return ""
     if size > _TAIL_BYTES:
         text = text.partition("\n")[2] or text

@@ -19,13 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from looplab.config.files import dump_json, hash_config, read_config, write_atomic
+from looplab.config.files import dump_json, hash_config, write_atomic
 from looplab.errors import LabError
 from looplab.runs.redact import hide_values
-from looplab.untrusted import UntrustedError, clean_line, read_bounded
+from looplab.untrusted import UntrustedError, clean_line, load_json, open_descriptor, read_bounded
 
 EMPTY = hashlib.sha256(b"").hexdigest()
 READ_BYTES = 1 << 18
+LARGEST_RECORD = 256 << 20
+"""Bytes of a JSON file in the record that is read."""
 PRIVATE = 0o600
 SHARED = "_shared"
 """Beside the runs of a study: what many of them have in common, named by its hash."""
@@ -95,16 +97,38 @@ def create(run_dir: Path, files: Mapping[str, bytes], *, private: Collection[str
         descriptor = os.open(f"{target}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
             if os.write(descriptor, files[name]) != len(files[name]):  # a disk that fills up takes a part, silently
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), target)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            error.filename = f"{target}/{name}"
+            raise
         finally:
             os.close(descriptor)
     return hashes
 
 
-def read_json(run_dir: Path, name: str) -> dict[str, Any]:
-    """A JSON file of the run's record; empty where it is missing."""
+def read_json(run_dir: Path, name: str, *, strict: bool = True) -> dict[str, Any]:
+    """A JSON file of the run's record; empty where it is missing.
+
+    Args:
+        strict: Whether anything but a JSON object is an error rather than empty.
+
+    Raises:
+        LabError: It is not a file that looplab wrote.
+    """
     path = record_file(run_dir, name)
-    return read_config(path) if path.exists() else {}
+    try:
+        data = load_json(read_bounded(path, LARGEST_RECORD, follow=False))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, UntrustedError) as error:
+        if not strict:
+            return {}
+        raise LabError(f"cannot be read: {getattr(error, 'strerror', None) or error}", file=path) from error
+    if isinstance(data, dict):
+        return data
+    if strict:
+        raise LabError("does not contain a JSON object", file=path)
+    return {}
 
 
 def read_config_of(run_dir: Path, config_hash: str) -> dict[str, Any]:
@@ -129,9 +153,14 @@ def hash_bytes(content: bytes) -> str:
 
 
 def write_json(path: Path | str, data: Mapping[str, Any]) -> str:
-    """Write a JSON file whole; returns its SHA-256. The data is our own, and finite."""
+    """Write a JSON file whole; returns its SHA-256. The data is our own, and finite. A folder of this name is put
+    aside."""
     content = dump_json(dict(data), finite=True)
-    write_atomic(path, content, sync=False)
+    try:
+        write_atomic(path, content, sync=False)
+    except IsADirectoryError:
+        _put_aside(path)
+        write_atomic(path, content, sync=False)
     return hashlib.sha256(content).hexdigest()
 
 
@@ -171,11 +200,15 @@ def is_run(run_dir: Path) -> bool:
 
 
 def hash_file(path: Path | str) -> str | None:
-    """The SHA-256 of a file; None where there is no such file."""
+    """The SHA-256 of a regular file; None where there is no such file."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not make it wait
-    except (FileNotFoundError, NotADirectoryError):
+        descriptor = open_descriptor(path)
+    except (FileNotFoundError, NotADirectoryError, UntrustedError):
         return None
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link to itself, a socket
+            return None
+        raise
     try:
         if os.fstat(descriptor).st_size == 0:
             return EMPTY
@@ -185,8 +218,6 @@ def hash_file(path: Path | str) -> str | None:
             if len(data) < READ_BYTES:
                 break
         return digest.hexdigest()
-    except IsADirectoryError:
-        return None
     finally:
         os.close(descriptor)
 
@@ -235,7 +266,16 @@ def restore(run_dir: Path, recorded: Mapping[str, str], contents: Mapping[str, b
     return changes
 
 
-def _put_aside(path: Path) -> None:
+def concerns_lab(error: BaseException, outputs: Path) -> bool:
+    """Whether an error is one of the disk or of the lab rather than of one run's files."""
+    if not isinstance(error, OSError):
+        return False
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return not os.access(outputs, os.W_OK | os.X_OK)
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+
+
+def _put_aside(path: Path | str) -> None:
     if os.path.lexists(path):
         os.replace(path, f"{path}.changed-{time.time_ns()}")
 
@@ -243,7 +283,8 @@ def _put_aside(path: Path) -> None:
 def sweep(folder: Path) -> None:
     """Remove what a writer of ours that was killed left half done; nothing else that is hidden."""
     for path in folder.glob(".tmp-*"):
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError, PermissionError):
+            path.unlink()
 
 
 def require(run_dir: Path) -> Path:

@@ -1,0 +1,267 @@
+"""The user's regular expressions, none of which may hold up the engine.
+
+Python's `re` backtracks, and a match cannot be interrupted: `(a+)+$` needs years for a line of 100 letters. A pattern
+whose time provably grows with the length of the line alone is matched here. Any other is matched by a helper process
+with a limit of CPU time that the kernel enforces; a pattern that exceeds it is not used any more for that file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from re import _constants as codes  # type: ignore[attr-defined]
+from re import _parser as parser  # type: ignore[attr-defined]
+from typing import Any
+
+from looplab.errors import LabError
+from looplab.measure import pattern_helper
+
+LIMIT_S = 1.0
+"""CPU time for a pattern and `LINES` lines."""
+WALL_S = 20.0
+"""The same by the clock, for a machine that is overloaded."""
+LINES = 64
+
+Groups = dict[str, str | None]
+"""What the named groups of one match are."""
+
+
+class Patterns:
+    """The patterns of one file, and which of them were given up."""
+
+    __slots__ = ("_compiled", "_linear", "problem")
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self._compiled = [_compile(pattern) for pattern in patterns]
+        self._linear = [is_linear(pattern) for pattern in patterns]
+        self.problem: str | None = None
+        """Why a pattern was given up."""
+
+    def find(self, lines: Sequence[str]) -> list[list[Groups] | None]:
+        """Return the matches of all patterns in each line; None for a line in which none matches."""
+        found: list[list[Groups] | None] = [None] * len(lines)
+        for pattern, linear in list(zip(self._compiled, self._linear, strict=True)):
+            for start in range(0, len(lines), LINES):
+                part = lines[start : start + LINES]
+                try:
+                    matches = _find_here(pattern, part) if linear else _find_in_helper(pattern, part)
+                except TimeoutError:
+                    self._give_up(pattern)
+                    break
+                for place, one in enumerate(matches, start):
+                    if one:
+                        found[place] = (found[place] or []) + one
+        return found
+
+    def _give_up(self, pattern: re.Pattern[str]) -> None:
+        place = self._compiled.index(pattern)
+        del self._compiled[place], self._linear[place]
+        self.problem = (
+            f"the pattern {pattern.pattern!r} of measure.stdout takes more than {LIMIT_S:g} s for {LINES} lines and "
+            "was not used to the end: avoid repeats inside of repeats and repeats next to each other"
+        )
+
+
+def _find_here(pattern: re.Pattern[str], lines: Sequence[str]) -> list[list[Groups]]:
+    return [[match.groupdict() for match in pattern.finditer(line)] for line in lines]
+
+
+def _compile(pattern: str) -> re.Pattern[str]:
+    try:
+        compiled = re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise LabError(
+            f"the pattern {pattern!r} for printed metrics is not a regular expression: {error}",
+            hint="see measure.stdout in the lab file",
+        ) from error
+    if not compiled.groupindex:
+        raise LabError(
+            f"the pattern {pattern!r} for printed metrics names no metric",
+            hint=r"name what it finds, for example 'step (?P<step>\d+) loss (?P<loss>\S+)'",
+        )
+    return compiled
+
+
+# -- the helper process
+
+
+class _Helper:
+    """A process that matches patterns; it ends with this object."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-S", pattern_helper.__file__, str(LIMIT_S)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,  # a Ctrl-C is not for it
+        )
+        self.end = weakref.finalize(self, _end, self.process)
+
+    def ask(self, question: bytes) -> bytes:
+        """Return the answer, a line; half of one or nothing if the process ends.
+
+        Raises:
+            TimeoutError: There is no answer within `WALL_S`.
+        """
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + WALL_S
+        answer = b""
+        with contextlib.suppress(BrokenPipeError):
+            rest = memoryview(question)
+            while rest:
+                rest = rest[self.process.stdin.write(rest) :]
+            while not answer.endswith(b"\n"):
+                ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+                if not ready:
+                    raise TimeoutError
+                part = self.process.stdout.read(1 << 20)
+                if not part:
+                    break
+                answer += part
+        return answer
+
+
+_helpers = threading.local()
+
+
+def _find_in_helper(pattern: re.Pattern[str], lines: Sequence[str]) -> list[list[Groups]]:
+    """Match in the helper of this thread, which is started where there is none.
+
+    Raises:
+        TimeoutError: It took too long.
+    """
+    question = json.dumps([pattern.pattern, list(lines)]).encode() + b"\n"
+    for _ in range(2):
+        helper: _Helper | None = getattr(_helpers, "one", None)
+        if helper is None:
+            helper = _helpers.one = _Helper()
+        try:
+            answer = helper.ask(question)
+        except TimeoutError:
+            _helpers.one = None
+            helper.end()
+            raise
+        if answer.endswith(b"\n"):
+            found: list[list[Groups]] = json.loads(answer)
+            return found
+        _helpers.one = None
+        if helper.end() == -signal.SIGVTALRM:
+            break
+    raise TimeoutError  # or killed twice, by whomever: the pattern may be the reason
+
+
+def _end(process: subprocess.Popen[bytes]) -> int:
+    process.kill()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+    return process.wait()
+
+
+# -- which patterns are linear
+
+_ALPHABET = frozenset(map(chr, range(0x180)))
+_REPEATS = (codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT)
+_CHARACTERS = (codes.LITERAL, codes.NOT_LITERAL, codes.IN, codes.ANY)
+
+
+def is_linear(pattern: str) -> bool:
+    """Whether the time to look for a pattern provably grows no faster than the line. False where it is not known.
+
+    True for a sequence of characters and repeated characters, such as `step (?P<step>\\d+) loss (?P<loss>\\S+)`: what
+    follows a repeat cannot match what is repeated, so that there is one way to match; and the first character is not
+    in what is repeated (but at the end, where nothing can fail), so that attempts do not overlap. A pattern that begins
+    with `^` is attempted once.
+    """
+    try:
+        tree = parser.parse(pattern)
+    except (re.error, RecursionError, OverflowError):
+        return False
+    if tree.state.flags & ~(re.UNICODE | re.ASCII | re.DOTALL | re.VERBOSE):
+        return False
+    items = list(tree)
+    anchored = bool(items) and items[0] in ((codes.AT, codes.AT_BEGINNING), (codes.AT, codes.AT_BEGINNING_STRING))
+    parts = _flatten(items[1:] if anchored else items)
+    return parts is not None and len(parts) > 0 and _is_unambiguous(parts, anchored=anchored)
+
+
+def _flatten(tree: Any) -> list[tuple[Any, Any]] | None:
+    """Return the parts of a sequence with its groups opened; None if there is anything but characters and repeats."""
+    parts: list[tuple[Any, Any]] = []
+    for code, argument in tree:
+        if code is codes.SUBPATTERN and not argument[1] and not argument[2]:
+            inner = _flatten(argument[3])
+            if inner is None:
+                return None
+            parts += inner
+        elif (
+            code in _CHARACTERS
+            or (code is codes.AT and argument in (codes.AT_END, codes.AT_END_STRING))
+            or (code in _REPEATS and len(argument[2]) == 1 and argument[2][0][0] in _CHARACTERS)
+        ):
+            parts.append((code, argument))
+        else:
+            return None
+    return parts
+
+
+def _is_unambiguous(parts: list[tuple[Any, Any]], *, anchored: bool) -> bool:
+    first = frozenset() if anchored else _matched(parts[0])
+    if not anchored and parts[0][0] is not codes.LITERAL:
+        return False
+    for place, part in enumerate(parts):
+        if part[0] not in _REPEATS:
+            continue
+        repeated = _matched(part)
+        if place + 1 < len(parts) and repeated & first:
+            return False
+        for after in parts[place + 1 :]:
+            if repeated & _matched(after):
+                return False
+            if after[0] not in _REPEATS or after[1][0] > 0:
+                break
+    return True
+
+
+def _matched(part: tuple[Any, Any]) -> frozenset[str]:
+    """The characters that a part matches, as far as the alphabet goes."""
+    code, argument = part
+    if code is codes.AT:
+        return frozenset()
+    if code in _REPEATS:
+        return _matched(argument[2][0])
+    if code is codes.ANY:
+        return _ALPHABET
+    if code is codes.LITERAL:
+        return frozenset({chr(argument)})
+    if code is codes.NOT_LITERAL:
+        return _ALPHABET - {chr(argument)}
+    return _matched_by_set(argument)
+
+
+def _matched_by_set(items: Any) -> frozenset[str]:
+    matched: set[str] = set()
+    negated = False
+    for code, argument in items:
+        if code is codes.NEGATE:
+            negated = True
+        elif code is codes.LITERAL:
+            matched.add(chr(argument))
+        elif code is codes.RANGE:
+            matched |= {char for char in _ALPHABET if argument[0] <= ord(char) <= argument[1]}
+        else:  # a category
+            name = {"DIGIT": r"\d", "SPACE": r"\s", "WORD": r"\w"}.get(str(argument).rpartition("_")[2], "")
+            name = name.upper() if "_NOT_" in str(argument) else name
+            matched |= {char for char in _ALPHABET if not name or re.match(name, char)}
+    return frozenset(_ALPHABET - matched if negated else matched)

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from os import PathLike
 from typing import Any, BinaryIO
 
+from looplab.errors import LabError
+
 MAX_DEPTH = 200
 """Levels of nesting in data from outside; Python's own limit is about 1,000 frames."""
 MAX_DIGITS = 1_000
@@ -191,10 +193,19 @@ def _key(key: Any) -> str:
 
 
 def load_own_json(text: str) -> Any:
-    """Parse JSON that `dump_json` wrote: as fast as orjson, but ints beyond 64 bits stay exact."""
+    """Parse JSON that `dump_json` wrote: as fast as orjson, but ints beyond 64 bits stay exact.
+
+    Raises:
+        LabError: It is not JSON: the ledger is damaged.
+    """
     import orjson
 
-    return json.loads(text) if text.startswith(_UNUSUAL) else orjson.loads(text)
+    try:
+        return json.loads(text) if text.startswith(_UNUSUAL) else orjson.loads(text)
+    except ValueError as error:
+        raise LabError(
+            f"the ledger is damaged: {error}", hint="`looplab verify` says where, `looplab reindex` repairs it"
+        ) from None
 
 
 def open_descriptor(path: str | PathLike[str], *, follow: bool = True) -> int:

@@ -35,10 +35,19 @@ def spread(argv: Sequence[str]) -> list[str]:
 
 
 def _trouble() -> tuple[type[Exception], ...]:
-    """What the world may do to any command: a full disk, a folder that cannot be written to."""
+    """What the world may do to any command: a full disk, a folder that cannot be written to, a damaged ledger."""
     import sqlite3
 
-    return OSError, sqlite3.OperationalError
+    return OSError, sqlite3.DatabaseError
+
+
+def _hint(error: Exception) -> str:
+    """What to do about a database that SQLite cannot read."""
+    import sqlite3
+
+    if not isinstance(error, sqlite3.DatabaseError) or isinstance(error, sqlite3.OperationalError):
+        return ""
+    return " (the ledger is damaged: `looplab verify` says where, `looplab reindex` repairs it)"
 
 
 def main() -> None:
@@ -67,5 +76,5 @@ def main() -> None:
             raise
         where = getattr(error, "filename", None)
         what = getattr(error, "strerror", None) or str(error)
-        output.warn(f"looplab: {where}: {what}" if where else f"looplab: {what}")
+        output.warn(f"looplab: {where}: {what}" if where else f"looplab: {what}{_hint(error)}")
         sys.exit(1)

@@ -385,5 +385,5 @@ def events_of(ledger: Ledger) -> Iterator[Event]:
     """Yield the events as far as they can be read."""
     try:
         yield from ledger.events()
-    except _DAMAGE:
+    except (*_DAMAGE, LabError):
         return

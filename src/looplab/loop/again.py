@@ -59,13 +59,13 @@ def read_capsule(record: StudyLedger, outputs: Path, run: str) -> dict[str, Any]
     try:
         capsule = load_json(contents["capsule.json"])
     except UntrustedError as error:
-        raise LabError(f"is not a capsule: {error}", file=run_dir / "capsule.json") from None
+        raise LabError(f"is not a capsule: {error}", file=folder.record_file(run_dir, "capsule.json")) from None
     problem = _problem(capsule)
     if problem is not None:
         raise LabError(f"is not a capsule: {problem}", file=folder.record_file(run_dir, "capsule.json"))
     code = capsule.get("code") or {}
-    for name in (code.get("patch"), (capsule.get("python") or {}).get("packages")):
-        _check_shared(outputs, name)
+    for shared in (code.get("patch"), (capsule.get("python") or {}).get("packages")):
+        _check_shared(outputs, shared)
     return dict(capsule)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -200,3 +201,18 @@ def test_an_evaluation_without_a_number_is_a_finding(tmp_path: Path, result: str
     assert isinstance(found, Finding)
     assert found.stops
     assert said in found.why
+
+
+def test_a_pipe_where_a_file_should_be_is_a_finding_and_nobody_waits(tmp_path: Path) -> None:
+    for name in ("dev_v2.md", "declared.json", "trace.json"):
+        os.mkfifo(tmp_path / name)
+    assert "cannot be read" in gates.check_document(tmp_path / "dev_v2.md", ["Plan"])[0].why
+    found = gates.check_schedule(tmp_path, Schedule(declared="declared.json", trace="trace.json"))
+    assert [finding.ok for finding in found] == [False, False]
+
+
+def test_json_of_a_version_that_is_nested_too_deeply_is_a_finding(tmp_path: Path) -> None:
+    (tmp_path / "declared.json").write_text("[" * 100_000)
+    (tmp_path / "trace.json").write_text("[]")
+    found = gates.check_schedule(tmp_path, Schedule(declared="declared.json", trace="trace.json"))
+    assert "nested too deeply" in found[0].why

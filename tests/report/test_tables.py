@@ -257,7 +257,7 @@ def test_a_lab_without_a_ledger_is_told(tmp_path: Path, lab: Lab) -> None:
     assert not lab.ledger_path.exists()
     lab.ledger_path.parent.mkdir()
     lab.ledger_path.write_text("not a database, but some text that is long enough to be taken for one")
-    with pytest.raises(LabError, match="cannot read the ledger"):
+    with pytest.raises(LabError, match="cannot open the ledger"):
         connect(lab)
 
 

@@ -242,9 +242,9 @@ def test_a_configuration_that_changes_in_the_same_moment_is_not_used(lab: Path) 
     run(lab, "add", "-A")
     run(lab, "commit", "-qm", "attributes")
     (lab / "train.py").write_text("print(2)\n")
-    with isolated(lab, timeout=20) as env:
+    with isolated(lab, timeout=20) as (commit, env):
         run(lab, "config", "filter.late.clean", trap(lab))
-        assert "+print(2)" in git(lab, "diff", *gitting.PLAIN_DIFF, git(lab, "rev-parse", "HEAD"), env=env)
+        assert "+print(2)" in git(lab, "diff", *gitting.PLAIN_DIFF, commit, env=env)
     assert not (lab.parent / "ran").exists()
 
 

@@ -59,7 +59,7 @@ def read_capsule(record: StudyLedger, outputs: Path, run: str) -> dict[str, Any]
     try:
         capsule = load_json(contents["capsule.json"])
     except UntrustedError as error:
-        raise LabError(f"is not a capsule: {error}", file=run_dir / "capsule.json") from None
+        raise LabError(f"is not a capsule: {error}", file=folder.record_file(run_dir, "capsule.json")) from None
     problem = _problem(capsule)
     if problem is not None:
         raise LabError(f"is not a capsule: {problem}", file=folder.record_file(run_dir, "capsule.json"))

@@ -23,7 +23,7 @@ from typing import Any
 
 from looplab.errors import LabError
 from looplab.runs.folder import hash_file, keep_shared
-from looplab.runs.git import PLAIN_DIFF, git, git_bytes, isolated
+from looplab.runs.git import PLAIN_DIFF, git_bytes, isolated
 from looplab.runs.redact import is_secret_file, redact_argv, redact_bytes, redact_env
 
 KEPT_VARIABLES = (
@@ -36,6 +36,9 @@ FRESH_S = 1.0
 STALE_S = 10.0
 """The same for runs that are prepared together, in one transaction."""
 GIT_S = 20.0
+UNTRACKED = (
+    "ls-files", "--others", "--exclude-standard", "--directory", "--no-empty-directory", "--full-name", "-z", "--", ".",
+)  # fmt: skip
 MOST_UNTRACKED = 50
 """How many files that git does not know are named; the others are counted."""
 NO_FILTER = ("unspecified", "unset")
@@ -83,31 +86,17 @@ class Capsules:
 
     def code(self) -> dict[str, Any]:
         """What git says of the lab's code now."""
-
+        found: dict[str, Any] = {"commit": None}
         try:
-            commit = git(self._lab, "rev-parse", "--verify", "HEAD", timeout=GIT_S, alone=True)
-        except LabError as error:
-            return {"commit": None, **_without_commit(self._lab, error)}
-        found: dict[str, Any] = {"commit": commit, "dirty": None, "patch": None}
-        try:
-            with isolated(self._lab, timeout=GIT_S) as env:
+            with isolated(self._lab, timeout=GIT_S) as (commit, env):
+                found = {"commit": commit, "dirty": None, "patch": None}
                 patch = self._ask(env, "diff", *PLAIN_DIFF, commit, "--", ".")
                 if patch and (filtered := self._filtered(env, commit)):
                     raise LabError(f"{filtered} goes through a filter of git, which is not run")
-                listing = (
-                    "ls-files",
-                    "--others",
-                    "--exclude-standard",
-                    "--directory",
-                    "--no-empty-directory",
-                    "--full-name",
-                    "-z",
-                    "--",
-                    ".",
-                )
-                untracked = self._ask(env, *listing).decode(errors="replace").split("\0")[:-1]
+                untracked = self._ask(env, *UNTRACKED).decode(errors="replace").split("\0")[:-1]
         except (LabError, OSError) as error:
-            return {**found, "why": getattr(error, "message", None) or str(error)}
+            why = getattr(error, "message", None) or str(error)
+            return {**found, "dirty": None, "why": why} if found["commit"] or _in_git(self._lab) else found
         kept = clean_patch(patch, self._lab)
         return {
             **found,
@@ -195,10 +184,8 @@ def _patched_file(part: bytes) -> str:
     return ""
 
 
-def _without_commit(lab: Path, error: LabError) -> dict[str, Any]:
-    """Why there is no commit, unless the lab simply is not in git."""
-    there = any(os.path.lexists(folder / ".git") for folder in (lab.resolve(), *lab.resolve().parents))
-    return {"dirty": None, "why": error.message} if there else {}
+def _in_git(lab: Path) -> bool:
+    return any(os.path.lexists(folder / ".git") for folder in (lab.resolve(), *lab.resolve().parents))
 
 
 def doubt(code: Mapping[str, Any]) -> str | None:

@@ -88,7 +88,8 @@ def git_bytes(
 ) -> bytes:
     """`git`, for output that is not text."""
     command = next((arg for before, arg in zip(("", *args), args, strict=False) if "-c" not in (before, arg)), "")
-    overrides = _without_own_programs(where, env, timeout) if command in RUNS_PROGRAMS else []
+    configured = command in RUNS_PROGRAMS and "GIT_CONFIG_COUNT" not in (env or {})  # not `isolated`
+    overrides = _without_own_programs(where, env, timeout) if configured else []
     return _run(where, [*NEUTRAL, *overrides, *args], env=env, stdin=stdin, timeout=timeout, alone=alone)
 
 
@@ -143,17 +144,18 @@ def _run(
 
 
 @contextmanager
-def isolated(where: Path, *, timeout: float) -> Iterator[dict[str, str]]:
-    """The environment in which git compares the work tree around `where` without any configuration of the repository.
+def isolated(where: Path, *, timeout: float) -> Iterator[tuple[str, dict[str, str]]]:
+    """The commit of the work tree around `where`, and an environment in which git compares the two without any
+    configuration of the repository.
 
     Git gets the objects and the index of the repository, and an empty configuration but for a few harmless settings.
     It cannot be pointed to a program, not even by somebody who changes the configuration at the same moment.
     """
-    asked = ("--show-object-format", "--show-toplevel", "--absolute-git-dir", "--git-common-dir")
+    asked = ("HEAD", "--show-object-format", "--show-toplevel", "--absolute-git-dir", "--git-common-dir")
     found = git(where, "rev-parse", "--path-format=absolute", *asked, timeout=timeout, alone=True).split("\n")
     if len(found) != len(asked):
         raise LabError("a path of the git repository has a line break")
-    object_format, top, own, common = found
+    commit, object_format, top, own, common = found
     listed = git(where, "config", "-z", "--get-regexp", HARMLESS, ok=True, timeout=timeout, alone=True)
     settings = [entry.partition("\n")[::2] for entry in listed.split("\0") if "\n" in entry]
     with TemporaryDirectory(prefix="looplab-git-") as folder:
@@ -164,18 +166,21 @@ def isolated(where: Path, *, timeout: float) -> Iterator[dict[str, str]]:
             f"[core]\n\trepositoryformatversion = 1\n[extensions]\n\tobjectformat = {object_format}\n"
         )
         os.symlink(f"{common}/info/exclude", f"{folder}/info/exclude")
-        yield {
-            "GIT_DIR": folder,
-            "GIT_WORK_TREE": top,
-            "GIT_INDEX_FILE": f"{own}/index",
-            "GIT_OBJECT_DIRECTORY": f"{common}/objects",
-            "GIT_OPTIONAL_LOCKS": "0",
-            "GIT_CONFIG_GLOBAL": "/dev/null",
-            "GIT_CONFIG_NOSYSTEM": "1",
-            "GIT_CONFIG_COUNT": str(len(settings)),
-            **{f"GIT_CONFIG_KEY_{n}": key for n, (key, _) in enumerate(settings)},
-            **{f"GIT_CONFIG_VALUE_{n}": value for n, (_, value) in enumerate(settings)},
-        }
+        yield (
+            require_commit(commit),
+            {
+                "GIT_DIR": folder,
+                "GIT_WORK_TREE": top,
+                "GIT_INDEX_FILE": f"{own}/index",
+                "GIT_OBJECT_DIRECTORY": f"{common}/objects",
+                "GIT_OPTIONAL_LOCKS": "0",
+                "GIT_CONFIG_GLOBAL": "/dev/null",
+                "GIT_CONFIG_NOSYSTEM": "1",
+                "GIT_CONFIG_COUNT": str(len(settings)),
+                **{f"GIT_CONFIG_KEY_{n}": key for n, (key, _) in enumerate(settings)},
+                **{f"GIT_CONFIG_VALUE_{n}": value for n, (_, value) in enumerate(settings)},
+            },
+        )
 
 
 def require_commit(text: object) -> str:

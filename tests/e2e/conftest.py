@@ -382,8 +382,8 @@ class LabFolder:
             if running.process.poll() is None:
                 running.process.kill()
                 running.process.wait()
-        mark = f"LOOPLAB_LAB={self.folder}".encode()
-        home = f"HOME={self.aside}".encode()
+        mark = os.fsencode(f"LOOPLAB_LAB={self.folder}")
+        home = os.fsencode(f"HOME={self.aside}")
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) != os.getpid():
                 with contextlib.suppress(OSError):

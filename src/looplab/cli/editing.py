@@ -14,7 +14,7 @@ from looplab.config import paths
 from looplab.config.edits import apply_edits, parse_edit
 from looplab.config.files import read_document
 from looplab.config.lab import Lab, find_lab, load_lab
-from looplab.decide.base import Proposal
+from looplab.decide.base import Proposal, describe_error, is_environmental
 from looplab.decide.queue import read_queue
 from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger
@@ -123,8 +123,10 @@ def _refusal(place: Place, proposal: Proposal) -> str | None:
     setup = prepare_study(place.lab, place.study, Options(informal=True))
     try:
         Decider(setup, place.record).decide(proposal)
-    except Rejected as refused:
-        return str(refused)
+    except Exception as error:
+        if is_environmental(error):
+            raise
+        return str(error) if isinstance(error, Rejected) else describe_error(error)
     return None
 
 

@@ -10,10 +10,10 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from json import dumps as encode_json
+from json import loads as decode_json
 from pathlib import Path
 from typing import Any
-
-import orjson
 
 from looplab import signals
 from looplab.cli import output
@@ -137,7 +137,8 @@ def _has_secret(extra: Sequence[str]) -> bool:
 
 
 def _save_options(ledger: Ledger, study: str, options: Options) -> None:
-    text = orjson.dumps(replace(options, extra=tuple(redact_argv(options.extra))).to_dict()).decode()
+    # Escaped, since arguments and paths may be bytes that are not valid Unicode.
+    text = encode_json(replace(options, extra=tuple(redact_argv(options.extra))).to_dict())
     ledger.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (f"options:{study}", text))
 
 
@@ -162,7 +163,13 @@ def last_options(ledger: Ledger, study: str, lab: Path) -> Options:
     row = ledger.one("SELECT value FROM meta WHERE key=?", (f"options:{study}",))
     if row is None:
         raise LabError(f"study {study!r} was never run", hint="start it with `looplab run`")
-    options = Options.from_dict(orjson.loads(row["value"]))
+    try:
+        options = Options.from_dict(decode_json(row["value"]))
+    except (AttributeError, TypeError, ValueError):
+        raise LabError(
+            f"what was said with the last `run` of study {study!r} cannot be read",
+            hint="say it again with `looplab run`",
+        ) from None
     return replace(options, cfgs=tuple(_found_again(lab, name) for name in relative_to_lab(lab, options.cfgs)))
 
 

@@ -14,6 +14,7 @@ from looplab.report import wording
 from looplab.report.curves import metrics_drawn
 from looplab.report.gather import KnobFacts, RunFacts, StudyFacts
 from looplab.report.importance import Importance
+from looplab.untrusted import clean_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,7 +81,7 @@ def _tidy(axes: Axes, title: str) -> None:
 
 def _literal(text: str) -> str:
     """Text in which matplotlib sees no formula."""
-    return text.replace("\\", "/").replace("$", r"\$")
+    return clean_line(text).replace("\\", "/").replace("$", r"\$")
 
 
 def _shade(facts: StudyFacts) -> dict[str, Any]:

@@ -148,7 +148,7 @@ def test_a_column_keeps_its_values_and_what_is_missing(
 
 def test_half_a_surrogate_pair_in_a_name_does_no_harm(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", '{"step": 1, "lo\\ud800ss": 3}\n')
-    assert read(archive_run(run, make_study())) == [("lo?ss", 1, 3)]
+    assert read(archive_run(run, make_study())) == [("lo\ufffdss", 1, 3)]
 
 
 # -- in the background

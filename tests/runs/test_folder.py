@@ -116,6 +116,43 @@ def test_what_is_no_file_has_no_hash_and_keeps_nobody_waiting(tmp_path: Path) ->
     assert folder.hash_file(tmp_path / "pipe" / "below") is None
 
 
+@pytest.mark.parametrize("what", ["pipe", "folder", "link", "no record"])
+def test_a_note_for_a_run_that_spoilt_its_notes_is_left_out(tmp_path: Path, what: str) -> None:
+    record = tmp_path / "run" / folder.RECORD
+    record.mkdir(parents=True)
+    if what == "pipe":
+        os.mkfifo(record / "notes.md")
+    elif what == "folder":
+        (record / "notes.md").mkdir()
+    elif what == "link":
+        (record / "notes.md").symlink_to("/dev/full")
+    else:
+        record.rmdir()
+    folder.add_note(tmp_path / "run", "noted")
+
+
+def test_a_folder_in_place_of_a_record_file_is_put_aside(tmp_path: Path) -> None:
+    (tmp_path / "summary.json" / "inner").mkdir(parents=True)
+    digest = folder.write_json(tmp_path / "summary.json", {"a": 1})
+    assert folder.hash_file(tmp_path / "summary.json") == digest
+    assert [path.name.partition(".changed-")[0] for path in tmp_path.glob("*.changed-*")] == ["summary.json"]
+
+
+@pytest.mark.parametrize("content", ["[1]", "{", "folder", "pipe"])
+def test_a_record_file_that_is_not_ours_is_an_error_or_empty(tmp_path: Path, content: str) -> None:
+    path = tmp_path / folder.RECORD / "summary.json"
+    path.parent.mkdir()
+    if content == "folder":
+        path.mkdir()
+    elif content == "pipe":
+        os.mkfifo(path)
+    else:
+        path.write_text(content)
+    assert folder.read_json(tmp_path, "summary.json", strict=False) == {}
+    with pytest.raises(LabError):
+        folder.read_json(tmp_path, "summary.json")
+
+
 def test_sweeping_spares_what_is_not_ours(tmp_path: Path) -> None:
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".tmp-1-2").write_text("")

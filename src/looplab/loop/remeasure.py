@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from looplab.loop.setup import Setup, resolved_configuration
 from looplab.measure.summary import digest
 from looplab.report.archive import archive_run
 from looplab.runs import folder
+from looplab.untrusted import read_bounded
 
 KEPT = ("cpu_s", "max_rss_mb", "fingerprint", "verdict")
 """What a new summary takes over from the old one."""
@@ -70,7 +72,7 @@ def _remeasure_run(setup: Setup, record: StudyLedger, run: RunRow, run_dir: Path
         {**summary, **{key: before[key] for key in KEPT if key in before}, "measured": measured}, finite=True
     )
     note = "; ".join(summary["notes"])
-    if value == run.objective and path.exists() and path.read_bytes() == content:
+    if value == run.objective and folder.hash_file(path) == folder.hash_bytes(content):
         return Remeasured(run.id, value, value, note)
     with record.ledger.write():
         old = _keep_old(path, run_dir)
@@ -90,14 +92,15 @@ def _remeasure_run(setup: Setup, record: StudyLedger, run: RunRow, run_dir: Path
 
 def _keep_old(path: Path, run_dir: Path) -> str | None:
     """Keep the summary as it was under a name of its own; return that, relative to the run folder."""
-    if not path.exists():
+    digest = folder.hash_file(path)
+    if digest is None:
         return None
     number = 1
-    while (kept := path.with_name(f"summary.{number}.json")).exists():
-        if kept.read_bytes() == path.read_bytes():
+    while os.path.lexists(kept := path.with_name(f"summary.{number}.json")):
+        if folder.hash_file(kept) == digest:
             break  # kept before a crash
         number += 1
-    write_atomic(kept, path.read_bytes())
+    write_atomic(kept, read_bounded(path, folder.LARGEST_RECORD))
     return str(kept.relative_to(run_dir))
 
 

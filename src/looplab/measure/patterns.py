@@ -50,8 +50,9 @@ class Patterns:
         """Return the matches of all patterns in each line; None for a line in which none matches."""
         found: list[list[Groups] | None] = [None] * len(lines)
         for pattern, linear in list(zip(self._compiled, self._linear, strict=True)):
-            for start in range(0, len(lines), LINES):
-                part = lines[start : start + LINES]
+            size = max(1, len(lines)) if linear else LINES
+            for start in range(0, len(lines), size):
+                part = lines[start : start + size]
                 try:
                     matches = _find_here(pattern, part) if linear else _find_in_helper(pattern, part)
                 except TimeoutError:

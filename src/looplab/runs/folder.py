@@ -13,6 +13,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import stat
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -142,10 +143,17 @@ def read_config_of(run_dir: Path, config_hash: str) -> dict[str, Any]:
 
 
 def add_note(run_dir: Path, text: str) -> None:
-    """Add a line to what is concluded about a run."""
-    path = record_file(run_dir, "notes.md")
-    with contextlib.suppress(FileNotFoundError), path.open("a", encoding="utf-8") as file:
-        file.write(f"- {clean_line(text)}\n")
+    """Add a line to what is concluded about a run; nothing where its folder is gone or `notes.md` is not a file."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        descriptor = os.open(record_file(run_dir, "notes.md"), flags, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO):
+            return
+        raise
+    with os.fdopen(descriptor, "a", encoding="utf-8") as file:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            file.write(f"- {clean_line(text)}\n")
 
 
 def hash_bytes(content: bytes) -> str:

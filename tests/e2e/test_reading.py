@@ -37,9 +37,6 @@ OPENING = (
     ("report", "--to", "{elsewhere}"),
 )
 """Commands that open it."""
-needs_readonly_ledger = pytest.mark.xfail(
-    strict=False, reason="needs a ledger that opens without writing (open_for_reading)"
-)
 
 
 def may_only_read() -> None:
@@ -78,7 +75,7 @@ def read(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, text=True, preexec_fn=may_only_read, cwd=folder, timeout=120)
 
 
-@pytest.mark.parametrize("commands", [COPYING, pytest.param(OPENING, marks=needs_readonly_ledger)])
+@pytest.mark.parametrize("commands", [COPYING, OPENING])
 def test_reading_needs_no_right_to_write(read_only: Any, tmp_path: Path, commands: tuple[tuple[str, ...], ...]) -> None:
     before = {name: content for name, (_, content) in read_only.tree().items()}
     failed = {}

@@ -83,7 +83,7 @@ class Storm:
         (self.folder / "victim" / "kept.txt").write_text("kept")
         (self.lab / "train.py").write_text(TRAIN + self.extra)
         (self.lab / "base.json").write_text('{"x": 1, "note": ""}')
-        entries = [{"edits": [f"x@set={self.rng.randrange(2, 100)}"]} for _ in range(queue)]
+        entries = [{"edits": [f"x@set={x}"]} for x in self.rng.sample(range(10, 100), queue)]
         (self.lab / "queue.json").write_text(json.dumps({"proposals": entries}))
         study: dict[str, Any] = {
             "study": "toy", "launch": {"command": ["{python}", "-S", "train.py"], "grace": 1},
@@ -154,10 +154,10 @@ class Storm:
             raise Broken(WEDGED, f"{' '.join(argv)[:80]}: exit {code}: {text[-600:]}")
         return text
 
-    def settle(self, *, whole: bool = True, lost: bool = True, ok: bool = True) -> None:
+    def settle(self, *, whole: bool = True, lost: bool = True, argv: tuple[str, ...] = ("resume",), **env: str) -> None:
         """Ask for what must hold after an attack."""
         for _ in range(2):
-            self.call("resume", codes=(0, 1) if ok else (0, 1, 2))
+            self.call(*argv, codes=(0, 1), **env)
         for command in (("status",), ("show",), ("plan",)):
             self.call(*command)
         if whole:
@@ -622,9 +622,8 @@ def secrets(storm: Storm) -> None:
     env = {name: SECRET}
     storm.call("propose", "--change", "x@set=9", "--reason", f"because {SECRET}", **env)
     storm.call("say", f"use {SECRET}", **env)
-    storm.call("run", "--", f"logger.api_key={SECRET}", codes=(0, 1), **env)
+    storm.settle(argv=("run", "--", f"logger.api_key={SECRET}"), **env)
     storm.call("report", codes=(0, 1), **env)
-    storm.settle(whole=False)
     for path in (storm.lab / "outputs", storm.lab / ".looplab"):
         for file in path.rglob("*"):
             if file.is_file() and SECRET.encode() in file.read_bytes():

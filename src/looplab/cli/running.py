@@ -139,7 +139,11 @@ def _has_secret(extra: Sequence[str]) -> bool:
 def _save_options(ledger: Ledger, study: str, options: Options) -> None:
     # Escaped, since arguments and paths may be bytes that are not valid Unicode.
     text = encode_json(replace(options, extra=tuple(redact_argv(options.extra))).to_dict())
-    ledger.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (f"options:{study}", text))
+    before = ledger.one("SELECT value FROM meta WHERE key=?", (f"options:{study}",))
+    if before is None or before["value"] != text:
+        with ledger.write():
+            ledger.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (f"options:{study}", text))
+            ledger.record("options", study, text=text)
 
 
 def relative_to_lab(lab: Path, cfgs: Sequence[str]) -> tuple[str, ...]:

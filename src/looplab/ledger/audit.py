@@ -152,6 +152,7 @@ def _compare_tables(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
         "verdicts": lambda: _compare_verdicts(ledger, replay),
         "sessions": lambda: _compare_sessions(ledger, replay),
         "commands": lambda: _compare_commands(ledger, replay),
+        "meta": lambda: _compare_options(ledger, replay),
     }
     for name, compare in tables.items():
         with _collecting(findings, "table", name):
@@ -269,6 +270,13 @@ def _compare_commands(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
         yield Finding("table", "commands", f"{len(rows)} in the table, {len(replay.commands)} in the chain")
     for row, facts in zip(rows, replay.commands, strict=False):
         yield from _differences(f"command {facts['what']}", {**dict(row), "data": json.loads(row["data"])}, facts)
+
+
+def _compare_options(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
+    for study, text in replay.options.items():
+        row = ledger.one("SELECT value FROM meta WHERE key=?", (f"options:{study}",))
+        if row is None or row["value"] != text:
+            yield Finding("table", study, "the options of its last engine are not those in the chain")
 
 
 # -- journal and head

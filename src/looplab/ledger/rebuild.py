@@ -264,6 +264,8 @@ def _rebuild_tables(ledger: Ledger, lab: Path, done: Reindexed) -> None:
     rounds = _rebuild_rounds(ledger, replay, rows)
     _rebuild_studies(ledger, lab, replay, rows)
     _rebuild_rest(ledger, replay)
+    for study, text in replay.options.items():
+        ledger.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (f"options:{study}", text))
     for study, number in highest.items():
         ledger.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (LAST_NUMBER + study, str(number)))
     ledger.record("reindexed", "", runs=done.runs, recovered=done.recovered, gone=done.gone, dropped=done.dropped,

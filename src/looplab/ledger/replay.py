@@ -60,6 +60,8 @@ class Replay:
     files: dict[Key, dict[str, str]] = field(default_factory=dict)
     kept: dict[str, dict[str, str]] = field(default_factory=dict)
     """By study: files that belong to no single run, by their path in the study's folder."""
+    options: dict[str, str] = field(default_factory=dict)
+    """By study: what its last engine was started with, as it is stored."""
     configured: dict[str, list[Event]] = field(default_factory=dict)
     rebuilds: list[Event] = field(default_factory=list)
     restored: list[str] = field(default_factory=list)
@@ -136,6 +138,8 @@ class Replay:
             case "engine ended":
                 if "session" in data:
                     self.sessions.setdefault(data["session"], {}).update(ended=event.at, how=data["how"])
+            case "options":
+                self.options[study] = data["text"]
             case "asked":
                 what = {name: value for name, value in data.items() if name != "what"}
                 self.commands.append({"study": study, "at": event.at, "what": data["what"], "data": what})

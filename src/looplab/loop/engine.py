@@ -14,7 +14,7 @@ import socket
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -597,7 +597,7 @@ class Engine:
         files: dict[str, str] = {}
         # After the last reading: a file that is replaced would be read again from its start.
         with self._tolerant(run, "hiding secrets"):
-            files = self._hide_secrets(run, run_dir) if is_there else {}
+            files = self._hide_secrets(run, run_dir, (log, *LEFT_BEHIND)) if is_there else {}
         print_ = self.setup.prints.digest()
         if print_:
             began_with = folder.read_json(run_dir, "run.json", strict=False).get("fingerprint", "")
@@ -655,11 +655,12 @@ class Engine:
         self._tell(News("ended", f"run {run.id} {said}" + (f": {note}" if note else ""), run.id))
         return row
 
-    def _hide_secrets(self, run: RunRow, run_dir: Path) -> dict[str, str]:
-        """Take secrets out of the files of an ended run; return the new hashes of its config files, if they had any."""
-        for name in (folder.record_name(run_dir, "train.log"), *LEFT_BEHIND):
+    def _hide_secrets(self, run: RunRow, run_dir: Path, names: Sequence[str]) -> dict[str, str]:
+        """Take secrets out of files of an ended run; return the new hashes of its config files, if they had any."""
+        for name in names:
             with contextlib.suppress(OSError, UntrustedError):  # under these names a trainer can leave anything
-                scrub_file(run_dir / name)
+                if os.stat(f"{run_dir}/{name}").st_size:
+                    scrub_file(run_dir / name)
         if not self._preparer.hides(run):
             return {}
         return self._preparer.hide_secrets(run, self.study.config_of(run, run_dir))

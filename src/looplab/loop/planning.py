@@ -66,6 +66,7 @@ class Planner:
         self._book = book
         outputs = folder.study_folder(setup.lab, study.study)
         self._proposers = make_proposers(setup, History(study, outputs), outputs, self._left, wake, asks)
+        self._file_proposers = [one for one in self._proposers if isinstance(one, FileProposer)]
         self._bases = [decide_base(setup, base) for base in setup.bases]  # those that may still need a run
         self._filling: tuple[int, int] | None = None  # a round that is not decided to its end: its number, what is left
         self._complaints: dict[str, str] = {}
@@ -110,9 +111,8 @@ class Planner:
 
     def refresh(self) -> None:
         """Read what people have written into files since. Called outside of any transaction, since it may take long."""
-        for proposer in self._proposers:
-            if isinstance(proposer, FileProposer):
-                proposer.refresh(self._study)
+        for proposer in self._file_proposers:
+            proposer.refresh(self._study)
 
     def plan(self, idle: bool, free: int) -> None:
         """Decide on more runs if it is time to; `idle`: nothing runs or waits for its paperwork."""

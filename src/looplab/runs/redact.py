@@ -307,6 +307,9 @@ _FLAG = re.compile(r"(?P<name>(?:--?|\+{1,2}|~)?[\w.@/-]++)=(?P<value>.*+)", re.
 
 def redact_argv(argv: Iterable[str]) -> list[str]:
     """Return the arguments without secrets: `--api-key=x`, `--api-key x`, `logger.api_key=x`, what looks like one."""
+    argv = list(argv)
+    whole = "\n".join(argv)
+    shaped = redact_text(whole) != whole  # one look at all of it is enough for most
     clean: list[str] = []
     name = ""  # of the flag before, whose value comes next
     for part in argv:
@@ -316,7 +319,7 @@ def redact_argv(argv: Iterable[str]) -> list[str]:
         elif flag and is_secret(_key_of(flag["name"].partition("@")[0]), flag["value"]):
             clean.append(f"{flag['name']}={HIDDEN}")
         else:
-            clean.append(redact_text(part))
+            clean.append(redact_text(part) if shaped else part)
         name = _key_of(part.lstrip("-")) if part.startswith("-") and not flag else ""
     return clean
 

@@ -202,7 +202,6 @@ class Engine:
             self._recover()
             beat = time.monotonic()
             while True:
-                self._still_ours()
                 self._obey()
                 # Two transactions: what is decided is in the ledger before any of it is started.
                 self._plan()

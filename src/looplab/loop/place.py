@@ -25,10 +25,10 @@ class PlaceMonitor:
 
     def __init__(self, lab: Path, study: str, ledger: Path) -> None:
         self._lab = os.open(lab, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # so that its inode is not reused
-        self._files = {}
+        self._files: dict[str, tuple[str, os.stat_result]] = {}
         for path, what in ((lab, "the lab"), (ledger, "the ledger"), (ledger.with_name(f"{study}.lock"), "the lock")):
             with contextlib.suppress(FileNotFoundError):
-                self._files[path] = what, os.stat(path)
+                self._files[str(path)] = what, os.stat(path)
 
     def lost(self) -> str | None:
         """What is no longer in its place, as a sentence; None if all is as it was. Costs some microseconds."""

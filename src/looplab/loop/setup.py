@@ -134,8 +134,8 @@ class Setup:
         """The seed that a run of this config gets; None where no seed reaches the trainer."""
         if self.seed is None:
             return FIRST_SEED if self.seed_route is not None else None
-        value = get(config, self.seed) if has(config, self.seed) else None
-        if value is None or not _is_whole(value):
+        value: Any = get(config, self.seed) if has(config, self.seed) else None
+        if not _is_whole(value):
             return None
         if abs(value) >= MAX_SEED:
             raise LabError(

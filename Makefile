@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST_WORKERS ?= 2
 
-.PHONY: demo test test-all lint types clean browser ssh agents
+.PHONY: demo test test-all storm lint types clean browser ssh agents
 
 $(VENV)/.demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -60,6 +60,10 @@ test: lint types browser ssh
 
 test-all: lint types browser ssh
 	$(BIN)/pytest -n $(PYTEST_WORKERS)
+
+# Five minutes of attacks by class; one that did not hold is printed with the words that repeat it.
+storm: $(VENV)/.dev
+	$(BIN)/python benchmarks/storm.py --minutes $(or $(MINUTES),5) --seed $(or $(SEED),0)
 
 clean:
 	rm -rf $(VENV) demo .mypy_cache .ruff_cache .pytest_cache .hypothesis

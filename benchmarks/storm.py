@@ -2,8 +2,8 @@
 
     python benchmarks/storm.py [--quick] [--minutes M] [--seed N] [--only CLASS] [--replay CLASS:N]
 
-Each attack builds a small lab, does its damage (hostile texts and files, damage to the ledger, kills, moved labs, programs
-in git's configuration, planted secrets …), and then asks for what must hold afterwards:
+Each attack builds a small lab, does its damage (hostile texts and files, damage to the ledger, kills, moved labs,
+programs in git's configuration, planted secrets …), and then asks for what must hold afterwards:
 
 - no command ends in a traceback or hangs, and `resume` works, twice (else it is *wedged*);
 - every training that was started is in the record (else *lost*), and none was started twice (*twice*);
@@ -164,11 +164,15 @@ class Storm:
             self.call("verify", codes=(0,))
         self.check_once(lost=lost)
 
-    def check_once(self, *, lost: bool = True) -> None:
-        """No run was started twice, no number given twice, and all that were started are in the ledger."""
+    def check_started(self) -> None:
         started = self.started
         if len(started) != len(set(started)):
             raise Broken(TWICE, f"started twice: {sorted(run for run in set(started) if started.count(run) > 1)}")
+
+    def check_once(self, *, lost: bool = True) -> None:
+        """No run was started twice, no number given twice, and all that were started are in the ledger."""
+        self.check_started()
+        started = self.started
         with contextlib.closing(sqlite3.connect(self.lab / ".looplab/ledger.db")) as db:
             rows = db.execute("SELECT id, n, state, config_hash FROM runs WHERE study='toy'").fetchall()
         known = {row[0] for row in rows}
@@ -240,12 +244,12 @@ def values(storm: Storm) -> None:
     if where == "propose":
         storm.call("propose", "--change", f"x@set={value[:100_000]}")
     elif where == "queue":
-        (storm.lab / "queue.json").write_text('{"proposals": [{"edits": ["x@set=7"], "reason": %s}]}' % value)
+        (storm.lab / "queue.json").write_text(f'{{"proposals": [{{"edits": ["x@set=7"], "reason": {value}}}]}}')
     elif where == "config":
         (storm.lab / "other.yaml").write_text(f"x: 5\nnote: {value}\n")
         storm.call("run", "--cfgs", "other.yaml")
     else:
-        (storm.lab / "base.json").write_text('{"x": 1, "note": %s}' % value)
+        (storm.lab / "base.json").write_text(f'{{"x": 1, "note": {value}}}')
     for command in ("check", "plan", "run"):
         storm.call(command)
     (storm.lab / "base.json").write_text('{"x": 1, "note": ""}')
@@ -384,7 +388,7 @@ def damage(storm: Storm) -> None:
     storm.call("verify", codes=(0, 1))
     storm.call("status")
     storm.call("resume")
-    storm.check_started_once()
+    storm.check_started()
     storm.call("reindex", codes=(0,))
     storm.settle()
     if not set(before) <= set(storm.started) or len(set(storm.started)) != len(storm.started):
@@ -671,15 +675,6 @@ CLASSES: dict[str, Callable[[Storm], None]] = {
         many,
     )
 }
-
-
-def _check_started_once(storm: Storm) -> None:
-    started = storm.started
-    if len(started) != len(set(started)):
-        raise Broken(TWICE, "a run was started twice")
-
-
-Storm.check_started_once = _check_started_once  # type: ignore[attr-defined]
 
 
 def attack(name: str, number: int, seed: int, keep: bool = False) -> Broken | None:

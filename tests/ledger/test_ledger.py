@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sqlite3
@@ -15,7 +16,9 @@ from hypothesis import strategies as st
 from looplab.config.files import dump_json, hash_config
 from looplab.errors import LabError
 from looplab.ledger.audit import audit
-from looplab.ledger.ledger import Ledger, LedgerCopy
+from looplab.ledger.backup import back_up, backups, intact
+from looplab.ledger.journal import Journal, Link
+from looplab.ledger.ledger import DamagedError, Ledger, LedgerCopy
 from looplab.ledger.study import StudyLedger
 from looplab.runs import folder
 
@@ -342,3 +345,133 @@ def test_runs_of_an_early_version_have_their_config_in_their_folder(tmp_path: Pa
         study.config_of(study.run(runs[0]), run_dir)
     with pytest.raises(LabError, match="no run folder"):
         study.config_of(study.run(runs[0]), tmp_path / "gone")
+
+
+# -- the journal
+
+
+def journal_of(path: Path) -> list[Link]:
+    return [link for _, link in Journal(path.with_name("journal.jsonl")).read() if link is not None]
+
+
+def links_of(ledger: Ledger) -> list[Link]:
+    return [Link(*row) for row in ledger.rows("SELECT * FROM events ORDER BY seq")]
+
+
+@given(
+    st.lists(
+        st.tuples(st.text(max_size=5), st.text(max_size=5), st.dictionaries(st.text(), st.text())),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_the_journal_has_every_event_byte_for_byte(tmp_path_factory: pytest.TempPathFactory, told: list) -> None:
+    ledger = Ledger(tmp_path_factory.mktemp("l") / "ledger.db")
+    fill(ledger, told)
+    assert journal_of(ledger.path) == links_of(ledger)
+    assert len(links_of(ledger)) == len(told)
+
+
+def test_what_is_not_committed_is_not_in_the_journal(ledger: Ledger) -> None:
+    fill(ledger, [("a", "s", {})])
+    with contextlib.suppress(RuntimeError), ledger.write():
+        ledger.record("b", "s")
+        raise RuntimeError
+    with ledger.write():
+        with contextlib.suppress(RuntimeError), ledger.savepoint():
+            ledger.record("c", "s")
+            raise RuntimeError
+        ledger.record("d", "s")
+    assert [link.kind for link in journal_of(ledger.path)] == ["a", "d"]
+    assert journal_of(ledger.path) == links_of(ledger)
+
+
+def test_several_processes_write_one_journal(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    Ledger(path).close()
+    pids = []
+    for name in "abc":
+        pid = os.fork()
+        if pid == 0:
+            ledger = Ledger(path)
+            for i in range(60):
+                fill(ledger, [("x", name, {"i": i}), ("y", name, {"i": i})])
+            ledger.close()
+            os._exit(0)
+        pids.append(pid)
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0, 0, 0]
+    ledger = Ledger(path)
+    fill(ledger, [("last", "s", {})])
+    assert journal_of(path) == links_of(ledger)
+
+
+@pytest.mark.parametrize("spoil", [b'{"seq": 99', b"", b"\xff\xfe\n", b"nonsense\n"])
+def test_a_journal_that_a_killed_writer_left_is_completed(ledger: Ledger, spoil: bytes) -> None:
+    fill(ledger, [("a", "s", {}), ("b", "s", {})])
+    ledger.close()
+    path = ledger.path.with_name("journal.jsonl")
+    first, _ = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + spoil)
+    again = Ledger(ledger.path)
+    fill(again, [("c", "s", {})])
+    assert journal_of(path) == links_of(again)
+
+
+def test_a_journal_that_was_deleted_is_written_again_and_that_is_recorded(ledger: Ledger, tmp_path: Path) -> None:
+    fill(ledger, [("a", "s", {})])
+    ledger.close()
+    ledger.path.with_name("journal.jsonl").unlink()
+    again = Ledger(ledger.path)
+    assert [finding.where for finding in audit(again, tmp_path).findings] == ["journal.jsonl"]
+    fill(again, [("b", "s", {})])
+    assert [link.kind for link in journal_of(ledger.path)] == ["a", "journal rewritten", "b"]
+    assert not audit(again, tmp_path).findings
+    assert any("the journal was written again" in note for note in audit(again, tmp_path).notes)
+
+
+def test_a_ledger_that_has_lost_its_end_can_be_read_but_not_written(ledger: Ledger) -> None:
+    fill(ledger, [("a", "s", {}), ("b", "s", {})])
+    ledger.close()
+    db = sqlite3.connect(ledger.path)
+    db.execute("DELETE FROM events WHERE seq=2")
+    db.commit()
+    db.close()
+    for name in ("head", "journal.jsonl"):
+        again = Ledger(ledger.path)
+        assert [event.kind for event in again.events()] == ["a"]
+        with pytest.raises(DamagedError, match="events were lost"):
+            fill(again, [("c", "s", {})])
+        again.close()
+        if name == "head":  # the journal alone is enough
+            ledger.path.with_name("head").unlink()
+
+
+def test_nothing_is_written_to_a_ledger_that_was_replaced(ledger: Ledger, tmp_path: Path) -> None:
+    fill(ledger, [("a", "s", {})])
+    (tmp_path / "other").mkdir()
+    other = Ledger(tmp_path / "other" / "ledger.db")
+    other.close()
+    os.replace(other.path, ledger.path)
+    with pytest.raises(DamagedError, match="replaced"):
+        fill(ledger, [("b", "s", {})])
+    ledger.path.unlink()
+    with pytest.raises(DamagedError, match="replaced"):
+        fill(ledger, [("b", "s", {})])
+    with pytest.raises(DamagedError, match="journal is there"):
+        Ledger(ledger.path)
+    assert not ledger.path.exists()
+
+
+def test_a_backup_is_whole_and_only_the_last_ones_are_kept(ledger: Ledger) -> None:
+    made = []
+    for number in range(5):
+        fill(ledger, [(f"e{number}", "s", {})])
+        made.append(back_up(ledger.path))
+        assert back_up(ledger.path) is None  # nothing is new
+    assert backups(ledger.path) == made[:1:-1]
+    assert all(map(intact, backups(ledger.path)))
+    newest = backups(ledger.path)[0]
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2 :] = b"\x00" * (len(content) - len(content) // 2)
+    newest.write_bytes(content)
+    assert not intact(newest)

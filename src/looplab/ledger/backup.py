@@ -98,12 +98,12 @@ class Backups:
         self._thread = threading.Thread(target=self._run, name="looplab-backup", daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
-        """Stop; a small ledger is copied once more."""
+    def close(self, *, copy: bool = True) -> None:
+        """Stop; with `copy`, a small ledger is copied once more."""
         self._closing.set()
         self._thread.join()
         with contextlib.suppress(OSError):
-            if self._path.stat().st_size <= SMALL_BYTES or time.monotonic() >= self._due:
+            if copy and (self._path.stat().st_size <= SMALL_BYTES or time.monotonic() >= self._due):
                 self._back_up()
 
     def _run(self) -> None:

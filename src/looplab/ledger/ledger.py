@@ -177,13 +177,13 @@ class Ledger:
             if not self._is_checked:
                 self._check_end()
             yield
+            self._db.execute("COMMIT")
         except BaseException:
             self._head = None
-            del self._fresh[unwritten:]
+            del self._fresh[unwritten:]  # the journal has only what was committed
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
-        self._db.execute("COMMIT")
         if self._fresh:
             self._write_journal()
 

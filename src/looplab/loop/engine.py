@@ -239,17 +239,20 @@ class Engine:
         except sqlite3.OperationalError as error:
             self._still_ours()
             raise HaltError(_full(str(error), self._ledger.path)) from error
+        except sqlite3.DatabaseError as error:
+            raise DamagedError(f"the ledger is damaged: {error}", file=self._ledger.path, hint=REPAIR) from error
         finally:
             self._planner.close()
             if self._lookout is not None:
                 self._lookout.close()
+            is_ours = self._place.lost() is None  # else nothing is written where the lab was
             with contextlib.suppress(OSError):
-                if self._place.lost() is None:  # else nothing is written where the lab was
+                if is_ours:
                     self._tell_news()
                     self._point()
-            with contextlib.suppress(sqlite3.OperationalError, LabError):  # then the halt is reported already
+            with contextlib.suppress(sqlite3.DatabaseError, LabError):  # then the halt is reported already
                 self.study.end_session(session, how)
-            backups.close()
+            backups.close(copy=is_ours)
             if self._anchors is not None:
                 self._anchors.close()
             self._syncer.close()

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import hypothesis
+import pytest
+
+from looplab.runs.redact import forget
 
 PATIENCE_S = 300.0
 """Seconds that a test waits for what must come. Only a failing test, or a very busy machine, takes as long."""
@@ -34,3 +38,10 @@ def pytest_configure() -> None:
             signal.signal(number, lambda *_: None)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+@pytest.fixture(autouse=True)
+def _no_remembered_secrets() -> Iterator[None]:
+    """Each test knows the secrets of its own environment alone."""
+    yield
+    forget()

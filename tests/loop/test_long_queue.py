@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +27,7 @@ class Transactions:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.events: list[int] = []
         self.slow: list[str] = []
-        self._open = 0
+        self._open: dict[int, int] = {}  # by thread
         write = Ledger.write
         note = self
 
@@ -34,12 +35,13 @@ class Transactions:
         def counted(ledger: Ledger) -> Iterator[None]:
             before = ledger.head()[0]
             with write(ledger):
-                note._open += 1
+                thread = threading.get_ident()
+                note._open[thread] = note._open.get(thread, 0) + 1
                 try:
                     yield
                 finally:
-                    note._open -= 1
-            if note._open == 0:
+                    note._open[thread] -= 1
+            if note._open[thread] == 0:
                 note.events.append(ledger.head()[0] - before)
 
         monkeypatch.setattr(Ledger, "write", counted)
@@ -50,7 +52,7 @@ class Transactions:
         original = getattr(where, name)
 
         def watched(*args: Any, **options: Any) -> Any:
-            if self._open:
+            if self._open.get(threading.get_ident()):
                 self.slow.append(f"{name}{args[:1]}")
             return original(*args, **options)
 

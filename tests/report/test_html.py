@@ -192,7 +192,7 @@ def test_nothing_in_reasons_logs_or_configs_runs(making: Any, maker: Any, browse
 
 
 def test_names_of_metrics_and_values_may_be_anything(making: Any, maker: Any, browser: Any) -> None:
-    names = ["</script>", "7", "__proto__", "half \ud800", "a.b/c\"'", "x" * 2000]
+    names = ["</script>", "7", "__proto__", "half \ud800", "a.b/c\"'", "x" * 200]
     config = making.edited(seed=2**60 + 1)
     config["</script>"] = {"key": [1, {"deep": None}]}
     for seed, each in enumerate((making.edited(seed=1), config)):

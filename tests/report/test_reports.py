@@ -47,7 +47,7 @@ def test_reports_can_be_written_while_runs_are_planned_running_and_measured_as_n
 
 def test_the_command_writes_reports_and_plots_and_says_where(full: Any, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
-    reporting.report(full.lab, None, True)
+    reporting.report(full.lab, None, None, True)
     told = json.loads(capsys.readouterr().out)
     names = [Path(path).relative_to(full.outputs) for path in told["files"]]
     assert list(map(str, names)) == [
@@ -64,7 +64,7 @@ def test_without_matplotlib_there_is_a_note_and_no_failure(
 ) -> None:
     maker.train()
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    reporting.report(maker.lab, None, False)
+    reporting.report(maker.lab, None, None, False)
     printed = capsys.readouterr().out
     assert "report.html" in printed
     assert "pip install 'looplab[plots]'" in printed
@@ -85,4 +85,4 @@ def test_plots_that_no_longer_hold_are_taken_away(making: Any, maker: Any) -> No
 def test_a_lab_that_never_ran_says_what_to_do(making: Any, tmp_path: Path) -> None:
     (tmp_path / "lab.yaml").write_text(making.LAB)
     with pytest.raises(LabError, match="looplab run"):
-        reporting.report(tmp_path, None, False)
+        reporting.report(tmp_path, None, None, False)

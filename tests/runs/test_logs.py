@@ -101,6 +101,7 @@ def test_hiding_secrets_in_a_large_log_takes_little_memory(tmp_path: Path) -> No
 @pytest.mark.parametrize("chunk", [1, 3, 8, 31, 32, 33, 100])
 def test_secrets_across_chunks_are_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
     monkeypatch.setattr(redact, "CHUNK", chunk)
+    monkeypatch.setattr(redact, "SHAPED", -1)
     rng = random.Random(chunk)
     secrets = [SECRET, b"another-secret", b"another-secret-and-longer", b"aaaaaaaa"]
     secrets.sort(key=len, reverse=True)

@@ -118,9 +118,9 @@ def read_process(record_dir: Path) -> dict[str, Any] | None:
     if not all(_is_count(ticks, 1 << 63) for ticks in (process.get("start"), process.get("keeper_start", 0))):
         return None
     counts = {"namespace": 1 << 63, "tag": 1 << 63}
-    odd = [key for key, limit in counts.items() if not _is_count(process.get(key), limit)]
+    odd = [key for key, limit in counts.items() if key in process and not _is_count(process[key], limit)]
     amounts = ("started", "clock", "timeout", "grace", "linger")
-    odd += [key for key in amounts if not _is_amount(process.get(key))]
+    odd += [key for key in amounts if process.get(key) is not None and not _is_amount(process[key])]
     return {key: value for key, value in process.items() if key not in odd}
 
 

@@ -142,6 +142,8 @@ class Replay:
                 self.options[study] = data["text"]
             case "asked":
                 what = {name: value for name, value in data.items() if name != "what"}
+                if event.run is not None:
+                    what["run"] = event.run
                 self.commands.append({"study": study, "at": event.at, "what": data["what"], "data": what})
             case "archived":
                 for run, files in data["runs"].items():

@@ -489,9 +489,10 @@ class StudyLedger:
             " objective=?, measured=? WHERE study=? AND id=?",
             (status, code, signal, started, ended, objective, measured, self.study, run),
         )
+        said: dict[str, Any] = {"note": redact_text(note)} if note else {}
         self.ledger.record(
             "ended", self.study, run, status=status, code=code, signal=signal, started=started, ended=ended,
-            objective=objective, measured=measured, files=dict(files), note=note and redact_text(note),
+            objective=objective, measured=measured, files=dict(files), **said,
         )  # fmt: skip
 
     def remeasured(

@@ -47,7 +47,6 @@ from looplab.report import labbook
 from looplab.runs import folder
 from looplab.runs.durable import Syncer
 from looplab.runs.redact import redact_text, remember, scrub_file
-from looplab.untrusted import UntrustedError
 from looplab.watch.watcher import Alarm
 
 TICK_S = 0.1
@@ -659,8 +658,8 @@ class Engine:
 
     def _hide_secrets(self, run: RunRow, run_dir: Path, names: Sequence[str]) -> dict[str, str]:
         """Take secrets out of files of an ended run; return the new hashes of its config files, if they had any."""
-        for name in names:
-            with contextlib.suppress(OSError, UntrustedError):  # under these names a trainer can leave anything
+        for name in names:  # under these names a trainer can leave anything
+            with self._tolerant(run, f"hiding secrets in {name}"), contextlib.suppress(FileNotFoundError):
                 if os.stat(f"{run_dir}/{name}").st_size:
                     scrub_file(run_dir / name)
         if not self._preparer.hides(run):

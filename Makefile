@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST_WORKERS ?= 2
 
-.PHONY: demo test test-all storm lint types clean browser ssh agents
+.PHONY: demo test test-ci test-all storm lint types clean browser ssh agents
 
 $(VENV)/.demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -55,8 +55,12 @@ agents:
 	    npm install --silent --no-audit --no-fund --prefix .agents @openai/codex @anthropic-ai/claude-code; } || \
 	  echo "no npm: the tests that need codex and claude are skipped"
 
+# Property tests with fewer examples, and without the slowest tests. `make test-ci` has all but the longest.
 test: lint types browser ssh
-	$(BIN)/pytest -n $(PYTEST_WORKERS) -m "not slow"
+	LOOPLAB_TEST_EXAMPLES=25 $(BIN)/pytest -n $(PYTEST_WORKERS) -m "not slow and not long"
+
+test-ci: lint types browser ssh
+	$(BIN)/pytest -n $(PYTEST_WORKERS) -m "not long"
 
 test-all: lint types browser ssh
 	$(BIN)/pytest -n $(PYTEST_WORKERS)

@@ -22,6 +22,7 @@ hypothesis.settings.register_profile(
     deadline=None,  # how long an example takes depends on what else the machine does
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
     derandomize=True,
+    max_examples=int(os.environ.get("LOOPLAB_TEST_EXAMPLES", "100")),
     database=None,
 )
 hypothesis.settings.load_profile("looplab")

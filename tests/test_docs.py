@@ -30,6 +30,7 @@ def test_both_readmes_show_the_same_commands() -> None:
     assert [words[:4] for words in english] == [words[:4] for words in chinese]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if page != "README.zh.md"])
 def test_every_command_of_a_page_works(page: str, tmp_path: Path) -> None:
     shown = commands(ROOT / page)

@@ -84,6 +84,7 @@ def proposal(*edits: str) -> dict[str, Any]:
 both = pytest.mark.parametrize("cli", ["codex", "claude"])
 
 
+@pytest.mark.slow
 @both
 def test_good_refused_and_forbidden_proposals_and_a_rate_limit(lab: Any, home: Path, cli: str) -> None:
     done, scripted = pilot(
@@ -114,6 +115,7 @@ def test_good_refused_and_forbidden_proposals_and_a_rate_limit(lab: Any, home: P
     assert lab("verify").code == 0
 
 
+@pytest.mark.slow
 @both
 def test_a_call_that_hangs_is_killed_at_its_limit_and_the_study_ends_well(lab: Any, home: Path, cli: str) -> None:
     done, _ = pilot(lab, home, cli, [model.Hang()], "--runs", "1", wall="6s")

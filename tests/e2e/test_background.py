@@ -47,6 +47,7 @@ def hangs(lab, pid: int, until) -> bool:
 # -- in the background
 
 
+@pytest.mark.slow
 def test_a_detached_study_survives_its_terminal(lab, until) -> None:
     lab.base(wait="gate")
     lab.queue("wait@set=")
@@ -66,6 +67,7 @@ def test_a_detached_study_survives_its_terminal(lab, until) -> None:
     assert [summary["status"] for summary in lab.all("summary.json")] == ["ok", "ok"]
 
 
+@pytest.mark.slow
 def test_detach_says_who_runs_and_where_the_log_is(lab) -> None:
     lab.base(wait="gate")
     told = lab("run", "--detach", "--json").json()
@@ -114,6 +116,7 @@ def test_attach_in_json_prints_events(lab, until) -> None:
     assert all(event["study"] == "toy" for event in events)
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_attach_leaves_the_study_alone(lab, until) -> None:
     lab.base(wait="gate")
     lab("run", "--detach")
@@ -133,6 +136,7 @@ def test_attach_without_an_engine_says_what_to_do(lab) -> None:
     assert "looplab resume" in lab("attach", code=2).err
 
 
+@pytest.mark.slow
 def test_a_second_engine_is_refused(lab) -> None:
     lab.base(wait="gate")
     engine = lab.start("run")
@@ -149,6 +153,7 @@ def test_a_second_engine_is_refused(lab) -> None:
 # -- stop
 
 
+@pytest.mark.slow
 def test_stop_ends_the_trainings_now_and_resume_runs_the_rest(lab, until) -> None:
     lab.base(wait="gate")
     lab.queue("wait@set=")
@@ -176,6 +181,7 @@ def test_a_trainer_that_will_not_go_is_killed(lab, until) -> None:
     assert (exit_["signal"], exit_["reason"]) == (signal.SIGKILL, "stop")
 
 
+@pytest.mark.slow
 def test_drain_lets_what_runs_end_and_resume_runs_the_rest(lab, until) -> None:
     lab.base(wait="gate")
     lab.queue("train.lr@set=0.3", "train.lr@set=0.4")
@@ -189,6 +195,7 @@ def test_drain_lets_what_runs_end_and_resume_runs_the_rest(lab, until) -> None:
     assert [summary["status"] for summary in lab.all("summary.json")] == ["ok"] * 3
 
 
+@pytest.mark.slow
 def test_resume_keeps_the_options_of_the_last_run(lab, until) -> None:
     lab.base(wait="gate")
     lab.queue("train.lr@set=0.3", "train.lr@set=0.4")

@@ -38,6 +38,7 @@ def test_a_lab_file_that_is_not_utf_8(lab) -> None:
     assert "lab.yaml:2: is not UTF-8" in told(lab, "run")
 
 
+@pytest.mark.slow
 def test_no_lab_at_all(lab) -> None:
     (lab.folder / "lab.yaml").unlink()
     for command in ("run", "check", "status", "show", "verify", "stop"):
@@ -303,6 +304,7 @@ def test_a_command_that_needs_a_record_before_there_is_one(lab) -> None:
         assert "looplab run" in told(lab, *command)
 
 
+@pytest.mark.slow
 def test_an_unknown_run(lab) -> None:
     lab("run")
     for command in (["show", "9"], ["logs", "zzzz"], ["diff", "1", "9"], ["stop", "9"]):

@@ -118,6 +118,7 @@ def test_edit_with_run_runs_the_variant_alone(lab) -> None:
     assert lab.read(run, "seen.json")["argv"] == ["--flag", "x"]
 
 
+@pytest.mark.slow
 def test_edit_with_run_does_not_change_what_resume_goes_on_with(lab) -> None:
     lab.queue("train.lr@set=0.2", "train.lr@set=0.3")
     lab("run", "--concurrency", "1", "--rounds", "2")

@@ -21,6 +21,7 @@ def assert_clean(text: str) -> None:
     assert not any(character in text for character in "\x1b\x07\r\u202e"), text
 
 
+@pytest.mark.slow
 def test_hostile_proposals_are_rejected_or_run_and_shown_without_harm(lab: Any) -> None:
     lab.configure(knobs={**lab.study["knobs"], "note": {"type": "int"}})
     lab.base(note=1)
@@ -57,6 +58,7 @@ def test_hostile_proposals_are_rejected_or_run_and_shown_without_harm(lab: Any) 
         assert not row[0].startswith("=")
 
 
+@pytest.mark.slow
 def test_files_for_people_may_hold_any_bytes(lab: Any) -> None:
     lab("run")
     with (lab.outputs() / "labbook.md").open("ab") as book:
@@ -70,6 +72,7 @@ def test_files_for_people_may_hold_any_bytes(lab: Any) -> None:
     assert lab.count(status="ok") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "env",
     [{"PYTHONIOENCODING": "latin-1"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
@@ -86,6 +89,7 @@ def test_terminals_of_any_encoding_show_a_study(lab: Any, env: dict[str, str]) -
     assert "no run" in json.loads(lab("show", "→", "--json", code=2).out)["error"]
 
 
+@pytest.mark.slow
 def test_a_lab_whose_path_metrics_and_secrets_are_not_unicode(make_lab: Any) -> None:
     lab = make_lab(BYTES)
     trainer = (lab.folder / "train.py").read_text()

@@ -39,6 +39,7 @@ def calls(lab: Any) -> list[str]:
     return project.lines(lab.aside / "calls")
 
 
+@pytest.mark.slow
 def test_good_versions_are_merged_a_broken_one_is_mended_and_a_cheat_is_void(versions: Any) -> None:
     done = versions("iterate", "2", "4", code=1)
     assert calls(versions) == STORY

@@ -90,6 +90,7 @@ def status(lab: Any) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.slow
 def test_v2_is_good_v3_is_mended_v4_cheats(versions: Any, home: Path) -> None:
     script = [
         play(versions, 2), done(2), play(versions, 3, "broken"), done(3), play(versions, 3), done(3),
@@ -109,6 +110,7 @@ def test_v2_is_good_v3_is_mended_v4_cheats(versions: Any, home: Path) -> None:
     assert "the record is whole" in versions("verify").out
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_of_v3_nothing_is_repeated_and_nothing_lost(versions: Any, home: Path, until: Any) -> None:
     before = [play(versions, 2), done(2), play(versions, 3, "broken"), model.Hang()]
     after = [done(3), play(versions, 3), done(3), play(versions, 4, "cheat"), done(4)]

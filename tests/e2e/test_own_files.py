@@ -55,6 +55,7 @@ def move_up(run: Path) -> None:
 # -- the trainer's own files
 
 
+@pytest.mark.slow
 def test_files_of_looplabs_names_belong_to_the_trainer(lab) -> None:
     commanded(lab, "{out_dir}", "{run_dir}").queue("train.lr@set=0.3")
     lab("run", "--concurrency", "1")
@@ -214,6 +215,7 @@ def early(lab):
     return lab
 
 
+@pytest.mark.slow
 def test_the_runs_of_an_early_version_are_shown_as_before(early) -> None:
     commands = (("show", "2"), ("logs", "2"), ("diff", "1", "2"), ("query", "FROM knobs ORDER BY ALL"))
     before = [early(*command).out for command in commands]
@@ -222,6 +224,7 @@ def test_the_runs_of_an_early_version_are_shown_as_before(early) -> None:
     assert [early(*command).out for command in commands] == before
 
 
+@pytest.mark.slow
 def test_a_ledger_is_rebuilt_from_the_runs_of_an_early_version_and_the_study_goes_on(early) -> None:
     before = early("show", "2").out
     for run in early.runs():

@@ -37,6 +37,7 @@ def poor(lab: Any) -> Any:
     return lab
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["random", "grid", "qmc", "auto"])
 def test_these_samplers_need_no_optuna(poor: Any, sampler: str) -> None:
     poor.configure(proposers=[{"search": {"sampler": sampler, "startup": 2}}])
@@ -47,6 +48,7 @@ def test_these_samplers_need_no_optuna(poor: Any, sampler: str) -> None:
     assert [entry["config"] for entry in told["runs"]] == poor.all("config.json")[: len(told["runs"])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["tpe", "cmaes", "gp"])
 def test_what_a_sampler_lacks_is_named_before_anything_is_run(poor: Any, sampler: str) -> None:
     poor.configure(proposers=[{"search": sampler}])

@@ -88,6 +88,7 @@ def test_a_training_outside_is_not_lost_when_a_container_resumes(lab: Any, until
     assert lab.count() == 1
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_lab_leaves_the_trainings_of_the_original_alone(lab: Any, until: Any, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     lab.base(wait=str(gate))

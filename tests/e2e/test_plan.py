@@ -6,6 +6,8 @@ import json
 import shlex
 from typing import Any
 
+import pytest
+
 RULES = """
 rules:
   - {name: raise lr, when: "loss.last > 0", edits: ["train.lr@mul=2"], reason: the loss is high}
@@ -53,6 +55,7 @@ def test_plan_shows_what_would_be_rejected_and_why(lab) -> None:
     assert [rejected["edits"] for rejected in told["rejected"]] == [["train.lr@set=7"], ["nothing.here@mul=2"]]
 
 
+@pytest.mark.slow
 def test_what_was_planned_is_what_is_run(lab) -> None:
     lab.queue("train.lr@set=0.2", "train.lr@set=0.3", "train.lr@set=0.4")
     for round_ in (1, 2):
@@ -133,6 +136,7 @@ def test_plan_shows_the_seeds_of_the_noise_floor(lab) -> None:
     assert len(lab.runs()) == 2
 
 
+@pytest.mark.slow
 def test_plan_shows_what_the_search_will_draw(lab) -> None:
     for sampler in ("random", "qmc", "grid"):
         lab.configure(

@@ -95,6 +95,7 @@ def test_runs_go_one_after_the_other_with_all_cores(probed: Any) -> None:
     assert all(before[1] <= after[0] for before, after in pairwise(spans))
 
 
+@pytest.mark.slow
 def test_what_hangs_crashes_or_shakes_is_never_recommended(probed: Any) -> None:
     probe_of(probed, sweep={"vec.workers": [2, 3, 6, 8, 32], "vec.envs": [8]}, stall=10)
     told = result(probed("probe", "--json"))
@@ -113,6 +114,7 @@ def test_a_run_that_takes_too_long_is_not_stable(probed: Any) -> None:
     assert status_of(result(probed("probe", "--json", code=None)))[8, 8] == "not done after 2 s"
 
 
+@pytest.mark.slow
 def test_a_probe_that_was_done_is_not_run_again_but_a_fresh_one_is(probed: Any) -> None:
     probed("probe")
     again = probed("probe")
@@ -126,6 +128,7 @@ def test_a_probe_that_was_done_is_not_run_again_but_a_fresh_one_is(probed: Any) 
     assert len(executed(probed)) == 10
 
 
+@pytest.mark.slow
 def test_a_larger_sweep_runs_only_what_is_new_and_other_edits_run_all(probed: Any) -> None:
     probed("probe")
     probe_of(probed, sweep={"vec.workers": [2, 4, 5], "vec.envs": [8, 16]})
@@ -137,6 +140,7 @@ def test_a_larger_sweep_runs_only_what_is_new_and_other_edits_run_all(probed: An
     assert {setting["rows"] for setting in told["settings"]} == {60}
 
 
+@pytest.mark.slow
 def test_a_killed_probe_goes_on_where_it_was(probed: Any, until: Any) -> None:
     probe_of(probed, edits=["steps@set=40", "gate@set=gate"])
     engine = probed.start("probe")

@@ -93,6 +93,7 @@ def test_csv_is_for_other_programs(lab) -> None:
     assert len(rows) == 3
 
 
+@pytest.mark.slow
 def test_a_mistake_in_the_question_names_the_views(lab) -> None:
     lab("run")
     done = lab("query", "SELECT objectiv FROM runs", code=2)
@@ -118,6 +119,7 @@ def test_before_the_first_run_there_is_nothing_to_ask(lab) -> None:
     assert not (lab.folder / ".looplab" / "ledger.db").exists()
 
 
+@pytest.mark.slow
 def test_export_writes_a_file_for_each_view(lab) -> None:
     lab("run")
     told = lab("export", "--csv", "out", "--parquet", lab.aside / "out", "--json").json()

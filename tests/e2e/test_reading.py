@@ -75,6 +75,7 @@ def read(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, text=True, preexec_fn=may_only_read, cwd=folder, timeout=120)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("commands", [COPYING, OPENING])
 def test_reading_needs_no_right_to_write(read_only: Any, tmp_path: Path, commands: tuple[tuple[str, ...], ...]) -> None:
     before = {name: content for name, (_, content) in read_only.tree().items()}
@@ -87,6 +88,7 @@ def test_reading_needs_no_right_to_write(read_only: Any, tmp_path: Path, command
     assert {name: content for name, (_, content) in read_only.tree().items()} == before
 
 
+@pytest.mark.slow
 def test_a_report_that_cannot_be_written_says_where_it_can(lab: Any, tmp_path: Path) -> None:
     lab("run")
     (tmp_path / "file").touch()

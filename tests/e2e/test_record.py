@@ -127,6 +127,7 @@ def test_a_row_that_is_gone_is_found(done) -> None:
     assert f"toy/{run}: the chain knows the run, the table does not" in done("verify", code=1).out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sql",
     [
@@ -181,6 +182,7 @@ def git_init(lab) -> None:
         subprocess.run(["git", *words], cwd=lab.folder, env=lab.env, check=True)
 
 
+@pytest.mark.slow
 def test_a_rewritten_chain_is_caught_by_git_by_a_file_and_by_a_hash(lab, tmp_path, until) -> None:
     git_init(lab)
     file = tmp_path / "elsewhere.txt"
@@ -389,6 +391,7 @@ def test_a_ledger_without_its_journal_begins_a_new_chain_and_says_so(done) -> No
     assert "summary.json: the file is not what it was" in done("verify", code=1).out
 
 
+@pytest.mark.slow
 def test_the_chain_is_brought_back_from_the_journal(done) -> None:
     shutil.rmtree(done.folder / ".looplab/backups")
     events = done.ask("SELECT seq, hash FROM events ORDER BY seq")
@@ -431,6 +434,7 @@ def test_restore_puts_the_ledger_aside_and_loses_nothing(done) -> None:
     done("verify")
 
 
+@pytest.mark.slow
 def test_an_engine_refuses_a_ledger_that_has_lost_its_end_and_nothing_runs_twice(done) -> None:
     """An old copy of the ledger was put back: without a check, runs would get numbers that were given already."""
     old = done.folder / "old.db"
@@ -458,6 +462,7 @@ def test_an_engine_refuses_a_ledger_that_has_lost_its_end_and_nothing_runs_twice
     done("verify")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sql",
     [
@@ -514,6 +519,7 @@ def test_pointers_shared_files_and_the_lab_book_are_compared(done) -> None:
 # -- the rules of a study
 
 
+@pytest.mark.slow
 def test_a_change_of_the_rules_is_recorded_and_shown(done) -> None:
     (first,) = done("status", "--json").json()["studies"][0]["configured"]
     assert first["changes"] == ""

@@ -30,6 +30,7 @@ def values(lab: Any) -> list[float | None]:
     return [value for (value,) in lab.ask("SELECT objective FROM runs ORDER BY n")]
 
 
+@pytest.mark.slow
 def test_corrected_sources_give_ended_runs_their_objective(unread: Any) -> None:
     assert values(unread) == [None, None, None]
     unread("remeasure", code=1)  # nothing was corrected yet

@@ -124,6 +124,7 @@ def configured(lab):
     return lab
 
 
+@pytest.mark.slow
 def test_a_secret_of_a_config_reaches_the_trainer_and_is_recorded_nowhere(configured) -> None:
     lab = configured
     lab.queue("train.lr@set=0.3")
@@ -196,6 +197,7 @@ OPENAI = "sk-abcdefghijklmnop12345678"
 AMAZON = "AKIAIOSFODNN7EXAMPLE"
 
 
+@pytest.mark.slow
 def test_secrets_in_what_people_say_and_propose_are_not_recorded(lab) -> None:
     lab.queue("train.lr@set=0.2", reason=f"with {OPENAI}")
     lab("run", env={"MY_TOKEN": TOKEN})

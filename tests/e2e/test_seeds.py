@@ -59,6 +59,7 @@ def test_check_says_whether_a_seed_reaches_the_trainer(unseeded: Any, where: str
     assert (unseeded("check", "--json").json()["studies"][0]["seed"] is None) == (where == "nowhere")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["command", "env"])
 def test_seeds_reach_a_trainer_whose_config_has_none(unseeded: Any, where: str) -> None:
     read = "sys.argv[1]" if where == "command" else "os.environ['SEED']"

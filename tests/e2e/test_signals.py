@@ -103,6 +103,7 @@ def test_sighup_drains_and_what_is_printed_to_a_file_goes_on(lab: Any, until: An
     assert lab.count(status="ok") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrapper", [IGNORING, ODD], ids=["ignored", "blocked"])
 def test_a_trainer_has_default_signals_whatever_the_engine_inherited(lab: Any, wrapper: tuple[str, ...]) -> None:
     lab.configure(launch={"command": [*SHOW_SIGNALS]}, objective=None)

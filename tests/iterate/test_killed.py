@@ -74,6 +74,7 @@ def life(folder: Path, events: int, before: bool) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("events", "before"), [(4, True), (3, False)])
 def test_killed_at_every_step_nothing_is_repeated_and_nothing_lost(tmp_path: Path, events: int, before: bool) -> None:
     folder, beside = project.make(tmp_path / "lab", tmp_path / "beside"), tmp_path / "beside"

@@ -427,6 +427,7 @@ def test_a_run_is_adopted_by_its_record_folder(stand: Stand) -> None:
     assert stand.file("record/exit.json")["signal"] == signal.SIGTERM
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["[]", "{}", '{"pid": "x", "start": 1, "keeper": 2, "boot": ""}', "torn"])
 def test_what_a_run_writes_over_its_own_record_does_not_hide_it(stand: Stand, text: str) -> None:
     engine = stand.engine(stand.order(["/bin/sleep", "600"]))

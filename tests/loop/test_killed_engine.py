@@ -30,6 +30,7 @@ def check_exit_codes(folder: Path) -> None:
             assert (run.status, run.exit_code, run.objective) == ("ok", 0, float(score))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("continuous", [False, True], ids=["rounds", "continuous"])
 def test_an_engine_killed_a_hundred_times_loses_no_run_and_starts_none_twice(tmp_path: Path, continuous: bool) -> None:
     kills = 0
@@ -44,6 +45,7 @@ def test_an_engine_killed_a_hundred_times_loses_no_run_and_starts_none_twice(tmp
     assert kills >= 100
 
 
+@pytest.mark.slow
 def test_the_installed_command_can_be_killed_too(tmp_path: Path) -> None:
     folder = killing.make_lab(tmp_path / "lab")
     chance = random.Random(7)

@@ -10,6 +10,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from looplab.config.lab import load_lab
 from looplab.launch.local import LocalExecutor
 from looplab.ledger.audit import audit
@@ -95,6 +97,7 @@ def live_and_die(folder: Path, seconds: float) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_a_judged_study_killed_again_and_again_ends_with_verdicts_that_hold(tmp_path: Path) -> None:
     folder = make_lab(tmp_path / "lab")
     chance = random.Random(5)

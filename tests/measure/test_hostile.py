@@ -163,6 +163,7 @@ def test_a_line_that_is_too_long_is_skipped_however_it_is_cut(
     assert source.skipped == 1
 
 
+@pytest.mark.slow
 def test_a_gigabyte_without_a_line_end_takes_little_memory(tmp_path: Path) -> None:
     for name in ("metrics.jsonl", "progress.csv", "train.log"):
         with (tmp_path / name).open("wb") as file:

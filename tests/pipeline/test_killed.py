@@ -99,6 +99,7 @@ def check(toy: Any) -> None:
         assert run.is_whole()
 
 
+@pytest.mark.slow
 def test_calls_that_are_killed_come_to_the_same_result(toy: Any, zygote: Zygote) -> None:
     dice = random.Random(5)
     for n in range(KILLS):

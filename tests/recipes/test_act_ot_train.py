@@ -87,6 +87,7 @@ def softer(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_run_logs_all_names_and_the_baselines_plan_has_no_mass_until_it_is_softened(
     main: Any, tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,6 +111,7 @@ def test_a_run_logs_all_names_and_the_baselines_plan_has_no_mass_until_it_is_sof
     assert all(row["train/ot_pi_sum"] > 1e-3 for row in rows(tmp_path / "softer" / "metrics.jsonl"))
 
 
+@pytest.mark.slow
 def test_trainers_that_start_at_once_share_the_data_and_the_same_seed_gives_the_same_metrics(
     main: Any, tmp_path: Path
 ) -> None:
@@ -126,6 +128,7 @@ def test_trainers_that_start_at_once_share_the_data_and_the_same_seed_gives_the_
     assert "eval/held_out/avg_l1" in one[-1], "the last step is evaluated, whatever eval_freq says"
 
 
+@pytest.mark.slow
 def test_without_transport_the_same_batches_are_seen_and_looplab_is_not_needed(
     main: Any, tmp_path: Path, data: Path
 ) -> None:

@@ -75,6 +75,7 @@ def settings(*flags: str, file: Path = QUICK) -> Settings:
 # --- training
 
 
+@pytest.mark.slow
 def test_a_few_seconds_of_training_improve_the_drones_and_log_everything(tmp_path: Path) -> None:
     out = tmp_path / "run"
     done = train(out, "--train.total-timesteps", "320000")
@@ -110,6 +111,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_numbers_and_the_same_weights(first: Path, tmp_path: Path) -> None:
     assert train(tmp_path / "again", *SMALL).returncode == 0
     assert metrics(tmp_path / "again", ("time", "sps")) == metrics(first, ("time", "sps"))

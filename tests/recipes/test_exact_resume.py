@@ -225,6 +225,7 @@ def kill_at(server: Server, kind: str, out: Path, row: int, number: int = signal
 # --- killed and stopped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_training_ends_as_one_that_was_not(kind: str, tmp_path: Path, server: Server, whole: Whole) -> None:
     out = tmp_path / "killed"
@@ -235,6 +236,7 @@ def test_a_killed_training_ends_as_one_that_was_not(kind: str, tmp_path: Path, s
     assert said(out).count("going on from") >= len(moments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["muon", "fish"])
 def test_sigterm_saves_the_very_update_and_exits_with_143(
     kind: str, tmp_path: Path, server: Server, whole: Whole
@@ -260,6 +262,7 @@ def test_a_training_killed_in_its_evaluation_goes_on_with_the_evaluation(
     assert f"{ROWS} iterations are done" in said(out)
 
 
+@pytest.mark.slow
 def test_going_on_needs_no_weights_to_begin_with(tmp_path: Path, server: Server, folder: Path, whole: Whole) -> None:
     cold = whole("muon")
     weights = Path(shutil.copy(folder / "muon" / "checkpoints" / "latest.pt", tmp_path))

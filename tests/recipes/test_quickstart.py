@@ -60,6 +60,7 @@ def test_a_run_logs_a_row_an_epoch_and_ends_with_the_held_out_accuracy(tmp_path:
     assert not any(name.startswith("test/") for row in rows for name in row), "the held-out metric is not for tuning"
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_metrics_and_another_seed_others(tmp_path: Path) -> None:
     knobs = {"model__dropout": 0.2, "model__layers": 2, "data__noise": 0.1, "data__shift": 0.5}
     knobs |= {"train__schedule": "cosine", "train__weight_decay": 0.001, "train__learning_rate": 0.1}

@@ -179,6 +179,7 @@ def test_a_source_that_was_saved_goes_on_as_if_it_had_not_been(overlap: bool) ->
     assert digest(again) == digest(made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True])
 def test_ppo_learns_to_balance_a_pole(overlap: bool) -> None:
     made, source = setup(cartpole(8), Ppo, PpoSettings(learning_rate=1e-3, epochs=6), overlap=overlap, steps=128)
@@ -192,6 +193,7 @@ def test_ppo_learns_to_balance_a_pole(overlap: bool) -> None:
     assert np.mean(lengths[-3:]) > 60  # 159 … 767 with other seeds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("returns", ["vtrace", "gae"])
 def test_impala_learns_to_balance_a_pole(returns: Any) -> None:
     settings = ImpalaSettings(learning_rate=3e-3, returns=returns, lam=0.95, normalise=True)

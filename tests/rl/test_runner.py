@@ -80,13 +80,14 @@ def lines(out: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_training_goes_on_exactly(kind: str, tmp_path: Path, server: Server) -> None:
     whole = server.finish(tmp_path / "whole", kind)
     assert killed_until_done(server, tmp_path / "killed", kind, kills=2, seed=1) == whole
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", KINDS[:4])
 def test_fifty_kills_change_nothing(kind: str, tmp_path: Path, server: Server) -> None:
@@ -95,6 +96,7 @@ def test_fifty_kills_change_nothing(kind: str, tmp_path: Path, server: Server) -
         assert killed_until_done(server, tmp_path / f"killed{seed}", kind, kills=1, seed=seed) == whole
 
 
+@pytest.mark.slow
 def test_a_signal_saves_and_has_its_exit_code(tmp_path: Path, server: Server) -> None:
     whole = server.finish(tmp_path / "whole", "ppo")
     out = tmp_path / "out"
@@ -107,6 +109,7 @@ def test_a_signal_saves_and_has_its_exit_code(tmp_path: Path, server: Server) ->
     assert server.finish(out, "ppo") == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ppo", "impala-per-overlap"])
 def test_killed_workers_change_nothing(kind: str, tmp_path: Path, server: Server) -> None:
     whole = server.finish(tmp_path / "whole", kind)

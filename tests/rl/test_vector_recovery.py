@@ -144,6 +144,7 @@ def restarts(venv: SupervisedVectorEnv) -> int:
     return sum(report.restarts for report in venv.diagnostics())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_faults_at_random_steps_change_nothing(seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)
@@ -161,6 +162,7 @@ def test_faults_at_random_steps_change_nothing(seed: int, tmp_path: Path) -> Non
         assert {report.snapshots for report in venv.diagnostics()} == {"exact"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV])
 def test_a_worker_hit_from_outside_between_steps_is_replaced(number: signal.Signals) -> None:
     expected = play(SyncVectorEnv([cartpole] * 4), 60)

@@ -321,7 +321,7 @@ def killed(folder: Path, kills: int) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize("kills", [25, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [25, pytest.param(200, marks=pytest.mark.long)])
 def test_after_every_kill_in_the_middle_of_saving_there_is_a_whole_checkpoint(tmp_path: Path, kills: int) -> None:
     result = killed(tmp_path, kills)
     assert result["whole"] == kills

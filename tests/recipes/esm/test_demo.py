@@ -24,6 +24,7 @@ def last_line(*words: str) -> dict[str, float]:
     return found
 
 
+@pytest.mark.slow
 def test_the_toy_is_mended_where_it_can_be_and_nowhere_else(tmp_path: Path) -> None:
     found = last_line("--backend", "toy", "--quick", "--run-dir", str(tmp_path))
     assert found["ci_low"] > 0.1
@@ -39,7 +40,7 @@ def test_a_missing_model_says_how_to_make_it(tmp_path: Path) -> None:
         demo.show(tmp_path, "transformers", tmp_path, quick=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_tiny_model_is_mended_where_it_can_be_and_nowhere_else() -> None:
     pytest.importorskip("transformers")

@@ -102,7 +102,7 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         fetch.fetch_model(tmp_path / "small", print)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_real_model_speaks(tmp_path: Path) -> None:
     missing = [name for name in fetch.NEEDED if importlib.util.find_spec(name) is None]

@@ -51,6 +51,7 @@ def rows(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", ["false", "true"])
 def test_a_fixed_script_moves_mario_and_distance_is_counted(overlap: str, tmp_path: Path) -> None:
     done = run(
@@ -67,6 +68,7 @@ def test_a_fixed_script_moves_mario_and_distance_is_counted(overlap: str, tmp_pa
     assert (tmp_path / "trainer_summary.json").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_training_ends_with_the_same_weights(tmp_path: Path) -> None:
     more = ("--algorithm", "impala", "--per", "true", "--total-steps", "320")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -93,12 +95,14 @@ def test_an_unknown_button_is_an_error_that_names_the_known_ones(tmp_path: Path)
     assert "RIGHT" in done.stderr
 
 
+@pytest.mark.slow
 def test_forward_actions_are_probed(tmp_path: Path) -> None:
     done = run(tmp_path, "--scripted-forward-frames", "20", "--probe-forward-actions", "12", "--total-steps", "32")
     assert done.returncode == 0, done.stderr
     assert "forward is action" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_training_shorter_than_the_way_to_its_first_row_has_one_row(tmp_path: Path) -> None:
     done = run(tmp_path, "--total-steps", "32", "--log-interval", "50")
     assert done.returncode == 0, done.stderr

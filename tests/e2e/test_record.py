@@ -11,6 +11,7 @@ import subprocess
 from contextlib import closing
 
 import pytest
+from tests.e2e.conftest import TRAINER
 
 from looplab.ledger.ledger import GENESIS, Ledger, link
 
@@ -18,6 +19,9 @@ from looplab.ledger.ledger import GENESIS, Ledger, link
 @pytest.fixture(scope="module")
 def original(make_shared_lab):
     lab = make_shared_lab("lab")
+    written = 'os.path.join(run_dir, "record", "process.json")'  # not for a run that is over within milliseconds
+    wait = f"wait_for(lambda: os.path.exists({written}))\n"
+    lab.write("train.py", TRAINER.replace("seen = {", f"{wait}seen = {{", 1))
     lab.queue("train.lr@set=0.3", "train.lr@set=0.9")
     lab("run", "--concurrency", "1")
     return lab

@@ -118,6 +118,8 @@ def _print_rebuild(done: rebuild.Reindexed, json: bool) -> None:
         output.say(
             f"study {study}: {len(runs)} planned run(s) had not started and are decided on again: {_shorten(runs)}"
         )
+    for study in done.judged_again:
+        output.say(f"study {study}: the state of the judge is lost; the next engine judges all runs again")
     for run, new in done.renumbered.items():
         output.say(f"{run} has the number of another run: it is number {new} now")
     if not done.runs:

@@ -21,7 +21,7 @@ from looplab.ledger.audit import events_of
 from looplab.ledger.backup import backups, intact
 from looplab.ledger.journal import Journal, Link
 from looplab.ledger.ledger import GENESIS, HEAD_FILE, Ledger, link
-from looplab.ledger.replay import ENDED, PLANNED, Facts, Key, Replay
+from looplab.ledger.replay import ENDED, PLANNED, Facts, Key, Replay, hash_text
 from looplab.ledger.schema import JOURNALLED, LAST_NUMBER
 from looplab.ledger.study import keep_config
 from looplab.runs import folder
@@ -47,6 +47,8 @@ class Reindexed:
     """Runs by study that were planned, never started, and lost with their plan; they are decided on again."""
     renumbered: dict[str, str] = field(default_factory=dict)
     """Run folders with a number that another one has, and their new number."""
+    judged_again: list[str] = field(default_factory=list)
+    """Studies whose judge has lost its state, and judges all runs again."""
     events: int = 0
     """Events that were taken from the journal."""
     events_lost: int = 0
@@ -262,7 +264,7 @@ def _rebuild_tables(ledger: Ledger, lab: Path, done: Reindexed) -> None:
         if key in folders:
             _rebuild_config(ledger, folders[key], row["config_hash"])
     rounds = _rebuild_rounds(ledger, replay, rows)
-    _rebuild_studies(ledger, lab, replay, rows)
+    _rebuild_studies(ledger, lab, replay, rows, done)
     _rebuild_rest(ledger, replay)
     for study, text in replay.options.items():
         ledger.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (f"options:{study}", text))
@@ -270,7 +272,7 @@ def _rebuild_tables(ledger: Ledger, lab: Path, done: Reindexed) -> None:
         ledger.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (LAST_NUMBER + study, str(number)))
     ledger.record("reindexed", "", runs=done.runs, recovered=done.recovered, gone=done.gone, dropped=done.dropped,
                   rounds=rounds, renumbered=done.renumbered, from_journal=done.events, aside=done.aside,
-                  events_lost=done.events_lost, new_chain=is_new,
+                  events_lost=done.events_lost, new_chain=is_new, judged_again=done.judged_again,
                   backup=done.backup and os.path.basename(done.backup))  # fmt: skip
 
 
@@ -451,7 +453,7 @@ def _rebuild_rounds(ledger: Ledger, replay: Replay, rows: Mapping[Key, Facts]) -
     return unknown
 
 
-def _rebuild_studies(ledger: Ledger, lab: Path, replay: Replay, rows: Mapping[Key, Facts]) -> None:
+def _rebuild_studies(ledger: Ledger, lab: Path, replay: Replay, rows: Mapping[Key, Facts], done: Reindexed) -> None:
     for study in {*replay.studies, *(study for study, _ in rows)}:
         facts = replay.studies.get(study, {})
         first = min((row["created"] for (one, _), row in rows.items() if one == study), default=time.time())
@@ -470,12 +472,16 @@ def _rebuild_studies(ledger: Ledger, lab: Path, replay: Replay, rows: Mapping[Ke
         for column, value in columns.items():
             ledger.execute(f"UPDATE studies SET {column}=? WHERE name=?", (value, study))  # noqa: S608 (fixed names)
         docket = ledger.rows("SELECT docket FROM studies WHERE name=?", (study,))[0]["docket"]
-        if docket is None and facts.get("docket") is not None:
-            # The judge's state was lost: it judges again from the beginning, by the runs that are there.
-            ledger.execute("UPDATE runs SET verdict=NULL WHERE study=? AND verdict!='void'", (study,))
-            ledger.execute("UPDATE studies SET best=NULL WHERE name=?", (study,))
-            ledger.record("judge restarted", study, why="its state was lost with the ledger")
-            replay.restart_judge(study)
+        if "docket" in facts and (hash_text(docket) if docket is not None else None) != facts["docket"]:
+            # The chain has only the hash of the judge's state. A lost or older state is of no use: all runs that are
+            # there are judged again from the beginning.
+            ledger.execute("UPDATE studies SET docket=NULL WHERE name=?", (study,))
+            if facts["docket"] is not None:
+                ledger.execute("UPDATE runs SET verdict=NULL WHERE study=? AND verdict!='void'", (study,))
+                ledger.execute("UPDATE studies SET best=NULL WHERE name=?", (study,))
+                ledger.record("judge restarted", study, why="its state was lost with the ledger")
+                replay.restart_judge(study)
+                done.judged_again.append(study)
 
 
 def _rebuild_rest(ledger: Ledger, replay: Replay) -> None:

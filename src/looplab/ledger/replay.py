@@ -117,6 +117,9 @@ class Replay:
                 self.studies.setdefault(study, {})["docket"] = data["hash"]
             case "judge restarted":
                 self.restart_judge(study)
+                self.other_notes.append(
+                    f"study {study}: the judge began again at event {event.seq}, with its whole alpha: {data['why']}"
+                )
             case "record changed":
                 self.restored += [
                     f"{event.study}/{event.run}/{change['name']}: the run changed it; restored"

@@ -684,6 +684,12 @@ class StudyLedger:
             found[row["run"]] = {**load_own_json(row["evidence"]), "verdict": row["verdict"], "at": row["at"]}
         return found
 
+    def void_runs(self) -> list[str]:
+        """Return the runs whose last verdict is `void`."""
+        return [
+            row[0] for row in self.ledger.rows("SELECT id FROM runs WHERE study=? AND verdict='void'", (self.study,))
+        ]
+
     def watched(self, run: str, rule: str, text: str, stops: bool) -> None:
         """What a watch rule saw in a running run."""
         self.ledger.record("watched", self.study, run, rule=rule, text=text, stops=stops)

@@ -90,8 +90,7 @@ class Bench:
             if run.role in ("base", "trial"):
                 first[run.point, run.warm] = min(run.n, first.get((run.point, run.warm), run.n))
         waiting = {key for key, n in first.items() if key in self._groups and n < self._groups[key].n}
-        kept = self._record.docket()
-        docket = Docket.from_dict(kept) if kept else Docket()
+        docket = self._docket()
         entrants = [entrant for entrant in self._entrants() if (entrant.point, entrant.warm) not in waiting]
         sitting = self._court.sit(docket, entrants, self._held_out if self._study.holdout else None)
         self.wants = sitting.wants
@@ -101,12 +100,24 @@ class Bench:
 
     def close(self) -> Sitting:
         """Nothing more will be run: whoever waits for a verdict gets the only one that can be given."""
-        kept = self._record.docket()
-        docket = Docket.from_dict(kept) if kept else Docket()
+        docket = self._docket()
         sitting = self._court.close(docket, self._entrants())
         if sitting.docket != docket:
             self._record.set_docket(sitting.docket.as_dict())
         return sitting
+
+    def _docket(self) -> Docket:
+        """Return what was decided so far. A run that is void since is not judged again, and its test is lost."""
+        kept = self._record.docket()
+        docket = Docket.from_dict(kept) if kept else Docket()
+        void = dict.fromkeys(self._record.void_runs(), "void")
+        lost = [test for test in docket.tests if test.run in void]
+        return replace(
+            docket,
+            tests=tuple(test for test in docket.tests if test not in lost),
+            spent=docket.spent + sum(test.alpha for test in lost),
+            verdicts=tuple({**dict(docket.verdicts), **void}.items()),
+        )
 
     def _entrants(self) -> list[Entrant]:
         found = []

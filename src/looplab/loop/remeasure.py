@@ -9,7 +9,6 @@ from pathlib import Path
 
 from looplab.config.files import dump_json, write_atomic
 from looplab.errors import LabError
-from looplab.judge.base import Docket
 from looplab.launch.base import Exit
 from looplab.ledger.study import RunRow, StudyLedger
 from looplab.loop.judging import Bench, SummaryWriter, record_judgement
@@ -123,10 +122,7 @@ def _judge_again(setup: Setup, record: StudyLedger, outputs: Path, configuration
     judge = Bench(setup.study, record, outputs)
     summaries = SummaryWriter(outputs)
     with record.ledger.write():
-        void = tuple((run, "void") for run, evidence in record.verdicts().items() if evidence["verdict"] == "void")
         record.restart_judge("runs were measured again")
-        if void:
-            record.set_docket(Docket(verdicts=void).as_dict())
         judge.load()
         judgement = judge.sit(record.runs_open())
         if judgement is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from typing import Any
 
 import pytest
@@ -78,6 +79,32 @@ def test_plan_says_when_nothing_is_left(lab) -> None:
     assert "no run would be planned: no proposer has anything left to try" in lab("plan").out
 
 
+@pytest.mark.parametrize("option", [(), ("--keep-going",)], ids=["base again", "keep going"])
+def test_plan_after_a_base_that_failed(lab, option: tuple[str, ...]) -> None:
+    lab.base(exit=1)
+    lab.queue("train.lr@set=0.2", "train.lr@set=0.3", "train.lr@set=0.4")
+    lab("run", "--rounds", "1", code=1)
+    planned_and_run(lab, "--rounds", "2", *option, code=1)
+
+
+def test_plan_refuses_a_ledger_that_run_would_refuse(lab) -> None:
+    lab("run", "--runs", "1")
+    database = lab.folder / ".looplab" / "ledger.db"
+    old = database.read_bytes()
+    lab.queue("train.lr@set=0.2", "train.lr@set=0.3", "train.lr@set=0.4")
+    lab("run", "--runs", "2")
+    shutil.copytree(lab.runs()[0], lab.runs()[0].with_name("0009-copy"))
+    assert lab("plan", code=1).err == lab("run", code=1).err
+    shutil.rmtree(lab.outputs() / "0009-copy")
+    planned_and_run(lab, "--runs", "3")
+    database.write_bytes(old)
+    refused = lab("plan", code=1).err
+    assert refused == lab("run", code=1).err
+    assert "events were lost" in refused
+    database.unlink()
+    assert lab("plan", code=1).err == lab("run", code=1).err
+
+
 def test_plan_takes_mode_and_configs_as_run_does(lab) -> None:
     lab.base("other.json", train={"lr": 0.7})
     (entry,) = lab("plan", "--mode", "quick", "--cfgs", "other.json", "--json").json()["runs"]
@@ -89,13 +116,13 @@ def test_plan_names_the_slots(lab) -> None:
     assert [(slot["name"], slot["devices"]) for slot in told["slots"]] == [("gpu0", ["0"]), ("gpu1", ["1"])]
 
 
-def planned_and_run(lab: Any, *options: str) -> None:
+def planned_and_run(lab: Any, *options: str, code: int = 0) -> None:
     """What `plan` shows is what `run` then does."""
     before = lab.tree()
     told = lab("plan", *options, "--json").json()["runs"]
     assert lab.tree() == before
     known = len(lab.runs())
-    lab("run", *options)
+    lab("run", *options, code=code)
     run = lab.runs()[known : known + len(told)]
     about = [lab.read(path, "run.json") for path in run]
     for key, name in {"n": "n", "round": "round", "role": "role", "by": "proposer", "seed": "seed", "reason": "reason",

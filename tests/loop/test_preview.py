@@ -201,7 +201,9 @@ def check_agreement(setup: Setup, found: Preview, engine: WatchedEngine) -> None
     assert [row.id for row in found.rejected] == engine.rejected
     if not told:
         assert found.why_none
-    with_folder = {path.parent.name[:4]: path for path in (setup.lab / "outputs" / "toy").glob("[0-9]*/run.json")}
+    with_folder = {
+        path.parents[1].name[:4]: path for path in (setup.lab / "outputs" / "toy").glob("[0-9]*/record/run.json")
+    }
     for planned in found.runs[: len(setup.slots)]:
         path = with_folder.get(planned.row.id[:4])
         about = json.loads(path.read_text()) if path else {"slot": None}

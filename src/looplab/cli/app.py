@@ -147,6 +147,7 @@ def plan(
     share: Share = None,
     informal: Informal = False,
     extra: Extra = None,
+    keep_going: KeepGoing = False,
     resume: Annotated[bool, typer.Option("--resume", help="With the options of the last `run`.")] = False,
     lab: LabOption = None,
     study: StudyOption = None,
@@ -158,7 +159,9 @@ def plan(
     """
     from looplab.cli import planning, running
 
-    options = running.make_options(cfgs, mode, rounds, runs, continuous, concurrency, gpus, share, informal, extra)
+    options = running.make_options(
+        cfgs, mode, rounds, runs, continuous, concurrency, gpus, share, informal, extra, keep_going
+    )
     planning.plan(lab, study, options, resume=resume, json=json)
 
 

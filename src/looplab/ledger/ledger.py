@@ -76,6 +76,7 @@ class DamagedError(LabError):
     exit_code = 1
 
 
+GONE = "the ledger is gone, but its journal is there"
 REPAIR = "`looplab verify` names the damage, `looplab reindex` repairs it from the journal and the run folders"
 
 
@@ -97,9 +98,7 @@ class Ledger:
         self.journal: Journal | None = Journal(path.with_name(journal.NAME))
         if not path.exists():
             if not repair and has_ledger(path):
-                raise DamagedError(
-                    "the ledger is gone, but its journal is there", file=path, hint="`looplab reindex` rebuilds it"
-                )
+                raise DamagedError(GONE, file=path, hint="`looplab reindex` rebuilds it")
             if not create:
                 raise LabError("this lab has no ledger yet", hint="start with `looplab run`")
         if create:
@@ -194,7 +193,15 @@ class Ledger:
             DamagedError: The chain ends before, or otherwise than, it did.
         """
         assert self.journal is not None
-        noted, written = self.noted_head(), self.journal.last()
+        self._compare_end(self.noted_head(), self.journal.last())
+        self._is_checked = True
+        if not self.journal.exists():
+            if self._db.execute("INSERT OR IGNORE INTO meta VALUES (?, '1')", (JOURNALLED,)).rowcount == 0:
+                self.record("journal rewritten", "", why="the file was gone")
+            self.journal.close()
+
+    def _compare_end(self, noted: tuple[int, str] | None, written: tuple[int, str] | None) -> None:
+        """Raise DamagedError if the chain does not have the noted head, or the last event of the journal."""
         for where, last in ((f"noted in {HEAD_FILE}", noted), (f"in {journal.NAME}", written)):
             if last is None:
                 continue
@@ -206,11 +213,6 @@ class Ledger:
             if row[0] != digest:
                 why = f"event {seq} is not the one {where}: the ledger was changed or is another one"
                 raise DamagedError(why, file=self.path, hint=REPAIR)
-        self._is_checked = True
-        if not self.journal.exists():
-            if self._db.execute("INSERT OR IGNORE INTO meta VALUES (?, '1')", (JOURNALLED,)).rowcount == 0:
-                self.record("journal rewritten", "", why="the file was gone")
-            self.journal.close()
 
     def _write_journal(self) -> None:
         """Append what was committed to the journal; what does not succeed now is made up for with the next commit."""
@@ -354,12 +356,25 @@ class LedgerCopy(Ledger):
         self._is_checked = True
         self.journal = None
         self._place = None
+        # Before the copy: an engine may be writing, and notes what it has committed.
+        self._ends = self.noted_head(), Journal(path.with_name(journal.NAME)).last()
         with _opening(path):
             self._db = sqlite3.connect(":memory:", isolation_level=None)
             self._db.row_factory = sqlite3.Row
             if path.exists():
                 _copy_database(path, self._db)
             self._prepare()
+
+    def check_end(self) -> None:
+        """Compare the end of the copied chain with the journal and the noted head, as a ledger does before it is
+        written to.
+
+        Raises:
+            DamagedError: The chain ends before, or otherwise than, it did.
+        """
+        if not self.path.exists() and has_ledger(self.path):
+            raise DamagedError(GONE, file=self.path, hint="`looplab reindex` rebuilds it")
+        self._compare_end(*self._ends)
 
     def note_head(self) -> None:
         """The end of a copy's chain is nobody's business."""

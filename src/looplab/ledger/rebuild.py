@@ -20,7 +20,7 @@ from looplab.ledger import journal
 from looplab.ledger.audit import events_of
 from looplab.ledger.backup import backups, intact
 from looplab.ledger.journal import Journal, Link
-from looplab.ledger.ledger import GENESIS, HEAD_FILE, Ledger, link
+from looplab.ledger.ledger import GENESIS, HEAD_FILE, REPAIR, DamagedError, Ledger, link
 from looplab.ledger.replay import ENDED, PLANNED, Facts, Key, Replay, hash_text
 from looplab.ledger.schema import JOURNALLED, LAST_NUMBER
 from looplab.ledger.study import keep_config
@@ -503,6 +503,19 @@ def _rebuild_rest(ledger: Ledger, replay: Replay) -> None:
         now = time.time()
         rows = [{**facts, "data": dump_json(facts["data"]), "done": now} for facts in replay.commands]
         _replace_rows(ledger, "commands", rows)
+
+
+def check_folders(ledger: Ledger, lab: Path, study: str) -> None:
+    """Refuse a study in which runs would be given numbers that were given already.
+
+    Raises:
+        DamagedError: There are run folders that the ledger does not know.
+    """
+    unknown = unknown_folders(ledger, lab, study)
+    if unknown:
+        named = ", ".join(unknown[:3]) + (f" and {len(unknown) - 3} more" if len(unknown) > 3 else "")
+        why = f"the ledger does not know {len(unknown)} run folder(s) of this study: {named}"
+        raise DamagedError(why, file=ledger.path, hint=REPAIR)
 
 
 def unknown_folders(ledger: Ledger, lab: Path, study: str) -> list[str]:

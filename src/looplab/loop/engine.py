@@ -29,7 +29,7 @@ from looplab.launch.base import Delayed, Event, Executor, Exit, Order, Refused, 
 from looplab.ledger.anchors import Publisher
 from looplab.ledger.backup import Backups
 from looplab.ledger.ledger import REPAIR, DamagedError, Ledger
-from looplab.ledger.rebuild import unknown_folders
+from looplab.ledger.rebuild import check_folders
 from looplab.ledger.study import RunRow, StudyLedger
 from looplab.loop.decision import Decider, decide_base
 from looplab.loop.judging import Bench, SummaryWriter, evidence_of, record_judgement
@@ -179,7 +179,7 @@ class Engine:
     def run(self) -> Outcome:
         """Work until there is nothing more to do; the study's lock is held by the caller."""
         objective = self.setup.study.objective
-        self._check_folders()
+        check_folders(self._ledger, self.setup.lab, self.study.study)
         self.study.open(objective.metric if objective else None, objective.goal if objective else "min")
         if not self.setup.options.asked_only:
             self._configuration = self.study.configure(resolved_configuration(self.setup))
@@ -263,18 +263,6 @@ class Engine:
         lost = self._place.lost()
         if lost is not None:
             raise HaltError(lost, hint="trainings that run continue; `looplab resume` at the lab's place adopts them")
-
-    def _check_folders(self) -> None:
-        """Refuse to start where runs would be given numbers that were given already.
-
-        Raises:
-            DamagedError: There are run folders that the ledger does not know.
-        """
-        unknown = unknown_folders(self._ledger, self.setup.lab, self.study.study)
-        if unknown:
-            named = ", ".join(unknown[:3]) + (f" and {len(unknown) - 3} more" if len(unknown) > 3 else "")
-            why = f"the ledger does not know {len(unknown)} run folder(s) of this study: {named}"
-            raise DamagedError(why, file=self._ledger.path, hint=REPAIR)
 
     def _tell(self, news: News) -> None:
         """Told after the transaction: whoever listens may be slow, and the ledger must not wait for them."""

@@ -12,9 +12,11 @@ from looplab.decide.agent import Ask
 from looplab.errors import LabError
 from looplab.launch.base import Slot
 from looplab.ledger.ledger import LedgerCopy
+from looplab.ledger.rebuild import check_folders
 from looplab.ledger.study import ProposalRow, RunRow, StudyLedger
 from looplab.loop.decision import Decider, decide_base
 from looplab.loop.judging import Bench, record_judgement
+from looplab.loop.lock import engine_pid
 from looplab.loop.planning import News, Planner
 from looplab.loop.prepare import Preparer
 from looplab.loop.setup import Base, Setup
@@ -56,7 +58,14 @@ class Preview:
 
 
 def preview(setup: Setup, ledger: LedgerCopy) -> Preview:
-    """Do on the copy what an engine does when it begins, up to its first planning."""
+    """Do on the copy what an engine does when it begins, up to its first planning.
+
+    Raises:
+        DamagedError: An engine would refuse to start.
+    """
+    ledger.check_end()
+    if engine_pid(setup.lab, setup.study.study) is None:  # else it makes folders meanwhile
+        check_folders(ledger, setup.lab, setup.study.study)
     study = StudyLedger(ledger, setup.study.study)
     objective = setup.study.objective
     study.open(objective.metric if objective else None, objective.goal if objective else "min")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import PATIENCE_S
 
 from looplab.iterate.record import Book
 from looplab.ledger.ledger import Ledger
@@ -72,7 +73,9 @@ def read_only(lab: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
 
 def read(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "looplab", *args, "--lab", str(folder)]
-    return subprocess.run(argv, capture_output=True, text=True, preexec_fn=may_only_read, cwd=folder, timeout=120)
+    return subprocess.run(
+        argv, capture_output=True, text=True, preexec_fn=may_only_read, cwd=folder, timeout=PATIENCE_S
+    )
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.conftest import PATIENCE_S
 
 from looplab.config.lab import AnchorConfig
 from looplab.errors import LabError
@@ -95,7 +96,7 @@ def repo(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)

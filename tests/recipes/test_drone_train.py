@@ -134,7 +134,7 @@ trainer._look(buffer[1:].reshape(trainer.observation.shape))  # NumPy itself ali
 
 def test_the_policy_reads_from_addresses_that_are_the_same_to_its_kernels(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", READS, str(RECIPE), str(tmp_path)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.stdout, done.returncode) == ("0\n", 0), done.stderr
 
 

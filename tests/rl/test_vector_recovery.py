@@ -383,14 +383,21 @@ def test_an_environment_without_snapshots_has_no_state() -> None:
 
 def test_slow_steps_leave_the_stacks_of_the_worker(tmp_path: Path) -> None:
     class Slow(Sealed):
+        """The first step is slow; the others end when the stacks were written."""
+
+        slow = True
+
         def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-            time.sleep(0.6)
+            until = time.monotonic() + (1.2 if self.slow else PATIENCE_S)
+            while time.monotonic() < until and not any(tmp_path.glob("slow_step_trace_*.log")):
+                time.sleep(0.01)
+            self.slow = False
             return super().step(action)
 
-    settings = {"slow_step": 0.4, "slow_threshold": 2}
+    settings = {"slow_step": 1.0, "slow_threshold": 2, "step_deadline": 2 * PATIENCE_S}
     with supervised([Slow], workers=1, diagnostics_dir=tmp_path, **settings) as venv:
         play(venv, 3)
-        assert venv.diagnostics()[0].slow_steps >= 3
+        assert venv.diagnostics()[0].slow_steps >= 2
     (trace,) = tmp_path.glob("slow_step_trace_*.log")
     assert "stepping environment 0" in trace.read_text()
     assert "in step" in trace.read_text()

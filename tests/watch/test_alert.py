@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from math import nan
@@ -59,7 +60,7 @@ def sent(alert: Alert, folder: Path | None = None, timeout: float = PATIENCE_S) 
     """Send the alarm, wait, and return what was reported."""
     problems: list[str] = []
     thread = send(alert, ALARM.plain(), problems.append, folder=folder, timeout=timeout)
-    thread.join(30)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
     return problems
 
@@ -117,7 +118,7 @@ def test_a_command_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) 
             break
     stat = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
     while stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] not in "ZX":
-        pass
+        time.sleep(0.01)
 
 
 def test_a_webhook_gets_the_alarm_as_json(server: Server) -> None:

@@ -52,6 +52,8 @@ MOMENT = 50e-6
 """Seconds before we sleep over an answer; meanwhile a worker may run in our place, and need not wake us after it."""
 GRACE = 0.5
 """Seconds that workers have to close their environments, and to write their stacks."""
+DYING = 10.0
+"""Seconds that a worker may take to end after it has closed its pipe: longer on a busy machine, or for a core dump."""
 UNTESTED = "not tested before the first reset"
 
 
@@ -240,7 +242,7 @@ class WorkerProcess:
         return None if phase == IDLE else self.first + int(self.cell[ENV]), phase
 
     def _crash(self) -> Lost:
-        self._process.join(GRACE)
+        self._process.join(DYING)
         code = self._process.exitcode
         how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with {code}"
         env, phase = self._where()

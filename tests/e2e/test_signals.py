@@ -103,6 +103,15 @@ def test_sighup_drains_and_what_is_printed_to_a_file_goes_on(lab: Any, until: An
     assert lab.count(status="ok") == 1
 
 
+def test_a_study_runs_without_stdin_stdout_and_stderr(lab: Any) -> None:
+    closed = ("/bin/sh", "-c", """exec "$@" <&- >&- 2>&-""", "sh")
+    lab.queue("train.lr@set=0.3")
+    lab.start("run", wrapper=closed).ended()
+    assert lab.count(status="ok") == 2
+    assert lab("logs", "2").out.splitlines() == ["lr is 0.3", "the end"]
+    lab("verify")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("wrapper", [IGNORING, ODD], ids=["ignored", "blocked"])
 def test_a_trainer_has_default_signals_whatever_the_engine_inherited(lab: Any, wrapper: tuple[str, ...]) -> None:

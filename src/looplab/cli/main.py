@@ -56,6 +56,7 @@ def main() -> None:
     reset_inherited()
     from looplab.cli import output
 
+    output.open_closed_streams()
     output.accept_any_text()
     from looplab.cli.app import app
     from looplab.errors import LabError

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from looplab.untrusted import clean_line, clean_text, dump_json, escape_json
 
@@ -26,6 +26,18 @@ _printing = threading.Lock()
 """Threads print whole lines: reports and archives are written beside the engine and report problems."""
 
 
+def open_closed_streams() -> None:
+    """Open /dev/null where a job scheduler has closed stdin, stdout or stderr; the next file would otherwise get that
+    descriptor, and what a program prints."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115 (until the end)
+
+
 def accept_any_text() -> None:
     """Let stdout and stderr write what their encoding does not have as `\\uXXXX`: a terminal that is not UTF-8 must not
     end a study."""
@@ -36,17 +48,17 @@ def accept_any_text() -> None:
 
 def say(text: str = "") -> None:
     """Print a line for people; what it contains from outside cannot control the terminal."""
-    _print(clean_text(text))
+    _print(clean_text(text), sys.stdout)
 
 
-def _print(text: str) -> None:
+def _print(text: str, stream: TextIO) -> None:
     with _printing:
-        sys.stdout.write(f"{text}\n")
-        sys.stdout.flush()
+        stream.write(f"{text}\n")
+        stream.flush()
 
 
 def warn(text: str) -> None:
-    print(clean_text(text), file=sys.stderr, flush=True)
+    _print(clean_text(text), sys.stderr)
 
 
 def show_log(text: str) -> None:
@@ -92,7 +104,7 @@ def print_json(data: Any) -> None:
 
 def print_line(data: Any) -> None:
     """One JSON object on one line, at once: for streams."""
-    _print(_safe_json(dump_json(data)))
+    _print(_safe_json(dump_json(data)), sys.stdout)
 
 
 def _safe_json(text: str) -> str:

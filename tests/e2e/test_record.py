@@ -543,6 +543,19 @@ def test_a_change_of_the_rules_is_recorded_and_shown(done) -> None:
     assert {verdict["evidence"]["configuration"] for verdict in verdicts} == {configured[1]["hash"]}
 
 
+def test_rules_that_changed_before_a_reproduction_are_recorded(done) -> None:
+    (run,) = done.ask("SELECT id FROM runs WHERE n=1")[0]
+    done("reproduce", run)
+    assert len(done("status", "--json").json()["studies"][0]["configured"]) == 1  # nothing changed
+    done.configure(judge={"alpha": 0.4, "floor": 2})
+    done("reproduce", run)
+    first, second = done("status", "--json").json()["studies"][0]["configured"]
+    assert second["changes"].startswith("judge null → ")
+    verdicts = [json.loads(data) for (data,) in done.ask("SELECT data FROM events WHERE kind='judged'")]
+    assert {verdict["evidence"]["configuration"] for verdict in verdicts} == {second["hash"]} != {first["hash"]}
+    done("verify")
+
+
 def test_a_secret_of_the_lab_file_is_not_in_the_recorded_rules(lab) -> None:
     lab.configure(launch={**lab.study["launch"], "env": {"MY_API_KEY": "hunter2hunter2"}})
     lab("run")

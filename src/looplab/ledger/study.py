@@ -194,6 +194,11 @@ class StudyLedger:
         row = self.ledger.one(sql, (self.study,))
         return load_own_json(row["data"])["hash"] if row else None
 
+    def configured_options(self) -> dict[str, Any] | None:
+        """Return the options in the last recorded configuration."""
+        found = self.configurations()
+        return found[-1].body.get("options") if found else None
+
     def configurations(self) -> list[Configuration]:
         """Return all recorded configurations, oldest first."""
         sql = "SELECT * FROM events WHERE study=? AND kind='study configured' ORDER BY seq"

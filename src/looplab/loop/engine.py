@@ -181,8 +181,10 @@ class Engine:
         objective = self.setup.study.objective
         check_folders(self._ledger, self.setup.lab, self.study.study)
         self.study.open(objective.metric if objective else None, objective.goal if objective else "min")
-        if not self.setup.options.asked_only:
-            self._configuration = self.study.configure(resolved_configuration(self.setup))
+        configuration = resolved_configuration(self.setup)
+        if self.setup.options.asked_only:  # its options are nobody's decision on how the study continues
+            configuration["options"] = self.study.configured_options() or configuration["options"]
+        self._configuration = self.study.configure(configuration)
         session = self.study.begin_session(socket.gethostname(), os.getpid(), keeper.start_ticks(os.getpid()))
         folder.make_study_folder(self.folder)
         self._syncer = Syncer(self.folder)

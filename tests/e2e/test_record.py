@@ -52,6 +52,7 @@ def forge(lab) -> int:
             head = link(head, *row)
             db.execute("UPDATE events SET hash=? WHERE seq=?", (head, row[0]))
     (lab.folder / ".looplab/journal.jsonl").unlink()
+    shutil.rmtree(lab.folder / ".looplab/backups")
     ledger = Ledger(lab.folder / ".looplab" / "ledger.db", repair=True)
     ledger.complete_journal()
     ledger.close()
@@ -157,6 +158,34 @@ def test_without_an_anchor_a_rewritten_chain_is_not_found_and_verify_says_that_i
     forge(done)
     out = done("verify").out
     assert "no anchor: detects accidental damage and careless edits, not a deliberate rewrite" in out
+
+
+def test_a_copy_that_was_forgotten_or_kept_names_the_first_event_that_was_rewritten(done, tmp_path) -> None:
+    for name in ("ledger.db", "journal.jsonl"):
+        shutil.copy(done.folder / ".looplab" / name, tmp_path)
+        assert "compared with" in done("verify", "--against", tmp_path / name).out
+    shutil.copytree(done.folder / ".looplab/backups", tmp_path / "backups")
+    changed = forge(done)
+    for name in ("ledger.db", "journal.jsonl"):
+        out = done("verify", "--against", tmp_path / name, code=1).out
+        assert f"the last anchor before it that matches is event {changed - 1}, so it is the first that was" in out
+    shutil.copytree(tmp_path / "backups", done.folder / ".looplab/backups")
+    assert f"chain: event {changed}: it is another one in backups/ledger-" in done("verify", code=1).out
+    (done.folder / ".looplab" / "journal.jsonl").write_bytes((tmp_path / "journal.jsonl").read_bytes())
+    assert f"chain: event {changed}: it is another one in the journal" in done("verify", code=1).out
+
+
+def test_a_backup_of_another_chain_is_put_aside_by_reindex(done) -> None:
+    (backup,) = (done.folder / ".looplab/backups").glob("*.db")
+    content = backup.read_bytes()
+    forge(done)
+    backup.parent.mkdir()
+    backup.write_bytes(content)
+    (backup.parent / "ledger-9999999999.db").write_bytes(b"not a database")
+    assert "ledger-9999999999.db cannot be read" in done("verify", code=1).out
+    assert f"backups/{backup.name}.damaged-" in done("reindex").out
+    assert not list(backup.parent.glob("*.db"))
+    done("verify")
 
 
 def test_the_record_is_whole_while_a_study_runs(lab) -> None:

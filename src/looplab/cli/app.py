@@ -708,7 +708,9 @@ def verify(
     against: Annotated[
         list[str] | None,
         typer.Option(
-            help="Anchors: HASH, NUMBER:HASH, an anchor line, a file of them, git or git:REF.", show_default=False
+            help="Anchors: HASH, NUMBER:HASH, an anchor line, a file of them, git or git:REF, or a copy of the journal or "
+            "of the ledger.",
+            show_default=False,
         ),
     ] = None,
     ledger_id: Annotated[

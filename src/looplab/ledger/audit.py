@@ -18,6 +18,7 @@ from typing import Any
 from looplab.config.files import hash_config
 from looplab.errors import LabError
 from looplab.ledger import journal
+from looplab.ledger.backup import FOLDER, backups, read_hashes
 from looplab.ledger.journal import Journal
 from looplab.ledger.ledger import HEAD_FILE, Event, Ledger
 from looplab.ledger.replay import Facts, Finding, Key, Replay, hash_text
@@ -73,7 +74,9 @@ def audit(ledger: Ledger, lab: Path, running: Collection[str] = ()) -> Audit:
                     findings.extend(replay.apply(event))
         if broken is None:
             findings.extend(_compare_tables(ledger, replay))
+        if broken is None or _only_noted_differs(ledger):
             findings.extend(_compare_journal(ledger, replay))
+            findings.extend(_compare_backups(ledger, replay))
     count = 0
     for where, run_dir, files in _recorded(lab, replay):
         if not run_dir.is_dir():
@@ -314,6 +317,32 @@ def _compare_journal(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
         return
     if expected <= head:
         replay.other_notes.append(f"the journal ends at event {expected - 1}; the next write completes it")
+
+
+def _only_noted_differs(ledger: Ledger) -> bool:
+    """Return whether the chain is whole and reaches the noted head, which is another event there: it was rewritten, and
+    the copies of it tell where."""
+    noted = ledger.noted_head()
+    return noted is not None and noted[0] <= ledger.head()[0] and ledger.first_broken_link(noted=False) is None
+
+
+def _compare_backups(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
+    """Compare each backup with the beginning of the chain."""
+    for path in backups(ledger.path):
+        name = f"{FOLDER}/{path.name}"
+        try:
+            copied = read_hashes(path)
+        except (OSError, *_DAMAGE) as error:
+            if path.exists():  # else an engine has replaced it by a newer one
+                replay.other_notes.append(f"{name} cannot be read: {error}")
+            continue
+        own = {row[0]: row[1] for row in ledger.rows("SELECT seq, hash FROM events")}
+        other = next((seq for seq, digest in copied.items() if own.get(seq) != digest), None)
+        if other is not None:
+            head = max(own, default=0)
+            why = f"it is another one in {name}" if other <= head else f"it is in {name}, but the ledger ends at {head}"
+            yield Finding("chain", f"event {other}", why)
+            return
 
 
 # -- files of a study

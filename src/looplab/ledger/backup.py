@@ -74,6 +74,17 @@ def intact(backup: Path) -> bool:
         return False
 
 
+def read_hashes(backup: Path) -> dict[int, str]:
+    """Return the hash of every event in a copy of a ledger, by its number, oldest first.
+
+    Raises:
+        OSError, sqlite3.Error: It cannot be read, or is not a ledger.
+    """
+    backup.stat()
+    with contextlib.closing(sqlite3.connect(f"{backup.resolve().as_uri()}?immutable=1", uri=True)) as db:
+        return dict(db.execute("SELECT seq, hash FROM events ORDER BY seq"))
+
+
 class _Immutable(Ledger):
     """A backup, opened without creating files beside it."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,10 +13,13 @@ import orjson
 from looplab.config.lab import AnchorConfig
 from looplab.errors import LabError
 from looplab.ledger.anchors import ANCHORED, NOTES, TIMEOUT_S, Anchor, file_of, parse_anchors, signer_of
+from looplab.ledger.backup import read_hashes
+from looplab.ledger.journal import Link
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.replay import Finding
 from looplab.runs.git import git
 
+SQLITE = b"SQLite format 3\0"
 WITHOUT = "no anchor: detects accidental damage and careless edits, not a deliberate rewrite"
 HASH = re.compile(r"(?:([1-9][0-9]*):)?([0-9a-f]{12,64})")
 
@@ -102,15 +106,26 @@ def read_anchors(given: str, lab: Path) -> list[Anchor]:
         found = parse_anchors(given)
     else:
         try:
-            found = parse_anchors(Path(given).expanduser().read_text(errors="replace"))
-        except OSError as error:
+            found = _read_file(Path(given).expanduser())
+        except (OSError, sqlite3.DatabaseError) as error:
             raise LabError(
-                f"cannot read {given!r}: {error.strerror or error}",
-                hint="give a hash of 12 to 64 hex digits, NUMBER:HASH, an anchor line, a file of them, or git",
+                f"cannot read {given!r}: {getattr(error, 'strerror', None) or error}",
+                hint="give a hash of 12 to 64 hex digits, NUMBER:HASH, an anchor line, a file of them, a copy of the "
+                "journal or of the ledger, or git",
             ) from None
     if not found:
         raise LabError(f"there is no anchor in {given!r}", hint="an anchor is a line that `looplab anchor` prints")
     return found
+
+
+def _read_file(path: Path) -> list[Anchor]:
+    """The anchors in a file; of a copy of the ledger or of its journal, every event is one."""
+    with path.open("rb") as file:
+        if file.read(len(SQLITE)) == SQLITE:
+            return [Anchor(seq, digest) for seq, digest in read_hashes(path).items()]
+    data = path.read_bytes()
+    events = [link for line in data.splitlines() if (link := Link.parse(line)) is not None]
+    return [Anchor(link.seq, link.hash) for link in events] or parse_anchors(data.decode(errors="replace"))
 
 
 def _read_notes(lab: Path, ref: str) -> list[Anchor]:
@@ -213,5 +228,6 @@ def _first_rewritten(bad: Sequence[tuple[int, Anchor]], good: Collection[int], e
     if seq > events:
         why = f"the end is cut off: event {seq} was {when}, the ledger ends at event {events}"
         return Finding("anchor", f"event {seq}", f"{why}; {last}, so {before + 1}–{seq} are missing or rewritten")
-    why = f"event {seq} is not the one that was {when}; {last}, so the rewriting lies in {before + 1}–{seq}"
+    why = f"event {seq} is not the one that was {when}; {last}, so "
+    why += "it is the first that was rewritten" if before == seq - 1 else f"the rewriting lies in {before + 1}–{seq}"
     return Finding("anchor", f"event {seq}", why)

@@ -18,7 +18,7 @@ from typing import Any
 from looplab.errors import LabError
 from looplab.ledger import journal
 from looplab.ledger.audit import events_of
-from looplab.ledger.backup import backups, intact
+from looplab.ledger.backup import FOLDER, backups, intact, read_hashes
 from looplab.ledger.journal import Journal, Link
 from looplab.ledger.ledger import GENESIS, HEAD_FILE, REPAIR, DamagedError, Ledger, link
 from looplab.ledger.replay import ENDED, PLANNED, Facts, Key, Replay, hash_text
@@ -99,6 +99,7 @@ def reindex(path: Path, lab: Path, done: Reindexed | None = None) -> Reindexed:
             _rebuild_tables(ledger, lab, done)
             ledger.execute("INSERT OR IGNORE INTO meta VALUES (?, '1')", (JOURNALLED,))
         _rewrite_journal(ledger, done)
+        done.aside += _put_foreign_backups_aside(ledger)
         path.with_name(HEAD_FILE).unlink(missing_ok=True)
         ledger.note_head()
     finally:
@@ -220,6 +221,20 @@ def _rewrite_journal(ledger: Ledger, done: Reindexed) -> None:
         os.replace(path, aside)
         done.aside.append(aside.name)
     ledger.complete_journal()
+
+
+def _put_foreign_backups_aside(ledger: Ledger) -> list[str]:
+    """Rename the backups that the chain does not continue, or that cannot be read; return their new names."""
+    known = {row[0]: row[1] for row in ledger.rows("SELECT seq, hash FROM events")}
+    names = []
+    for backup in backups(ledger.path):
+        with contextlib.suppress(OSError, sqlite3.DatabaseError):
+            if all(known.get(seq) == digest for seq, digest in read_hashes(backup).items()):
+                continue
+        aside = backup.with_name(f"{backup.name}.damaged-{time.strftime(STAMPED, time.gmtime())}")
+        os.replace(backup, aside)
+        names.append(f"{FOLDER}/{aside.name}")
+    return names
 
 
 # -- the tables

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from looplab.config.lab import load_lab
+from looplab.ledger.study import JOBS_SUFFIX, StudyLedger
 from looplab.report.gather import StudyFacts, find_wandb, gather, read_tail
 
 
@@ -170,3 +171,19 @@ def test_the_notes_of_a_person_are_told(maker: Any) -> None:
 def test_the_budget_is_told_with_its_limits(making: Any, maker: Any) -> None:
     maker.train()
     assert {part.name: part.shown for part in facts_of(maker).budget}["runs"] == "1 of 400"
+
+
+def test_limits_of_the_command_line_are_told_instead_and_submitted_commands_apart(maker: Any) -> None:
+    maker.train()
+    jobs = StudyLedger(maker.record.ledger, maker.study.study + JOBS_SUFFIX)
+    with jobs.ledger.write():
+        jobs.plan(round=jobs.begin_round(), proposal=None, proposer="job", parent=None, base="job", reason="",
+                  config_hash="0", devices=1, body={})  # fmt: skip
+
+    def shown() -> tuple[str, str]:
+        parts = {part.name: part.shown for part in facts_of(maker).budget}
+        return parts["rounds"], parts["runs"]
+
+    assert shown() == ("1", "2 of 400")
+    maker.record.configure({"options": {"rounds": 3, "runs": 7}})
+    assert shown() == ("1 of 3", "1 of 7 (and 1 submitted)")

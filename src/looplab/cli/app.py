@@ -708,8 +708,8 @@ def verify(
     against: Annotated[
         list[str] | None,
         typer.Option(
-            help="Anchors: HASH, NUMBER:HASH, an anchor line, a file of them, git or git:REF, or a copy of the journal or "
-            "of the ledger.",
+            help="Anchors: HASH, NUMBER:HASH, an anchor line, a file of them, git or git:REF, or a copy of the journal "
+            "or of the ledger.",
             show_default=False,
         ),
     ] = None,

@@ -555,18 +555,24 @@ def _grows_by_factors(numbers: Sequence[float]) -> bool:
 
 
 def _budget(study: Study, record: StudyLedger) -> tuple[Budget, ...]:
-    """What is used of each budget, as the engine counts it: with submitted commands and agents."""
+    """What is used of each budget, as the engine counts it: with submitted commands and agents. Rounds and runs that a
+    person gave on the command line count instead of the budget's, and are about this study alone."""
     used, limits, agents = record.shared_usage(), study.budget, account_of(record)
+    said = record.configured_options() or {}
+    rounds, runs = said.get("rounds") or limits.rounds, said.get("runs") or limits.runs
+    submitted = used.runs - record.usage().runs if said.get("runs") else 0
 
     def one(name: str, spent: float, limit: float | None, show: Any) -> Budget:
         return Budget(name, spent, limit, show(spent) + (f" of {show(limit)}" if limit is not None else ""))
 
     parts = [
-        one("rounds", used.rounds, limits.rounds, lambda n: f"{n:g}"),
-        one("runs", used.runs, limits.runs, lambda n: f"{n:g}"),
+        one("rounds", used.rounds, rounds, lambda n: f"{n:g}"),
+        one("runs", used.runs - submitted, runs, lambda n: f"{n:g}"),
         one("wall clock", used.wall, limits.wall, wording.seconds),
         one("device hours", used.device_hours, limits.device_hours, lambda n: f"{n:.3g}"),
     ]
+    if submitted:
+        parts[1] = replace(parts[1], shown=f"{parts[1].shown} (and {submitted} submitted)")
     if agents.calls or limits.tokens is not None:
         parts.append(one("agents' tokens", agents.tokens, limits.tokens, lambda n: f"{n:,}"))
     if agents.calls or limits.usd is not None:

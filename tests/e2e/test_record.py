@@ -415,6 +415,7 @@ def test_a_reindex_records_what_it_rebuilt_and_what_was_lost(done) -> None:
 
 def test_a_ledger_without_its_journal_begins_a_new_chain_and_says_so(done) -> None:
     shutil.rmtree(done.folder / ".looplab")
+    assert "3 run folder(s) that no ledger knows; `looplab reindex`" in done("status").out
     assert "5 run(s) and proposals that the chain did not know" in done("reindex").out
     out = done("verify").out
     assert "5 entries were taken from folders" in out

@@ -26,7 +26,7 @@ from looplab.loop.place import find_move
 from looplab.report.gather import alarms_of
 from looplab.report.judged import Point, judged_now, points, watched
 from looplab.runs import folder as run_folder
-from looplab.runs.folder import record_folder, study_folder
+from looplab.runs.folder import record_folder, run_folders, study_folder
 from looplab.runs.logs import LogStream, seek_last_lines
 from looplab.untrusted import UntrustedError, open_regular
 
@@ -50,6 +50,10 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
         engine = f"engine at work (pid {facts['engine']})" if facts["engine"] else "no engine at work"
         output.say(f"study {study.study}: {engine}")
         if ledger is None or not facts["counts"]:
+            folders = len(list(run_folders(study_folder(lab.folder, study.study))))
+            if folders and not facts["engine"]:
+                output.say(f"  {folders} run folder(s) that no ledger knows; `looplab reindex` rebuilds it from them\n")
+                continue
             waiting = f"; {facts['waiting']} proposal(s) wait" if facts["waiting"] else ""
             output.say(f"  no runs yet{waiting}; `looplab plan` shows what would run, `looplab run` runs it\n")
             continue

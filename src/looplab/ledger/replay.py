@@ -198,6 +198,8 @@ class Replay:
                 del self.proposals[data["proposed"]["proposal"]]["run"]
             return
         facts = _planned(data["planned"])
+        if self.proposals.get(facts.get("proposal", 0), {}).get("status") == "waiting":
+            self._accept(key[1], data["planned"])
         if data["ended"] is None:
             facts["state"] = data.get("state", "running")
         else:

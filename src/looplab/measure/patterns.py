@@ -274,7 +274,7 @@ def _matched_by_set(items: Any) -> frozenset[str]:
             # A set that leaves out one character of a kind still matches the others of it.
             matched |= {_symbol(argument)} - (set(_BEYOND.values()) if negated else set())
         elif code is codes.RANGE:
-            matched |= {char for char in map(chr, range(argument[0], min(argument[1], _LAST) + 1))}
+            matched |= set(map(chr, range(argument[0], min(argument[1], _LAST) + 1)))
             matched |= set(_BEYOND.values()) if argument[1] > _LAST and not negated else set()
         elif code is not codes.NEGATE:  # a category
             name = {"DIGIT": r"\d", "SPACE": r"\s", "WORD": r"\w"}[str(argument).rpartition("_")[2]]

@@ -219,7 +219,7 @@ def write_over(path: Path | str, content: bytes) -> None:
     try:
         write_atomic(path, content, sync=False)
     except IsADirectoryError:
-        _put_aside(path)
+        put_aside(path)
         write_atomic(path, content, sync=False)
 
 
@@ -254,7 +254,7 @@ def run_folders(study: Path) -> list[Path]:
 
 
 def can_be_run(name: str) -> bool:
-    """Whether a run folder may have this name: not a hidden one, nor one that is not Unicode and nobody can write down."""
+    """Whether a run folder may have this name: not a hidden one, nor one that is not Unicode."""
     return name[0] not in "._" and mend_text(name) == name
 
 
@@ -321,7 +321,7 @@ def restore(run_dir: Path, recorded: Mapping[str, str], contents: Mapping[str, b
         if found == digest:
             continue
         path, content = run_dir / name, contents.get(name)
-        _put_aside(path.parent if os.path.lexists(path.parent) and not path.parent.is_dir() else path)
+        put_aside(path.parent if os.path.lexists(path.parent) and not path.parent.is_dir() else path)
         if content is not None:
             path.parent.mkdir(exist_ok=True)
             write_atomic(path, content, sync=False)
@@ -339,7 +339,8 @@ def concerns_lab(error: BaseException, outputs: Path) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
-def _put_aside(path: Path | str) -> None:
+def put_aside(path: Path | str) -> None:
+    """Rename what is in the place of a file of looplab's, so that it can be written."""
     if os.path.lexists(path):
         os.replace(path, f"{path}.changed-{time.time_ns()}")
 

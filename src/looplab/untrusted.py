@@ -15,7 +15,8 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
-from typing import Any, BinaryIO
+from io import BufferedReader
+from typing import Any
 
 from looplab.errors import LabError
 
@@ -237,7 +238,7 @@ def open_descriptor(path: str | PathLike[str], *, follow: bool = True) -> int:
 
 
 @contextmanager
-def open_regular(path: str | PathLike[str], *, follow: bool = True) -> Iterator[BinaryIO]:
+def open_regular(path: str | PathLike[str], *, follow: bool = True) -> Iterator[BufferedReader]:
     """Open a regular file for reading, without waiting for a pipe or reading a device.
 
     Args:

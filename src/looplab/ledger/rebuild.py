@@ -406,7 +406,7 @@ def _whole_number(data: Mapping[str, Any], key: str) -> int | None:
 
 def _number(data: Mapping[str, Any], key: str) -> float | None:
     value = data.get(key)
-    return value if type(value) in (int, float) and abs(value) <= MAX_SEQ else None
+    return float(value) if isinstance(value, int | float) and abs(value) <= MAX_SEQ else None
 
 
 def _give_own_numbers(rows: dict[Key, Facts], highest: dict[str, int], done: Reindexed) -> None:

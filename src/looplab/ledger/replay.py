@@ -82,6 +82,9 @@ class Replay:
                 facts.update(objective=data["objective"], goal=data["goal"])
                 if event.kind == "objective changed":
                     facts["best"] = None
+                if data.get("cleared"):
+                    for run in (run for (one, _), run in self.runs.items() if one == study):
+                        run.update(objective=None, measured=None)
             case "round began":
                 self.rounds[study, data["round"]] = {"created": event.at, "closed": None}
             case "round ended":

@@ -37,6 +37,7 @@ from looplab.loop.measuring import Gauge, left_nothing, summarise
 from looplab.loop.place import PlaceMonitor, note_place
 from looplab.loop.planning import News, Planner
 from looplab.loop.prepare import PREPARED, Prepared, Preparer
+from looplab.loop.remeasure import remeasure
 from looplab.loop.setup import Setup, resolved_configuration
 from looplab.loop.warm import keep_model
 from looplab.loop.watching import Lookout
@@ -180,9 +181,14 @@ class Engine:
         """Work until there is nothing more to do; the study's lock is held by the caller."""
         objective = self.setup.study.objective
         self._check_folders()
-        self.study.open(objective.metric if objective else None, objective.goal if objective else "min")
-        if not self.setup.options.asked_only:
+        is_full = not self.setup.options.asked_only
+        at = objective.at if objective and is_full else None
+        self.study.open(objective.metric if objective else None, objective.goal if objective else "min", at)
+        if is_full:
             self._configuration = self.study.configure(resolved_configuration(self.setup))
+            if others := self.study.not_comparable():
+                self._note_now(f"the objective was changed: {len(others)} run(s) are measured again by the new one")
+                remeasure(self.setup, self.study, others)
         session = self.study.begin_session(socket.gethostname(), os.getpid(), keeper.start_ticks(os.getpid()))
         folder.make_study_folder(self.folder)
         self._syncer = Syncer(self.folder)

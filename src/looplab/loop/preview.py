@@ -59,7 +59,13 @@ def preview(setup: Setup, ledger: LedgerCopy) -> Preview:
     """Do on the copy what an engine does when it begins, up to its first planning."""
     study = StudyLedger(ledger, setup.study.study)
     objective = setup.study.objective
-    study.open(objective.metric if objective else None, objective.goal if objective else "min")
+    at = objective.at if objective else None
+    lost = study.open(objective.metric if objective else None, objective.goal if objective else "min", at)
+    if lost:
+        raise LabError(
+            f"{lost} run(s) were measured by another objective than that of lab.yaml: what is next depends on the new one",
+            hint="`looplab remeasure` reads them again, and `looplab run` begins with that",
+        )
     study.forget_plans()
     open_runs = study.runs_open()
     bench = None

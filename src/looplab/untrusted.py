@@ -14,8 +14,8 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from os import PathLike
 from io import BufferedReader
+from os import PathLike
 from typing import Any
 
 from looplab.errors import LabError

@@ -63,7 +63,7 @@ def preview(setup: Setup, ledger: LedgerCopy) -> Preview:
     lost = study.open(objective.metric if objective else None, objective.goal if objective else "min", at)
     if lost:
         raise LabError(
-            f"{lost} run(s) were measured by another objective than that of lab.yaml: what is next depends on the new one",
+            f"{lost} run(s) were measured by another objective than that of lab.yaml, on which depends what is next",
             hint="`looplab remeasure` reads them again, and `looplab run` begins with that",
         )
     study.forget_plans()

@@ -14,8 +14,9 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from os import PathLike
-from typing import Any, BinaryIO
+from typing import Any
 
 from looplab.errors import LabError
 
@@ -89,8 +90,8 @@ def _mend(data: Any, depth: int, max_text: int | None) -> Any:
         if max_text is not None and len(data) > max_text:
             raise UntrustedError(f"a text has {len(data):,} characters; at most {max_text:,} are allowed")
         return mend_text(data)
-    if type(data) is int and data.bit_length() > 4 * MAX_DIGITS:
-        raise UntrustedError(f"an int has more than {MAX_DIGITS:,} digits")
+    if type(data) is int:
+        return check_int(data)
     if isinstance(data, dict | list | tuple):
         if depth <= 0:
             raise UntrustedError("is nested too deeply")
@@ -98,6 +99,17 @@ def _mend(data: Any, depth: int, max_text: int | None) -> Any:
             return {_mend(key, 0, max_text): _mend(value, depth - 1, max_text) for key, value in data.items()}
         return [_mend(item, depth - 1, max_text) for item in data]
     return data
+
+
+def check_int(number: int) -> int:
+    """Return the int if it can be written down.
+
+    Raises:
+        UntrustedError: It has too many digits.
+    """
+    if number.bit_length() > 4 * MAX_DIGITS:
+        raise UntrustedError(f"an int has more than {MAX_DIGITS:,} digits")
+    return number
 
 
 def load_json(raw: bytes | str, *, max_depth: int = MAX_DEPTH) -> Any:
@@ -226,7 +238,7 @@ def open_descriptor(path: str | PathLike[str], *, follow: bool = True) -> int:
 
 
 @contextmanager
-def open_regular(path: str | PathLike[str], *, follow: bool = True) -> Iterator[BinaryIO]:
+def open_regular(path: str | PathLike[str], *, follow: bool = True) -> Iterator[BufferedReader]:
     """Open a regular file for reading, without waiting for a pipe or reading a device.
 
     Args:

@@ -101,3 +101,18 @@ def test_a_base_config_that_is_not_a_file_is_refused_at_once(tmp_path: Path, kin
 def test_a_seed_that_the_ledger_cannot_hold_is_refused(tmp_path: Path, seed: int) -> None:
     with pytest.raises(LabError, match="seed"):
         check(tmp_path, STUDY, {"x": 1.0, "seed": seed})
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("odd.yaml", "x: 0x" + "f" * 50_000),
+        ("odd.yaml", "x: 0o" + "7" * 50_000),
+        ("odd.toml", "x = 0x" + "f" * 50_000),
+        ("odd.yaml", "x: 1\ny: [0x" + "f" * 5_000 + "]"),
+    ],
+)
+def test_ints_that_cannot_be_written_down_are_refused(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(LabError, match="digits"):
+        check(tmp_path, {**STUDY, "base": name})

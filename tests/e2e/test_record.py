@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -453,6 +454,104 @@ def test_a_backup_is_taken_for_a_ledger_that_is_gone_and_completed_from_the_jour
     after = done("status", "--json").json()["studies"][0]
     assert {**after, "head": None} == {**before, "head": None}
     done("verify")
+
+
+def damage(lab, name: str, content: bytes = b"\0" * 100) -> None:
+    """Overwrite the beginning of a file beside the ledger."""
+    path = lab.folder / ".looplab" / name
+    path.write_bytes(content + path.read_bytes()[len(content) :])
+
+
+def test_an_event_that_is_damaged_in_one_copy_is_taken_from_another(done) -> None:
+    events = done.ask("SELECT seq, hash FROM events ORDER BY seq")
+    before = facts(done)
+    lines = (done.folder / ".looplab/journal.jsonl").read_bytes().splitlines(keepends=True)
+    lines[4] = lines[4].replace(b'"', b"'", 3)
+    done.write(".looplab/journal.jsonl", b"".join(lines).decode())
+    damage(done, "ledger.db")
+    assert "lost" not in done("reindex").out
+    assert done.ask(f"SELECT seq, hash FROM events WHERE seq <= {len(events)} ORDER BY seq") == events
+    assert facts(done) == before
+    done("verify")
+
+
+def test_runs_whose_plans_were_lost_are_not_run_again_and_the_best_one_stays(done) -> None:
+    best = facts(done)["best"]["id"]
+    shutil.rmtree(done.folder / ".looplab/backups")
+    text = (done.folder / ".looplab/journal.jsonl").read_text()
+    kept = text[: text.index('"kind":"planned"')]
+    done.write(".looplab/journal.jsonl", kept[: kept.rindex("\n") + 1])
+    damage(done, "ledger.db")
+    assert "are lost" in done("reindex").out
+    assert facts(done)["best"]["id"] == best
+    assert done.ask("SELECT count(*) FROM proposals WHERE status='waiting'") == [(0,)]
+    done("resume")
+    assert len(done.runs()) == 3
+    assert facts(done)["best"]["id"] == best
+    done("verify")
+
+
+ODD_FILES = {
+    "head with a number beyond 64 bits": ("head", "9" * 30 + " " + "a" * 64),
+    "head that says nothing": ("head", "\ufffd"),
+    "head that is a pipe": ("head", "pipe"),
+    "head that is a folder": ("head", "folder"),
+    "journal that is a pipe": ("journal.jsonl", "pipe"),
+    "journal that is a folder": ("journal.jsonl", "folder"),
+    "journal with a number beyond 64 bits": (
+        "journal.jsonl",
+        '{"seq":99999999999999999999,"at":1.0,"kind":"x","study":"","run":null,"hash":"a","data":{}}\n',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ODD_FILES)
+def test_whatever_is_beside_the_ledger_is_named_and_repaired(done, name: str) -> None:
+    file, content = ODD_FILES[name]
+    path = done.folder / ".looplab" / file
+    if content in ("pipe", "folder"):
+        path.unlink()
+        os.mkfifo(path) if content == "pipe" else path.mkdir()
+    else:
+        path.write_text(content if file == "head" else path.read_text() + content)
+    assert file in done("verify", code=1).out
+    done("resume")
+    done("reindex")
+    done("verify")
+    assert len(done.runs()) == 3
+
+
+def test_a_gap_in_the_journal_is_found_and_closed(done) -> None:
+    path = done.folder / ".looplab/journal.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:5] + lines[8:]))
+    assert "line 6 is event 9, but event 6 comes next" in done("verify", code=1).out
+    done("reindex")
+    done("verify")
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        "no JSON",
+        '{"n": "x", "round": [1], "created": {}, "devices": 5, "reason": 7, "source": ["a"], "seed": 1.5}',
+        '{"n": 1e300, "round": 1000000000000000000000, "proposer": null, "slot": {}}',
+    ],
+)
+def test_reindex_takes_in_every_run_folder_whatever_it_says(done, about: str) -> None:
+    (done.runs()[1] / "record/run.json").write_text(about)
+    (done.runs()[1] / "record/override.json").write_text('{"edits": 3}')
+    (done.runs()[2] / "record/summary.json").write_text('{"objective": [], "verdict": 1, "notes": 2, "metrics": []}')
+    unnamed = os.fsencode(done.outputs()) + b"/0009-\xff/record"
+    os.makedirs(unnamed)
+    with open(unnamed + b"/run.json", "w") as file:
+        file.write('{"n": 9}')
+    shutil.rmtree(done.folder / ".looplab")
+    done("reindex")
+    assert done.ask("SELECT count(*), count(DISTINCT n) FROM runs") == [(3, 3)]
+    done("verify")
+    done("status")
+    assert "is not what looplab wrote" in done("show", "3", code=2).err
 
 
 def test_restore_puts_the_ledger_aside_and_loses_nothing(done) -> None:

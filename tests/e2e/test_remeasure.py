@@ -112,3 +112,45 @@ def test_reproduce_with_a_used_up_budget_says_so_and_leaves_nothing_queued(lab: 
     lab.configure(budget={"runs": 2})
     assert lab("reproduce", "1").code == 0
     assert lab.count() == 2
+
+
+OTHER = """\
+import json, os
+config = json.load(open(os.environ["LOOPLAB_CONFIG"]))
+with open(os.environ["LOOPLAB_METRICS"], "a") as file:
+    for step in range(3):
+        print(json.dumps({"step": step, "loss": config["train"]["lr"] - step, "other": 100 - config["train"]["lr"]}), file=file)
+"""
+
+
+def test_values_of_another_objective_are_never_shown_or_compared(lab: Any) -> None:
+    lab.write("train.py", OTHER)
+    lab.queue("train.lr@set=0.3")
+    lab("run")
+    lab.configure(objective={"metric": "other", "goal": "max"})
+    out = lab("status").out
+    assert "2 run(s) were measured by another objective" in out
+    assert "other" not in out.replace("another", "")
+    assert "remeasure" in lab("plan", code=2).err
+    out = lab("run").out
+    assert "2 run(s) are measured again" in out
+    assert lab.count() == 2
+    assert values(lab) == pytest.approx([99.9, 99.7])
+    lab("verify")
+    lab.configure(objective={"metric": "other", "goal": "max", "at": "first"})
+    lab("propose", "--change", "train.lr@set=0.4")
+    assert values(lab) == pytest.approx([99.9, 99.7])
+    lab("run")
+    assert values(lab) == pytest.approx([99.9, 99.7, 99.6])
+    lab("verify")
+
+
+def test_where_an_objective_is_on_the_curve_is_a_part_of_it(lab: Any) -> None:
+    lab.write("train.py", OTHER)
+    lab("run")
+    assert values(lab) == pytest.approx([-1.9])
+    lab.configure(objective={"metric": "loss", "goal": "min", "at": "first"})
+    lab("run")
+    assert values(lab) == pytest.approx([0.1])
+    lab("reindex")
+    lab("verify")

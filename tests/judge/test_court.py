@@ -318,6 +318,19 @@ def test_repeats_that_are_equal_to_the_last_digit_promote_nobody(seeds: bool) ->
     assert made.challenge("worse").verdict is Verdict.DISCARD
 
 
+@pytest.mark.parametrize("seeds", [True, False])
+def test_repeats_that_differ_only_by_rounding_promote_nobody(seeds: bool) -> None:
+    """A training that is repeated without a new seed, on kernels that add in another order each time."""
+    made = Lab(
+        lambda p, w, n: {"base": 0.9594, "good": 1.0267}[p] * (1 + 2e-7 * (n % 3)) if p != "worse" else 0.9, seeds=seeds
+    )
+    found = made.challenge("base", "good")
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert "equal but for rounding" in found.why
+    assert made.docket.champion == made.evidence["base"].run
+    assert any("equal but for rounding" in alarm for alarm in made.alarms)
+
+
 def test_equal_repeats_of_the_base_alone_do_not_hide_a_challenger_that_varies() -> None:
     """A base at chance level measures the same with every seed; the challenger shows that seeds do reach the trainer."""
     made = Lab(lambda p, w, n: 0.1 if p == "base" else 0.9 + 0.01 * noise(p, n))

@@ -109,3 +109,13 @@ def test_local_disks_are_not_refused(tmp_path: Path) -> None:
     assert disk.filesystem_type(tmp_path) != 0
     assert disk.network_disk(Path("/dev/shm")) is None
     assert disk.filesystem_type(tmp_path / "missing") == 0
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+def test_a_lock_that_is_not_a_file_is_said_to_be_in_the_way(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / ".looplab" / "toy.lock"
+    path.parent.mkdir()
+    os.mkfifo(path) if kind == "pipe" else path.mkdir()
+    assert engine_pid(tmp_path, "toy") is None
+    with pytest.raises(LabError, match="remove what is there"), StudyLock(tmp_path, "toy"):
+        pass

@@ -164,3 +164,10 @@ def test_configs_of_a_lab_that_was_moved_are_found_again(ledger: Ledger) -> None
     assert last_options(ledger, "s", lab).cfgs == ("configs/a.json", "/old/place/lab/configs/gone.json")
     with pytest.raises(LabError):
         last_options(ledger, "t", lab)
+
+
+def test_a_folder_in_the_place_of_a_file_is_put_aside(ledger: Ledger) -> None:
+    lab = ledger.path.parents[1]
+    (lab / ".looplab" / "place").mkdir()
+    note_place(lab, "s", ledger)
+    assert (lab / ".looplab" / "place").is_file()

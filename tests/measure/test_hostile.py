@@ -289,6 +289,7 @@ def test_a_chain_of_split_words_that_ends_as_a_file_is_read_once(tmp_path: Path)
         r"loss=(?P<loss>[\d.]+)",
         r"loss[:=]\s*(?P<loss>[\d.eE+-]+)",
         r"^step (?P<step>\d+)\s+(?P<loss>\d+\.\d+)$",
+        r"^損失\s*=\s*(?P<loss>[^\s二]+) 二",
     ],
 )
 def test_simple_patterns_are_known_to_be_linear(pattern: str) -> None:
@@ -308,6 +309,10 @@ def test_simple_patterns_are_known_to_be_linear(pattern: str) -> None:
         r"x(?P<x>(?:a|aa){1,200})z",
         r"x(?P<x>a*)(?=b)",
         r"(?P<x>a)\1*b",
+        r"^(?P<x>[一-龥]+)[一-龥]+[一-龥]+z",
+        r"^(?P<x>\w+)[ā-龥]+z",
+        r"^x(?P<x>[^一]+)二z",
+        r"^(?P<x>\d+)٣z",
     ],
 )
 def test_other_patterns_are_not(pattern: str) -> None:

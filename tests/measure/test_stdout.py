@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from looplab.errors import LabError
 from looplab.measure import stdout
 from looplab.measure.base import merge
+from looplab.measure.splits import has_split
 from looplab.measure.stdout import StdoutSource
 
 Points = dict[str, list[tuple[float, float]]]
@@ -246,6 +247,39 @@ def test_a_heading_counts_for_the_lines_below_it(tmp_path: Path) -> None:
 def test_under_a_heading_a_name_with_its_own_split_is_kept(tmp_path: Path) -> None:
     text = "***** eval metrics *****\n  epoch = 2.0\n  eval_loss = 0.5\n  runtime = 3s\n  lr = 0.1\n"
     assert read(tmp_path, text) == {"eval_loss": [(2, 0.5)], "eval_runtime": [(2, 3.0)], "lr": [(2, 0.1)]}
+
+
+@pytest.mark.parametrize(
+    ("train", "heading"),
+    [
+        ("loss: 0.3", "Evaluating..."),
+        ("loss: 0.3", "[Validation]"),
+        ("Training\nloss: 0.3", "Validation"),
+        ("[Training]\nloss: 0.3", "--- Running validation"),
+        ("Epoch 1/2\nloss: 0.3", "Start evaluation on the dev set"),
+    ],
+)
+def test_a_word_of_its_own_is_a_heading(tmp_path: Path, train: str, heading: str) -> None:
+    found = read(tmp_path, f"{train}\n{heading}\nloss: 0.5\nacc: 0.8\nloss: 0.2\nloss: 0.1\n")
+    assert [value for _, value in found.pop("loss")] == [0.3, 0.2, 0.1]
+    assert sorted(values[0][1] for values in found.values()) == [0.5, 0.8]
+    assert all(has_split(name) for name in found)
+
+
+def test_a_sentence_about_a_split_is_not_a_heading(tmp_path: Path) -> None:
+    assert list(read(tmp_path, "Loading validation data\nloss: 0.3\nWrote eval results to disk\nloss: 0.2\n")) == [
+        "loss"
+    ]
+
+
+def test_a_split_that_is_switched_off_is_another_one(tmp_path: Path) -> None:
+    text = "is_training=True loss=0.3\nis_training=False loss=0.5\n{'train': false, 'loss': 0.6}\n"
+    found = read(tmp_path, text)
+    assert {name: [value for _, value in values] for name, values in found.items()} == {
+        "training_loss": [0.3],
+        "not_training_loss": [0.5],
+        "not_train_loss": [0.6],
+    }
 
 
 SPLIT_WORDS = {

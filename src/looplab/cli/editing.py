@@ -104,7 +104,8 @@ def propose(
         parent = place.record.run(parent).id
     refused = _refusal(place, Proposal(tuple(edits), reason, "person", None if parent == "base" else parent))
     objective = place.study.objective
-    place.record.open(objective.metric if objective else None, objective.goal if objective else "min")
+    if place.record.objective() is None:  # else a running engine, or the next one, says what the runs are measured by
+        place.record.open(objective.metric if objective else None, objective.goal if objective else "min")
     number = place.record.propose(
         "person", edits, reason, parent=None if parent == "base" else parent, hypothesis=hypothesis
     )

@@ -73,6 +73,9 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
         elif facts["best"]:
             best = facts["best"]
             output.say(f"  best: {best['id']} with {facts['metric']} = {output.number(best['objective'])}")
+        if facts["not_comparable"]:
+            said = f"{facts['not_comparable']} run(s) were measured by another objective than that of lab.yaml"
+            output.say(f"  {said}: `looplab remeasure` reads them again")
         if facts["place"]:
             output.say(f"  {facts['place']}")
         for run_id in facts["unreachable"]:
@@ -112,12 +115,18 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
 def _status_of(lab: Path, study: Study, ledger: Ledger | None) -> dict[str, Any]:
     metric = study.objective.metric if study.objective else None
     facts: dict[str, Any] = {"study": study.study, "engine": None, "metric": metric, "counts": {}, "best": None}
+    facts["not_comparable"] = 0
     facts["judge"] = None
     if ledger is None:
         return {**facts, "used": asdict(Usage(0, 0, 0.0, 0.0)), "waiting": 0, "running": [],
                 "alarms": (), "configured": [], "agents": Account().to_dict(), "place": None,
                 "unreachable": []}  # fmt: skip
     record = StudyLedger(ledger, study.study)
+    recorded = record.objective()
+    if recorded is not None and recorded != metric:  # the values are of that one
+        facts |= {"metric": recorded, "not_comparable": record.counts().get("ok", 0)}
+    else:
+        facts["not_comparable"] = len(record.not_comparable())
     best = record.best()
     court = judged_now(study, record)
     running = record.runs(state="running")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -33,7 +32,7 @@ def verify(
     else:
         running = {study for study in lab.studies if engine_pid(lab.folder, study) is not None}
         result = auditing.audit(ledger, lab.folder, running)
-        with contextlib.suppress(sqlite3.DatabaseError):  # then the audit has a finding
+        with contextlib.suppress(*auditing.DAMAGE if result.findings else ()):
             proof = prove(ledger, lab.folder, lab.anchors, against, ledger_id=ledger_id, allowed=allowed)
     findings = [*result.findings, *proof.findings]
     if json:
@@ -105,9 +104,9 @@ def _print_rebuild(done: rebuild.Reindexed, json: bool) -> None:
     if done.aside:
         output.say(f"damaged files were put aside: {', '.join(done.aside)}")
     if done.events:
-        output.say(f"{done.events} event(s) were taken from the journal")
+        output.say(f"{done.events} event(s) were taken from the journal and the backups")
     if done.events_lost:
-        output.say(f"{done.events_lost} event(s) are lost: neither the ledger nor its journal has them")
+        output.say(f"{done.events_lost} event(s) are lost: neither the ledger nor its journal nor a backup has them")
     for study, number in done.runs.items():
         output.say(f"study {study}: {number} run(s) from their folders")
     if done.recovered:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from looplab.config.paths import child, leaves, show
 from looplab.errors import LabError
-from looplab.untrusted import UntrustedError, check_depth, mend, mend_text, read_bounded
+from looplab.untrusted import UntrustedError, check_depth, check_int, mend, mend_text, read_bounded
 
 if TYPE_CHECKING:
     from ruamel.yaml import YAML
@@ -257,7 +257,7 @@ def plain(data: Any) -> Any:
     if type(data) is str:
         return mend_text(data)
     if type(data) in _PLAIN:
-        return data
+        return data if type(data) is not int else check_int(data)
     if isinstance(data, dict):
         result: dict[str, Any] = {}
         for key, value in data.items():
@@ -274,7 +274,7 @@ def plain(data: Any) -> Any:
         return mend_text(str(data))
     for kind in (bool, int, float):
         if isinstance(data, kind):
-            return kind(data)
+            return plain(kind(data))
     if hasattr(data, "isoformat"):
         return data.isoformat()
     raise TypeError(f"{type(data).__name__} is nothing that a config can hold")

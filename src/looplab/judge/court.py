@@ -50,6 +50,9 @@ from looplab.judge.base import (
 RATCHET = ("single run, no statistics",)
 DETERMINISTIC = ("deterministic, no statistics",)
 EQUAL = "equal to the last digit"
+NEARLY_EQUAL = "equal but for rounding"
+ROUNDING = 1e-6
+"""Relative difference up to which repeats are the same computation, rounded differently: some ulps of float32."""
 LIMITS = (0.0, 1.0, 100.0)
 """Values at which accuracies and success rates saturate: equal repeats are plausible there."""
 LEAST_SPREAD = 0.2
@@ -99,6 +102,21 @@ class _Side:
     def is_constant(self) -> bool:
         """Whether it was repeated and every run measured exactly the same."""
         return len(self.finite) > 1 and len(set(self.finite)) == 1
+
+    @property
+    def equality(self) -> str:
+        """In which way its runs are the same, if they are."""
+        return EQUAL if self.is_constant else NEARLY_EQUAL
+
+    @property
+    def hardly_varies(self) -> bool:
+        """Whether it was repeated and its runs differ by no more than the rounding of float32.
+
+        A trainer that no seed reaches repeats the same training; kernels that add in another order each time then make
+        the last digits differ, which is not noise that a test could use.
+        """
+        largest = max(map(abs, self.finite), default=0.0)
+        return len(self.finite) > 1 and max(self.finite) - min(self.finite) <= ROUNDING * largest
 
     @property
     def cost(self) -> float:
@@ -162,7 +180,7 @@ class _Session:
                     hint="hand over every entrant of the study, each by its first run",
                 )
         self.noise = stats.pooled_spread(side.finite for side in self.sides.values())
-        varies = any(len(set(side.finite)) > 1 for side in self.sides.values())
+        varies = any(len(side.finite) > 1 and not side.hardly_varies for side in self.sides.values())
         self.sigma = self.noise[0] if self.noise and varies else 0.0  # exactly 0, whatever the mean was rounded to
 
     def _gather(self, entrants: Sequence[Entrant]) -> None:
@@ -320,14 +338,15 @@ class _Session:
         else:
             what = "runs" if self.first_seed is None else "seeds"
             why = f"The base: {self._value(side.finite)} over {n} {what}, noise {_number(self.sigma)}."
-            if side.is_constant:
-                flags += (f"repeats {EQUAL}",)
+            if side.hardly_varies:
+                flags += (f"repeats {side.equality}",)
                 self._alarm_constant(side)
         self.give(side, Verdict.KEEP, why, n=n, flags=flags)
 
     def _alarm_constant(self, side: _Side) -> None:
         self.alarms.append(
-            f"Every repeat of {side.run} measured exactly {self.sign * side.finite[0]!r}, {EQUAL}: either no seed "
+            f"Every repeat of {side.run} measured {'exactly ' if side.is_constant else ''}"
+            f"{self.sign * side.finite[0]!r}, {side.equality}: either no seed "
             "reaches the trainer or the metric is too coarse. Nobody is promoted on such numbers. Pass the seed on "
             "(`{seed}` in launch.command or launch.env), or declare `deterministic: true`."
         )
@@ -603,8 +622,8 @@ class _Session:
             self._alarm_constant(side)
             if self.sigma == 0.0 or last:
                 numbers["p"] = None  # without any spread it says nothing
-                numbers["flags"] += (f"repeats {EQUAL}",)
-                why = f"Not proved: {_effect(effect)} than {rival.run}, but its {found.n} repeats are {EQUAL}."
+                numbers["flags"] += (f"repeats {side.equality}",)
+                why = f"Not proved: {_effect(effect)} than {rival.run}, but its {found.n} repeats are {side.equality}."
                 self._end(side, Verdict.INCONCLUSIVE, why, **numbers)
             return
         # A handful of differences says little about their spread; the noise of the study helps to guess it.
@@ -627,7 +646,7 @@ class _Session:
 
     def _is_suspicious(self, side: _Side) -> bool:
         """Whether its repeats are equal where they should differ."""
-        return side.is_constant and (self.sigma == 0.0 or self.sign * side.finite[0] not in LIMITS)
+        return side.hardly_varies and (self.sigma == 0.0 or self.sign * side.finite[0] not in LIMITS)
 
     def _promote(self, test: OpenTest, side: _Side, numbers: dict[str, Any], said: str) -> None:
         old = self.by_run[self.champion or ""]

@@ -35,7 +35,7 @@ OUTSIDE = (
 )
 """What the record does not cover, in words."""
 MAX_BOOK = 1 << 28
-_DAMAGE = (sqlite3.DatabaseError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+DAMAGE = (sqlite3.DatabaseError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 """What reading damaged rows may raise."""
 _BOOK_LINE = re.compile(r"- \S+ \| run (\S+) \(round [^|]*+\|([^|]*+)\|([^|]*+)\|")
 _SHARED_NAME = re.compile(r"[^-]+-([0-9a-f]{16})(?:\.\w+)*")
@@ -119,7 +119,7 @@ def _collecting(findings: list[Finding], what: str, where: str) -> Iterator[None
     """Turn what damaged data raises into a finding."""
     try:
         yield
-    except _DAMAGE as error:
+    except DAMAGE as error:
         findings.append(Finding(what, where, f"cannot be read: {type(error).__name__}: {error}"))
     except OSError as error:
         findings.append(Finding(what, where, f"cannot be read: {error.strerror or error}"))
@@ -290,16 +290,20 @@ def _compare_journal(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
         return
     head = ledger.head()[0]
     if head and ledger.noted_head() is None:
-        replay.other_notes.append(f"{HEAD_FILE} is missing; it notes where the chain ends, and is written again")
+        if os.path.lexists(ledger.path.with_name(HEAD_FILE)):
+            yield Finding("file", HEAD_FILE, "it does not say where the chain ended; `looplab reindex` writes it again")
+        else:
+            replay.other_notes.append(f"{HEAD_FILE} is missing; it notes where the chain ends, and is written again")
     if not ledger.journal.exists():
         if ledger.one("SELECT 1 FROM meta WHERE key=?", (JOURNALLED,)) is not None:
             yield Finding("file", journal.NAME, "the journal is gone; the next write creates it again")
         return
     hashes = {row[0]: row[1] for row in ledger.rows("SELECT seq, hash FROM events")}
-    expected = 1
+    expected, is_damaged = 1, False
     try:
         for number, link in ledger.journal.read():
             if link is None:
+                is_damaged = True
                 yield Finding("file", journal.NAME, f"line {number} is damaged; `looplab reindex` writes it again")
             elif link.seq > head:
                 # The engine may have added events since the chain was read.
@@ -311,9 +315,13 @@ def _compare_journal(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
                 yield Finding("chain", f"event {link.seq}", "it is another one in the journal")
                 return
             else:
+                if link.seq > expected and not is_damaged:
+                    why = f"line {number} is event {link.seq}, but event {expected} comes next"
+                    yield Finding("file", journal.NAME, f"{why}; `looplab reindex` writes it again")
+                is_damaged = is_damaged and link.seq < expected
                 expected = max(expected, link.seq + 1)
     except (OSError, UntrustedError) as error:
-        yield Finding("file", journal.NAME, f"cannot be read: {error}")
+        yield Finding("file", journal.NAME, f"cannot be read: {error}; `looplab reindex` writes it again")
         return
     if expected <= head:
         replay.other_notes.append(f"the journal ends at event {expected - 1}; the next write completes it")
@@ -332,7 +340,7 @@ def _compare_backups(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
         name = f"{FOLDER}/{path.name}"
         try:
             copied = read_hashes(path)
-        except (OSError, *_DAMAGE) as error:
+        except (OSError, *DAMAGE) as error:
             if path.exists():  # else an engine has replaced it by a newer one
                 replay.other_notes.append(f"{name} cannot be read: {error}")
             continue
@@ -422,5 +430,5 @@ def events_of(ledger: Ledger) -> Iterator[Event]:
     """Yield the events as far as they can be read."""
     try:
         yield from ledger.events()
-    except (*_DAMAGE, LabError):
+    except (*DAMAGE, LabError):
         return

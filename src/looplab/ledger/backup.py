@@ -61,11 +61,15 @@ def back_up(path: Path) -> Path | None:
     return target
 
 
+def open_backup(backup: Path) -> sqlite3.Connection:
+    """Open a backup for reading, without creating files beside it."""
+    return sqlite3.connect(f"{backup.resolve().as_uri()}?immutable=1", uri=True)
+
+
 def intact(backup: Path) -> bool:
     """Return whether a backup can be opened and its chain is whole."""
-    uri = f"{backup.resolve().as_uri()}?immutable=1"
     try:
-        with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
+        with contextlib.closing(open_backup(backup)) as db:
             if db.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
                 return False
         with contextlib.closing(_Immutable(backup)) as ledger:
@@ -81,7 +85,7 @@ def read_hashes(backup: Path) -> dict[int, str]:
         OSError, sqlite3.Error: It cannot be read, or is not a ledger.
     """
     backup.stat()
-    with contextlib.closing(sqlite3.connect(f"{backup.resolve().as_uri()}?immutable=1", uri=True)) as db:
+    with contextlib.closing(open_backup(backup)) as db:
         return dict(db.execute("SELECT seq, hash FROM events ORDER BY seq"))
 
 

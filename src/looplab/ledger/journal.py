@@ -20,6 +20,8 @@ from looplab.untrusted import UntrustedError, dump_json, load_json, open_regular
 NAME = "journal.jsonl"
 _DATA = b',"data":'
 _TAIL_BYTES = 1 << 16
+MAX_SEQ = (1 << 63) - 1
+"""The largest number that SQLite can hold."""
 MAX_LINE = 1 << 26
 """Bytes of one event; a longer line was not written by the ledger."""
 
@@ -54,7 +56,7 @@ class Link(NamedTuple):
             link = cls(head["seq"], head["at"], head["kind"], head["study"], head["run"], data, head["hash"])
         except (UntrustedError, UnicodeDecodeError, KeyError, TypeError):
             return None
-        return link if isinstance(link.seq, int) and isinstance(link.hash, str) else None
+        return link if type(link.seq) is int and 0 < link.seq <= MAX_SEQ and isinstance(link.hash, str) else None
 
 
 class Journal:

@@ -27,13 +27,15 @@ from typing import Any
 from looplab.config.files import write_atomic
 from looplab.errors import LabError
 from looplab.ledger import journal
-from looplab.ledger.journal import Journal, Link
+from looplab.ledger.journal import MAX_SEQ, Journal, Link
 from looplab.ledger.schema import JOURNALLED, TABLES, UPGRADES, VERSION
 from looplab.runs.redact import redact_data, redact_text
-from looplab.untrusted import dump_json, load_own_json
+from looplab.untrusted import dump_json, load_own_json, read_bounded
 
 GENESIS = "0" * 64
 HEAD_FILE = "head"
+MAX_HEAD = 1_000
+"""Bytes of the file that notes the head."""
 BUSY_S = 30.0
 OWN_WORDS = {"planned", "launched", "proposed", "ended", "judged", "best", "round began", "round ended"}
 """Events without texts from outside, or whose texts were redacted before; the others are looked at for secrets."""
@@ -149,12 +151,13 @@ class Ledger:
                 write_atomic(self.path.with_name(HEAD_FILE), f"{seq} {digest}\n".encode(), sync=False)
 
     def noted_head(self) -> tuple[int, str] | None:
-        """Where the chain ended when that was last noted."""
+        """Return where the chain ended when that was last noted; None if nothing is, or nothing that can be true."""
         try:
-            seq, digest = self.path.with_name(HEAD_FILE).read_text().split()
-            return int(seq), digest
+            seq, digest = read_bounded(self.path.with_name(HEAD_FILE), MAX_HEAD).decode("ascii").split()
+            number = int(seq)
         except (OSError, ValueError):
             return None
+        return (number, digest) if 0 < number <= MAX_SEQ else None
 
     # -- writing
 

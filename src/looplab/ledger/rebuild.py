@@ -9,6 +9,7 @@ import contextlib
 import os
 import shutil
 import sqlite3
+import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +19,8 @@ from typing import Any
 from looplab.errors import LabError
 from looplab.ledger import journal
 from looplab.ledger.audit import events_of
-from looplab.ledger.backup import FOLDER, backups, intact, read_hashes
-from looplab.ledger.journal import Journal, Link
+from looplab.ledger.backup import FOLDER, backups, intact, open_backup, read_hashes
+from looplab.ledger.journal import MAX_SEQ, Journal, Link
 from looplab.ledger.ledger import GENESIS, HEAD_FILE, REPAIR, DamagedError, Ledger, link
 from looplab.ledger.replay import ENDED, PLANNED, Facts, Key, Replay, hash_text
 from looplab.ledger.schema import JOURNALLED, LAST_NUMBER
@@ -27,6 +28,8 @@ from looplab.ledger.study import keep_config
 from looplab.runs import folder
 from looplab.untrusted import UntrustedError, dump_json
 
+MAX_DIGITS = 12
+"""Of the number of a run."""
 STAMPED = "%Y%m%d-%H%M%S"
 FILES = ("run.json", "config.json", "override.json", "config_diff.json", "capsule.json", "summary.json", "exit.json",
          "train.log")  # fmt: skip
@@ -89,6 +92,7 @@ def reindex(path: Path, lab: Path, done: Reindexed | None = None) -> Reindexed:
     The caller holds the locks of all studies. After a crash in the middle it is run again.
     """
     done = done or Reindexed()
+    _clear_names(path, done)
     chain = _longest_chain(path)
     ledger = _open_or_put_aside(path, chain, done)
     try:
@@ -111,15 +115,27 @@ def reindex(path: Path, lab: Path, done: Reindexed | None = None) -> Reindexed:
 
 
 def _longest_chain(path: Path) -> list[Link]:
-    """Return the events of the journal, as far as they are whole, if it has more of them than the database."""
-    found = list(_unbroken(_journal_links(path)))
+    """Return the longest chain that database, journal and backups hold together; empty if the database has all of it.
+
+    An event that is damaged in one of them is taken from another. Where they contradict each other, the longer chain
+    of database and journal counts; backups only continue it.
+    """
+    database = {one.seq: one for one in _database_links(path)}
+    last = Journal(path.with_name(journal.NAME)).last()
+    noted = max([last[0] if last else 0, *map(_last_of_backup, backups(path))])
+    own = _unbroken([database])
+    if len(own) == len(database) >= noted:
+        return []
+    written = {one.seq: one for one in _journal_links(path)}
+    copies = [{one.seq: one for one in _backup_links(backup)} for backup in backups(path)]
+    found = max((_unbroken([*pair, *copies]) for pair in ([database, written], [written, database])), key=len)
+    return found if len(found) > len(own) or len(own) < len(database) else []
+
+
+def _database_links(path: Path) -> Iterator[Link]:
+    """Yield the events of the database as far as they can be read."""
     with contextlib.suppress(LabError, sqlite3.DatabaseError), contextlib.closing(Ledger(path, create=False)) as ledger:
-        known = {row[0]: row[1] for row in ledger.rows("SELECT seq, hash FROM events")}
-        broken = ledger.first_broken_link(noted=False)
-        whole = len(known) if broken is None else broken.seq - 1
-        if whole >= len(found):
-            return []
-    return found
+        yield from map(Link._make, ledger.rows("SELECT seq, at, kind, study, run, data, hash FROM events"))
 
 
 def _journal_links(path: Path) -> Iterator[Link]:
@@ -131,16 +147,28 @@ def _journal_links(path: Path) -> Iterator[Link]:
         return
 
 
-def _unbroken(links: Iterator[Link]) -> Iterator[Link]:
-    """Yield events from the first on, each once, as long as each continues the one before."""
-    before, expected = GENESIS, 1
-    for one in links:
-        if one.seq < expected:
-            continue  # written twice, after a damaged line
-        if one.seq > expected or link(before, *one[:-1]) != one.hash:
-            return
-        yield one
-        before, expected = one.hash, expected + 1
+def _backup_links(backup: Path) -> Iterator[Link]:
+    with contextlib.suppress(sqlite3.DatabaseError), contextlib.closing(open_backup(backup)) as db:
+        yield from map(Link._make, db.execute("SELECT seq, at, kind, study, run, data, hash FROM events"))
+
+
+def _last_of_backup(backup: Path) -> int:
+    digits = backup.stem.rpartition("-")[2]
+    return int(digits) if digits.isdecimal() else 0
+
+
+def _unbroken(sources: Sequence[Mapping[int, Link]]) -> list[Link]:
+    """Return events from the first on, each from the first source in which it continues the one before."""
+    chain: list[Link] = []
+    before = GENESIS
+    while True:
+        seq = len(chain) + 1
+        candidates = (source[seq] for source in sources if seq in source)
+        found = next((one for one in candidates if link(before, *one[:-1]) == one.hash), None)
+        if found is None:
+            return chain
+        chain.append(found)
+        before = found.hash
 
 
 def _open_or_put_aside(path: Path, chain: Sequence[Link], done: Reindexed) -> Ledger:
@@ -173,7 +201,7 @@ def _open_or_put_aside(path: Path, chain: Sequence[Link], done: Reindexed) -> Le
 
 def _is_prefix(backup: Path, chain: Sequence[Link]) -> bool:
     """Return whether the chain continues that of the backup."""
-    with contextlib.closing(sqlite3.connect(f"{backup.resolve().as_uri()}?immutable=1", uri=True)) as db:
+    with contextlib.closing(open_backup(backup)) as db:
         seq, digest = db.execute("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1").fetchone()
     return not chain or (seq <= len(chain) and chain[seq - 1].hash == digest)
 
@@ -183,12 +211,29 @@ def _hash_at(ledger: Ledger, seq: int) -> str | None:
     return None if row is None else row["hash"]
 
 
-def put_aside(path: Path) -> list[str]:
-    """Rename the database with its log, which holds what was written last; return the new names."""
+def _clear_names(path: Path, done: Reindexed) -> None:
+    """Put aside what is in the place of a file beside the ledger, but is not one: a folder, a pipe, a link."""
+    for name in (HEAD_FILE, journal.NAME, FOLDER):
+        one = path.with_name(name)
+        with contextlib.suppress(FileNotFoundError):
+            mode = os.lstat(one).st_mode
+            if not (stat.S_ISDIR(mode) if name == FOLDER else stat.S_ISREG(mode)):
+                os.rename(one, aside := _aside(one))
+                done.aside.append(aside.name)
+
+
+def _aside(path: Path) -> Path:
+    """Return a name that is free, for a file that is put aside."""
     stamp = time.strftime(STAMPED, time.gmtime())
     number = 0
     while os.path.lexists(aside := path.with_name(f"{path.name}.damaged-{stamp}{f'-{number}' * (number > 0)}")):
         number += 1
+    return aside
+
+
+def put_aside(path: Path) -> list[str]:
+    """Rename the database with its log, which holds what was written last; return the new names."""
+    aside = _aside(path)
     names = []
     for suffix in ("-wal", "-shm", ""):  # the database last: until then nothing has happened to it
         with contextlib.suppress(FileNotFoundError):
@@ -216,7 +261,7 @@ def _rewrite_journal(ledger: Ledger, done: Reindexed) -> None:
             expected += 1
     if ledger.journal.exists() and not same:
         path = ledger.journal.path
-        aside = path.with_name(f"{path.name}.damaged-{time.strftime(STAMPED, time.gmtime())}")
+        aside = _aside(path)
         ledger.journal.close()
         os.replace(path, aside)
         done.aside.append(aside.name)
@@ -293,17 +338,16 @@ def _rebuild_tables(ledger: Ledger, lab: Path, done: Reindexed) -> None:
 
 def _run_folders(lab: Path) -> dict[Key, Path]:
     found = {}
-    for study_dir in sorted(p for p in (lab / "outputs").glob("*") if p.is_dir() and p.name[0] not in "._"):
+    for study_dir in sorted(p for p in (lab / "outputs").glob("*") if folder.can_be_run(p.name) and p.is_dir()):
         for run_dir in folder.run_folders(study_dir):
-            with contextlib.suppress(LabError):  # a folder whose run.json cannot be read is not a run's
-                if isinstance(folder.read_json(run_dir, "run.json").get("n"), int):
-                    found[study_dir.name, run_dir.name] = run_dir
+            found[study_dir.name, run_dir.name] = run_dir
     return found
 
 
 def _number_of(run: str) -> int:
+    """Return the number with which the id of a run begins; 0 if it does not."""
     digits = run.partition("-")[0]
-    return int(digits) if digits.isdecimal() else 0
+    return int(digits) if digits.isdecimal() and len(digits) <= MAX_DIGITS else 0
 
 
 def _row_defaults(key: Key) -> Facts:
@@ -320,33 +364,35 @@ def _row_of(key: Key, run_dir: Path, old: Facts, replay: Replay) -> Facts:
     about, summary, process, exit_ = (
         _read(run_dir, name) for name in ("run.json", "summary.json", "process.json", "exit.json")
     )
+    objective, verdict, devices = summary.get("objective"), summary.get("verdict"), about.get("devices")
+    config_hash, proposer = _text(about, "config_hash") or "", _text(about, "proposer") or "?"
     row = {
-        "n": about["n"],
-        "round": about.get("round", 1),
+        "n": _number_of(key[1]) or _whole_number(about, "n") or 0,
+        "round": _whole_number(about, "round") or 1,
         "proposal": None,
-        "proposer": about.get("proposer", "?"),
-        "parent": about.get("parent"),
-        "base": about.get("base"),
-        "reason": about.get("reason", ""),
-        "config_hash": about.get("config_hash", ""),
-        "state": "ended" if summary else "running",
-        "status": summary.get("status"),
-        "slot": about.get("slot"),
-        "pid": process.get("pid"),
-        "created": about.get("created", 0.0),
-        "started": exit_.get("started") or process.get("started"),
-        "ended": exit_.get("ended"),
-        "exit_code": summary.get("exit_code"),
-        "signal": summary.get("signal"),
-        "objective": (summary.get("objective") or {}).get("value"),
-        "verdict": None if said else (summary.get("verdict") or {}).get("verdict"),
-        "devices": max(1, len(about.get("devices", []))),
-        "role": about.get("role") or ("base" if about.get("proposer") == "base" else "trial"),
-        "point": about.get("point") or about.get("config_hash", ""),
-        "seed": about.get("seed"),
-        "twin": about.get("twin"),
-        "warm": about.get("warm"),
-        "measured": summary.get("measured"),
+        "proposer": proposer,
+        "parent": _text(about, "parent"),
+        "base": _text(about, "base"),
+        "reason": _text(about, "reason") or "",
+        "config_hash": config_hash,
+        "state": "ended" if _text(summary, "status") else "running",
+        "status": _text(summary, "status"),
+        "slot": _text(about, "slot"),
+        "pid": _whole_number(process, "pid"),
+        "created": _number(about, "created") or 0.0,
+        "started": _number(exit_, "started") or _number(process, "started"),
+        "ended": _number(exit_, "ended"),
+        "exit_code": _whole_number(summary, "exit_code"),
+        "signal": _whole_number(summary, "signal"),
+        "objective": _number(objective, "value") if isinstance(objective, dict) else None,
+        "verdict": _text(verdict, "verdict") if isinstance(verdict, dict) and not said else None,
+        "devices": max(1, len(devices) if isinstance(devices, list) else 1),
+        "role": _text(about, "role") or ("base" if proposer == "base" else "trial"),
+        "point": _text(about, "point") or config_hash,
+        "seed": _whole_number(about, "seed"),
+        "twin": _text(about, "twin"),
+        "warm": _text(about, "warm"),
+        "measured": _text(summary, "measured"),
     }
     if said is None:
         return row
@@ -364,11 +410,27 @@ def _read(run_dir: Path, name: str) -> dict[str, Any]:
         return {}
 
 
+def _text(data: Mapping[str, Any], key: str) -> str | None:
+    """Return a text of a run's record; None if there is something else, which somebody else has written."""
+    value = data.get(key)
+    return value if isinstance(value, str) else None
+
+
+def _whole_number(data: Mapping[str, Any], key: str) -> int | None:
+    value = data.get(key)
+    return value if type(value) is int and abs(value) <= MAX_SEQ else None
+
+
+def _number(data: Mapping[str, Any], key: str) -> float | None:
+    value = data.get(key)
+    return float(value) if isinstance(value, int | float) and abs(value) <= MAX_SEQ else None
+
+
 def _give_own_numbers(rows: dict[Key, Facts], highest: dict[str, int], done: Reindexed) -> None:
     """Give a new number to all but the first run with the same one: an early fault, or folders copied in."""
     taken: set[tuple[str, int]] = set()
     for (study, run), row in sorted(rows.items(), key=lambda one: (one[0][0], one[1]["created"])):
-        if (study, row["n"]) in taken:
+        if (study, row["n"]) in taken or row["n"] < 1:
             highest[study] += 1
             row["n"] = highest[study]
             done.renumbered[f"{study}/{run}"] = str(row["n"])
@@ -402,15 +464,28 @@ def _rebuild_proposals(ledger: Ledger, replay: Replay, done: Reindexed) -> None:
 def _recover_proposal(ledger: Ledger, key: Key, run_dir: Path, row: Facts) -> int:
     """Rebuild the proposal that a run was made from, so that it is not taken once more; return how many were."""
     study, run = key
+    if row["proposal"] is not None:
+        return 0
     about = _read(run_dir, "run.json")
-    source = about.get("source")
-    if row["proposal"] is not None or source is None:
+    source = _text(about, "source")
+    made_of = _read(run_dir, "override.json").get("edits")
+    edits = [edit for edit in made_of if isinstance(edit, str)] if isinstance(made_of, list) else []
+    if source is not None:
+        sql, parameters = "source=?", [source]
+    else:  # a person's or an agent's; the chain lost only that it became a run
+        sql = "source IS NULL AND status='waiting' AND proposer=? AND reason=? AND edits=?"
+        parameters = [row["proposer"], row["reason"], dump_json(edits)]
+    sql = f"SELECT id, status FROM proposals WHERE study=? AND {sql} ORDER BY id"  # noqa: S608 (fixed texts)
+    known = ledger.one(sql, (study, *parameters))
+    if known is not None and known["status"] == "waiting":
+        accepted = (run, row["round"], known["id"])
+        ledger.execute("UPDATE proposals SET status='accepted', run=?, round=? WHERE id=?", accepted)
+        ledger.execute("UPDATE runs SET proposal=? WHERE study=? AND id=?", (known["id"], study, run))
+        row["proposal"] = known["id"]  # the event that recovers the run states it
+    if known is not None or source is None:
         return 0
-    if ledger.one("SELECT 1 FROM proposals WHERE study=? AND source=?", (study, source)):
-        return 0
-    edits = list(_read(run_dir, "override.json").get("edits", []))
     said = {"proposer": row["proposer"], "parent": row["parent"], "reason": row["reason"], "source": source,
-            "hypothesis": about.get("hypothesis", ""), "run": run}  # fmt: skip
+            "hypothesis": _text(about, "hypothesis") or "", "run": run}  # fmt: skip
     columns = {"study": study, "round": row["round"], "created": row["created"], "status": "accepted", **said}
     columns["edits"] = dump_json(edits)
     names, marks = ", ".join(columns), ", ".join("?" * len(columns))
@@ -476,9 +551,12 @@ def _rebuild_studies(ledger: Ledger, lab: Path, replay: Replay, rows: Mapping[Ke
             "INSERT OR IGNORE INTO studies (name, created) VALUES (?,?)", (study, facts.get("opened", first))
         )
         best = facts.get("best")
-        if best is None or (study, best) not in rows:
+        found = [run for one, run in rows if one == study and replay.runs.get((one, run), {}).get("state") != "ended"]
+        if best is None or (study, best) not in rows or found:
             with contextlib.suppress(OSError, ValueError):
-                best = folder.pointed(folder.study_folder(lab, study), "BEST") if "best" not in facts else best
+                # A run whose end the chain does not know may be the best one; the chain does not know that either.
+                pointed = folder.pointed(folder.study_folder(lab, study), "BEST")
+                best = pointed if "best" not in facts or pointed in found else best
             best = best if (study, best) in rows else None
             if best != facts.get("best"):
                 ledger.record("best", study, best, objective=rows[study, best]["objective"] if best else None)
@@ -537,7 +615,7 @@ def unknown_folders(ledger: Ledger, lab: Path, study: str) -> list[str]:
     """Return the run folders of a study that the ledger does not know: it has lost events."""
     study_dir = folder.study_folder(lab, study)
     try:
-        names = [entry.name for entry in os.scandir(study_dir) if entry.name[0] not in "._"]
+        names = [entry.name for entry in os.scandir(study_dir) if folder.can_be_run(entry.name)]
     except OSError:
         return []
     known = {row[0] for row in ledger.rows("SELECT id FROM runs WHERE study=?", (study,))}

@@ -82,6 +82,9 @@ class Replay:
                 facts.update(objective=data["objective"], goal=data["goal"])
                 if event.kind == "objective changed":
                     facts["best"] = None
+                if data.get("cleared"):
+                    for run in (run for (one, _), run in self.runs.items() if one == study):
+                        run.update(objective=None, measured=None)
             case "round began":
                 self.rounds[study, data["round"]] = {"created": event.at, "closed": None}
             case "round ended":
@@ -201,6 +204,8 @@ class Replay:
                 del self.proposals[data["proposed"]["proposal"]]["run"]
             return
         facts = _planned(data["planned"])
+        if self.proposals.get(facts.get("proposal", 0), {}).get("status") == "waiting":
+            self._accept(key[1], data["planned"])
         if data["ended"] is None:
             facts["state"] = data.get("state", "running")
         else:

@@ -158,9 +158,20 @@ class StudyLedger:
         self.study = study
         self._planned = 0  # the number of the last planned run, once known
 
-    def open(self, objective: str | None, goal: str) -> None:
-        """Make the study known; what it is measured by may change between engines, and that is recorded."""
+    def open(self, objective: str | None, goal: str, at: str | None = None) -> int:
+        """Make the study known; what it is measured by may change between engines, and that is recorded.
+
+        Values of another metric, or taken elsewhere on the curve, are not comparable: their runs count as not measured
+        until they are measured again, and the judge starts over.
+
+        Args:
+            at: Where on the curve the objective is; None: as before.
+
+        Returns:
+            How many runs lost their objective.
+        """
         now = time.time()
+        lost = 0
         with self.ledger.write():
             row = self.ledger.one("SELECT objective, goal FROM studies WHERE name=?", (self.study,))
             if row is None:
@@ -169,15 +180,47 @@ class StudyLedger:
                     (self.study, now, objective, goal),
                 )
                 self.ledger.record("study opened", self.study, when=now, objective=objective, goal=goal)
-            elif (row["objective"], row["goal"]) != (objective, goal):
-                self.ledger.execute(
-                    "UPDATE studies SET objective=?, goal=? WHERE name=?", (objective, goal, self.study)
-                )
-                if row["objective"] is None:  # rebuilt from folders, or a study that had no objective
-                    self.ledger.record("study opened", self.study, objective=objective, goal=goal)
-                else:  # what was best by another measure is not comparable
-                    self.ledger.execute("UPDATE studies SET best=NULL WHERE name=?", (self.study,))
-                    self.ledger.record("objective changed", self.study, objective=objective, goal=goal)
+                return 0
+            moved = at is not None and self._recorded_at() not in (None, at)
+            if (row["objective"], row["goal"]) == (objective, goal) and not moved:
+                return 0
+            self.ledger.execute("UPDATE studies SET objective=?, goal=? WHERE name=?", (objective, goal, self.study))
+            if row["objective"] is None:  # rebuilt from folders, or a study that had no objective
+                self.ledger.record("study opened", self.study, objective=objective, goal=goal)
+                return 0
+            cleared = row["objective"] != objective or moved
+            if cleared:
+                sql = "UPDATE runs SET objective=NULL, measured=NULL WHERE study=? AND objective IS NOT NULL"
+                lost = self.ledger.execute(sql, (self.study,)).rowcount
+            self.ledger.execute("UPDATE studies SET best=NULL WHERE name=?", (self.study,))
+            self.ledger.record("objective changed", self.study, objective=objective, goal=goal, cleared=cleared)
+            if self.docket() is not None:
+                self.restart_judge("the objective was changed")
+        return lost
+
+    def _recorded_at(self) -> str | None:
+        """Return where on the curve the objective is according to the last recorded configuration."""
+        sql = "SELECT data FROM events WHERE study=? AND kind='study configured' ORDER BY seq DESC LIMIT 1"
+        row = self.ledger.one(sql, (self.study,))
+        said = load_own_json(row["data"])["configuration"].get("objective") if row else None
+        return said.get("at") if isinstance(said, dict) else None
+
+    def objective(self) -> str | None:
+        """Return the metric by which the runs in the table were measured."""
+        row = self.ledger.one("SELECT objective FROM studies WHERE name=?", (self.study,))
+        return row["objective"] if row is not None else None
+
+    def objective_changed_at(self) -> float:
+        """Return when an engine last started with another objective than the one before; 0: never."""
+        sql = "SELECT at, data FROM events WHERE study=? AND kind='study configured' ORDER BY seq"  # there is an index
+        changed, before = 0.0, None
+        for row in self.ledger.rows(sql, (self.study,)):
+            objective = load_own_json(row["data"])["configuration"].get("objective") or {}
+            now = (objective.get("metric"), objective.get("at"))
+            if before not in (None, now):
+                changed = row["at"]
+            before = now
+        return changed
 
     def configure(self, body: Mapping[str, Any]) -> str:
         """Record the configuration that an engine starts with, if it is not the last one; return its hash."""
@@ -624,6 +667,17 @@ class StudyLedger:
         """Return whether any run ended well; with `measured`, also with an objective."""
         sql = "SELECT 1 FROM runs WHERE study=? AND status='ok' AND (objective IS NOT NULL OR ?) LIMIT 1"
         return self.ledger.one(sql, (self.study, not measured)) is not None
+
+    def not_comparable(self) -> list[RunRow]:
+        """Runs that ended well, were measured by another objective, and were not measured again since."""
+        changed = self.objective_changed_at()
+        if not changed:
+            return []
+        sql = (
+            f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND status='ok' AND objective IS NULL"  # noqa: S608 (fixed)
+            " AND coalesce(ended, 0) < ? ORDER BY n"
+        )
+        return [_run(row) for row in self.ledger.rows(sql, (self.study, changed))]
 
     def runs_open(self) -> list[RunRow]:
         """Runs that are decided on or at work."""

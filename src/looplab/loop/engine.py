@@ -37,6 +37,7 @@ from looplab.loop.measuring import Gauge, left_nothing, summarise
 from looplab.loop.place import PlaceMonitor, note_place
 from looplab.loop.planning import News, Planner
 from looplab.loop.prepare import PREPARED, Prepared, Preparer
+from looplab.loop.remeasure import remeasure
 from looplab.loop.setup import Setup, resolved_configuration
 from looplab.loop.warm import keep_model
 from looplab.loop.watching import Lookout
@@ -180,11 +181,16 @@ class Engine:
         """Work until there is nothing more to do; the study's lock is held by the caller."""
         objective = self.setup.study.objective
         check_folders(self._ledger, self.setup.lab, self.study.study)
-        self.study.open(objective.metric if objective else None, objective.goal if objective else "min")
+        is_full = not self.setup.options.asked_only
+        at = objective.at if objective and is_full else None
+        self.study.open(objective.metric if objective else None, objective.goal if objective else "min", at)
         configuration = resolved_configuration(self.setup)
-        if self.setup.options.asked_only:  # its options are nobody's decision on how the study continues
+        if not is_full:  # its options are nobody's decision on how the study continues
             configuration["options"] = self.study.configured_options() or configuration["options"]
         self._configuration = self.study.configure(configuration)
+        if is_full and (others := self.study.not_comparable()):
+            self._note_now(f"the objective was changed: {len(others)} run(s) are measured again by the new one")
+            remeasure(self.setup, self.study, others)
         session = self.study.begin_session(socket.gethostname(), os.getpid(), keeper.start_ticks(os.getpid()))
         folder.make_study_folder(self.folder)
         self._syncer = Syncer(self.folder)

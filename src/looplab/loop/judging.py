@@ -74,7 +74,10 @@ class Bench:
 
     def load(self) -> None:
         """Everything that has ended before this engine began."""
+        others = {run.id for run in self._record.not_comparable()}
         for run in self._record.runs(state="ended"):
+            if run.id in others:
+                continue  # measured by another objective, which says nothing about this one
             summary = folder.read_json(self._outputs / run.id, "summary.json", strict=False)
             self.take_in(run, str(summary.get("fingerprint") or ""))
 

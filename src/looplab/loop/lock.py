@@ -8,8 +8,10 @@ whether an engine runs takes no lock at all.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import stat
 import struct
 import zlib
 from pathlib import Path
@@ -18,6 +20,7 @@ from types import TracebackType
 from looplab.errors import BusyError, LabError
 from looplab.launch.keeper import FLOCK, hold, is_held
 from looplab.runs.disk import refuse_network_disk
+from looplab.untrusted import UntrustedError, open_descriptor
 
 
 def _lock(descriptor: int) -> bool:
@@ -57,7 +60,9 @@ class StudyLock:
             self._folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             while not _leads_to(self._path, self._descriptor):  # again if the file was deleted before it was locked
                 self._close_file()
-                self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
+                if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+                    raise OSError(errno.EINVAL, "it is not a file")
                 if not _lock(self._descriptor) or is_held(self._folder, place, 1):
                     holder = _read_pid(self._descriptor) or "unknown"
                     raise BusyError(
@@ -70,7 +75,8 @@ class StudyLock:
         except BaseException as error:
             self._close()
             if isinstance(error, OSError):
-                raise LabError(f"cannot lock the study: {error.strerror}", file=self._path) from error
+                hint = "" if os.path.isfile(self._path) else "remove what is there: looplab creates the file"
+                raise LabError(f"cannot lock the study: {error.strerror}", file=self._path, hint=hint) from error
             raise
         return self
 
@@ -108,8 +114,8 @@ def engine_pid(lab: Path, study: str) -> int | None:
     finally:
         os.close(descriptor)
     try:
-        descriptor = os.open(folder / f"{study}.lock", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+        descriptor = open_descriptor(folder / f"{study}.lock")
+    except (OSError, UntrustedError):
         return 0 if running else None
     try:
         # The file is asked, too: not every file system has locks on folders.

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from looplab.config.files import write_atomic
 from looplab.ledger.ledger import Ledger
+from looplab.runs import folder
 from looplab.untrusted import dump_json, load_json, mend_text, read_bounded
 
 PLACE_FILE = "place"
@@ -77,7 +77,7 @@ def note_place(lab: Path, study: str, ledger: Ledger) -> Move | None:
         with ledger.write():
             ledger.record(move.kind, study, was=move.was, now=here)
     if here != _read(lab):
-        write_atomic(lab / ".looplab" / PLACE_FILE, dump_json(here).encode(), sync=False)
+        folder.write_over(lab / ".looplab" / PLACE_FILE, dump_json(here).encode())
     return move
 
 

@@ -68,7 +68,13 @@ def preview(setup: Setup, ledger: LedgerCopy) -> Preview:
         check_folders(ledger, setup.lab, setup.study.study)
     study = StudyLedger(ledger, setup.study.study)
     objective = setup.study.objective
-    study.open(objective.metric if objective else None, objective.goal if objective else "min")
+    at = objective.at if objective else None
+    lost = study.open(objective.metric if objective else None, objective.goal if objective else "min", at)
+    if lost:
+        raise LabError(
+            f"{lost} run(s) were measured by another objective than that of lab.yaml, on which depends what is next",
+            hint="`looplab remeasure` reads them again, and `looplab run` begins with that",
+        )
     study.forget_plans()
     open_runs = study.runs_open()
     bench = None

@@ -44,7 +44,8 @@ def remeasure(setup: Setup, record: StudyLedger, runs: Sequence[RunRow]) -> list
     The caller holds the study's lock. May be repeated after a crash: what was done already changes nothing.
     """
     objective = setup.study.objective
-    record.open(objective.metric if objective else None, objective.goal if objective else "min")
+    if objective is not None and record.open(objective.metric, objective.goal, objective.at):
+        runs = [record.run(run.id) for run in runs]  # what they had was another objective
     configuration = record.configure(resolved_configuration(setup))
     outputs = folder.study_folder(setup.lab, setup.study.study)
     found = [_remeasure_run(setup, record, run, outputs / run.id) for run in runs if run.status == "ok"]

@@ -172,7 +172,10 @@ def _end(process: subprocess.Popen[bytes]) -> int:
 
 # -- which patterns are linear
 
-_ALPHABET = frozenset(map(chr, range(0x180)))
+_LAST = 0x17F
+_BEYOND = {r"\d": "digit", r"\s": "space", r"\w": "word", "": "other"}
+"""What stands for the characters after `_LAST`: whether a set of them matches another is known by their kind alone."""
+_ALPHABET = frozenset(map(chr, range(_LAST + 1))) | frozenset(_BEYOND.values())
 _REPEATS = (codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT)
 _CHARACTERS = (codes.LITERAL, codes.NOT_LITERAL, codes.IN, codes.ANY)
 
@@ -236,7 +239,7 @@ def _is_unambiguous(parts: list[tuple[Any, Any]], *, anchored: bool) -> bool:
 
 
 def _matched(part: tuple[Any, Any]) -> frozenset[str]:
-    """The characters that a part matches, as far as the alphabet goes."""
+    """The characters that a part matches: those of the alphabet, and kinds of others."""
     code, argument = part
     if code is codes.AT:
         return frozenset()
@@ -245,24 +248,36 @@ def _matched(part: tuple[Any, Any]) -> frozenset[str]:
     if code is codes.ANY:
         return _ALPHABET
     if code is codes.LITERAL:
-        return frozenset({chr(argument)})
+        return frozenset({_symbol(argument)})
     if code is codes.NOT_LITERAL:
         return _ALPHABET - {chr(argument)}
     return _matched_by_set(argument)
 
 
+def _symbol(number: int) -> str:
+    """The character itself, or the kind of one that is not in the alphabet."""
+    char = chr(number)
+    return char if number <= _LAST else next(kind for name, kind in _BEYOND.items() if re.match(name, char))
+
+
+def _in_category(name: str, symbol: str) -> bool:
+    if len(symbol) > 1:
+        return symbol == _BEYOND[name] or (name == r"\w" and symbol == "digit")
+    return re.match(name, symbol) is not None
+
+
 def _matched_by_set(items: Any) -> frozenset[str]:
+    negated = any(code is codes.NEGATE for code, _ in items)
     matched: set[str] = set()
-    negated = False
     for code, argument in items:
-        if code is codes.NEGATE:
-            negated = True
-        elif code is codes.LITERAL:
-            matched.add(chr(argument))
+        if code is codes.LITERAL:
+            # A set that leaves out one character of a kind still matches the others of it.
+            matched |= {_symbol(argument)} - (set(_BEYOND.values()) if negated else set())
         elif code is codes.RANGE:
-            matched |= {char for char in _ALPHABET if argument[0] <= ord(char) <= argument[1]}
-        else:  # a category
-            name = {"DIGIT": r"\d", "SPACE": r"\s", "WORD": r"\w"}.get(str(argument).rpartition("_")[2], "")
-            name = name.upper() if "_NOT_" in str(argument) else name
-            matched |= {char for char in _ALPHABET if not name or re.match(name, char)}
+            matched |= set(map(chr, range(argument[0], min(argument[1], _LAST) + 1)))
+            matched |= set(_BEYOND.values()) if argument[1] > _LAST and not negated else set()
+        elif code is not codes.NEGATE:  # a category
+            name = {"DIGIT": r"\d", "SPACE": r"\s", "WORD": r"\w"}[str(argument).rpartition("_")[2]]
+            inside = {symbol for symbol in _ALPHABET if _in_category(name, symbol)}
+            matched |= _ALPHABET - inside if "_NOT_" in str(argument) else inside
     return frozenset(_ALPHABET - matched if negated else matched)

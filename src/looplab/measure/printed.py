@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from looplab.measure.rows import NOT_METRICS, STEP_NAMES
-from looplab.measure.splits import SPLIT, has_split
+from looplab.measure.splits import SPLIT, has_split, kind_of_split
 from looplab.measure.summary import METRIC_WORDS
 
 Step = tuple[int, str, float]
@@ -68,6 +68,14 @@ _SETS = frozenset({"set", "data", "dataset", "split"})
 _WORD_BEFORE = re.compile(r"(?<![\w.@/-])(?P<word>[A-Za-z][\w@-]*+(?: \d{1,2})?)(?:'s)?[^\w]*\Z", re.ASCII)
 _HEADING = re.compile(r"[=*#-]{2,}+.*[=*#-]{2,}\s*\Z|.*:\s*\Z", re.ASCII)
 _LONGEST_HEADING = 80
+_AROUND_HEADINGS = frozenset({
+    *("a", "the", "on", "now", "start", "starting", "begin", "beginning", "run", "running", "epoch", "round", "step"),
+    *("phase", "mode", "stage", "loop", "pass", "set", "data", "dataset", "split", "model"),
+    *("metrics", "results", "scores"),
+})  # fmt: skip
+"""Words that a heading without a sign may have beside its split word: `Running validation`, `[Test set]`."""
+_SWITCHED_OFF = re.compile(rf"(?<![A-Za-z0-9])(?P<split>{SPLIT})['\"]?\s*+[:=]\s*+(?i:false|no|off)\b", re.ASCII)
+"""`is_training=False`: the values of the line are of any split but this."""
 
 _UNITS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 RANK = {name: rank for rank, name in enumerate(STEP_NAMES)} | {"global step": STEP_NAMES.index("global_step")}
@@ -112,6 +120,9 @@ def read_line(line: str, heading: str | None = None) -> tuple[list[tuple[str, fl
     """Return the metrics of a line, and what may be its step. `heading` is the split word of a heading above it."""
     lower = line.lower()
     words = [*_SPLIT_WORD.finditer(line)] if any(hint in lower for hint in _SPLIT_HINTS) else []
+    if words and (off := _SWITCHED_OFF.search(line)):
+        words = [word for word in words if not off.start() <= word.start() < off.end()]
+        heading = f"not_{off['split']}"
     values: list[_Value] = []
     steps: list[Step] = []
     if ":" in line or "=" in line or words or heading:
@@ -132,10 +143,18 @@ def read_line(line: str, heading: str | None = None) -> tuple[list[tuple[str, fl
 
 def read_heading(line: str) -> str | None:
     """Return the split word of a line that is the heading of those below it: `Test Error:`, `=== Validation ===`."""
-    if len(line) > _LONGEST_HEADING or not _HEADING.match(line):
+    if len(line) > _LONGEST_HEADING or not (_HEADING.match(line) or is_bare_heading(line)):
         return None
     words = [*_SPLIT_WORD.finditer(line)]
     return _plain(words[-1]) if words else None
+
+
+def is_bare_heading(line: str) -> bool:
+    """Whether a line says only which split is next, without the sign of a heading: `[Validation]`, `Evaluating...`."""
+    words = re.findall(r"[A-Za-z_-]+", line)
+    return not _HEADING.match(line) and all(
+        word.lower() in _AROUND_HEADINGS or kind_of_split(word) is not None or not word.strip("_-") for word in words
+    )
 
 
 def has_step(line: str) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from looplab.measure.base import Batch, Curve
 from looplab.measure.patterns import Groups, Patterns
-from looplab.measure.printed import NUMBER, RANK, Step, has_step, read_heading, read_line, scaled
+from looplab.measure.printed import NUMBER, RANK, Step, has_step, is_bare_heading, read_heading, read_line, scaled
 from looplab.measure.rows import STEP_NAMES
 from looplab.measure.splits import kind_of_split
 from looplab.measure.tail import LineTail
@@ -67,6 +67,8 @@ class StdoutSource:
         self._matching_lines = 0
         self._heading: tuple[int, str, bool] | None = None
         """The indent and the split word of the heading above, and whether only lines indented deeper belong to it."""
+        self._under: set[str] | None = None
+        """The metrics below a heading that is only a word; None below any other."""
 
     def _read(self, line: str, matches: Sequence[Groups] | None, batch: Batch) -> None:
         metrics, steps = self._read_pairs(line) if matches is None else _read_groups(matches)
@@ -87,7 +89,8 @@ class StdoutSource:
 
         A heading counts for the lines below it that are indented deeper. Where they are not indented, nothing marks
         where they end: it then counts for the lines that follow at once, hold metrics and name no step. One of the
-        training split does not, since what follows later would be training as well, without the heading.
+        training split does not, since what follows later would be training as well, without the heading. One that is
+        only a word (`Evaluating...`) counts until a name comes a second time.
         """
         indent = len(line) - len(line.lstrip())
         if self._heading is not None:
@@ -97,9 +100,16 @@ class StdoutSource:
             elif indented or has_step(line):
                 self._heading = None
         metrics, steps = read_line(line, self._heading[1] if self._heading is not None else None)
+        if metrics and self._heading is not None and self._under is not None and not self._heading[2]:
+            if self._under & {name for name, _ in metrics}:
+                self._heading = None
+                metrics, steps = read_line(line)
+            else:
+                self._under |= {name for name, _ in metrics}
         if not metrics:
             if heading := read_heading(line):
                 self._heading = (indent, heading, kind_of_split(heading) == "train")
+                self._under = set() if is_bare_heading(line) else None
             elif self._heading is not None and indent <= self._heading[0]:
                 self._heading = None
         return metrics, steps

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import socket
 import time
@@ -29,8 +28,9 @@ from looplab.config.files import dump_json, write_atomic
 from looplab.config.lab import STUDY_NAME
 from looplab.errors import BusyError, LabError
 from looplab.runs import tree
-from looplab.runs.folder import point, pointed
+from looplab.runs.folder import LARGEST_RECORD, point, pointed
 from looplab.runs.names import random_suffix
+from looplab.untrusted import load_json, read_bounded
 
 LATEST = "LATEST"
 CONFIG = "config_resolved.json"
@@ -41,7 +41,7 @@ PROCESS_FILES = ("exit.json", "process.json", "train.log")
 def read_record(path: Path) -> dict[str, Any] | None:
     """What we have written; None where there is nothing. Not by orjson: NaN and large numbers of a config come back."""
     try:
-        data = json.loads(path.read_bytes())
+        data = load_json(read_bounded(path, LARGEST_RECORD))
     except (FileNotFoundError, ValueError):
         return None
     return data if isinstance(data, dict) else None

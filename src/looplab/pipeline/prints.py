@@ -14,6 +14,8 @@ from typing import Any
 from looplab.config.files import canonical_json, write_atomic
 from looplab.config.paths import find, get, leaves, same, show
 from looplab.errors import LabError
+from looplab.runs.folder import LARGEST_RECORD
+from looplab.untrusted import UntrustedError, load_json, open_regular, read_bounded
 
 LARGE = 1 << 16
 """Files below this size are read each time: that costs no more than looking them up."""
@@ -33,20 +35,20 @@ class Hashes:
         self._known: dict[str, list[Any]] = {}
         self._new = False
         with contextlib.suppress(FileNotFoundError, ValueError):
-            known = json.loads(self._path.read_bytes())
+            known = load_json(read_bounded(self._path, LARGEST_RECORD))
             self._known = known if isinstance(known, dict) else {}
 
     def file(self, path: Path) -> str | None:
         """The hash of a file; None where it is missing."""
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 status = os.fstat(file.fileno())
                 mark = [status.st_size, status.st_mtime_ns, status.st_ino]
                 known = self._known.get(str(path))
                 if status.st_size >= LARGE and known is not None and known[:3] == mark:
                     return str(known[3])
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError, UntrustedError):
             return None
         if status.st_size >= LARGE and time.time() - status.st_mtime > SETTLED_S:
             self._known[str(path)] = [*mark, digest]

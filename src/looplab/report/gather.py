@@ -398,9 +398,9 @@ def _measured_so_far(study: Study, run_dir: Path) -> dict[str, MetricSummary]:
 
 def _conclusion(run_dir: Path) -> str:
     try:
-        with folder.record_file(run_dir, "notes.md").open(encoding="utf-8", errors="replace") as file:
-            return wording.plain(file.read(_LONGEST_NOTES)).strip()
-    except OSError:
+        with open_regular(folder.record_file(run_dir, "notes.md")) as file:
+            return wording.plain(file.read(_LONGEST_NOTES).decode("utf-8", "replace")).strip()
+    except (OSError, UntrustedError):
         return ""
 
 

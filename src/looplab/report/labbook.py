@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 
-from looplab.runs.folder import make_study_folder
-from looplab.untrusted import clean_text
+from looplab.runs.folder import make_study_folder, put_aside
+from looplab.untrusted import UntrustedError, clean_text, open_regular
 
 NAME = "labbook.md"
 HEAD = "# Lab book of {study}\n\nUTC | action | observation | outcome | next\n"
@@ -35,6 +35,8 @@ def line(at: float, action: str, observation: str, outcome: str, next_: str) -> 
 def append(study_dir: Path, study: str, lines: list[str]) -> None:
     """Add lines at the end, in one write; what is there is never touched."""
     path = study_dir / NAME
+    if os.path.lexists(path) and not path.is_file():  # a folder or a pipe, which would hold up the engine
+        put_aside(path)
     text = "".join(entry + "\n" for entry in lines)
     if not path.exists():
         make_study_folder(study_dir)
@@ -49,7 +51,8 @@ def append(study_dir: Path, study: str, lines: list[str]) -> None:
 def missing(study_dir: Path, run_ids: list[str]) -> list[str]:
     """Those of the ended runs that have no line yet: an engine may die between the record and the book."""
     try:
-        text = (study_dir / NAME).read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
+        with open_regular(study_dir / NAME) as file:
+            text = file.read().decode("utf-8", "replace")
+    except (FileNotFoundError, UntrustedError):
         return run_ids
     return [run_id for run_id in run_ids if f"| run {run_id}" not in text]

@@ -25,6 +25,7 @@ from looplab.errors import LabError
 from looplab.runs.folder import hash_file, keep_shared
 from looplab.runs.git import PLAIN_DIFF, git_bytes, isolated
 from looplab.runs.redact import is_secret_file, redact_argv, redact_bytes, redact_env
+from looplab.untrusted import UntrustedError, open_regular
 
 KEPT_VARIABLES = (
     "ACCELERATE_", "CONDA_", "CUDA_", "CUBLAS_", "HF_", "HIP_", "JAX_", "LD_LIBRARY_PATH", "LOOPLAB_", "MKL_", "NCCL_",
@@ -218,6 +219,8 @@ class Prints:
             return known[1]
         except FileNotFoundError:
             return "missing"
+        except UntrustedError:
+            return "not a file"
 
 
 def installed(path: Sequence[str]) -> list[str]:
@@ -268,7 +271,7 @@ def hash_tree(path: Path) -> str:
     total = hashlib.sha256()
     files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
     for file in files:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             total.update(str(file.relative_to(path)).encode() + b"\0")
             total.update(hashlib.file_digest(stream, "sha256").digest())
     return total.hexdigest()

@@ -23,13 +23,24 @@ from typing import Any
 from looplab.config.files import dump_json, hash_config, write_atomic
 from looplab.errors import LabError
 from looplab.runs.redact import hide_values
-from looplab.untrusted import UntrustedError, clean_line, load_json, open_descriptor, read_bounded
+from looplab.untrusted import UntrustedError, clean_line, load_json, mend_text, open_descriptor, read_bounded
 
 EMPTY = hashlib.sha256(b"").hexdigest()
 READ_BYTES = 1 << 18
 LARGEST_RECORD = 256 << 20
 """Bytes of a JSON file in the record that is read."""
 PRIVATE = 0o600
+FORMS: dict[str, dict[str, type]] = {
+    "run.json": {"notes": list, "devices": list, "slot": str, "fingerprint": str, "warm_start": dict},
+    "override.json": {"edits": list},
+    "config_diff.json": {"parent": dict, "base": dict},
+    "summary.json": {"status": str, "reason": str, "objective": dict, "verdict": dict, "notes": list, "metrics": dict},
+}
+"""What JSON files of the record hold under these keys, if anything: everybody can write into them."""
+REQUIRED = {"first", "last", "best", "best_step", "delta", "pct", "n", "nan", "last_is_nan"}
+"""What every metric of a summary has."""
+WORDS = ("NaN", "Infinity", "-Infinity")
+"""How a metric says what JSON cannot."""
 SHARED = "_shared"
 """Beside the runs of a study: what many of them have in common, named by its hash."""
 
@@ -125,11 +136,46 @@ def read_json(run_dir: Path, name: str, *, strict: bool = True) -> dict[str, Any
         if not strict:
             return {}
         raise LabError(f"cannot be read: {getattr(error, 'strerror', None) or error}", file=path) from error
-    if isinstance(data, dict):
-        return data
+    problem = _find_problem(name, data)
+    if problem is None:
+        return dict(data)
     if strict:
-        raise LabError("does not contain a JSON object", file=path)
+        raise LabError(f"is not what looplab wrote: {problem}", file=path, hint="`looplab verify` names changed files")
     return {}
+
+
+def _find_problem(name: str, data: object) -> str | None:
+    """Return in which way a file of the record does not have its form; None: it has."""
+    if not isinstance(data, dict):
+        return "it does not contain a JSON object"
+    for key, kind in FORMS.get(name, {}).items():
+        if data.get(key) is not None and not isinstance(data[key], kind):
+            return f"{key} is not a JSON {'object' if kind is dict else 'array' if kind is list else 'string'}"
+    for key in ("parent", "base") if name == "config_diff.json" else ():
+        if not all(isinstance(change, dict) for change in (data.get(key) or {}).values()):
+            return f"{key} is not a set of changes"
+    if name == "summary.json":
+        if not all(isinstance(metric, dict) and _is_metric(metric) for metric in (data.get("metrics") or {}).values()):
+            return "metrics has something that is not a metric"
+        for key, value in (("the objective", (data.get("objective") or {}).get("value")), ("steps", data.get("steps"))):
+            if value is not None and not _is_number(value):
+                return f"{key} is not a number"
+    return None
+
+
+def _is_metric(metric: Mapping[str, object]) -> bool:
+    tail = metric.get("tail", [])
+    return (
+        isinstance(metric.get("n"), int)
+        and metric.keys() >= REQUIRED
+        and all(value is None or _is_number(value) for key, value in metric.items() if key != "tail")
+        and isinstance(tail, list)
+        and all(_is_number(value) or value in WORDS for value in tail)
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 64)
 
 
 def read_config_of(run_dir: Path, config_hash: str) -> dict[str, Any]:
@@ -164,17 +210,22 @@ def write_json(path: Path | str, data: Mapping[str, Any]) -> str:
     """Write a JSON file whole; returns its SHA-256. The data is our own, and finite. A folder of this name is put
     aside."""
     content = dump_json(dict(data), finite=True)
+    write_over(path, content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def write_over(path: Path | str, content: bytes) -> None:
+    """Write a file of looplab's own whole; a folder of this name is put aside."""
     try:
         write_atomic(path, content, sync=False)
     except IsADirectoryError:
-        _put_aside(path)
+        put_aside(path)
         write_atomic(path, content, sync=False)
-    return hashlib.sha256(content).hexdigest()
 
 
 def point(study: Path, name: str, run_id: str) -> None:
     """Set LATEST or BEST: one line, replaced atomically."""
-    write_atomic(study / name, f"{run_id}\n".encode(), sync=False)
+    write_over(study / name, f"{run_id}\n".encode())
 
 
 def pointed(study: Path, name: str) -> str | None:
@@ -199,7 +250,12 @@ def run_folders(study: Path) -> list[Path]:
     """All run folders of a study, oldest first."""
     if not study.is_dir():
         return []
-    return sorted(p for p in study.iterdir() if p.is_dir() and p.name[0] not in "._" and is_run(p))
+    return sorted(p for p in study.iterdir() if can_be_run(p.name) and p.is_dir() and is_run(p))
+
+
+def can_be_run(name: str) -> bool:
+    """Whether a run folder may have this name: not a hidden one, nor one that is not Unicode."""
+    return name[0] not in "._" and mend_text(name) == name
 
 
 def is_run(run_dir: Path) -> bool:
@@ -265,7 +321,7 @@ def restore(run_dir: Path, recorded: Mapping[str, str], contents: Mapping[str, b
         if found == digest:
             continue
         path, content = run_dir / name, contents.get(name)
-        _put_aside(path.parent if os.path.lexists(path.parent) and not path.parent.is_dir() else path)
+        put_aside(path.parent if os.path.lexists(path.parent) and not path.parent.is_dir() else path)
         if content is not None:
             path.parent.mkdir(exist_ok=True)
             write_atomic(path, content, sync=False)
@@ -283,7 +339,8 @@ def concerns_lab(error: BaseException, outputs: Path) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
-def _put_aside(path: Path | str) -> None:
+def put_aside(path: Path | str) -> None:
+    """Rename what is in the place of a file of looplab's, so that it can be written."""
     if os.path.lexists(path):
         os.replace(path, f"{path}.changed-{time.time_ns()}")
 

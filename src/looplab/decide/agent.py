@@ -224,7 +224,7 @@ class AgentProposer:
         self.failure = None
         parent, config = self._parent(study)
         call = _Call(
-            f"{time.strftime('%Y%m%d-%H%M%S')}-{time.monotonic_ns()}", n, attempt, parent and parent.id, Path()
+            f"{time.strftime('%Y%m%d-%H%M%S')}-{time.monotonic_ns()}", n, attempt, parent.id if parent else None, Path()
         )
         session = self._session if attempt > 1 and not self._failures else None
         prompt = ""
@@ -328,7 +328,7 @@ class AgentProposer:
         failure = call.failure
         if failure is not None:
             failure = clean_line(failure, MAX_REFUSAL)
-            study.agent_answered(call.id, ok=False, why=failure, **told)
+            study.agent_answered(call.id, when=clock.now(), ok=False, why=failure, **told)
             self._clear_unusable()
             self._attempt = call.attempt
             self._count_failure(call.id, failure, self._failures + 1, clock.now())
@@ -539,7 +539,7 @@ def remove_unusable(path: Path) -> None:
         pass  # the next question removes it, or says why not
 
 
-def edits_of(draft: Draft, config: Mapping[str, Any], guard: Guard | None) -> tuple[str, ...]:
+def edits_of(draft: Draft, config: dict[str, Any], guard: Guard | None) -> tuple[str, ...]:
     """The edits of a draft. In a nested partial config, a null where none is legal means that the key is not given."""
     if draft.partial is None:
         return draft.edits
@@ -598,11 +598,18 @@ def account_of(study: StudyLedger) -> Account:
     return account
 
 
-def read_answer(text: str) -> list[Draft]:
-    """The proposals in an agent's words: JSON, alone or in a fenced block; edits, or a nested partial config."""
+def read_answer(text: str, *, is_file: bool = False) -> list[Draft]:
+    """The proposals in an agent's words: JSON, alone or in a fenced block; edits, or a nested partial config.
+
+    Args:
+        is_file: Whether the text is the content of a JSON file, in which everything is meant as JSON.
+
+    Raises:
+        LabError: There are none in it; it says why, with line and column where the text is meant as JSON.
+    """
     if len(text) > MAX_ANSWER:
         raise LabError(f"the answer has more than {MAX_ANSWER:,} characters")
-    found = _json_in(text)
+    found = _json_in(text, is_file)
     if isinstance(found, dict) and isinstance(found.get("proposals"), list):
         found = found["proposals"]
     entries = found if isinstance(found, list) else [found]
@@ -626,13 +633,13 @@ def _draft(entry: Any) -> Draft:
     return Draft(tuple(str(parse_edit(edit)) for edit in given), None, **words)
 
 
-def _json_in(text: str) -> Any:
+def _json_in(text: str, is_file: bool) -> Any:
     why = ""
     for candidate in (text, *reversed(_BLOCK.findall(text))):
         try:
             return mend(load_json(candidate), max_text=MAX_TEXT)
         except UntrustedError as error:
-            if candidate.lstrip()[:1] in "{[":  # meant as JSON
+            if is_file or candidate.lstrip()[:1] in "{[":  # meant as JSON
                 why = why or clean_line(str(error), MAX_REASON)
     raise LabError(
         f"the answer {why}" if why else "the answer holds no JSON",

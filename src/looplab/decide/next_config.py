@@ -67,7 +67,7 @@ class NextConfig:
 
     def _record(self, study: StudyLedger, text: str, source: str) -> None:
         found = []
-        for draft in read_answer(text):
+        for draft in read_answer(text, is_file=True):
             best = study.best() if draft.parent in ("", "best") else None
             if draft.parent not in ("", "best", "base"):
                 best = study.run(draft.parent)

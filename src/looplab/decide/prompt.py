@@ -135,7 +135,7 @@ def fill(
         "budget": budget,
         "said": _section("What the people of this lab say (the newest last)", record.said(), MAX_SAID),
         "verdicts": _section("What came of your last proposals (the newest last)", _verdicts(record, outputs)),
-        "refused": _section("Why your last answers could not be used", refused, 2 * MAX_TEXT),
+        "refused": _section("Why earlier answers of yours were refused", refused, 2 * MAX_TEXT),
         "parent": "\n".join([f"{start}, whose values are", *(f"- {key} = {show_value(knobs[key])}" for key in knobs)]),
         "answer": _answer(n, answer),
     }  # fmt: skip

@@ -133,7 +133,7 @@ class Guard:
         """The value of every knob that is present, by its concrete path."""
         return {key: value for key, _, _, value in self._knobs.present(config)}
 
-    def takes_null(self, config: Mapping[str, Any], path: str) -> bool:
+    def takes_null(self, config: dict[str, Any], path: str) -> bool:
         """Whether null may be set there, as far as the knobs say; a path that is not a knob's is refused elsewhere."""
         knob = self._knobs.meant_by(path)
         return knob is None or knob.judge(None, _value(config, path))[1] is None

@@ -406,7 +406,8 @@ def make_proposers(
     if answers:
         from looplab.decide.next_config import NextConfig
 
-        files = {inside(setup.lab, answer, "answer") for answer in answers}
+        # The file itself may be anything that an agent has left there, a link too; it is opened without following it.
+        files = {inside(setup.lab, Path(answer).parent, "answer") / Path(answer).name for answer in answers}
         people += [NextConfig(file, outputs, base, guard=setup.guard, clears=asks is None) for file in sorted(files)]
     if len(others) > 1 and study.mix == "bandit":
         from looplab.decide.mix import Mix

@@ -39,7 +39,12 @@ knobs:
 warm_start: {mode: resume_mode, from: resume_from, checkpoint: [model.pt], arguments: []}
 proposers:
   - agent:
-      {cli: command, command: [PYTHON, -I, -S, AGENT, SEED], wall: WALL, tries: TRIES, call_retries: RETRIES, backoff: 0.1}
+      cli: command
+      command: [PYTHON, -I, -S, AGENT, SEED]
+      wall: WALL
+      tries: TRIES
+      call_retries: REPEATS
+      backoff: 0.1
 slots: {count: 1, gpus: none}
 """
 AGENT = r"""
@@ -129,7 +134,7 @@ def make_lab(folder: Path, seed: int, wall: float, retries: int) -> Path:
     (folder / "train.py").write_text(TRAIN)
     (folder / "base.json").write_text(json.dumps({"x": 0, "seed": 1, "resume_mode": "fresh", "resume_from": "latest"}))
     words = {"PYTHON": sys.executable, "AGENT": str(folder / "agent.py"), "SEED": str(seed), "WALL": wall}
-    words |= {"TRIES": 1 + retries, "RETRIES": retries}
+    words |= {"TRIES": 1 + retries, "REPEATS": retries}
     text = LAB
     for word, value in words.items():
         text = text.replace(word, json.dumps(value))

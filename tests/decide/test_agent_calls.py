@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from looplab.agents.base import Answer, Summary, Usage
+from looplab.agents.base import Answer, Session, Summary, Usage
 from looplab.config.lab import load_lab
 from looplab.decide import agent
 from looplab.decide.agent import AgentProposer
@@ -22,6 +22,7 @@ from looplab.guard.guard import Guard, Problem
 from looplab.guard.knobs import Knob
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
+from looplab.loop.submitting import refuse
 
 
 def answer(*edits: str) -> str:
@@ -59,6 +60,7 @@ class Lab:
         self.reports: list[tuple[str, str]] = []
         self.check: Callable[[Proposal], list[Problem]] | None = None
         self.stand_in: StandIn | None = None
+        self.session: Session | None = None
         self.now = time.time()
         monkeypatch.setattr(agent, "run_agent", self.run_agent)
         monkeypatch.setattr(agent.clock, "now", lambda: self.now)
@@ -72,7 +74,7 @@ class Lab:
         if callable(said):
             said()
         text = said if isinstance(said, str) else ""
-        return Answer(not failure, text, failure, Usage(), None, Summary(), 0.0, 1, 0, log)
+        return Answer(not failure, text, failure, Usage(), self.session, Summary(), 0.0, 1, 0, log)
 
     def proposer(self) -> AgentProposer:
         study = {"study": "s", "launch": {"command": ["true"]}, "proposers": [{"agent": self.settings}]}
@@ -274,6 +276,25 @@ def test_a_template_without_places_for_them_gets_what_people_say_and_what_was_re
     assert "\x1b" not in lab.prompts[0]
     assert len(lab.prompts[0]) < 10_000
     assert "holds no JSON" in lab.prompts[1]
+
+
+def test_a_conversation_that_continues_still_hears_what_people_say(lab: Lab) -> None:
+    lab.session = Session("s1")
+    lab.answers = [lambda: lab.study.say("lower rates, please"), answer("x@set=2")]
+    lab.propose(lab.proposer())
+    assert lab.prompts[1].startswith("Your last answer could not be used")
+    assert "lower rates, please" in lab.prompts[1]
+
+
+def test_a_submitted_command_that_was_refused_is_in_the_question(lab: Lab) -> None:
+    jobs = StudyLedger(lab.study.ledger, "s.jobs")
+    number = jobs.propose("job", ['argv@new=["python", "train.py"]'], "mine")
+    assert number is not None
+    assert refuse(jobs, number, "the budget of 3 run(s) is used")
+    lab.answers = [answer("x@set=2")]
+    lab.propose(lab.proposer())
+    assert "train.py" in lab.prompts[0]
+    assert "the budget of 3 run(s) is used" in lab.prompts[0]
 
 
 def test_long_refusals_are_cut_in_record_and_prompt(lab: Lab) -> None:

@@ -32,7 +32,7 @@ from looplab.config.files import write_atomic
 from looplab.config.lab import Agent, Study
 from looplab.decide.base import Proposal, Proposer, ask, describe_error, is_environmental
 from looplab.decide.history import History
-from looplab.decide.prompt import SCHEMA, fill, read_template
+from looplab.decide.prompt import SCHEMA, fill, read_template, said_section
 from looplab.errors import LabError
 from looplab.guard.guard import Guard, Problem
 from looplab.ledger.study import RunRow, StudyLedger
@@ -182,14 +182,14 @@ class AgentProposer:
         if not self._recovered:
             self._recover(study)
         if self._call is None:
+            if clock.now() < self._ask_at:
+                return [] if self._retrying else self._propose_instead(study, n)
             used = account_of(study).left(self._allowance).used_up
             if used is not None:
                 self.problem = f"the budget of {used} for agents is used"
                 self._retrying = False
                 self.failure = None  # a used budget is no failure: nobody stands in
                 return []
-            if clock.now() < self._ask_at:
-                return [] if self._retrying else self._propose_instead(study, n)
             self._ask(study, n, self._attempt)
         call = self._call
         assert call is not None
@@ -259,8 +259,8 @@ class AgentProposer:
         last = refused.pop() if attempt > 1 and refused else []
         told = "\n".join(f"- {why}" for why in last)
         again = f"Your last answer could not be used:\n{told}\nAnswer again." if last else ""
-        if session is not None and again:
-            return again
+        if session is not None and again:  # the rest is in the conversation
+            return again + said_section(study)
         earlier = [why for reasons in refused for why in reasons]
         prompt = fill(
             self._template, self._study, self._guard, study, self._history, self._outputs, parent=parent,

@@ -133,7 +133,7 @@ def fill(
         "runs": _runs(study, guard, history, outputs),
         "rejected": "\n".join(_rejected(record)) or "- none",
         "budget": budget,
-        "said": _section("What the people of this lab say (the newest last)", record.said(), MAX_SAID),
+        "said": said_section(record),
         "verdicts": _section("What came of your last proposals (the newest last)", _verdicts(record, outputs)),
         "refused": _section("Why earlier answers of yours were refused", refused, 2 * MAX_TEXT),
         "parent": "\n".join([f"{start}, whose values are", *(f"- {key} = {show_value(knobs[key])}" for key in knobs)]),
@@ -163,6 +163,11 @@ def _section(head: str, lines: Sequence[str], longest: int | None = None) -> str
     """A section of the prompt; empty if there is nothing in it."""
     shown = [clean_text(line, longest).replace("\n", "\n  ") for line in lines]
     return f"\n# {head}\n" + "".join(f"- {line}\n" for line in shown) if shown else ""
+
+
+def said_section(record: StudyLedger) -> str:
+    """What people want agents to know, as a section of the prompt; empty if they have said nothing."""
+    return _section("What the people of this lab say (the newest last)", record.said(), MAX_SAID)
 
 
 def _rejected(record: StudyLedger) -> list[str]:

@@ -280,7 +280,8 @@ def test_a_template_without_places_for_them_gets_what_people_say_and_what_was_re
 
 def test_a_conversation_that_continues_still_hears_what_people_say(lab: Lab) -> None:
     lab.session = Session("s1")
-    lab.answers = [lambda: lab.study.say("lower rates, please"), answer("x@set=2")]
+    lab.study.say("lower rates, please")
+    lab.answers = ["nothing", answer("x@set=2")]
     lab.propose(lab.proposer())
     assert lab.prompts[1].startswith("Your last answer could not be used")
     assert "lower rates, please" in lab.prompts[1]

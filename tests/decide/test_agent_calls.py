@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from looplab.decide.agent import AgentProposer
 from looplab.decide.base import Proposal
 from looplab.decide.history import History
 from looplab.decide.next_config import NextConfig
+from looplab.decide.prompt import ALWAYS, read_template
 from looplab.errors import LabError
 from looplab.guard.guard import Guard, Problem
 from looplab.guard.knobs import Knob
@@ -221,7 +223,7 @@ def test_after_a_crash_the_count_of_failures_continues(lab: Lab) -> None:
     assert "3 calls in a row failed" in str(fourth.failure)
 
 
-def test_an_engine_that_was_ended_in_order_begins_a_new_count(lab: Lab) -> None:
+def test_after_an_orderly_end_the_count_starts_at_zero(lab: Lab) -> None:
     lab.settings |= {"call_retries": 0}
     lab.answers = [Failure("down"), answer("x@set=2")]
     session = lab.study.begin_session("host", 1, 1)
@@ -230,7 +232,7 @@ def test_an_engine_that_was_ended_in_order_begins_a_new_count(lab: Lab) -> None:
     assert lab.propose(lab.proposer())
 
 
-def test_a_call_that_looplab_itself_ended_is_no_failure(lab: Lab) -> None:
+def test_a_call_that_looplab_itself_ended_is_not_a_failure(lab: Lab) -> None:
     log = lab.folder / "agent_runs" / "call.jsonl"
     log.parent.mkdir()
     log.write_text(json.dumps({"type": "looplab.end", "ok": False, "why": "stopped"}) + "\n")
@@ -296,6 +298,11 @@ def test_a_submitted_command_that_was_refused_is_in_the_question(lab: Lab) -> No
     lab.propose(lab.proposer())
     assert "train.py" in lab.prompts[0]
     assert "the budget of 3 run(s) is used" in lab.prompts[0]
+
+
+def test_the_prompt_of_the_drone_recipe_has_places_for_all_of_it() -> None:
+    text = read_template(Path(str(files("looplab.recipes") / "drone" / "prompts" / "next.md")))
+    assert all(f"{{{name}}}" in text for name in ALWAYS)
 
 
 def test_long_refusals_are_cut_in_record_and_prompt(lab: Lab) -> None:

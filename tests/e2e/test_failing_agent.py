@@ -102,6 +102,18 @@ def test_where_nothing_can_stand_in_it_waits_and_people_can_still_steer(piloted:
     engine.ended(130)
 
 
+def test_beside_rules_that_do_not_fire_a_failing_agent_is_waited_for(piloted: Any) -> None:
+    script(piloted, FAILED, FAILED, {"file": proposal("train.lr@set=0.2")})
+    change(piloted, call_retries=0)
+    piloted.write(
+        "rules.yaml", 'rules: [{name: never, when: "objective < 0", edits: ["train.lr@mul=2"], reason: no}]\n'
+    )
+    piloted.configure(proposers=[*piloted.study["proposers"], {"rules": "rules.yaml"}])
+    piloted("autopilot", "--runs", "1")
+    assert proposers(piloted) == ["base", "agent"]
+    assert len(calls(piloted)) == 3
+
+
 def test_a_repeat_and_another_seed_are_told_apart_and_repaired(piloted: Any) -> None:
     change(piloted, tries=5)
     piloted.configure(knobs={**piloted.study["knobs"], "seed": {"type": "int"}})

@@ -80,7 +80,7 @@ class _Call:
     id: str
     n: int
     attempt: int
-    """The how-manieth time it is asked for one round, from 1."""
+    """Index of this question for one round, from 1; a repeated call keeps it."""
     parent: str | None
     log: Path
     answer: Answer | None = None
@@ -188,7 +188,7 @@ class AgentProposer:
             if used is not None:
                 self.problem = f"the budget of {used} for agents is used"
                 self._retrying = False
-                self.failure = None  # a used budget is no failure: nobody stands in
+                self.failure = None  # a used budget is not a failure: nobody stands in
                 return []
             self._ask(study, n, self._attempt)
         call = self._call
@@ -451,8 +451,8 @@ class AgentProposer:
             self._recover_call(study, last)
 
     def _continue_count(self, study: StudyLedger, calls: Sequence[Mapping[str, Any]]) -> None:
-        """Count the calls that failed in a row before the engine died. One that ended in order begins anew: whoever
-        starts it again may have repaired what was wrong."""
+        """Count the calls that failed in a row before the engine crashed. After an orderly end the count starts at 0:
+        whoever starts the study again may have repaired the agent."""
         ended = study.last_event("engine ended")
         failed: list[Mapping[str, Any]] = []
         for call in reversed(calls):

@@ -114,18 +114,19 @@ def test_after_too_many_bad_answers_others_propose(piloted: Any) -> None:
 
 def test_a_hanging_agent_is_ended_at_its_limit(piloted: Any) -> None:
     script(piloted, {"hang": True})
-    agent = {**piloted.study["proposers"][0]["agent"], "wall": "1s", "tries": 1}
+    agent = {**piloted.study["proposers"][0]["agent"], "wall": "1s", "tries": 1, "call_retries": 0}
     piloted.configure(proposers=[{"agent": agent}])
     done = piloted("autopilot", "--runs", "1")
     assert "wall limit" in done.out
-    assert len(piloted.runs()) == 1
+    assert [about["proposer"] for about in piloted.all("run.json")] == ["base", "search"]
 
 
 def test_stale_content_of_the_file_never_counts_as_the_answer(piloted: Any) -> None:
     piloted.configure(proposers=[{"agent": {**piloted.study["proposers"][0]["agent"], "tries": 1}}])
     script(piloted, {"file": proposal("train.lr@set=0.2")}, {"text": "nothing comes to my mind"})
     piloted("autopilot", "--runs", "2")
-    assert [config["train"]["lr"] for config in piloted.all("config.json")] == [0.1, 0.2]
+    assert [config["train"]["lr"] for config in piloted.all("config.json")][:2] == [0.1, 0.2]
+    assert [about["proposer"] for about in piloted.all("run.json")] == ["base", "agent", "search"]
 
 
 def test_a_person_may_fill_the_file_instead(piloted: Any) -> None:

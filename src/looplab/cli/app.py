@@ -246,6 +246,9 @@ def autopilot(
     mode: Annotated[str | None, typer.Option("--mode", help="A mode of the study, such as quick or full.")] = None,
     gpus: Annotated[list[str] | None, typer.Option("--gpus", help="Devices, such as 0,1.")] = None,
     informal: Annotated[bool, typer.Option("--informal", help="Without what a formal run requires.")] = False,
+    stop_on_failure: Annotated[
+        bool, typer.Option("--stop-on-failure", help="End, with exit code 1, when the agent gives up.")
+    ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Run in the background; see `attach`.")] = False,
     lab: LabOption = None,
     study: StudyOption = None,
@@ -254,11 +257,15 @@ def autopilot(
     """Propose, check, train, measure, judge, write down; again and again.
 
     Whoever the study's proposers are, a coding agent above all. People steer it with `say`, `pause`, `veto` and
-    proposals/next_config.json.
+    proposals/next_config.json. A call of the agent that fails is repeated; when the agent gives up, the other
+    proposers or a search fill in, and it is asked again for the next proposal.
     """
+    from dataclasses import replace
+
     from looplab.cli import running, steering
 
     options = running.make_options(None, mode, None, None, False, None, gpus, None, informal, None)
+    options = replace(options, stop_on_failure=stop_on_failure)
     steering.autopilot(lab, study, options, runs, detach=detach, json=json)
 
 

@@ -23,7 +23,7 @@ from looplab.ledger.ledger import GENESIS, Ledger, has_ledger
 from looplab.ledger.study import JOBS_SUFFIX, RunRow, StudyLedger, Usage
 from looplab.loop.lock import engine_pid
 from looplab.loop.place import find_move
-from looplab.report.gather import alarms_of
+from looplab.report.gather import alarms_of, describe_calls, unusable_calls
 from looplab.report.judged import Point, judged_now, points, watched
 from looplab.runs import folder as run_folder
 from looplab.runs.folder import record_folder, run_folders, study_folder
@@ -78,6 +78,10 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
             output.say(f"  {said}: `looplab remeasure` reads them again")
         if facts["place"]:
             output.say(f"  {facts['place']}")
+        if facts["ended_early"]:
+            output.say(f"  the last engine ended early: {facts['ended_early']}")
+        if facts["agent_calls"]["unusable"]:
+            output.say(f"  agent: {facts['agent_calls']['summary']}")
         for run_id in facts["unreachable"]:
             output.say(f"  run {run_id} was started on another host or in another container, and may still run there")
         for change in facts["configured"][1:]:
@@ -120,7 +124,8 @@ def _status_of(lab: Path, study: Study, ledger: Ledger | None) -> dict[str, Any]
     if ledger is None:
         return {**facts, "used": asdict(Usage(0, 0, 0.0, 0.0)), "waiting": 0, "running": [],
                 "alarms": (), "configured": [], "agents": Account().to_dict(), "place": None,
-                "unreachable": []}  # fmt: skip
+                "unreachable": [], "ended_early": None,
+                "agent_calls": {"calls": 0, "unusable": [], "summary": ""}}  # fmt: skip
     record = StudyLedger(ledger, study.study)
     recorded = record.objective()
     if recorded is not None and recorded != metric:  # the values are of that one
@@ -143,12 +148,22 @@ def _status_of(lab: Path, study: Study, ledger: Ledger | None) -> dict[str, Any]
         ],
         "used": asdict(record.shared_usage()),
         "agents": account_of(record).to_dict(),
+        "agent_calls": _calls_of(record),
+        "ended_early": record.failed_because(),
         "waiting": record.count_waiting(),
         "best": asdict(best) if best else None,
         "running": [asdict(run) for run in running],
         "place": move and move.text,
         "unreachable": [run.id for run in running if _is_unreachable(study_folder(lab, study.study) / run.id)],
     }
+
+
+def _calls_of(record: StudyLedger) -> dict[str, Any]:
+    """How many calls of agents there were, and the last of those that gave nothing usable."""
+    calls = record.agent_calls()
+    unusable = unusable_calls(calls)
+    summary = describe_calls(calls, unusable) if unusable else ""
+    return {"calls": len(calls), "unusable": [asdict(one) for one in unusable[-LATEST:]], "summary": summary}
 
 
 def _is_unreachable(run_dir: Path) -> bool:

@@ -122,8 +122,21 @@ def _find_log(lab: Path, log: str | None) -> Path:
     """The log of a call: a path, a name in agent_runs, or the newest."""
     if log is not None and Path(log).is_file():
         return Path(log)
-    found = sorted(path for path in (lab / "agent_runs").glob("*.jsonl") if log is None or path.name.startswith(log))
+    logs = [path for path in (lab / "agent_runs").glob("*.jsonl") if log is None or path.name.startswith(log)]
+    found = sorted(logs, key=_age)
     if not found:
         raise LabError("no agent was asked in this lab yet" if log is None else f"there is no log {log!r}",
                        hint="logs are the .jsonl files in agent_runs/")  # fmt: skip
     return found[-1]
+
+
+def _age(log: Path) -> tuple[str, int, int]:
+    """Sorts logs by the second in their name; those of one second by their number, and then by when they were written
+    last."""
+    name, _, number = log.stem.rpartition("-")
+    is_numbered = number.isdecimal() and log.with_name(f"{name}.jsonl").exists()
+    try:
+        written = log.stat().st_mtime_ns
+    except OSError:
+        written = 0
+    return log.name[: len("20260101-000000")], int(number) if is_numbered else 1, written

@@ -198,7 +198,13 @@ class Agent(Part):
     usd: float | None = Field(None, gt=0)
     """What one call may take."""
     retries: int = Field(5, ge=0)
-    """How often a call is repeated after a rate limit."""
+    """How often a call is repeated after a rate limit, within its `wall`."""
+    call_retries: int = Field(2, ge=0)
+    """How often a call that failed or hung is repeated before others propose."""
+    backoff: Duration = 10.0
+    """The wait before the first of these; it doubles with each failure in a row, up to ten minutes."""
+    stop_on_failure: bool = False
+    """End the study, with exit code 1, when the agent gives up; otherwise others propose, or a search stands in."""
     env: Texts = Field(default_factory=list)
     """Names of variables that it gets, such as OPENAI_API_KEY."""
     extra: Texts = Field(default_factory=list)

@@ -100,6 +100,21 @@ def ask(proposer: Proposer, study: StudyLedger, n: int) -> list[Proposal]:
 
 
 @runtime_checkable
+class FallibleProposer(Protocol):
+    """A proposer that can fail for a while, such as a service that does not answer, and is then asked again."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why it gave up; None if it has not, or is asked again."""
+        ...
+
+    @property
+    def retry_at(self) -> float | None:
+        """When it is asked again (`clock.now`) if nobody else proposes; None if it has not given up."""
+        ...
+
+
+@runtime_checkable
 class FileProposer(Protocol):
     """A proposer that reads files; `propose` then uses only what is in memory and in the ledger."""
 

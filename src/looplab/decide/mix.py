@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from looplab.decide.base import Proposal, Proposer, ask
+from looplab.decide.base import FallibleProposer, Proposal, Proposer, ask
 from looplab.ledger.study import StudyLedger
 
 HALF_LIFE = 20.0
@@ -78,6 +78,16 @@ class Mix:
     @property
     def thinking(self) -> bool:
         return any(proposer.thinking for proposer in self._proposers)
+
+    @property
+    def failure(self) -> str | None:
+        failures = [one.failure for one in self._proposers if isinstance(one, FallibleProposer)]
+        return next(filter(None, failures), None)
+
+    @property
+    def retry_at(self) -> float | None:
+        times = [one.retry_at for one in self._proposers if isinstance(one, FallibleProposer)]
+        return min((at for at in times if at is not None), default=None)
 
     def close(self) -> None:
         for proposer in self._proposers:

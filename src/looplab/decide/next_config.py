@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from looplab.config.edits import edits_from_partial
 from looplab.config.files import write_atomic
-from looplab.decide.agent import EMPTY, read_answer, written_in
+from looplab.decide.agent import EMPTY, edits_of, read_answer, written_in
 from looplab.decide.base import Proposal, describe_error, is_environmental
 from looplab.decide.queue import waiting
 from looplab.errors import LabError
+from looplab.guard.guard import Guard
 from looplab.ledger.study import StudyLedger
 
 
@@ -23,8 +23,11 @@ class NextConfig:
     name = "queue"
     thinking = False
 
-    def __init__(self, file: Path, outputs: Path, base: Mapping[str, Any], *, clears: bool = True) -> None:
+    def __init__(
+        self, file: Path, outputs: Path, base: Mapping[str, Any], *, guard: Guard | None = None, clears: bool = True
+    ) -> None:
         self.problem: str | None = None
+        self._guard = guard
         self._clears = clears
         """False: the file stays as it is, for a preview."""
         self._file = file
@@ -64,15 +67,14 @@ class NextConfig:
 
     def _record(self, study: StudyLedger, text: str, source: str) -> None:
         found = []
-        for draft in read_answer(text):
+        for draft in read_answer(text, is_file=True):
             best = study.best() if draft.parent in ("", "best") else None
             if draft.parent not in ("", "best", "base"):
                 best = study.run(draft.parent)
-            edits = draft.edits
-            if draft.partial is not None:
-                config = study.config_of(best, self._outputs / best.id) if best else self._base
-                edits = tuple(str(edit) for edit in edits_from_partial(draft.partial, config))
-            found.append((draft, edits, best.id if best else None))
+            config = self._base
+            if draft.partial is not None and best is not None:
+                config = study.config_of(best, self._outputs / best.id)
+            found.append((draft, edits_of(draft, config, self._guard), best.id if best else None))
         with study.ledger.write():
             for place, (draft, edits, parent) in enumerate(found):
                 study.propose(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,8 +13,9 @@ from looplab.decide.history import History, Seen
 from looplab.errors import LabError
 from looplab.guard.guard import Guard
 from looplab.guard.knobs import show_value
-from looplab.ledger.study import RunRow, StudyLedger
+from looplab.ledger.study import RunRow, StudyLedger, sibling_study
 from looplab.measure.discover import reader_of
+from looplab.runs import folder
 from looplab.untrusted import clean_line, clean_text, read_bounded
 
 SHOWN = 12
@@ -21,6 +23,11 @@ SHOWN = 12
 POINTS = 8
 """How many values of a curve are shown."""
 MAX_TEXT = 400
+MAX_SAID = 2_000
+MAX_VERDICTS = 6
+"""How many of the agent's own last proposals are listed with what came of them."""
+MAX_FIELD = 100_000
+"""Characters of one field."""
 MAX_TEMPLATE = 10_000_000
 
 TEMPLATE = """\
@@ -44,13 +51,15 @@ Refused proposals, and why:
 {rejected}
 
 Left of the budget: {budget}
-{said}
+{verdicts}{refused}{said}
 # Your answer
 Your edits apply to {parent}. A key that you leave out keeps its value there.
 {answer}
 """
 
 FIELDS = frozenset(name for _, name, _, _ in string.Formatter().parse(TEMPLATE) if name)
+ALWAYS = ("rejected", "verdicts", "refused", "said")
+"""Fields that are put at the end of a template that has no place for them: the agent has to know them."""
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -103,8 +112,9 @@ def read_template(path: Path | None) -> str:
 def fill(
     template: str, study: Study, guard: Guard, record: StudyLedger, history: History, outputs: Path, *,
     parent: RunRow | None, parent_config: Mapping[str, Any], n: int, answer: str, budget: str,
+    refused: Sequence[str] = (),
 ) -> str:  # fmt: skip
-    """The prompt."""
+    """The prompt; `refused` says why earlier answers to this question could not be used."""
     objective = study.objective
     goal = "find a config that trains well"
     if objective is not None:
@@ -114,7 +124,6 @@ def fill(
             goal += "; an improvement counts only if it holds over several seeds"
     knobs = guard.knob_values(dict(parent_config))
     listed = [f"- {path}: {knob.describe()}" for path, knob in guard.knobs.items()]
-    rejected = record.proposals("rejected")[-SHOWN:]
     start = f"run {parent.id}" if parent is not None else "the base config"
     whole = {
         "goal": goal,
@@ -122,17 +131,20 @@ def fill(
         "constraints": "\n".join(f"- {text}" for text in study.constraints) or "- nothing more",
         "champion": _champion(record, objective.metric if objective else ""),
         "runs": _runs(study, guard, history, outputs),
-        "rejected": "\n".join(
-            clean_line(f"- {' '.join(row.edits)} (by {row.proposer}): ", MAX_TEXT)
-            + clean_line("; ".join(str(p.get("message")) for p in row.problems), 2 * MAX_TEXT)
-            for row in rejected
-        ) or "- none",
+        "rejected": "\n".join(_rejected(record)) or "- none",
         "budget": budget,
-        "said": _said(record.said()),
+        "said": said_section(record),
+        "verdicts": _section("What came of your last proposals (the newest last)", _verdicts(record, outputs)),
+        "refused": _section("Why earlier answers of yours were refused", refused, 2 * MAX_TEXT),
         "parent": "\n".join([f"{start}, whose values are", *(f"- {key} = {show_value(knobs[key])}" for key in knobs)]),
         "answer": _answer(n, answer),
     }  # fmt: skip
-    return clean_text(template.format_map(whole))
+    whole = {name: clean_text(value, MAX_FIELD) for name, value in whole.items()}
+    has = {name for _, name, _, _ in string.Formatter().parse(template)}
+    if "rejected" not in has:
+        whole["rejected"] = _section("Refused proposals, and why", [line[2:] for line in _rejected(record)])
+    missing = "".join(whole[name] for name in ALWAYS if name not in has)
+    return clean_text(template.format_map(whole) + missing)
 
 
 def _answer(n: int, path: str) -> str:
@@ -147,9 +159,57 @@ def _answer(n: int, path: str) -> str:
     )
 
 
-def _said(lines: Sequence[str]) -> str:
-    head = "\n# What the people of this lab say (the newest last)\n"
-    return head + "\n".join("- " + line.replace("\n", "\n  ") for line in lines) + "\n" if lines else ""
+def _section(head: str, lines: Sequence[str], longest: int | None = None) -> str:
+    """A section of the prompt; empty if there is nothing in it."""
+    shown = [clean_text(line, longest).replace("\n", "\n  ") for line in lines]
+    return f"\n# {head}\n" + "".join(f"- {line}\n" for line in shown) if shown else ""
+
+
+def said_section(record: StudyLedger) -> str:
+    """What people want agents to know, as a section of the prompt; empty if they have said nothing."""
+    return _section("What the people of this lab say (the newest last)", record.said(), MAX_SAID)
+
+
+def _rejected(record: StudyLedger) -> list[str]:
+    """The last rejected proposals, whoever made them, and the last submitted commands that were refused."""
+    jobs = StudyLedger(record.ledger, sibling_study(record.study)).proposals("rejected")[-SHOWN // 3 :]
+    rows = record.proposals("rejected")[-SHOWN:]
+    named = [(f"{' '.join(row.edits)} (by {row.proposer})", row) for row in rows]
+    named += [(f"the submitted command {' '.join(row.edits)}", row) for row in jobs]
+    return [
+        clean_line(f"- {name}: ", MAX_TEXT)
+        + clean_line("; ".join(str(p.get("message")) for p in row.problems), 2 * MAX_TEXT)
+        for name, row in named
+    ]
+
+
+def _verdicts(record: StudyLedger, outputs: Path) -> list[str]:
+    """What became of the agent's own last proposals: the judge's words, or what was measured."""
+    verdicts = record.verdicts()
+    lines = []
+    for run in record.runs_by("agent", MAX_VERDICTS):
+        edits = ""
+        with contextlib.suppress(LabError):
+            edits = " ".join(record.proposal(run.proposal).edits) if run.proposal is not None else ""
+        words = f"run {run.id}" + (f" ({clean_line(edits, MAX_TEXT)})" if edits else "")
+        words += f": {run.status or run.state}"
+        if run.objective is not None:
+            words += f", objective {run.objective:.6g}" + _against_parent(record, run)
+        evidence = verdicts.get(run.id)
+        if evidence is not None:
+            words += f"; verdict {evidence['verdict']}: {evidence.get('why', '')}"
+        notes = folder.read_json(outputs / run.id, "run.json", strict=False).get("notes")
+        if isinstance(notes, list) and notes:
+            words += f"; noted: {'; '.join(map(str, notes))}"
+        lines.append(clean_line(words, 2 * MAX_TEXT))
+    return lines
+
+
+def _against_parent(record: StudyLedger, run: RunRow) -> str:
+    parent = None
+    with contextlib.suppress(LabError):
+        parent = record.run(run.parent) if run.parent is not None else None
+    return f" (run {parent.id} before it: {parent.objective:.6g})" if parent and parent.objective is not None else ""
 
 
 def _champion(record: StudyLedger, metric: str) -> str:
@@ -158,7 +218,9 @@ def _champion(record: StudyLedger, metric: str) -> str:
         return "none yet; nothing has been measured"
     words = f"run {best.id}, {metric} = {best.objective:.6g}" if best.objective is not None else f"run {best.id}"
     evidence = record.verdicts().get(best.id)
-    return words + (f" ({evidence['why']})" if evidence else " (one run is a hint, not a result)")
+    return words + (
+        f" ({clean_line(str(evidence['why']), 2 * MAX_TEXT)})" if evidence else " (one run is a hint, not a result)"
+    )
 
 
 def _runs(study: Study, guard: Guard, history: History, outputs: Path) -> str:
@@ -175,7 +237,11 @@ def _runs(study: Study, guard: Guard, history: History, outputs: Path) -> str:
             f"- run {one.run.id} by {one.run.proposer}, from {one.run.parent or one.run.base}: {_outcome(one)}"
         )
         lines.append(
-            "  " + (clean_line(", ".join(f"{key}={value}" for key, value in changed.items())) or "as the base")
+            "  "
+            + (
+                clean_line(", ".join(f"{key}={show_value(value)}" for key, value in changed.items()), 5 * MAX_TEXT)
+                or "as the base"
+            )
         )
         if one.run.reason:
             lines.append(f"  why: {clean_line(one.run.reason, MAX_TEXT)}")
@@ -214,4 +280,4 @@ def _spread(count: int) -> Sequence[int]:
 def _others(study: Study, one: Seen) -> str:
     metric = study.objective.metric if study.objective else ""
     named = [name for name, summary in one.metrics.items() if name != metric and summary.last is not None][:POINTS]
-    return ", ".join(f"{name} {one.metrics[name].last:.4g}" for name in named)
+    return clean_line(", ".join(f"{name} {one.metrics[name].last:.4g}" for name in named), 2 * MAX_TEXT)

@@ -133,6 +133,11 @@ class Guard:
         """The value of every knob that is present, by its concrete path."""
         return {key: value for key, _, _, value in self._knobs.present(config)}
 
+    def takes_null(self, config: dict[str, Any], path: str) -> bool:
+        """Whether null may be set there, as far as the knobs say; a path that is not a knob's is refused elsewhere."""
+        knob = self._knobs.meant_by(path)
+        return knob is None or knob.judge(None, _value(config, path))[1] is None
+
     def _rule_on(self, case: _Case, edited: Sequence[Change]) -> Ruling:
         self._settle(case)
         self._judge_all(case, "in the parent already")

@@ -88,7 +88,7 @@ class Knob:
         if kind == "bool":
             return value.strip().lower() in {"true", "yes", "on", "1"} if isinstance(value, str) else value == 1
         if kind == "str":
-            return str(value)
+            return str(value) if value is not None else like if isinstance(like, str) else ""
         if kind is None:
             return None
         return self._nearest_number(_as_number(value), kind)

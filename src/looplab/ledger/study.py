@@ -33,6 +33,12 @@ def sibling_study(study: str) -> str:
     return study.removesuffix(JOBS_SUFFIX) if study.endswith(JOBS_SUFFIX) else study + JOBS_SUFFIX
 
 
+def is_failed(call: Mapping[str, Any]) -> bool:
+    """Whether a call of `agent_calls` has failed by itself; one that looplab has ended has not."""
+    answer = call["answer"]
+    return answer is not None and not answer["ok"] and not answer.get("interrupted")
+
+
 @dataclass(frozen=True, slots=True)
 class RunRow:
     """A run, as the ledger knows it."""
@@ -689,6 +695,14 @@ class StudyLedger:
         sql = "SELECT id FROM runs WHERE study=? AND point=? AND warm IS ? ORDER BY n"
         return [row["id"] for row in self.ledger.rows(sql, (self.study, point, warm))]
 
+    def runs_by(self, proposer: str, limit: int) -> list[RunRow]:
+        """The last runs that somebody proposed, oldest first, without what repeats them."""
+        sql = (
+            f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND proposer=? AND role='trial'"  # noqa: S608 (fixed texts)
+            " ORDER BY n DESC LIMIT ?"
+        )
+        return [_run(row) for row in self.ledger.rows(sql, (self.study, proposer, limit))][::-1]
+
     def begun_with(self, warm: str | None) -> RunRow:
         """The first run that began with these weights."""
         row = self.ledger.one("SELECT id FROM runs WHERE study=? AND warm=? ORDER BY n", (self.study, warm))
@@ -817,11 +831,25 @@ class StudyLedger:
     def beat(self, session: int) -> None:
         self.ledger.execute("UPDATE sessions SET seen=? WHERE id=?", (clock.now(), session))
 
-    def end_session(self, session: int, how: str) -> None:
+    def end_session(self, session: int, how: str, why: str = "") -> None:
         with self.ledger.write():
             now = clock.now()
             self.ledger.execute("UPDATE sessions SET seen=?, ended=?, how=? WHERE id=?", (now, now, how, session))
-            self.ledger.record("engine ended", self.study, when=now, session=session, how=how)
+            self.ledger.record("engine ended", self.study, when=now, session=session, how=how, why=shorten(why))
+
+    def last_event(self, kind: str) -> int:
+        """The number of the study's last event of a kind; 0 if there is none."""
+        row = self.ledger.one("SELECT max(seq) FROM events WHERE study=? AND kind=?", (self.study, kind))
+        return int(row[0] or 0) if row is not None else 0
+
+    def failed_because(self) -> str | None:
+        """Why the last engine ended before its work was done; None if it did not, or is running."""
+        last = self.last_session()
+        if last is None or last["ended"] is None or last["how"] != "failed":
+            return None
+        sql = "SELECT data FROM events WHERE study=? AND kind='engine ended' ORDER BY seq DESC LIMIT 1"
+        row = self.ledger.one(sql, (self.study,))
+        return (load_own_json(row["data"]).get("why") if row is not None else None) or None
 
     def last_session(self) -> sqlite3.Row | None:
         return self.ledger.one("SELECT * FROM sessions WHERE study=? ORDER BY id DESC LIMIT 1", (self.study,))
@@ -839,11 +867,15 @@ class StudyLedger:
         self.ledger.record("agent answered", self.study, call=call, **data)
 
     def agent_calls(self) -> list[dict[str, Any]]:
-        """All calls, oldest first: what was asked, with what was answered under `answer` (None: not yet)."""
-        sql = "SELECT kind, data FROM events WHERE study=? AND kind IN ('agent asked', 'agent answered') ORDER BY seq"
+        """All calls, oldest first: what was asked, with what was answered under `answer` (None: not yet). Both have the
+        number (`seq`) and the time (`at`) of their event."""
+        sql = (
+            "SELECT seq, at, kind, data FROM events WHERE study=? AND kind IN ('agent asked', 'agent answered')"
+            " ORDER BY seq"
+        )
         calls: dict[str, dict[str, Any]] = {}
-        for kind, text in self.ledger.rows(sql, (self.study,)):
-            data = load_own_json(text)
+        for seq, at, kind, text in self.ledger.rows(sql, (self.study,)):
+            data = {**load_own_json(text), "seq": seq, "at": at}
             if kind == "agent asked":
                 calls[data["call"]] = {**data, "answer": None}
             elif data["call"] in calls:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -170,8 +170,9 @@ class Decider:
         known = self._ledger.runs_of(point, source) if self._ledger is not None and matters else []
         if known and proposal.proposer not in PEOPLE:
             # A person may ask for anything once more; a program that does would only repeat itself.
-            what = "only the seed differs" if changed else "this changes nothing"
-            why = f"{what}: the config was tried already in run {known[0]}"
+            why = (
+                self._describe_repeat(known, ruling.config) if changed else f"it changes nothing: it is run {known[0]}"
+            )
             raise Rejected((Problem("config", list(proposal.edits), "repeated", why),))
         return Decision(
             proposal.proposer, proposal.reason, proposal.hypothesis, proposal.id, proposal.source, parent, base.name,
@@ -180,6 +181,15 @@ class Decider:
             point, self._setup.seed_of(ruling.config),
             "replicate" if known else "trial", known[0] if known else None, source, start,
         )  # fmt: skip
+
+    def _describe_repeat(self, known: Sequence[str], config: Mapping[str, Any]) -> str:
+        """In which way a config repeats runs that there are already."""
+        assert self._ledger is not None
+        seed = self._setup.seed_of(config)
+        exact = next((run for run in known if self._ledger.run(run).seed == seed), None)
+        if exact is None:
+            return f"only the seed differs from run {known[0]}: that is a repeat, not a new idea"
+        return f"an exact repeat of run {exact}: the same config" + (" with the same seed" if seed is not None else "")
 
     def repeat(self, twin: RunRow, plan: Mapping[str, Any], seed: int | None, why: str, by: str = "judge") -> Decision:
         """The same config once more, with this seed; None: with the seed it had, if any."""

@@ -233,6 +233,7 @@ class Engine:
                         self._tell(News("judged", said))
                         self._jot(labbook.line(time.time(), "end of the study", said, "no promotion", ""))
                 self._summaries.write()
+            self._still_ours()
             ending = Ending.STOPPED if self._stopping else Ending.DRAINED if self.draining else Ending.DONE
             ending = Ending.FAILED if self._failed else ending
             how = ending.value
@@ -258,7 +259,7 @@ class Engine:
                     self._tell_news()
                     self._point()
             with contextlib.suppress(sqlite3.DatabaseError, LabError):  # then the halt is reported already
-                self.study.end_session(session, how)
+                self.study.end_session(session, how, self._why if self._failed else "")
             backups.close(copy=is_ours)
             if self._anchors is not None:
                 self._anchors.close()
@@ -303,7 +304,7 @@ class Engine:
             return False
         if self.draining or self._stopping:
             return True
-        return not (self._planner.queue or self._planner.thinking or self._paused)
+        return not (self._planner.queue or self._planner.thinking or self._planner.resting or self._paused)
 
     # -- after a crash
 
@@ -377,6 +378,16 @@ class Engine:
         with self._ledger.write():
             self._planner.plan(idle=not self.running and not self._finished, free=len(self._free))
         self.progress.total = self._planner.total
+        if self._planner.failure is not None:
+            self._end_early(self._planner.failure)
+
+    def _end_early(self, why: str) -> None:
+        """Start no more runs, and end with a failure when those that run have ended."""
+        self._drain()
+        self._failed = True
+        self._why = why
+        self._tell(News("alarm", f"stopping: {why}"))
+        self._jot(labbook.line(time.time(), "ended early", why, "starts nothing more", "`looplab resume` continues"))
 
     # -- launch
 
@@ -674,10 +685,7 @@ class Engine:
         latest = [runs[-1] for base in self._base_keys if (runs := done.get(base))]
         if len(latest) < len(self._base_keys) or not all(setup.is_unusable(one) for one in latest):
             return
-        self._drain()
-        self._failed = True
-        self._why = f"the base config {run.base} {_trouble_of(run)}, so nothing can be compared with it"
-        self._tell(News("alarm", f"stopping: {self._why}"))
+        self._end_early(f"the base config {run.base} {_trouble_of(run)}, so nothing can be compared with it")
 
     def _alarm_if_unchanged(self, run: RunRow, measured: str) -> str | None:
         """Return a note if another config measured exactly the same, and raise the alarm once for each set of keys."""

@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from looplab.decide.base import FileProposer, Proposal, ask, describe_error, is_environmental
+from looplab.decide.base import (
+    MAX_PROBLEM,
+    FallibleProposer,
+    FileProposer,
+    Proposal,
+    ask,
+    describe_error,
+    is_environmental,
+)
 from looplab.decide.history import History
 from looplab.decide.queue import QueueProposer, waiting
 from looplab.errors import LabError
 from looplab.guard.guard import Problem
 from looplab.judge.base import Want
-from looplab.ledger.study import RunRow, StudyLedger, Usage
+from looplab.ledger.study import RunRow, StudyLedger, Usage, is_failed
 from looplab.loop.again import AGAIN
-from looplab.loop.decision import Decider, Decision, Rejected, decide_base
+from looplab.loop.decision import PEOPLE, Decider, Decision, Rejected, decide_base
 from looplab.loop.judging import Bench
 from looplab.loop.setup import Setup, make_proposers
 from looplab.loop.submitting import time_spent
 from looplab.report import labbook
-from looplab.runs import folder
-from looplab.runs.redact import redact_proposal
+from looplab.runs import clock, folder
+from looplab.runs.redact import redact_proposal, redact_text
+from looplab.untrusted import clean_line
 
 if TYPE_CHECKING:
     from looplab.decide.agent import Ask
@@ -30,6 +39,8 @@ if TYPE_CHECKING:
 AHEAD = 64
 """A larger round is decided in portions, so that slots need not wait until all of it is."""
 NO_LIMIT = 1 << 30
+CALLS_CHECKED = 200
+"""How many of the last calls of agents are looked for in the lab book after a crash."""
 WATCH = "watch"
 """The proposer of runs that were stopped and are tried again with edits."""
 
@@ -56,6 +67,8 @@ class Planner:
         self.plans: dict[str, Decision] = {}
         self.why = ""
         """Why nothing more is decided on."""
+        self.failure: str | None = None
+        """Why the study ends before its work is done: an agent gave up, and the study is to stop then."""
         self.total: int | None = None
         """How many runs there will be at most, where that is known."""
         self._setup = setup
@@ -65,14 +78,22 @@ class Planner:
         self._tell = tell
         self._book = book
         outputs = folder.study_folder(setup.lab, study.study)
-        self._proposers = make_proposers(setup, History(study, outputs), outputs, self._left, wake, asks)
+        self._proposers = make_proposers(
+            setup, History(study, outputs), outputs, self._left, wake, asks, check=self._check, report=self._report_call
+        )
         self._file_proposers = [one for one in self._proposers if isinstance(one, FileProposer)]
         self._bases = [decide_base(setup, base) for base in setup.bases]  # those that may still need a run
         self._filling: tuple[int, int] | None = None  # a round that is not decided to its end: its number, what is left
         self._complaints: dict[str, str] = {}
+        self._resting: float | None = None  # until then (`clock.now`) only people are asked: the rest has nothing
+        self._has_room = True
+        self._stops_on_failure = setup.options.stop_on_failure or any(
+            entry.agent is not None and entry.agent.stop_on_failure for entry in setup.study.proposers
+        )
 
     def recover(self, planned: list[RunRow]) -> None:
         """What an engine before this one decided on, and a round in whose planning it was interrupted."""
+        self._complete_book()
         self.queue = deque(sorted(planned, key=lambda run: run.n))
         if not (self._setup.keep_going or self._setup.options.asked_only):
             done = self._study.base_runs()
@@ -98,7 +119,12 @@ class Planner:
     @property
     def thinking(self) -> bool:
         """Whether a proposer is at it: then nothing to run does not mean that all is done."""
-        return any(proposer.thinking for proposer in self._proposers)
+        return self._has_room and any(proposer.thinking for proposer in self._proposers)
+
+    @property
+    def resting(self) -> bool:
+        """Whether nobody has anything to propose until a proposer that failed is asked again."""
+        return self._has_room and self._resting is not None
 
     @property
     def undecided(self) -> int:
@@ -130,6 +156,7 @@ class Planner:
             if self.queue or self._filling is not None:
                 return
         room = self._room()
+        self._has_room = room > 0
         if room <= 0:
             return
         if continuous:
@@ -263,7 +290,17 @@ class Planner:
         if not planned and not self.thinking:
             problems = "; ".join(problem for problem in self._complaints.values() if problem)
             self.why = problems or "no proposer has anything left to try (add with `looplab propose`)"
+            self._rest()
         return planned
+
+    def _rest(self) -> None:
+        """Wait for a proposer that failed, if there is one: nobody else has anything to propose."""
+        times = [one.retry_at for one in self._proposers if isinstance(one, FallibleProposer)]
+        until = min((at for at in times if at is not None), default=None)
+        if until is not None and self._resting is None and self.failure is None:
+            wait = max(0.0, until - clock.now())
+            self._tell(News("waiting", f"nothing else to try: the agent is asked again in {wait:.0f} s"))
+        self._resting = until
 
     def _lay_floor(self, run: RunRow, base: Decision, round_: int) -> None:
         """The noise first: the base with as many seeds as the judge needs, beside the first proposals."""
@@ -285,14 +322,45 @@ class Planner:
         self.total = self._study.usage().runs + max(0, room) if known else None
 
     def _proposals(self, n: int) -> list[Proposal]:
+        if self._resting is not None and clock.now() >= self._resting:
+            self._resting = None
         for proposer in self._proposers:
+            if self._resting is not None and proposer.name not in PEOPLE:
+                continue
             proposals = ask(proposer, self._study, n)
             if proposer.problem is not None and self._complaints.get(proposer.name) != proposer.problem:
                 self._tell(News("note", f"{proposer.name}: {proposer.problem}"))
             self._complaints[proposer.name] = proposer.problem or ""
+            if self._stops_on_failure and isinstance(proposer, FallibleProposer) and proposer.failure is not None:
+                self.failure = f"{proposer.name}: {proposer.failure}"
+                return []
             if proposals or (proposer.thinking and not self._setup.options.continuous):
                 return proposals
         return []
+
+    def _check(self, proposal: Proposal) -> Sequence[Problem]:
+        """Return why a proposal would be rejected, without writing anything."""
+        try:
+            self._decider.decide(proposal)
+        except Rejected as rejected:
+            return rejected.problems
+        return ()
+
+    def _report_call(self, call: str, why: str, outcome: str) -> None:
+        """Tell of a call of an agent that gave nothing usable."""
+        why = clean_line(redact_text(why), MAX_PROBLEM)
+        self._tell(News("waiting", f"agent, call {call}: {why}; {outcome}"))
+        self._book(_call_line(time.time(), call, why, outcome))
+
+    def _complete_book(self) -> None:
+        """Write the lines of failed calls that an engine did not come to write."""
+        failed = [call for call in self._study.agent_calls()[-CALLS_CHECKED:] if is_failed(call)]
+        path = folder.study_folder(self._setup.lab, self._study.study)
+        missing = set(labbook.missing(path, [call["call"] for call in failed], "agent call"))
+        for call in failed:
+            if call["call"] in missing:
+                why = clean_line(redact_text(str(call["answer"]["why"])), MAX_PROBLEM)
+                self._book(_call_line(call["answer"]["at"], call["call"], f"the call failed: {why}", ""))
 
     def _propose(self, proposal: Proposal, round_: int | None) -> bool:
         """Put a proposal before the guard; whether it became a run."""
@@ -379,6 +447,10 @@ class Planner:
             submitted = usage.runs - self._study.usage().runs
             self.why = f"all {limit} run(s) are done" + (f", {submitted} of them submitted commands" * (submitted > 0))
         return limit - usage.runs
+
+
+def _call_line(at: float, call: str, why: str, outcome: str) -> str:
+    return labbook.line(at, f"agent call {call}", why, outcome, "")
 
 
 def _plain(problem: Problem) -> dict[str, object]:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from looplab.config.edits import apply_edits
 from looplab.config.files import hash_config, read_config
-from looplab.config.lab import RUN_FOLDER, Lab, Study
+from looplab.config.lab import RUN_FOLDER, Lab, Search, Study
 from looplab.config.paths import Concrete, find, get, has, leaves, show
-from looplab.decide.base import Proposer
+from looplab.decide.base import Proposal, Proposer
 from looplab.decide.history import History
 from looplab.decide.queue import QueueProposer
 from looplab.errors import LabError
-from looplab.guard.guard import Guard
+from looplab.guard.guard import Guard, Problem
 from looplab.guard.knobs import Knob, show_value
 from looplab.launch.base import Slot
 from looplab.launch.command import check_templates, find_program
@@ -66,6 +67,8 @@ class Options:
     """Run what was asked for by name, and begin no round."""
     keep_going: bool = False
     """Continue although no base config works."""
+    stop_on_failure: bool = False
+    """End the study when an agent gives up."""
     jobs: int | None = None
     """Run submitted commands; the number is the process as long as which the engine stays, 0 for none."""
 
@@ -351,6 +354,9 @@ def make_proposers(
     left: Callable[[], str],
     wake: Callable[[], None],
     asks: list[Ask] | None = None,
+    *,
+    check: Callable[[Proposal], Sequence[Problem]] | None = None,
+    report: Callable[[str, str, str], None] = lambda call, why, outcome: None,
 ) -> tuple[Proposer, ...]:
     """The proposers in the order in which they are asked: people always come first.
 
@@ -358,6 +364,8 @@ def make_proposers(
         left: Returns what the budget leaves, in words.
         wake: Called by a proposer that has finished thinking.
         asks: For a preview, which calls no agent and leaves all files as they are: where it notes the calls.
+        check: Returns why a proposal would be rejected.
+        report: Told of every call of an agent that failed and every answer that was refused.
     """
     if setup.options.jobs is not None:
         from looplab.loop.submitting import JobQueue
@@ -384,8 +392,12 @@ def make_proposers(
             from looplab.decide.agent import AgentProposer, UnaskedAgent
 
             answers.append(entry.agent.answer)
-            known = (entry.agent, study, setup.guard, setup.lab, outputs, history, base, left)
-            others.append(AgentProposer(*known, wake) if asks is None else UnaskedAgent(*known, asks))
+            alone = sum("queue" not in one.model_fields_set for one in study.proposers) == 1
+            known = (entry.agent, study, setup.guard, setup.lab, outputs, history, base, left, wake)
+            named: Any = {"check": check, "report": report}
+            if alone:
+                named["stand_in"] = lambda: make_stand_in(setup, history)
+            others.append(AgentProposer(*known, **named) if asks is None else UnaskedAgent(*known, asks=asks, **named))
         else:
             queue = inside(setup.lab, entry.queue, "queue") if entry.queue else None
             people.append(QueueProposer(queue, background=asks is None))
@@ -394,10 +406,25 @@ def make_proposers(
     if answers:
         from looplab.decide.next_config import NextConfig
 
-        files = {inside(setup.lab, answer, "answer") for answer in answers}
-        people += [NextConfig(file, outputs, base, clears=asks is None) for file in sorted(files)]
+        # The file itself may be anything that an agent has left there, a link too; it is opened without following it.
+        files = {inside(setup.lab, Path(answer).parent, "answer") / Path(answer).name for answer in answers}
+        people += [NextConfig(file, outputs, base, guard=setup.guard, clears=asks is None) for file in sorted(files)]
     if len(others) > 1 and study.mix == "bandit":
         from looplab.decide.mix import Mix
 
         others = [Mix(others, seed=0, patient=not setup.options.continuous)]
     return (*people, *others)
+
+
+def make_stand_in(setup: Setup, history: History) -> Proposer | None:
+    """A search that proposes while an agent fails, where no other proposer is configured; None where nothing can be
+    searched, or the packages for it are not installed."""
+    from looplab.decide.search import SearchProposer
+
+    goal = setup.study.objective.goal if setup.study.objective is not None else "min"
+    samplers: tuple[Literal["auto", "random"], ...] = ("auto", "random") if setup.study.objective else ("random",)
+    for sampler in samplers:
+        with contextlib.suppress(LabError):
+            search = SearchProposer(Search(sampler=sampler), setup.guard, setup.bases[0].config, goal, history)
+            return search if search.axes else None
+    return None

@@ -19,7 +19,7 @@ from looplab.config.lab import Objective, Study
 from looplab.decide.agent import account_of
 from looplab.errors import LabError
 from looplab.guard.knobs import Knob, KnobTable
-from looplab.ledger.study import ProposalRow, RunRow, StudyLedger
+from looplab.ledger.study import ProposalRow, RunRow, StudyLedger, is_failed
 from looplab.measure.discover import reader_of
 from looplab.measure.summary import Directions, MetricSummary, Summariser, from_dict, objective_value
 from looplab.report import wording
@@ -160,6 +160,17 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class UnusableCall:
+    """A call of an agent that failed, or whose answer was refused."""
+
+    at: float
+    call: str
+    failed: bool
+    """False: it answered, and the answer was refused."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class StudyFacts:
     """Everything that a report tells."""
 
@@ -184,6 +195,10 @@ class StudyFacts:
     rejected: tuple[Rejection, ...]
     """Oldest first."""
     waiting: int
+    calls: int
+    """Calls of agents."""
+    unusable_calls: tuple[UnusableCall, ...]
+    """Oldest first."""
     failures: tuple[Failure, ...]
     notes: tuple[str, ...]
     alarms: tuple[str, ...]
@@ -261,6 +276,13 @@ def gather(lab: Path, study: Study, record: StudyLedger) -> StudyFacts:
         f"The configuration was changed at {wording.moment(one.at)}: {wording.plain(one.describe())}"
         for one in record.configurations()[1:]
     ]
+    ended_early = record.failed_because()
+    if ended_early is not None:
+        notes.append(f"The last engine ended early: {wording.plain(ended_early)}")
+    calls = record.agent_calls()
+    unusable = unusable_calls(calls)
+    if unusable:
+        notes.append(describe_calls(calls, unusable))
     tried = points([replace(run.row, objective=run.objective) for run in runs])
     runs = _with_differences(_with_points(runs, tried))
     goal = study.objective.goal if study.objective else "min"
@@ -290,6 +312,8 @@ def gather(lab: Path, study: Study, record: StudyLedger) -> StudyFacts:
         budget=_budget(study, record),
         rejected=tuple(_rejections(record.proposals("rejected"))),
         waiting=record.count_waiting(),
+        calls=len(calls),
+        unusable_calls=tuple(unusable),
         failures=tuple(_failures(outputs, runs)),
         notes=tuple(notes),
         alarms=alarms_of(record, court),
@@ -306,6 +330,28 @@ def alarms_of(record: StudyLedger, court: Judged | None) -> tuple[str, ...]:
     """Return the alarms of the study and of its judge."""
     raised = tuple(wording.plain(alarm["text"]) for alarm in record.alarms())
     return raised + (court.alarms if court is not None else ())
+
+
+def unusable_calls(calls: Sequence[Mapping[str, Any]]) -> list[UnusableCall]:
+    """The calls of agents that failed or whose answer was refused, oldest first."""
+    found = []
+    for call in calls:
+        answer = call["answer"] or {}
+        failed, refused = is_failed(call), answer.get("refused") or ()
+        if failed or (refused and not answer.get("accepted")):
+            why = str(answer["why"]) if failed else "; ".join(map(str, refused))
+            found.append(UnusableCall(answer["at"], call["call"], failed, wording.cut(wording.plain(why), 600)))
+    return found
+
+
+def describe_calls(calls: Sequence[Mapping[str, Any]], unusable: Sequence[UnusableCall]) -> str:
+    """How many calls of agents gave nothing usable, and what was wrong with the last one, as a sentence."""
+    failed = sum(one.failed for one in unusable)
+    last = unusable[-1]
+    return (
+        f"{failed} of {wording.plural(len(calls), 'agent call')} failed and {len(unusable) - failed} had a refused "
+        f"answer; the last of them, {last.call} at {wording.moment(last.at)}: {last.why}"
+    )
 
 
 @dataclass(slots=True)

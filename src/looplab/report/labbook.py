@@ -48,11 +48,12 @@ def append(study_dir: Path, study: str, lines: list[str]) -> None:
         os.close(descriptor)
 
 
-def missing(study_dir: Path, run_ids: list[str]) -> list[str]:
-    """Those of the ended runs that have no line yet: an engine may die between the record and the book."""
+def missing(study_dir: Path, names: list[str], what: str = "run") -> list[str]:
+    """Those of the ended runs, or of other things, that have no line yet: an engine may die between the record and the
+    book."""
     try:
         with open_regular(study_dir / NAME) as file:
             text = file.read().decode("utf-8", "replace")
     except (FileNotFoundError, UntrustedError):
-        return run_ids
-    return [run_id for run_id in run_ids if f"| run {run_id}" not in text]
+        return names
+    return [name for name in names if f"| {what} {name}" not in text]

@@ -44,6 +44,7 @@ def render(facts: StudyFacts, importance: Importance, plots: Sequence[str] = (),
         _watched(facts),
         _conclusions(facts),
         _rejected(facts),
+        _calls(facts),
         _failures(facts),
         _links(facts),
         [f"Head of the record: `{facts.head}`. Kept elsewhere, `looplab verify --against` can compare with it."],
@@ -349,6 +350,19 @@ def _rejected(facts: StudyFacts) -> list[str]:
     ]
     lines = ["## Rejected proposals", "", *table(["proposal", "by", "edits", "why not", "its reason"], rows)]
     older = len(facts.rejected) - len(shown)
+    return lines + (["", f"{older} older ones are in the ledger."] if older > 0 else [])
+
+
+def _calls(facts: StudyFacts) -> list[str]:
+    if not facts.unusable_calls:
+        return []
+    shown = facts.unusable_calls[-MAX_REJECTED:]
+    rows = [
+        [wording.moment(one.at), code(one.call), "failed" if one.failed else "answer refused", text(one.why)]
+        for one in shown
+    ]
+    lines = ["## Agent calls without a usable answer", "", *table(["time", "call", "what", "why"], rows)]
+    older = len(facts.unusable_calls) - len(shown)
     return lines + (["", f"{older} older ones are in the ledger."] if older > 0 else [])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,20 @@ NOTHING = "no readable metrics"
 RUN_HOLDS = "wandb/, tfevents, metrics.jsonl, a progress or metrics CSV, or trainer_summary.json"
 _OURS = ("steps", "note", "name", "state", "url")
 """Entries beside the metrics of a run."""
-_FILES = re.compile(r"metrics\.jsonl|(?:progress|metrics)\.csv|trainer_summary\.json|events\.out\.tfevents\..+")
-_WANDB_RUN = re.compile(r"(?:offline-)?run-.+|latest-run")
-_SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "eval", "dev"})
-"""Folders in which trainers put the parts of one run."""
-_SKIPPED = frozenset({"checkpoints", "checkpoint", "node_modules", "__pycache__", "venv", "site-packages"})
+_WANTED = (
+    frozenset({"success", "solved"}),
+    frozenset({"reward", "rewards", "return", "returns", "score"}),
+    frozenset({"accuracy", "acc"}),
+    frozenset({"loss"}),
+)
+"""Words that name what a training is about, the most wanted first."""
 
 Summaries = dict[str, dict[str, Any]]
 """By run: by metric its summary, and beside them `steps`."""
 
 
 def offline(outputs_root: Path, limit: int, out_json: Path | None, json: bool) -> None:
-    from looplab.measure.folders import Reading, summarise_many
+    from looplab.measure.folders import Reading, find_runs, summarise_many
     from looplab.measure.summary import ALIASES, to_dict
 
     if not outputs_root.is_dir():
@@ -76,34 +78,6 @@ def fetch_config(entity: str, project: str, run: str, out_dir: Path, json: bool)
         output.say(str(path))
 
 
-def find_runs(root: Path) -> Iterator[Path]:
-    """The folders of runs below the root; the root itself only if it is one and holds no other."""
-    found: dict[str, None] = {}
-    for folder, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if name[0] != "." and name not in _SKIPPED)
-        if folder == str(root) or not _is_run(folder, folders, files):
-            continue
-        folders.clear()  # what lies below belongs to this run
-        above, name = os.path.split(folder)
-        found[above if name in _SPLITS and above != str(root) else folder] = None
-    if not found and _is_run(str(root), _names(root), _names(root)):
-        found[str(root)] = None
-    yield from map(Path, found)
-
-
-def _is_run(folder: str, folders: list[str], files: list[str]) -> bool:
-    if any(map(_FILES.fullmatch, files)):
-        return True
-    return "wandb" in folders and any(map(_WANDB_RUN.fullmatch, _names(Path(folder, "wandb"))))
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:  # not a folder, or not ours to read
-        return []
-
-
 def _changed(run: Path, reading: Any) -> float:
     """When the run last measured something."""
     times = [os.stat(source.path).st_mtime for source in reading.reader(run).sources() if source.path.exists()]
@@ -125,7 +99,7 @@ def _tell(summaries: Summaries, out_json: Path | None, json: bool) -> None:
     if json:
         output.print_json(summaries)
         return
-    shown = _shown(summaries)
+    shown = _shown(summaries, _objectives())
     rows = []
     for name, entry in summaries.items():
         note = entry.get("note")
@@ -136,8 +110,25 @@ def _tell(summaries: Summaries, out_json: Path | None, json: bool) -> None:
         output.say(f"{len(summaries)} run(s) in {out_json}")
 
 
-def _shown(summaries: Summaries) -> list[str]:
-    """The metrics that most runs have; among equals those with a canonical name, then those with the longest curves."""
+def _objectives() -> list[str]:
+    """The objectives of the lab that one is in, if any."""
+    from looplab.config.lab import find_lab, load_lab
+    from looplab.measure.summary import ALIASES
+
+    try:
+        studies = load_lab(find_lab(Path.cwd())).studies.values()
+    except LabError:
+        return []
+    named = [study.objective.metric for study in studies if study.objective is not None]
+    return named + [name for name, others in ALIASES.items() if not set(named).isdisjoint(others)]
+
+
+def _shown(summaries: Summaries, objectives: Sequence[str] = ()) -> list[str]:
+    """The metrics for the columns of the table, from those that at least half of the measured runs have.
+
+    Objectives come first, then what people look for in any training (success, reward, accuracy, loss), then canonical
+    names, then those that most runs have, the longest curves first.
+    """
     from looplab.measure.summary import ALIASES
 
     order = {name: rank for rank, name in enumerate(ALIASES)}
@@ -148,8 +139,19 @@ def _shown(summaries: Summaries) -> list[str]:
             if name not in _OURS:
                 counts[name] += 1
                 points[name] += summary["n"]
-    names = sorted(counts, key=lambda name: (-counts[name], order.get(name, len(order)), -points[name], name))
-    return names[:COLUMNS] or ["metrics"]
+    common = max(counts.values(), default=0) / 2
+
+    def rank(name: str) -> tuple[bool, bool, int, int, int, int, str]:
+        rare, canonical = counts[name] < common, order.get(name, len(order))
+        return rare, name not in objectives, _interest(name), canonical, -counts[name], -points[name], name
+
+    return sorted(counts, key=rank)[:COLUMNS] or ["metrics"]
+
+
+def _interest(metric: str) -> int:
+    """The rank of a metric among those that people look for, by the words in the last part of its name."""
+    words = re.split(r"[^a-z0-9]+", metric.rsplit("/", 1)[-1].lower())
+    return next((rank for rank, wanted in enumerate(_WANTED) if not wanted.isdisjoint(words)), len(_WANTED))
 
 
 def _cell(summary: Mapping[str, Any] | None) -> str:

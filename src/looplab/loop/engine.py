@@ -14,11 +14,12 @@ import socket
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from looplab.config.paths import diff
 from looplab.decide.base import describe_error, is_environmental
@@ -30,22 +31,25 @@ from looplab.ledger.anchors import Publisher
 from looplab.ledger.backup import Backups
 from looplab.ledger.ledger import REPAIR, DamagedError, Ledger
 from looplab.ledger.rebuild import check_folders
-from looplab.ledger.study import RunRow, StudyLedger
+from looplab.ledger.study import IMPORTED, RunRow, StudyLedger
 from looplab.loop.decision import Decider, decide_base
+from looplab.loop.importing import complete_imports
 from looplab.loop.judging import Bench, SummaryWriter, evidence_of, record_judgement
 from looplab.loop.measuring import Gauge, left_nothing, summarise
+from looplab.loop.models import KeptModel, ModelKeeper
 from looplab.loop.place import PlaceMonitor, note_place
 from looplab.loop.planning import News, Planner
 from looplab.loop.prepare import PREPARED, Prepared, Preparer
 from looplab.loop.remeasure import remeasure
-from looplab.loop.setup import Setup, resolved_configuration
-from looplab.loop.warm import keep_model
+from looplab.loop.setup import Setup, compared_changes, resolved_configuration
+from looplab.loop.warm import MODELS
 from looplab.loop.watching import Lookout
 from looplab.measure.base import Batch
 from looplab.measure.discover import describe
 from looplab.measure.summary import digest
 from looplab.report import labbook
 from looplab.runs import folder
+from looplab.runs.code import code_differences, name_files
 from looplab.runs.durable import Syncer
 from looplab.runs.redact import redact_text, remember, scrub_file
 from looplab.watch.watcher import Alarm
@@ -58,6 +62,10 @@ WATCH_S = 0.2
 POINT_S = 0.2
 SHORT_S = 0.3
 """Runs that take less than this on average are queued one behind the other on their slot."""
+RECENT = 50
+"""How many of the last runs are looked at for the code that ran last."""
+MAX_NAMED = 100
+"""Names of changed files or keys that an event holds."""
 REMEMBERED = 1000
 """How many of the last runs are looked at after a crash for what was not yet written in the lab book."""
 BEAT_S = 5.0
@@ -147,12 +155,16 @@ class Engine:
         self._lookout = None
         if setup.study.watch:
             self._lookout = Lookout(setup, self.study, self.folder, self._tell)
+        self._models: ModelKeeper | None = None
+        if setup.study.warm_start is not None:
+            self._models = ModelKeeper(setup.study.warm_start, self.folder, executor.wake)
         self._budget_used: str | None = None
         self._printed: dict[str, str] = {}  # run → what it was measured by
         self._summaries = SummaryWriter(self.folder)
         self._free: deque[Slot] = deque(setup.slots)
         self._held: dict[str, Slot] = {}
         self._doubt: str | None = None  # why the code of the last run is not known; reported once
+        self._code: tuple[str, Mapping[str, Any]] | None = None  # the run launched last, and its code
         self._prepared: dict[str, Prepared] = {}  # run → the files that it was started with
         self._behind: dict[str, Ready] = {}  # slot → the run that the executor starts there next, by itself
         self._blocked: dict[str, float] = {}  # slot → when to look at its device again
@@ -180,6 +192,7 @@ class Engine:
     def run(self) -> Outcome:
         """Work until there is nothing more to do; the study's lock is held by the caller."""
         objective = self.setup.study.objective
+        complete_imports(self.study, self.folder)
         check_folders(self._ledger, self.setup.lab, self.study.study)
         is_full = not self.setup.options.asked_only
         at = objective.at if objective and is_full else None
@@ -187,7 +200,9 @@ class Engine:
         configuration = resolved_configuration(self.setup)
         if not is_full:  # its options are nobody's decision on how the study continues
             configuration["options"] = self.study.configured_options() or configuration["options"]
-        self._configuration = self.study.configure(configuration)
+        before, self._configuration = self._configuration, self.study.configure(configuration)
+        if is_full and before is not None and before != self._configuration:
+            self._alarm_if_reconfigured()
         if is_full and (others := self.study.not_comparable()):
             self._note_now(f"the objective was changed: {len(others)} run(s) are measured again by the new one")
             remeasure(self.setup, self.study, others)
@@ -219,6 +234,8 @@ class Engine:
                     with self._ledger.write():
                         self._launch()
                 self._listen()
+                if self._models is not None:
+                    self._keep_models(self._models.take())
                 self._tell_news()
                 if time.monotonic() - beat > BEAT_S:
                     self.study.beat(session)
@@ -233,6 +250,8 @@ class Engine:
                         self._tell(News("judged", said))
                         self._jot(labbook.line(time.time(), "end of the study", said, "no promotion", ""))
                 self._summaries.write()
+            if self._models is not None:
+                self._keep_models(self._models.finish())
             self._still_ours()
             ending = Ending.STOPPED if self._stopping else Ending.DRAINED if self.draining else Ending.DONE
             ending = Ending.FAILED if self._failed else ending
@@ -251,6 +270,8 @@ class Engine:
             raise DamagedError(f"the ledger is damaged: {error}", file=self._ledger.path, hint=REPAIR) from error
         finally:
             self._planner.close()
+            if self._models is not None:
+                self._models.close()
             if self._lookout is not None:
                 self._lookout.close()
             is_ours = self._place.lost() is None  # else nothing is written where the lab was
@@ -312,7 +333,7 @@ class Engine:
         """Compare the ledger with the folders: adopt what lives, take in what has ended, queue what never started."""
         self.best = self.study.best()
         counts = self.study.counts()
-        self.progress.done = sum(n for state, n in counts.items() if state not in ("planned", "running"))
+        self.progress.done = sum(n for state, n in counts.items() if state not in ("planned", "running", IMPORTED))
         self.progress.failed = counts.get("failed", 0)
         self.study.forget_plans()
         slots = {slot.name: slot for slot in self.setup.slots}
@@ -361,8 +382,10 @@ class Engine:
             with self._ledger.write():
                 self._judge([])
             self._summaries.write()
-        ended = self.study.runs(state="ended", limit=REMEMBERED)
+        ended = [run for run in self.study.runs(state="ended", limit=REMEMBERED) if run.role != IMPORTED]
         self._latest = ended[-1] if ended else None
+        if self._models is not None:
+            self._recover_models(ended)
         self._pointing = True
         missing = labbook.missing(self.folder, [run.id for run in ended])
         if missing:
@@ -422,6 +445,44 @@ class Engine:
         if doubt is not None and doubt != self._doubt:
             self._tell(News("alarm", f"run {run.id}: {doubt}", run.id))
         self._doubt = doubt
+        self._alarm_if_code_changed(run, ready.prepared.code)
+
+    def _alarm_if_code_changed(self, run: RunRow, code: Mapping[str, Any] | None) -> None:
+        """Raise an alarm if the lab's code is not that of the run before; inside the transaction."""
+        if code is None:
+            return
+        if self._code is None:
+            self._code = self._last_code(run)
+        was, old = self._code
+        self._code = (run.id, code)
+        if old.get("files") == code.get("files"):
+            return
+        names = code_differences(self.folder, old, code)
+        if names:
+            said = f"the code differs from that of run {was}: {name_files(names)}"
+            text = f"run {run.id}: {said}. Results from before and after the change cannot be compared"
+            self.study.alarm(run.id, text, since=was, code=names[:MAX_NAMED])
+            self._tell(News("alarm", text, run.id))
+            self._jot(labbook.line(time.time(), "alarm", text, "", ""))
+
+    def _last_code(self, run: RunRow) -> tuple[str, Mapping[str, Any]]:
+        """The last run that was launched before this one, and what its capsule says of its code."""
+        for one in reversed(self.study.runs(limit=RECENT)):
+            if one.id != run.id and one.role not in (IMPORTED, "reproduction") and one.slot is not None:
+                return one.id, folder.read_json(self.folder / one.id, "capsule.json", strict=False).get("code") or {}
+        return "", {}
+
+    def _alarm_if_reconfigured(self) -> None:
+        """Raise an alarm if the lab file was changed in what comparisons between runs depend on."""
+        last = self.study.configurations()[-1]
+        keys = compared_changes(last.changes)
+        if not keys:
+            return
+        text = f"lab.yaml differs from that of earlier runs: {name_files(keys)}. Verdicts before and after may differ"
+        with self._ledger.write():
+            self.study.alarm(None, text, lab_file=keys[:MAX_NAMED])
+        self._tell(News("alarm", text))
+        self._jot(labbook.line(time.time(), "alarm", text, "", ""))
 
     def _queue_behind(self) -> None:
         """Where runs are short, hand over the next run of each slot while the slot is still busy."""
@@ -644,16 +705,13 @@ class Engine:
         if self._lookout is not None:
             with self._tolerant(run, "watch rules"):
                 self._lookout.ended(row, gauge, by_itself=exit_.reason is None)
-        warm = self.setup.study.warm_start
-        if warm is not None and status == "ok":
-            with self._tolerant(run, "keeping its model"):
-                keep_model(warm, self.folder, row, "latest")
+        if self._models is not None and status == "ok":
+            self._models.request("latest", row)
         if self._bench is None and objective is not None and self._is_better(objective):
             self.best = row
             self.study.set_best(run.id, objective)
-            if warm is not None:
-                with self._tolerant(run, "keeping its model"):
-                    self.study.kept(keep_model(warm, self.folder, row, "best"))
+            if self._models is not None:
+                self._models.request("best", row)
         if self._bench is not None and (exit_.reason or "").startswith(WATCHED) and run.role in ("base", "trial"):
             row = self._discard_stopped(row, str(exit_.reason).removeprefix(WATCHED))
         said = f"{status} in {row.seconds or 0:.1f} s"
@@ -770,10 +828,39 @@ class Engine:
             self._jot(labbook.line(time.time(), "alarm", alarm, "", ""))
         if champion is not None:
             self.best = champion
-            if self.setup.study.warm_start is not None:
-                with self._tolerant(self.best, "keeping its model"):
-                    self.study.kept(keep_model(self.setup.study.warm_start, self.folder, self.best, "best"))
+            if self._models is not None:
+                self._models.request("best", champion)
             self._pointing = self._promoted = True
+
+    def _keep_models(self, copies: Sequence[KeptModel]) -> None:
+        """Record copies of checkpoints, and give them their names: after a crash in between, the next engine copies
+        again."""
+        for copy in copies:
+            with self._ledger.write(), self._tolerant(copy.run, "keeping its model"):
+                if copy.error is not None:
+                    raise copy.error
+                self.study.kept(copy.files)
+            notes = self._ending.pop(copy.run.id, [])
+            if copy.error is None and not notes:
+                try:
+                    copy.install()
+                except OSError as error:
+                    if folder.concerns_lab(error, self.folder):
+                        raise
+                    notes = [f"its model could not be kept: {describe(error)}"]
+            for note in notes:
+                self._tell(News("note", f"run {copy.run.id}: {note}", copy.run.id))
+
+    def _recover_models(self, ended: Sequence[RunRow]) -> None:
+        """Copy what an engine that was killed had no time to copy or name."""
+        assert self._models is not None
+        folder.sweep(self.folder / MODELS)
+        recorded = self.study.kept_files()
+        ok = [run for run in ended if run.status == "ok"]
+        latest = max(ok, key=lambda run: run.ended or 0.0, default=None)
+        for name, run in (("best", self.best), ("latest", latest)):
+            if run is not None and not self._models.is_current(name, run, recorded):
+                self._models.request(name, run)
 
     def _is_better(self, objective: float) -> bool:
         wanted = self.setup.study.objective
@@ -886,6 +973,8 @@ class Engine:
             self._executor.stop(run_id, "veto", self.setup.study.launch.grace)
         if self.best is not None and self.best.id == run_id:
             self.best = self.study.best()
+            if self._models is not None and self.best is not None:
+                self._models.request("best", self.best)
 
     def _cancel_behind(self) -> None:
         for ready in self._behind.values():

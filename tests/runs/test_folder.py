@@ -225,3 +225,26 @@ def test_the_syncer_comes_to_an_end(tmp_path: Path) -> None:
     syncer = Syncer(tmp_path)
     syncer.request()
     syncer.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("run.json", '{"notes": 5}'),
+        ("run.json", '{"devices": {}}'),
+        ("config_diff.json", '{"base": 3}'),
+        ("config_diff.json", '{"parent": {"x": 1}}'),
+        ("summary.json", '{"notes": 1.5}'),
+        ("summary.json", '{"objective": {"value": "x"}}'),
+        ("summary.json", '{"metrics": {"loss": {"first": "x", "n": 1}}}'),
+        ("summary.json", '{"steps": []}'),
+        ("summary.json", "[]"),
+    ],
+)
+def test_a_file_of_the_record_that_has_another_form_is_an_error_in_words(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / "record").mkdir()
+    (tmp_path / "record" / "run.json").write_text("{}")
+    (tmp_path / "record" / name).write_text(text)
+    with pytest.raises(LabError, match="is not what looplab wrote"):
+        folder.read_json(tmp_path, name)
+    assert folder.read_json(tmp_path, name, strict=False) == {}

@@ -209,10 +209,16 @@ class StudyLedger:
 
     def _recorded_at(self) -> str | None:
         """Return where on the curve the objective is according to the last recorded configuration."""
-        sql = "SELECT data FROM events WHERE study=? AND kind='study configured' ORDER BY seq DESC LIMIT 1"
-        row = self.ledger.one(sql, (self.study,))
-        said = load_own_json(row["data"])["configuration"].get("objective") if row else None
-        return said.get("at") if isinstance(said, dict) else None
+        recorded = self._recorded_objectives()
+        return recorded[-1][1].get("at") if recorded else None
+
+    def _recorded_objectives(self) -> list[tuple[float, dict[str, Any]]]:
+        """Return the objectives of all recorded configurations with their times, oldest first."""
+        sql = "SELECT at, data FROM events WHERE study=? AND kind='study configured' ORDER BY seq"  # there is an index
+        bodies = (
+            (row["at"], load_own_json(row["data"])["configuration"]) for row in self.ledger.rows(sql, (self.study,))
+        )
+        return [(at, (body.get("study") or {}).get("objective") or {}) for at, body in bodies]
 
     def objective(self) -> str | None:
         """Return the metric by which the runs in the table were measured."""
@@ -221,13 +227,11 @@ class StudyLedger:
 
     def objective_changed_at(self) -> float:
         """Return when an engine last started with another objective than the one before; 0: never."""
-        sql = "SELECT at, data FROM events WHERE study=? AND kind='study configured' ORDER BY seq"  # there is an index
         changed, before = 0.0, None
-        for row in self.ledger.rows(sql, (self.study,)):
-            objective = load_own_json(row["data"])["configuration"].get("objective") or {}
+        for at, objective in self._recorded_objectives():
             now = (objective.get("metric"), objective.get("at"))
             if before not in (None, now):
-                changed = row["at"]
+                changed = at
             before = now
         return changed
 

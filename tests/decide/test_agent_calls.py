@@ -20,6 +20,7 @@ from looplab.decide.base import Proposal
 from looplab.decide.history import History
 from looplab.decide.next_config import NextConfig
 from looplab.decide.prompt import ALWAYS, read_template
+from looplab.decide.search import SearchProposer
 from looplab.errors import LabError
 from looplab.guard.guard import Guard, Problem
 from looplab.guard.knobs import Knob
@@ -308,8 +309,12 @@ def test_the_prompt_of_the_drone_recipe_has_places_for_all_of_it() -> None:
     assert all(f"{{{name}}}" in text for name in ALWAYS)
 
 
-def test_where_a_search_finds_nothing_legal_the_stand_in_takes_steps_from_the_champion(tmp_path: Path) -> None:
-    """The four factors of the drone recipe's batch are bounded by their product: a free draw is never legal."""
+@pytest.mark.parametrize("searches", [True, False], ids=["search", "steps"])
+def test_the_stand_in_proposes_what_would_be_accepted_by_steps_from_the_champion_if_need_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, searches: bool
+) -> None:
+    if not searches:
+        monkeypatch.setattr(SearchProposer, "propose", lambda *given: [])
     recipe = Path(str(files("looplab.recipes") / "drone"))
     shutil.copytree(recipe, tmp_path / "lab")
     lab = load_lab(tmp_path / "lab")
@@ -334,6 +339,7 @@ def test_where_a_search_finds_nothing_legal_the_stand_in_takes_steps_from_the_ch
     assert not check(first)
     assert not check(second)
     assert first.edits != second.edits
+    assert searches or all("a step of" in one.reason for one in (first, second))
 
 
 def test_long_refusals_are_cut_in_record_and_prompt(lab: Lab) -> None:

@@ -1,7 +1,7 @@
 """The proposer that stands in for an agent that gave up: a search over the knobs, or small steps from the champion.
 
-A search draws all knobs at once. Where constraints leave little of that space, as with four factors whose product is
-bounded, every draw may be refused; one knob changed a little is then still legal.
+A search draws all knobs at once. Where constraints leave little of that space, or a draw asks for weights that are not
+there, all of it may be refused; one knob changed a little is then still legal.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class StandIn:
         self._check = check
 
     def propose(self, study: StudyLedger, n: int) -> list[Proposal]:
-        proposals = self._search.propose(study, n)
+        proposals = [one for one in self._search.propose(study, n) if not self._check(one)]
         self.problem = self._search.problem
         return proposals or self._step(study)
 

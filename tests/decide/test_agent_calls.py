@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable
 from importlib.resources import files
@@ -19,11 +20,14 @@ from looplab.decide.base import Proposal
 from looplab.decide.history import History
 from looplab.decide.next_config import NextConfig
 from looplab.decide.prompt import ALWAYS, read_template
+from looplab.decide.search import SearchProposer
 from looplab.errors import LabError
 from looplab.guard.guard import Guard, Problem
 from looplab.guard.knobs import Knob
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
+from looplab.loop.decision import Decider, Rejected
+from looplab.loop.setup import Options, make_stand_in, prepare
 from looplab.loop.submitting import refuse
 
 
@@ -303,6 +307,39 @@ def test_a_submitted_command_that_was_refused_is_in_the_question(lab: Lab) -> No
 def test_the_prompt_of_the_drone_recipe_has_places_for_all_of_it() -> None:
     text = read_template(Path(str(files("looplab.recipes") / "drone" / "prompts" / "next.md")))
     assert all(f"{{{name}}}" in text for name in ALWAYS)
+
+
+@pytest.mark.parametrize("searches", [True, False], ids=["search", "steps"])
+def test_the_stand_in_proposes_what_would_be_accepted_by_steps_from_the_champion_if_need_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, searches: bool
+) -> None:
+    if not searches:
+        monkeypatch.setattr(SearchProposer, "propose", lambda *given: [])
+    recipe = Path(str(files("looplab.recipes") / "drone"))
+    shutil.copytree(recipe, tmp_path / "lab")
+    lab = load_lab(tmp_path / "lab")
+    setup = prepare(lab, lab.study(None), Options(mode="quick"))
+    study = StudyLedger(Ledger(tmp_path / "ledger.db"), "drone")
+    study.open("mean_reward", "max")
+    decider = Decider(setup, study)
+
+    def check(proposal: Proposal) -> tuple[Problem, ...]:
+        try:
+            decider.decide(proposal)
+        except Rejected as rejected:
+            return rejected.problems
+        return ()
+
+    stand_in = make_stand_in(setup, History(study, tmp_path / "outputs"), check)
+    assert stand_in is not None
+    with study.ledger.write():
+        (first,) = stand_in.propose(study, 1)
+        study.propose(first.proposer, first.edits, first.reason)
+        (second,) = stand_in.propose(study, 1)
+    assert not check(first)
+    assert not check(second)
+    assert first.edits != second.edits
+    assert searches or all("a step of" in one.reason for one in (first, second))
 
 
 def test_long_refusals_are_cut_in_record_and_prompt(lab: Lab) -> None:

@@ -31,7 +31,7 @@ def home() -> Iterator[Path]:
         yield folder
 
 
-def pilot(lab: Any, home: Path, cli: str, script: Sequence[Any], *args: str, wall: str = "60s") -> Any:
+def pilot(lab: Any, home: Path, cli: str, script: Sequence[Any], *args: str, **settings: Any) -> Any:
     with model.Model(script) as scripted:
         environ = {"HOME": str(home), "CODEX_HOME": str(home / "codex")}
         named: list[str] = []
@@ -51,7 +51,7 @@ def pilot(lab: Any, home: Path, cli: str, script: Sequence[Any], *args: str, wal
             for key, value in lab.env.items()
             if not key.startswith(("ANTHROPIC", "OPENAI", "CODEX", "CLAUDE"))
         }
-        agent = {"cli": cli, "binary": model.program(cli), "env": named, "wall": wall, "tries": 2}
+        agent = {"cli": cli, "binary": model.program(cli), "env": named, "wall": "60s", "tries": 2, **settings}
         lab.configure(proposers=[{"agent": agent}], constraints=["train.batch % 2 == 0"])
         done = lab("autopilot", *args, env=environ)
         return done, scripted
@@ -118,9 +118,25 @@ def test_good_refused_and_forbidden_proposals_and_a_rate_limit(lab: Any, home: P
 @pytest.mark.slow
 @both
 def test_a_call_that_hangs_is_killed_at_its_limit_and_the_study_ends_well(lab: Any, home: Path, cli: str) -> None:
-    done, _ = pilot(lab, home, cli, [model.Hang()], "--runs", "1", wall="6s")
+    done, _ = pilot(lab, home, cli, [model.Hang()], "--runs", "1", wall="6s", call_retries=0)
     assert "wall limit" in done.out
-    assert len(lab.runs()) == 1
+    assert [about["proposer"] for about in lab.all("run.json")] == ["base", "search"]
+
+
+@pytest.mark.slow
+@both
+def test_a_repeat_and_another_seed_go_back_to_the_agent(lab: Any, home: Path, cli: str) -> None:
+    lab.base(seed=1)
+    lab.configure(knobs={**lab.study["knobs"], "seed": {"type": "int"}})
+    answers = [proposal("train.lr@set=0.2"), proposal("seed@set=7"), proposal("train.lr@set=0.2", "seed@set=1")]
+    answers[2]["proposals"][0]["parent"] = "base"
+    script = [say(cli, answer) for answer in (*answers, proposal("train.lr@set=0.4"))]
+    _, scripted = pilot(lab, home, cli, script, "--runs", "2", tries=3)
+    assert [config["train"]["lr"] for config in lab.all("config.json")] == [0.1, 0.2, 0.4]
+    first = lab.runs()[1].name
+    asked = "\n".join(str(request) for request in scripted.requests)
+    assert f"only the seed differs from run {first}" in asked
+    assert f"an exact repeat of run {first}" in asked
 
 
 @both

@@ -102,6 +102,16 @@ def test_where_nothing_can_stand_in_it_waits_and_people_can_still_steer(piloted:
     engine.ended(130)
 
 
+def test_the_wait_before_a_call_is_repeated_can_be_interrupted(piloted: Any) -> None:
+    script(piloted, FAILED)
+    change(piloted, backoff="1h")
+    engine = piloted.start("autopilot", "--runs", "2")
+    until(lambda: "asked again in 600 s" in engine.out, "the wait")
+    piloted("stop")
+    engine.ended(130)
+    assert len(calls(piloted)) == 1
+
+
 def test_beside_rules_that_do_not_fire_a_failing_agent_is_waited_for(piloted: Any) -> None:
     script(piloted, FAILED, FAILED, {"file": proposal("train.lr@set=0.2")})
     change(piloted, call_retries=0)

@@ -423,7 +423,7 @@ def make_proposers(
             known = (entry.agent, study, setup.guard, setup.lab, outputs, history, base, left, wake)
             named: Any = {"check": check, "report": report}
             if alone:
-                named["stand_in"] = lambda: make_stand_in(setup, history)
+                named["stand_in"] = lambda: make_stand_in(setup, history, check)
             others.append(AgentProposer(*known, **named) if asks is None else UnaskedAgent(*known, asks=asks, **named))
         else:
             queue = inside(setup.lab, entry.queue, "queue") if entry.queue else None
@@ -443,15 +443,18 @@ def make_proposers(
     return (*people, *others)
 
 
-def make_stand_in(setup: Setup, history: History) -> Proposer | None:
+def make_stand_in(
+    setup: Setup, history: History, check: Callable[[Proposal], Sequence[Problem]] | None
+) -> Proposer | None:
     """A search that proposes while an agent fails, where no other proposer is configured; None where nothing can be
     searched, or the packages for it are not installed."""
     from looplab.decide.search import SearchProposer
+    from looplab.decide.stand_in import StandIn
 
     goal = setup.study.objective.goal if setup.study.objective is not None else "min"
     samplers: tuple[Literal["auto", "random"], ...] = ("auto", "random") if setup.study.objective else ("random",)
     for sampler in samplers:
         with contextlib.suppress(LabError):
             search = SearchProposer(Search(sampler=sampler), setup.guard, setup.bases[0].config, goal, history)
-            return search if search.axes else None
+            return StandIn(search, setup.guard, history, check or (lambda proposal: ())) if search.axes else None
     return None

@@ -1,0 +1,69 @@
+"""The proposer that stands in for an agent that gave up: a search over the knobs, or small steps from the champion.
+
+A search draws all knobs at once. Where constraints leave little of that space, or a draw asks for weights that are not
+there, all of it may be refused; one knob changed a little is then still legal.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from looplab.config.edits import Edit, Op
+from looplab.decide.base import BEST, Proposal
+from looplab.decide.history import History
+from looplab.decide.search import Axis, SearchProposer
+from looplab.guard.guard import Guard, Problem
+from looplab.ledger.study import StudyLedger
+
+TRIES = 64
+STEP = 0.1
+"""Standard deviation of a step, as a share of the axis."""
+
+
+class StandIn:
+    name = SearchProposer.name
+    thinking = False
+
+    def __init__(
+        self, search: SearchProposer, guard: Guard, history: History, check: Callable[[Proposal], Sequence[Problem]]
+    ) -> None:
+        """`check` returns why a proposal would be rejected."""
+        self.problem: str | None = None
+        self._search = search
+        self._guard = guard
+        self._history = history
+        self._check = check
+
+    def propose(self, study: StudyLedger, n: int) -> list[Proposal]:
+        proposals = [one for one in self._search.propose(study, n) if not self._check(one)]
+        self.problem = self._search.problem
+        return proposals or self._step(study)
+
+    def close(self) -> None:
+        self._search.close()
+
+    def _step(self, study: StudyLedger) -> list[Proposal]:
+        """Change one knob of the champion; the draw follows from the number of proposals so far."""
+        sql = "SELECT count(*) FROM proposals WHERE study=? AND proposer=?"
+        rng = random.Random(int(study.ledger.rows(sql, (study.study, self.name))[0][0]))  # noqa: S311 (no secret)
+        best = study.best()
+        seen = next((one for one in reversed(self._history.ended()) if best and one.run.id == best.id), None)
+        values = self._guard.knob_values(seen.config) if seen is not None else {}
+        for _ in range(TRIES):
+            axis = rng.choice(self._search.axes)
+            value = _near(axis, values.get(axis.path, axis.base), rng)
+            reason = f"a step of {axis.path} from the champion, since the search has nothing"
+            proposal = Proposal((str(Edit(axis.path, Op.SET, value)),), reason, self.name, BEST)
+            if not self._check(proposal):
+                return [proposal]
+        return []
+
+
+def _near(axis: Axis, value: object, rng: random.Random) -> object:
+    """Draw a value of the knob near the given one; any of its choices where they have no order."""
+    param = axis.take(value)
+    if param is None or (axis.choices and not axis.ordered):
+        return axis.give(axis.at(rng.random()))
+    share = min(1.0, max(0.0, axis.share(param) + rng.gauss(0.0, STEP)))
+    return axis.give(axis.at(share))

@@ -186,6 +186,8 @@ def test_a_backup_of_another_chain_is_put_aside_by_reindex(done) -> None:
     assert "ledger-9999999999.db cannot be read" in done("verify", code=1).out
     assert f"backups/{backup.name}.damaged-" in done("reindex").out
     assert not list(backup.parent.glob("*.db"))
+    ((event,),) = done.ask("SELECT data FROM events WHERE kind='reindexed'")
+    assert len(json.loads(event)["aside"]) == 2
     done("verify")
 
 

@@ -553,7 +553,7 @@ def test_reindex_takes_in_every_run_folder_whatever_it_says(done, about: str) ->
     assert done.ask("SELECT count(*), count(DISTINCT n) FROM runs") == [(3, 3)]
     done("verify")
     done("status")
-    assert "is not what looplab wrote" in done("show", "3", code=2).err
+    assert "running" in done("show", "3").out  # what it measured is not known; the next engine reads it again
 
 
 def test_restore_puts_the_ledger_aside_and_loses_nothing(done) -> None:

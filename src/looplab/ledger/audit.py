@@ -422,6 +422,8 @@ def _lab_book(study: str, study_dir: Path, ledger: Ledger, replay: Replay) -> It
     ):
         data = json.loads(row["data"])
         value = (data.get("ended") or {}).get("objective") if "planned" in data else data.get("objective")
+        if "planned" in data and value is None:
+            continue  # taken from a folder that does not say it any more
         objectives.setdefault(row["run"], set()).add("" if value is None else f"{value:.6g}")
     for match in lines.values():
         run, observed, outcome = match[1], match[2].strip(), match[3].strip()

@@ -100,10 +100,10 @@ def reindex(path: Path, lab: Path, done: Reindexed | None = None) -> Reindexed:
         with ledger.write():
             done.events = _add_events(ledger, chain)
             done.events_lost = max(0, noted[0] - ledger.head()[0]) if noted is not None else 0
+            done.aside += _put_foreign_backups_aside(ledger)
             _rebuild_tables(ledger, lab, done)
             ledger.execute("INSERT OR IGNORE INTO meta VALUES (?, '1')", (JOURNALLED,))
         _rewrite_journal(ledger, done)
-        done.aside += _put_foreign_backups_aside(ledger)
         path.with_name(HEAD_FILE).unlink(missing_ok=True)
         ledger.note_head()
     finally:
@@ -276,8 +276,7 @@ def _put_foreign_backups_aside(ledger: Ledger) -> list[str]:
         with contextlib.suppress(OSError, sqlite3.DatabaseError):
             if all(known.get(seq) == digest for seq, digest in read_hashes(backup).items()):
                 continue
-        aside = backup.with_name(f"{backup.name}.damaged-{time.strftime(STAMPED, time.gmtime())}")
-        os.replace(backup, aside)
+        os.rename(backup, aside := _aside(backup))
         names.append(f"{FOLDER}/{aside.name}")
     return names
 

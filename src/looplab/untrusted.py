@@ -7,16 +7,18 @@ data that the rest of the package can hold (valid Unicode, bounded size and nest
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from os import PathLike
-from typing import Any
+from typing import Any, BinaryIO
 
 from looplab.errors import LabError
 
@@ -235,6 +237,31 @@ def open_descriptor(path: str | PathLike[str], *, follow: bool = True) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def open_own(path: str | PathLike[str], flags: int, mode: int = 0o644) -> int:
+    """Open a file of looplab's own for writing, or create it; the caller closes the descriptor.
+
+    Runs and agents can put a symbolic link, a pipe or a folder in its place. Nothing is written through that: it is
+    renamed to `<name>.changed-<time>`, and a new file is created.
+    """
+    flags |= os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+    while True:
+        try:
+            descriptor = os.open(path, flags, mode)
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                raise
+        else:
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return descriptor
+            os.close(descriptor)
+        os.rename(path, f"{os.fspath(path)}.changed-{time.time_ns()}")
+
+
+def append_own(path: str | PathLike[str]) -> BinaryIO:
+    """Open a file of looplab's own for appending, unbuffered; see `open_own`."""
+    return os.fdopen(open_own(path, os.O_WRONLY | os.O_APPEND), "ab", buffering=0)
 
 
 @contextmanager

@@ -64,6 +64,7 @@ class Iteration:
         self.options = options
         self.tell = tell
         self.repo = Repo(self.lab)
+        self._push_settings = self.repo.push_settings() if settings.push else ""
         self.logs = self.lab / settings.logs
         self.python = trial.python_of(self.lab, settings.venv)
         self.frozen = list(dict.fromkeys([*settings.frozen, FILE, *(["lab.yaml"] if self._here("lab.yaml") else [])]))
@@ -488,8 +489,17 @@ class Iteration:
             if verdict == Verdict.KEEP:
                 self.book.note("version champion", number, why=attempt.ruling["why"])
         self.tell(f"v{number}: merged into {here} ({commit[:10]})")
-        if self.settings.push and (trouble := self.repo.push()):
+        if self.settings.push and (trouble := self._push()):
             self.tell(f"v{number}: not pushed: {trouble}")
+
+    def _push(self) -> str:
+        """Push the lab's branch; returns why not, or nothing.
+
+        A repository on this machine runs its own hooks when it is pushed to: it must be the one that the person named.
+        """
+        if self.repo.push_settings() != self._push_settings:
+            return "the settings of the repository for remotes were changed meanwhile; look at them, then `git push`"
+        return self.repo.push()
 
     def _commit(self, attempt: Attempt, tree: Worktree, message: str, target: Path) -> str:
         """Commit what the agent left, and bring what git ignores of it to the target: the worktree may go then."""

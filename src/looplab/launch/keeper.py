@@ -161,8 +161,12 @@ def write_whole(path: str, text: str, folder: int = -1) -> None:
     target = path if directory is None else os.path.basename(path)
     temporary = f"{target}.tmp{os.getpid()}"
     content = text.encode() + b"\n"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    descriptor = os.open(temporary, flags, 0o644, dir_fd=directory)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        descriptor = os.open(temporary, flags, 0o644, dir_fd=directory)
+    except FileExistsError:  # of a process that had the same pid, or a link that the training has put there
+        temporary += f"-{time.time_ns()}"
+        descriptor = os.open(temporary, flags, 0o644, dir_fd=directory)
     try:
         if os.write(descriptor, content) != len(content):  # a disk that fills up takes a part and reports no error
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -633,7 +637,10 @@ class Keeper:
 
     def save(self, path: str, text: str, place: int = -1) -> bool:
         """Write a file of the record; False: not yet."""
+        record = os.path.dirname(path)
         for folder in (place, -1) if place >= 0 else (-1,):
+            if folder < 0 and (os.path.islink(record) or os.path.islink(os.path.dirname(record))):
+                continue  # the training has put a link in the place of its folder
             try:
                 write_whole(path, text, folder)
                 return True

@@ -644,6 +644,9 @@ class Engine:
         if run.id not in self._ending:
             notes = self._ending[run.id] = []
             with self._tolerant(run, "its record"):
+                if folder.is_linked(run_dir):
+                    led = ", ".join(folder.replace_links(run_dir))
+                    notes.append(f"it put a link in the place of its folder ({led}), which was removed")
                 changed = self._restore_record(run, run_dir) if run_dir.is_dir() else None
                 if changed is not None:
                     notes.append(changed)

@@ -83,6 +83,23 @@ def record_folder(run_dir: Path) -> Path:
     return record_file(run_dir, "run.json").parent
 
 
+def is_linked(run_dir: Path | str) -> bool:
+    """Whether the run folder or its record is a symbolic link. Nothing is written through one: a run or an agent can
+    have put it there."""
+    return os.path.islink(run_dir) or os.path.islink(f"{run_dir}/{RECORD}")
+
+
+def replace_links(run_dir: Path) -> list[str]:
+    """Put empty folders in the place of links to folders that a run has left; returns where the links led."""
+    led = []
+    for path in (str(run_dir), f"{run_dir}/{RECORD}"):
+        if os.path.islink(path):
+            led.append(f"{os.path.basename(path)} → {clean_line(os.readlink(path), 200)}")
+            os.unlink(path)
+            os.mkdir(path)
+    return led
+
+
 def create(run_dir: Path, files: Mapping[str, bytes], *, private: Collection[str] = ()) -> dict[str, str]:
     """Make the run folder with these files in its record, `run.json` last.
 
@@ -101,6 +118,7 @@ def create(run_dir: Path, files: Mapping[str, bytes], *, private: Collection[str
         make_study_folder(run_dir.parent)
         os.mkdir(run_dir)
     except FileExistsError:
+        replace_links(run_dir)
         os.makedirs(target, exist_ok=True)
         for name in names:
             write_atomic(f"{target}/{name}", files[name], sync=False, mode=PRIVATE if name in private else 0o666)

@@ -227,11 +227,17 @@ class Iteration:
         write_atomic(self._seals(number), dump_json(seals))
         self.book.note(
             "version prepared", number, base=base, seals=seal.digest(seals), sealed=len(seals),
-            frozen=seal.digest(seal.seal(self.lab, self.settings.frozen)),
+            frozen=seal.digest(seal.seal(self.lab, self.settings.frozen)), champion=self._seal_champion(),
         )  # fmt: skip
         self.tell(
             f"v{number}: worktree {tree.path.relative_to(self.lab)} on {attempt.branch}, {len(seals)} files sealed"
         )
+
+    def _seal_champion(self) -> str:
+        """A digest of the champion's files in the lab, by which it may be measured again; empty if there is none."""
+        champion = self.book.story().champion
+        folder = f"{self.settings.experiments}/v{champion}"
+        return seal.digest(seal.seal(self.lab, [folder])) if champion is not None and self._here(folder) else ""
 
     def _seals(self, number: int) -> Path:
         return self.lab / HOME / f"v{number}.seals.json"
@@ -356,6 +362,8 @@ class Iteration:
         found = seal.broken(before, now)
         if not found and seal.digest(seal.seal(self.lab, self.settings.frozen)) != attempt.prepared["frozen"]:
             found = ["a frozen file of the lab itself was changed meanwhile"]
+        if not found and attempt.prepared.get("champion", "") not in ("", self._seal_champion()):
+            found = ["the champion's folder in the lab itself was changed meanwhile"]
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
         return "; ".join(found[:5]) + more
 

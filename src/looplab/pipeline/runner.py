@@ -392,7 +392,7 @@ class StageRun:
                 if not final:  # a line that is not yet whole waits: a secret in it must not be cut in two
                     new = new[: max(new.rfind(b"\n"), new.rfind(b"\r")) + 1]
                 log.write(new)
-        except (FileNotFoundError, UntrustedError):
+        except (FileNotFoundError, UntrustedError, LabError):
             return False
         if new:
             self.write(redact_text(new.decode(errors="replace")))
@@ -501,7 +501,10 @@ def drive(
                 if isinstance(event, Ended):
                     del at_work[event.run_id]
                     run.blocked = ""
-                    run.ended(event.exit)
+                    try:
+                        run.ended(event.exit)
+                    except (LabError, OSError) as error:  # what a stage does to its folder is not the end of the others
+                        run.state, run.error = "failed", f"{run.stage}: {error}"
                     go_on(run)
                 elif isinstance(event, Refused):
                     run.blocked = event.holder or "an order that was lost"

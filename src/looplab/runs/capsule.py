@@ -43,7 +43,7 @@ UNTRACKED = (
     "ls-files", "--others", "--exclude-standard", "--directory", "--no-empty-directory", "--full-name", "-z", "--", ".",
 )  # fmt: skip
 TRACKED = ("ls-files", "-v", "--stage", "--full-name", "-z", "--", ".")
-FLAGGED = re.compile(rb"(?:^|(?<=\0))[a-zS] [^\t\0]*+\t([^\0]++)")
+FLAGGED = re.compile(rb"(?:^|(?<=\0))([a-zS]) [^\t\0]*+\t([^\0]++)")
 """In what it lists: files that git does not compare."""
 SUBMODULE = re.compile(rb"(?:^|(?<=\0)). 160000 [^\t\0]*+\t([^\0]++)")
 MOST_UNTRACKED = 50
@@ -130,7 +130,7 @@ class Capsules:
             LabError: They cannot be told by a patch: a filter of git, or changes inside of a submodule.
         """
         listed = self._ask(env, *TRACKED, where=where)
-        if flagged := [found[1] for found in FLAGGED.finditer(listed)]:
+        if flagged := FLAGGED.findall(listed):
             env = self._without_flags(env, flagged)
         patch = self._ask(env, "diff", *PLAIN_DIFF, commit, "--", ".", where=where)
         if patch and (filtered := self._filtered(where, env, commit)):
@@ -143,16 +143,17 @@ class Capsules:
                         raise LabError(f"the submodule {name} has uncommitted changes, which are not kept")
         return patch
 
-    def _without_flags(self, env: dict[str, str], names: Sequence[bytes]) -> dict[str, str]:
-        """An environment with an index in which git compares all of these files: somebody has told it to take them for
-        unchanged (`--assume-unchanged`, `--skip-worktree`). Those that are not in the work tree stay as they are."""
+    def _without_flags(self, env: dict[str, str], flagged: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
+        """An environment with an index in which git compares all of these files: it was told to take them for unchanged
+        (`--assume-unchanged`, `--skip-worktree`). Files that a sparse checkout leaves out stay as they are."""
         top = os.fsencode(env["GIT_WORK_TREE"])
-        present = b"".join(name + b"\0" for name in names if os.path.lexists(os.path.join(top, name)))
+        names = [name for tag, name in flagged if tag not in b"Ss" or os.path.lexists(os.path.join(top, name))]
+        stdin = b"".join(name + b"\0" for name in names)
         index = f"{env['GIT_DIR']}/index"
         shutil.copyfile(env["GIT_INDEX_FILE"], index)
         env = {**env, "GIT_INDEX_FILE": index}
         for flag in ("--no-assume-unchanged", "--no-skip-worktree"):
-            self._ask(env, "update-index", "-z", flag, "--stdin", stdin=present, where=Path(env["GIT_WORK_TREE"]))
+            self._ask(env, "update-index", "-z", flag, "--stdin", stdin=stdin, where=Path(env["GIT_WORK_TREE"]))
         return env
 
     def _changed_elsewhere(self, env: dict[str, str], commit: str) -> list[str]:

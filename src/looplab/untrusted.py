@@ -28,6 +28,8 @@ MAX_DIGITS = 1_000
 """Digits of an int; Python refuses to convert more than 4,300."""
 MAX_TEXT = 100_000
 """Characters of one text in the record."""
+READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+"""How files from outside are opened: without waiting for the other end of a pipe."""
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*+[ -/]*+[@-~]|\][^\x07\x1b]*+(?:\x07|\x1b\\)|[@-_])")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _NOT_ASCII = re.compile(r"[^\x00-\x7e]")
@@ -224,7 +226,7 @@ def load_own_json(text: str) -> Any:
 
 def open_descriptor(path: str | PathLike[str], *, follow: bool = True) -> int:
     """Return a descriptor of a regular file, as `open_regular` does; the caller closes it."""
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
+    flags = READING | (0 if follow else os.O_NOFOLLOW)
     if not follow and os.path.islink(path):
         raise UntrustedError("is a symbolic link, not a file")
     descriptor = os.open(path, flags)

@@ -272,6 +272,7 @@ for name in ("labbook.md", "BEST", "LATEST"):
         "shutil.rmtree(run); os.symlink(victim, run)",
         "os.remove(study + '/labbook.md'); os.symlink(victim + '/summary.json', study + '/labbook.md')",
         "os.symlink(victim + '/summary.json', run + f'/record/exit.json.tmp{os.getppid()}')",
+        "os.symlink(victim, study + '/plots')",
     ],
 )
 def test_nothing_is_written_through_a_link_that_a_run_has_left(lab, tmp_path: Path, does: str) -> None:
@@ -286,6 +287,7 @@ def test_nothing_is_written_through_a_link_that_a_run_has_left(lab, tmp_path: Pa
     )
     lab.configure(launch={"command": ["{python}", "-S", "linker.py"], "grace": 5}, objective=None)
     out = lab("run", "--runs", "1", code=None).out
+    lab("report")
     assert {path.read_text() for path in victim.rglob("*") if path.is_file()} == {"kept"}, out
     assert len(list(victim.rglob("*"))) == 2 * len(NAMES) + 1
     (run,) = lab.runs()

@@ -1,6 +1,6 @@
 """A storm of attacks on a lab, by class: what was tried, and what held.
 
-    python benchmarks/storm.py [--quick] [--minutes M] [--seed N] [--only CLASS] [--replay CLASS:N]
+    python benchmarks/storm.py [--quick] [--minutes M] [--seed N] [--jobs J] [--only CLASS] [--replay CLASS:N]
 
 Each attack builds a small lab, does its damage (hostile texts and files, damage to the ledger, kills, moved labs,
 programs in git's configuration, planted secrets …), and then asks for what must hold afterwards:
@@ -10,14 +10,20 @@ programs in git's configuration, planted secrets …), and then asks for what mu
 - nothing outside of the lab was changed, and no secret is in its files (*outside*);
 - `verify` names the damage, and after `reindex` it says that the record is whole.
 
-Attacks are drawn from a seed; `--replay CLASS:N` makes the N-th one of a class again. Commands are forks of this process,
-which has looplab imported: ten times as many attacks in the same time.
+Attacks are drawn from a seed; one that did not hold is printed with the command that makes it again, alone. The random
+choices are the same then; the moment of a kill also depends on the machine. Commands are forks of this process, which
+has looplab imported: ten times as many attacks in the same time.
+
+Time is boxed: no attack begins after the given time, and one that has not ended a little later is cut off and counted
+neither as tried nor as held. Classes that were not reached are named.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
+import itertools
 import json
 import os
 import random
@@ -35,6 +41,8 @@ from typing import Any
 
 TIMEOUT_S = 120.0
 """A command that takes longer is wedged."""
+QUICK_S, QUICK_CUT_S = 42.0, 8.0
+"""With --quick: until when attacks begin, and how long after that they may take."""
 TRAIN = """\
 import json, os, sys
 config = json.load(open(os.environ["LOOPLAB_CONFIG"]))
@@ -174,15 +182,18 @@ class Storm:
         self.check_started()
         started = self.started
         with contextlib.closing(sqlite3.connect(self.lab / ".looplab/ledger.db")) as db:
-            rows = db.execute("SELECT id, n, state, config_hash FROM runs WHERE study='toy'").fetchall()
+            rows = db.execute("SELECT id, n, state, config_hash, role FROM runs WHERE study='toy'").fetchall()
         known = {row[0] for row in rows}
         if lost and set(started) - known:
             raise Broken(LOST, f"not in the ledger: {sorted(set(started) - known)}")
         if len({row[1] for row in rows}) != len(rows):
             raise Broken(TWICE, "a number was given twice")
-        configs = [row[3] for row in rows]
+        configs = [row[3] for row in rows if row[4] != "base"]  # a base that does not work is run again, on purpose
         if len(configs) != len(set(configs)):
             raise Broken(TWICE, "a config was run twice")
+        self.check_outside()
+
+    def check_outside(self) -> None:
         if (self.folder / "victim" / "kept.txt").read_text() != "kept" or len(os.listdir(self.folder / "victim")) != 1:
             raise Broken(OUTSIDE, "a file outside of the lab was changed")
 
@@ -481,6 +492,35 @@ def paths(storm: Storm) -> None:
     storm.settle(whole=False)
 
 
+def links(storm: Storm) -> None:
+    """Links that a training puts in the place of looplab's files and folders."""
+    victim = repr(str(storm.folder / "victim"))
+    does = [
+        f"os.rename(run + '/record', run + '/old'); os.symlink({victim}, run + '/record')",
+        f"shutil.rmtree(run + '/record'); os.symlink({victim}, run + '/record')",
+        f"os.rename(run, home + '/' + os.path.basename(run)); os.symlink({victim}, run)",
+        f"os.remove(study + '/labbook.md'); os.symlink({victim} + '/kept.txt', study + '/labbook.md')",
+        f"os.symlink({victim} + '/kept.txt', study + '/BEST')", f"os.symlink({victim} + '/kept.txt', study + '/LATEST')",
+        f"os.symlink({victim} + '/kept.txt', run + '/record/summary.json')",
+        f"os.symlink({victim} + '/kept.txt', run + '/record/metrics.parquet')",
+        f"os.symlink({victim} + '/kept.txt', run + '/record/exit.json.tmp' + str(os.getppid()))",
+        f"os.rename(home + '/backups', home + '/old'); os.symlink({victim}, home + '/backups')",
+        f"os.symlink({victim} + '/kept.txt', study + '/report.html')", f"os.symlink({victim}, study + '/plots')",
+        f"os.rename(home + '/journal.jsonl', home + '/old.jsonl'); os.symlink({victim} + '/kept.txt', home + '/journal.jsonl')",
+        f"os.symlink({victim} + '/kept.txt', home + '/x'); os.rename(home + '/x', home + '/head')",
+    ]  # fmt: skip
+    storm.extra = (
+        "import shutil\nstudy = os.path.dirname(run)\nhome = os.path.join(os.environ['LOOPLAB_LAB'], '.looplab')\n"
+    )
+    for one in storm.rng.sample(does, 2):
+        storm.extra += f"try:\n    {one}\nexcept OSError: pass\n"
+    storm.build(queue=2)
+    storm.call("run")
+    for command in ("resume", "status", "report", "reindex", "verify"):
+        storm.call(command)
+    storm.check_outside()
+
+
 def git(storm: Storm) -> None:
     """Programs that the lab's git configuration names are not run."""
     storm.build(queue=1)
@@ -496,26 +536,37 @@ def git(storm: Storm) -> None:
     ask("add", ".")
     ask("-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "first")
     key = storm.rng.choice(
-        [
-            "core.fsmonitor",
-            "diff.external",
-            "diff.d.textconv",
-            "filter.f.clean",
-            "core.pager",
-            "hook",
-            "core.sshCommand",
-        ]
-    )
-    if key == "hook":
+        ["core.fsmonitor", "diff.external", "diff.d.textconv", "filter.f.clean", "filter.f.smudge", "filter.f.process",
+         "core.hooksPath", "include", "core.worktree", "partial clone", "core.pager", "hook", "core.sshCommand"]
+    )  # fmt: skip
+    (storm.lab / ".gitattributes").write_text("*.py filter=f diff=d\n")
+    if key == "include":
+        (storm.lab / ".git/more").write_text(f'[filter "f"]\n\tsmudge = {trap}\n\tclean = {trap}\n')
+        ask("config", "include.path", "more")
+    elif key == "core.worktree":
+        ask("config", key, str(storm.folder / "victim"))
+    elif key == "partial clone":
+        for name, value in (("core.repositoryformatversion", "1"), ("extensions.partialclone", "origin")):
+            ask("config", name, value)
+        for name, value in (("promisor", "true"), ("url", str(storm.lab)), ("uploadpack", str(trap))):
+            ask("config", f"remote.origin.{name}", value)
+    elif key == "core.hooksPath":
+        (storm.lab / "hooks").mkdir()
+        for hook in ("post-checkout", "reference-transaction", "post-index-change"):
+            shutil.copy(trap, storm.lab / "hooks" / hook)
+        ask("config", key, "hooks")
+    elif key == "hook":
         (storm.lab / ".git/hooks/post-checkout").write_text(trap.read_text())
         (storm.lab / ".git/hooks/post-checkout").chmod(0o755)
     else:
         ask("config", key, str(trap))
-        (storm.lab / ".gitattributes").write_text("*.py filter=f diff=d\n")
     with (storm.lab / "train.py").open("a") as file:
         file.write("# changed\n")
     storm.call("run", codes=(0, 1))
     (storm.lab / "train.py").write_text(TRAIN)
+    if key == "partial clone":
+        missing = subprocess.check_output(["git", "hash-object", "train.py"], cwd=storm.lab, text=True).strip()
+        (storm.lab / ".git/objects" / missing[:2] / missing[2:]).unlink(missing_ok=True)
     storm.call("reproduce", "1")
     if (storm.folder / "victim" / "trapped").exists():
         raise Broken(OUTSIDE, f"git ran the program of {key}")
@@ -619,14 +670,15 @@ def secrets(storm: Storm) -> None:
         ["DB_PASS", "MYSQL_PWD", "GITHUB_PAT", "API_KEYS", "HF_TOKEN", "MY_SECRET", "SLACK_WEBHOOK"]
     )
     storm.extra = (
-        f"print(os.environ[{name!r}])\n"
+        f"print(os.environ[{name!r}], json.dumps(os.environ[{name!r}]))\n"
         f"open(os.environ['LOOPLAB_METRICS'], 'a').write(json.dumps({{'step': 2, 'note': os.environ[{name!r}]}}) + '\\n')\n"
     )
     storm.build(queue=1)
-    env = {name: SECRET}
-    storm.call("propose", "--change", "x@set=9", "--reason", f"because {SECRET}", **env)
-    storm.call("say", f"use {SECRET}", **env)
-    storm.settle(argv=("run", "--", f"logger.api_key={SECRET}"), **env)
+    secret = SECRET + storm.rng.choice(["", '"quoted\\', "/a b", "é"])
+    env = {name: secret}
+    storm.call("propose", "--change", "x@set=9", "--reason", f"because {secret}", **env)
+    storm.call("say", f"use {secret}", **env)
+    storm.settle(argv=("run", "--", f"logger.api_key={secret}"), **env)
     storm.call("report", codes=(0, 1), **env)
     for path in (storm.lab / "outputs", storm.lab / ".looplab"):
         for file in path.rglob("*"):
@@ -668,6 +720,7 @@ CLASSES: dict[str, Callable[[Storm], None]] = {
         tampering,
         kills,
         paths,
+        links,
         git,
         daemons,
         moves,
@@ -675,6 +728,11 @@ CLASSES: dict[str, Callable[[Storm], None]] = {
         many,
     )
 }
+
+
+def _remove(folder: Path) -> None:
+    subprocess.run(["chmod", "-R", "u+rwx", str(folder)], capture_output=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def attack(name: str, number: int, seed: int, keep: bool = False) -> Broken | None:
@@ -692,18 +750,77 @@ def attack(name: str, number: int, seed: int, keep: bool = False) -> Broken | No
         if keep:
             print(f"kept: {folder}")
         else:
-            subprocess.run(["chmod", "-R", "u+rwx", str(folder)], capture_output=True)
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
+
+
+class Box:
+    """Attacks in processes of their own, so that one that does not end can be cut off."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.home = Path(tempfile.mkdtemp(prefix="storm-"))
+        self.running: dict[int, tuple[str, int, Path]] = {}
+        with contextlib.suppress(OSError, AttributeError):  # what an attack leaves behind becomes our child
+            ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+
+    def start(self, name: str, number: int) -> None:
+        result = self.home / f"{name}-{number}.json"
+        pid = os.fork()
+        if pid == 0:
+            try:
+                tempfile.tempdir = str(self.home)
+                found = attack(name, number, self.seed)
+                result.write_text(json.dumps([found.kind, str(found)] if found is not None else None))
+            finally:
+                os._exit(0)
+        self.running[pid] = name, number, result
+
+    def ended(self) -> Iterator[tuple[str, int, Broken | None]]:
+        """The attacks that have ended since the last call."""
+        while self.running:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            if pid in self.running:
+                name, number, result = self.running.pop(pid)
+                found = json.loads(result.read_text()) if result.exists() else [WEDGED, "the attack itself was ended"]
+                yield name, number, Broken(*found) if found else None
+
+    def cut_off(self) -> list[str]:
+        """End what still runs; return its names."""
+        names = [f"{name}:{number}" for name, number, _ in self.running.values()]
+        self.running.clear()
+        while below := [pid for pid in _below(os.getpid()) if pid != os.getpid()]:
+            for pid in below:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            time.sleep(0.01)
+        _remove(self.home)
+        return names
+
+
+def _below(pid: int) -> Iterator[int]:
+    """A process and all that descend from it."""
+    yield pid
+    with contextlib.suppress(OSError):
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            yield from _below(int(child))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="45 seconds")
+    parser.add_argument("--quick", action="store_true", help="less than 60 seconds, whatever the machine does")
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2, help="attacks at once")
     parser.add_argument("--only", action="append", choices=sorted(CLASSES), help="only this class; may be repeated")
     parser.add_argument("--replay", help="CLASS:N, one attack again, whose folder is kept")
     args = parser.parse_args()
+    until = time.monotonic() + (QUICK_S if args.quick else 60 * args.minutes)
+    cut = until + (QUICK_CUT_S if args.quick else TIMEOUT_S)
     import looplab.cli.app
     import looplab.cli.running
     import looplab.loop.engine  # noqa: F401 (before the first fork)
@@ -713,30 +830,36 @@ def main() -> int:
         broken = attack(name, int(number), args.seed, keep=True)
         print(f"{args.replay}: " + (f"{broken.kind}: {broken}" if broken else "held"))
         return int(broken is not None)
-    until = time.monotonic() + (45 if args.quick else 60 * args.minutes)
     names = args.only or list(CLASSES)
     tried = dict.fromkeys(names, 0)
-    broken_by: dict[str, list[tuple[int, Broken]]] = {name: [] for name in names}
-    number = 0
-    while time.monotonic() < until:
-        for name in names:
-            if time.monotonic() >= until:
-                break
-            found = attack(name, number, args.seed)
+    broken_by: dict[str, list[Broken]] = {name: [] for name in names}
+    planned = ((name, number) for number in itertools.count() for name in names)
+    box = Box(args.seed)
+    while time.monotonic() < (cut if box.running else until):
+        while len(box.running) < args.jobs and time.monotonic() < until:
+            box.start(*next(planned))
+        for name, number, found in box.ended():
             tried[name] += 1
             if found is not None:
-                broken_by[name].append((number, found))
-                print(f"{name}:{number} {found.kind}: {found}", flush=True)
-        number += 1
+                broken_by[name].append(found)
+                again = f"python benchmarks/storm.py --seed {args.seed} --replay {name}:{number}"
+                print(f"{name}:{number} {found.kind}: {found}\n  again: {again}", flush=True)
+        time.sleep(0.01)
+    unfinished = box.cut_off()
     print(f"\n{'class':<12}{'tried':>7}{'held':>7}   seed {args.seed}")
     for name in names:
         print(f"{name:<12}{tried[name]:>7}{tried[name] - len(broken_by[name]):>7}   {CLASSES[name].__doc__}")
-    kinds = [one.kind for found in broken_by.values() for _, one in found]
+    if unfinished:
+        print(f"cut off at the end, not counted: {', '.join(unfinished)}")
+    if missed := [name for name in names if not tried[name]]:
+        print(f"not reached in this time: {', '.join(missed)}")
+    kinds = [one.kind for found in broken_by.values() for one in found]
     total = sum(tried.values())
     figures = {
         "tried": total,
         "held": total - len(kinds),
         **{kind: kinds.count(kind) for kind in (WEDGED, LOST, TWICE, OUTSIDE)},
+        "classes": len(names) - len(missed),
     }
     print(json.dumps(figures))
     return int(bool(kinds))

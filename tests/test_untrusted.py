@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from looplab import untrusted
-from looplab.untrusted import UntrustedError
+from looplab.untrusted import UntrustedError, append_own
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=40)
 VALUES = st.recursive(
@@ -89,3 +89,26 @@ def test_only_regular_files_are_opened_and_nothing_waits(tmp_path: Path) -> None
     with pytest.raises(OSError, match="symbolic links"):
         untrusted.read_bounded(tmp_path / "loop", 10)
     assert untrusted.read_bounded(tmp_path / "link", 5) == b"12345"
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "folder"])
+def test_an_own_file_is_never_written_through_what_is_in_its_place(tmp_path: Path, kind: str) -> None:
+    path, victim = tmp_path / "own", tmp_path / "victim"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(victim)
+    if kind == "link":
+        victim.write_text("kept")
+    with append_own(path) as file:
+        file.write(b"new")
+    assert path.read_text() == "new"
+    assert not path.is_symlink()
+    assert victim.exists() == (kind == "link")
+    assert not victim.exists() or victim.read_text() == "kept"
+    with append_own(path) as file:
+        file.write(b"er")
+    assert path.read_text() == "newer"
+    assert len(list(tmp_path.glob("own.changed-*"))) == 1

@@ -7,16 +7,18 @@ data that the rest of the package can hold (valid Unicode, bounded size and nest
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from os import PathLike
-from typing import Any
+from typing import Any, BinaryIO
 
 from looplab.errors import LabError
 
@@ -26,6 +28,8 @@ MAX_DIGITS = 1_000
 """Digits of an int; Python refuses to convert more than 4,300."""
 MAX_TEXT = 100_000
 """Characters of one text in the record."""
+READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+"""How files from outside are opened: without waiting for the other end of a pipe."""
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*+[ -/]*+[@-~]|\][^\x07\x1b]*+(?:\x07|\x1b\\)|[@-_])")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _NOT_ASCII = re.compile(r"[^\x00-\x7e]")
@@ -222,7 +226,7 @@ def load_own_json(text: str) -> Any:
 
 def open_descriptor(path: str | PathLike[str], *, follow: bool = True) -> int:
     """Return a descriptor of a regular file, as `open_regular` does; the caller closes it."""
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
+    flags = READING | (0 if follow else os.O_NOFOLLOW)
     if not follow and os.path.islink(path):
         raise UntrustedError("is a symbolic link, not a file")
     descriptor = os.open(path, flags)
@@ -235,6 +239,31 @@ def open_descriptor(path: str | PathLike[str], *, follow: bool = True) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def open_own(path: str | PathLike[str], flags: int, mode: int = 0o644) -> int:
+    """Open a file of looplab's own for writing, or create it; the caller closes the descriptor.
+
+    Runs and agents can put a symbolic link, a pipe or a folder in its place. Nothing is written through that: it is
+    renamed to `<name>.changed-<time>`, and a new file is created.
+    """
+    flags |= os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+    while True:
+        try:
+            descriptor = os.open(path, flags, mode)
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                raise
+        else:
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return descriptor
+            os.close(descriptor)
+        os.rename(path, f"{os.fspath(path)}.changed-{time.time_ns()}")
+
+
+def append_own(path: str | PathLike[str]) -> BinaryIO:
+    """Open a file of looplab's own for appending, unbuffered; see `open_own`."""
+    return os.fdopen(open_own(path, os.O_WRONLY | os.O_APPEND), "ab", buffering=0)
 
 
 @contextmanager

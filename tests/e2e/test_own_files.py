@@ -259,3 +259,38 @@ for name in ("labbook.md", "BEST", "LATEST"):
     lab("report")
     assert lab.count(status="ok") == 2
     lab("verify")
+
+
+# -- runs that put links in the place of looplab's folders
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        "os.rename(run + '/record', run + '/old'); os.symlink(victim, run + '/record')",
+        "shutil.rmtree(run + '/record'); os.symlink(victim, run + '/record')",
+        "shutil.rmtree(run); os.symlink(victim, run)",
+        "os.remove(study + '/labbook.md'); os.symlink(victim + '/summary.json', study + '/labbook.md')",
+        "os.symlink(victim + '/summary.json', run + f'/record/exit.json.tmp{os.getppid()}')",
+        "os.symlink(victim, study + '/plots')",
+    ],
+)
+def test_nothing_is_written_through_a_link_that_a_run_has_left(lab, tmp_path: Path, does: str) -> None:
+    victim = tmp_path / "victim"
+    (victim / "record").mkdir(parents=True)
+    for name in (*NAMES, *(f"record/{name}" for name in NAMES)):
+        (victim / name).write_text("kept")
+    lab.write(
+        "linker.py",
+        f"import os, shutil\nrun, victim = os.environ['LOOPLAB_RUN_DIR'], {str(victim)!r}\n"
+        f"study = os.path.dirname(run)\n{does}\n",
+    )
+    lab.configure(launch={"command": ["{python}", "-S", "linker.py"], "grace": 5}, objective=None)
+    out = lab("run", "--runs", "1", code=None).out
+    lab("report")
+    assert {path.read_text() for path in victim.rglob("*") if path.is_file()} == {"kept"}, out
+    assert len(list(victim.rglob("*"))) == 2 * len(NAMES) + 1
+    (run,) = lab.runs()
+    assert lab.read(run, "summary.json")["status"] == "ok"
+    assert lab.read(run, "config.json")["train"]["lr"] == 0.1
+    assert "the record is whole" in lab("verify").out

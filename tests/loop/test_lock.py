@@ -119,3 +119,12 @@ def test_a_lock_that_is_not_a_file_is_said_to_be_in_the_way(tmp_path: Path, kind
     assert engine_pid(tmp_path, "toy") is None
     with pytest.raises(LabError, match="remove what is there"), StudyLock(tmp_path, "toy"):
         pass
+
+
+def test_a_lock_that_is_a_link_is_refused_and_the_file_elsewhere_stays(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("kept")
+    (tmp_path / ".looplab").mkdir()
+    (tmp_path / ".looplab" / "s.lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(LabError, match="cannot lock the study"), StudyLock(tmp_path, "s"):
+        pass
+    assert (tmp_path / "victim").read_text() == "kept"

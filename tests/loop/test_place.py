@@ -171,3 +171,17 @@ def test_a_folder_in_the_place_of_a_file_is_put_aside(ledger: Ledger) -> None:
     (lab / ".looplab" / "place").mkdir()
     note_place(lab, "s", ledger)
     assert (lab / ".looplab" / "place").is_file()
+
+
+def test_a_study_folder_that_becomes_a_link_is_noticed(ledger: Ledger) -> None:
+    lab = ledger.path.parents[1]
+    (lab / "outputs/s").mkdir(parents=True)
+    place = PlaceMonitor(lab, "s", ledger.path)
+    assert place.lost() is None
+    (lab / "outputs/s").rename(lab / "outputs/t")
+    (lab / "outputs/s").symlink_to(lab / "outputs/t")
+    assert "replaced by a link" in str(place.lost())
+    again = PlaceMonitor(lab, "s", ledger.path)  # a person may keep outputs on another disk
+    assert again.lost() is None
+    place.close()
+    again.close()

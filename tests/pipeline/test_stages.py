@@ -364,3 +364,19 @@ def test_clearing_outputs_does_not_follow_a_link_in_the_middle(toy: Any) -> None
     toy("mine", run_id="r", state="failed", edits=("seed@set=8",))
     assert "is a link or a file, not a folder" in toy.last.error
     assert (victim / "file").read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["stages", "logs"])
+def test_nothing_is_written_through_a_folder_that_a_stage_has_replaced_by_a_link(toy: Any, name: str) -> None:
+    victim = toy.folder.parent / "victim"
+    victim.mkdir()
+    (victim / ".tmp-1-x").touch()
+    (toy.folder / "mine.py").write_text(
+        "import os, shutil, sys\nos.makedirs(sys.argv[2] + '/mine')\n"
+        f"shutil.rmtree(sys.argv[2] + '/{name}')\nos.symlink({str(victim)!r}, sys.argv[2] + '/{name}')\n"
+    )
+    toy("mine", run_id="r", state="failed")
+    assert "is a link, through which nothing is written" in toy.last.error
+    with pytest.raises(LabError, match="is a link"):
+        toy("mine", run_id="r")
+    assert [path.name for path in victim.iterdir()] == [".tmp-1-x"]

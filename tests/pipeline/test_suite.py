@@ -163,3 +163,19 @@ def test_the_id_of_a_suite_does_not_lead_out(toy: Any, name: str) -> None:
     (made.folder / "suite.json").write_text(json.dumps({"id": name, "key": made.key, "created": 1}))
     with pytest.raises(LabError, match="cannot be a suite's id"):
         suite(toy, {"datasets": [{"name": "a"}], "stages": ["mine"]})
+
+
+def test_the_tables_of_a_suite_are_not_written_through_a_link(toy: Any) -> None:
+    outside = toy.folder.parent / "outside"
+    outside.mkdir()
+    settings = {"datasets": [{"name": "a"}], "stages": ["mine"], "tables": {"t.csv": "t.csv"}}
+    made = suite(toy, settings, "s")
+    made.jobs[0].run.path.mkdir(parents=True)
+    (made.jobs[0].run.path / "t.csv").write_text("a\n1\n")
+    made.folder.mkdir(parents=True)
+    (made.folder / "tables").symlink_to(outside)
+    with pytest.raises(LabError, match="is a link"):
+        made.collect(["a"])
+    with pytest.raises(LabError, match="leads out of the lab"):
+        suite(toy, settings, "s")
+    assert not list(outside.iterdir())

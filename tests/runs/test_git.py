@@ -252,3 +252,133 @@ def test_a_configuration_that_changes_in_the_same_moment_is_not_used(lab: Path) 
 def test_only_a_full_hash_is_a_commit(text: object) -> None:
     with pytest.raises(LabError, match="not the hash"):
         require_commit(text)
+
+
+# -- what git was told to overlook, and where else it looks
+
+
+@pytest.mark.parametrize("flag", ["--assume-unchanged", "--skip-worktree"])
+def test_a_change_that_git_was_told_to_overlook_is_seen(lab: Path, flag: str) -> None:
+    (lab / "gone.py").write_text("1")
+    run(lab, "add", "-A")
+    run(lab, "commit", "-qm", "two")
+    run(lab, "update-index", flag, "train.py", "gone.py")
+    (lab / "gone.py").unlink()
+    assert code(lab)["dirty"] is (flag == "--assume-unchanged")  # the other is as in a sparse checkout
+    (lab / "train.py").write_text("print(2)\n")
+    found = code(lab)
+    assert found["dirty"] is True
+    assert "+print(2)" in (lab / "outputs/s" / str(found["patch"])).read_text()
+    assert run(lab, "ls-files", "-v", "train.py")[0] in "hS"  # its own index stays as it is
+
+
+@pytest.fixture
+def nested(lab: Path) -> Path:
+    """A lab with a submodule; the configuration of the submodule names a filter that leaves a trace."""
+    other = lab.parent / "other"
+    other.mkdir()
+    (other / "lib.py").write_text("print(1)\n")
+    run(other, "init", "-q")
+    run(other, "add", "-A")
+    run(other, "commit", "-qm", "first")
+    run(lab, "-c", "protocol.file.allow=always", "submodule", "add", "-q", str(other), "sub")
+    run(lab, "commit", "-qm", "submodule")
+    run(lab / "sub", "config", "filter.late.clean", trap(lab))
+    info = lab / ".git/modules/sub/info"
+    info.mkdir(exist_ok=True)
+    return lab
+
+
+def test_changes_inside_of_a_submodule_are_unknown_not_clean(nested: Path) -> None:
+    assert doubt(code(nested)) is None
+    (nested / "sub/lib.py").write_text("print(2)\n")
+    found = code(nested)
+    assert "the submodule sub has uncommitted changes" in str(doubt(found))
+    assert found["dirty"] is None
+
+
+def test_versions_do_not_run_programs_of_submodules(nested: Path) -> None:
+    from looplab.iterate.git import Repo
+
+    (nested / ".git/modules/sub/info/attributes").write_text("*.py filter=late\n")
+    (nested / "sub/lib.py").write_text("print(2)\n")
+    repo = Repo(nested)
+    assert repo.unsaved(["."]) == []
+    tree = repo.add_tree(nested / ".looplab/tree", "other", repo.head())
+    run(tree.path, "-c", "protocol.file.allow=always", "submodule", "update", "--init", "-q")
+    inner = Path(run(tree.path / "sub", "rev-parse", "--path-format=absolute", "--git-dir").strip())
+    run(tree.path / "sub", "config", "filter.late.clean", trap(nested))
+    (inner / "info").mkdir(exist_ok=True)
+    (inner / "info/attributes").write_text("*.py filter=late\n")
+    (tree.path / "sub/lib.py").write_text("print(3)\n")
+    (tree.path / "train.py").write_text("print(3)\n")
+    commit = tree.commit("other", "three")
+    assert run(nested, "diff", "--name-only", "HEAD", commit) == "train.py\n"
+    assert not (nested.parent / "ran").exists()
+
+
+def test_changes_of_the_repository_outside_of_the_lab_are_named(lab: Path) -> None:
+    (lab / "inner/outputs/s").mkdir(parents=True)
+    (lab / "inner/a.py").write_text("1")
+    run(lab, "add", "-A")
+    run(lab, "commit", "-qm", "inner")
+    inner = Capsules(lab / "inner", lab / "inner/outputs/s")
+    assert "elsewhere" not in inner.code()
+    (lab / "train.py").write_text("print(2)\n")
+    assert inner.code()["elsewhere"] == ["train.py"]
+    assert inner.code()["dirty"] is False
+
+
+@pytest.mark.parametrize("what", ["rev-parse", "worktree", "diff-tree"])
+def test_a_partial_clone_fetches_nothing_by_a_program_of_the_repository(lab: Path, what: str) -> None:
+    tree = run(lab, "rev-parse", "HEAD^{tree}").strip()
+    for key, value in {
+        "core.repositoryformatversion": "1", "extensions.partialclone": "origin", "remote.origin.promisor": "true",
+        "remote.origin.url": str(lab), "remote.origin.uploadpack": trap(lab), "protocol.file.allow": "always",
+    }.items():  # fmt: skip
+        run(lab, "config", key, value)
+    (lab / ".git/objects" / tree[:2] / tree[2:]).unlink()
+    asked = {
+        "rev-parse": ("--verify", "HEAD^{tree}"),
+        "worktree": ("add", "--detach", "--", str(lab.parent / "tree"), "HEAD"),
+        "diff-tree": ("-r", "HEAD", "HEAD"),
+    }
+    with pytest.raises(LabError, match="not allowed"):
+        git(lab, what, *asked[what])
+    assert not (lab.parent / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"remote.origin.receivepack": "{trap}"},
+        {"push.gpgSign": "true", "gpg.format": "ssh", "gpg.ssh.defaultKeyCommand": "{trap}"},
+        {"remote.origin.pushurl": "ext::{trap}", "protocol.ext.allow": "always"},
+        {"credential.helper": "!{trap}", "core.sshCommand": "{trap}", "remote.origin.pushurl": "ssh://localhost/x"},
+        {"remote.origin.vcs": "{trap}"},
+    ],
+)
+def test_a_push_runs_no_program_of_the_repository(lab: Path, settings: dict[str, str]) -> None:
+    from looplab.iterate.git import Repo
+
+    remote = lab.parent / "remote.git"
+    run(lab, "init", "-q", "--bare", str(remote))
+    run(remote, "config", "receive.certNonceSeed", "seed")
+    run(lab, "config", "remote.origin.url", str(remote))
+    run(lab, "config", "push.default", "current")
+    for key, value in settings.items():
+        run(lab, "config", key, value.replace("{trap}", trap(lab)))
+    Repo(lab).push()
+    assert not (lab.parent / "ran").exists()
+
+
+@pytest.mark.parametrize("elsewhere", ["/", "victim"])
+def test_a_work_tree_elsewhere_is_refused(lab: Path, elsewhere: str) -> None:
+    from looplab.iterate.git import Repo
+
+    (lab.parent / "victim").mkdir()
+    run(lab, "config", "core.worktree", str(lab.parent / elsewhere))
+    (lab / "train.py").write_text("print(2)\n")
+    assert "the work tree of the git repository is" in str(doubt(code(lab)))
+    with pytest.raises(LabError, match="the work tree of the git repository is"):
+        Repo(lab)

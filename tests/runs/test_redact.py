@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import string
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 import pytest
 from hypothesis import given
@@ -277,3 +279,27 @@ def test_only_regular_files_are_scrubbed(tmp_path: Path, make: Callable[[Path], 
     make(tmp_path / "train.log")
     with pytest.raises((UntrustedError, OSError)):
         scrub_file(tmp_path / "train.log", [b"abcdefgh"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "printed"),
+    [
+        ("DB_PASS", 'a"b\\c/d päss', ['a"b\\c/d päss']),
+        ("SERVICE_JSON", '{"private_key": "k3y-of-service"}', ["k3y-of-service"]),
+        ("STORAGE", "AccountName=a;AccountKey=k3yOfAccount==;", ["k3yOfAccount=="]),
+        ("DATABASE_URL", "postgres://u:p4ss_w0rd@h/db", ["p4ss_w0rd"]),
+        ("REGISTRY_AUTH_CONFIG", '{"auths": "of the registry"}', ['{"auths": "of the registry"}']),
+        ("FTP_USERPWD", "user:somewords", ["user:somewords"]),
+        ("CI_JOB_JWT_V2", "word-and-word", ["word-and-word"]),
+    ],
+)
+def test_a_known_secret_is_hidden_in_every_form(name: str, value: str, printed: list[str]) -> None:
+    forget()
+    try:
+        remember({name: value})
+        for secret in printed:
+            in_json = json.dumps(secret), json.dumps(secret, ensure_ascii=False)
+            for form in (secret, *in_json, quote(secret), quote_plus(secret)):
+                assert redact_text(f"x {form} y").strip() in ("x *** y", 'x "***" y'), form
+    finally:
+        forget()

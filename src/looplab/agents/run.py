@@ -47,6 +47,7 @@ from looplab.agents.process import MARK, Process
 from looplab.errors import LabError
 from looplab.measure.tail import LineTail
 from looplab.runs.redact import redact_argv
+from looplab.untrusted import append_own
 
 ADAPTERS: dict[str, Adapter] = {"codex": codex, "claude": claude, "command": command}
 PACKAGES = {"codex": "@openai/codex", "claude": "@anthropic-ai/claude-code"}
@@ -314,7 +315,7 @@ class _Call:
     def _open(self, path: Path) -> IO[bytes]:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            return open(path, "ab", buffering=0)
+            return append_own(path)
         except OSError as error:
             raise LabError(f"the agent's log cannot be written: {error.strerror}", file=path) from None
 

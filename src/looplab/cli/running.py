@@ -40,6 +40,7 @@ from looplab.loop.setup import Options, Setup
 from looplab.report.desk import Desk
 from looplab.runs.folder import record_file, record_folder
 from looplab.runs.redact import HIDDEN, redact_argv
+from looplab.untrusted import append_own
 
 STYLES = {
     "rejected": "yellow", "waiting": "yellow", "adopted": "cyan", "round": "bold", "note": "dim",
@@ -372,8 +373,8 @@ def _detach(lab: Lab, study: Study, json: bool) -> None:
     """Start `resume` in a session of its own, and wait until it is really at work."""
     log = lab.folder / ".looplab" / f"{study.study}.log"
     argv = [sys.executable, "-m", "looplab", "resume", "--lab", str(lab.folder), "--study", study.study]
-    with log.open("ab") as file:
-        start = file.tell()
+    with append_own(log) as file:
+        start = file.seek(0, os.SEEK_END)
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True, cwd=lab.folder
         )

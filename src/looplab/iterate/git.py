@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
 from looplab.errors import LabError
-from looplab.runs.git import NOBODY, git
+from looplab.runs.git import NOBODY, git, require_work_tree
 from looplab.runs.tree import make_writable, remove
 
 CACHE = "__pycache__"
@@ -21,7 +22,7 @@ class Repo:
         if not top or not git(lab, "rev-parse", "--verify", "HEAD", ok=True):
             hint = "git init && git add -A && git commit -m start"
             raise LabError("the lab is not in git, or has no commit yet: versions are branches", file=lab, hint=hint)
-        self.top = Path(top)
+        self.top = require_work_tree(self.lab, Path(top))
         self.below = self.lab.relative_to(self.top.resolve())
         """The lab's place in the repository."""
 
@@ -41,7 +42,8 @@ class Repo:
 
     def unsaved(self, paths: list[str]) -> list[str]:
         """Which of these paths of the lab differ from what is committed; a worktree would not have them."""
-        options = ("--porcelain", "--no-renames", "--untracked-files=normal", "-z")
+        # Of submodules only their commit counts: git would run programs that their configuration names.
+        options = ("--porcelain", "--no-renames", "--untracked-files=normal", "--ignore-submodules=dirty", "-z")
         found = git(self.lab, "status", *options, "--", *paths)
         return [line[3:] for line in found.split("\0") if line and CACHE not in line]
 
@@ -68,10 +70,16 @@ class Repo:
         if self.commit_of(old) and not self.commit_of(new):
             git(self.lab, "branch", "-m", old, new)
 
+    def push_settings(self) -> str:
+        """A digest of what says where `push` goes."""
+        listed = git(self.lab, "config", "-z", "--get-regexp", r"^(remote|url|push)\.", ok=True)
+        return hashlib.sha256(listed.encode(errors="surrogateescape")).hexdigest()
+
     def push(self) -> str:
         """Push the lab's branch; gives why it did not work, or nothing."""
         try:
-            git(self.lab, "push")
+            # The repository may name another program, and of two settings git takes the first.
+            git(self.lab, "push", "--receive-pack=git-receive-pack")
         except LabError as error:
             return error.message
         return ""
@@ -125,11 +133,17 @@ class Worktree:
     def commit(self, branch: str, message: str, leave: tuple[str, ...] = ()) -> str:
         """Commit everything that git does not ignore, but for these paths, to the branch; gives its commit."""
         self.git("symbolic-ref", "HEAD", f"refs/heads/{branch}")  # wherever the agent may have gone
-        left_out = [f":(exclude,top,literal){path}" for path in leave]
+        # Git would look for changes inside of submodules, by programs that their configuration names.
+        left_out = [f":(exclude,top,literal){path}" for path in (*leave, *self._submodules())]
         self.git("add", "-A", "--", ".", *left_out, f":(exclude,top,glob)**/{CACHE}/**")
         if self.git("diff-index", "--cached", "--name-only", "HEAD", "--"):
             self.git(*self.repo._identity(), "commit", "--quiet", "--no-verify", "-m", message)
         return self.git("rev-parse", "HEAD")
+
+    def _submodules(self) -> list[str]:
+        """The submodules, as paths of the repository."""
+        listed = self.git("ls-files", "--stage", "--full-name", "-z", "--", ":/")
+        return [entry.partition("\t")[2] for entry in listed.split("\0") if entry.startswith("160000 ")]
 
     def ignored(self, below: str) -> list[str]:
         """Files below this folder of the lab that git ignores, as paths of the lab: they are in no commit."""

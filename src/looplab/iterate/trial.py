@@ -76,8 +76,9 @@ def run(argv: Sequence[str], cwd: Path, log: Path, timeout: float, writable: Seq
             process.end()
 
     log.parent.mkdir(parents=True, exist_ok=True)
+    log.unlink(missing_ok=True)  # an agent that can write here may have put a link to a file elsewhere
     with (
-        log.open("w", encoding="utf-8", errors="replace") as file,
+        log.open("x", encoding="utf-8", errors="replace") as file,
         Process(command, env, cwd, GRACE_S) as process,
     ):
         for _, line in process.lines("", watch):

@@ -64,6 +64,7 @@ class Iteration:
         self.options = options
         self.tell = tell
         self.repo = Repo(self.lab)
+        self._push_settings = self.repo.push_settings() if settings.push else ""
         self.logs = self.lab / settings.logs
         self.python = trial.python_of(self.lab, settings.venv)
         self.frozen = list(dict.fromkeys([*settings.frozen, FILE, *(["lab.yaml"] if self._here("lab.yaml") else [])]))
@@ -226,11 +227,17 @@ class Iteration:
         write_atomic(self._seals(number), dump_json(seals))
         self.book.note(
             "version prepared", number, base=base, seals=seal.digest(seals), sealed=len(seals),
-            frozen=seal.digest(seal.seal(self.lab, self.settings.frozen)),
+            frozen=seal.digest(seal.seal(self.lab, self.settings.frozen)), champion=self._seal_champion(),
         )  # fmt: skip
         self.tell(
             f"v{number}: worktree {tree.path.relative_to(self.lab)} on {attempt.branch}, {len(seals)} files sealed"
         )
+
+    def _seal_champion(self) -> str:
+        """A digest of the champion's files in the lab, by which it may be measured again; empty if there is none."""
+        champion = self.book.story().champion
+        folder = f"{self.settings.experiments}/v{champion}"
+        return seal.digest(seal.seal(self.lab, [folder])) if champion is not None and self._here(folder) else ""
 
     def _seals(self, number: int) -> Path:
         return self.lab / HOME / f"v{number}.seals.json"
@@ -355,6 +362,8 @@ class Iteration:
         found = seal.broken(before, now)
         if not found and seal.digest(seal.seal(self.lab, self.settings.frozen)) != attempt.prepared["frozen"]:
             found = ["a frozen file of the lab itself was changed meanwhile"]
+        if not found and attempt.prepared.get("champion", "") not in ("", self._seal_champion()):
+            found = ["the champion's folder in the lab itself was changed meanwhile"]
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
         return "; ".join(found[:5]) + more
 
@@ -488,8 +497,17 @@ class Iteration:
             if verdict == Verdict.KEEP:
                 self.book.note("version champion", number, why=attempt.ruling["why"])
         self.tell(f"v{number}: merged into {here} ({commit[:10]})")
-        if self.settings.push and (trouble := self.repo.push()):
+        if self.settings.push and (trouble := self._push()):
             self.tell(f"v{number}: not pushed: {trouble}")
+
+    def _push(self) -> str:
+        """Push the lab's branch; returns why not, or nothing.
+
+        A repository on this machine runs its own hooks when it is pushed to: it must be the one that the person named.
+        """
+        if self.repo.push_settings() != self._push_settings:
+            return "the settings of the repository for remotes were changed meanwhile; look at them, then `git push`"
+        return self.repo.push()
 
     def _commit(self, attempt: Attempt, tree: Worktree, message: str, target: Path) -> str:
         """Commit what the agent left, and bring what git ignores of it to the target: the worktree may go then."""

@@ -108,10 +108,12 @@ def tag_on(pid: int) -> int:
     return tag if tag >= FIRST_TAG else 0
 
 
-def set_tag(tag: int) -> None:
-    """Let the processes that are started from now on carry this tag."""
-    with contextlib.suppress(OSError, ValueError):  # an administrator has set a lower limit
-        resource.setrlimit(RLIMIT_LOCKS, (tag, resource.getrlimit(RLIMIT_LOCKS)[1]))
+def set_tag(tag: int, hard: int) -> None:
+    """Let the processes that are started from now on carry this tag; `hard`: the limit above it, as it is."""
+    try:
+        resource.setrlimit(RLIMIT_LOCKS, (tag, hard))
+    except (OSError, ValueError):  # an administrator has set a lower limit
+        return
 
 
 def hold(descriptor: int, start: int = 0, length: int = 0) -> bool:
@@ -161,8 +163,12 @@ def write_whole(path: str, text: str, folder: int = -1) -> None:
     target = path if directory is None else os.path.basename(path)
     temporary = f"{target}.tmp{os.getpid()}"
     content = text.encode() + b"\n"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    descriptor = os.open(temporary, flags, 0o644, dir_fd=directory)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        descriptor = os.open(temporary, flags, 0o644, dir_fd=directory)
+    except FileExistsError:  # of a process that had the same pid, or a link that the training has put there
+        temporary += f"-{time.time_ns()}"
+        descriptor = os.open(temporary, flags, 0o644, dir_fd=directory)
     try:
         if os.write(descriptor, content) != len(content):  # a disk that fills up takes a part and reports no error
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -216,7 +222,7 @@ class Child:
         "timeout",
     )
 
-    def __init__(self, order: Dict, pid: int, locks: list[int], place: int) -> None:
+    def __init__(self, order: Dict, pid: int, locks: list[int], place: int, tag: int) -> None:
         self.id = order["id"]
         self.folder = order["dir"]
         self.record = order["record"]
@@ -224,7 +230,7 @@ class Child:
         self.locks = locks
         self.place = place
         """A descriptor of the record folder, -1 for none."""
-        self.tag = tag_of(place) if place >= 0 else 0
+        self.tag = tag
         self.locked = False
         self.started = time.time()
         self.clock = time.monotonic()
@@ -255,7 +261,8 @@ class Keeper:
         self.held: list[tuple[str, Dict, float]] = []  # (run, the order to be carried out when it is over, until when)
         self.boot = boot_id()
         self.namespace = pid_namespace()
-        self.own_tag = resource.getrlimit(RLIMIT_LOCKS)[0]  # of a run or an agent that has started looplab, or none
+        # Its own tag is that of a run or an agent that has started looplab, or none.
+        self.own_tag, self.most_tag = resource.getrlimit(RLIMIT_LOCKS)
         self.host = os.uname().nodename
         self.ticks = start_ticks(os.getpid())
         self.cores = os.sched_getaffinity(0)
@@ -381,6 +388,7 @@ class Keeper:
         with contextlib.suppress(OSError):
             place = os.open(order["record"], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         locked = place >= 0 and hold(place)
+        tag = tag_of(place) if place >= 0 else 0
         actions = [
             (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644),
@@ -398,8 +406,8 @@ class Keeper:
             os.chdir(order["cwd"])
             if order.get("cores"):
                 os.sched_setaffinity(0, order["cores"])
-            if place >= 0:
-                set_tag(tag_of(place))
+            if tag:
+                set_tag(tag, self.most_tag)
             forking = True
             pid = os.posix_spawn(
                 order["path"],
@@ -427,14 +435,14 @@ class Keeper:
             self.finish(order["id"], order["record"], {**outcome, "started": now, "ended": now})
             return
         finally:
-            if place >= 0:
-                set_tag(self.own_tag)
-                if not started:
-                    os.close(place)
+            if tag:
+                set_tag(self.own_tag, self.most_tag)
+            if place >= 0 and not started:
+                os.close(place)
             if order.get("cores"):
                 with contextlib.suppress(OSError):
                     os.sched_setaffinity(0, self.cores)
-        child = Child(order, pid, locks, place)
+        child = Child(order, pid, locks, place, tag)
         child.locked = locked
         self.children[pid] = child
         self.settling.append(child)
@@ -633,7 +641,10 @@ class Keeper:
 
     def save(self, path: str, text: str, place: int = -1) -> bool:
         """Write a file of the record; False: not yet."""
+        record = os.path.dirname(path)
         for folder in (place, -1) if place >= 0 else (-1,):
+            if folder < 0 and (os.path.islink(record) or os.path.islink(os.path.dirname(record))):
+                continue  # the training has put a link in the place of its folder
             try:
                 write_whole(path, text, folder)
                 return True

@@ -7,6 +7,7 @@ have not started, the options of the last engine.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
 import threading
@@ -38,6 +39,8 @@ def back_up(path: Path) -> Path | None:
         OSError, sqlite3.Error: It cannot be read, or the copy cannot be written.
     """
     folder = path.parent / FOLDER
+    if folder.is_symlink():  # old backups are deleted there
+        raise OSError(errno.ELOOP, "is a link, not a folder of the lab", str(folder))
     folder.mkdir(exist_ok=True)
     for leftover in folder.glob(".tmp-*"):
         leftover.unlink(missing_ok=True)

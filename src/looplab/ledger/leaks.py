@@ -170,7 +170,8 @@ def _owner(ledger: Ledger, name: str) -> tuple[str, str | None, str]:
 def _write_clean(path: Path) -> Path:
     """Write the file without secrets beside it; blocks end with a line, so that no secret is cut in two."""
     temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
-    with open_regular(path, follow=False) as file, open(temporary, "wb") as clean:
+    temporary.unlink(missing_ok=True)
+    with open_regular(path, follow=False) as file, open(temporary, "xb") as clean:
         os.fchmod(clean.fileno(), os.fstat(file.fileno()).st_mode & 0o777)
         while block := file.read(CHUNK):
             clean.write(redact_bytes(block + file.readline()))

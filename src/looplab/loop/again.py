@@ -17,7 +17,7 @@ from looplab.errors import LabError
 from looplab.ledger.study import StudyLedger
 from looplab.runs import folder, tree
 from looplab.runs.capsule import Capsules, Prints, doubt
-from looplab.runs.git import GitError, git, require_commit
+from looplab.runs.git import GitError, git, require_commit, work_tree
 from looplab.runs.names import inside
 from looplab.untrusted import UntrustedError, load_json, read_bounded
 
@@ -119,7 +119,12 @@ def bring_back(lab: Path, outputs: Path, run_id: str, capsule: Mapping[str, Any]
         return [f"{unknown or 'the lab was not in git'}: the code is the one that is here now"]
     today = Capsules(lab, outputs).code()
     told = [unknown] if unknown else []
-    if not unknown and not doubt(today) and (today["commit"], today["patch"]) == (commit, code.get("patch")):
+    told += [
+        f"{name}, outside of the lab, had uncommitted changes that were not kept"
+        for name in code.get("elsewhere") or ()
+    ]
+    same = (today["commit"], today.get("patch")) == (commit, code.get("patch"))
+    if same and not unknown and not doubt(today) and not code.get("elsewhere") and not today.get("elsewhere"):
         then, now = (side.get("left_out") or {} for side in (code, today))
         told += [
             f"{name} has changed since; its content is not kept, since it is made for secrets"
@@ -133,7 +138,7 @@ def bring_back(lab: Path, outputs: Path, run_id: str, capsule: Mapping[str, Any]
             f"the uncommitted changes of this run held secrets, which were not kept: {', '.join(code['redacted'])}",
             hint="its code cannot be checked out exactly; commit code before a run that is to be reproduced",
         )
-    top = Path(_git(lab, "rev-parse", "--show-toplevel"))
+    top = work_tree(lab, timeout=GIT_S)
     home = lab / ".looplab" / "again" / run_id
     drop(lab, run_id)
     home.mkdir(parents=True)

@@ -14,11 +14,11 @@ import socket
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from looplab.config.paths import diff
@@ -128,6 +128,23 @@ class HaltError(LabError):
     """The engine cannot go on, but nothing is lost."""
 
     exit_code = 1
+
+
+class _Tolerant:
+    """`Engine._tolerant`. A class, since each run passes ten of them: a generator would take five times as long."""
+
+    __slots__ = ("_engine", "_run", "_what")
+
+    def __init__(self, engine: Engine, run: RunRow, what: str) -> None:
+        self._engine, self._run, self._what = engine, run, what
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        return error is not None and self._engine._note_problem(self._run, self._what, error)
 
 
 class Engine:
@@ -622,20 +639,21 @@ class Engine:
         self.study.returned(run.id, refused.holder or "it was not started in time")
         self._planner.queue.appendleft(run)
 
-    @contextmanager
-    def _tolerant(self, run: RunRow, what: str) -> Iterator[None]:
+    def _tolerant(self, run: RunRow, what: str) -> _Tolerant:
         """Make whatever goes wrong with the files of one run a note on that run, and record it. What concerns the whole
         lab, such as a full disk, still ends the engine."""
-        try:
-            yield
-        except sqlite3.Error:
-            raise
-        except Exception as error:
-            if folder.concerns_lab(error, self.folder):
-                raise
-            why = describe(error)
-            self._ending.setdefault(run.id, []).append(f"{what}: {why}")
-            self.study.unreadable(run.id, what, why)
+        return _Tolerant(self, run, what)
+
+    def _note_problem(self, run: RunRow, what: str, error: BaseException) -> bool:
+        """Note what went wrong with the files of one run; False if it concerns more than that run."""
+        if isinstance(error, sqlite3.Error) or not isinstance(error, Exception):
+            return False
+        if folder.concerns_lab(error, self.folder):
+            return False
+        why = describe(error)
+        self._ending.setdefault(run.id, []).append(f"{what}: {why}")
+        self.study.unreadable(run.id, what, why)
+        return True
 
     def _has_read(self, run: RunRow, exit_: Exit, until: float) -> bool:
         """Read what a run has left at its end; False if the time ran out, and the rest is read later."""
@@ -644,6 +662,9 @@ class Engine:
         if run.id not in self._ending:
             notes = self._ending[run.id] = []
             with self._tolerant(run, "its record"):
+                if folder.is_linked(run_dir):
+                    led = ", ".join(folder.replace_links(run_dir))
+                    notes.append(f"it put a link in the place of its folder ({led}), which was removed")
                 changed = self._restore_record(run, run_dir) if run_dir.is_dir() else None
                 if changed is not None:
                     notes.append(changed)
@@ -666,7 +687,8 @@ class Engine:
         files: dict[str, str] = {}
         # After the last reading: a file that is replaced would be read again from its start.
         with self._tolerant(run, "hiding secrets"):
-            files = self._hide_secrets(run, run_dir, (log, *LEFT_BEHIND)) if is_there else {}
+            left = () if gauge is None else (log, *LEFT_BEHIND)  # else it has neither printed nor written anything
+            files = self._hide_secrets(run, run_dir, left) if is_there else {}
         print_ = self.setup.prints.digest()
         if print_:
             began_with = folder.read_json(run_dir, "run.json", strict=False).get("fingerprint", "")

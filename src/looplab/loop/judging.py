@@ -270,7 +270,7 @@ class SummaryWriter:
 
     def __init__(self, outputs: Path) -> None:
         self._outputs = outputs
-        self._due: list[tuple[Path, bytes]] = []
+        self._due: list[tuple[Path, str, bytes]] = []
 
     def add(self, run_id: str, evidence: Mapping[str, object]) -> dict[str, str]:
         """Prepare the summary of a run with its verdict; return the hash that the file will have, by its path."""
@@ -280,14 +280,15 @@ class SummaryWriter:
             return {}
         content = dump_json({**summary, "verdict": dict(evidence)}, finite=True)
         name = folder.record_name(run_dir, "summary.json")
-        self._due.append((run_dir / name, content))
+        self._due.append((run_dir, name, content))
         return {name: folder.hash_bytes(content)}
 
     def write(self) -> None:
         due, self._due = self._due, []
-        for path, content in due:
+        for run_dir, name, content in due:
             try:
-                write_atomic(path, content, sync=False)
+                if not folder.is_linked(run_dir):  # else `verify` finds it
+                    write_atomic(run_dir / name, content, sync=False)
             except OSError as error:  # the run's folder is gone or spoilt, which `verify` finds
                 if folder.concerns_lab(error, self._outputs):
                     raise

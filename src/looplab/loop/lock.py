@@ -60,7 +60,8 @@ class StudyLock:
             self._folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             while not _leads_to(self._path, self._descriptor):  # again if the file was deleted before it was locked
                 self._close_file()
-                self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+                self._descriptor = os.open(self._path, flags, 0o644)
                 if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
                     raise OSError(errno.EINVAL, "it is not a file")
                 if not _lock(self._descriptor) or is_held(self._folder, place, 1):

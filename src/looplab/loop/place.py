@@ -21,7 +21,7 @@ LONGEST = 1 << 16
 
 
 class PlaceMonitor:
-    """The lab folder, its ledger and the lock of the study, as they were when the engine began."""
+    """The lab folder, its ledger, the lock and the folder of the study, as they were when the engine began."""
 
     def __init__(self, lab: Path, study: str, ledger: Path) -> None:
         self._lab = os.open(lab, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # so that its inode is not reused
@@ -29,6 +29,8 @@ class PlaceMonitor:
         for path, what in ((lab, "the lab"), (ledger, "the ledger"), (ledger.with_name(f"{study}.lock"), "the lock")):
             with contextlib.suppress(FileNotFoundError):
                 self._files[str(path)] = what, os.stat(path)
+        outputs = folder.study_folder(lab, study)
+        self._linked = {str(path): os.path.islink(path) for path in (outputs.parent, outputs)}
 
     def lost(self) -> str | None:
         """What is no longer in its place, as a sentence; None if all is as it was. Costs some microseconds."""
@@ -39,6 +41,9 @@ class PlaceMonitor:
                 return f"{what} is no longer at {path}: it was moved or deleted while the engine ran"
             if not os.path.samestat(now, before):
                 return f"{what} at {path} is another one than when the engine began"
+        for path, linked in self._linked.items():
+            if not linked and os.path.islink(path):
+                return f"{path} was replaced by a link while the engine ran"
         return None
 
     def close(self) -> None:

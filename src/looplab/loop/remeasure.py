@@ -67,6 +67,8 @@ def _is_ours(run: RunRow) -> bool:
 def _remeasure_run(setup: Setup, record: StudyLedger, run: RunRow, run_dir: Path) -> Remeasured:
     if not run_dir.is_dir():
         return Remeasured(run.id, run.objective, run.objective, "its folder is gone")
+    if folder.is_linked(run_dir):
+        return Remeasured(run.id, run.objective, run.objective, "its folder is a link: nothing is written")
     metrics = Gauge(setup.study, run_dir)
     exit_ = Exit(run.exit_code, run.signal, started=run.started, ended=run.ended)
     summary, _, value = summarise(run, setup.study, metrics, exit_, lab=setup.lab, run_dir=run_dir)

@@ -42,6 +42,7 @@ from looplab.runs import clock
 from looplab.runs.folder import hash_file
 from looplab.runs.names import inside, random_suffix
 from looplab.runs.redact import redact_argv
+from looplab.untrusted import append_own
 
 JOB = "job"
 """The proposer of runs that are a command."""
@@ -141,7 +142,7 @@ def start_engine(lab: Path, study: str, patron: int = 0) -> subprocess.Popen[byt
     env = {name: value for name, value in os.environ.items() if not name.startswith("LOOPLAB_") or name in OWN}
     log = engine_log(lab, study)
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as file:
+    with append_own(log) as file:
         return subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True, cwd=lab, env=env
         )

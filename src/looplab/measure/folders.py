@@ -177,7 +177,9 @@ class _Cache:
     def save(self) -> None:
         runs = {name: entry for name, entry in self._runs.items() if (self._root / name).is_dir()}
         temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
-        temporary.write_bytes(orjson.dumps({**self._head, "runs": runs}))
+        temporary.unlink(missing_ok=True)
+        with temporary.open("xb") as file:
+            file.write(orjson.dumps({**self._head, "runs": runs}))
         temporary.replace(self._path)
 
     def _name(self, run_dir: Path) -> str:

@@ -30,7 +30,7 @@ from looplab.errors import BusyError, LabError
 from looplab.runs import tree
 from looplab.runs.folder import LARGEST_RECORD, point, pointed
 from looplab.runs.names import random_suffix
-from looplab.untrusted import load_json, read_bounded
+from looplab.untrusted import load_json, open_own, read_bounded
 
 LATEST = "LATEST"
 CONFIG = "config_resolved.json"
@@ -85,7 +85,14 @@ class RunFolder:
             path for path in stages.glob("*.json") if not path.name.endswith(".begun.json") and path.name != "call.json"
         )
 
+    def refuse_links(self) -> None:
+        """Raise LabError if a stage has put a link in the place of a folder that looplab writes to."""
+        for path in (self.path, self.path / "stages", self.log.parent):
+            if path.is_symlink():
+                raise LabError("is a link, through which nothing is written", file=path, hint="remove the link")
+
     def write(self, name: str, data: Any) -> None:
+        self.refuse_links()
         write_atomic(self.path / name, dump_json(data))
 
     def describe(self, study: str, config: str, edits: Sequence[str]) -> None:
@@ -105,7 +112,7 @@ class RunFolder:
     def lock(self, what: str) -> Iterator[None]:
         """One call at a time; the lock dies with its holder."""
         self.path.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = open_own(self.path / ".lock", os.O_RDWR)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

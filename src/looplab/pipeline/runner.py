@@ -32,7 +32,7 @@ from looplab.pipeline.plan import Plan, fill, find_stage_program
 from looplab.runs import clock, tree
 from looplab.runs.folder import sweep
 from looplab.runs.redact import known_secrets, redact_argv, redact_text, scrub_file
-from looplab.untrusted import UntrustedError, open_regular
+from looplab.untrusted import UntrustedError, append_own, open_regular
 
 POLL_S = 0.1
 BLOCKED_S = 1.0
@@ -107,6 +107,7 @@ class StageRun:
 
     def _write_down(self) -> None:
         folder = self.run.path
+        self.run.refuse_links()
         (folder / "stages").mkdir(exist_ok=True)
         (folder / "logs").mkdir(exist_ok=True)
         sweep(folder)
@@ -373,10 +374,10 @@ class StageRun:
 
     def _stamp(self, text: str) -> int:
         """A line of our own in the log; gives the place behind it."""
-        with self.run.log.open("ab") as file:
-            start = b"\n" if file.tell() and _last_byte(self.run.log) != b"\n" else b""
+        self.run.refuse_links()
+        with append_own(self.run.log) as file:
+            start = b"\n" if file.seek(0, os.SEEK_END) and _last_byte(self.run.log) != b"\n" else b""
             file.write(start + f"== {time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n".encode())
-            file.flush()
             return file.tell()
 
     def pump(self, *, final: bool = False) -> bool:
@@ -384,13 +385,14 @@ class StageRun:
         if not self._begun or self._begun["state"] != "running":
             return False
         try:
-            with open_regular(self.run.path / "train.log", follow=False) as source, self.run.log.open("ab") as log:
-                source.seek(max(0, log.tell() - self._begun["log_at"]))
+            self.run.refuse_links()
+            with open_regular(self.run.path / "train.log", follow=False) as source, append_own(self.run.log) as log:
+                source.seek(max(0, log.seek(0, os.SEEK_END) - self._begun["log_at"]))
                 new = source.read()
                 if not final:  # a line that is not yet whole waits: a secret in it must not be cut in two
                     new = new[: max(new.rfind(b"\n"), new.rfind(b"\r")) + 1]
                 log.write(new)
-        except (FileNotFoundError, UntrustedError):
+        except (FileNotFoundError, UntrustedError, LabError):
             return False
         if new:
             self.write(redact_text(new.decode(errors="replace")))
@@ -499,7 +501,10 @@ def drive(
                 if isinstance(event, Ended):
                     del at_work[event.run_id]
                     run.blocked = ""
-                    run.ended(event.exit)
+                    try:
+                        run.ended(event.exit)
+                    except (LabError, OSError) as error:  # what a stage does to its folder is not the end of the others
+                        run.state, run.error = "failed", f"{run.stage}: {error}"
                     go_on(run)
                 elif isinstance(event, Refused):
                     run.blocked = event.holder or "an order that was lost"

@@ -177,6 +177,8 @@ class Suite:
             writer.writeheader()
             writer.writerows(rows)
             path.parent.mkdir(parents=True, exist_ok=True)
+            if self.folder.is_symlink() or path.parent.is_symlink():
+                raise LabError("is a link, through which nothing is written", file=path.parent, hint="remove the link")
             write_atomic(path, text.getvalue().encode())
             made.append(str(path))
         return made
@@ -275,6 +277,7 @@ def make_suite(lab: Lab, study: Study, path: Path, suite_id: str | None, *, new:
     roots = {name: plan.root for name, plan in plans.items()}
     folder = inside(lab.folder, next(iter(roots.values())).parent / "_suite", "the suite's folder")
     chosen = suite_id or (None if new else _same_suite(folder, key)) or make_id()
+    inside(lab.folder, folder / chosen / "tables", "the suite's folder")
     labelled = any(dataset.label for dataset in settings.datasets)
     jobs = []
     for dataset in settings.datasets:

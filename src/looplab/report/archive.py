@@ -19,7 +19,7 @@ from looplab.config.lab import Study
 from looplab.errors import LabError
 from looplab.measure.base import Batch
 from looplab.measure.discover import Reader, reader_of
-from looplab.runs.folder import record_file
+from looplab.runs.folder import is_linked, record_file
 from looplab.untrusted import UntrustedError, open_regular
 
 if TYPE_CHECKING:
@@ -87,6 +87,8 @@ def archive_run(run_dir: Path, study: Study) -> Path | None:
     batch = measured(run_dir, study, final=True)
     if not any(curve.values for curve in batch.values()):
         return None
+    if is_linked(run_dir):
+        raise LabError("is a link, through which nothing is written", file=run_dir)
     path = record_file(run_dir, NAME)
     if path.exists() and not is_archive(path):
         raise LabError("this file was not written by looplab and stays", file=path, hint="give it another name")

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from looplab.runs.folder import make_study_folder, put_aside
-from looplab.untrusted import UntrustedError, clean_text, open_regular
+from looplab.untrusted import UntrustedError, clean_text, open_own, open_regular
 
 NAME = "labbook.md"
 HEAD = "# Lab book of {study}\n\nUTC | action | observation | outcome | next\n"
@@ -38,10 +38,10 @@ def append(study_dir: Path, study: str, lines: list[str]) -> None:
     if os.path.lexists(path) and not path.is_file():  # a folder or a pipe, which would hold up the engine
         put_aside(path)
     text = "".join(entry + "\n" for entry in lines)
-    if not path.exists():
+    if not path.exists() or path.is_symlink():
         make_study_folder(study_dir)
         text = HEAD.format(study=study) + "\n" + text
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    descriptor = open_own(path, os.O_WRONLY | os.O_APPEND)
     try:
         os.write(descriptor, text.encode())
     finally:

@@ -50,6 +50,8 @@ def write_plots(
         "knobs.png": _knobs(facts, importance),
     }
     folder = (to or facts.folder) / FOLDER
+    if folder.is_symlink():  # a run may have put it there
+        folder.unlink()
     written = []
     for name, figure in pictures.items():
         path = folder / name

@@ -12,6 +12,7 @@ import math
 import os
 import platform
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -41,11 +42,19 @@ GIT_S = 20.0
 UNTRACKED = (
     "ls-files", "--others", "--exclude-standard", "--directory", "--no-empty-directory", "--full-name", "-z", "--", ".",
 )  # fmt: skip
+TRACKED = ("ls-files", "-v", "--stage", "--full-name", "-z", "--", ".")
+FLAGGED = re.compile(rb"(?:^|(?<=\0))([a-zS]) [^\t\0]*+\t([^\0]++)")
+"""In what it lists: files that git does not compare."""
+SUBMODULE = re.compile(rb"(?:^|(?<=\0)). 160000 [^\t\0]*+\t([^\0]++)")
 MOST_UNTRACKED = 50
 """How many files that git does not know are named; the others are counted."""
 NO_FILTER = ("unspecified", "unset")
 
 ASK_PATH = "import json, sys; print(json.dumps({'version': sys.version, 'path': sys.path}))"
+
+
+def _names(listed: bytes) -> list[str]:
+    return listed.decode(errors="replace").split("\0")[:-1]
 
 
 class Capsules:
@@ -93,10 +102,9 @@ class Capsules:
         try:
             with isolated(self._lab, timeout=GIT_S) as (commit, env):
                 found = {"commit": commit, "dirty": None, "patch": None}
-                patch = self._ask(env, "diff", *PLAIN_DIFF, commit, "--", ".")
-                if patch and (filtered := self._filtered(env, commit)):
-                    raise LabError(f"{filtered} goes through a filter of git, which is not run")
-                untracked = self._ask(env, *UNTRACKED).decode(errors="replace").split("\0")[:-1]
+                patch = self._patch(self._lab, env, commit)
+                untracked = _names(self._ask(env, *UNTRACKED))
+                elsewhere = self._changed_elsewhere(env, commit)
         except (LabError, OSError) as error:
             why = getattr(error, "message", None) or str(error)
             return {**found, "dirty": None, "why": why} if found["commit"] or in_git(self._lab) else found
@@ -107,16 +115,58 @@ class Capsules:
             "patch": keep_shared(self._study, kept.patch, "code", ".patch") if kept.patch else None,
             "untracked": untracked[:MOST_UNTRACKED],
             "untracked_count": len(untracked),
+            **({"elsewhere": elsewhere[:MOST_UNTRACKED]} if elsewhere else {}),
             **({"left_out": kept.left_out} if kept.left_out else {}),
             **({"redacted": kept.redacted} if kept.redacted else {}),
         }
 
-    def _ask(self, env: dict[str, str], *args: str, stdin: bytes = b"") -> bytes:
-        return git_bytes(self._lab, *args, env=env, stdin=stdin, timeout=GIT_S, alone=True)
+    def _ask(self, env: dict[str, str], *args: str, stdin: bytes = b"", where: Path | None = None) -> bytes:
+        return git_bytes(where or self._lab, *args, env=env, stdin=stdin, timeout=GIT_S, alone=True)
 
-    def _filtered(self, env: dict[str, str], commit: str) -> str | None:
+    def _patch(self, where: Path, env: dict[str, str], commit: str) -> bytes:
+        """The uncommitted changes below a folder.
+
+        Raises:
+            LabError: They cannot be told by a patch: a filter of git, or changes inside of a submodule.
+        """
+        listed = self._ask(env, *TRACKED, where=where)
+        if flagged := FLAGGED.findall(listed):
+            env = self._without_flags(env, flagged)
+        patch = self._ask(env, "diff", *PLAIN_DIFF, commit, "--", ".", where=where)
+        if patch and (filtered := self._filtered(where, env, commit)):
+            raise LabError(f"{filtered} goes through a filter of git, which is not run")
+        for name in [os.fsdecode(found[1]) for found in SUBMODULE.finditer(listed)]:
+            folder = Path(env["GIT_WORK_TREE"], name)
+            if os.path.lexists(folder / ".git"):
+                with isolated(folder, timeout=GIT_S) as (head, inner):
+                    if self._patch(folder, inner, head):
+                        raise LabError(f"the submodule {name} has uncommitted changes, which are not kept")
+        return patch
+
+    def _without_flags(self, env: dict[str, str], flagged: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
+        """An environment with an index in which git compares all of these files: it was told to take them for unchanged
+        (`--assume-unchanged`, `--skip-worktree`). Files that a sparse checkout leaves out stay as they are."""
+        top = os.fsencode(env["GIT_WORK_TREE"])
+        names = [name for tag, name in flagged if tag not in b"Ss" or os.path.lexists(os.path.join(top, name))]
+        stdin = b"".join(name + b"\0" for name in names)
+        index = f"{env['GIT_DIR']}/index"
+        shutil.copyfile(env["GIT_INDEX_FILE"], index)
+        env = {**env, "GIT_INDEX_FILE": index}
+        for flag in ("--no-assume-unchanged", "--no-skip-worktree"):
+            self._ask(env, "update-index", "-z", flag, "--stdin", stdin=stdin, where=Path(env["GIT_WORK_TREE"]))
+        return env
+
+    def _changed_elsewhere(self, env: dict[str, str], commit: str) -> list[str]:
+        """Changed files of the repository outside of the lab: they are named, and not kept."""
+        below = self._lab.resolve().relative_to(Path(env["GIT_WORK_TREE"]).resolve())
+        if below == Path():
+            return []
+        outside = ("--", ":/", f":(exclude,top,literal){below}")
+        return _names(self._ask(env, "diff", *PLAIN_DIFF, "--name-only", "-z", commit, *outside))
+
+    def _filtered(self, where: Path, env: dict[str, str], commit: str) -> str | None:
         """A changed file whose content in git is made by a program (git-lfs, for example): a patch would be wrong."""
-        names = self._ask(env, "diff", *PLAIN_DIFF, "--name-only", "-z", commit, "--", ".")
+        names = self._ask(env, "diff", *PLAIN_DIFF, "--name-only", "-z", commit, "--", ".", where=where)
         top = Path(env["GIT_WORK_TREE"])
         told = git_bytes(top, "check-attr", "-z", "--stdin", "filter", env=env, stdin=names, timeout=GIT_S, alone=True)
         parts = told.decode(errors="replace").split("\0")

@@ -23,7 +23,7 @@ from typing import Any
 from looplab.config.files import dump_json, hash_config, write_atomic
 from looplab.errors import LabError
 from looplab.runs.redact import hide_values
-from looplab.untrusted import UntrustedError, clean_line, load_json, mend_text, open_descriptor, read_bounded
+from looplab.untrusted import READING, UntrustedError, clean_line, load_json, mend_text, read_bounded
 
 EMPTY = hashlib.sha256(b"").hexdigest()
 READ_BYTES = 1 << 18
@@ -83,6 +83,23 @@ def record_folder(run_dir: Path) -> Path:
     return record_file(run_dir, "run.json").parent
 
 
+def is_linked(run_dir: Path | str) -> bool:
+    """Whether the run folder or its record is a symbolic link. Nothing is written through one: a run or an agent can
+    have put it there."""
+    return os.path.islink(run_dir) or os.path.islink(f"{run_dir}/{RECORD}")
+
+
+def replace_links(run_dir: Path) -> list[str]:
+    """Put empty folders in the place of links to folders that a run has left; returns where the links led."""
+    led = []
+    for path in (str(run_dir), f"{run_dir}/{RECORD}"):
+        if os.path.islink(path):
+            led.append(f"{os.path.basename(path)} → {clean_line(os.readlink(path), 200)}")
+            os.unlink(path)
+            os.mkdir(path)
+    return led
+
+
 def create(run_dir: Path, files: Mapping[str, bytes], *, private: Collection[str] = ()) -> dict[str, str]:
     """Make the run folder with these files in its record, `run.json` last.
 
@@ -101,6 +118,7 @@ def create(run_dir: Path, files: Mapping[str, bytes], *, private: Collection[str
         make_study_folder(run_dir.parent)
         os.mkdir(run_dir)
     except FileExistsError:
+        replace_links(run_dir)
         os.makedirs(target, exist_ok=True)
         for name in names:
             write_atomic(f"{target}/{name}", files[name], sync=False, mode=PRIVATE if name in private else 0o666)
@@ -242,13 +260,20 @@ def pointed(study: Path, name: str) -> str | None:
         return None
 
 
+def make_own_folder(path: Path) -> None:
+    """Make a folder of looplab's own in a study's folder; a link in its place, which a run may have put there, goes."""
+    if path.is_symlink():
+        path.unlink()
+    path.mkdir(exist_ok=True)
+
+
 def keep_shared(study: Path, content: bytes, prefix: str, suffix: str) -> str:
     """Store what many runs share once, by its hash; gives its path relative to the study's folder."""
     name = f"{prefix}-{hashlib.sha256(content).hexdigest()[:16]}{suffix}"
     path = study / SHARED / name
     if not path.exists():
         make_study_folder(study)
-        path.parent.mkdir(exist_ok=True)
+        make_own_folder(path.parent)
         write_atomic(path, content)
     return f"{SHARED}/{name}"
 
@@ -273,15 +298,18 @@ def is_run(run_dir: Path) -> bool:
 def hash_file(path: Path | str) -> str | None:
     """The SHA-256 of a regular file; None where there is no such file."""
     try:
-        descriptor = open_descriptor(path)
-    except (FileNotFoundError, NotADirectoryError, UntrustedError):
+        descriptor = os.open(path, READING)
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):  # a link to itself, a socket
             return None
         raise
     try:
-        if os.fstat(descriptor).st_size == 0:
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode):
+            return None
+        if about.st_size == 0:
             return EMPTY
         digest = hashlib.sha256()
         while data := os.read(descriptor, READ_BYTES):  # five times as fast as a file object, and most files are small

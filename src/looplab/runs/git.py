@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,8 +24,9 @@ NEUTRAL = (
     *("-c", "core.hooksPath=/dev/null"),
     *("-c", "core.fsmonitor=false"),
     *("-c", "commit.gpgSign=false"),
+    *("-c", "push.gpgSign=false"),
     *("-c", "submodule.recurse=false"),
-    *("-c", "protocol.ext.allow=never"),
+    *("-c", "push.recurseSubmodules=no"),
 )
 NOBODY = ("-c", "user.name=looplab", "-c", "user.email=looplab@localhost")
 PLAIN_DIFF = (
@@ -39,12 +40,15 @@ OWN_SCOPES = ("local", "worktree")
 """Of the configuration: what belongs to the repository."""
 NAMES_PROGRAM = re.compile(
     r"filter\..*\.(clean|smudge|process)|diff\.external|diff\..*\.(command|textconv)|merge\..*\.driver"
-    r"|gpg\.(.*\.)?program|core\.(sshcommand|gitproxy|askpass|editor|alternaterefscommand)|credential\.(.*\.)?helper"
-    r"|remote\..*\.(uploadpack|receivepack|vcs)",
+    r"|gpg\.(.*\.)?(program|defaultkeycommand)|core\.(sshcommand|gitproxy|askpass|editor|alternaterefscommand)"
+    r"|credential\.(.*\.)?helper|remote\..*\.vcs",
     re.DOTALL,
 )
 RUNS_PROGRAMS = {"add", "apply", "commit", "diff", "log", "merge", "notes", "push", "status", "worktree"}
 """Commands that may run them."""
+PROTOCOLS = {"push": "file:git:http:https:ssh"}
+"""Which commands may speak with another repository, and how. No other command does, not even to fetch objects that a
+partial clone lacks: the repository says where from, and by which program."""
 HARMLESS = r"^core\.(autocrlf|eol|filemode|symlinks|ignorecase|excludesfile)$"
 """Settings that say how a work tree is compared."""
 
@@ -87,10 +91,16 @@ def git_bytes(
     alone: bool = False,
 ) -> bytes:
     """`git`, for output that is not text."""
-    command = next((arg for before, arg in zip(("", *args), args, strict=False) if "-c" not in (before, arg)), "")
+    command = _command_of(args)
     configured = command in RUNS_PROGRAMS and "GIT_CONFIG_COUNT" not in (env or {})  # not `isolated`
     overrides = _without_own_programs(where, env, timeout) if configured else []
+    env = {"GIT_ALLOW_PROTOCOL": PROTOCOLS.get(command, ""), **(env or {})}
     return _run(where, [*NEUTRAL, *overrides, *args], env=env, stdin=stdin, timeout=timeout, alone=alone)
+
+
+def _command_of(args: Sequence[str]) -> str:
+    """The command of git, behind options `-c`."""
+    return next((arg for before, arg in zip(("", *args), args, strict=False) if "-c" not in (before, arg)), "")
 
 
 def _without_own_programs(where: Path, env: dict[str, str] | None, timeout: float) -> list[str]:
@@ -156,6 +166,7 @@ def isolated(where: Path, *, timeout: float) -> Iterator[tuple[str, dict[str, st
     if len(found) != len(asked):
         raise LabError("a path of the git repository has a line break")
     commit, object_format, top, own, common = found
+    require_work_tree(where, Path(top))
     listed = git(where, "config", "-z", "--get-regexp", HARMLESS, ok=True, timeout=timeout, alone=True)
     settings = [entry.partition("\n")[::2] for entry in listed.split("\0") if "\n" in entry]
     with TemporaryDirectory(prefix="looplab-git-") as folder:
@@ -165,7 +176,8 @@ def isolated(where: Path, *, timeout: float) -> Iterator[tuple[str, dict[str, st
         Path(folder, "config").write_text(
             f"[core]\n\trepositoryformatversion = 1\n[extensions]\n\tobjectformat = {object_format}\n"
         )
-        os.symlink(f"{common}/info/exclude", f"{folder}/info/exclude")
+        for name in ("exclude", "attributes"):
+            os.symlink(f"{common}/info/{name}", f"{folder}/info/{name}")
         yield (
             require_commit(commit),
             {
@@ -181,6 +193,24 @@ def isolated(where: Path, *, timeout: float) -> Iterator[tuple[str, dict[str, st
                 **{f"GIT_CONFIG_VALUE_{n}": value for n, (_, value) in enumerate(settings)},
             },
         )
+
+
+def work_tree(where: Path, *, timeout: float = GIT_S) -> Path:
+    """The top folder of the work tree that a folder is in.
+
+    Raises:
+        LabError: It is in none, or the repository's configuration names a work tree elsewhere.
+    """
+    return require_work_tree(where, Path(git(where, "rev-parse", "--show-toplevel", timeout=timeout)))
+
+
+def require_work_tree(where: Path, top: Path) -> Path:
+    """The top of a work tree, if the folder is in it and it has a `.git`: `core.worktree` can name any folder."""
+    if not where.resolve().is_relative_to(top.resolve()) or not os.path.lexists(top / ".git"):
+        raise LabError(
+            f"the work tree of the git repository is {top}", file=where, hint="git config --unset core.worktree"
+        )
+    return top
 
 
 def require_commit(text: object) -> str:

@@ -11,15 +11,17 @@ if it looks like one.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from looplab.config.files import dump_json
-from looplab.untrusted import mend_text, open_regular
+from looplab.untrusted import UntrustedError, load_json, mend_text, open_regular
 
 HIDDEN = "***"
 SHORTEST = 8
@@ -37,9 +39,9 @@ ALWAYS = {
     "CREDENTIAL", "CREDENTIALS", "CREDS", "COOKIE", "COOKIES", "WEBHOOK", "WEBHOOKS", "DSN",
 }  # fmt: skip
 """Words that make a name one of a secret."""
-SOMETIMES = {"KEY", "TOKEN", "AUTH", "AUTHORIZATION", "BEARER"}
+SOMETIMES = {"KEY", "TOKEN", "AUTH", "AUTHORIZATION", "BEARER", "JWT"}
 """Words for secrets and for other things. A variable of the environment with such a name is taken for a secret."""
-RARELY = {"SESSION", "PRIVATE", "SIGNATURE", "SIG", "NETRC"}
+RARELY = {"SESSION", "PRIVATE", "SIGNATURE", "SIG", "NETRC", "LICENSE", "SALT"}
 """Words whose values are secrets only if they look like one, in the environment too."""
 MANY = {"KEYS": "KEY", "TOKENS": "TOKEN"}
 QUALIFIERS = {
@@ -49,7 +51,7 @@ QUALIFIERS = {
 """Before `key` or `token`, these make it a secret; `max_tokens` and `num_keys` are not."""
 TRAILING = {
     "ID", "VALUE", "VAL", "B", "BASE", "JSON", "PEM", "HEX", "HASH", "HEADER", "STRING", "STR", "PROD", "DEV", "TEST",
-    "STAGING", "OLD", "NEW", "PRIMARY", "SECONDARY",
+    "STAGING", "OLD", "NEW", "PRIMARY", "SECONDARY", "CONFIG", "V",
 }  # fmt: skip
 """Words after which the name still is the one of a secret: `AWS_ACCESS_KEY_ID`. `key_dim` and `TOKEN_FILE` are not."""
 FILTERS = {
@@ -80,7 +82,7 @@ def name_strength(name: str) -> int:
         return 3
     if last == "PASS" and before in FILTERS:
         return 0
-    if last in ALWAYS or last.endswith(("PASSWORD", "PASSWD")):
+    if last in ALWAYS or last.endswith(("PASSWORD", "PASSWD", "PWD")):
         return 3
     return 2 if last in SOMETIMES else 1 if last in RARELY else 0
 
@@ -201,7 +203,7 @@ def remember(env: Mapping[str, str], values: Iterable[str] = ()) -> None:
     """Hide the secrets of an environment, and these values, in all texts from now on."""
     global _known
     found = {os.fsdecode(secret) for secret in known_secrets(env)}
-    found |= {value for value in values if len(value) >= SHORTEST}
+    found |= {form for value in values if len(value) >= SHORTEST for form in _forms(value)}
     _known = tuple(sorted({*remembered(), *found}, key=len, reverse=True))
 
 
@@ -331,11 +333,38 @@ def known_secrets(env: Mapping[str, str] | None = None) -> list[bytes]:
         if len(value) < SHORTEST:
             continue
         if (is_secret_name(name) and not value.startswith("/")) or is_secret(name, value):
-            found.add(value)
-        elif "://" in value:
-            # The password of an address is printed without the address, too.
-            found.update(password for password in _URL_PASSWORD.findall(value) if len(password) >= SHORTEST)
+            found.update(_forms(value))
+        for part in _secret_parts(value):  # they are printed without the rest, too
+            if len(part) >= SHORTEST:
+                found.update(_forms(part))
     return sorted(map(_encoded, found), key=len, reverse=True)
+
+
+def _forms(value: str) -> set[str]:
+    """A value as it is, as part of a JSON text, and as part of an address."""
+    if value.isalnum() and value.isascii():
+        return {value}
+    from urllib.parse import quote
+
+    in_json = {json.dumps(value, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False)}
+    in_path, in_query = (quote(value, safe=safe, errors="surrogateescape") for safe in ("/", ""))
+    return {value, *in_json, in_path, in_query, in_query.replace("%20", "+")}
+
+
+def _secret_parts(value: str) -> Iterator[str]:
+    """The secrets in a value that holds several things: the password of an address, parts of JSON or of `a=b;c=d`."""
+    if "://" in value:
+        yield from _URL_PASSWORD.findall(value)
+    if ";" in value:
+        for part in value.split(";"):
+            name, _, text = part.strip().partition("=")
+            if is_secret(name, text):
+                yield text
+    if value[:1] in "{[":
+        with contextlib.suppress(UntrustedError):
+            secrets: dict[Place, Any] = {}
+            _hide(load_json(value), (), secrets, shapes=False)
+            yield from (text for text in secrets.values() if isinstance(text, str))
 
 
 _URL_PASSWORD = re.compile(r"(?<=://)[^/\s:@\"'<>]*+:([^/\s@\"'<>]++)(?=@)")

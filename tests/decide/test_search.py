@@ -259,7 +259,7 @@ def test_a_knob_that_cannot_be_searched_is_named_once(tmp_path: Path) -> None:
     assert proposer.propose(lab.study, 1)
     assert proposer.problem is not None
     assert "free (it has no bounds and no choices)" in proposer.problem
-    assert "gone (it is not in the base config)" in proposer.problem
+    assert "gone (it is not in the base config; give the knob a `default:`)" in proposer.problem
     proposer.propose(lab.study, 1)
     assert proposer.problem is None
 

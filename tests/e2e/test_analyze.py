@@ -179,3 +179,22 @@ def test_without_a_key_the_error_says_so(lab) -> None:
     assert "WANDB_API_KEY is not set" in lab("fetch-config", *PROJECT, "--run", "x", env=env, code=2).err
     done = lab("fetch-config", *PROJECT, "--run", "../../x", env={"WANDB_API_KEY": stand_in.KEY}, code=2)
     assert "no id of a run" in done.err
+
+
+def test_the_table_shows_first_what_people_look_for(lab) -> None:
+    metrics = ("agent_steps", "collision_rate", "env/num_drones", "env/num_envs", "episode_length", "mean_reward",
+               "policy_loss", "sps", "success_rate")  # fmt: skip
+    row = json.dumps({"step": 1, **dict.fromkeys(metrics, 0.5)})
+    for name in ("a", "b"):
+        lab.write(f"elsewhere/{name}/metrics.jsonl", row + "\n")
+    lab.write("elsewhere/a/more.csv", "x")
+    heading = lab("analyze", "offline", "--outputs-root", "elsewhere").out.splitlines()[0]
+    shown = [part.split()[-1] for part in heading.split("(last / best)")[:-1]]
+    assert shown == ["success_rate", "mean_reward", "policy_loss", "agent_steps", "collision_rate"]
+
+
+def test_the_table_shows_the_objective_of_the_lab_before_all_else(lab) -> None:
+    assert json.loads(lab("status", "--json").out)["studies"][0]["metric"] == "loss"
+    lab.write("elsewhere/a/metrics.jsonl", json.dumps({"step": 1, "success_rate": 1, "loss": 2, "aa": 3}) + "\n")
+    heading = lab("analyze", "offline", "--outputs-root", "elsewhere").out.splitlines()[0]
+    assert heading.index("train/loss (") < heading.index("success_rate (") < heading.index("aa (")

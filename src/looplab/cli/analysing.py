@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,13 @@ _FILES = re.compile(r"metrics\.jsonl|(?:progress|metrics)\.csv|trainer_summary\.
 _WANDB_RUN = re.compile(r"(?:offline-)?run-.+|latest-run")
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "eval", "dev"})
 """Folders in which trainers put the parts of one run."""
+_WANTED = (
+    frozenset({"success", "solved"}),
+    frozenset({"reward", "rewards", "return", "returns", "score"}),
+    frozenset({"accuracy", "acc"}),
+    frozenset({"loss"}),
+)
+"""Words that name what a training is about, the most wanted first."""
 _SKIPPED = frozenset({"checkpoints", "checkpoint", "node_modules", "__pycache__", "venv", "site-packages"})
 
 Summaries = dict[str, dict[str, Any]]
@@ -125,7 +132,7 @@ def _tell(summaries: Summaries, out_json: Path | None, json: bool) -> None:
     if json:
         output.print_json(summaries)
         return
-    shown = _shown(summaries)
+    shown = _shown(summaries, _objectives())
     rows = []
     for name, entry in summaries.items():
         note = entry.get("note")
@@ -136,8 +143,25 @@ def _tell(summaries: Summaries, out_json: Path | None, json: bool) -> None:
         output.say(f"{len(summaries)} run(s) in {out_json}")
 
 
-def _shown(summaries: Summaries) -> list[str]:
-    """The metrics that most runs have; among equals those with a canonical name, then those with the longest curves."""
+def _objectives() -> list[str]:
+    """The objectives of the lab that one is in, if any."""
+    from looplab.config.lab import find_lab, load_lab
+    from looplab.measure.summary import ALIASES
+
+    try:
+        studies = load_lab(find_lab(Path.cwd())).studies.values()
+    except LabError:
+        return []
+    named = [study.objective.metric for study in studies if study.objective is not None]
+    return named + [name for name, others in ALIASES.items() if not set(named).isdisjoint(others)]
+
+
+def _shown(summaries: Summaries, objectives: Sequence[str] = ()) -> list[str]:
+    """The metrics for the columns of the table, from those that at least half of the measured runs have.
+
+    Objectives come first, then what people look for in any training (success, reward, accuracy, loss), then canonical
+    names, then those that most runs have, the longest curves first.
+    """
     from looplab.measure.summary import ALIASES
 
     order = {name: rank for rank, name in enumerate(ALIASES)}
@@ -148,8 +172,19 @@ def _shown(summaries: Summaries) -> list[str]:
             if name not in _OURS:
                 counts[name] += 1
                 points[name] += summary["n"]
-    names = sorted(counts, key=lambda name: (-counts[name], order.get(name, len(order)), -points[name], name))
-    return names[:COLUMNS] or ["metrics"]
+    common = max(counts.values(), default=0) / 2
+
+    def rank(name: str) -> tuple[bool, bool, int, int, int, int, str]:
+        rare, canonical = counts[name] < common, order.get(name, len(order))
+        return rare, name not in objectives, _interest(name), canonical, -counts[name], -points[name], name
+
+    return sorted(counts, key=rank)[:COLUMNS] or ["metrics"]
+
+
+def _interest(metric: str) -> int:
+    """The rank of a metric among those that people look for, by the words in the last part of its name."""
+    words = re.split(r"[^a-z0-9]+", metric.rsplit("/", 1)[-1].lower())
+    return next((rank for rank, wanted in enumerate(_WANTED) if not wanted.isdisjoint(words)), len(_WANTED))
 
 
 def _cell(summary: Mapping[str, Any] | None) -> str:

@@ -196,7 +196,7 @@ class RulesProposer:
             if why is None:
                 why = _rests(rule, view)
             if why is None:
-                names = names or _names(seen, view.best)
+                names = names or _names(seen, self._guard.with_defaults(seen.config), view.best)
                 why = _untrue(rule, run, names)
                 if why is not None and not any(name.split(".")[0] == "best" for name in rule.when.names):
                     self._settled[run, rule.name] = why
@@ -223,7 +223,7 @@ class RulesProposer:
     def _made(self, seen: Seen, draft: Draft, known: set[str], silences: Silences) -> Proposal | None:
         """The draft as a proposal, if it leads to a config that is new and allowed."""
         run = seen.run.id
-        edits, stuck = resolve(seen.config, draft.edits, draft.clamp, self._knobs)
+        edits, stuck = resolve(self._guard.with_defaults(seen.config), draft.edits, draft.clamp, self._knobs)
         ruling = self._guard.check(seen.config, edits)
         if ruling.config is None:
             why = f"is refused on run {run}: " + "; ".join(problem.message for problem in ruling.problems)
@@ -383,7 +383,7 @@ class _Facts(dict[str, Any]):
         return paths.get(self["config"], places[0])
 
 
-def _names(seen: Seen, best: RunRow | None) -> MetricNames:
+def _names(seen: Seen, config: Mapping[str, Any], best: RunRow | None) -> MetricNames:
     run = seen.run
     facts = {
         "objective": run.objective,
@@ -392,7 +392,7 @@ def _names(seen: Seen, best: RunRow | None) -> MetricNames:
         "status": run.status,
         "round": run.round,
         "best.objective": best.objective if best else None,
-        "config": seen.config,
+        "config": config,
     }
     return MetricNames(seen.metrics, _Facts({name: fact for name, fact in facts.items() if fact is not None}))
 

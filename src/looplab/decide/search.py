@@ -12,19 +12,20 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from looplab.config.edits import Edit, EditError, Op, apply_edits
 from looplab.config.files import canonical_json
 from looplab.config.lab import Search
 from looplab.config.paths import same
 from looplab.decide.base import Proposal
+from looplab.decide.feasible import Repairer
 from looplab.decide.history import History
 from looplab.errors import LabError
-from looplab.guard.guard import Guard
+from looplab.guard.guard import Guard, Problem
 from looplab.guard.knobs import Knob, KnobTable
 from looplab.ledger.study import ProposalRow, RunRow, StudyLedger
 
@@ -55,7 +56,8 @@ WIDE, NARROW = 0.25, 0.03
 MAX_GRID = 100_000
 MAX_STEPS = 1_000
 PATIENCE = 8
-"""Refused draws after which a Gaussian process, which is slow and draws near the same place again, gives way to TPE."""
+"""Refused draws after which further ones are repaired, and a Gaussian process, which is slow and draws near the same
+place again, gives way to TPE."""
 DIGITS = 6
 """Significant digits of a drawn number: more say nothing, and nobody can read them."""
 NAMES = {"tpe": "TPE", "cmaes": "CMA-ES", "gp": "a Gaussian process", "random": "random draw", "qmc": "Sobol sequence"}
@@ -204,8 +206,15 @@ class SearchProposer:
     thinking = False
 
     def __init__(
-        self, settings: Search, guard: Guard, base: dict[str, Any], goal: Literal["max", "min"], history: History
+        self,
+        settings: Search,
+        guard: Guard,
+        base: dict[str, Any],
+        goal: Literal["max", "min"],
+        history: History,
+        fixed: Collection[str] = (),
     ) -> None:
+        """`fixed`: paths of knobs that are not searched, such as the seed and where weights come from."""
         check_packages(settings)
         self.problem: str | None = None
         self._settings = settings
@@ -213,12 +222,15 @@ class SearchProposer:
         self._base = base
         self._goal: Literal["max", "min"] = goal
         self._history = history
-        self.axes, left_out = find_axes(guard, base)
+        self.axes, left_out = find_axes(guard, base, fixed)
         self._note = f"not searched: {'; '.join(left_out)}" if left_out else None
         self._params: dict[str, Params | None] = {}  # by run
         self._known: dict[str, bytes] = {}  # the knobs' values of each run
         self._refused: dict[int, Params | None] = {}  # by proposal
-        self._draw = make_sampler(settings, self.axes, goal, self._allowed) if self.axes else None
+        known = {axis.path: axis.take(axis.base) for axis in self.axes}
+        known = {path: param for path, param in known.items() if param is not None}
+        self._repairer = Repairer(self.axes, guard, self._problems, known)
+        self._draw = make_sampler(settings, self.axes, goal, self._repairer) if self.axes else None
 
     def close(self) -> None:
         """There is nothing to let go of."""
@@ -244,11 +256,16 @@ class SearchProposer:
         assert self._draw is not None
         refused: list[Point] = []
         why = "every draw was a point that has been tried"
-        for params, basis in itertools.islice(self._draw(count, points, refused), TRIES):
+        illegal = 0
+        for trial, (params, basis, spread) in enumerate(itertools.islice(self._draw(count, points, refused), TRIES)):
+            if illegal >= PATIENCE and self._settings.sampler != "grid":  # most of the space is not allowed
+                rng = generator(self._settings.seed, count, trial, 2)
+                params = self._repairer.repair(params, rng, spread=spread) or params
             edits = self._edits(params)
             ruling = self._guard.check(self._base, edits)
             if ruling.config is None:
                 why = f"the guard refused the last draw: {ruling.problems[0].message}"
+                illegal += 1
                 refused.append(Point(params, crashes=1))
                 continue
             key = self._key(ruling.config)
@@ -263,8 +280,8 @@ class SearchProposer:
         self.problem = f"nothing new to try: {why}"
         return None
 
-    def _allowed(self, params: Params) -> bool:
-        return self._guard.check(self._base, self._edits(params)).config is not None
+    def _problems(self, params: Params) -> tuple[Problem, ...]:
+        return self._guard.check(self._base, self._edits(params)).problems
 
     def _edits(self, params: Params) -> list[Edit]:
         given = [(axis, axis.give(params[axis.path])) for axis in self.axes]
@@ -307,12 +324,12 @@ class SearchProposer:
 
     def _place(self, config: dict[str, Any]) -> Params | None:
         """A config as a point; None where one of its values lies outside."""
-        values = self._guard.knob_values(config)
+        values = self._guard.knob_values(self._guard.with_defaults(config))
         params = {axis.path: axis.take(values.get(axis.path)) for axis in self.axes}
         return None if None in params.values() else params
 
     def _key(self, config: dict[str, Any]) -> bytes:
-        return canonical_json(self._guard.knob_values(config))
+        return canonical_json(self._guard.knob_values(self._guard.with_defaults(config)))
 
     def _rejected(self, study: StudyLedger) -> Iterator[Params]:
         """Points inside the ranges that the guard refused, whoever proposed them."""
@@ -336,18 +353,21 @@ class SearchProposer:
         return next((seen.config for seen in self._history.ended() if seen.run.id == run), None)
 
 
-def find_axes(guard: Guard, base: dict[str, Any]) -> tuple[list[Axis], list[str]]:
-    """The knobs that can be searched from this base, and why the others cannot."""
+def find_axes(guard: Guard, base: dict[str, Any], fixed: Collection[str] = ()) -> tuple[list[Axis], list[str]]:
+    """The knobs that can be searched from this base, and why the others cannot; `fixed` are left out silently."""
     axes, left_out = [], []
     present = set()
-    for path, _, knob, value in KnobTable(guard.knobs.values()).present(base):
+    for path, _, knob, value in KnobTable(guard.knobs.values()).present(guard.with_defaults(base)):
         present.add(knob.path)
+        if path in fixed or path in guard.derived:
+            continue
         axis = Axis.of(path, knob, value)
         if isinstance(axis, str):
             left_out.append(f"{path} ({axis})")
         else:
             axes.append(axis)
-    left_out += [f"{path} (it is not in the base config)" for path in guard.knobs if path not in present]
+    absent = "it is not in the base config; give the knob a `default:`"
+    left_out += [f"{path} ({absent})" for path in guard.knobs if path not in present]
     return axes, left_out
 
 
@@ -357,20 +377,29 @@ def _where(params: Params) -> tuple[Any, ...]:
 
 # -- samplers: each gives draws without end (the grid: all there are) with what they rest on
 
-Draw = Callable[[int, list[Point], list[Point]], Iterator[tuple[Params, str]]]
+
+class Drawn(NamedTuple):
+    """A point that a sampler wants to try."""
+
+    params: Params
+    basis: str
+    """What it rests on, in words."""
+    spread: bool = False
+    """Whether it was drawn to fill the space rather than for its own worth."""
+
+
+Draw = Callable[[int, list[Point], list[Point]], Iterator[Drawn]]
 """From the number of proposals so far, all points, and a list that grows by the draws that were refused."""
 
 
-def make_sampler(
-    settings: Search, axes: Sequence[Axis], goal: Literal["max", "min"], allowed: Callable[[Params], bool]
-) -> Draw:
+def make_sampler(settings: Search, axes: Sequence[Axis], goal: Literal["max", "min"], repairer: Repairer) -> Draw:
     if settings.sampler == "grid":
         return _grid(axes)
     uniform = _Uniform(settings, axes)
     if settings.sampler in ("random", "qmc"):
         return uniform
     if settings.sampler == "auto":
-        return _Auto(settings, axes, goal, allowed)
+        return _Auto(settings, axes, goal, repairer)
     models: dict[str, Callable[..., _Model]] = {"tpe": _Tpe, "gp": _Gp, "cmaes": _Cma}
     return _AfterStartup(settings, uniform, models[settings.sampler](settings, axes, goal))
 
@@ -411,11 +440,11 @@ def _grid(axes: Sequence[Axis]) -> Draw:
         raise LabError(f"the grid has {size:,} points, more than {MAX_GRID:,}", hint="or take sampler: qmc")
     paths = [axis.path for axis in axes]
 
-    def draw(count: int, points: list[Point], refused: list[Point]) -> Iterator[tuple[Params, str]]:
+    def draw(count: int, points: list[Point], refused: list[Point]) -> Iterator[Drawn]:
         tried = {_where(point.params) for point in points}
         for i, values in enumerate(itertools.product(*sides)):
             if values not in tried:
-                yield dict(zip(paths, values, strict=True)), f"point {i + 1} of a grid of {size}"
+                yield Drawn(dict(zip(paths, values, strict=True)), f"point {i + 1} of a grid of {size}")
 
     return draw
 
@@ -428,11 +457,11 @@ class _Uniform:
         self._axes = axes
         self._ahead: list[Any] = []  # the beginning of the sequence
 
-    def __call__(self, count: int, points: list[Point], refused: list[Point]) -> Iterator[tuple[Params, str]]:
+    def __call__(self, count: int, points: list[Point], refused: list[Point]) -> Iterator[Drawn]:
         sobol = self._settings.sampler != "random"
         for i in itertools.count(count):
             shares = self._sobol(i) if sobol else self._random(count, i - count)
-            yield self.params(shares), NAMES["qmc" if sobol else "random"]
+            yield Drawn(self.params(shares), NAMES["qmc" if sobol else "random"], spread=True)
 
     def params(self, shares: Sequence[float]) -> Params:
         return {axis.path: axis.at(float(share)) for axis, share in zip(self._axes, shares, strict=True)}
@@ -455,9 +484,9 @@ def generator(*seeds: int) -> np.random.RandomState:
     return np.random.RandomState(np.random.SeedSequence([seed % 2**32 for seed in seeds]).generate_state(4))
 
 
-def _evenly(draws: Iterator[tuple[Params, str]], measured: int, startup: int) -> Iterator[tuple[Params, str]]:
-    for params, _ in draws:
-        yield params, f"spread evenly at the start: {measured} of {startup} points measured"
+def _evenly(draws: Iterator[Drawn], measured: int, startup: int) -> Iterator[Drawn]:
+    for drawn in draws:
+        yield drawn._replace(basis=f"spread evenly at the start: {measured} of {startup} points measured")
 
 
 def _seen(points: Sequence[Point]) -> str:
@@ -475,7 +504,7 @@ class _AfterStartup:
         self._uniform = uniform
         self._model = model
 
-    def __call__(self, count: int, points: list[Point], refused: list[Point]) -> Iterator[tuple[Params, str]]:
+    def __call__(self, count: int, points: list[Point], refused: list[Point]) -> Iterator[Drawn]:
         measured = sum(point.value is not None for point in points)
         if measured < self._startup:
             yield from _evenly(self._uniform(count, points, refused), measured, self._startup)
@@ -483,9 +512,9 @@ class _AfterStartup:
             yield from itertools.islice(self._around_best(count, points, measured), TRIES // 4)
         basis = f"{NAMES[self._settings.sampler]} on {_seen(points)}"
         for trial in itertools.count():
-            yield self._model.draw(generator(self._settings.seed, count, trial), points, refused), basis
+            yield Drawn(self._model.draw(generator(self._settings.seed, count, trial), points, refused), basis)
 
-    def _around_best(self, count: int, points: list[Point], measured: int) -> Iterator[tuple[Params, str]]:
+    def _around_best(self, count: int, points: list[Point], measured: int) -> Iterator[Drawn]:
         """Small steps from the best point, smaller as the study goes on: what a model of few points overlooks."""
         sign = -1.0 if self._model.goal == "max" else 1.0
         found = [(sign * point.value, i) for i, point in enumerate(points) if point.value is not None]
@@ -504,30 +533,28 @@ class _AfterStartup:
                 else:
                     share = abs(axis.share(params[axis.path]) + width * rng.randn())
                     params[axis.path] = axis.at(min(1.0, max(0.0, share if share <= 1.0 else 2.0 - share)))
-            yield params, f"a step from the best of {measured} measured points"
+            yield Drawn(params, f"a step from the best of {measured} measured points")
 
 
 class _Auto:
     """Looplab's own Gaussian process while there are few enough points for it, then TPE; or, without Optuna, the
     process of a selection of the points."""
 
-    def __init__(
-        self, settings: Search, axes: Sequence[Axis], goal: Literal["max", "min"], allowed: Callable[[Params], bool]
-    ) -> None:
+    def __init__(self, settings: Search, axes: Sequence[Axis], goal: Literal["max", "min"], repairer: Repairer) -> None:
         from looplab.decide.surrogate import Improver
 
         self._settings = settings
         self._startup = settings.startup or EARLY
         self._uniform = _Uniform(settings, axes)
-        self._improver = Improver(axes, -1.0 if goal == "max" else 1.0, allowed)
-        self._allowed = allowed
+        self._improver = Improver(axes, -1.0 if goal == "max" else 1.0, repairer)
+        self._repairer = repairer
         self._axes = axes
         self._goal: Literal["max", "min"] = goal
         self._random = _Uniform(settings.model_copy(update={"sampler": "random"}), axes)
         self._with_optuna = _is_installed("optuna")
         self._tpe: Draw | None = None
 
-    def __call__(self, count: int, points: list[Point], refused: list[Point]) -> Iterator[tuple[Params, str]]:
+    def __call__(self, count: int, points: list[Point], refused: list[Point]) -> Iterator[Drawn]:
         measured = sum(point.value is not None for point in points)
         if measured < self._startup:
             yield from _evenly(self._uniform(count, points, refused), measured, self._startup)
@@ -536,13 +563,13 @@ class _Auto:
             basis = f"the expected improvement on {_seen(points)}"
             basis += f", from {len(some)} of them" if len(some) < len(points) else ""
             for params in self._improver.draws(some, generator(self._settings.seed, count)):
-                yield params, basis
+                yield Drawn(params, basis)
         if not self._with_optuna:
             yield from self._random(count, points, refused)
             return
         if self._tpe is None:  # Optuna takes a while to import, and most studies never come here
             settings = self._settings.model_copy(update={"sampler": "tpe"})
-            self._tpe = make_sampler(settings, self._axes, self._goal, self._allowed)
+            self._tpe = make_sampler(settings, self._axes, self._goal, self._repairer)
         yield from self._tpe(count, points, refused)
 
 

@@ -23,6 +23,7 @@ from scipy.special import erfcx, log_ndtr
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
 if TYPE_CHECKING:
+    from looplab.decide.feasible import Repairer
     from looplab.decide.search import Axis, Params, Point
 
 Array = NDArray[np.float64]
@@ -43,6 +44,10 @@ TOPS = 6
 """Best points, and best candidates, around which is looked."""
 ROUNDS, PER_ROUND = 4, 64
 """How often is looked around the best candidates, nearer each time, and at how many places."""
+SAMPLED = 16
+"""Draws by which it is found out how much of the space the guard allows."""
+REPAIRED = 4
+"""Candidates from everywhere that are moved to legal places, where the guard refuses most of the space."""
 DOUBT = 0.05
 """Variance that keeps a place from being ruled out by the failures of its neighbours."""
 RECENT = 10
@@ -243,11 +248,13 @@ def standard(values: Array) -> Array:
 class Improver:
     """Draws where the expected improvement, times the chance that the run does not fail, is largest."""
 
-    def __init__(self, axes: Sequence[Axis], sign: float, allowed: Callable[[Params], bool]) -> None:
+    def __init__(self, axes: Sequence[Axis], sign: float, repairer: Repairer) -> None:
         self._cube = Cube(axes)
+        self._repairer = repairer
+        self._is_tight: bool | None = None
+        """Whether most of the space is not allowed; None: not yet known."""
         self._sign = sign
         """Times a value: what is to be small."""
-        self._allowed = allowed
         self._threads = ThreadpoolController()
         self._shapes: dict[bytes, Shape] = {}  # by what it was learnt from: a new process learns the same
 
@@ -269,6 +276,11 @@ class Improver:
         measured = rows[[point.value is not None for point in points]]
         tops = measured[np.argsort(believed, kind="stable")[:TOPS]]
         everywhere = cube.uniform(rng.random_sample((WIDE, rows.shape[1])))
+        if self._most_is_refused():
+            for i in range(REPAIRED):
+                params = self._repairer.repair(cube.params(everywhere[i]), rng, spread=True)
+                if params is not None:
+                    everywhere[i] = cube.row(params)
         local = cube.around(_repeated(tops, LOCAL), 10 ** rng.uniform(-2.3, -0.3, LOCAL), rng)
         some = np.vstack([everywhere, local])
         worth = score(some)
@@ -280,12 +292,20 @@ class Improver:
             some, worth = np.vstack([some, new]), np.append(worth, score(new))
         return some, worth
 
+    def _most_is_refused(self) -> bool:
+        if self._is_tight is None:
+            shares = np.random.RandomState(0).random_sample((SAMPLED, len(self._cube.axes)))
+            rows = self._cube.uniform(shares)
+            legal = sum(self._repairer.is_allowed(self._cube.params(row)) for row in rows)
+            self._is_tight = 4 * legal < SAMPLED
+        return self._is_tight
+
     def _open(self, some: Array, worth: Array, known: dict[bytes, bool], most: int | None = None) -> Iterator[int]:
         """The rows that may be proposed, the best first; `known` grows by what the guard says of them."""
         for i in np.argsort(-worth, kind="stable")[:most]:
             key = _key(some[i])
             if key not in known:
-                known[key] = self._allowed(self._cube.params(some[i]))
+                known[key] = self._repairer.is_allowed(self._cube.params(some[i]))
             if known[key]:
                 yield int(i)
 

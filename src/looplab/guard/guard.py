@@ -115,8 +115,9 @@ class Guard:
     def check(self, parent: dict[str, Any], edits: Sequence[Edit | str]) -> Ruling:
         """Judge a proposer's edits on its parent's config."""
         problems: list[Problem] = []
-        applied = self._apply(parent, edits, problems)
-        case = _Case(parent, applied.config, problems, list(applied.notes))
+        given, added = self._knobs.with_defaults(parent)
+        applied = self._apply(given, edits, problems)
+        case = _Case(given, applied.config, problems, list(applied.notes), parent, added)
         self._judge_changes(case, applied)
         ruling = self._rule_on(case, applied.changes)
         return (
@@ -125,7 +126,8 @@ class Guard:
 
     def admit(self, config: dict[str, Any]) -> Ruling:
         """Judge a person's own config, in which anything may stand."""
-        case = _Case(config, apply_edits(config, []).config, [], [])
+        given, added = self._knobs.with_defaults(config)
+        case = _Case(given, apply_edits(given, []).config, [], [], config, added)
         self._judge_all(case, "")
         return self._rule_on(case, ())
 
@@ -138,12 +140,41 @@ class Guard:
         knob = self._knobs.meant_by(path)
         return knob is None or knob.judge(None, _value(config, path))[1] is None
 
+    def with_defaults(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Return the config with the defaults of the knobs whose keys it lacks: what the trainer will use."""
+        return self._knobs.with_defaults(config)[0]
+
+    @property
+    def derived(self) -> frozenset[str]:
+        """The keys that are computed from others."""
+        return frozenset(self._derived)
+
+    def inputs(self, problem: Problem) -> set[str]:
+        """The keys on which a refusal depends: those that the constraint or the computed key reads, however indirectly.
+
+        Empty if the problem is not about a constraint or a computed key.
+        """
+        computed = {rule.target: rule.expression for rule in (*self._normalise, *self._derive)}
+        constraints = {constraint.text: constraint for constraint in self._constraints}
+        expression = constraints.get(problem.key) or computed.get(problem.key)
+        if expression is None:
+            return set()
+        found: set[str] = {problem.key} if problem.key in computed else set()
+        waiting = [expression]
+        while waiting:
+            read = waiting.pop()
+            for name in read.names:
+                if name not in found:
+                    found.add(name)
+                    waiting += [other for target, other in computed.items() if _reads(read, {target})]
+        return found
+
     def _rule_on(self, case: _Case, edited: Sequence[Change]) -> Ruling:
         self._settle(case)
         self._judge_all(case, "in the parent already")
         for constraint in self._constraints:
             self._hold(case, constraint)
-        config = None if case.problems else case.config
+        config = None if case.problems else case.without_defaults()
         return Ruling(config, _final_changes(case, edited), tuple(case.problems), tuple(case.notes))
 
     # --- edits ---
@@ -345,13 +376,26 @@ class _Unfit(Exception):
 class _Case:
     """One config on its way through the guard."""
 
-    __slots__ = ("computed", "config", "doubtful", "edited_derived", "failed", "given", "notes", "problems", "refused")
+    __slots__ = (
+        "added", "computed", "config", "doubtful", "edited_derived", "failed", "given", "notes", "original", "problems",
+        "refused",
+    )  # fmt: skip
 
     def __init__(
-        self, given: dict[str, Any], config: dict[str, Any], problems: list[Problem], notes: list[str]
+        self,
+        given: dict[str, Any],
+        config: dict[str, Any],
+        problems: list[Problem],
+        notes: list[str],
+        original: dict[str, Any],
+        added: Mapping[Concrete, Any],
     ) -> None:
         self.given = given
-        """As it came: the parent of a proposal; never touched."""
+        """As it came, with the defaults of keys that it lacked: the parent of a proposal; never touched."""
+        self.original = original
+        """As it came."""
+        self.added = added
+        """These defaults, by their places."""
         self.config = config
         """The copy that is worked on."""
         self.problems = problems
@@ -374,6 +418,23 @@ class _Case:
     def reads_refused(self, expression: Expression) -> bool:
         bad = self.refused | self.doubtful | self.failed
         return bool(bad) and _reads(expression, bad)
+
+    def without_defaults(self) -> dict[str, Any]:
+        """The config without the defaults that nothing has changed: the trainer has them anyway."""
+        for place, default in self.added.items():
+            if not paths.has(self.config, place):
+                continue
+            value = paths.get(self.config, place)
+            if not _equal(value, default):
+                shown = f"{show_value(default)} (its default) → {show_value(value)}"
+                self.notes.append(f"{paths.show(place)} was not in the config: {shown}")
+                continue
+            paths.delete(self.config, place)
+            for end in range(len(place) - 1, 0, -1):  # mappings that were made for it
+                if paths.has(self.original, place[:end]) or paths.get(self.config, place[:end]):
+                    break
+                paths.delete(self.config, place[:end])
+        return self.config
 
     def put(self, place: Concrete, old: Any, value: Any) -> None:
         if type(value) is not type(old):

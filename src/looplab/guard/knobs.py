@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import builtins
+import copy
 import difflib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from looplab.config import paths
@@ -19,7 +20,9 @@ _PYTHON: dict[str, builtins.type] = {"int": int, "float": float, "bool": bool, "
 MAX_CACHED = 4_096
 """Paths for which a table remembers the knob."""
 
-_SPEC = ("type", "low", "high", "log", "step", "choices")
+_SPEC = ("type", "low", "high", "log", "step", "choices", "default")
+NO_DEFAULT: Any = object()
+"""As the default of a knob: the lab file does not say what the trainer takes where the config lacks the key."""
 _OTHER_WORDS = {"min": "low", "max": "high", "values": "choices", "options": "choices", "scale": "log", "dtype": "type"}
 
 
@@ -41,6 +44,12 @@ class Knob:
     """Distance of the legal values, counted from `low`, or from 0 where there is no `low`."""
     choices: tuple[Any, ...] | None = None
     """The only legal values."""
+    default: Any = NO_DEFAULT
+    """What the trainer takes where the config does not have the key."""
+
+    @property
+    def has_default(self) -> bool:
+        return self.default is not NO_DEFAULT
 
     @classmethod
     def make(cls, path: str, spec: Mapping[str, Any]) -> Knob:
@@ -95,8 +104,9 @@ class Knob:
 
     def describe(self) -> str:
         """Its legal values in a few words, for prompts and messages: `float, 1e-06 … 1, log`."""
+        default = [f"default {show_value(self.default)}"] if self.has_default else []
         if self.choices is not None:
-            return "one of " + ", ".join(map(show_value, self.choices))
+            return ", ".join([f"one of {', '.join(map(show_value, self.choices))}", *default])
         parts: list[str] = [self.type] if self.type else []
         if self.low is not None or self.high is not None:
             parts.append(self._range())
@@ -104,7 +114,7 @@ class Knob:
             parts.append(f"in steps of {self.step:g}")
         if self.log:
             parts.append("log")
-        return ", ".join(parts) or "any value of its type"
+        return ", ".join([*(parts or ["any value of its type"]), *default])
 
     def _range(self) -> str:
         if self.low is None:
@@ -218,6 +228,24 @@ class KnobTable:
                     raise LabError(f"two knobs for {key}", hint="leave one out")
                 self._exact[key] = knob
         self._cache: dict[str, tuple[str, Knob] | None] = {}
+        self._with_default = [entry for entry in self._all if entry[0].has_default]
+
+    def with_defaults(self, config: dict[str, Any]) -> tuple[dict[str, Any], dict[Concrete, Any]]:
+        """Return the config with the default of every knob whose key it lacks, and what was added, by place.
+
+        The config itself is returned if nothing is missing; it is never changed.
+        """
+        added: dict[Concrete, Any] = {}
+        filled = config
+        for knob, _, segments, starred in self._with_default:
+            if not starred and paths.find_segments(config, segments):
+                continue
+            for place in _missing_places(config, knob.path, segments, starred):
+                if self.of(paths.show(place)) is knob:
+                    filled = copy.deepcopy(config) if filled is config else filled
+                    _put_with_parents(filled, place, knob.default)
+                    added[place] = knob.default
+        return filled, added
 
     def of(self, key: str) -> Knob | None:
         """The knob of exactly this concrete path."""
@@ -323,7 +351,19 @@ class _Maker:
         choices = self.choices(kind)
         if choices is not None and limits:
             raise self.wrong(f"choices and {limits[0]} do not go together", "leave one out")
-        return Knob(self.path, kind, low, high, log, step, choices)
+        knob = Knob(self.path, kind, low, high, log, step, choices)
+        return replace(knob, default=self.default(knob)) if "default" in self.spec else knob
+
+    def default(self, knob: Knob) -> Any:
+        value = self.spec["default"]
+        if paths.is_wildcard(paths.parse(self.path)[-1]):
+            raise self.wrong("a path that ends in `*` cannot have a default", "name the keys")
+        stands, problem = knob.judge(value, value)
+        if value is None and (knob.choices is None or None not in knob.choices):
+            problem = "null is not a value; leave the default out, or make null one of the choices"
+        if problem is not None or isinstance(value, dict | list):
+            raise self.wrong(f"its default is not legal: {problem or 'it is not a single value'}")
+        return stands
 
     def no_unknown_keys(self) -> None:
         for key in self.spec:
@@ -388,6 +428,26 @@ def show_value(value: Any) -> str:
         return "a very large number"
     shown = repr(value)
     return shown if len(shown) <= 80 else f"{shown[:77]}…"
+
+
+def _missing_places(config: dict[str, Any], path: str, segments: tuple[str, ...], starred: bool) -> Iterator[Concrete]:
+    """Where the key of a knob would go in a config that lacks it: into mappings that are there, or new ones."""
+    parents = paths.find_parents(config, path)
+    yield from ((*parent, segments[-1]) for parent in parents if segments[-1] not in paths.get(config, parent))
+    if parents or starred:
+        return
+    for end in range(len(segments) - 2, -1, -1):
+        for place in paths.find_segments(config, segments[:end]):
+            if type(paths.get(config, place)) is dict and segments[end] not in paths.get(config, place):
+                yield (*place, *segments[end:])
+            return
+
+
+def _put_with_parents(config: dict[str, Any], place: Concrete, value: Any) -> None:
+    node: Any = config
+    for part in place[:-1]:
+        node = node.setdefault(part, {}) if isinstance(node, dict) else node[part]
+    node[place[-1]] = value
 
 
 def _is_whole(number: float) -> bool:

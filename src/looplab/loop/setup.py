@@ -347,6 +347,13 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def unsearched(setup: Setup) -> set[str]:
+    """The keys that a search leaves alone: the seed, which changes nothing but luck, and where weights come from."""
+    warm = setup.study.warm_start
+    keys = {show(setup.seed)} if setup.seed is not None else set()
+    return keys | ({warm.mode, warm.source} if warm is not None else set())
+
+
 def make_proposers(
     setup: Setup,
     history: History,
@@ -387,7 +394,8 @@ def make_proposers(
 
             if study.objective is None:
                 raise LabError("search needs an objective: say which metric counts", file=setup.lab / "lab.yaml")
-            others.append(SearchProposer(entry.search, setup.guard, base, study.objective.goal, history))
+            goal = study.objective.goal
+            others.append(SearchProposer(entry.search, setup.guard, base, goal, history, unsearched(setup)))
         elif entry.agent is not None:
             from looplab.decide.agent import AgentProposer, UnaskedAgent
 

@@ -1,0 +1,118 @@
+"""Moving draws that the guard refuses to points that it allows.
+
+Where a constraint ties several knobs together, such as a product with an upper bound, nearly all independent draws may
+be refused. A refused draw is then rebuilt from the base config, which is legal: one knob after the other, in random
+order, goes towards its drawn value as far as the guard allows, given the others. Only knobs on which the refusal
+depends are moved. The guard is asked about every step, so a repaired draw is always legal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from looplab.guard.guard import Guard, Problem
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from looplab.decide.search import Axis, Params
+
+BISECTIONS = 6
+"""Steps by which the end of the legal part of an axis is located: to 1/64 of the axis."""
+SWEEPS = 2
+"""How often each axis of a draw that should fill the space is moved; later moves know the others' new values."""
+
+
+class Repairer:
+    def __init__(
+        self,
+        axes: Sequence[Axis],
+        guard: Guard,
+        rule: Callable[[Params], Sequence[Problem]],
+        base: Mapping[str, Any],
+    ) -> None:
+        """
+        Args:
+            rule: Returns the guard's problems with a point; none: it is legal.
+            base: The parameters of the base config, without those outside of the searched ranges.
+        """
+        self._axes = axes
+        self._guard = guard
+        self._rule = rule
+        self._base = base
+
+    def is_allowed(self, params: Params) -> bool:
+        return not self._rule(params)
+
+    def repair(self, params: Params, rng: np.random.RandomState, *, spread: bool) -> Params | None:
+        """Return a legal point instead of a refused one; None if none is found.
+
+        Args:
+            spread: Whether the draw should fill the space: its place on an axis is then taken as a share of the legal
+                part of that axis. Otherwise it stays as near to the draw as the guard allows.
+        """
+        legal: dict[tuple[Any, ...], bool] = {}
+
+        def allowed(point: Params) -> bool:
+            key = tuple(point.values())
+            if key not in legal:
+                legal[key] = not self._rule(point)
+            return legal[key]
+
+        moved = self._involved(self._rule(params))
+        current = {**params, **{axis.path: self._base[axis.path] for axis in moved}}
+        if not moved or not allowed(current):
+            moved = [axis for axis in self._axes if axis.path in self._base]
+            current = {**params, **self._base}
+            if not allowed(current):
+                return None
+        for _ in range(SWEEPS if spread else 1):
+            for i in rng.permutation(len(moved)):
+                current = _move(moved[i], current, params[moved[i].path], allowed, spread=spread)
+        return current
+
+    def _involved(self, problems: Sequence[Problem]) -> list[Axis]:
+        """The axes on which the problems depend."""
+        read = {name for problem in problems for name in self._guard.inputs(problem)}
+        return [
+            axis
+            for axis in self._axes
+            if axis.path in self._base
+            and any(
+                name == axis.path or axis.path.startswith(f"{name}.") or name.startswith(f"{axis.path}.")
+                for name in read
+            )
+        ]
+
+
+def _move(axis: Axis, current: Params, wanted: Any, allowed: Callable[[Params], bool], *, spread: bool) -> Params:
+    """Return the point moved along one axis towards the wanted place; it stays legal."""
+
+    def at(share: float) -> Params:
+        return {**current, axis.path: axis.at(share)}
+
+    if axis.choices and not axis.ordered:
+        moved = {**current, axis.path: wanted}
+        return moved if allowed(moved) else current
+    here, target = axis.share(current[axis.path]), axis.share(wanted)
+    if spread:
+        low, high = (_furthest(here, end, lambda share: allowed(at(share))) for end in (0.0, 1.0))
+        target = low + target * (high - low)
+    else:
+        target = _furthest(here, target, lambda share: allowed(at(share)))
+    moved = at(target)
+    return moved if allowed(moved) else current
+
+
+def _furthest(here: float, there: float, allowed: Callable[[float], bool]) -> float:
+    """Return how far one may go from a legal place towards another."""
+    if allowed(there):
+        return there
+    for _ in range(BISECTIONS):
+        middle = (here + there) / 2
+        if allowed(middle):
+            here = middle
+        else:
+            there = middle
+    return here

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.decide.test_search import Lab
 
 import looplab
 from looplab.config.lab import Search, load_lab
 from looplab.decide.history import History
 from looplab.decide.search import SearchProposer, find_axes
 from looplab.loop.setup import Options, load_bases, make_guard, prepare, unsearched
-from tests.decide.test_search import Lab
 
 DRONE = Path(looplab.__file__).parent / "recipes" / "drone"
 TOPOLOGY = ("env.num_envs", "env.num_drones", "vec.num_envs", "train.bptt_horizon")

@@ -17,6 +17,7 @@ from looplab.config.lab import Lab, find_lab, load_lab
 from looplab.decide.base import Proposal, describe_error, is_environmental
 from looplab.decide.queue import read_queue
 from looplab.errors import LabError
+from looplab.guard.knobs import Knob
 from looplab.ledger.ledger import Ledger
 from looplab.loop.decision import Decider, Rejected
 from looplab.loop.setup import Options, Setup
@@ -62,7 +63,7 @@ def check(folder: Path | None, name: str | None, cfgs: Sequence[Path] | None, mo
         output.table(
             ("knob", "legal", *(base.name for base in setup.bases)),
             [
-                (path, knob.describe(), *(_values(base.config, path) for base in setup.bases))
+                (path, knob.describe(), *(_values(base.config, knob) for base in setup.bases))
                 for path, knob in setup.guard.knobs.items()
             ],
         )
@@ -85,8 +86,9 @@ def _seed_line(setup: Setup) -> str:
     return line
 
 
-def _values(config: dict[str, Any], path: str) -> str:
-    return ", ".join(output.cell(paths.get(config, place)) for place in paths.find(config, path)) or "-"
+def _values(config: dict[str, Any], knob: Knob) -> str:
+    found = ", ".join(output.cell(paths.get(config, place)) for place in paths.find(config, knob.path))
+    return found or (f"{output.cell(knob.default)} (default)" if knob.has_default else "-")
 
 
 def propose(
@@ -102,7 +104,7 @@ def propose(
     place = open_place(folder, name, create=parent in ("best", "base"))
     if parent not in ("best", "base"):
         parent = place.record.run(parent).id
-    refused = _refusal(place, Proposal(tuple(edits), reason, "person", None if parent == "base" else parent))
+    refused, warning = _foresee(place, Proposal(tuple(edits), reason, "person", None if parent == "base" else parent))
     objective = place.study.objective
     if place.record.objective() is None:  # else a running engine, or the next one, says what the runs are measured by
         place.record.open(objective.metric if objective else None, objective.goal if objective else "min")
@@ -111,24 +113,26 @@ def propose(
     )
     waiting = place.record.count_waiting()
     if json:
-        told = {"proposal": number, "edits": edits, "parent": parent, "waiting": waiting, "refused": refused}
+        told = {"proposal": number, "edits": edits, "parent": parent, "waiting": waiting, "refused": refused,
+                "warning": warning}  # fmt: skip
         output.print_json(told)
     else:
         output.say(f"proposal {number} waits ({waiting} in the queue): {' '.join(edits)}")
         if refused:
             output.say(f"note: as things are, it will be rejected: {refused}")
+        if warning:
+            output.say(f"note: {warning}")
 
 
-def _refusal(place: Place, proposal: Proposal) -> str | None:
-    """Why the guard would refuse the proposal if its turn were now."""
+def _foresee(place: Place, proposal: Proposal) -> tuple[str | None, str | None]:
+    """Why the guard would refuse the proposal if its turn were now, and what a person should know if it would not."""
     setup = prepare_study(place.lab, place.study, Options(informal=True))
     try:
-        Decider(setup, place.record).decide(proposal)
+        return None, Decider(setup, place.record).decide(proposal).warning
     except Exception as error:
         if is_environmental(error):
             raise
-        return str(error) if isinstance(error, Rejected) else describe_error(error)
-    return None
+        return str(error) if isinstance(error, Rejected) else describe_error(error), None
 
 
 def edit(

@@ -16,6 +16,7 @@ from looplab.config.lab import Lab, Study
 from looplab.errors import LabError
 from looplab.ledger.ledger import LedgerCopy
 from looplab.ledger.study import ProposalRow
+from looplab.loop.decision import PEOPLE
 from looplab.loop.preview import PlannedRun, Preview, preview
 from looplab.loop.setup import Options, Setup, missing_for_formal
 
@@ -51,6 +52,10 @@ def show_plan(lab: Lab, study: Study, options: Options, ledger: LedgerCopy, json
             [_table_row(planned) for planned in found.runs],
             title="then:" if found.unfinished else "the next runs:",
         )
+    for planned in found.runs:
+        if planned.row.role not in ("base", "replicate") or planned.row.proposer in PEOPLE:
+            for note in planned.plan.get("notes", ()):
+                output.say(f"note on run {planned.row.n}: {note}")
     if found.why_none is not None:
         output.say(f"no run would be planned: {found.why_none}")
     for ask in found.asks:

@@ -52,6 +52,19 @@ class Repairer:
             spread: Whether the draw should fill the space: its place on an axis is then taken as a share of the legal
                 part of that axis. Otherwise it stays as near to the draw as the guard allows.
         """
+        moved = self._involved(self._rule(params))
+        everything = [axis for axis in self._axes if axis.path in self._base]
+        for axes in (moved, everything):
+            repaired = self._rebuild(params, axes, rng, spread=spread) if axes else None
+            if repaired is not None and self.is_allowed(repaired):
+                return repaired
+        return None
+
+    def _rebuild(
+        self, params: Params, axes: Sequence[Axis], rng: np.random.RandomState, *, spread: bool
+    ) -> Params | None:
+        """Move these axes from the base towards the draw, with all others as in the base: few edits, so the guard is
+        fast."""
         legal: dict[tuple[Any, ...], bool] = {}
 
         def allowed(point: Params) -> bool:
@@ -60,17 +73,13 @@ class Repairer:
                 legal[key] = not self._rule(point)
             return legal[key]
 
-        moved = self._involved(self._rule(params))
-        current = {**params, **{axis.path: self._base[axis.path] for axis in moved}}
-        if not moved or not allowed(current):
-            moved = [axis for axis in self._axes if axis.path in self._base]
-            current = {**params, **self._base}
-            if not allowed(current):
-                return None
+        current: Params = {**params, **self._base}
+        if not allowed(current):
+            return None
         for _ in range(SWEEPS if spread else 1):
-            for i in rng.permutation(len(moved)):
-                current = _move(moved[i], current, params[moved[i].path], allowed, spread=spread)
-        return current
+            for i in rng.permutation(len(axes)):
+                current = _move(axes[i], current, params[axes[i].path], allowed, spread=spread)
+        return {**params, **{axis.path: current[axis.path] for axis in axes}}
 
     def _involved(self, problems: Sequence[Problem]) -> list[Axis]:
         """The axes on which the problems depend."""

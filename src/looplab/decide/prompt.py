@@ -122,7 +122,7 @@ def fill(
         goal = f"the {word} {objective.metric} ({objective.at} value of a run)"
         if study.judge is not None:
             goal += "; an improvement counts only if it holds over several seeds"
-    knobs = guard.knob_values(dict(parent_config))
+    knobs = guard.knob_values(guard.with_defaults(dict(parent_config)))
     listed = [f"- {path}: {knob.describe()}" for path, knob in guard.knobs.items()]
     start = f"run {parent.id}" if parent is not None else "the base config"
     whole = {
@@ -229,9 +229,9 @@ def _runs(study: Study, guard: Guard, history: History, outputs: Path) -> str:
     if not seen:
         return "No run has ended yet."
     lines = ["The last runs (the newest last):"]
-    base = guard.knob_values(seen[0].config)
+    base = guard.knob_values(guard.with_defaults(seen[0].config))
     for one in seen:
-        knobs = guard.knob_values(one.config)
+        knobs = guard.knob_values(guard.with_defaults(one.config))
         changed = {key: value for key, value in knobs.items() if base.get(key) != value}
         lines.append(
             f"- run {one.run.id} by {one.run.proposer}, from {one.run.parent or one.run.base}: {_outcome(one)}"

@@ -56,6 +56,8 @@ class Ruling:
     """Every reason to refuse it."""
     notes: tuple[str, ...]
     """What was done silently otherwise: rounding, normalising, edits without effect."""
+    ineffective: tuple[str, ...] = ()
+    """Those of the notes that say why an edit has no effect."""
 
     @property
     def ok(self) -> bool:
@@ -120,9 +122,10 @@ class Guard:
         case = _Case(given, applied.config, problems, list(applied.notes), parent, added)
         self._judge_changes(case, applied)
         ruling = self._rule_on(case, applied.changes)
-        return (
-            ruling if ruling.changes or ruling.problems else replace(ruling, notes=(*ruling.notes, "changes nothing"))
-        )
+        if ruling.changes or ruling.problems:
+            return ruling
+        nothing = "changes nothing"
+        return replace(ruling, notes=(*ruling.notes, nothing), ineffective=(*ruling.ineffective, nothing))
 
     def admit(self, config: dict[str, Any]) -> Ruling:
         """Judge a person's own config, in which anything may stand."""
@@ -175,7 +178,8 @@ class Guard:
         for constraint in self._constraints:
             self._hold(case, constraint)
         config = None if case.problems else case.without_defaults()
-        return Ruling(config, _final_changes(case, edited), tuple(case.problems), tuple(case.notes))
+        changes = _final_changes(case, edited)
+        return Ruling(config, changes, tuple(case.problems), tuple(case.notes), tuple(case.ineffective))
 
     # --- edits ---
 
@@ -308,6 +312,7 @@ class Guard:
                 if not _equal(wanted, found):
                     text = f"{rule.target} is derived: {show_value(wanted)} → {show_value(found)}: {rule.expression}"
                     case.notes.append(text)
+                    case.ineffective.append(text)
 
     def _compute(self, case: _Case, rule: _Rule) -> bool:
         """Compute one key; whether it changed."""
@@ -377,8 +382,8 @@ class _Case:
     """One config on its way through the guard."""
 
     __slots__ = (
-        "added", "computed", "config", "doubtful", "edited_derived", "failed", "given", "notes", "original", "problems",
-        "refused",
+        "added", "computed", "config", "doubtful", "edited_derived", "failed", "given", "ineffective", "notes",
+        "original", "problems", "refused",
     )  # fmt: skip
 
     def __init__(
@@ -400,6 +405,7 @@ class _Case:
         """The copy that is worked on."""
         self.problems = problems
         self.notes = notes
+        self.ineffective: list[str] = []
         self.refused: set[str] = set()
         """Keys that have a problem; what follows from one is not reported again."""
         self.doubtful: set[str] = set()

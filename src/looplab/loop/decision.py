@@ -54,8 +54,18 @@ class Decision:
     """These weights: `run`, `path`, `sha256`."""
     place: str | None = None
     """A folder to run in instead of the lab: the lab as it was at some time."""
+    ineffective: tuple[str, ...] = ()
+    """Why an edit of the proposal has no effect, if one has none; these are among `notes`."""
     job: bool = False
     """The config is no trainer's but a command: `argv`, `cwd`, `files`, `timeout`."""
+
+    @property
+    def warning(self) -> str | None:
+        """What a person should know before the run: edits without effect, and that it repeats another run."""
+        if not self.ineffective:
+            return None
+        repeats = (f"it repeats run {self.twin}",) if self.twin is not None else ()
+        return "; ".join((*self.ineffective, *repeats))
 
     @property
     def key(self) -> str:
@@ -173,6 +183,7 @@ class Decider:
             why = (
                 self._describe_repeat(known, ruling.config) if changed else f"it changes nothing: it is run {known[0]}"
             )
+            why = "; ".join((why, *(text for text in ruling.ineffective if text not in why)))
             raise Rejected((Problem("config", list(proposal.edits), "repeated", why),))
         return Decision(
             proposal.proposer, proposal.reason, proposal.hypothesis, proposal.id, proposal.source, parent, base.name,
@@ -180,6 +191,7 @@ class Decider:
             changed if parent is None else diff(base.config, ruling.config), ruling.notes,
             point, self._setup.seed_of(ruling.config),
             "replicate" if known else "trial", known[0] if known else None, source, start,
+            ineffective=ruling.ineffective,
         )  # fmt: skip
 
     def _describe_repeat(self, known: Sequence[str], config: Mapping[str, Any]) -> str:

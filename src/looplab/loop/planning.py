@@ -377,7 +377,8 @@ class Planner:
         assert proposal.id is not None
         try:
             with self._study.ledger.savepoint():
-                self._take(self._decider.decide(proposal), round_)
+                decision = self._decider.decide(proposal)
+                self._take(decision, round_)
         except Rejected as rejected:
             problems = rejected.problems
         except Exception as error:  # whatever one proposal contains, the study continues
@@ -385,6 +386,8 @@ class Planner:
                 raise
             problems = (Problem("proposal", None, "edit", describe_error(error)),)
         else:
+            if decision.ineffective:
+                self._tell(News("note", f"proposal {proposal.id} ({' '.join(proposal.edits)}): {decision.warning}"))
             return True
         self._study.reject(proposal.id, [_plain(problem) for problem in problems])
         why = "; ".join(problem.message for problem in problems)

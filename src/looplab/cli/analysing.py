@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,6 @@ NOTHING = "no readable metrics"
 RUN_HOLDS = "wandb/, tfevents, metrics.jsonl, a progress or metrics CSV, or trainer_summary.json"
 _OURS = ("steps", "note", "name", "state", "url")
 """Entries beside the metrics of a run."""
-_FILES = re.compile(r"metrics\.jsonl|(?:progress|metrics)\.csv|trainer_summary\.json|events\.out\.tfevents\..+")
-_WANDB_RUN = re.compile(r"(?:offline-)?run-.+|latest-run")
-_SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "eval", "dev"})
-"""Folders in which trainers put the parts of one run."""
 _WANTED = (
     frozenset({"success", "solved"}),
     frozenset({"reward", "rewards", "return", "returns", "score"}),
@@ -30,14 +26,13 @@ _WANTED = (
     frozenset({"loss"}),
 )
 """Words that name what a training is about, the most wanted first."""
-_SKIPPED = frozenset({"checkpoints", "checkpoint", "node_modules", "__pycache__", "venv", "site-packages"})
 
 Summaries = dict[str, dict[str, Any]]
 """By run: by metric its summary, and beside them `steps`."""
 
 
 def offline(outputs_root: Path, limit: int, out_json: Path | None, json: bool) -> None:
-    from looplab.measure.folders import Reading, summarise_many
+    from looplab.measure.folders import Reading, find_runs, summarise_many
     from looplab.measure.summary import ALIASES, to_dict
 
     if not outputs_root.is_dir():
@@ -81,34 +76,6 @@ def fetch_config(entity: str, project: str, run: str, out_dir: Path, json: bool)
         output.print_json({"path": str(path), "run": f"{entity}/{project}/{run}", "config": config})
     else:
         output.say(str(path))
-
-
-def find_runs(root: Path) -> Iterator[Path]:
-    """The folders of runs below the root; the root itself only if it is one and holds no other."""
-    found: dict[str, None] = {}
-    for folder, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if name[0] != "." and name not in _SKIPPED)
-        if folder == str(root) or not _is_run(folder, folders, files):
-            continue
-        folders.clear()  # what lies below belongs to this run
-        above, name = os.path.split(folder)
-        found[above if name in _SPLITS and above != str(root) else folder] = None
-    if not found and _is_run(str(root), _names(root), _names(root)):
-        found[str(root)] = None
-    yield from map(Path, found)
-
-
-def _is_run(folder: str, folders: list[str], files: list[str]) -> bool:
-    if any(map(_FILES.fullmatch, files)):
-        return True
-    return "wandb" in folders and any(map(_WANDB_RUN.fullmatch, _names(Path(folder, "wandb"))))
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:  # not a folder, or not ours to read
-        return []
 
 
 def _changed(run: Path, reading: Any) -> float:

@@ -361,6 +361,40 @@ def propose(
     editing.propose(lab, study, change, reason, hypothesis, parent, json)
 
 
+@app.command("import")
+def import_(
+    folders: Annotated[
+        list[Path] | None, typer.Argument(help="Folders with recorded runs.", show_default=False)
+    ] = None,
+    optuna: Annotated[
+        str | None,
+        typer.Option("--optuna", help="An Optuna storage: sqlite:///x.db, or a journal file.", show_default=False),
+    ] = None,
+    optuna_study: Annotated[
+        str | None, typer.Option("--optuna-study", help="Which of its studies.", show_default=False)
+    ] = None,
+    map_: Annotated[
+        list[str] | None,
+        typer.Option("--map", help="THEIRS=OURS: another name of a metric or a config key.", show_default=False),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be imported.")] = False,
+    lab: LabOption = None,
+    study: StudyOption = None,
+    json: Json = False,
+) -> None:
+    """Make recorded runs of other tools runs of a study.
+
+    Search, rules and agents use them; the judge does not, and no budget counts them. What was imported before is not
+    imported again. Exit code 1: nothing could be imported.
+    """
+    from looplab.cli import importing
+
+    importing.import_runs(
+        lab, study, folders or [], optuna=optuna, optuna_study=optuna_study, mapping=map_ or [], dry_run=dry_run,
+        json=json,
+    )  # fmt: skip
+
+
 @app.command()
 def edit(
     base: Annotated[Path | None, typer.Argument(help="The config to start from.")] = None,

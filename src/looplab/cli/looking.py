@@ -20,7 +20,7 @@ from looplab.decide.agent import account_of
 from looplab.errors import LabError
 from looplab.launch.local import Where, read_exit, read_process, where_is
 from looplab.ledger.ledger import GENESIS, Ledger, has_ledger
-from looplab.ledger.study import JOBS_SUFFIX, RunRow, StudyLedger, Usage
+from looplab.ledger.study import IMPORTED, JOBS_SUFFIX, RunRow, StudyLedger, Usage
 from looplab.loop.lock import engine_pid
 from looplab.loop.place import find_move
 from looplab.report.gather import alarms_of, describe_calls, unusable_calls
@@ -102,7 +102,7 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
                     str(run.round),
                     run.proposer,
                     run.slot or "-",
-                    "unknown" if run.id in facts["unreachable"] else run.status or run.state,
+                    "unknown" if run.id in facts["unreachable"] else _status_word(run),
                     output.number(run.objective),
                     *((run.verdict or _repeats(run) or "-",) if court else ()),
                     output.seconds(run.seconds),
@@ -171,6 +171,10 @@ def _is_unreachable(run_dir: Path) -> bool:
     return where_is(read_process(record_dir), record_dir) is Where.ELSEWHERE and read_exit(record_dir) is None
 
 
+def _status_word(run: RunRow) -> str:
+    return IMPORTED if run.role == IMPORTED else run.status or run.state
+
+
 def _when(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
@@ -195,7 +199,7 @@ def show(folder: Path | None, name: str | None, run_name: str, json: bool) -> No
     when = _when(run.created)
     output.say(f"run {run.id} of {run.study}, round {run.round}, {when}")
     how = f" (exit code {run.exit_code})" if run.exit_code else f" (signal {run.signal})" if run.signal else ""
-    output.say(f"  {run.status or run.state}{how}" + (f" in {output.seconds(run.seconds)}" if run.seconds else ""))
+    output.say(f"  {_status_word(run)}{how}" + (f" in {output.seconds(run.seconds)}" if run.seconds else ""))
     output.say(f"  by {run.proposer}: {run.reason}")
     output.say(f"  from {run.parent or run.base}" + (f", slot {run.slot}" if run.slot else ""))
     output.say(f"  {run_dir}")

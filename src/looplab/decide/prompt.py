@@ -13,7 +13,7 @@ from looplab.decide.history import History, Seen
 from looplab.errors import LabError
 from looplab.guard.guard import Guard
 from looplab.guard.knobs import show_value
-from looplab.ledger.study import RunRow, StudyLedger, sibling_study
+from looplab.ledger.study import IMPORTED, RunRow, StudyLedger, sibling_study
 from looplab.measure.discover import reader_of
 from looplab.runs import folder
 from looplab.untrusted import clean_line, clean_text, read_bounded
@@ -225,9 +225,11 @@ def _champion(record: StudyLedger, metric: str) -> str:
 
 def _runs(study: Study, guard: Guard, history: History, outputs: Path) -> str:
     """The last runs: what they changed, what came of it, and how it developed."""
-    seen = [one for one in history.ended() if one.run.role in ("base", "trial")][-SHOWN:]
+    ended = history.ended()
+    seen = [one for one in ended if one.run.role in ("base", "trial")][-SHOWN:]
+    imported = _imported(study, guard, [one for one in ended if one.run.role == IMPORTED])
     if not seen:
-        return "No run has ended yet."
+        return "\n".join(["No run has ended yet.", *imported])
     lines = ["The last runs (the newest last):"]
     base = guard.knob_values(guard.with_defaults(seen[0].config))
     for one in seen:
@@ -251,7 +253,24 @@ def _runs(study: Study, guard: Guard, history: History, outputs: Path) -> str:
         others = _others(study, one)
         if others:
             lines.append(f"  {others}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *imported])
+
+
+def _imported(study: Study, guard: Guard, runs: Sequence[Seen]) -> list[str]:
+    """The best runs of other tools: what they set, and what came of it."""
+    larger = study.objective is not None and study.objective.goal == "max"
+    best = sorted(
+        (one for one in runs if one.run.objective is not None and one.config),
+        key=lambda one: (-1 if larger else 1) * (one.run.objective or 0.0),
+    )[:SHOWN]
+    if not best:
+        return []
+    lines = ["", "The best runs that other tools recorded (imported; not run here, so only hints):"]
+    for one in best:
+        knobs = guard.knob_values(guard.with_defaults(one.config))
+        lines.append(f"- run {one.run.id}, {clean_line(one.run.reason, MAX_TEXT)}: objective {one.run.objective:.6g}")
+        lines.append("  " + clean_line(", ".join(f"{key}={value}" for key, value in knobs.items()), 2 * MAX_TEXT))
+    return lines
 
 
 def _outcome(one: Seen) -> str:

@@ -33,7 +33,7 @@ from looplab.decide.history import History, Seen
 from looplab.errors import LabError
 from looplab.guard.guard import Guard
 from looplab.guard.knobs import KnobTable, show_value
-from looplab.ledger.study import RunRow, StudyLedger
+from looplab.ledger.study import IMPORTED, RunRow, StudyLedger
 from looplab.measure.names import MetricNames
 from looplab.measure.summary import to_dict
 
@@ -172,7 +172,7 @@ class RulesProposer:
     def _known_configs(self, study: StudyLedger, ended: Sequence[Seen]) -> set[str]:
         """Hashes of all configs that were run or will be."""
         for seen in ended:
-            if seen.run.id not in self._hashes:
+            if seen.run.id not in self._hashes and seen.run.role != IMPORTED:
                 self._hashes[seen.run.id] = _hash(seen.config)
         for run in (*study.runs(state="planned"), *study.runs(state="running")):
             if run.id not in self._hashes and (plan := study.plan_of(run.id)) is not None and "config" in plan:

@@ -27,7 +27,7 @@ from looplab.decide.history import History
 from looplab.errors import LabError
 from looplab.guard.guard import Guard, Problem
 from looplab.guard.knobs import Knob, KnobTable
-from looplab.ledger.study import ProposalRow, RunRow, StudyLedger
+from looplab.ledger.study import IMPORTED, ProposalRow, RunRow, StudyLedger
 
 if TYPE_CHECKING:
     import numpy as np
@@ -293,6 +293,8 @@ class SearchProposer:
         """Every point so far, in the order of its first run, and the knobs' values that need not be tried again."""
         found: list[tuple[RunRow, Params | None]] = []
         for seen in self._history.ended():
+            if seen.run.role == IMPORTED and seen.run.id not in self._known and self._guard.admit(seen.config).problems:
+                self._known[seen.run.id], self._params[seen.run.id] = b"", None  # not legal here
             found.append((seen.run, self._placed(seen.run.id, seen.config)))
         for run in [*study.runs(state="planned"), *study.runs(state="running")]:
             if run.id not in self._known:
@@ -307,6 +309,8 @@ class SearchProposer:
         for run, params in sorted(found, key=lambda pair: pair[0].n):
             if params is None or (run.state == "ended" and run.started is None and run.status == "stopped"):
                 continue  # outside of what is searched, or cancelled before it began: says nothing
+            if run.role == IMPORTED and run.objective is None and run.status == "ok":
+                continue  # another tool measured something else
             point = points.setdefault(_where(params), Point(params))
             if run.state != "ended":
                 point.pending += 1
@@ -314,7 +318,8 @@ class SearchProposer:
                 point.values.append(run.objective)
             else:
                 point.crashes += 1
-        return list(points.values()), {self._known[run.id] for run, _ in found}
+        # What another tool has tried may well be tried here.
+        return list(points.values()), {self._known[run.id] for run, _ in found if run.role != IMPORTED}
 
     def _placed(self, run: str, config: dict[str, Any]) -> Params | None:
         if run not in self._known:

@@ -78,7 +78,12 @@ def audit(ledger: Ledger, lab: Path, running: Collection[str] = ()) -> Audit:
             findings.extend(_compare_journal(ledger, replay))
             findings.extend(_compare_backups(ledger, replay))
     count = 0
+    notes_on_imports: list[str] = []
     for where, run_dir, files in _recorded(lab, replay):
+        staged = folder.staged_import(run_dir)
+        if not run_dir.is_dir() and staged.is_dir():
+            notes_on_imports.append(f"{where}: its import was interrupted; `looplab import` or `run` completes it")
+            run_dir = staged
         if not run_dir.is_dir():
             findings.append(Finding("folder", where, "the run's folder is gone"))
             continue
@@ -92,7 +97,7 @@ def audit(ledger: Ledger, lab: Path, running: Collection[str] = ()) -> Audit:
             if now != digest:
                 why = "the file is gone" if now is None else "the file is not what it was when it was recorded"
                 findings.append(Finding("file", f"{where}/{name}", why))
-    notes = list(replay.notes())
+    notes = [*replay.notes(), *notes_on_imports]
     for study in replay.studies:
         study_dir = folder.study_folder(lab, study)
         with _collecting(findings, "folder", study):

@@ -24,7 +24,7 @@ from looplab.ledger.journal import MAX_SEQ, Journal, Link
 from looplab.ledger.ledger import GENESIS, HEAD_FILE, REPAIR, DamagedError, Ledger, link
 from looplab.ledger.replay import ENDED, PLANNED, Facts, Key, Replay, hash_text
 from looplab.ledger.schema import JOURNALLED, LAST_NUMBER
-from looplab.ledger.study import keep_config
+from looplab.ledger.study import IMPORTED, keep_config
 from looplab.runs import folder
 from looplab.untrusted import UntrustedError, dump_json
 
@@ -530,7 +530,7 @@ def _rebuild_rounds(ledger: Ledger, replay: Replay, rows: Mapping[Key, Facts]) -
     }
     for (study, _), row in rows.items():
         key = (study, row["round"])
-        if key not in rounds:
+        if key not in rounds and row.get("role") != IMPORTED:
             rounds[key] = {"filled": 1, **old.get(key, {}), "created": row["created"], "closed": None}
             unknown.setdefault(study, []).append(row["round"])
     open_ = {(study, row["round"]) for (study, _), row in rows.items() if row["state"] != "ended"}

@@ -98,6 +98,9 @@ class Replay:
                 self._accept(event.run, data)
                 if "plan" in data:
                     self.plans[key] = data["plan"]
+            case "imported":
+                self.runs[key] = {"state": "ended", "verdict": None, "created": event.at, **_planned(data)}
+                self.runs[key] |= _named(data, ENDED)
             case "launched":
                 self.runs.setdefault(key, {}).update(state="running", slot=data["slot"])
             case "returned":

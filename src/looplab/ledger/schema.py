@@ -52,7 +52,7 @@ CREATE TABLE IF NOT EXISTS runs (
     slot TEXT, pid INTEGER, created REAL NOT NULL, started REAL, ended REAL,
     exit_code INTEGER, signal INTEGER, objective REAL, verdict TEXT,
     devices INTEGER NOT NULL DEFAULT 1,
-    role TEXT NOT NULL DEFAULT 'trial',    -- base | trial | replicate | control | reproduction
+    role TEXT NOT NULL DEFAULT 'trial',    -- base | trial | replicate | control | reproduction | imported
     point TEXT NOT NULL DEFAULT '',        -- hash of the config without its seed
     seed INTEGER,
     twin TEXT,                             -- the run that it repeats

@@ -24,6 +24,9 @@ from looplab.untrusted import dump_json, load_own_json, mend_text, shorten
 
 JOBS_SUFFIX = ".jobs"
 """The commands submitted to a study are the runs of a study of this name."""
+IMPORTED = "imported"
+"""The role of runs that another tool made and recorded. They are hints for search, agents and rules; they are never
+judged, repeated or counted in a budget."""
 MAX_RUN_DIGITS = 18
 """Digits of the number of a run; SQLite holds 64 bits."""
 
@@ -71,7 +74,7 @@ class RunRow:
     verdict: str | None
     devices: int
     role: str
-    """base | trial | replicate | control | reproduction"""
+    """base | trial | replicate | control | reproduction | imported"""
     point: str
     """The hash of its config without the seed: runs of one point differ by chance only."""
     seed: int | None
@@ -396,7 +399,7 @@ class StudyLedger:
     ) -> RunRow:
         """Decide on a run. From here on it will be run, once, whatever dies in between."""
         reason = shorten(reason)
-        n = (self._planned or self._last_run()) + 1
+        n = self.next_number()
         id_ = new_run_id(n)
         now = time.time()
         self.ledger.execute(
@@ -442,6 +445,53 @@ class StudyLedger:
             None, None, None, now, None, None, None, None, None, None, devices, role, point or config_hash, seed,
             twin, warm,
         )  # fmt: skip
+
+    def record_import(
+        self,
+        run: str,
+        *,
+        n: int,
+        base: str,
+        reason: str,
+        config: Mapping[str, Any],
+        point: str,
+        seed: int | None,
+        status: str,
+        objective: float | None,
+        files: Mapping[str, str],
+        source: Mapping[str, Any],
+    ) -> None:
+        """Record a run of another tool, as ended.
+
+        Args:
+            config: With secrets hidden.
+            files: SHA-256 of the files in the run's folder, by their paths.
+            source: Where it came from: `kind`, `path`, `digest`.
+        """
+        now, config_hash, reason = time.time(), hash_config(config), shorten(reason)
+        columns = {
+            "study": self.study, "id": run, "n": n, "round": 0, "proposer": "import", "base": base, "reason": reason,
+            "config_hash": config_hash, "state": "ended", "status": status, "created": now, "ended": now,
+            "objective": objective, "role": IMPORTED, "point": point, "seed": seed,
+        }  # fmt: skip
+        names, marks = ", ".join(columns), ", ".join("?" * len(columns))
+        self.ledger.execute(f"INSERT INTO runs ({names}) VALUES ({marks})", tuple(columns.values()))  # noqa: S608
+        keep_config(self.ledger, config_hash, config)
+        self.ledger.record(
+            IMPORTED, self.study, run, when=now, n=n, round=0, proposal=None, proposer="import", parent=None, base=base,
+            config=config_hash, role=IMPORTED, reason=reason, devices=1, point=point, seed=seed, status=status,
+            code=None, signal=None, ended=now, objective=objective, measured=None, files=dict(files),
+            source=dict(source),
+        )  # fmt: skip
+
+    def imports(self) -> dict[str, dict[str, Any]]:
+        """Return where the imported runs came from, by run: `kind`, `path`, `digest`."""
+        sql = "SELECT run, data FROM events WHERE study=? AND kind=? ORDER BY seq"
+        return {run: load_own_json(data)["source"] for run, data in self.ledger.rows(sql, (self.study, IMPORTED))}
+
+    def next_number(self) -> int:
+        """Return the number of the next run; only for whoever holds the study's lock."""
+        return (self._planned or self._last_run()) + 1
 
     def _last_run(self) -> int:
         """The number of the last run; also of one that was planned, never started, and lost with its plan."""
@@ -616,7 +666,8 @@ class StudyLedger:
         name = mend_text(name)
         where, parameters = "id=?", (self.study, name)  # type: tuple[str, tuple[Any, ...]]
         if name.upper() == "LATEST":
-            where, parameters = "n=(SELECT max(n) FROM runs WHERE study=?1)", (self.study,)
+            where = "n=(SELECT max(n) FROM runs WHERE study=?1 AND role!='imported')"
+            parameters = (self.study,)
         elif name.upper() == "BEST":
             where, parameters = "id=(SELECT best FROM studies WHERE name=?1)", (self.study,)
         elif name.isdecimal() and len(name) <= MAX_RUN_DIGITS:
@@ -656,22 +707,26 @@ class StudyLedger:
         order = "DESC" if goal == "max" else "ASC"
         sql = (
             f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND objective IS NOT NULL"  # noqa: S608 (fixed texts)
+            " AND role!='imported'"
             f" ORDER BY objective {order}, n LIMIT ?"
         )
         return [_run(row) for row in self.ledger.rows(sql, (self.study, limit))]
 
     def counts(self) -> dict[str, int]:
-        """How many runs stand where: planned, running, ok, failed, …"""
-        sql = "SELECT state, status, count(*) FROM runs WHERE study=? GROUP BY state, status"
+        """How many runs stand where: planned, running, ok, failed, …; imported ones are counted as such."""
+        sql = "SELECT state, status, role='imported', count(*) FROM runs WHERE study=? GROUP BY 1, 2, 3"
         counts: dict[str, int] = {}
-        for state, status, number in self.ledger.rows(sql, (self.study,)):
-            name = status if state == "ended" else state
+        for state, status, imported, number in self.ledger.rows(sql, (self.study,)):
+            name = IMPORTED if imported else status if state == "ended" else state
             counts[name] = counts.get(name, 0) + number
         return counts
 
     def has_result(self, *, measured: bool) -> bool:
         """Return whether any run ended well; with `measured`, also with an objective."""
-        sql = "SELECT 1 FROM runs WHERE study=? AND status='ok' AND (objective IS NOT NULL OR ?) LIMIT 1"
+        sql = (
+            "SELECT 1 FROM runs WHERE study=? AND status='ok' AND role!='imported' AND (objective IS NOT NULL OR ?)"
+            " LIMIT 1"
+        )
         return self.ledger.one(sql, (self.study, not measured)) is not None
 
     def not_comparable(self) -> list[RunRow]:
@@ -691,8 +746,8 @@ class StudyLedger:
         return [_run(row) for row in self.ledger.rows(sql, (self.study,))]
 
     def runs_of(self, point: str, warm: str | None = None) -> list[str]:
-        """The runs of a config, whatever their seeds, that began with these weights."""
-        sql = "SELECT id FROM runs WHERE study=? AND point=? AND warm IS ? ORDER BY n"
+        """The runs of a config, whatever their seeds, that began with these weights; without imported ones."""
+        sql = "SELECT id FROM runs WHERE study=? AND point=? AND warm IS ? AND role!='imported' ORDER BY n"
         return [row["id"] for row in self.ledger.rows(sql, (self.study, point, warm))]
 
     def runs_by(self, proposer: str, limit: int) -> list[RunRow]:
@@ -799,7 +854,8 @@ class StudyLedger:
             " WHERE study=? AND started IS NOT NULL",
             (clock.now(), self.study),
         )[0][0]
-        return Usage(rounds, self._last_run(), float(wall), float(hours))
+        imported = self.ledger.rows("SELECT count(*) FROM runs WHERE study=? AND role=?", (self.study, IMPORTED))[0][0]
+        return Usage(rounds, self._last_run() - imported, float(wall), float(hours))
 
     def shared_usage(self) -> Usage:
         """Return what the study and the commands submitted to it have used of their common budget."""

@@ -30,8 +30,9 @@ from looplab.ledger.anchors import Publisher
 from looplab.ledger.backup import Backups
 from looplab.ledger.ledger import REPAIR, DamagedError, Ledger
 from looplab.ledger.rebuild import check_folders
-from looplab.ledger.study import RunRow, StudyLedger
+from looplab.ledger.study import IMPORTED, RunRow, StudyLedger
 from looplab.loop.decision import Decider, decide_base
+from looplab.loop.importing import complete_imports
 from looplab.loop.judging import Bench, SummaryWriter, evidence_of, record_judgement
 from looplab.loop.measuring import Gauge, left_nothing, summarise
 from looplab.loop.place import PlaceMonitor, note_place
@@ -180,6 +181,7 @@ class Engine:
     def run(self) -> Outcome:
         """Work until there is nothing more to do; the study's lock is held by the caller."""
         objective = self.setup.study.objective
+        complete_imports(self.study, self.folder)
         check_folders(self._ledger, self.setup.lab, self.study.study)
         is_full = not self.setup.options.asked_only
         at = objective.at if objective and is_full else None
@@ -312,7 +314,7 @@ class Engine:
         """Compare the ledger with the folders: adopt what lives, take in what has ended, queue what never started."""
         self.best = self.study.best()
         counts = self.study.counts()
-        self.progress.done = sum(n for state, n in counts.items() if state not in ("planned", "running"))
+        self.progress.done = sum(n for state, n in counts.items() if state not in ("planned", "running", IMPORTED))
         self.progress.failed = counts.get("failed", 0)
         self.study.forget_plans()
         slots = {slot.name: slot for slot in self.setup.slots}
@@ -361,7 +363,7 @@ class Engine:
             with self._ledger.write():
                 self._judge([])
             self._summaries.write()
-        ended = self.study.runs(state="ended", limit=REMEMBERED)
+        ended = [run for run in self.study.runs(state="ended", limit=REMEMBERED) if run.role != IMPORTED]
         self._latest = ended[-1] if ended else None
         self._pointing = True
         missing = labbook.missing(self.folder, [run.id for run in ended])

@@ -10,7 +10,7 @@ from pathlib import Path
 from looplab.config.files import dump_json, write_atomic
 from looplab.errors import LabError
 from looplab.launch.base import Exit
-from looplab.ledger.study import RunRow, StudyLedger
+from looplab.ledger.study import IMPORTED, RunRow, StudyLedger
 from looplab.loop.judging import Bench, SummaryWriter, record_judgement
 from looplab.loop.measuring import Gauge, summarise
 from looplab.loop.setup import Setup, resolved_configuration
@@ -48,7 +48,7 @@ def remeasure(setup: Setup, record: StudyLedger, runs: Sequence[RunRow]) -> list
         runs = [record.run(run.id) for run in runs]  # what they had was another objective
     configuration = record.configure(resolved_configuration(setup))
     outputs = folder.study_folder(setup.lab, setup.study.study)
-    found = [_remeasure_run(setup, record, run, outputs / run.id) for run in runs if run.status == "ok"]
+    found = [_remeasure_run(setup, record, run, outputs / run.id) for run in runs if _is_ours(run)]
     if setup.study.judge is None:
         _find_best(setup, record)
     elif any(one.changed for one in found) or record.docket() is None:
@@ -57,6 +57,11 @@ def remeasure(setup: Setup, record: StudyLedger, runs: Sequence[RunRow]) -> list
     if best is not None:
         folder.point(outputs, "BEST", best.id)
     return found
+
+
+def _is_ours(run: RunRow) -> bool:
+    """Whether a run ended well here; imported runs are measured by `looplab import`, with its own names."""
+    return run.status == "ok" and run.role != IMPORTED
 
 
 def _remeasure_run(setup: Setup, record: StudyLedger, run: RunRow, run_dir: Path) -> Remeasured:
@@ -107,7 +112,8 @@ def _keep_old(path: Path, run_dir: Path) -> str | None:
 def _find_best(setup: Setup, record: StudyLedger) -> None:
     """Without a judge, the best run is the best measured one that nobody has declared void."""
     wanted = setup.study.objective
-    measured = [run for run in record.runs(status="ok") if run.objective is not None and run.verdict != "void"]
+    candidates = filter(_is_ours, record.runs())
+    measured = [run for run in candidates if run.objective is not None and run.verdict != "void"]
     if wanted is None or not measured:
         best = None
     else:

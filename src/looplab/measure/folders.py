@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple, dataclass, field
 from hashlib import sha256
@@ -20,6 +21,12 @@ CACHE_NAME = ".measure-cache.json"
 _VERSION = 1
 _WORTH_A_POOL = 16 << 20
 """Bytes to read from which on it pays to start processes."""
+
+_FILES = re.compile(r"metrics\.jsonl|(?:progress|metrics)\.csv|trainer_summary\.json|events\.out\.tfevents\..+")
+_WANDB_RUN = re.compile(r"(?:offline-)?run-.+|latest-run")
+_SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "eval", "dev"})
+"""Folders in which trainers put the parts of one run."""
+_SKIPPED = frozenset({"checkpoints", "checkpoint", "node_modules", "__pycache__", "venv", "site-packages"})
 
 Signature = list[tuple[str, int, int]]
 """Each metric file of a folder: relative path, size, time of last change in ns."""
@@ -48,6 +55,34 @@ class Reading:
 
     def reader(self, run_dir: Path) -> Reader:
         return Reader(run_dir, self.kinds, self.aliases, self.stdout_patterns)
+
+
+def find_runs(root: Path) -> Iterator[Path]:
+    """The folders of runs below the root; the root itself only if it is one and holds no other."""
+    found: dict[str, None] = {}
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if name[0] != "." and name not in _SKIPPED)
+        if folder == str(root) or not _is_run(folder, folders, files):
+            continue
+        folders.clear()  # what lies below belongs to this run
+        above, name = os.path.split(folder)
+        found[above if name in _SPLITS and above != str(root) else folder] = None
+    if not found and _is_run(str(root), names_in(root), names_in(root)):
+        found[str(root)] = None
+    yield from map(Path, found)
+
+
+def _is_run(folder: str, folders: list[str], files: list[str]) -> bool:
+    if any(map(_FILES.fullmatch, files)):
+        return True
+    return "wandb" in folders and any(map(_WANDB_RUN.fullmatch, names_in(Path(folder, "wandb"))))
+
+
+def names_in(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:  # not a folder, or not ours to read
+        return []
 
 
 def summarise_folder(

@@ -19,7 +19,7 @@ from looplab.config.lab import Objective, Study
 from looplab.decide.agent import account_of
 from looplab.errors import LabError
 from looplab.guard.knobs import Knob, KnobTable
-from looplab.ledger.study import ProposalRow, RunRow, StudyLedger, is_failed
+from looplab.ledger.study import IMPORTED, ProposalRow, RunRow, StudyLedger, is_failed
 from looplab.measure.discover import reader_of
 from looplab.measure.summary import Directions, MetricSummary, Summariser, from_dict, objective_value
 from looplab.report import wording
@@ -84,11 +84,16 @@ class RunFacts:
 
     @property
     def status(self) -> str:
-        return self.row.status or self.row.state
+        return IMPORTED if self.is_imported else self.row.status or self.row.state
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether another tool made the run."""
+        return self.row.role == IMPORTED
 
     @property
     def is_failure(self) -> bool:
-        return self.row.status in FAILURES
+        return self.row.status in FAILURES and not self.is_imported
 
     @property
     def shown(self) -> str:
@@ -238,8 +243,13 @@ class StudyFacts:
 
     @property
     def entries(self) -> list[RunFacts]:
-        """The runs that stand for themselves: one for each config that was tried."""
-        return [run for run in self.runs if run.into is None]
+        """The runs that stand for themselves: one for each config that was tried here."""
+        return [run for run in self.runs if run.into is None and not run.is_imported]
+
+    @property
+    def imported(self) -> list[RunFacts]:
+        """The runs of other tools, the best first."""
+        return sorted((run for run in self.runs if run.is_imported), key=self.badness)
 
     @property
     def measured(self) -> list[RunFacts]:
@@ -486,7 +496,7 @@ def _mark_other_objectives(wanted: Objective | None, files: Sequence[_Files], ru
         by = file.summary.get("objective") or {}
         if wanted is None or not by or (by.get("metric"), by.get("at")) == (wanted.metric, wanted.at):
             continue
-        if run.row.status != "ok":
+        if run.row.status != "ok" or run.is_imported:
             continue
         try:
             value = objective_value(run.metrics, wanted.metric, wanted.at)
@@ -545,7 +555,7 @@ def _best_so_far(runs: Sequence[RunFacts], goal: str) -> list[Best]:
     steps: list[Best] = []
     for run in runs:
         value = run.mean
-        if value is None or run.into is not None:
+        if value is None or run.into is not None or run.is_imported:
             continue
         if not steps or (value > steps[-1].objective if goal == "max" else value < steps[-1].objective):
             steps.append(Best(run.row.n, run.row.id, value))

@@ -17,7 +17,7 @@ from looplab.config.lab import Study
 from looplab.decide.mix import Credit, credit
 from looplab.judge import stats
 from looplab.judge.court import LEAST_SPREAD
-from looplab.ledger.study import RunRow, StudyLedger
+from looplab.ledger.study import IMPORTED, RunRow, StudyLedger
 from looplab.report import wording
 
 CHALLENGERS = ("base", "trial")
@@ -60,7 +60,9 @@ def points(rows: Sequence[RunRow]) -> dict[str, Point]:
     leads: dict[str, RunRow] = {}
     owner: dict[tuple[str, str | None], str] = {}
     for row in rows:
-        if row.role in CHALLENGERS:
+        if row.role == IMPORTED:
+            leads[row.id] = row  # of another tool: it repeats nothing here, and nothing repeats it
+        elif row.role in CHALLENGERS:
             leads[row.id] = row
             owner.setdefault((row.point, row.warm), row.id)
     members: dict[str, list[RunRow]] = {}

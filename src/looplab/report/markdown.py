@@ -39,6 +39,7 @@ def render(facts: StudyFacts, importance: Importance, plots: Sequence[str] = (),
         _metrics(facts),
         _knobs(facts, importance, label),
         *(_round(facts, n, runs) for n, runs in facts.rounds().items()),
+        _imported(facts),
         _reproduced(facts),
         _proposers(facts),
         _watched(facts),
@@ -228,7 +229,7 @@ def key_metrics(facts: StudyFacts, run: RunFacts) -> list[str]:
 
 
 def _metrics(facts: StudyFacts) -> list[str]:
-    run = facts.best or next((run for run in reversed(facts.runs) if run.metrics), None)
+    run = facts.best or next((run for run in reversed(facts.runs) if run.metrics and not run.is_imported), None)
     if run is None or not run.metrics:
         return []
     base = next((r for r in facts.runs if r.row.proposer == "base" and r.row.base == run.row.base and r.metrics), None)
@@ -311,6 +312,23 @@ def _round(facts: StudyFacts, n: int, runs: Sequence[RunFacts]) -> list[str]:
     if left_out:
         lines += ["", f"The best {SHOWN} and the latest {SHOWN}; {left_out} more are in summary.json and report.html."]
     return lines
+
+
+def _imported(facts: StudyFacts) -> list[str]:
+    found = facts.imported
+    if not found:
+        return []
+    shown = found[:SHOWN]
+    rows = [[run_link(run), run.shown, _changes(run.changes), text(wording.cut(run.row.reason, 300))] for run in shown]
+    objective = code(facts.metric) if facts.metric else "objective"
+    lines = [
+        "## Imported runs",
+        "",
+        "Recorded by other tools, not run here: hints for search and agents, never judged and in no budget.",
+        "",
+        *table(["run", objective, "against the base", "from"], rows, [1]),
+    ]
+    return lines + (["", f"The best {len(shown)} of {len(found)}."] if len(shown) < len(found) else [])
 
 
 def _changes(changes: Mapping[str, Mapping[str, Any]]) -> str:

@@ -47,6 +47,8 @@ SHARED = "_shared"
 
 MAX_POINTER = 1_000
 """Bytes of LATEST or BEST."""
+STAGED = ".import-"
+"""How the names of folders begin in which imported runs are prepared."""
 RECORD = "record"
 """The subfolder of a run folder that belongs to looplab."""
 
@@ -116,6 +118,11 @@ def create(run_dir: Path, files: Mapping[str, bytes], *, private: Collection[str
         finally:
             os.close(descriptor)
     return hashes
+
+
+def staged_import(run_dir: Path) -> Path:
+    """Where the folder of an imported run is prepared before the ledger knows the run."""
+    return run_dir.with_name(f"{STAGED}{run_dir.name}")
 
 
 def read_json(run_dir: Path, name: str, *, strict: bool = True) -> dict[str, Any]:

@@ -95,7 +95,10 @@ def study_page(facts: StudyFacts, importance: Importance, drawn: Mapping[str, Ba
         "proposers": list(dict.fromkeys(run.row.proposer for run in facts.runs)),
         "best": best,
         "path": [(step.n, step.objective) for step in facts.best_so_far],
-        "knobs": [_knob(knob, name, facts.entries) for knob, name in zip(knobs, short_names(knobs), strict=True)],
+        "knobs": [
+            _knob(knob, name, [*facts.entries, *facts.imported])
+            for knob, name in zip(knobs, short_names(knobs), strict=True)
+        ],
         "metrics": metrics,
         "runs": [_run(run, rows, knobs, places, metrics, longest) for run in facts.runs],
         "curves": _curves(facts, drawn),

@@ -639,7 +639,7 @@ class StudyLedger:
         """Record what of a run could not be read, measured or written down; `what` is a file or a step."""
         self.ledger.record("unreadable", self.study, run, what=what, why=why)
 
-    def alarm(self, run: str, text: str, **data: Any) -> None:
+    def alarm(self, run: str | None, text: str, **data: Any) -> None:
         """Record something that a person must look at before the results are believed."""
         self.ledger.record("alarm", self.study, run, text=text, **data)
 

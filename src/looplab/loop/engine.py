@@ -14,11 +14,12 @@ import socket
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from looplab.config.paths import diff
 from looplab.decide.base import describe_error, is_environmental
@@ -39,7 +40,7 @@ from looplab.loop.place import PlaceMonitor, note_place
 from looplab.loop.planning import News, Planner
 from looplab.loop.prepare import PREPARED, Prepared, Preparer
 from looplab.loop.remeasure import remeasure
-from looplab.loop.setup import Setup, resolved_configuration
+from looplab.loop.setup import Setup, compared_changes, resolved_configuration
 from looplab.loop.warm import keep_model
 from looplab.loop.watching import Lookout
 from looplab.measure.base import Batch
@@ -47,6 +48,7 @@ from looplab.measure.discover import describe
 from looplab.measure.summary import digest
 from looplab.report import labbook
 from looplab.runs import folder
+from looplab.runs.code import code_differences, name_files
 from looplab.runs.durable import Syncer
 from looplab.runs.redact import redact_text, remember, scrub_file
 from looplab.watch.watcher import Alarm
@@ -59,6 +61,10 @@ WATCH_S = 0.2
 POINT_S = 0.2
 SHORT_S = 0.3
 """Runs that take less than this on average are queued one behind the other on their slot."""
+RECENT = 50
+"""How many of the last runs are looked at for the code that ran last."""
+MAX_NAMED = 100
+"""Names of changed files or keys that an event holds."""
 REMEMBERED = 1000
 """How many of the last runs are looked at after a crash for what was not yet written in the lab book."""
 BEAT_S = 5.0
@@ -154,6 +160,7 @@ class Engine:
         self._free: deque[Slot] = deque(setup.slots)
         self._held: dict[str, Slot] = {}
         self._doubt: str | None = None  # why the code of the last run is not known; reported once
+        self._code: tuple[str, Mapping[str, Any]] | None = None  # the run launched last, and its code
         self._prepared: dict[str, Prepared] = {}  # run → the files that it was started with
         self._behind: dict[str, Ready] = {}  # slot → the run that the executor starts there next, by itself
         self._blocked: dict[str, float] = {}  # slot → when to look at its device again
@@ -189,7 +196,10 @@ class Engine:
         configuration = resolved_configuration(self.setup)
         if not is_full:  # its options are nobody's decision on how the study continues
             configuration["options"] = self.study.configured_options() or configuration["options"]
+        before = self._configuration
         self._configuration = self.study.configure(configuration)
+        if is_full and before is not None and before != self._configuration:
+            self._alarm_if_reconfigured()
         if is_full and (others := self.study.not_comparable()):
             self._note_now(f"the objective was changed: {len(others)} run(s) are measured again by the new one")
             remeasure(self.setup, self.study, others)
@@ -424,6 +434,44 @@ class Engine:
         if doubt is not None and doubt != self._doubt:
             self._tell(News("alarm", f"run {run.id}: {doubt}", run.id))
         self._doubt = doubt
+        self._alarm_if_code_changed(run, ready.prepared.code)
+
+    def _alarm_if_code_changed(self, run: RunRow, code: Mapping[str, Any] | None) -> None:
+        """Raise an alarm if the lab's code is not that of the run before; inside the transaction."""
+        if code is None:
+            return
+        if self._code is None:
+            self._code = self._last_code(run)
+        was, old = self._code
+        self._code = (run.id, code)
+        if old.get("files") == code.get("files"):
+            return
+        names = code_differences(self.folder, old, code)
+        if names:
+            said = f"the code differs from that of run {was}: {name_files(names)}"
+            text = f"run {run.id}: {said}. Results from before and after the change cannot be compared"
+            self.study.alarm(run.id, text, since=was, code=names[:MAX_NAMED])
+            self._tell(News("alarm", text, run.id))
+            self._jot(labbook.line(time.time(), "alarm", text, "", ""))
+
+    def _last_code(self, run: RunRow) -> tuple[str, Mapping[str, Any]]:
+        """The last run that was launched before this one, and what its capsule says of its code."""
+        for one in reversed(self.study.runs(limit=RECENT)):
+            if one.id != run.id and one.role not in (IMPORTED, "reproduction") and one.slot is not None:
+                return one.id, folder.read_json(self.folder / one.id, "capsule.json", strict=False).get("code") or {}
+        return "", {}
+
+    def _alarm_if_reconfigured(self) -> None:
+        """Raise an alarm if the lab file was changed in what comparisons between runs depend on."""
+        last = self.study.configurations()[-1]
+        keys = compared_changes(last.changes)
+        if not keys:
+            return
+        text = f"lab.yaml differs from that of earlier runs: {name_files(keys)}. Verdicts before and after may differ"
+        with self._ledger.write():
+            self.study.alarm(None, text, lab_file=keys[:MAX_NAMED])
+        self._tell(News("alarm", text))
+        self._jot(labbook.line(time.time(), "alarm", text, "", ""))
 
     def _queue_behind(self) -> None:
         """Where runs are short, hand over the next run of each slot while the slot is still busy."""

@@ -5,19 +5,23 @@ The court itself is pure; this is where its docket is kept (in the ledger), and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from looplab.config.files import dump_json, write_atomic
 from looplab.config.lab import Study
 from looplab.judge.base import Docket, Entrant, HeldOut, Score, Settings, Sitting, Want
 from looplab.judge.court import Court
 from looplab.judge.stats import paired
+from looplab.ledger.configuration import Configuration
 from looplab.ledger.study import RunRow, StudyLedger
+from looplab.loop.setup import compared_changes
 from looplab.measure.discover import reader_of
 from looplab.measure.summary import Directions, Summariser, check_at, objective_value
 from looplab.runs import folder
+from looplab.runs.code import code_differences, name_files
 
 JUDGED = ("base", "trial", "replicate", "control")
 Key = tuple[str, str | None]
@@ -51,6 +55,9 @@ class Bench:
         )  # fmt: skip
         self._groups: dict[Key, _Group] = {}
         self._costs: dict[str, float] = {}
+        self._created: dict[str, float] = {}
+        self._codes: dict[str, Mapping[str, Any]] = {}  # run → what its capsule says of the code
+        self._configured: tuple[str | None, list[Configuration]] = (None, [])
         self._new = True
         self.wants: tuple[Want, ...] = ()
 
@@ -64,6 +71,7 @@ class Bench:
             return  # a trial that was stopped was not measured; a replicate that was counts, or it would come back
         cost = (run.seconds or 0.0) * run.devices + self._costs.get(run.warm or "", 0.0)
         self._costs[run.id] = cost
+        self._created[run.id] = run.created
         group = self._groups.setdefault(
             (run.point, run.warm), _Group(run.id, run.n, run.warm, control=run.role == "control")
         )
@@ -96,6 +104,7 @@ class Bench:
         docket = self._docket()
         entrants = [entrant for entrant in self._entrants() if (entrant.point, entrant.warm) not in waiting]
         sitting = self._court.sit(docket, entrants, self._held_out if self._study.holdout else None)
+        sitting = self._with_differences(sitting)
         self.wants = sitting.wants
         if sitting.docket != docket:
             self._record.set_docket(sitting.docket.as_dict())
@@ -104,7 +113,7 @@ class Bench:
     def close(self) -> Sitting:
         """Nothing more will be run: whoever waits for a verdict gets the only one that can be given."""
         docket = self._docket()
-        sitting = self._court.close(docket, self._entrants())
+        sitting = self._with_differences(self._court.close(docket, self._entrants()))
         if sitting.docket != docket:
             self._record.set_docket(sitting.docket.as_dict())
         return sitting
@@ -121,6 +130,53 @@ class Bench:
             spent=docket.spent + sum(test.alpha for test in lost),
             verdicts=tuple({**dict(docket.verdicts), **void}.items()),
         )
+
+    def _with_differences(self, sitting: Sitting) -> Sitting:
+        """The same decisions, with verdicts that say what differs between the two sides beside the config.
+
+        A changed evaluator makes numbers void; other code and another lab file may have changed what is compared, too.
+        """
+        verdicts = []
+        for evidence in sitting.verdicts:
+            groups = {group.run: group for group in self._groups.values()}
+            sides = [groups[run] for run in (evidence.champion, evidence.run) if run in groups]
+            runs = [score.run for group in sides for _, score in sorted(group.scores, key=lambda item: item[0])]
+            found = []
+            code = self._code_differences(runs)
+            if code:
+                found.append(f"the code differs: {name_files(code)}")
+            keys = self._lab_differences(runs)
+            if keys:
+                found.append(f"lab.yaml differs: {name_files(keys)}")
+            if found:
+                said = " ".join(f"{text[0].upper()}{text[1:]} between the runs that are compared." for text in found)
+                evidence = replace(evidence, why=f"{evidence.why} {said}", flags=(*evidence.flags, *found))
+            verdicts.append(evidence)
+        return replace(sitting, verdicts=tuple(verdicts))
+
+    def _code_differences(self, runs: Sequence[str]) -> list[str]:
+        """The files that differ between the code of the first of these runs and that of the others."""
+        names: dict[str, None] = {}
+        for run in runs:
+            if run not in self._codes:
+                capsule = folder.read_json(self._outputs / run, "capsule.json", strict=False)
+                self._codes[run] = capsule.get("code") or {}
+        distinct = {str(self._codes[run].get("files") or self._codes[run]): self._codes[run] for run in runs}
+        first, *others = distinct.values() or [{}]
+        for other in others:
+            names |= dict.fromkeys(code_differences(self._outputs, first, other))
+        return list(names)
+
+    def _lab_differences(self, runs: Sequence[str]) -> list[str]:
+        """The keys of the lab file that were changed between the first and the last of these runs."""
+        times = [self._created[run] for run in runs if run in self._created]
+        if not times:
+            return []
+        current = self._record.configuration()
+        if current != self._configured[0]:
+            self._configured = (current, self._record.configurations())
+        between = [one for one in self._configured[1][1:] if min(times) < one.at <= max(times)]
+        return list(dict.fromkeys(key for one in between for key in compared_changes(one.changes)))
 
     def _entrants(self) -> list[Entrant]:
         found = []

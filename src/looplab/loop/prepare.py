@@ -42,6 +42,8 @@ class Prepared:
     contents: dict[str, bytes]
     doubt: str | None = None
     """Why it is not known which code runs."""
+    code: Mapping[str, Any] | None = None
+    """What the capsule says of the lab's code; None: it runs other code."""
 
 
 class Preparer:
@@ -109,6 +111,7 @@ class Preparer:
         unknown = doubt(capsule["code"])
         if unknown is not None:
             about["notes"] = [*about["notes"], unknown]
+        own_code = capsule["code"] if job is None and plan.get("place") is None else None
         files = {
             **self._planned_files(run, plan),
             "run.json": dump_json(about, finite=True),
@@ -117,7 +120,7 @@ class Preparer:
         if job is None and HIDDEN.encode() in files["config.json"]:
             self._check_revealed(run, config)
         private = self._config_files() if job is None and self.hides(run) else ()
-        prepared = Prepared(folder.create(run_dir, files, private=private), _by_path(files), unknown)
+        prepared = Prepared(folder.create(run_dir, files, private=private), _by_path(files), unknown, own_code)
         order = Order(
             run.id,
             run_dir,

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,7 +27,7 @@ from looplab.launch.devices import Devices
 from looplab.launch.slots import make_slots
 from looplab.launch.tracking import has_wandb_key
 from looplab.ledger.study import RunRow
-from looplab.runs.capsule import Prints
+from looplab.runs.capsule import Prints, in_git
 from looplab.runs.folder import hash_file
 from looplab.runs.names import inside
 from looplab.runs.redact import HIDDEN, hide_values, redact_argv, redact_env, remember
@@ -79,6 +79,23 @@ class Options:
     def from_dict(cls, data: dict[str, Any]) -> Options:
         tuples = {key: tuple(value) for key, value in data.items() if isinstance(value, list)}
         return cls(**{key: value for key, value in {**data, **tuples}.items() if key in cls.__slots__})
+
+
+NO_GIT = (
+    "the lab is not in git: of its code only hashes are recorded, so changes are noticed but runs cannot be reproduced "
+    "(`git init`, then commit)"
+)
+COMPARED = (
+    "judge", "deterministic", "objective", "holdout", "measure", "seed", "evaluator", "data", "normalise", "derive",
+    "warm_start", "launch.command", "launch.env", "launch.config", "launch.cwd",
+)  # fmt: skip
+"""Keys of the lab file on which it depends whether runs can be compared; the others decide what is run, and when."""
+
+
+def compared_changes(changes: Iterable[str]) -> list[str]:
+    """Return the keys of a lab file, from keys of the configuration, without those that do not affect comparisons."""
+    keys = (key.removeprefix("study.") for key in changes if key.startswith("study."))
+    return [key for key in keys if any(key == one or key.startswith(f"{one}.") for one in COMPARED)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +285,8 @@ def prepare(lab: Lab, study: Study, options: Options) -> Setup:
     prints = find_prints(lab, study)
     share = study.slots.share if options.share is None else options.share
     notes = tuple(f"{base.name}: {note}" for base in bases for note in base.notes)
+    if not in_git(lab.folder):
+        notes += (NO_GIT,)
     with lab.at(study, "watch"):
         held_out = study.holdout.metric if study.holdout is not None else None
         check_watch(study.watch, study.objective, held_out, guard, [base.config for base in bases])

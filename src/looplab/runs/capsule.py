@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from looplab.errors import LabError
+from looplab.runs.code import CodeFiles
 from looplab.runs.folder import hash_file, keep_shared
 from looplab.runs.git import PLAIN_DIFF, git_bytes, isolated
 from looplab.runs.redact import is_secret_file, redact_argv, redact_bytes, redact_env
@@ -54,6 +55,7 @@ class Capsules:
         self._lab = lab
         self._study = study
         self._code: dict[str, Any] = {}
+        self._files = CodeFiles(lab)
         self._code_at = -math.inf
         self._pythons: dict[str, dict[str, Any]] = {}
         self._machine = machine()
@@ -63,7 +65,7 @@ class Capsules:
     def refresh(self, age: float = FRESH_S) -> None:
         """Ask git about the code, unless that was done within the last `age` seconds."""
         if time.monotonic() - self._code_at > age:
-            self._code = self.code()
+            self._code = {**self.code(), "files": self._files.keep(self._study)}
             self._code_at = time.monotonic()
 
     def make(
@@ -97,7 +99,7 @@ class Capsules:
                 untracked = self._ask(env, *UNTRACKED).decode(errors="replace").split("\0")[:-1]
         except (LabError, OSError) as error:
             why = getattr(error, "message", None) or str(error)
-            return {**found, "dirty": None, "why": why} if found["commit"] or _in_git(self._lab) else found
+            return {**found, "dirty": None, "why": why} if found["commit"] or in_git(self._lab) else found
         kept = clean_patch(patch, self._lab)
         return {
             **found,
@@ -185,7 +187,8 @@ def _patched_file(part: bytes) -> str:
     return ""
 
 
-def _in_git(lab: Path) -> bool:
+def in_git(lab: Path) -> bool:
+    """Whether a lab lies in a git repository."""
     return any(os.path.lexists(folder / ".git") for folder in (lab.resolve(), *lab.resolve().parents))
 
 

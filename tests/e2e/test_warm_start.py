@@ -90,3 +90,38 @@ def test_a_config_that_is_better_at_equal_budget_is_promoted(warm: Any) -> None:
     evidence = warm.read(warm.outputs() / trial["id"], "summary.json")["verdict"]
     assert evidence["verdict"] == "keep"
     assert evidence["effect"] == pytest.approx(0.5, abs=0.01)
+
+
+def test_kept_models_are_copies_that_verify_covers(warm: Any) -> None:
+    warm.queue([CONTINUE, "autopilot.resume_from@set=best"])
+    warm("run")
+    models, checkpoint = warm.outputs() / "models", warm.runs()[1] / "checkpoints/latest.pt"
+    assert "whole" in warm("verify").out
+    for name in ("best.pt", "latest.pt"):
+        kept = (models / name).read_bytes()
+        assert (models / name).stat().st_nlink == 1
+        (models / name).open("r+b").write(b"9")  # in place, as a tool that edits it would
+        assert checkpoint.read_bytes() == kept
+        done = warm("verify", code=1)
+        assert f"models/{name}" in done.out + done.err
+        (models / name).write_bytes(kept)
+        assert "whole" in warm("verify").out
+    assert not list(models.glob(".tmp-*"))
+
+
+def test_a_copy_that_a_killed_engine_has_recorded_but_not_named_is_made_again(warm: Any) -> None:
+    warm("run", "--rounds", "1")
+    models = warm.outputs() / "models"
+    before = {path.name: path.read_bytes() for path in models.iterdir()}
+    warm.queue([CONTINUE, "autopilot.resume_from@set=best"])
+    warm("run", "--rounds", "2")
+    after = {path.name: path.read_bytes() for path in models.iterdir()}
+    assert after != before
+    for name, content in before.items():
+        (models / name).write_bytes(content)
+    (models / ".tmp-model-best-x.pt").write_bytes(b"half")
+    told = warm("verify")
+    assert "earlier version" in told.out
+    warm("resume", code=None)
+    assert {path.name: path.read_bytes() for path in models.iterdir()} == after
+    assert "whole" in warm("verify").out

@@ -31,7 +31,7 @@ CLOCK_S = 10.0
 TIMES = frozenset({"created", "closed", "started", "ended", "began", "at"})
 OUTSIDE = (
     "checkpoints and other files of the trainer, except metrics.jsonl and trainer_summary.json; notes.md; reports; "
-    "models/latest; what people wrote in the lab book; of running runs, pid and start"
+    "what people wrote in the lab book; of running runs, pid and start"
 )
 """What the record does not cover, in words."""
 MAX_BOOK = 1 << 28
@@ -78,11 +78,11 @@ def audit(ledger: Ledger, lab: Path, running: Collection[str] = ()) -> Audit:
             findings.extend(_compare_journal(ledger, replay))
             findings.extend(_compare_backups(ledger, replay))
     count = 0
-    notes_on_imports: list[str] = []
+    unfinished: list[str] = []
     for where, run_dir, files in _recorded(lab, replay):
         staged = folder.staged_import(run_dir)
         if not run_dir.is_dir() and staged.is_dir():
-            notes_on_imports.append(f"{where}: its import was interrupted; `looplab import` or `run` completes it")
+            unfinished.append(f"{where}: its import was interrupted; `looplab import` or `run` completes it")
             run_dir = staged
         if not run_dir.is_dir():
             findings.append(Finding("folder", where, "the run's folder is gone"))
@@ -94,10 +94,12 @@ def audit(ledger: Ledger, lab: Path, running: Collection[str] = ()) -> Audit:
             except OSError as error:
                 findings.append(Finding("file", f"{where}/{name}", f"cannot be read: {error.strerror}"))
                 continue
-            if now != digest:
+            if now is not None and now in replay.kept_before.get((where, name), ()):
+                unfinished.append(f"{where}/{name} is an earlier version; the next engine replaces it")
+            elif now != digest:
                 why = "the file is gone" if now is None else "the file is not what it was when it was recorded"
                 findings.append(Finding("file", f"{where}/{name}", why))
-    notes = [*replay.notes(), *notes_on_imports]
+    notes = [*replay.notes(), *unfinished]
     for study in replay.studies:
         study_dir = folder.study_folder(lab, study)
         with _collecting(findings, "folder", study):

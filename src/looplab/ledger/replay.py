@@ -60,6 +60,8 @@ class Replay:
     files: dict[Key, dict[str, str]] = field(default_factory=dict)
     kept: dict[str, dict[str, str]] = field(default_factory=dict)
     """By study: files that belong to no single run, by their path in the study's folder."""
+    kept_before: dict[tuple[str, str], set[str]] = field(default_factory=dict)
+    """By study and path: the hashes of earlier versions of such files."""
     options: dict[str, str] = field(default_factory=dict)
     """By study: what its last engine was started with, as it is stored."""
     configured: dict[str, list[Event]] = field(default_factory=dict)
@@ -158,7 +160,11 @@ class Replay:
                 for run, files in data["runs"].items():
                     self.files.setdefault((study, run), {}).update(files)
             case "kept":
-                self.kept.setdefault(study, {}).update(data["paths"])
+                kept = self.kept.setdefault(study, {})
+                for path, digest in kept.items():
+                    if path in data["paths"] and data["paths"][path] != digest:
+                        self.kept_before.setdefault((study, path), set()).add(digest)
+                kept.update(data["paths"])
             case "journal rewritten":
                 self.other_notes.append(f"the journal was written again at event {event.seq}: {data['why']}")
             case "recovered":

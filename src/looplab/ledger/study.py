@@ -626,6 +626,14 @@ class StudyLedger:
         if paths:
             self.ledger.record("kept", self.study, paths=dict(paths))
 
+    def kept_files(self) -> dict[str, str]:
+        """Return the last recorded SHA-256 of files that belong to no single run, by path in the study's folder."""
+        sql = "SELECT data FROM events WHERE study=? AND kind='kept' ORDER BY seq"
+        files: dict[str, str] = {}
+        for row in self.ledger.rows(sql, (self.study,)):
+            files |= load_own_json(row["data"])["paths"]
+        return files
+
     def same_measurement(self, run: RunRow, measured: str) -> RunRow | None:
         """Return the first run of another config that measured exactly the same."""
         sql = (

@@ -36,12 +36,13 @@ from looplab.loop.decision import Decider, decide_base
 from looplab.loop.importing import complete_imports
 from looplab.loop.judging import Bench, SummaryWriter, evidence_of, record_judgement
 from looplab.loop.measuring import Gauge, left_nothing, summarise
+from looplab.loop.models import KeptModel, ModelKeeper
 from looplab.loop.place import PlaceMonitor, note_place
 from looplab.loop.planning import News, Planner
 from looplab.loop.prepare import PREPARED, Prepared, Preparer
 from looplab.loop.remeasure import remeasure
 from looplab.loop.setup import Setup, compared_changes, resolved_configuration
-from looplab.loop.warm import keep_model
+from looplab.loop.warm import MODELS
 from looplab.loop.watching import Lookout
 from looplab.measure.base import Batch
 from looplab.measure.discover import describe
@@ -154,6 +155,9 @@ class Engine:
         self._lookout = None
         if setup.study.watch:
             self._lookout = Lookout(setup, self.study, self.folder, self._tell)
+        self._models: ModelKeeper | None = None
+        if setup.study.warm_start is not None:
+            self._models = ModelKeeper(setup.study.warm_start, self.folder, executor.wake)
         self._budget_used: str | None = None
         self._printed: dict[str, str] = {}  # run → what it was measured by
         self._summaries = SummaryWriter(self.folder)
@@ -231,6 +235,8 @@ class Engine:
                     with self._ledger.write():
                         self._launch()
                 self._listen()
+                if self._models is not None:
+                    self._keep_models(self._models.take())
                 self._tell_news()
                 if time.monotonic() - beat > BEAT_S:
                     self.study.beat(session)
@@ -245,6 +251,8 @@ class Engine:
                         self._tell(News("judged", said))
                         self._jot(labbook.line(time.time(), "end of the study", said, "no promotion", ""))
                 self._summaries.write()
+            if self._models is not None:
+                self._keep_models(self._models.finish())
             self._still_ours()
             ending = Ending.STOPPED if self._stopping else Ending.DRAINED if self.draining else Ending.DONE
             ending = Ending.FAILED if self._failed else ending
@@ -263,6 +271,8 @@ class Engine:
             raise DamagedError(f"the ledger is damaged: {error}", file=self._ledger.path, hint=REPAIR) from error
         finally:
             self._planner.close()
+            if self._models is not None:
+                self._models.close()
             if self._lookout is not None:
                 self._lookout.close()
             is_ours = self._place.lost() is None  # else nothing is written where the lab was
@@ -375,6 +385,8 @@ class Engine:
             self._summaries.write()
         ended = [run for run in self.study.runs(state="ended", limit=REMEMBERED) if run.role != IMPORTED]
         self._latest = ended[-1] if ended else None
+        if self._models is not None:
+            self._recover_models(ended)
         self._pointing = True
         missing = labbook.missing(self.folder, [run.id for run in ended])
         if missing:
@@ -694,16 +706,13 @@ class Engine:
         if self._lookout is not None:
             with self._tolerant(run, "watch rules"):
                 self._lookout.ended(row, gauge, by_itself=exit_.reason is None)
-        warm = self.setup.study.warm_start
-        if warm is not None and status == "ok":
-            with self._tolerant(run, "keeping its model"):
-                keep_model(warm, self.folder, row, "latest")
+        if self._models is not None and status == "ok":
+            self._models.request("latest", row)
         if self._bench is None and objective is not None and self._is_better(objective):
             self.best = row
             self.study.set_best(run.id, objective)
-            if warm is not None:
-                with self._tolerant(run, "keeping its model"):
-                    self.study.kept(keep_model(warm, self.folder, row, "best"))
+            if self._models is not None:
+                self._models.request("best", row)
         if self._bench is not None and (exit_.reason or "").startswith(WATCHED) and run.role in ("base", "trial"):
             row = self._discard_stopped(row, str(exit_.reason).removeprefix(WATCHED))
         said = f"{status} in {row.seconds or 0:.1f} s"
@@ -820,10 +829,39 @@ class Engine:
             self._jot(labbook.line(time.time(), "alarm", alarm, "", ""))
         if champion is not None:
             self.best = champion
-            if self.setup.study.warm_start is not None:
-                with self._tolerant(self.best, "keeping its model"):
-                    self.study.kept(keep_model(self.setup.study.warm_start, self.folder, self.best, "best"))
+            if self._models is not None:
+                self._models.request("best", champion)
             self._pointing = self._promoted = True
+
+    def _keep_models(self, copies: Sequence[KeptModel]) -> None:
+        """Record copies of checkpoints, and give them their names: after a crash in between, the next engine copies
+        again."""
+        for copy in copies:
+            with self._ledger.write(), self._tolerant(copy.run, "keeping its model"):
+                if copy.error is not None:
+                    raise copy.error
+                self.study.kept(copy.files)
+            notes = self._ending.pop(copy.run.id, [])
+            if copy.error is None and not notes:
+                try:
+                    copy.install()
+                except OSError as error:
+                    if folder.concerns_lab(error, self.folder):
+                        raise
+                    notes = [f"its model could not be kept: {describe(error)}"]
+            for note in notes:
+                self._tell(News("note", f"run {copy.run.id}: {note}", copy.run.id))
+
+    def _recover_models(self, ended: Sequence[RunRow]) -> None:
+        """Copy what an engine that was killed had no time to copy or name."""
+        assert self._models is not None
+        folder.sweep(self.folder / MODELS)
+        recorded = self.study.kept_files()
+        ok = [run for run in ended if run.status == "ok"]
+        latest = max(ok, key=lambda run: run.ended or 0.0, default=None)
+        for name, run in (("best", self.best), ("latest", latest)):
+            if run is not None and not self._models.is_current(name, run, recorded):
+                self._models.request(name, run)
 
     def _is_better(self, objective: float) -> bool:
         wanted = self.setup.study.objective
@@ -936,6 +974,8 @@ class Engine:
             self._executor.stop(run_id, "veto", self.setup.study.launch.grace)
         if self.best is not None and self.best.id == run_id:
             self.best = self.study.best()
+            if self._models is not None and self.best is not None:
+                self._models.request("best", self.best)
 
     def _cancel_behind(self) -> None:
         for ready in self._behind.values():

@@ -1,10 +1,8 @@
-"""Warm starts: which weights a run begins with, checked and recorded; and the models that a study keeps."""
+"""Warm starts: which weights a run begins with, checked and recorded."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 from looplab.config.lab import WarmStart
 from looplab.config.paths import find, get, set_
 from looplab.errors import LabError
-from looplab.ledger.study import RunRow, StudyLedger
+from looplab.ledger.study import StudyLedger
 from looplab.runs import folder
 from looplab.runs.names import inside
 
@@ -45,11 +43,11 @@ def _find(asked: str, warm: WarmStart, lab: Path, outputs: Path, record: StudyLe
         best = record.best() if record is not None else None
         if best is None:
             raise LabError(f"{warm.source}: there is no best run yet", hint="start afresh")
-        return best.id, _checkpoint(warm, outputs, best.id)
+        return best.id, find_checkpoint(warm, outputs, best.id)
     if asked == "latest":
         for run in reversed(record.runs(status="ok") if record is not None else []):
             with contextlib.suppress(LabError):
-                return run.id, _checkpoint(warm, outputs, run.id)
+                return run.id, find_checkpoint(warm, outputs, run.id)
         raise LabError(f"{warm.source}: no run has left a checkpoint yet", hint="start afresh")
     path = inside(lab, asked, warm.source)
     if path.is_file():
@@ -57,10 +55,11 @@ def _find(asked: str, warm: WarmStart, lab: Path, outputs: Path, record: StudyLe
     if record is None:
         raise LabError(f"{warm.source}: there is no run {asked!r} yet")
     run = record.run(asked)
-    return run.id, _checkpoint(warm, outputs, run.id)
+    return run.id, find_checkpoint(warm, outputs, run.id)
 
 
-def _checkpoint(warm: WarmStart, outputs: Path, run: str) -> Path:
+def find_checkpoint(warm: WarmStart, outputs: Path, run: str) -> Path:
+    """Return the checkpoint that a run of the study has left; a LabError says that there is none."""
     for name in warm.checkpoint:
         for place in (outputs / run, outputs / run / "out"):
             found = (place / name).resolve()
@@ -91,36 +90,3 @@ def check_start(start: Mapping[str, Any]) -> None:
     if digest != start["sha256"]:
         what = "is gone" if digest is None else "has changed since the run was decided on"
         raise LabError(f"the checkpoint {start['path']} {what}")
-
-
-def keep_model(warm: WarmStart, outputs: Path, run: RunRow, name: str) -> dict[str, str]:
-    """Keep a run's weights as `models/latest` or `models/best`, whole at every moment.
-
-    `best` is a copy: a trainer that still writes its checkpoint cannot change it.
-
-    Returns:
-        The SHA-256 of what was written, by its path in the study's folder; of `latest` nothing is recorded.
-    """
-    try:
-        path = _checkpoint(warm, outputs, run.id)
-    except LabError:
-        return {}  # it left none
-    models = outputs / MODELS
-    models.mkdir(exist_ok=True)
-    target = models / f"{name}{path.suffix}"
-    temporary = models / f".{name}{path.suffix}.tmp"
-    temporary.unlink(missing_ok=True)
-    try:
-        if name == "best":
-            raise OSError
-        os.link(path, temporary)
-    except OSError:  # another file system, or one without links
-        shutil.copy2(path, temporary)
-    os.replace(temporary, target)
-    digest = folder.hash_file(target)
-    about = {"run_id": run.id, "model_path": str(path.relative_to(outputs.resolve())), "objective": run.objective,
-             "sha256": digest, "timestamp": run.ended}  # fmt: skip
-    described = folder.write_json(models / f"{name}.json", about)
-    if name != "best" or digest is None:
-        return {}
-    return {f"{MODELS}/{target.name}": digest, f"{MODELS}/{name}.json": described}

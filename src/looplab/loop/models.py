@@ -1,0 +1,167 @@
+"""The models that a study keeps: `models/best` and `models/latest`, copies of a run's checkpoint.
+
+A copy may take long, so it is made in a thread of its own, under a hidden name. The engine then records its hash and
+gives it its name. A trainer, or whoever else writes to a checkpoint afterwards, cannot change the copy.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from looplab.config.files import dump_json, write_atomic
+from looplab.config.lab import WarmStart
+from looplab.errors import LabError
+from looplab.ledger.study import RunRow
+from looplab.loop.warm import MODELS, find_checkpoint
+from looplab.runs import folder
+from looplab.untrusted import open_regular
+
+FICLONE = 0x40049409
+"""The request of Linux to share the blocks of a file until one side is changed."""
+CHUNK = 1 << 20
+TEMPORARY = ".tmp-model-"
+
+
+@dataclass(frozen=True, slots=True)
+class KeptModel:
+    """A copy that is ready to be recorded and named."""
+
+    name: str
+    """best | latest"""
+    run: RunRow
+    temporary: Path | None = None
+    target: Path | None = None
+    digest: str = ""
+    about: bytes = b""
+    error: Exception | None = None
+    """Why there is no copy."""
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The SHA-256 of what `install` writes, by its path in the study's folder."""
+        assert self.target is not None
+        return {
+            f"{MODELS}/{self.target.name}": self.digest,
+            f"{MODELS}/{self.name}.json": folder.hash_bytes(self.about),
+        }
+
+    def install(self) -> None:
+        """Give the copy its name."""
+        assert self.temporary is not None
+        assert self.target is not None
+        os.replace(self.temporary, self.target)
+        write_atomic(self.target.with_name(f"{self.name}.json"), self.about, sync=False)
+
+
+class ModelKeeper:
+    def __init__(self, warm: WarmStart, outputs: Path, wake: Callable[[], None]) -> None:
+        self._warm = warm
+        self._outputs = outputs
+        self._wake = wake
+        self._changed = threading.Condition()
+        self._wanted: dict[str, RunRow] = {}
+        self._ready: list[KeptModel] = []
+        self._working = False
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def request(self, name: str, run: RunRow) -> None:
+        """Copy the checkpoint of a run soon; an earlier wish for this name that has not begun is dropped."""
+        with self._changed:
+            self._wanted[name] = run
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="looplab-models", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def take(self) -> list[KeptModel]:
+        """Return the copies that were made since the last call."""
+        with self._changed:
+            ready, self._ready = self._ready, []
+        return ready
+
+    def finish(self) -> list[KeptModel]:
+        """Wait until all wishes are met; return the copies."""
+        with self._changed:
+            while self._wanted or self._working:
+                self._changed.wait()
+        return self.take()
+
+    def close(self) -> None:
+        """Stop the thread, after the copy it is making."""
+        with self._changed:
+            self._closed = True
+            self._wanted.clear()
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def is_current(self, name: str, run: RunRow, recorded: dict[str, str]) -> bool:
+        """Whether `models/<name>` is the recorded copy of this run's checkpoint, judged by its description."""
+        path = self._outputs / MODELS / f"{name}.json"
+        try:
+            return (
+                folder.hash_file(path) == recorded.get(f"{MODELS}/{name}.json") and run.id.encode() in path.read_bytes()
+            )
+        except OSError:
+            return False
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._wanted and not self._closed:
+                    self._changed.wait()
+                if self._closed:
+                    return
+                name, run = self._wanted.popitem()
+                self._working = True
+            kept = self._copy(name, run)
+            with self._changed:
+                if kept is not None:
+                    self._ready.append(kept)
+                self._working = False
+                self._changed.notify_all()
+            self._wake()
+
+    def _copy(self, name: str, run: RunRow) -> KeptModel | None:
+        try:
+            source = find_checkpoint(self._warm, self._outputs, run.id)
+        except LabError:
+            return None  # it left none
+        try:
+            models = self._outputs / MODELS
+            models.mkdir(exist_ok=True)
+            target = models / f"{name}{source.suffix}"
+            temporary = models / f"{TEMPORARY}{name}-{run.id}{source.suffix}"
+            digest = copy_file(source, temporary)
+            about = {
+                "run_id": run.id, "model_path": str(source.relative_to(self._outputs.resolve())),
+                "objective": run.objective, "sha256": digest, "timestamp": run.ended,
+            }  # fmt: skip
+            return KeptModel(name, run, temporary, target, digest, dump_json(about, finite=True))
+        except Exception as error:  # noqa: BLE001 (the engine decides what it means)
+            return KeptModel(name, run, error=error)
+
+
+def copy_file(source: Path, target: Path) -> str:
+    """Copy a file, sharing its blocks where the file system can; return the SHA-256 of the copy."""
+    total = hashlib.sha256()
+    target.unlink(missing_ok=True)
+    with open_regular(source) as file, target.open("xb+") as copy:
+        try:
+            fcntl.ioctl(copy.fileno(), FICLONE, file.fileno())
+            while data := copy.read(CHUNK):
+                total.update(data)
+        except OSError:
+            copy.truncate(0)
+            copy.seek(0)
+            while data := file.read(CHUNK):
+                copy.write(data)
+                total.update(data)
+    return total.hexdigest()

@@ -104,9 +104,8 @@ def _source_files(lab: Path) -> Iterator[tuple[str, os.stat_result]]:
 def code_differences(study: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return what differs between the code of two capsules: names of files, or of commits; empty if nothing does, or
     if it is not known."""
-    listings = [_read_listing(study, code.get("files")) for code in (old, new)]
-    if listings[0] is not None and listings[1] is not None:
-        before, after = listings
+    before, after = (_read_listing(study, code.get("files")) for code in (old, new))
+    if before is not None and after is not None:
         return sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
     if old.get("commit") and new.get("commit"):
         if old["commit"] != new["commit"]:

@@ -301,3 +301,11 @@ def test_agents_and_rules_are_told_of_imported_runs(lab: Any, autopilot: Path) -
     )  # fmt: skip
     assert "imported; not run here" in prompt
     assert "train.lr=0.05" in prompt
+
+
+def test_an_imported_run_cannot_be_reproduced_or_remeasured(lab: Any, autopilot: Path) -> None:
+    lab("import", autopilot)
+    assert "was imported" in lab("reproduce", "1", code=2).err
+    before = imported(lab)
+    lab("remeasure", code=None)
+    assert imported(lab) == before

@@ -69,3 +69,16 @@ def test_the_recipe_lab_is_as_its_users_get_it() -> None:
     study = lab.study(None)
     assert study.knobs["train.batch_size"]["high"] == 65536
     assert load_bases(lab.folder, study, Options(), make_guard(study))
+
+
+def test_act_ot_searches_the_keys_that_a_config_from_elsewhere_lacks() -> None:
+    lab = load_lab(DRONE.with_name("act_ot"))
+    study = lab.study(None)
+    guard = make_guard(study)
+    base = load_bases(lab.folder, study, Options(), guard)[0].config
+    short = {**base, "ot": {key: value for key, value in base["ot"].items() if key not in ("no_window", "sharpness")}}
+    axes, left_out = find_axes(guard, short)
+    assert {"ot.no_window", "ot.sharpness"} <= {axis.path for axis in axes}
+    assert left_out == []
+    ruling = guard.check(short, ["ot.sharpness@add=2"])
+    assert ruling.require()["ot"]["sharpness"] == 2.0

@@ -301,3 +301,21 @@ def test_agents_and_rules_are_told_of_imported_runs(lab: Any, autopilot: Path) -
     )  # fmt: skip
     assert "imported; not run here" in prompt
     assert "train.lr=0.05" in prompt
+
+
+def test_an_imported_run_cannot_be_reproduced(lab: Any, autopilot: Path) -> None:
+    lab("import", autopilot)
+    assert "was imported" in lab("reproduce", "1", code=2).err
+
+
+def test_imported_runs_follow_a_changed_objective(lab: Any, autopilot: Path) -> None:
+    lab("import", autopilot)
+    lab("run", "--rounds", "1")
+    before = imported(lab)
+    lab("remeasure")
+    assert imported(lab) == before
+    lab.configure(objective={"metric": "sps", "goal": "max"})
+    lab("remeasure", code=None)
+    assert [row[1] for row in imported(lab)] == [100.0] * 5
+    assert lab.ask("SELECT best FROM studies")[0][0] not in {row[0] for row in imported(lab)}
+    assert "whole" in lab("verify").out

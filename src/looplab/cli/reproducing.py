@@ -17,7 +17,7 @@ from looplab.errors import LabError
 from looplab.judge.reproduce import compare
 from looplab.judge.stats import pooled_spread
 from looplab.ledger.ledger import Ledger
-from looplab.ledger.study import RunRow, StudyLedger
+from looplab.ledger.study import IMPORTED, RunRow, StudyLedger
 from looplab.loop import again
 from looplab.loop import remeasure as measuring_again
 from looplab.loop.lock import StudyLock, engine_pid
@@ -29,6 +29,11 @@ def reproduce(folder: Path | None, name: str | None, run: str, tolerance: float 
     place = open_place(folder, name)
     lab, study, record = place.lab, place.study, place.record
     original = record.run(run)
+    if original.role == IMPORTED:
+        raise LabError(
+            f"run {original.id} was imported: how another tool ran it is not recorded",
+            hint=f"run its config here: `looplab propose --parent {original.id} --change …`",
+        )
     if original.objective is None:
         raise LabError(f"run {original.id} has no objective, so there is nothing to compare", hint="choose another run")
     capsule = again.read_capsule(record, place.outputs, original.id)

@@ -367,7 +367,7 @@ def _row_of(key: Key, run_dir: Path, old: Facts, replay: Replay) -> Facts:
     config_hash, proposer = _text(about, "config_hash") or "", _text(about, "proposer") or "?"
     row = {
         "n": _number_of(key[1]) or _whole_number(about, "n") or 0,
-        "round": _whole_number(about, "round") or 1,
+        "round": 0 if about.get("role") == IMPORTED else _whole_number(about, "round") or 1,
         "proposal": None,
         "proposer": proposer,
         "parent": _text(about, "parent"),

@@ -132,10 +132,14 @@ def _put(config: dict[str, Any], key: str, value: Any) -> bool:
     """Set a key to a value in the type that it has; False if the value does not fit, or is a secret's place."""
     places = paths.find(config, key)
     if not places:
+        *above, last = paths.parse(key)
         parents = paths.find_parents(config, key)
-        if not parents:
+        node: Any = paths.get(config, parents[0]) if parents else config
+        for part in () if parents else above:
+            node = node.setdefault(part, {}) if isinstance(node, dict) else None
+        if not isinstance(node, dict):
             return False
-        paths.set_(config, (*parents[0], paths.parse(key)[-1]), value)
+        node[last] = value
         return True
     old = paths.get(config, places[0])
     if old == HIDDEN or isinstance(old, dict) or isinstance(old, list) != isinstance(value, list):

@@ -14,7 +14,7 @@ from looplab.ledger.study import IMPORTED, RunRow, StudyLedger
 from looplab.loop.judging import Bench, SummaryWriter, record_judgement
 from looplab.loop.measuring import Gauge, summarise
 from looplab.loop.setup import Setup, resolved_configuration
-from looplab.measure.summary import digest
+from looplab.measure.summary import digest, from_dict, objective_value
 from looplab.report.archive import archive_run
 from looplab.runs import folder
 from looplab.untrusted import read_bounded
@@ -49,9 +49,10 @@ def remeasure(setup: Setup, record: StudyLedger, runs: Sequence[RunRow]) -> list
     configuration = record.configure(resolved_configuration(setup))
     outputs = folder.study_folder(setup.lab, setup.study.study)
     found = [_remeasure_run(setup, record, run, outputs / run.id) for run in runs if _is_ours(run)]
+    found += [_remeasure_import(setup, record, run, outputs / run.id) for run in runs if run.role == IMPORTED]
     if setup.study.judge is None:
         _find_best(setup, record)
-    elif any(one.changed for one in found) or record.docket() is None:
+    elif any(one.changed for one in found if record.run(one.run).role != IMPORTED) or record.docket() is None:
         _judge_again(setup, record, outputs, configuration)
     best = record.best()
     if best is not None:
@@ -60,8 +61,32 @@ def remeasure(setup: Setup, record: StudyLedger, runs: Sequence[RunRow]) -> list
 
 
 def _is_ours(run: RunRow) -> bool:
-    """Whether a run ended well here; imported runs are measured by `looplab import`, with its own names."""
+    """Whether a run ended well here."""
     return run.status == "ok" and run.role != IMPORTED
+
+
+def _remeasure_import(setup: Setup, record: StudyLedger, run: RunRow, run_dir: Path) -> Remeasured:
+    """Take the objective of an imported run from its summary, which has the names that `looplab import` was given."""
+    wanted = setup.study.objective
+    summary = folder.read_json(run_dir, "summary.json", strict=False)
+    if wanted is None or not summary:
+        return Remeasured(run.id, run.objective, run.objective, "its summary is gone" if not summary else "")
+    try:
+        value = objective_value(from_dict(summary.get("metrics", {})), wanted.metric, wanted.at)
+    except (LabError, TypeError, ValueError, AttributeError):  # mean(k) needs more than a summary has
+        value = None
+    if value == run.objective:
+        return Remeasured(run.id, value, value, "")
+    objective = {"metric": wanted.metric, "goal": wanted.goal, "at": wanted.at, "value": value}
+    content = dump_json({**summary, "objective": objective}, finite=True)
+    path = folder.record_file(run_dir, "summary.json")
+    with record.ledger.write():
+        old = _keep_old(path, run_dir)
+        files = {old: folder.hash_file(run_dir / old) or ""} if old else {}
+        files[folder.record_name(run_dir, "summary.json")] = folder.hash_bytes(content)
+        record.remeasured(run.id, objective=value, before=run.objective, measured=None, files=files)
+        write_atomic(path, content)
+    return Remeasured(run.id, run.objective, value, "")
 
 
 def _remeasure_run(setup: Setup, record: StudyLedger, run: RunRow, run_dir: Path) -> Remeasured:

@@ -455,6 +455,7 @@ def make_stand_in(
     samplers: tuple[Literal["auto", "random"], ...] = ("auto", "random") if setup.study.objective else ("random",)
     for sampler in samplers:
         with contextlib.suppress(LabError):
-            search = SearchProposer(Search(sampler=sampler), setup.guard, setup.bases[0].config, goal, history)
+            base, fixed = setup.bases[0].config, unsearched(setup)
+            search = SearchProposer(Search(sampler=sampler), setup.guard, base, goal, history, fixed)
             return StandIn(search, setup.guard, history, check or (lambda proposal: ())) if search.axes else None
     return None

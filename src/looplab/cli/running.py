@@ -142,7 +142,7 @@ def resume(folder: Path | None, name: str | None, detach: bool, json: bool) -> N
     setup = prepare_study(lab, study, options)
     with StudyLock(lab.folder, study.study), contextlib.closing(Ledger(lab.ledger_path)) as ledger:
         if not detach:
-            _work(setup, ledger, json)
+            _work(setup, ledger, json, resumed=True)
             return
     _detach(lab, study, json)
 
@@ -247,13 +247,13 @@ def drive(setup: Setup, ledger: Ledger, json: bool) -> Outcome:
         return engine.run()
 
 
-def _work(setup: Setup, ledger: Ledger, json: bool) -> None:
+def _work(setup: Setup, ledger: Ledger, json: bool, *, resumed: bool = False) -> None:
     """Run the engine here and say what came of it."""
     record = StudyLedger(ledger, setup.study.study)
     before, unfinished = record.usage().runs, record.runs_open()
     outcome = drive(setup, ledger, json)
     counts = record.counts()
-    did_nothing = not unfinished and record.usage().runs == before
+    did_nothing = not resumed and not unfinished and record.usage().runs == before
     not_run = _named_not_run(setup, record, did_nothing) if outcome.ending is Ending.DONE else []
     if json:
         best = record.best()
@@ -320,7 +320,11 @@ def show_leaders(record: StudyLedger, study: Study, limit: int = 12) -> None:
     best = record.best()
     leaders = [point for point in found if objective and point.mean is not None]
     leaders.sort(
-        key=lambda point: (best is None or point.run.id != best.id or not study.judge, sign * (point.mean or 0))
+        key=lambda point: (
+            best is None or point.run.conditions != best.conditions,  # trained otherwise: not comparable
+            best is None or point.run.id != best.id or not study.judge,
+            sign * (point.mean or 0),
+        )
     )
     shown = leaders[:limit]
     taken = {point.run.id for point in shown}

@@ -80,8 +80,9 @@ def _find_key(named: str | None, flag: str, config_name: str, config: Mapping[st
         if len(places) != 1:
             raise LabError(f"flags.{flag}: {config_name} has {'no' if not places else 'several'} {named}")
         return places[0]
-    every = [place for place, _ in leaves(config)]
-    same = [place for place in every if _plain(place[-1]) == _plain(flag)]
+    values = dict(leaves(config))
+    every = list(values)
+    same = [place for place in every if _plain(place[-1]) == _plain(flag) and _is_number(values[place])]
     if len(same) > 1:
         same = [place for place in same if len(place) == 1] or same
     if len(same) == 1:
@@ -106,6 +107,10 @@ def _near(flag: str, places: Sequence[Concrete]) -> list[str]:
 
 def _hint(flag: str, key: str) -> str:
     return f"say in lab.yaml which key it is: flags: {{{flag}: {key}}}"
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def _plain(name: Any) -> str:

@@ -150,6 +150,8 @@ def test_runs_with_other_arguments_are_not_compared(lab) -> None:
     runs = lab.all("run.json")
     assert [(run["n"], run["proposer"], run["extra"]) for run in runs[2:]] == [(3, "base", ["--steps=5"])]
     assert lab("status", "--json").json()["studies"][0]["best"]["n"] == 3
+    lab("veto", "3")
+    assert lab("status", "--json").json()["studies"][0]["best"] is None  # the others were trained otherwise
     lab("run", "--rounds", "4", "--", "--steps=50")
     assert lab.all("run.json")[3]["proposer"] == "queue"
     assert lab("status", "--json").json()["studies"][0]["best"]["n"] == 4  # better than run 2, which is best again

@@ -69,7 +69,7 @@ WandbProject = Annotated[
 Decide = Annotated[
     bool | None,
     typer.Option(
-        "--decide/--no-decide", help="Whether rules, search and agents decide on further rounds.", show_default=False
+        "--decide/--no-decide", help="Whether rules, search and agents decide on further runs.", show_default=False
     ),
 ]
 VariantsPerRun = Annotated[
@@ -474,6 +474,7 @@ def edit(
     steps: Steps = None,
     log_freq: LogFreq = None,
     eval_freq: EvalFreq = None,
+    informal: Informal = False,
     lab: LabOption = None,
     study: StudyOption = None,
     json: Json = False,
@@ -485,7 +486,8 @@ def edit(
     from looplab.cli import editing
 
     flags = {"steps": steps, "log-freq": log_freq, "eval-freq": eval_freq}
-    editing.edit(base or base_cfg, change or [], flags, reason, out_dir, run, extra or [], lab, study, json)
+    alone = {"extra": extra or [], "informal": informal}
+    editing.edit(base or base_cfg, change or [], flags, reason, out_dir, run, alone, lab, study, json)
 
 
 # -- looking

@@ -146,7 +146,7 @@ def edit(
     reason: str,
     out_dir: Path | None,
     run: bool,
-    extra: Sequence[str],
+    alone: Mapping[str, Any],
     folder: Path | None,
     study: str | None,
     json: bool,
@@ -192,7 +192,7 @@ def edit(
     if run and lab is not None:
         from looplab.cli.running import run_alone
 
-        run_alone(lab, study, variant, extra, json)
+        run_alone(lab, study, variant, json=json, **alone)
 
 
 def _keys_of_flags(lab: Lab | None, study: str | None) -> Mapping[str, str]:

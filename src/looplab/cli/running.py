@@ -119,10 +119,12 @@ def run(folder: Path | None, name: str | None, options: Options, *, execute: boo
     _detach(lab, study, json)
 
 
-def run_alone(lab: Lab, name: str | None, config: Path, extra: Sequence[str], json: bool) -> None:
+def run_alone(
+    lab: Lab, name: str | None, config: Path, *, extra: Sequence[str] = (), informal: bool = False, json: bool = False
+) -> None:
     """Run one config now, once: what waits in the queue goes on waiting, and `resume` keeps its options."""
     study = lab.study(name)
-    options = Options(cfgs=(str(config.resolve()),), extra=tuple(extra), alone=True)
+    options = Options(cfgs=(str(config.resolve()),), extra=tuple(extra), informal=informal, alone=True)
     setup = prepare_study(lab, study, options)
     with StudyLock(lab.folder, study.study), contextlib.closing(Ledger(lab.ledger_path)) as ledger:
         used = StudyLedger(ledger, study.study).usage()

@@ -259,8 +259,8 @@ def veto(record: StudyLedger, run: RunRow, why: str) -> str | None:
     if before is None or before.id != run.id:
         return None
     void = {run_id for run_id, evidence in record.verdicts().items() if evidence["verdict"] == "void"}
-    heirs = [run_id for run_id in record.bests() if run_id not in void]
-    heir = record.run(heirs[-1]) if heirs else None
+    heirs = [record.run(run_id) for run_id in record.bests() if run_id not in void]
+    heir = next((one for one in reversed(heirs) if one.conditions == run.conditions), None)
     record.set_best(heir.id if heir else None, heir.objective if heir else None)
     kept = record.docket()
     if kept is not None:

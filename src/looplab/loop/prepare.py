@@ -208,6 +208,8 @@ class Preparer:
     def _planned_files(self, run: RunRow, plan: Mapping[str, Any]) -> dict[str, bytes]:
         """The files that follow from the plan alone."""
         override = {"parent": run.parent, "base": run.base, "proposer": run.proposer, "edits": plan["edits"]}
+        if plan.get("call_edits"):
+            override["call_edits"] = plan["call_edits"]
         files = {
             "config.json": dump_json(plan["config"]),
             "override.json": dump_json(override, finite=True),

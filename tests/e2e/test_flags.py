@@ -89,7 +89,7 @@ def test_new_configs_count_their_rounds_from_now(lab) -> None:
     lab(*call)
     assert [about["base"] for about in lab.all("run.json")][2:] == ["new.json"]
     done = lab(*call, code=1)  # the same call once more has nothing left to do, and says so
-    assert "new.json was run before and not again (--again does): all 1 round(s) are done" in done.out
+    assert "new.json was run before and is not run again (see --again): all 1 round(s) are done" in done.out
     assert len(lab.runs()) == 3
     lab("resume")
     assert len(lab.runs()) == 3
@@ -101,7 +101,7 @@ def test_a_named_config_without_room_is_not_run_and_that_is_a_failure(lab) -> No
     lab("run")
     done = lab("run", "--cfgs", "new.json", "--json", code=1)
     last = done.lines()[-1]
-    assert last["not_run"] == ["new.json was not run (--rounds or --runs gives it room)"]
+    assert last["not_run"] == ["new.json was not run (give it room with --rounds or --runs)"]
     assert last["why"] == "all 1 round(s) are done"
     assert "new.json was not run" in lab("run", "--cfgs", "new.json", code=1).out
 
@@ -116,7 +116,7 @@ def test_a_config_is_run_again_when_asked_and_never_replaced_in_silence(lab) -> 
     assert (second["role"], second["twin"], second["seed"]) == ("reproduction", first["id"], 5)
     assert second["reason"] == "base config configs/base.json, again"
     out = lab("run", "--cfgs", "configs/base.json", "--rounds", "3").out
-    assert f"configs/base.json was run before ({first['id']}) and is not run again (--again does)" in out
+    assert f"configs/base.json was run before ({first['id']}) and is not run again; --again runs it once more" in out
     assert lab.all("run.json")[2]["proposer"] == "rules"
 
 
@@ -131,6 +131,7 @@ def test_arguments_are_part_of_what_a_run_is(lab) -> None:
     assert "extra arguments: --steps=800" in lab("show", "2").out
     changes = lab("diff", "1", "2", "--json").json()["changes"]
     assert changes == {"extra arguments": {"old": "--steps=400", "new": "--steps=800"}}
+    assert "--steps=800" in lab("compare", "1", "2").out
     lab("report")
     report = (lab.outputs() / "report.md").read_text()
     assert "--steps=400" in report

@@ -89,7 +89,8 @@ def count_from_now(setup: Setup, ledger: Ledger | LedgerCopy) -> Setup:
         used = record.usage()
         return replace(setup, options=replace(options, since_run=used.runs, since_round=used.rounds))
     known = [
-        f"{base.base} was run before ({done[base.key][-1].id}) and is not run again (--again does)" for base in bases
+        f"{base.base} was run before ({done[base.key][-1].id}) and is not run again; --again runs it once more"
+        for base in bases
     ]
     return replace(setup, notes=(*setup.notes, *known))
 
@@ -284,9 +285,9 @@ def _named_not_run(setup: Setup, record: StudyLedger, did_nothing: bool) -> list
     if not (setup.options.cfgs or setup.options.again):
         return []
     left = bases_to_run(setup, record, [decide_base(setup, base) for base in setup.bases])
-    told = [f"{base.base} was not run (--rounds or --runs gives it room)" for base in left]
+    told = [f"{base.base} was not run (give it room with --rounds or --runs)" for base in left]
     if did_nothing and not left:
-        told = [f"{base.name} was run before and not again (--again does)" for base in setup.bases]
+        told = [f"{base.name} was run before and is not run again (see --again)" for base in setup.bases]
     return told
 
 

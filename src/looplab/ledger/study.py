@@ -224,7 +224,7 @@ class StudyLedger:
         """Return where on the curve the objective is according to the last recorded configuration."""
         sql = "SELECT data FROM events WHERE study=? AND kind='study configured' ORDER BY seq DESC LIMIT 1"
         row = self.ledger.one(sql, (self.study,))
-        said = load_own_json(row["data"])["configuration"].get("objective") if row else None
+        said = load_own_json(row["data"])["configuration"]["study"].get("objective") if row else None
         return said.get("at") if isinstance(said, dict) else None
 
     def objective(self) -> str | None:
@@ -237,7 +237,7 @@ class StudyLedger:
         sql = "SELECT at, data FROM events WHERE study=? AND kind='study configured' ORDER BY seq"  # there is an index
         changed, before = 0.0, None
         for row in self.ledger.rows(sql, (self.study,)):
-            objective = load_own_json(row["data"])["configuration"].get("objective") or {}
+            objective = load_own_json(row["data"])["configuration"]["study"].get("objective") or {}
             now = (objective.get("metric"), objective.get("at"))
             if before not in (None, now):
                 changed = row["at"]

@@ -41,6 +41,10 @@ class PlannedRun:
     problem: str | None = None
     """Why it could not be started."""
 
+    @property
+    def argv(self) -> Sequence[str]:
+        return self.command.argv if self.command is not None else ()
+
 
 @dataclass(frozen=True, slots=True)
 class Preview:

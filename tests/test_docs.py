@@ -12,7 +12,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
-PAGES = ["README.md", "README.zh.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md"))]
+PAGES = ["README.md", "README.zh.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
+CHINESE = [page for page in PAGES if page == "README.zh.md" or page.startswith("docs/zh/")]
+SYSTEMS = ("auto-loop", "autopilot", "iterate", "esm", "pipeline", "rl")
+"""Pages that are there in Chinese too."""
 
 
 def commands(page: Path) -> list[list[str]]:
@@ -30,8 +33,30 @@ def test_both_readmes_show_the_same_commands() -> None:
     assert [words[:4] for words in english] == [words[:4] for words in chinese]
 
 
+def code_of(page: Path) -> tuple[list[str], set[str], list[str]]:
+    """The code of a page: its blocks, the commands within its sentences, the rows of its tables of commands."""
+    text = page.read_text()
+    fenced = re.findall(r"^```.*?^```", text, re.DOTALL | re.MULTILINE)
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    indented = [line for line in prose.splitlines() if line.startswith("    ")]
+    within = {" ".join(span.split()) for span in re.findall(r"`(looplab [^`]*)`", prose)}
+    rows = [line for line in prose.splitlines() if line.startswith("| `") and "looplab " in line]
+    return [*fenced, *indented], within, rows
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_chinese_page_has_the_code_of_its_english_page(name: str) -> None:
+    english, chinese = ROOT / "docs" / f"{name}.md", ROOT / "docs" / "zh" / f"{name}.md"
+    assert code_of(chinese) == code_of(english)
+    headings = [[line[: line.index(" ")] for line in page.read_text().splitlines() if line.startswith("#")]
+                for page in (english, chinese)]  # fmt: skip
+    assert headings[0] == headings[1]
+    assert f"](zh/{name}.md)" in english.read_text()
+    assert f"](docs/zh/{name}.md)" in (ROOT / "README.zh.md").read_text()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if page != "README.zh.md"])
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in CHINESE])
 def test_every_command_of_a_page_works(page: str, tmp_path: Path) -> None:
     shown = commands(ROOT / page)
     here = tmp_path

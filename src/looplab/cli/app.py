@@ -28,8 +28,14 @@ Cfgs = Annotated[
     list[Path] | None, typer.Option("--cfgs", help="Base configs, instead of those in lab.yaml.", show_default=False)
 ]
 Mode = Annotated[str | None, typer.Option("--mode", help="A mode of the study: edits on the base.", show_default=False)]
-Rounds = Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds in total.", show_default=False)]
-Runs = Annotated[int | None, typer.Option("--runs", min=1, help="Runs in total.", show_default=False)]
+Rounds = Annotated[
+    int | None,
+    typer.Option("--rounds", min=1, help="Rounds in total; with new --cfgs, from now on.", show_default=False),
+]
+Runs = Annotated[
+    int | None,
+    typer.Option("--runs", min=1, help="Runs in total; with new --cfgs, from now on.", show_default=False),
+]
 Continuous = Annotated[bool, typer.Option("--continuous", help="A free slot gets the next proposal at once.")]
 Concurrency = Annotated[int | None, typer.Option("--concurrency", min=1, help="How many slots.", show_default=False)]
 Gpus = Annotated[
@@ -40,8 +46,37 @@ Informal = Annotated[bool, typer.Option("--informal", help="Run without what the
 KeepGoing = Annotated[bool, typer.Option("--keep-going", help="Continue although no base config works.")]
 Extra = Annotated[
     list[str] | None,
-    typer.Option("--extra", help="An argument for the trainer; so is all that follows `--`.", show_default=False),
+    typer.Option(
+        "--extra", "--extra-args", help="An argument for the trainer; so is all that follows `--`.", show_default=False
+    ),
 ]
+Steps = Annotated[
+    int | None, typer.Option("--steps", min=1, help="Edit: the config's key for steps.", show_default=False)
+]
+LogFreq = Annotated[
+    int | None, typer.Option("--log-freq", min=0, help="Edit: the config's key log_freq.", show_default=False)
+]
+EvalFreq = Annotated[
+    int | None, typer.Option("--eval-freq", min=0, help="Edit: the config's key eval_freq.", show_default=False)
+]
+WandbOnline = Annotated[bool, typer.Option("--wandb-online", help="track.wandb.mode: online, for this call.")]
+WandbEntity = Annotated[
+    str | None, typer.Option("--wandb-entity", help="track.wandb.entity, for this call.", show_default=False)
+]
+WandbProject = Annotated[
+    str | None, typer.Option("--wandb-project", help="track.wandb.project, for this call.", show_default=False)
+]
+Decide = Annotated[
+    bool | None,
+    typer.Option(
+        "--decide/--no-decide", help="Whether rules, search and agents decide on further runs.", show_default=False
+    ),
+]
+VariantsPerRun = Annotated[
+    int | None,
+    typer.Option("--variants-per-run", min=1, help="Proposals that a run leads to by rules.", show_default=False),
+]
+Again = Annotated[bool, typer.Option("--again", help="Run the configs once more that were run before.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -115,6 +150,15 @@ def run(
     share: Share = None,
     informal: Informal = False,
     extra: Extra = None,
+    steps: Steps = None,
+    log_freq: LogFreq = None,
+    eval_freq: EvalFreq = None,
+    decide: Decide = None,
+    variants_per_run: VariantsPerRun = None,
+    wandb_online: WandbOnline = False,
+    wandb_entity: WandbEntity = None,
+    wandb_project: WandbProject = None,
+    again: Again = False,
     keep_going: KeepGoing = False,
     exec_: Annotated[bool, typer.Option("--exec", help="Required to start runs if the study sets needs_exec.")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Run in the background; see `attach`.")] = False,
@@ -125,13 +169,17 @@ def run(
     """Run a study on your slots until its budget is used.
 
     Continues where an earlier engine stopped. Ctrl-C drains (running trainings may finish), a second Ctrl-C stops.
-    Stops with exit code 1 if no base config works, since nothing could be compared.
+    Stops with exit code 1 if no base config works, since nothing could be compared, or if a config of --cfgs was not
+    run. Runs with other --steps or other arguments for the trainer are not compared with each other.
     """
     from looplab.cli import running
 
     options = running.make_options(
-        cfgs, mode, rounds, runs, continuous, concurrency, gpus, share, informal, extra, keep_going
-    )
+        cfgs=cfgs, mode=mode, rounds=rounds, runs=runs, continuous=continuous, concurrency=concurrency, gpus=gpus,
+        share=share, informal=informal, extra=extra, keep_going=keep_going, again=again, decide=decide,
+        flags={"steps": steps, "log-freq": log_freq, "eval-freq": eval_freq}, variants=variants_per_run,
+        wandb_online=wandb_online, wandb_entity=wandb_entity, wandb_project=wandb_project,
+    )  # fmt: skip
     running.run(lab, study, options, execute=exec_, detach=detach, json=json)
 
 
@@ -148,6 +196,18 @@ def plan(
     informal: Informal = False,
     extra: Extra = None,
     keep_going: KeepGoing = False,
+    steps: Steps = None,
+    log_freq: LogFreq = None,
+    eval_freq: EvalFreq = None,
+    decide: Decide = None,
+    variants_per_run: VariantsPerRun = None,
+    wandb_online: WandbOnline = False,
+    wandb_entity: WandbEntity = None,
+    wandb_project: WandbProject = None,
+    again: Again = False,
+    commands: Annotated[
+        bool, typer.Option("--commands", help="Print the command, folder and environment of every run.")
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="With the options of the last `run`.")] = False,
     lab: LabOption = None,
     study: StudyOption = None,
@@ -160,9 +220,12 @@ def plan(
     from looplab.cli import planning, running
 
     options = running.make_options(
-        cfgs, mode, rounds, runs, continuous, concurrency, gpus, share, informal, extra, keep_going
-    )
-    planning.plan(lab, study, options, resume=resume, json=json)
+        cfgs=cfgs, mode=mode, rounds=rounds, runs=runs, continuous=continuous, concurrency=concurrency, gpus=gpus,
+        share=share, informal=informal, extra=extra, keep_going=keep_going, again=again, decide=decide,
+        flags={"steps": steps, "log-freq": log_freq, "eval-freq": eval_freq}, variants=variants_per_run,
+        wandb_online=wandb_online, wandb_entity=wandb_entity, wandb_project=wandb_project,
+    )  # fmt: skip
+    planning.plan(lab, study, options, resume=resume, commands=commands, json=json)
 
 
 @app.command()
@@ -264,7 +327,7 @@ def autopilot(
 
     from looplab.cli import running, steering
 
-    options = running.make_options(None, mode, None, None, False, None, gpus, None, informal, None)
+    options = running.make_options(mode=mode, gpus=gpus, informal=informal)
     options = replace(options, stop_on_failure=stop_on_failure)
     steering.autopilot(lab, study, options, runs, detach=detach, json=json)
 
@@ -289,7 +352,7 @@ def probe(
     """
     from looplab.cli import probing, running
 
-    options = running.make_options(cfgs, mode, None, None, False, None, gpus, share, informal, extra)
+    options = running.make_options(cfgs=cfgs, mode=mode, gpus=gpus, share=share, informal=informal, extra=extra)
     probing.probe(lab, study, options, fresh=fresh, execute=exec_, json=json)
 
 
@@ -406,8 +469,12 @@ def edit(
     out_dir: Annotated[
         Path | None, typer.Option("--out-dir", help="Where the variant goes.", show_default=False)
     ] = None,
-    run: Annotated[bool, typer.Option("--run", help="Run it at once, and nothing else.")] = False,
+    run: Annotated[bool, typer.Option("--run", "--exec", help="Run it at once, and nothing else.")] = False,
     extra: Extra = None,
+    steps: Steps = None,
+    log_freq: LogFreq = None,
+    eval_freq: EvalFreq = None,
+    informal: Informal = False,
     lab: LabOption = None,
     study: StudyOption = None,
     json: Json = False,
@@ -418,7 +485,9 @@ def edit(
     """
     from looplab.cli import editing
 
-    editing.edit(base or base_cfg, change or [], reason, out_dir, run, extra or [], lab, study, json)
+    flags = {"steps": steps, "log-freq": log_freq, "eval-freq": eval_freq}
+    alone = {"extra": extra or [], "informal": informal}
+    editing.edit(base or base_cfg, change or [], flags, reason, out_dir, run, alone, lab, study, json)
 
 
 # -- looking

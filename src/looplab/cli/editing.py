@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from looplab.errors import LabError
 from looplab.guard.knobs import Knob
 from looplab.ledger.ledger import Ledger
 from looplab.loop.decision import Decider, Rejected
+from looplab.loop.flags import edits_of_flags
 from looplab.loop.setup import Options, Setup
 from looplab.runs.disk import refuse_network_disk
 from looplab.runs.names import random_suffix
@@ -27,7 +28,8 @@ from looplab.runs.redact import redact_edits
 
 
 def check(folder: Path | None, name: str | None, cfgs: Sequence[Path] | None, mode: str | None, json: bool) -> None:
-    from looplab.loop.preview import base_argv
+    from looplab.cli.planning import show_command
+    from looplab.loop.preview import base_command
 
     lab = open_lab(folder)
     refuse_network_disk(lab.folder)
@@ -39,7 +41,7 @@ def check(folder: Path | None, name: str | None, cfgs: Sequence[Path] | None, mo
         )
         queued = sum(len(read_queue(lab.folder / entry.queue)) for entry in study.proposers if entry.queue)
         with lab.at(study, "launch"):
-            argvs = {base.name: base_argv(setup, base) for base in setup.bases}
+            commands = {base.name: base_command(setup, base) for base in setup.bases}
         told.append(
             {
                 "study": study.study,
@@ -47,7 +49,8 @@ def check(folder: Path | None, name: str | None, cfgs: Sequence[Path] | None, mo
                 "notes": list(setup.notes),
                 "queued": queued,
                 "slots": [slot.name for slot in setup.slots],
-                "argv": argvs,
+                "argv": {name: command.argv for name, command in commands.items()},
+                "commands": {name: command.as_dict() for name, command in commands.items()},
                 "knobs": {base.name: setup.guard.knob_values(base.config) for base in setup.bases},
                 "seed": setup.seed_route,
             }
@@ -67,8 +70,9 @@ def check(folder: Path | None, name: str | None, cfgs: Sequence[Path] | None, mo
                 for path, knob in setup.guard.knobs.items()
             ],
         )
-        for base, argv in argvs.items():
-            output.say(f"the command of {base}: {shlex.join(argv)}")
+        for name_, command in commands.items():
+            output.say(f"the command of {name_}: {shlex.join(command.argv)}")
+        show_command(next(iter(commands.values())))
         output.say("all is well" if study is studies[-1] else "")
     if json:
         output.print_json({"lab": str(lab.folder), "studies": told})
@@ -138,22 +142,26 @@ def _foresee(place: Place, proposal: Proposal) -> tuple[str | None, str | None]:
 def edit(
     base: Path | None,
     changes: Sequence[str],
+    flags: Mapping[str, int | None],
     reason: str,
     out_dir: Path | None,
     run: bool,
-    extra: Sequence[str],
+    alone: Mapping[str, Any],
     folder: Path | None,
     study: str | None,
     json: bool,
 ) -> None:
     if base is None:
         raise LabError("which config?", hint="looplab edit BASE --change path@op=value")
-    if not changes:
+    given = [f"{name}={value}" for name, value in flags.items() if value is not None]
+    if not changes and not given:
         raise LabError("no change given", hint="--change 'train.lr@mul=2'")
     document = read_document(base)
-    applied = apply_edits(document.data, changes)
     target = out_dir or base.parent
     lab = _lab_around(folder, target)
+    mapped = edits_of_flags(_keys_of_flags(lab, study), given, {base.name: document.plain()})
+    changes = [*changes, *(flag.edit for flag in mapped)]
+    applied = apply_edits(document.data, changes)
     if run and lab is None:
         raise LabError(f"{target} lies in no lab, so there is nothing to run it with", hint="give --lab, or no --run")
     target.mkdir(parents=True, exist_ok=True)
@@ -170,7 +178,7 @@ def edit(
             "parent": str(base),
             "reason": reason,
             "changes": {c.path: {"old": c.old, "new": c.new} for c in applied.changes},
-            "notes": list(applied.notes),
+            "notes": [*(flag.describe() for flag in mapped), *applied.notes],
             "recorded": lab is not None,
         }
         (output.print_line if run else output.print_json)(told)  # the lines of the run follow
@@ -178,13 +186,20 @@ def edit(
         for c in applied.changes:
             old = "(new)" if c.added else output.cell(c.old)
             output.say(f"  {c.path}: {old} → {'(removed)' if c.removed else output.cell(c.new)}")
-        for note in applied.notes:
+        for note in (*(flag.describe() for flag in mapped), *applied.notes):
             output.say(f"  note: {note}")
         output.say(str(variant))
     if run and lab is not None:
         from looplab.cli.running import run_alone
 
-        run_alone(lab, study, variant, extra, json)
+        run_alone(lab, study, variant, json=json, **alone)
+
+
+def _keys_of_flags(lab: Lab | None, study: str | None) -> Mapping[str, str]:
+    """What the lab file says about the keys that flags edit; nothing if it is not clear which study is meant."""
+    if lab is None or (study is None and len(lab.studies) > 1):
+        return {}
+    return lab.study(study).flags
 
 
 def _lab_around(folder: Path | None, target: Path) -> Lab | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -23,7 +24,7 @@ from looplab.ledger.ledger import GENESIS, Ledger, has_ledger
 from looplab.ledger.study import IMPORTED, JOBS_SUFFIX, RunRow, StudyLedger, Usage
 from looplab.loop.lock import engine_pid
 from looplab.loop.place import find_move
-from looplab.report.gather import alarms_of, describe_calls, unusable_calls
+from looplab.report.gather import ARGUMENTS, alarms_of, describe_calls, unusable_calls
 from looplab.report.judged import Point, judged_now, points, watched
 from looplab.runs import folder as run_folder
 from looplab.runs.folder import record_folder, run_folders, study_folder
@@ -203,6 +204,9 @@ def show(folder: Path | None, name: str | None, run_name: str, json: bool) -> No
     output.say(f"  by {run.proposer}: {run.reason}")
     output.say(f"  from {run.parent or run.base}" + (f", slot {run.slot}" if run.slot else ""))
     output.say(f"  {run_dir}")
+    for what, words in (("flags of the call", about.get("call_edits")), (ARGUMENTS, about.get("extra"))):
+        if words:
+            output.say(f"  {what}: {shlex.join(map(str, words))}")
     if run.twin:
         output.say(f"  {_repeats(run)}, seed {run.seed}")
     if point is not None and len(point.runs) > 1:
@@ -304,14 +308,21 @@ def logs(folder: Path | None, name: str | None, run_name: str, follow: bool, lin
 def diff(folder: Path | None, name: str | None, a: str, b: str, json: bool) -> None:
     place: Place | None = None
     sides = []
+    arguments: list[str | None] = []
     for side in (a, b):
         if Path(side).is_file():
             sides.append(read_config(Path(side)))
+            arguments.append(None)
         else:
             place = place or open_place(folder, name, reading=True)
             run = place.record.run(side)
             sides.append(place.record.config_of(run, place.outputs / run.id))
+            extra = run_folder.read_json(place.outputs / run.id, "run.json", strict=False).get("extra") or []
+            arguments.append(shlex.join(map(str, extra)) or None)
     changes = paths.diff(*sides)
+    if arguments[0] != arguments[1]:
+        given = zip(("old", "new"), arguments, strict=True)
+        changes[ARGUMENTS] = {name: text for name, text in given if text is not None}
     if json:
         output.print_json({"a": a, "b": b, "changes": changes})
     elif not changes:

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-MANY = ("--cfgs", "--change", "--changes", "--gpus")
+MANY = ("--cfgs", "--change", "--changes", "--gpus", "--extra-args")
 """Options that take all words up to the next option: `--cfgs a.json b.json`."""
 TRAINING = ("run", "plan", "edit", "probe")
 """Commands that hand what follows `--` to the trainer. It becomes an option, so that a stray word before it (a study's

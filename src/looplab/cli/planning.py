@@ -11,29 +11,45 @@ from typing import Any
 
 from looplab.cli import output
 from looplab.cli.labs import open_lab, prepare_study
-from looplab.cli.running import saved_options
+from looplab.cli.running import count_from_now, relative_to_lab, saved_options
 from looplab.config.lab import Lab, Study
 from looplab.errors import LabError
 from looplab.ledger.ledger import LedgerCopy
 from looplab.ledger.study import ProposalRow
 from looplab.loop.decision import PEOPLE
+from looplab.loop.prepare import Command
 from looplab.loop.preview import PlannedRun, Preview, preview
 from looplab.loop.setup import Options, Setup, missing_for_formal
 
 
-def plan(folder: Path | None, name: str | None, options: Options, *, resume: bool, json: bool) -> None:
+def plan(
+    folder: Path | None, name: str | None, options: Options, *, resume: bool, commands: bool = False, json: bool = False
+) -> None:
     """Show what `run` would do with these options, or what `resume` would do."""
     if resume and options != Options():
         raise LabError("--resume takes the options of the last `run`", hint="leave out the others")
     lab = open_lab(folder)
     study = lab.study(name)
     with contextlib.closing(LedgerCopy(lab.ledger_path)) as ledger:
-        show_plan(lab, study, saved_options(ledger, study.study, lab.folder) if resume else options, ledger, json)
+        options = saved_options(ledger, study.study, lab.folder) if resume else options
+        show_plan(lab, study, options, ledger, commands=commands, resume=resume, json=json)
 
 
-def show_plan(lab: Lab, study: Study, options: Options, ledger: LedgerCopy, json: bool) -> None:
+def show_plan(
+    lab: Lab,
+    study: Study,
+    options: Options,
+    ledger: LedgerCopy,
+    *,
+    commands: bool = False,
+    resume: bool = False,
+    json: bool = False,
+) -> None:
+    options = replace(options, cfgs=relative_to_lab(lab.folder, options.cfgs))
     setup = prepare_study(lab, study, replace(options, informal=True))
-    missing = [] if options.informal else missing_for_formal(study, setup.slots, setup.devices)
+    missing = [] if options.informal else missing_for_formal(setup.study, setup.slots, setup.devices)
+    if not resume:
+        setup = count_from_now(replace(setup, options=options), ledger)
     found = preview(setup, ledger)
     if json:
         output.print_json(_as_dict(setup, found, missing))
@@ -67,9 +83,14 @@ def show_plan(lab: Lab, study: Study, options: Options, ledger: LedgerCopy, json
     for planned in (*found.unfinished, *found.runs):
         if planned.problem is not None:
             output.say(f"run {planned.row.id} could not be started: {planned.problem}")
-    first = next((p for p in (*found.unfinished, *found.runs) if p.row.state == "planned" and p.argv), None)
-    if first is not None:
-        output.say(f"the command of run {first.row.id}: {shlex.join(first.argv)}")
+    placed = [p for p in (*found.unfinished, *found.runs) if p.row.state == "planned" and p.command is not None]
+    for planned in placed if commands else placed[:1]:
+        assert planned.command is not None
+        output.say(f"the command of run {planned.row.id}: {shlex.join(planned.command.argv)}")
+        if commands:
+            show_command(planned.command)
+    if placed and not commands:
+        output.say("`looplab plan --commands` shows the command, folder and environment of every run")
     for requirement in missing:
         output.say(f"`run` would refuse, for want of {requirement}")
     output.say("nothing was written or started")
@@ -111,9 +132,16 @@ def _run_as_dict(planned: PlannedRun) -> dict[str, Any]:
         "notes": body.get("notes"),
         "config": body.get("config"),
         "slot": planned.slot.name,
-        "argv": planned.argv,
+        "extra": body.get("extra"),
+        **(planned.command.as_dict() if planned.command else {"argv": [], "env": {}, "cwd": None, "folder": None}),
         "problem": planned.problem,
     }
+
+
+def show_command(command: Command) -> None:
+    """Print where a run is started, and what looplab adds to its environment."""
+    output.say(f"  folder: {command.folder}" + (f"   started in: {command.cwd}" * (command.cwd != command.folder)))
+    output.say("  environment: " + " ".join(f"{name}={shlex.quote(value)}" for name, value in command.env.items()))
 
 
 def _table_row(planned: PlannedRun) -> tuple[str, ...]:

@@ -40,7 +40,8 @@ def reproduce(folder: Path | None, name: str | None, run: str, tolerance: float 
     options = replace(last_options(place.ledger, study.study, lab.folder), asked_only=True, informal=True)
     setup = prepare_study(lab, study, options)
     pid = engine_pid(lab.folder, study.study)
-    used_up = refusal(study.budget, record, options.runs)
+    runs = None if options.runs is None else options.runs + options.since_run
+    used_up = refusal(study.budget, record, runs)
     if used_up is not None:
         raise LabError(
             f"{original.id} cannot be run again: {used_up}",

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from json import dumps as encode_json
 from json import loads as decode_json
@@ -33,9 +33,10 @@ from looplab.launch.local import (
 )
 from looplab.ledger.ledger import Ledger, LedgerCopy
 from looplab.ledger.study import RunRow, StudyLedger
+from looplab.loop.decision import decide_base
 from looplab.loop.engine import Ending, Engine, Outcome
 from looplab.loop.lock import StudyLock, engine_pid
-from looplab.loop.planning import News
+from looplab.loop.planning import News, bases_to_run
 from looplab.loop.setup import Options, Setup
 from looplab.report.desk import Desk
 from looplab.runs.folder import record_file, record_folder
@@ -53,32 +54,46 @@ STOP_S = 30.0
 
 
 def make_options(
-    cfgs: Sequence[Path] | None,
-    mode: str | None,
-    rounds: int | None,
-    runs: int | None,
-    continuous: bool,
-    concurrency: int | None,
-    gpus: Sequence[str] | None,
-    share: bool | None,
-    informal: bool,
-    extra: Sequence[str] | None,
-    keep_going: bool = False,
+    *,
+    cfgs: Sequence[Path] | None = None,
+    gpus: Sequence[str] | None = None,
+    extra: Sequence[str] | None = None,
+    flags: Mapping[str, int | None] | None = None,
+    **rest: Any,
 ) -> Options:
+    """Return the options of a call as the parser has found them; `rest` are those that need no conversion."""
     named = [gpu.strip() for part in gpus or () for gpu in part.split(",") if gpu.strip()]
     return Options(
-        tuple(str(path.resolve()) for path in cfgs or ()),
-        mode,
-        rounds,
-        runs,
-        continuous,
-        concurrency,
-        None if not gpus else tuple(named) if named != ["none"] else (),
-        share,
-        tuple(extra or ()),
-        informal,
-        keep_going=keep_going,
+        cfgs=tuple(str(path.resolve()) for path in cfgs or ()),
+        gpus=None if not gpus else tuple(named) if named != ["none"] else (),
+        extra=tuple(extra or ()),
+        flags=tuple(f"{name}={value}" for name, value in (flags or {}).items() if value is not None),
+        **rest,
     )
+
+
+def count_from_now(setup: Setup, ledger: Ledger | LedgerCopy) -> Setup:
+    """Count the rounds and runs that a call asks for from now on if it names configs that were never run, or wants them
+    again; a call that is repeated goes on with its count. Says which of the named configs are not run."""
+    options = setup.options
+    if not (options.cfgs or options.again):
+        return setup
+    record = StudyLedger(ledger, setup.study.study)
+    last = None
+    with contextlib.suppress(LabError):
+        last = last_options(ledger, setup.study.study, setup.lab)
+    if last is not None and not options.again and replace(last, since_run=0, since_round=0) == options:
+        return replace(setup, options=last)
+    done = record.base_runs()
+    bases = [decide_base(setup, base) for base in setup.bases]
+    if options.again or any(base.key not in done for base in bases):
+        used = record.usage()
+        return replace(setup, options=replace(options, since_run=used.runs, since_round=used.rounds))
+    known = [
+        f"{base.base} was run before ({done[base.key][-1].id}) and is not run again; --again runs it once more"
+        for base in bases
+    ]
+    return replace(setup, notes=(*setup.notes, *known))
 
 
 def run(folder: Path | None, name: str | None, options: Options, *, execute: bool, detach: bool, json: bool) -> None:
@@ -89,7 +104,7 @@ def run(folder: Path | None, name: str | None, options: Options, *, execute: boo
 
         output.warn("this study runs only with --exec; this is what it would do:")
         with contextlib.closing(LedgerCopy(lab.ledger_path)) as copy:
-            show_plan(lab, study, options, copy, json)
+            show_plan(lab, study, options, copy, json=json)
         return
     options = replace(options, cfgs=relative_to_lab(lab.folder, options.cfgs))
     setup = prepare_study(lab, study, options)
@@ -97,18 +112,21 @@ def run(folder: Path | None, name: str | None, options: Options, *, execute: boo
         raise LabError("a secret among the trainer's arguments does not reach a study in the background, since the "
                        "ledger does not keep it", hint="give it in the environment")  # fmt: skip
     with StudyLock(lab.folder, study.study), contextlib.closing(Ledger(lab.ledger_path)) as ledger:
+        setup = count_from_now(setup, ledger)
         with ledger.write():
-            _save_options(ledger, study.study, options)
+            _save_options(ledger, study.study, setup.options)
         if not detach:
             _work(setup, ledger, json)
             return
     _detach(lab, study, json)
 
 
-def run_alone(lab: Lab, name: str | None, config: Path, extra: Sequence[str], json: bool) -> None:
+def run_alone(
+    lab: Lab, name: str | None, config: Path, *, extra: Sequence[str] = (), informal: bool = False, json: bool = False
+) -> None:
     """Run one config now, once: what waits in the queue goes on waiting, and `resume` keeps its options."""
     study = lab.study(name)
-    options = Options(cfgs=(str(config.resolve()),), extra=tuple(extra))
+    options = Options(cfgs=(str(config.resolve()),), extra=tuple(extra), informal=informal, alone=True)
     setup = prepare_study(lab, study, options)
     with StudyLock(lab.folder, study.study), contextlib.closing(Ledger(lab.ledger_path)) as ledger:
         used = StudyLedger(ledger, study.study).usage()
@@ -128,7 +146,7 @@ def resume(folder: Path | None, name: str | None, detach: bool, json: bool) -> N
     setup = prepare_study(lab, study, options)
     with StudyLock(lab.folder, study.study), contextlib.closing(Ledger(lab.ledger_path)) as ledger:
         if not detach:
-            _work(setup, ledger, json)
+            _work(setup, ledger, json, resumed=True)
             return
     _detach(lab, study, json)
 
@@ -163,7 +181,7 @@ def _found_again(lab: Path, name: str) -> str:
     return next((str(end) for end in ends if (lab / end).is_file()), name)
 
 
-def last_options(ledger: Ledger, study: str, lab: Path) -> Options:
+def last_options(ledger: Ledger | LedgerCopy, study: str, lab: Path) -> Options:
     """The options of the last `run`."""
     row = ledger.one("SELECT value FROM meta WHERE key=?", (f"options:{study}",))
     if row is None:
@@ -233,27 +251,45 @@ def drive(setup: Setup, ledger: Ledger, json: bool) -> Outcome:
         return engine.run()
 
 
-def _work(setup: Setup, ledger: Ledger, json: bool) -> None:
+def _work(setup: Setup, ledger: Ledger, json: bool, *, resumed: bool = False) -> None:
     """Run the engine here and say what came of it."""
-    outcome = drive(setup, ledger, json)
     record = StudyLedger(ledger, setup.study.study)
+    before, unfinished = record.usage().runs, record.runs_open()
+    outcome = drive(setup, ledger, json)
     counts = record.counts()
+    did_nothing = not resumed and not unfinished and record.usage().runs == before
+    not_run = _named_not_run(setup, record, did_nothing) if outcome.ending is Ending.DONE else []
     if json:
         best = record.best()
-        output.print_line({"ending": outcome.ending, "why": outcome.why, "counts": counts, "best": best and best.id})
+        output.print_line({"ending": outcome.ending, "why": outcome.why, "counts": counts, "best": best and best.id,
+                           "not_run": not_run})  # fmt: skip
     else:
         output.say()
         show_leaders(record, setup.study)
         _closing_words(setup, record, outcome.why, counts)
+        for line in not_run:
+            output.say(f"{line}: {outcome.why}" if outcome.why else line)
         if outcome.ending is not Ending.STOPPED and not _measured_anything(setup, record):
             for line in _what_to_do(setup, record, outcome.ending):
                 output.say(line)
     if outcome.ending is Ending.STOPPED:
         sys.exit(130)
-    if outcome.ending is Ending.FAILED:
+    if outcome.ending is Ending.FAILED or not_run:
         sys.exit(1)
     if counts and not counts.get("planned") and not _measured_anything(setup, record):
         sys.exit(1)
+
+
+def _named_not_run(setup: Setup, record: StudyLedger, did_nothing: bool) -> list[str]:
+    """Return a sentence for each config named in the call that it has not run: the budget left no room, or the config
+    was run before and the call has run nothing else either."""
+    if not (setup.options.cfgs or setup.options.again):
+        return []
+    left = bases_to_run(setup, record, [decide_base(setup, base) for base in setup.bases])
+    told = [f"{base.base} was not run (give it room with --rounds or --runs)" for base in left]
+    if did_nothing and not left:
+        told = [f"{base.name} was run before and is not run again (see --again)" for base in setup.bases]
+    return told
 
 
 def _measured_anything(setup: Setup, record: StudyLedger) -> bool:
@@ -288,7 +324,11 @@ def show_leaders(record: StudyLedger, study: Study, limit: int = 12) -> None:
     best = record.best()
     leaders = [point for point in found if objective and point.mean is not None]
     leaders.sort(
-        key=lambda point: (best is None or point.run.id != best.id or not study.judge, sign * (point.mean or 0))
+        key=lambda point: (
+            best is None or point.run.conditions != best.conditions,  # trained otherwise: not comparable
+            best is None or point.run.id != best.id or not study.judge,
+            sign * (point.mean or 0),
+        )
     )
     shown = leaders[:limit]
     taken = {point.run.id for point in shown}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from looplab.config.lab import Lab, Study
 from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
+from looplab.loop.decision import decide_base
 from looplab.loop.lock import engine_pid
 from looplab.loop.setup import Options
 from looplab.runs.folder import point
@@ -21,18 +23,20 @@ from looplab.runs.redact import redact_text
 
 
 def autopilot(folder: Path | None, name: str | None, options: Options, runs: int, *, detach: bool, json: bool) -> None:
-    """One proposal at a time, so many of them; the base comes first, if it was never run."""
+    """One proposal at a time, so many of them; bases that were never run, in this mode, come first."""
     lab = open_lab(folder)
     study = lab.study(name)
     options = replace(options, autopilot=True)
+    setup = prepare_study(lab, study, options)
+    bases = [decide_base(setup, base).key for base in setup.bases]
     rounds = runs
+    done: Mapping[str, object] = {}
     if lab.ledger_path.exists():
         with contextlib.closing(Ledger(lab.ledger_path)) as ledger:
             record = StudyLedger(ledger, study.study)
-            rounds += record.usage().rounds + (not record.base_runs())
-    else:
-        prepare_study(lab, study, options)
-        rounds += 1
+            rounds += record.usage().rounds
+            done = record.base_runs()
+    rounds += sum(base not in done for base in bases)
     _link_runs(lab, study)
     run_study(folder, name, replace(options, rounds=rounds), execute=True, detach=detach, json=json)
 

@@ -30,6 +30,8 @@ from looplab.errors import LabError
 
 LAB_FILE = "lab.yaml"
 STUDY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+CONFIG_FLAGS = ("steps", "log-freq", "eval-freq")
+"""Flags of `looplab run` that edit a key of every config."""
 RUN_FOLDER = "run"
 """`launch.cwd` of a trainer that starts in its run folder."""
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -69,6 +71,13 @@ def check_inside(path: str, info: ValidationInfo) -> str:
     if folder is not None and not (folder / path).resolve().is_relative_to(folder.resolve()):
         raise ValueError(f"{path} leads out of the lab; keep what the lab uses inside its folder")
     return path
+
+
+def check_flag(name: str) -> str:
+    plain = name.replace("_", "-").removeprefix("--")
+    if plain not in CONFIG_FLAGS:
+        raise ValueError(f"{name!r} is not a flag that edits a config; known: {', '.join(CONFIG_FLAGS)}")
+    return plain
 
 
 def check_cwd(path: str) -> str:
@@ -603,6 +612,8 @@ class Study(Part):
     launch: Launch
     base: TextsInLab = Field(default_factory=list)
     modes: dict[str, list[EditText]] = Field(default_factory=dict)
+    flags: dict[Annotated[str, AfterValidator(check_flag)], str] = Field(default_factory=dict)
+    """The config's key that `--steps`, `--log-freq` and `--eval-freq` edit; found by its name if not said."""
     objective: Objective | None = None
     knobs: dict[str, dict[str, Any]] = Field(default_factory=dict)
     normalise: list[Normalise] = Field(default_factory=list)

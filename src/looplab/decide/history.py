@@ -26,17 +26,21 @@ class Seen:
 class History:
     """The ended runs of one study; grows with it."""
 
-    def __init__(self, study: StudyLedger, outputs: Path) -> None:
+    def __init__(self, study: StudyLedger, outputs: Path, conditions: str = "") -> None:
+        """`conditions`: those of today's call; what was trained under others is not comparable, and left out."""
         self._study = study
         self._outputs = outputs
+        self._conditions = conditions
         self._seen: dict[str, Seen | None] = {}
 
     def ended(self) -> list[Seen]:
-        """All ended runs whose config is known, oldest first; the ledger's row is always the newest."""
+        """All comparable ended runs whose config is known, oldest first; the ledger's row is always the newest."""
         return list(self._walk())
 
     def _walk(self) -> Iterator[Seen]:
         for run in self._study.runs(state="ended"):
+            if run.conditions != self._conditions:
+                continue
             seen = self._seen.get(run.id)
             if run.id not in self._seen:
                 seen = self._seen[run.id] = self._read(run)

@@ -27,6 +27,8 @@ JOBS_SUFFIX = ".jobs"
 IMPORTED = "imported"
 """The role of runs that another tool made and recorded. They are hints for search, agents and rules; they are never
 judged, repeated or counted in a budget."""
+CONDITIONS = "+"
+"""Separates the hash of the config from that of the conditions in a run's `point`."""
 MAX_RUN_DIGITS = 18
 """Digits of the number of a run; SQLite holds 64 bits."""
 
@@ -76,7 +78,8 @@ class RunRow:
     role: str
     """base | trial | replicate | control | reproduction | imported"""
     point: str
-    """The hash of its config without the seed: runs of one point differ by chance only."""
+    """The hash of its config without the seed: runs of one point differ by chance only. Ends with `+` and the hash of
+    the conditions if the call had some: arguments for the trainer, another number of steps."""
     seed: int | None
     twin: str | None
     """The run that it repeats."""
@@ -98,6 +101,16 @@ class RunRow:
             self.config_hash, "ended", status, self.slot, self.pid, self.created, started or self.started, ended, code,
             signal, objective, self.verdict, self.devices, self.role, self.point, self.seed, self.twin, self.warm,
         )  # fmt: skip
+
+    @property
+    def conditions(self) -> str:
+        """A hash of the conditions that it was trained under; runs of other ones are not compared with it."""
+        return self.point.partition(CONDITIONS)[2]
+
+    @property
+    def base_key(self) -> str:
+        """The name and the content of its base config, and the conditions; for runs of a base."""
+        return f"{self.base}@{self.config_hash}" + (CONDITIONS + self.conditions if self.conditions else "")
 
     @property
     def seconds(self) -> float | None:
@@ -778,11 +791,11 @@ class StudyLedger:
         return self.run(row["id"])
 
     def base_runs(self) -> dict[str, list[RunRow]]:
-        """Return the runs of the base configs, oldest first, by `name@hash of the content`."""
+        """Return the runs of the base configs, oldest first, by their `base_key`."""
         sql = f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND role='base' ORDER BY n"  # noqa: S608 (fixed texts)
         found: dict[str, list[RunRow]] = {}
         for run in map(_run, self.ledger.rows(sql, (self.study,))):
-            found.setdefault(f"{run.base}@{run.config_hash}", []).append(run)
+            found.setdefault(run.base_key, []).append(run)
         return found
 
     # -- what the judge has decided
@@ -792,7 +805,9 @@ class StudyLedger:
         return load_own_json(row["docket"]) if row and row["docket"] else None
 
     def set_docket(self, docket: Mapping[str, Any]) -> None:
-        text = dump_json(docket)
+        """Keep what the judge has decided; under which conditions, and what it decided under others, stays."""
+        before = self.docket() or {}
+        text = dump_json({**{key: before[key] for key in ("conditions", "others") if key in before}, **docket})
         self.ledger.execute("UPDATE studies SET docket=? WHERE name=?", (text, self.study))
         self.ledger.record("judge state", self.study, hash=hash_text(text))
 

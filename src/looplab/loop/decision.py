@@ -14,13 +14,13 @@ from looplab.config.paths import Concrete, diff, find, has
 from looplab.decide.base import BEST, Proposal
 from looplab.errors import LabError
 from looplab.guard.guard import Problem
-from looplab.ledger.study import RunRow, StudyLedger
+from looplab.ledger.study import CONDITIONS, RunRow, StudyLedger
 from looplab.loop.again import AGAIN, place_of
 from looplab.loop.setup import Base, Setup
 from looplab.loop.submitting import JOB
 from looplab.loop.warm import begins_with, continued
 from looplab.runs import folder
-from looplab.runs.redact import HIDDEN, hide_values
+from looplab.runs.redact import HIDDEN, hide_values, redact_argv
 
 PEOPLE = ("queue", "person")
 """The proposers behind which people stand."""
@@ -58,6 +58,10 @@ class Decision:
     """Why an edit of the proposal has no effect, if one has none; these are among `notes`."""
     job: bool = False
     """The config is no trainer's but a command: `argv`, `cwd`, `files`, `timeout`."""
+    extra: tuple[str, ...] = ()
+    """Arguments of the trainer beyond launch.command, without secrets."""
+    call_edits: tuple[str, ...] = ()
+    """What the flags of the call have changed in the config."""
 
     @property
     def warning(self) -> str | None:
@@ -69,8 +73,8 @@ class Decision:
 
     @property
     def key(self) -> str:
-        """The name and the content of a base config."""
-        return f"{self.base}@{self.config_hash}"
+        """The name and the content of a base config, and the conditions under which it is run."""
+        return f"{self.base}@{self.config_hash}" + "".join(self.point.partition(CONDITIONS)[1:])
 
     def body(self) -> dict[str, Any]:
         """What is kept until the run's folder is there."""
@@ -89,6 +93,8 @@ class Decision:
             "place": self.place,
             "start": self.start,
             "job": self.job or None,
+            "extra": list(self.extra),
+            "call_edits": list(self.call_edits) or None,
         }
 
 
@@ -100,16 +106,18 @@ class Rejected(Exception):
         super().__init__("; ".join(problem.message for problem in problems))
 
 
-def hash_point(config: Mapping[str, Any], seed: Concrete | None, warm: WarmStart | None = None) -> str:
+def hash_point(
+    config: Mapping[str, Any], seed: Concrete | None, warm: WarmStart | None = None, conditions: str = ""
+) -> str:
     """The hash of a config without its seed, and without the weights it begins with, which are told apart from it:
-    what differs only in chance is one point."""
+    what differs only in chance is one point. Under other conditions it is another point."""
     places = [] if seed is None else [seed]
     if warm is not None:
         places += [place for key in (warm.mode, warm.source) for place in find(config, key)]
     for place in places:
         if has(config, place):
             config = with_value(config, place, None)
-    return hash_config(config)
+    return hash_config(config) + (CONDITIONS + conditions if conditions else "")
 
 
 def with_value(config: Mapping[str, Any], place: Concrete, value: Any) -> dict[str, Any]:
@@ -124,10 +132,11 @@ def with_value(config: Mapping[str, Any], place: Concrete, value: Any) -> dict[s
 
 
 def decide_base(setup: Setup, base: Base) -> Decision:
-    point = hash_point(base.config, setup.seed, setup.study.warm_start)
+    point = hash_point(base.config, setup.seed, setup.study.warm_start, setup.conditions)
     return Decision(
         "base", f"base config {base.name}", "", None, None, None, base.name, (), base.config, hash_config(base.config),
         {}, {}, base.notes, point, setup.seed_of(base.config), "base",
+        extra=tuple(redact_argv(setup.options.extra)), call_edits=setup.edits,
     )  # fmt: skip
 
 
@@ -161,15 +170,16 @@ class Decider:
             why = "its value is a secret, which is not recorded: write it into the base config or the environment"
             raise Rejected(tuple(Problem(edit.partition("@")[0], HIDDEN, "secret", why) for edit in hidden))
         parent, base, parent_config = self._origin(proposal)
-        ruling = self._setup.guard.check(parent_config, proposal.edits)
+        start_config = parent_config
+        if parent is not None and self._setup.edits:  # a base has them already
+            start_config = apply_edits(parent_config, self._setup.edits).config
+        ruling = self._setup.guard.check(start_config, proposal.edits)
         if ruling.config is None or ruling.problems:
             raise Rejected(ruling.problems)
         changed = diff(parent_config, ruling.config)
         warm = self._setup.study.warm_start
         whole = hash_config(ruling.config)
-        point = (
-            whole if self._setup.seed is None and warm is None else hash_point(ruling.config, self._setup.seed, warm)
-        )
+        point = hash_point(ruling.config, self._setup.seed, warm, self._setup.conditions)
         try:
             start = begins_with(warm, ruling.config, self._setup.lab, self._outputs, self._ledger)
         except LabError as error:
@@ -192,6 +202,7 @@ class Decider:
             point, self._setup.seed_of(ruling.config),
             "replicate" if known else "trial", known[0] if known else None, source, start,
             ineffective=ruling.ineffective,
+            extra=tuple(redact_argv(self._setup.options.extra)), call_edits=self._setup.edits,
         )  # fmt: skip
 
     def _describe_repeat(self, known: Sequence[str], config: Mapping[str, Any]) -> str:
@@ -216,6 +227,7 @@ class Decider:
         return Decision(
             by, why, "", None, None, twin.id, base.name, (), config, hash_config(config), changed,
             diff(base.config, config), (), twin.point, seed, "replicate", twin.id, twin.warm, plan.get("start"),
+            extra=tuple(plan.get("extra", ())), call_edits=tuple(plan.get("call_edits") or ()),
         )  # fmt: skip
 
     def _again(self, proposal: Proposal, twin: RunRow) -> Decision:
@@ -238,7 +250,7 @@ class Decider:
         if warm is None or start is None:
             raise LabError(f"run {source.id} began afresh")
         config = continued(warm, copy.deepcopy(plan["config"]), start)
-        decision = self.repeat(champion, {"config": config, "start": start}, seed, why)
+        decision = self.repeat(champion, {**plan, "config": config, "start": start}, seed, why)
         return replace(decision, role="control", warm=source.warm)
 
     def plan_of(self, run: RunRow) -> dict[str, Any]:
@@ -248,8 +260,13 @@ class Decider:
         if plan is not None:
             return plan
         path = folder.require(self._outputs / run.id)
-        start = folder.read_json(path, "run.json", strict=False).get("warm_start")
-        return {"config": self._ledger.config_of(run, path), "start": start}
+        about = folder.read_json(path, "run.json", strict=False)
+        return {
+            "config": self._ledger.config_of(run, path),
+            "start": about.get("warm_start"),
+            "extra": about.get("extra", []),
+            "call_edits": about.get("call_edits"),
+        }
 
     def _origin(self, proposal: Proposal) -> tuple[str | None, Base, dict[str, Any]]:
         """The run that the proposal starts from (None: a base), its base, and its config."""

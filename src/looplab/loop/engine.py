@@ -33,6 +33,7 @@ from looplab.ledger.ledger import REPAIR, DamagedError, Ledger
 from looplab.ledger.rebuild import check_folders
 from looplab.ledger.study import IMPORTED, RunRow, StudyLedger
 from looplab.loop.decision import Decider, decide_base
+from looplab.loop.flags import switch_conditions
 from looplab.loop.importing import complete_imports
 from looplab.loop.judging import Bench, SummaryWriter, evidence_of, record_judgement
 from looplab.loop.measuring import Gauge, left_nothing, summarise
@@ -223,6 +224,7 @@ class Engine:
         if is_full and (others := self.study.not_comparable()):
             self._note_now(f"the objective was changed: {len(others)} run(s) are measured again by the new one")
             remeasure(self.setup, self.study, others)
+        switched = switch_conditions(self.setup, self.study) if is_full and self.setup.bases else None
         session = self.study.begin_session(socket.gethostname(), os.getpid(), keeper.start_ticks(os.getpid()))
         folder.make_study_folder(self.folder)
         self._syncer = Syncer(self.folder)
@@ -234,6 +236,8 @@ class Engine:
         move = note_place(self.setup.lab, self.setup.study.study, self._ledger)
         if move is not None:
             self._tell(News("note", move.text))
+        if switched is not None:
+            self._tell(News("note", switched))
         how = "failed"
         gc.freeze()  # what was imported lives as long as the engine: no need to look through it again and again
         try:
@@ -729,7 +733,7 @@ class Engine:
                 self._lookout.ended(row, gauge, by_itself=exit_.reason is None)
         if self._models is not None and status == "ok":
             self._models.request("latest", row)
-        if self._bench is None and objective is not None and self._is_better(objective):
+        if self._bench is None and objective is not None and self._is_better(row, objective):
             self.best = row
             self.study.set_best(run.id, objective)
             if self._models is not None:
@@ -775,6 +779,7 @@ class Engine:
         configs = [self.study.config_of(one, self.folder / one.id) for one in (same, run)]
         keys = sorted(diff(*configs))
         named = ", ".join(keys[:4]) + (f" and {len(keys) - 4} more" if len(keys) > 4 else "")
+        named = named or "the arguments of the trainer"
         text = (
             f"{run.id} differs from {same.id} in {named} and measured exactly the same, to the last digit: the change "
             "changes nothing. Does it reach the trainer?"
@@ -884,8 +889,10 @@ class Engine:
             if run is not None and not self._models.is_current(name, run, recorded):
                 self._models.request(name, run)
 
-    def _is_better(self, objective: float) -> bool:
+    def _is_better(self, run: RunRow, objective: float) -> bool:
         wanted = self.setup.study.objective
+        if run.conditions != (self.best or self.setup).conditions:
+            return False
         if self.best is None or self.best.objective is None or wanted is None:
             return True
         return objective > self.best.objective if wanted.goal == "max" else objective < self.best.objective

@@ -17,6 +17,7 @@ from looplab.judge.court import Court
 from looplab.judge.stats import paired
 from looplab.ledger.configuration import Configuration
 from looplab.ledger.study import RunRow, StudyLedger
+from looplab.loop.flags import current_conditions
 from looplab.loop.setup import compared_changes
 from looplab.measure.discover import reader_of
 from looplab.measure.summary import Directions, Summariser, check_at, objective_value
@@ -59,6 +60,7 @@ class Bench:
         self._codes: dict[str, Mapping[str, Any]] = {}  # run → what its capsule says of the code
         self._configured: tuple[str | None, list[Configuration]] = (None, [])
         self._new = True
+        self._conditions = ""
         self.wants: tuple[Want, ...] = ()
 
     @property
@@ -67,6 +69,8 @@ class Bench:
 
     def take_in(self, run: RunRow, fingerprint: str = "") -> None:
         """A run that has ended."""
+        if run.conditions != self._conditions:
+            return
         if run.role not in JUDGED or (run.status == "stopped" and run.role in ("base", "trial")):
             return  # a trial that was stopped was not measured; a replicate that was counts, or it would come back
         cost = (run.seconds or 0.0) * run.devices + self._costs.get(run.warm or "", 0.0)
@@ -81,7 +85,8 @@ class Bench:
         self._new = True
 
     def load(self) -> None:
-        """Everything that has ended before this engine began."""
+        """Everything that has ended before this engine began, under the conditions of the study."""
+        self._conditions = current_conditions(self._study, self._record)
         others = {run.id for run in self._record.not_comparable()}
         for run in self._record.runs(state="ended"):
             if run.id in others:
@@ -254,8 +259,8 @@ def veto(record: StudyLedger, run: RunRow, why: str) -> str | None:
     if before is None or before.id != run.id:
         return None
     void = {run_id for run_id, evidence in record.verdicts().items() if evidence["verdict"] == "void"}
-    heirs = [run_id for run_id in record.bests() if run_id not in void]
-    heir = record.run(heirs[-1]) if heirs else None
+    heirs = [record.run(run_id) for run_id in record.bests() if run_id not in void]
+    heir = next((one for one in reversed(heirs) if one.conditions == run.conditions), None)
     record.set_best(heir.id if heir else None, heir.objective if heir else None)
     kept = record.docket()
     if kept is not None:

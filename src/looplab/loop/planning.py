@@ -21,7 +21,7 @@ from looplab.decide.history import History
 from looplab.decide.queue import QueueProposer, waiting
 from looplab.errors import LabError
 from looplab.guard.guard import Problem
-from looplab.judge.base import Want
+from looplab.judge.base import Docket, Want
 from looplab.ledger.study import RunRow, StudyLedger, Usage, is_failed
 from looplab.loop.again import AGAIN
 from looplab.loop.decision import PEOPLE, Decider, Decision, Rejected, decide_base
@@ -78,8 +78,9 @@ class Planner:
         self._tell = tell
         self._book = book
         outputs = folder.study_folder(setup.lab, study.study)
+        history = History(study, outputs, setup.conditions)
         self._proposers = make_proposers(
-            setup, History(study, outputs), outputs, self._left, wake, asks, check=self._check, report=self._report_call
+            setup, history, outputs, self._left, wake, asks, check=self._check, report=self._report_call
         )
         self._file_proposers = [one for one in self._proposers if isinstance(one, FileProposer)]
         self._bases = [decide_base(setup, base) for base in setup.bases]  # those that may still need a run
@@ -108,7 +109,7 @@ class Planner:
 
     def retry_base(self, run: RunRow) -> None:
         """Plan a base config whose run was lost, failed or measured nothing once more, before everything else."""
-        base = next((base for base in self._bases if base.key == f"{run.base}@{run.config_hash}"), None)
+        base = next((base for base in self._bases if base.key == run.base_key), None)
         if base is None or self._room() <= 0:
             return
         self._bases.remove(base)
@@ -175,7 +176,7 @@ class Planner:
             self._study.close_round(current)
             self._tell(News("round", f"round {current} is done"))
         limit = self._limit("rounds")
-        used = self._study.usage().rounds
+        used = self._study.usage().rounds - self._since("rounds")
         if limit is not None and used >= limit:
             self.why = f"all {limit} round(s) are done"
             return
@@ -265,14 +266,13 @@ class Planner:
         round begins with the first of them."""
         planned = 0
         if self._bases:
-            done = self._study.base_runs()
-            self._bases = [base for base in self._bases if base.key not in done]
+            self._bases = bases_to_run(self._setup, self._study, self._bases)
         while self._bases and planned < room:
             base = self._bases.pop(0)
             run = self._take(base, round_)
             round_ = run.round
             planned += 1
-            if self._bench is not None and base.base == self._setup.bases[0].name and not self._study.docket():
+            if self._bench is not None and base.base == self._setup.bases[0].name and not self._has_judged():
                 self._lay_floor(run, base, round_)
                 room = planned + min(room - planned, max(0, self._room()))
         while planned < room:
@@ -301,6 +301,10 @@ class Planner:
             wait = max(0.0, until - clock.now())
             self._tell(News("waiting", f"nothing else to try: the agent is asked again in {wait:.0f} s"))
         self._resting = until
+
+    def _has_judged(self) -> bool:
+        kept = self._study.docket()
+        return kept is not None and Docket.from_dict(kept) != Docket()
 
     def _lay_floor(self, run: RunRow, base: Decision, round_: int) -> None:
         """The noise first: the base with as many seeds as the judge needs, beside the first proposals."""
@@ -414,6 +418,13 @@ class Planner:
         limit: int | None = said if said is not None else getattr(self._setup.study.budget, name)
         return limit
 
+    def _since(self, name: str) -> int:
+        """How many rounds or runs there were before the call that the limit is counted from."""
+        options = self._setup.options
+        if getattr(options, name) is None:
+            return 0
+        return options.since_round if name == "rounds" else options.since_run
+
     def _used(self) -> Usage:
         """What was used of the budget, which the study shares with the commands submitted to it."""
         usage = self._study.shared_usage()
@@ -428,8 +439,12 @@ class Planner:
         """What the budget leaves, in words."""
         usage = self._used()
         budget = self._setup.study.budget
-        limits = [(self._limit("rounds"), usage.rounds, "round(s)"), (self._limit("runs"), usage.runs, "run(s)")]
-        said = [f"{max(0, limit - used)} {what}" for limit, used, what in limits if limit is not None]
+        limits = [("rounds", usage.rounds, "round(s)"), ("runs", usage.runs, "run(s)")]
+        said = [
+            f"{max(0, limit - used + self._since(name))} {what}"
+            for name, used, what in limits
+            if (limit := self._limit(name)) is not None
+        ]
         if budget.wall is not None:
             said.append(f"{max(0.0, budget.wall - usage.wall) / 60:.0f} minutes")
         if budget.device_hours is not None:
@@ -446,10 +461,30 @@ class Planner:
         limit = self._limit("runs")
         if limit is None:
             return NO_LIMIT
-        if usage.runs >= limit:
+        runs = usage.runs - self._since("runs")
+        if runs >= limit:
             submitted = usage.runs - self._study.usage().runs
             self.why = f"all {limit} run(s) are done" + (f", {submitted} of them submitted commands" * (submitted > 0))
-        return limit - usage.runs
+        return limit - runs
+
+
+def bases_to_run(setup: Setup, study: StudyLedger, bases: Sequence[Decision]) -> list[Decision]:
+    """Return those of the base configs that this call has to run: they were never run, or are wanted again."""
+    done = study.base_runs()
+    if not setup.options.again:
+        return [base for base in bases if base.key not in done]
+    wanted = []
+    since = [run for run in study.runs() if run.n > setup.options.since_run and run.base is not None]
+    for base in bases:
+        first = next((run for run in done.get(base.key, ()) if not setup.is_unusable(run)), None)
+        if first is None:
+            if not any(run.n > setup.options.since_run for run in done.get(base.key, ())):
+                wanted.append(base)
+        elif not any(run.twin == first.id and run.proposer == base.proposer for run in since):
+            # With the same seed it says nothing about the spread.
+            role = "replicate" if base.seed is None else "reproduction"
+            wanted.append(replace(base, role=role, twin=first.id, reason=f"{base.reason}, again"))
+    return wanted
 
 
 def _call_line(at: float, call: str, why: str, outcome: str) -> str:

@@ -6,8 +6,8 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,22 @@ class Prepared:
     """Why it is not known which code runs."""
     code: Mapping[str, Any] | None = None
     """What the capsule says of the lab's code; None: it runs other code."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """How a run is started, as people see it: secrets are hidden."""
+
+    argv: list[str]
+    env: dict[str, str]
+    """What looplab adds to the environment of the engine."""
+    folder: str
+    """The run folder."""
+    cwd: str
+    """The folder that the trainer starts in."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 class Preparer:
@@ -85,7 +101,7 @@ class Preparer:
         if start is not None and self._setup.study.warm_start is not None:
             check_start(start)
         argv = self._fill_command(plan, variables, home)
-        own = self._own_environment(run, variables, slot)
+        own = self._own_environment(run.id, run.seed, run.round, variables, slot)
         if job is not None:
             del own["LOOPLAB_CONFIG"]  # its trainer has a config of its own
         given = self._given_environment(config, variables)
@@ -192,6 +208,8 @@ class Preparer:
     def _planned_files(self, run: RunRow, plan: Mapping[str, Any]) -> dict[str, bytes]:
         """The files that follow from the plan alone."""
         override = {"parent": run.parent, "base": run.base, "proposer": run.proposer, "edits": plan["edits"]}
+        if plan.get("call_edits"):
+            override["call_edits"] = plan["call_edits"]
         files = {
             "config.json": dump_json(plan["config"]),
             "override.json": dump_json(override, finite=True),
@@ -201,14 +219,21 @@ class Preparer:
             files[self._config_name] = dump_config(Path(self._config_name), plan["config"])
         return files
 
-    def argv(self, run_id: str, plan: Mapping[str, Any], slot: Slot, seed: int | None) -> list[str]:
-        """The argv that `prepare` would give this run, secrets hidden; touches no file."""
+    def command(self, run_id: str, plan: Mapping[str, Any], slot: Slot, *, seed: int | None, round_: int) -> Command:
+        """The command that `prepare` would give this run, secrets hidden; touches no file."""
         run_dir = f"{self._outputs}/{run_id}"
         lab = plan.get("place") or str(self._setup.lab)
+        job = plan["config"] if plan.get("job") else None
         config_file = f"{run_dir}/{folder.RECORD}/{self._config_name}"
         variables = self._variables(run_id, seed, run_dir, config_file, slot, lab)
-        home = self._home(lab, plan["config"] if plan.get("job") else None)
-        return redact_argv(self._fill_command(plan, variables, home))
+        home = self._home(lab, job)
+        own = self._own_environment(run_id, seed, round_, variables, slot)
+        if job is not None:
+            del own["LOOPLAB_CONFIG"]
+        given = self._given_environment(plan["config"], variables)
+        cwd = run_dir if job is None and self._launch.cwd == RUN_FOLDER else str(home)
+        argv = redact_argv(self._fill_command(plan, variables, home))
+        return Command(argv, {**own, **redact_env(given)}, run_dir, cwd)
 
     def _home(self, lab: str, job: Mapping[str, Any] | None) -> Path:
         """The folder in which the names of a command are found."""
@@ -226,11 +251,22 @@ class Preparer:
             changed = {key: "old" not in change for key, change in plan["diff_base"].items()}
             arguments = render(config, self._rendering, changed)
             files_in = home if self._launch.cwd == RUN_FOLDER else None
-            argv = build_argv(self._launch.command, variables, arguments, self._setup.options.extra, files_in)
+            argv = build_argv(self._launch.command, variables, arguments, self._extra_of(plan), files_in)
         if start is not None and warm is not None:
             named = {**variables, "checkpoint": start["path"]}
             argv += [fill(text, named, "warm_start.arguments") for text in warm.arguments]
         return argv
+
+    def _extra_of(self, plan: Mapping[str, Any]) -> Sequence[str]:
+        """The arguments that the run was decided on with, not those of today's call; secrets are known only from the
+        call."""
+        said = self._setup.options.extra
+        recorded = plan.get("extra")
+        if recorded is None or recorded == redact_argv(said):
+            return said
+        if any(HIDDEN in word for word in recorded):
+            raise LabError("its arguments had a secret, which is not kept", hint="give the same arguments after `--`")
+        return [str(word) for word in recorded]
 
     def _capsules_of(self, cwd: Path) -> Capsules:
         """For a command whose folder lies in a checkout of its own: the code is the one of that checkout."""
@@ -258,21 +294,23 @@ class Preparer:
             "seed": str(FIRST_SEED if seed is None else seed),
         }
 
-    def _own_environment(self, run: RunRow, variables: Mapping[str, str], slot: Slot) -> dict[str, str]:
+    def _own_environment(
+        self, run_id: str, seed: int | None, round_: int, variables: Mapping[str, str], slot: Slot
+    ) -> dict[str, str]:
         """What looplab tells the run."""
-        run_dir = variables["run_dir"]
+        run_dir, study = variables["run_dir"], variables["study"]
         return {
             **self._slot_env[slot.name],
-            **wandb_environment(self._setup.study.track.wandb, self._setup.lab, run_dir, run.study, run.id),
-            "LOOPLAB_RUN_ID": run.id,
+            **wandb_environment(self._setup.study.track.wandb, self._setup.lab, run_dir, study, run_id),
+            "LOOPLAB_RUN_ID": run_id,
             "LOOPLAB_RUN_DIR": run_dir,
             "LOOPLAB_OUT_DIR": variables["out_dir"],
             "LOOPLAB_CONFIG": f"{run_dir}/{folder.RECORD}/config.json",
             "LOOPLAB_METRICS": f"{run_dir}/metrics.jsonl",
-            "LOOPLAB_STUDY": run.study,
-            "LOOPLAB_ROUND": str(run.round),
+            "LOOPLAB_STUDY": study,
+            "LOOPLAB_ROUND": str(round_),
             "LOOPLAB_LAB": variables["lab"],
-            **({"LOOPLAB_SEED": str(run.seed)} if run.seed is not None else {}),
+            **({"LOOPLAB_SEED": str(seed)} if seed is not None else {}),
         }
 
     def _given_environment(self, config: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, str]:
@@ -304,6 +342,8 @@ def _about(run: RunRow, plan: Mapping[str, Any]) -> dict[str, Any]:
         "twin": run.twin,
         "warm": run.warm,
         "warm_start": plan.get("start"),
+        "extra": plan.get("extra", []),
+        "call_edits": plan.get("call_edits") or [],
         "created": run.created,
     }
 

@@ -15,10 +15,11 @@ from looplab.ledger.ledger import LedgerCopy
 from looplab.ledger.rebuild import check_folders
 from looplab.ledger.study import ProposalRow, RunRow, StudyLedger
 from looplab.loop.decision import Decider, decide_base
+from looplab.loop.flags import switch_conditions
 from looplab.loop.judging import Bench, record_judgement
 from looplab.loop.lock import engine_pid
 from looplab.loop.planning import News, Planner
-from looplab.loop.prepare import Preparer
+from looplab.loop.prepare import Command, Preparer
 from looplab.loop.setup import Base, Setup
 from looplab.runs import folder
 
@@ -35,10 +36,14 @@ class PlannedRun:
     """Its config and where it comes from, as the ledger keeps it until the run has a folder; empty if that is gone."""
     slot: Slot
     """Where it would run. Once all slots are taken, the one that it would have if they became free in turn."""
-    argv: Sequence[str]
-    """With secrets hidden."""
+    command: Command | None
+    """With secrets hidden; None if it is not known."""
     problem: str | None = None
     """Why it could not be started."""
+
+    @property
+    def argv(self) -> Sequence[str]:
+        return self.command.argv if self.command is not None else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,7 @@ def preview(setup: Setup, ledger: LedgerCopy) -> Preview:
             f"{lost} run(s) were measured by another objective than that of lab.yaml, on which depends what is next",
             hint="`looplab remeasure` reads them again, and `looplab run` begins with that",
         )
+    switched = switch_conditions(setup, study)
     study.forget_plans()
     open_runs = study.runs_open()
     bench = None
@@ -115,15 +121,16 @@ def preview(setup: Setup, ledger: LedgerCopy) -> Preview:
         rejected=tuple(study.proposal(number) for number in rejected),
         asks=tuple(asks),
         undecided=planner.undecided,
-        notes=tuple(item.text for item in news if item.kind == "note"),
+        notes=(*([switched] if switched else []), *(item.text for item in news if item.kind == "note")),
         why_none=None if planner.queue or asks else why,
     )
 
 
-def base_argv(setup: Setup, base: Base) -> list[str]:
-    """The argv of a run of the base in the first slot, with secrets hidden."""
+def base_command(setup: Setup, base: Base) -> Command:
+    """How a run of the base would be started in the first slot, with secrets hidden."""
     decision = decide_base(setup, base)
-    return Preparer(setup).argv(f"{1:04d}-{UNDRAWN}", decision.body(), setup.slots[0], decision.seed)
+    name = f"{1:04d}-{UNDRAWN}"
+    return Preparer(setup).command(name, decision.body(), setup.slots[0], seed=decision.seed, round_=1)
 
 
 def _place(
@@ -145,11 +152,10 @@ def _place(
             parent=ids.get(run.parent or "", run.parent),
             twin=ids.get(run.twin or "", run.twin),
         )
-        argv: list[str] = []
-        problem = None
+        command = problem = None
         try:
-            argv = preparer.argv(row.id, plan, slot, row.seed) if plan else []
+            command = preparer.command(row.id, plan, slot, seed=row.seed, round_=row.round) if plan else None
         except LabError as error:
             problem = str(error)
-        placed.append(PlannedRun(row, plan, slot, argv, problem))
+        placed.append(PlannedRun(row, plan, slot, command, problem))
     return tuple(placed)

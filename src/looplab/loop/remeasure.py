@@ -9,8 +9,10 @@ from pathlib import Path
 
 from looplab.config.files import dump_json, write_atomic
 from looplab.errors import LabError
+from looplab.judge.base import Docket
 from looplab.launch.base import Exit
 from looplab.ledger.study import IMPORTED, RunRow, StudyLedger
+from looplab.loop.flags import best_run
 from looplab.loop.judging import Bench, SummaryWriter, record_judgement
 from looplab.loop.measuring import Gauge, summarise
 from looplab.loop.setup import Setup, resolved_configuration
@@ -138,13 +140,7 @@ def _keep_old(path: Path, run_dir: Path) -> str | None:
 
 def _find_best(setup: Setup, record: StudyLedger) -> None:
     """Without a judge, the best run is the best measured one that nobody has declared void."""
-    wanted = setup.study.objective
-    candidates = filter(_is_ours, record.runs())
-    measured = [run for run in candidates if run.objective is not None and run.verdict != "void"]
-    if wanted is None or not measured:
-        best = None
-    else:
-        best = (max if wanted.goal == "max" else min)(measured, key=lambda run: run.objective or 0.0)
+    best = best_run(setup.study, record, setup.conditions)
     now = record.best()
     if (best and best.id) != (now and now.id):
         with record.ledger.write():
@@ -157,6 +153,8 @@ def _judge_again(setup: Setup, record: StudyLedger, outputs: Path, configuration
     summaries = SummaryWriter(outputs)
     with record.ledger.write():
         record.restart_judge("runs were measured again")
+        if setup.conditions:
+            record.set_docket({**Docket().as_dict(), "conditions": setup.conditions})
         judge.load()
         judgement = judge.sit(record.runs_open())
         if judgement is not None:

@@ -27,6 +27,7 @@ from looplab.launch.devices import Devices
 from looplab.launch.slots import make_slots
 from looplab.launch.tracking import has_wandb_key
 from looplab.ledger.study import RunRow
+from looplab.loop.flags import apply_options, edits_of_flags, hash_conditions
 from looplab.runs.capsule import Prints, in_git
 from looplab.runs.folder import hash_file
 from looplab.runs.names import inside
@@ -42,6 +43,8 @@ FIRST_SEED = 1
 MAX_SEED = 1 << 62
 """The ledger holds 64 bits, and replicates count up from the seed of the first run."""
 SEED_VARIABLE = "{seed}"
+CALL_OPTIONS = ("flags", "wandb_online", "wandb_entity", "wandb_project", "decide", "variants")
+"""Options of one call that are recorded with the study's configuration if they are given."""
 ANSWER = "proposals/next_config.json"
 """Where people write what the autopilot tries next, unless an agent's `answer` says another file."""
 
@@ -59,6 +62,22 @@ class Options:
     gpus: tuple[str, ...] | None = None
     share: bool | None = None
     extra: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    """Edits of every config by their flags, such as `steps=2000`."""
+    wandb_online: bool = False
+    wandb_entity: str | None = None
+    wandb_project: str | None = None
+    decide: bool | None = None
+    """False: only what people named or proposed is run."""
+    variants: int | None = None
+    """Proposals that one run may lead to by rules."""
+    again: bool = False
+    """Run the base configs once more, although they were run before."""
+    since_run: int = 0
+    since_round: int = 0
+    """The last run and round before the call, from which its `runs` and `rounds` are counted."""
+    alone: bool = False
+    """One config, once: what the study compares stays as it is."""
     informal: bool = False
     """Run without what the study requires of a formal run."""
     autopilot: bool = False
@@ -126,6 +145,10 @@ class Setup:
     prints: Prints
     """The data and what measures: runs under other ones cannot be compared."""
     notes: tuple[str, ...] = field(default=())
+    edits: tuple[str, ...] = ()
+    """What the flags of this call change in every config."""
+    conditions: str = ""
+    """Runs are compared only with runs of the same conditions: arguments of the trainer, number of steps."""
 
     @property
     def keep_going(self) -> bool:
@@ -188,19 +211,30 @@ def make_guard(study: Study) -> Guard:
     return Guard(knobs, [(n.set, n.to) for n in study.normalise], study.derive, study.constraints)
 
 
-def load_bases(lab: Path, study: Study, options: Options, guard: Guard) -> tuple[Base, ...]:
-    """The base configs, in order; every problem of every one of them is told at once."""
+def base_paths(lab: Path, study: Study, options: Options) -> dict[str, Path]:
+    """The files of the base configs by their names, in order."""
     names = options.cfgs or tuple(study.base)
     if not names:
         raise LabError(f"study {study.study!r} has no base config", hint="name one in lab.yaml (base:) or with --cfgs")
+    found = [inside(lab, name, "base config") for name in names]
+    shown = [str(path.relative_to(lab.resolve())) for path in found]
+    twice = {name for name in shown if shown.count(name) > 1}
+    if twice:
+        raise LabError(f"a base config is named twice: {', '.join(sorted(twice))}")
+    return dict(zip(shown, found, strict=True))
+
+
+def load_bases(
+    lab: Path, study: Study, options: Options, guard: Guard, more_edits: Sequence[str] = ()
+) -> tuple[Base, ...]:
+    """The base configs, in order, with the edits of the mode and `more_edits`."""
+    paths = base_paths(lab, study, options)
     if options.mode is not None and options.mode not in study.modes:
         known = ", ".join(study.modes) or "none"
         raise LabError(f"study {study.study!r} has no mode {options.mode!r}", hint=f"modes: {known}")
-    edits = study.modes[options.mode] if options.mode else ()
+    edits = [*(study.modes[options.mode] if options.mode else ()), *more_edits]
     bases = []
-    for name in names:
-        path = inside(lab, name, "base config")
-        shown = str(path.relative_to(lab.resolve()))
+    for shown, path in paths.items():
         try:
             applied = apply_edits(read_config(path), edits)
         except LabError as error:
@@ -212,9 +246,6 @@ def load_bases(lab: Path, study: Study, options: Options, guard: Guard) -> tuple
         config, secrets = hide_values(ruling.config)
         remember({}, map(str, secrets.values()))
         bases.append(Base(shown, config, (*applied.notes, *ruling.notes), secrets))
-    twice = {base.name for base in bases if [b.name for b in bases].count(base.name) > 1}
-    if twice:
-        raise LabError(f"a base config is named twice: {', '.join(sorted(twice))}")
     return tuple(bases)
 
 
@@ -267,8 +298,15 @@ def missing_for_formal(study: Study, slots: Sequence[Slot], devices: Devices) ->
 
 def prepare(lab: Lab, study: Study, options: Options) -> Setup:
     """Check everything that can be checked before anything is written or started."""
+    study, told = apply_options(study, options)
     guard = make_guard(study)
-    bases = load_bases(lab.folder, study, options, guard)
+    flags = []
+    if options.flags:
+        configs = {name: read_config(path) for name, path in base_paths(lab.folder, study, options).items()}
+        with lab.at(study, "flags"):
+            flags = edits_of_flags(study.flags, options.flags, configs)
+    edits = tuple(flag.edit for flag in flags)
+    bases = load_bases(lab.folder, study, options, guard, edits)
     devices = Devices()
     slots = plan_slots(study, options, devices)
     missing = missing_for_formal(study, slots, devices)
@@ -287,11 +325,15 @@ def prepare(lab: Lab, study: Study, options: Options) -> Setup:
     notes = tuple(f"{base.name}: {note}" for base in bases for note in base.notes)
     if not in_git(lab.folder):
         notes += (NO_GIT,)
+    notes = (*(flag.describe() for flag in flags), *told, *notes)
     with lab.at(study, "watch"):
         held_out = study.holdout.metric if study.holdout is not None else None
         check_watch(study.watch, study.objective, held_out, guard, [base.config for base in bases])
     seed = find_seed(study, bases[0])
-    setup = Setup(lab.folder, study, options, guard, bases, slots, devices, share, seed, prints, notes)
+    setup = Setup(
+        lab.folder, study, options, guard, bases, slots, devices, share, seed, prints, notes, edits,
+        hash_conditions(options.extra, flags),
+    )  # fmt: skip
     for base in bases:
         setup.seed_of(base.config)
     return setup
@@ -308,6 +350,7 @@ def resolved_configuration(setup: Setup) -> dict[str, Any]:
     options = {
         "mode": said.mode, "rounds": said.rounds, "runs": said.runs, "continuous": said.continuous,
         "extra": redact_argv(said.extra), "informal": said.informal, "autopilot": said.autopilot,
+        **{name: value for name in CALL_OPTIONS if (value := getattr(said, name)) not in (None, False, ())},
     }  # fmt: skip
     files = [entry.rules or (entry.agent and entry.agent.prompt) for entry in setup.study.proposers]
     return {
@@ -403,6 +446,8 @@ def make_proposers(
     others: list[Proposer] = []
     answers = [ANSWER] if setup.options.autopilot else []
     for entry in study.proposers:
+        if setup.options.decide is False and entry.queue is None:
+            continue
         if entry.rules is not None:
             from looplab.decide.rules import RulesProposer
 

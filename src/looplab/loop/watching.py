@@ -38,6 +38,7 @@ class Lookout:
         self._record = record
         self._outputs = outputs
         self._lab = setup.lab
+        self._conditions = setup.conditions
         self._knobs = KnobTable(setup.guard.knobs.values())
         self._tell = tell
         self._watcher = Watcher(study.watch, Directions(goals), study.objective)
@@ -56,6 +57,8 @@ class Lookout:
         to be stopped when an engine died, with the rule that wanted it."""
         if any(rule.prune for rule in self._study.watch):
             for run in self._record.runs(status="ok", limit=REMEMBERED):
+                if run.conditions != self._conditions:
+                    continue
                 batch = reader_of(self._study, self._outputs / run.id).poll(final=True)
                 self._watcher.ended(run.id, run.objective, batch)
         stopped = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -15,6 +16,7 @@ from looplab.ledger.study import RunRow, StudyLedger
 from looplab.measure.base import Batch, Curve
 from looplab.measure.summary import Directions, MetricSummary, Summariser, from_dict
 from looplab.report import curves, html, wording
+from looplab.report.gather import ARGUMENTS
 from looplab.runs import folder
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -68,7 +70,7 @@ def compare(outputs: Path, study: Study, record: StudyLedger, names: Sequence[st
     directions = Directions(goals)
     batches = [curves.read(outputs, row, study) for row in rows]
     summaries = [_summaries(outputs, row, batch, directions) for row, batch in zip(rows, batches, strict=True)]
-    configs = [record.config_of(row, outputs / row.id) for row in rows]
+    configs = [{**record.config_of(row, outputs / row.id), **_arguments(outputs, row)} for row in rows]
     return Comparison(
         study.study,
         rows,
@@ -76,6 +78,12 @@ def compare(outputs: Path, study: Study, record: StudyLedger, names: Sequence[st
         _metrics(summaries, study.objective.metric if study.objective else None, directions),
         tuple({name: curves.thin(curve) for name, curve in batch.items()} for batch in batches),
     )
+
+
+def _arguments(outputs: Path, row: RunRow) -> dict[str, str]:
+    """The arguments of the trainer beyond launch.command, as if they were a key of the config."""
+    extra = folder.read_json(outputs / row.id, "run.json", strict=False).get("extra")
+    return {ARGUMENTS: shlex.join(map(str, extra))} if isinstance(extra, list) and extra else {}
 
 
 def _summaries(outputs: Path, row: RunRow, batch: Batch, directions: Directions) -> dict[str, MetricSummary]:

@@ -7,6 +7,7 @@ error: a report is most wanted when something went wrong.
 from __future__ import annotations
 
 import re
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,6 +41,8 @@ from looplab.untrusted import UntrustedError, open_regular
 
 FAILURES = ("failed", "timeout", "lost")
 TAIL_LINES = 20
+ARGUMENTS = "extra arguments"
+"""Stands for a key where the arguments of the trainer beyond launch.command are shown."""
 MAX_OTHER_KEYS = 48
 """How many keys that are no knobs, but differ between runs, are shown as if they were."""
 WIDE = 1000.0
@@ -302,7 +305,9 @@ def gather(lab: Path, study: Study, record: StudyLedger) -> StudyFacts:
         best_so_far = _champions(court, runs, places)
         best = runs[places[court.champion]] if court.champion in places else None
     else:
-        best_so_far = _best_so_far(runs, goal)
+        champion = record.best() or (runs[-1].row if runs else None)
+        comparable = [run for run in runs if champion and run.row.conditions == champion.conditions]
+        best_so_far = _best_so_far(comparable, goal)
         best = _best(record, runs, places, best_so_far)
     # Replicates differ in their seed alone: that makes no knob of it.
     values = [own for own, run in zip(values, runs, strict=True) if run.into is None]
@@ -420,6 +425,8 @@ def _facts(study: Study, outputs: Path, file: _Files, knobs: dict[str, Any]) -> 
     notes = [*file.about.get("notes", ()), *file.summary.get("notes", ()), *file.problems]
     if file.about.get("formal") is False:
         notes.append("an informal run")
+    extra = file.about.get("extra")
+    extra = extra if isinstance(extra, list) else []
     metrics: dict[str, MetricSummary] = {}
     try:
         metrics = from_dict(file.summary.get("metrics", {}))
@@ -431,8 +438,11 @@ def _facts(study: Study, outputs: Path, file: _Files, knobs: dict[str, Any]) -> 
         row=row,
         knobs=knobs,
         changes={
-            key: {side: wording.value(key, value) for side, value in sides.items()}
-            for key, sides in file.changes.items()
+            **{
+                key: {side: wording.value(key, value) for side, value in sides.items()}
+                for key, sides in file.changes.items()
+            },
+            **({ARGUMENTS: {"new": wording.plain(shlex.join(map(str, extra)))}} if extra else {}),
         },
         metrics=metrics,
         objective=row.objective if study.objective else None,
@@ -529,17 +539,20 @@ def _with_points(runs: Sequence[RunFacts], found: Mapping[str, Point]) -> list[R
 def _with_differences(runs: Sequence[RunFacts]) -> list[RunFacts]:
     leads = {run.row.id: run.into or run.row.id for run in runs}
     means = {run.row.id: run.mean for run in runs}
-    bases: dict[str | None, float] = {}
+    conditions = {run.row.id: run.row.conditions for run in runs}
+    bases: dict[tuple[str | None, str], float] = {}
     for run in runs:
         if run.row.proposer == "base" and run.mean is not None:
-            bases.setdefault(run.row.base, run.mean)
+            bases.setdefault((run.row.base, run.row.conditions), run.mean)
     done = []
     for run in runs:
         if run.into is not None:  # what it adds is in the mean
             done.append(run)
             continue
-        base = None if run.row.proposer == "base" else bases.get(run.row.base)
+        base = None if run.row.proposer == "base" else bases.get((run.row.base, run.row.conditions))
         parent = means.get(leads.get(run.row.parent, "")) if run.row.parent else base
+        if conditions.get(run.row.parent or run.row.id) != run.row.conditions:
+            parent = None  # it was trained otherwise
         mine = run.mean
         done.append(
             replace(

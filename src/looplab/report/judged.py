@@ -253,9 +253,12 @@ def judged(study: Study, record: StudyLedger, found: Mapping[str, Point]) -> Jud
         return None
     kept = record.docket() or {}
     verdicts = record.verdicts()
+    every = found
+    found = {run: point for run, point in every.items() if point.run.conditions == kept.get("conditions", "")}
     first = next((point.run.id for point in found.values() if point.run.role == "base"), None)
-    base = next((run for run, evidence in verdicts.items() if "base" in evidence.get("flags", ())), first)
-    judgements = tuple(_judgement(run, evidence, found.get(run)) for run, evidence in verdicts.items())
+    bases = [run for run, evidence in verdicts.items() if "base" in evidence.get("flags", ()) and run in found]
+    base = bases[0] if bases else first
+    judgements = tuple(_judgement(run, evidence, every.get(run)) for run, evidence in verdicts.items())
     groups = [values for point in found.values() if len(values := point.values) > 1]
     noise = stats.pooled_spread(groups)
     counts: dict[str, int] = {}

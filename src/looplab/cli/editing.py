@@ -19,7 +19,7 @@ from looplab.decide.queue import read_queue
 from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger
 from looplab.loop.decision import Decider, Rejected
-from looplab.loop.setup import Options, Setup
+from looplab.loop.setup import Options, Setup, agent_warnings
 from looplab.runs.disk import refuse_network_disk
 from looplab.runs.names import random_suffix
 from looplab.runs.redact import redact_edits
@@ -49,6 +49,7 @@ def check(folder: Path | None, name: str | None, cfgs: Sequence[Path] | None, mo
                 "argv": argvs,
                 "knobs": {base.name: setup.guard.knob_values(base.config) for base in setup.bases},
                 "seed": setup.seed_route,
+                "warnings": agent_warnings(study, lab.folder),
             }
         )
         if json:
@@ -59,6 +60,8 @@ def check(folder: Path | None, name: str | None, cfgs: Sequence[Path] | None, mo
         for note in setup.notes:
             output.say(f"  note: {note}")
         output.say(f"  {_seed_line(setup)}")
+        for warning in agent_warnings(study, lab.folder):
+            output.say(f"  WARNING: {warning}")
         output.table(
             ("knob", "legal", *(base.name for base in setup.bases)),
             [

@@ -336,8 +336,9 @@ def test_a_hostile_answer_is_refused_with_its_reason_and_the_next_one_is_run(lab
 def test_a_refused_answer_never_stops_resume(lab: Any, name: str) -> None:
     agent = Misbehaving(lab, HOSTILE[name][0].replace("if n == 1", "if True"), tries=1)
     lab("autopilot", "--runs", "1", code=None)
-    lab("resume", code=None)
-    assert agent.rates() == [0.1, 0.3]
+    assert 0.2 not in agent.rates()
+    lab("resume")
+    assert len(agent.rates()) >= 2  # by the agent's next answer, or by whoever stands in for it
     lab("verify")
 
 

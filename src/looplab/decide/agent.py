@@ -10,6 +10,7 @@ the next iteration.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -650,15 +651,20 @@ def _draft(entry: Any) -> Draft:
     return Draft(tuple(str(parse_edit(edit)) for edit in given), None, **words)
 
 
-def _last_json_line(text: str) -> list[str]:
-    """The last line that looks like JSON: a program may print anything before its answer."""
-    lines = text[-MAX_ANSWER:].splitlines()
-    return next(([line] for line in reversed(lines[-LAST_LINES:]) if line[:1] in ("{", "[")), []) if lines[1:] else []
+def _last_answer(text: str) -> list[str]:
+    """The last line that is an object with proposals or edits: a program may print anything before its answer."""
+    for line in reversed(text.splitlines()[-LAST_LINES:]):
+        if line.startswith("{"):
+            with contextlib.suppress(UntrustedError):
+                found = load_json(line)
+                if isinstance(found, dict) and not found.keys().isdisjoint(("proposals", "edits")):
+                    return [line]
+    return []
 
 
 def _json_in(text: str, is_file: bool) -> Any:
     why = ""
-    for candidate in (text, *reversed(_BLOCK.findall(text)), *_last_json_line(text)):
+    for candidate in (text, *reversed(_BLOCK.findall(text)), *_last_answer(text)):
         try:
             return redact_data(mend(load_json(candidate), max_text=MAX_TEXT))
         except UntrustedError as error:

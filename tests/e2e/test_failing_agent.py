@@ -18,7 +18,8 @@ def piloted(lab: Any) -> Any:
     lab.write("agent.py", AGENT)
     (lab.folder / "calls").mkdir()
     command = [sys.executable, "-S", str(lab.folder / "agent.py")]
-    settings = {"cli": "command", "command": command, "wall": 600, "tries": 2, "call_retries": 1, "backoff": 0.01}
+    settings = {"cli": "command", "command": command, "wall": 600, "tries": 2, "call_retries": 1, "backoff": 0.01,
+                "writable": ["calls"]}  # fmt: skip
     lab.configure(proposers=[{"agent": settings}])
     return lab
 

@@ -197,6 +197,7 @@ def test_an_agent_that_removes_the_ledger_does_not_end_in_success(piloted: Any) 
     text = AGENT.replace("prompt = sys", "import shutil; shutil.rmtree(os.path.join(os.path.dirname(os.getcwd()), "
                          "'.looplab'))\nprompt = sys")  # fmt: skip
     piloted.write("agent.py", text)
+    change(piloted, dangerous=True)
     done = piloted("autopilot", "--runs", "1", code=None)
     assert done.code not in (0, None)
 

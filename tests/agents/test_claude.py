@@ -188,7 +188,7 @@ def test_what_is_not_known_means_nothing(record: Any) -> None:
 def test_the_command_line_is_safe_unless_danger_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     args = claude.argv(AgentSpec("claude", model="opus"), Request(schema={"type": "object"}, usd=2))
     assert args[:4] == ["-p", "--output-format", "stream-json", "--verbose"]
-    assert args[4:8] == ["--permission-mode", "acceptEdits", "--allowedTools", "Read,Edit,Write,Glob,Grep"]
+    assert args[4:8] == ["--permission-mode", "acceptEdits", "--allowedTools", "Read,Glob,Grep"]
     assert args[8:] == ["--model", "opus", "--json-schema", '{"type": "object"}', "--max-budget-usd", "2.000000"]
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     assert "--dangerously-skip-permissions" in claude.argv(AgentSpec("claude", dangerous=True), Request())

@@ -192,8 +192,11 @@ def test_what_is_not_known_means_nothing(line: str) -> None:
 
 
 def test_the_command_line_is_safe_unless_danger_is_meant() -> None:
-    assert codex.argv(AgentSpec("codex", model="gpt-5"), Request()) == [
-        "exec", "--json", "--skip-git-repo-check", "--sandbox", "workspace-write", "--model", "gpt-5", "-",
+    assert codex.argv(AgentSpec("codex", model="gpt-5"), Request(writable=("/tmp/a b",))) == [
+        "exec", "--json", "--skip-git-repo-check", "--sandbox", "workspace-write",
+        "-c", "sandbox_workspace_write.exclude_slash_tmp=true",
+        "-c", "sandbox_workspace_write.exclude_tmpdir_env_var=true",
+        "-c", 'sandbox_workspace_write.writable_roots=["/tmp/a b"]', "--model", "gpt-5", "-",
     ]  # fmt: skip
     dangerous = codex.argv(AgentSpec("codex", dangerous=True), Request(resume="01a1"))
     assert dangerous[-4:] == ["--dangerously-bypass-approvals-and-sandbox", "resume", "01a1", "-"]

@@ -452,7 +452,7 @@ def test_an_agent_gets_little_of_the_environment_and_keys_only_by_name(ask: Ask)
     body = 'message(json.dumps(sorted(os.environ))); tell(type="turn.completed")'
     names = json.loads(ask(body, environ=environ, env=("OPENAI_API_KEY",), extra_env={"LOOPLAB_LAB": "/lab"}).text)
     assert {*names} - {"LC_CTYPE"} == {
-        "PATH", "HOME", "OPENAI_API_KEY", "CODEX_HOME", "LOOPLAB_LAB", "LOOPLAB_AGENT_LOG",
+        "PATH", "HOME", "OPENAI_API_KEY", "CODEX_HOME", "LOOPLAB_LAB", "LOOPLAB_AGENT_LOG", "TMPDIR",
     }  # fmt: skip
     with pytest.raises(LabError, match="MISSING_KEY"):
         ask(body, environ=environ, env=("MISSING_KEY",))
@@ -595,3 +595,43 @@ def carries(pid: int, folder: Path) -> bool:
     with contextlib.suppress(OSError):
         return f"LOOPLAB_AGENT_LOG={folder}/".encode() in Path(f"/proc/{pid}/environ").read_bytes()
     return False
+
+
+MEASURED = """
+import resource, sys
+from pathlib import Path
+from looplab.agents.base import AgentSpec, Limits
+from looplab.agents.run import run_agent
+def ask(body, log):
+    spec = AgentSpec("command", command=(sys.executable, "-S", "-c", body))
+    return run_agent(spec, "", cwd=Path(sys.argv[1]), log=Path(sys.argv[1], log), limits=Limits(wall_s=600))
+ask("print(1)", "small.jsonl")
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+answer = ask(sys.argv[2], "large.jsonl")
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+print(answer.ok, answer.text.splitlines()[-1])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "body",
+    [
+        "sys.stdout.write('x' * 200_000_000 + '\\n')",
+        "[sys.stdout.write('progress \\n' * 100_000) for _ in range(220)]",
+        "[sys.stdout.write(('{' + 'y' * 8_000 + '\\n') * 100) for _ in range(250)]",
+        "[sys.stderr.write('x' * 1_000_000) for _ in range(200)]",
+        "[sys.stderr.write('warning: something\\n' * 50_000) for _ in range(210)]",
+    ],
+    ids=["a line", "short lines", "long lines", "an error line", "errors"],
+)
+def test_an_agent_that_prints_200_mb_costs_little_memory_and_its_last_line_is_found(tmp_path: Path, body: str) -> None:
+    agent = f"import sys\n{body}\nprint('the answer')"
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED, str(tmp_path), agent], capture_output=True, text=True, check=True
+    )
+    kilobytes, answer = done.stdout.splitlines()
+    assert answer == "True the answer"
+    assert int(kilobytes) < 50_000
+    written = sum(path.stat().st_size for path in tmp_path.glob("large.*"))
+    assert written < (18 << 20)

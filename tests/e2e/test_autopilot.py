@@ -37,6 +37,7 @@ def piloted(lab: Any) -> Any:
     lab.write("calls/.keep", "")
     (lab.folder / "calls/.keep").unlink()
     agent = {"cli": "command", "command": [sys.executable, "-S", str(lab.folder / "agent.py")], "wall": 600, "tries": 3}
+    agent["writable"] = ["calls"]
     lab.configure(proposers=[{"agent": agent}], constraints=["train.batch % 2 == 0"])
     return lab
 

@@ -31,7 +31,9 @@ def home() -> Iterator[Path]:
         yield folder
 
 
-def pilot(lab: Any, home: Path, cli: str, script: Sequence[Any], *args: str, **settings: Any) -> Any:
+def pilot(
+    lab: Any, home: Path, cli: str, script: Sequence[Any], *args: str, wrapper: Sequence[str] = (), **settings: Any
+) -> Any:
     with model.Model(script) as scripted:
         environ = {"HOME": str(home), "CODEX_HOME": str(home / "codex")}
         named: list[str] = []
@@ -53,7 +55,7 @@ def pilot(lab: Any, home: Path, cli: str, script: Sequence[Any], *args: str, **s
         }
         agent = {"cli": cli, "binary": model.program(cli), "env": named, "wall": "60s", "tries": 2, **settings}
         lab.configure(proposers=[{"agent": agent}], constraints=["train.batch % 2 == 0"])
-        done = lab("autopilot", *args, env=environ)
+        done = lab.start("autopilot", *args, env=environ, wrapper=wrapper).ended()
         return done, scripted
 
 
@@ -143,3 +145,57 @@ def test_a_repeat_and_another_seed_go_back_to_the_agent(lab: Any, home: Path, cl
 def test_the_final_message_is_an_answer_too(lab: Any, home: Path, cli: str) -> None:
     pilot(lab, home, cli, [say(cli, proposal("train.lr@set=0.25"))], "--runs", "1")
     assert lab.all("config.json")[1]["train"]["lr"] == 0.25
+
+
+# -- writing outside its folder
+
+
+def outside(cli: str, lab: Any) -> list[Any]:
+    """The model tries to change the trainer, the lab file, BEST, a recorded run and a file outside the lab."""
+    paths = [
+        lab.folder / "train.py",
+        lab.folder / "lab.yaml",
+        lab.outputs() / "BEST",
+        lab.folder.parent / "outside.txt",
+    ]
+    if cli == "codex":
+        patch = (
+            "*** Begin Patch\n*** Update File: ../train.py\n@@\n-import json, os, sys, time\n+import os\n*** End Patch"
+        )
+        steps = [f"echo '# changed' >> {path}" for path in paths]
+        steps += ["echo '# changed' >> ../train.py", "rm ../lab.yaml", f"apply_patch <<'EOF'\n{patch}\nEOF"]
+        return [model.UseTool("exec_command", {"cmd": step}) for step in steps]
+    steps = []
+    for path in paths:
+        steps.append(model.UseTool("Read", {"file_path": str(path)}))
+        steps.append(model.UseTool("Write", {"file_path": str(path), "content": "changed"}))
+    edit = {"file_path": str(paths[0]), "old_string": "import json, os, sys, time", "new_string": "import os"}
+    bash = {"command": f"echo changed >> {paths[0]}", "description": "x"}
+    return [*steps, model.UseTool("Edit", edit), model.UseTool("Bash", bash)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("landlock", [True, False])
+@both
+def test_nothing_outside_its_folder_is_changed_and_its_answer_counts(
+    lab: Any, home: Path, cli: str, landlock: bool
+) -> None:
+    # The lab is below the temporary folder, where codex's sandbox would let it write by default.
+    lab("run")
+    before = {name: (lab.folder / name).read_bytes() for name in ("train.py", "outputs/toy/BEST")}
+    temporary = [model.UseTool("exec_command", {"cmd": "mktemp && echo 1 > $(mktemp) && echo made"})]
+    steps = [*outside(cli, lab), *(temporary if cli == "codex" else [])]
+    wrapper = () if landlock else (sys.executable, str(ROOT / "tests/no_landlock.py"))
+    script = [*steps, write(cli, lab, proposal("train.lr@set=0.2")), done_by(cli)]
+    done, scripted = pilot(lab, home, cli, script, "--runs", "1", wrapper=wrapper)
+    assert not scripted.script  # all of it was tried
+    assert [config["train"]["lr"] for config in lab.all("config.json")] == [0.1, 0.2]
+    assert (lab.folder / "train.py").read_bytes() == before["train.py"]
+    assert not (lab.folder.parent / "outside.txt").exists()
+    assert "toy" in (lab.folder / "lab.yaml").read_text()
+    assert not lab.ask("SELECT 1 FROM events WHERE kind IN ('files changed', 'alarm')")  # not even for a moment
+    if cli == "codex":
+        assert "made" in str(scripted.requests[-1])
+    elif not landlock:
+        assert "NOT confined" in done.out
+    assert lab("verify").code == 0

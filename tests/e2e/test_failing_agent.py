@@ -18,7 +18,8 @@ def piloted(lab: Any) -> Any:
     lab.write("agent.py", AGENT)
     (lab.folder / "calls").mkdir()
     command = [sys.executable, "-S", str(lab.folder / "agent.py")]
-    settings = {"cli": "command", "command": command, "wall": 600, "tries": 2, "call_retries": 1, "backoff": 0.01}
+    settings = {"cli": "command", "command": command, "wall": 600, "tries": 2, "call_retries": 1, "backoff": 0.01,
+                "writable": ["calls"]}  # fmt: skip
     lab.configure(proposers=[{"agent": settings}])
     return lab
 
@@ -206,6 +207,7 @@ def test_an_agent_that_removes_the_ledger_does_not_end_in_success(piloted: Any) 
     text = AGENT.replace("prompt = sys", "import shutil; shutil.rmtree(os.path.join(os.path.dirname(os.getcwd()), "
                          "'.looplab'))\nprompt = sys")  # fmt: skip
     piloted.write("agent.py", text)
+    change(piloted, dangerous=True)
     done = piloted("autopilot", "--runs", "1", code=None)
     assert done.code not in (0, None)
 

@@ -137,7 +137,8 @@ def make(folder: Path, beside: Path, agent: dict[str, Any] | None = None, **more
     (beside / "pixel.png").write_bytes(bytes.fromhex(PIXEL))
     if folder.parent / "beside" != beside:
         (folder.parent / "beside").symlink_to(beside)
-    agent = agent or {"cli": "command", "command": [sys.executable, "-S", str(beside / "agent.py"), str(beside)]}
+    command = [sys.executable, "-S", str(beside / "agent.py"), str(beside)]
+    agent = agent or {"cli": "command", "command": command, "writable": [str(beside)]}
     (folder / "iterate.yaml").write_text(json.dumps(settings(agent, beside, **more), indent=1))
     (folder / "SOP.md").write_text("Look, think, try.\n")
     (folder / "evaluate.py").write_text(EVALUATE)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from looplab.agents.confine import landlock_version
+from looplab.agents.confine import COMPLETE, landlock_version
 from looplab.errors import LabError
 from looplab.iterate import settings as reading
 from looplab.iterate.record import Book, Story
@@ -42,6 +42,12 @@ class Lab:
         """What the agent does in addition, at its end."""
         path = self.beside / "agent.py"
         path.write_text(path.read_text() + more)
+
+    def free_agent(self, more: str) -> None:
+        """The same for an agent that may write anywhere."""
+        self.agent(more)
+        settings = json.loads((self.folder / "iterate.yaml").read_text())
+        self.change(agent={**settings["agent"], "dangerous": True})
 
     def go(self, start: int, end: int | None = None, retries: int = 1) -> Story:
         settings = reading.load(self.folder, {})
@@ -103,12 +109,23 @@ with ledger.write():
     ],
 )
 def test_whoever_changes_what_is_sealed_is_void(lab: Lab, cheat: str, said: str) -> None:
-    lab.agent(f"\n{cheat}\n")
+    lab.free_agent(f"\n{cheat}\n")
     end, why = last(lab.go(2))
     assert end == "void"
     assert said in why
+    assert any("DANGEROUS" in line for line in lab.told)
     assert project.branches(lab.folder) == ["looplab/v2-failed-1"]
     assert lab.calls == ["v2"]  # a cheat is not asked again
+
+
+@pytest.mark.skipif(landlock_version() < COMPLETE, reason="needs Linux 6.2")
+def test_the_kernel_keeps_an_agent_from_writing_outside_its_worktree(lab: Lab) -> None:
+    evaluator = lab.folder / "evaluate.py"
+    honest = evaluator.read_text()
+    lab.agent("\n(beside.parent / 'lab/evaluate.py').write_text('x')\n")
+    end, why = last(lab.go(2))
+    assert (end, evaluator.read_text()) == ("failed", honest)
+    assert "Permission denied" in why
 
 
 def test_the_checkpoint_of_another_version_is_refused_and_git_of_the_agents_own_is_not_used(lab: Lab) -> None:
@@ -181,7 +198,7 @@ def test_a_lab_may_be_a_folder_of_a_repository(tmp_path: Path) -> None:
 
 
 def test_the_lab_on_another_branch_is_told_and_nothing_is_lost(lab: Lab) -> None:
-    lab.agent("\nsubprocess.run(['git', 'switch', '-qc', 'other'], cwd=beside.parent / 'lab', check=True)\n")
+    lab.free_agent("\nsubprocess.run(['git', 'switch', '-qc', 'other'], cwd=beside.parent / 'lab', check=True)\n")
     with pytest.raises(LabError, match="was begun on branch main, the lab is on other"):
         lab.go(2)
     project.git(lab.folder, "switch", "-q", "main")
@@ -201,7 +218,7 @@ def test_what_is_in_the_way_of_a_merge_is_told_and_nothing_is_lost(lab: Lab) -> 
 
 
 def test_a_worktree_that_was_removed_is_a_failed_attempt(lab: Lab) -> None:
-    lab.agent("\nimport shutil; shutil.rmtree(Path.cwd())\n")
+    lab.free_agent("\nimport shutil; shutil.rmtree(Path.cwd())\n")
     assert last(lab.go(2)) == ("failed", "its worktree is gone")
 
 
@@ -299,7 +316,7 @@ def check_void(lab: Lab, story: Story) -> None:
 
 @pytest.mark.parametrize("how", CHEATS)
 def test_an_agent_that_forges_the_ledger_is_void_and_the_champion_keeps_its_value(lab: Lab, how: str) -> None:
-    lab.agent(f"\n{cheating(lab, how)}\n")
+    lab.free_agent(f"\n{cheating(lab, how)}\n")
     check_void(lab, lab.go(2))
 
 
@@ -342,7 +359,7 @@ with ledger.write():
 """
     CHEATS["an alarm is forged"] = forged
     try:
-        lab.agent(f"\n{cheating(lab, 'an alarm is forged')}\n")
+        lab.free_agent(f"\n{cheating(lab, 'an alarm is forged')}\n")
     finally:
         del CHEATS["an alarm is forged"]
     story = lab.go(2)
@@ -352,7 +369,7 @@ with ledger.write():
 
 
 def test_a_ledger_that_was_replaced_ends_the_iteration(lab: Lab) -> None:
-    lab.agent("""
+    lab.free_agent("""
 import shutil
 ledger = beside.parent / "lab/.looplab/ledger.db"
 shutil.copy(ledger, beside / "copy")

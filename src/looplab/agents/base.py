@@ -133,8 +133,13 @@ class AgentSpec:
     """codex: whether commands in the sandbox reach the network."""
     permission_mode: Literal["default", "acceptEdits", "plan", "auto", "dontAsk", "bypassPermissions"] = "acceptEdits"
     """claude: what is allowed without asking; nobody is there to be asked."""
-    allowed_tools: tuple[str, ...] = ("Read", "Edit", "Write", "Glob", "Grep")
-    """claude: tools that need no permission; `Bash(pytest *)` allows those commands."""
+    allowed_tools: tuple[str, ...] = ("Read", "Glob", "Grep")
+    """claude: tools that need no permission; `Bash(pytest *)` allows those commands. `acceptEdits` allows edits in its
+    folder; Edit or Write in this list, without a path, would be allowed everywhere."""
+    writable: tuple[str, ...] = ()
+    """Folders that it may write to, beside its own and the one for temporary files."""
+    confines_itself: bool = False
+    """command: its program has a sandbox of its own, which does not work inside another one."""
     extra_args: tuple[str, ...] = ()
     """Further arguments of the program."""
     env: tuple[str, ...] = ()
@@ -154,6 +159,8 @@ class Limits:
     usd: float | None = None
     output_bytes: int = 256 << 20
     """What it may print."""
+    log_bytes: int = 16 << 20
+    """How much of it is kept in the log, and of its errors beside it: the first half and the last one."""
     retries: int = 5
     """How often it is asked again after a rate limit."""
     retry_wait_s: float = 600.0
@@ -220,6 +227,8 @@ class Request:
     usd: float | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     """The environment it will have."""
+    writable: tuple[str, ...] = ()
+    """Folders that it may write to, beside its own."""
 
 
 class Adapter(Protocol):

@@ -38,6 +38,14 @@ def argv(spec: AgentSpec, request: Request) -> list[str]:
         args += ["--dangerously-bypass-approvals-and-sandbox"]
     else:
         args += ["--sandbox", spec.sandbox]
+        # By default its commands may write to /tmp and $TMPDIR, where a lab can be, and to what config.toml names.
+        settings = {
+            "exclude_slash_tmp": True,
+            "exclude_tmpdir_env_var": True,
+            "writable_roots": [*map(str, request.writable)],
+        }
+        for name, value in settings.items():
+            args += ["-c", f"sandbox_workspace_write.{name}={json.dumps(value, ensure_ascii=False)}"]
         if spec.network:
             args += ["-c", "sandbox_workspace_write.network_access=true"]
     if spec.model:

@@ -1,24 +1,34 @@
 """Confinement of code that an agent wrote: it may read everything and write only to given folders (Landlock).
 
-Run as a script by an isolated interpreter (`python -I -S confine.py FOLDER… -- PROGRAM ARGS…`); it imports nothing of
+Run as a script by an isolated interpreter (`python -I -S confine.py PATH… -- PROGRAM ARGS…`); it imports nothing of
 looplab. The kernel holds the limits for the program and all that it starts, and where it can (Landlock 6) keeps them
-from signalling processes outside. Devices and shared memory stay writable; the network is not restricted.
+from signalling processes outside. Shared memory stays writable, and devices as far as the caller says; the network is
+not restricted, nor are the mode, owner and times of files.
 """
 
 from __future__ import annotations
 
 import ctypes
+import glob
 import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from stat import S_ISDIR
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 PR_SET_NO_NEW_PRIVS = 38
 WRITE_FILE, TRUNCATE, REFER = 1 << 1, 1 << 14, 1 << 13
 MAKE_AND_REMOVE = sum(1 << bit for bit in range(4, 13))
 SCOPE_SIGNAL = 2
-ALWAYS_WRITABLE = ("/dev",)
+COMPLETE = 3
+"""The first version of Landlock that prevents all changes of content; before it, any file can be truncated."""
+ALL_DEVICES = ("/dev",)
+AGENT_DEVICES = (
+    *("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/ptmx", "/dev/pts"),
+    *("/dev/shm", "/dev/nvidia*", "/dev/dri", "/dev/kfd"),  # noqa: S108 (shared memory is made for this)
+)
+"""Patterns: what programs need, without disks."""
 
 
 class _Ruleset(ctypes.Structure):
@@ -35,16 +45,19 @@ def landlock_version() -> int:
     return max(0, int(ctypes.CDLL(None).syscall(CREATE_RULESET, None, 0, 1)))
 
 
-def confined(argv: Sequence[str], writable: Iterable[Path]) -> list[str]:
-    """The command line that runs `argv` (its program by its full path) with write access to these folders alone."""
-    return [sys.executable, "-I", "-S", __file__, *(str(path.resolve()) for path in writable), "--", *argv]
+def confined(argv: Sequence[str], writable: Iterable[Path], devices: Iterable[str] = ALL_DEVICES) -> list[str]:
+    """The command line that runs `argv` (its program by its full path) with write access to these folders and files
+    and to these devices alone."""
+    paths = [str(path.resolve()) for path in writable]
+    paths += [path for pattern in devices for path in sorted(glob.glob(pattern))]
+    return [sys.executable, "-I", "-S", __file__, *paths, "--", *argv]
 
 
 def restrict(writable: Iterable[str]) -> None:
     """Take the right to write elsewhere from this process, for good.
 
     Raises:
-        OSError: The kernel refused, or a folder is missing.
+        OSError: The kernel refused, or one of the paths is missing.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     version = landlock_version()
@@ -58,9 +71,10 @@ def restrict(writable: Iterable[str]) -> None:
 
     wanted = _Ruleset(rights, 0, SCOPE_SIGNAL)
     ruleset = call(CREATE_RULESET, ctypes.byref(wanted), ctypes.sizeof(wanted) if version >= 6 else 8, 0)
-    for folder in (*ALWAYS_WRITABLE, *writable):
-        parent = os.open(folder, os.O_PATH | os.O_CLOEXEC)
-        call(ADD_RULE, ruleset, 1, ctypes.byref(_BeneathRule(rights, parent)), 0)
+    for path in writable:
+        parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        allowed = rights if S_ISDIR(os.fstat(parent).st_mode) else rights & (WRITE_FILE | TRUNCATE)
+        call(ADD_RULE, ruleset, 1, ctypes.byref(_BeneathRule(allowed, parent)), 0)
         os.close(parent)
     if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "no_new_privs")

@@ -6,9 +6,12 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from looplab.runs.redact import HIDDEN, SHORTEST, known_secrets, redact_text
+from looplab.runs.redact import SHORTEST, hide_known, known_secrets, redact_text
 
-LONGEST_LINE = 16 << 20
+LONGEST_LINE = 4 << 20
+"""Bytes of a printed line that are kept; an answer has at most a quarter of this."""
+LONGEST_RECORD = 64 << 20
+"""Bytes of a line that is read back from a log."""
 PLAIN = {"URL", "HOST", "HOME", "DIR", "PATH", "FILE", "MODEL", "REGION", "PROJECT", "VERTEX", "BEDROCK"}
 """A variable whose name ends in one of these holds no secret; its value is to be seen in the log."""
 
@@ -25,9 +28,12 @@ class Lines:
     def feed(self, data: bytes) -> Iterator[str]:
         *ended, rest = data.split(b"\n")
         for part in ended:
-            self._hold(part)
-            yield from self.finish()
-            self._dropping = False
+            if self._parts or self._dropping or len(part) > self._longest:
+                self._hold(part)
+                yield from self.finish()
+                self._dropping = False
+            elif text := part.decode("utf-8", "replace").removesuffix("\r"):  # most lines
+                yield text
         self._hold(rest)
 
     def finish(self) -> Iterator[str]:
@@ -74,8 +80,7 @@ class Scrubber:
         self._secrets = sorted(values, key=len, reverse=True)
 
     def text(self, text: str) -> str:
-        for secret in self._secrets:
-            text = text.replace(secret, HIDDEN)
+        text = hide_known(text, self._secrets)
         # A torn emoji is a character that cannot be written.
         return redact_text(text).encode("utf-8", "replace").decode()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from looplab.agents.base import Answer, Command, End, Event, Message, Output, Session, Summary, Trouble, Usage
-from looplab.agents.lines import Lines, decode
+from looplab.agents.lines import LONGEST_RECORD, Lines, decode
 from looplab.agents.run import ADAPTERS
 from looplab.errors import LabError
 
@@ -38,6 +38,8 @@ def read_log(path: Path) -> Iterator[Event]:
         kind = record.get("type")
         if kind == "looplab.warning":
             yield Trouble(str(record.get("text")))
+        elif kind == "looplab.omitted":
+            yield Trouble(f"{record.get('lines')} lines with {record.get('characters')} characters are left out here")
         elif kind == "looplab.wait":
             yield Trouble(f"waited {record.get('seconds')} s: {record.get('why')}", rate_limited=True)
             ended = False
@@ -55,7 +57,9 @@ def read_log(path: Path) -> Iterator[Event]:
 def read_end(path: Path) -> Answer | None:
     """How a call of looplab's ended, from its log; None if it never came to its end."""
     try:
-        last = next((record for record in reversed(list(_records(path))) if record.get("type") == "looplab.end"), None)
+        last = None
+        for record in _records(path):
+            last = record if record.get("type") == "looplab.end" else last
     except LabError:
         return None
     if last is None:
@@ -97,7 +101,7 @@ def final_message(events: Iterable[Event]) -> str:
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
-    lines = Lines()
+    lines = Lines(LONGEST_RECORD)
     try:
         with path.open("rb") as file:
             while data := file.read(CHUNK):

@@ -114,8 +114,9 @@ class Process:
                         self.printed += len(data)
                         if not data:
                             selector.unregister(key.fileobj)
-                        for line in cut[key.data].feed(data) if data else cut[key.data].finish():
+                        if b"\n" in data:
                             self.last_line = time.monotonic()
+                        for line in cut[key.data].feed(data) if data else cut[key.data].finish():
                             yield key.data, line
                 tick()
         self._popen.wait()

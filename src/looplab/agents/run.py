@@ -2,8 +2,9 @@
 
     answer = run_agent(AgentSpec("codex"), "make the tests pass", cwd=folder, log=new_log(folder / "agent_runs", "v3"))
 
-What the agent prints goes to the log as it comes, without secrets, and its errors to a file beside it. Whatever
-happens, to the agent or to looplab, nothing that the agent started outlives the call (warden.py).
+What the agent prints goes to the log as it comes, without secrets, and its errors to a file beside it; of very much
+output the log has the beginning and the end. The agent can write to its folder and to one for temporary files
+(sandbox.py). Whatever happens, to the agent or to looplab, nothing that it started outlives the call (warden.py).
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import shutil
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
-from looplab.agents import claude, codex, command
+from looplab.agents import claude, codex, command, confine
 from looplab.agents.account import Meter, plus, priced
 from looplab.agents.base import (
     Adapter,
@@ -42,8 +44,10 @@ from looplab.agents.base import (
     Usage,
     is_rate_limit,
 )
+from looplab.agents.bounded import BoundedLog
 from looplab.agents.lines import Scrubber, decode
 from looplab.agents.process import MARK, Process
+from looplab.agents.sandbox import confinement_of, state_of, writable_folders
 from looplab.errors import LabError
 from looplab.measure.tail import LineTail
 from looplab.runs.redact import redact_argv
@@ -60,6 +64,12 @@ PASSED_ON = (
 )  # fmt: skip
 """What every agent gets of the environment; anything else, keys above all, only by its name in `AgentSpec.env`."""
 DANGER = ("danger-full-access", "bypassPermissions", "--yolo", "--dangerously-", "--allow-dangerously-")
+TEMPORARY = "tmp"
+"""The folder for temporary files, below that of a call."""
+MAX_PRINTED = 1_000_000
+"""Characters of what a command prints that are its answer: the last ones, in whole lines."""
+MAX_FILES = 10_000
+"""Changed files that are named."""
 GO_ON = "You were interrupted by a rate limit. Go on where you were; what was asked at first still holds."
 
 
@@ -134,7 +144,9 @@ def run_agent(
         raise LabError("the prompt is longer than the 10 MB that claude reads", hint="put what is long into files")
     if not cwd.is_dir():
         raise LabError(f"the agent's folder {cwd} is not there")
-    with tempfile.TemporaryDirectory(prefix="looplab-agent-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="looplab-agent-", ignore_cleanup_errors=True) as scratch:
+        os.mkdir(f"{scratch}/{TEMPORARY}")
+        extra_env = {**(extra_env or {}), "TMPDIR": f"{scratch}/{TEMPORARY}"}
         call = _Call(spec, limits, cwd, log, environ, {**(extra_env or {})}, on_event, stop or threading.Event())
         return call.run(prompt, resume, schema, Path(scratch), sleep or call.stop.wait, chance)
 
@@ -166,6 +178,8 @@ class _Call:
         self.started = time.monotonic()
         self.deadline = self.started + limits.wall_s
         self.spent = Usage()  # by the attempts before this one
+        self.confinement = confinement_of(spec)
+        self.writable: list[Path] | None = None  # where the kernel lets it write; None: everywhere
 
     def run(
         self,
@@ -177,7 +191,12 @@ class _Call:
         chance: Callable[[], float],
     ) -> Answer:
         prompt = self.scrubber.text(prompt)
-        request = Request(resume.id if resume else None, schema, usd=self.limits.usd, env=self.env)
+        folders = [scratch / TEMPORARY, *writable_folders(self.spec, self.cwd)]
+        request = Request(
+            resume.id if resume else None, schema, usd=self.limits.usd, env=self.env, writable=tuple(map(str, folders))
+        )
+        if self.confinement.by == "kernel":
+            self.writable = [self.cwd, *folders, *state_of(self.spec, self.env)]
         if schema is not None:
             request = replace(request, schema_file=scratch / "schema.json")
             (scratch / "schema.json").write_text(json.dumps(schema))
@@ -234,24 +253,34 @@ class _Call:
         if resume and resume.total is None:  # what was before may stand in the agent's own file
             self._read_side_log(story)
             story.meter = Meter(story.meter.told)
-        lines: list[str] = []
+        if self.writable is not None:
+            argv = confine.confined(argv, self.writable, confine.AGENT_DEVICES)
+        printed, count = _LastLines(MAX_PRINTED), 0
         with self._files() as (out, err), Process(argv, self.env, self.cwd, self.limits.grace_s) as process:
             for stream, line in process.lines(prompt, lambda: self._watch(story, process)):
                 if stream == "stderr":
-                    clean = self.scrubber.text(line)
-                    story.last_error = clean.strip() or story.last_error
-                    self._write(err, clean)
+                    story.last_error = line if line.strip() else story.last_error
+                    err.add(line)
                 elif self.spec.cli == "command":
-                    lines.append(self.scrubber.text(line))
-                    self._write(out, json.dumps({"type": command.OUTPUT, "text": lines[-1]}, ensure_ascii=False))
-                    self._tell(story, Message(lines[-1]))
-                else:
+                    printed.add(line)
+                    out.add(line)
+                    count += 1
+                    if self.on_event is not None:
+                        self.on_event(Message(self.scrubber.text(line)))
+                elif line.startswith("{"):
                     clean, record = self.scrubber.line(line)
-                    self._write(out, clean)
+                    out.add(clean, clean=True)
                     for event in self.adapter.events(record) if record is not None else []:
                         self._tell(story, event)
-        if self.spec.cli == "command" and not story.why:
-            self._tell(story, End(process.exit_code == 0, "\n".join(lines)))
+                else:
+                    out.add(line)
+        story.last_error = self.scrubber.text(story.last_error[:MAX_PRINTED]).strip()
+        if self.spec.cli == "command":
+            if count:
+                story.add(Message(self.scrubber.text(printed.last())))
+                story.counts = story.counts[0] + count - 1, *story.counts[1:]
+            if not story.why:
+                self._tell(story, End(process.exit_code == 0, self.scrubber.text(printed.text())))
         story.close(process)
         if not story.why and (over := self._too_dear(story)):
             # It was told only with the answer, which is paid for: it is kept, and the account knows.
@@ -308,9 +337,18 @@ class _Call:
     # -- the log
 
     @contextlib.contextmanager
-    def _files(self) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-        with self._open(self.log) as out, self._open(self.log.with_suffix(".stderr")) as err:
+    def _files(self) -> Iterator[tuple[BoundedLog, BoundedLog]]:
+        limit = self.limits.log_bytes
+        render = self._printed if self.spec.cli == "command" else self.scrubber.text
+        errors = self.log.with_suffix(".stderr")
+        with (
+            BoundedLog(self.log, limit, render, _omitted_record) as out,
+            BoundedLog(errors, limit, self.scrubber.text, _omitted_text) as err,
+        ):
             yield out, err
+
+    def _printed(self, line: str) -> str:
+        return json.dumps({"type": command.OUTPUT, "text": self.scrubber.text(line)}, ensure_ascii=False)
 
     def _open(self, path: Path) -> IO[bytes]:
         try:
@@ -333,9 +371,9 @@ class _Call:
 
     def _begin(self, argv: list[str], prompt: str) -> None:
         start = {"cli": self.spec.cli, "argv": redact_argv(argv), "cwd": str(self.cwd), "prompt": prompt}
-        self._note({"type": "looplab.start", **start})
-        if self.spec.dangerous:
-            text = "DANGEROUS: the agent runs without a sandbox and may do anything that this user may do"
+        self._note({"type": "looplab.start", **start, "confined": self.confinement.by})
+        text = self.confinement.warning
+        if text:
             self._note({"type": "looplab.warning", "text": text})
             if self.on_event is not None:
                 self.on_event(Trouble(text))
@@ -358,6 +396,35 @@ class _Call:
         numbers = {"usage": asdict(answer.usage), "seconds": round(answer.seconds, 3), "attempts": attempts}
         self._note({"type": "looplab.end", **told, **numbers, "exit_code": answer.exit_code})
         return answer
+
+
+def _omitted_record(lines: int, characters: int) -> str:
+    return json.dumps({"type": "looplab.omitted", "lines": lines, "characters": characters})
+
+
+def _omitted_text(lines: int, characters: int) -> str:
+    return f"[looplab: {lines:,} lines with {characters:,} characters are left out here]"
+
+
+class _LastLines:
+    """The last lines of an output, of about so many characters together; at least one."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._lines: deque[str] = deque()
+        self._size = 0
+
+    def add(self, line: str) -> None:
+        self._lines.append(line)
+        self._size += len(line) + 1
+        while self._size > self._limit and len(self._lines) > 1:
+            self._size -= len(self._lines.popleft()) + 1
+
+    def last(self) -> str:
+        return self._lines[-1]
+
+    def text(self) -> str:
+        return "\n".join(self._lines)
 
 
 @dataclass(slots=True)
@@ -396,7 +463,8 @@ class _Story:
         elif isinstance(event, Output):
             self.counts = messages, commands, failures + bool(event.exit_code)
         elif isinstance(event, FileChange):
-            self.files[event.path] = None
+            if len(self.files) < MAX_FILES:
+                self.files[event.path] = None
         elif isinstance(event, Usage):
             self.meter.add(event)
         elif isinstance(event, Trouble):

@@ -21,7 +21,7 @@ from looplab.guard.knobs import Knob
 from looplab.ledger.ledger import Ledger
 from looplab.loop.decision import Decider, Rejected
 from looplab.loop.flags import edits_of_flags
-from looplab.loop.setup import Options, Setup
+from looplab.loop.setup import Options, Setup, agent_warnings
 from looplab.runs.disk import refuse_network_disk
 from looplab.runs.names import random_suffix
 from looplab.runs.redact import redact_edits
@@ -53,6 +53,7 @@ def check(folder: Path | None, name: str | None, cfgs: Sequence[Path] | None, mo
                 "commands": {name: command.as_dict() for name, command in commands.items()},
                 "knobs": {base.name: setup.guard.knob_values(base.config) for base in setup.bases},
                 "seed": setup.seed_route,
+                "warnings": agent_warnings(study, lab.folder),
             }
         )
         if json:
@@ -63,6 +64,8 @@ def check(folder: Path | None, name: str | None, cfgs: Sequence[Path] | None, mo
         for note in setup.notes:
             output.say(f"  note: {note}")
         output.say(f"  {_seed_line(setup)}")
+        for warning in agent_warnings(study, lab.folder):
+            output.say(f"  WARNING: {warning}")
         output.table(
             ("knob", "legal", *(base.name for base in setup.bases)),
             [

@@ -218,6 +218,10 @@ class Agent(Part):
     """Names of variables that it gets, such as OPENAI_API_KEY."""
     extra: Texts = Field(default_factory=list)
     """Further arguments of its program."""
+    writable: Texts = Field(default_factory=list)
+    """Folders that it may write to beside the one of its answer; relative ones are in the lab."""
+    log_mb: int = Field(16, ge=1)
+    """Megabytes of what it prints that its log keeps: the first half and the last one."""
     network: bool = False
     dangerous: bool = False
     """Without a sandbox and without permissions."""

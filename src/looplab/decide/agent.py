@@ -10,6 +10,7 @@ the next iteration.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -23,6 +24,7 @@ from typing import Any
 
 from looplab.agents.account import Account, Allowance
 from looplab.agents.base import AgentSpec, Answer, Limits, Price, Session, Summary
+from looplab.agents.integrity import CallGuard
 from looplab.agents.lines import named_secrets
 from looplab.agents.log import read_end, read_usage
 from looplab.agents.process import kill_marked
@@ -37,7 +39,7 @@ from looplab.errors import LabError
 from looplab.guard.guard import Guard, Problem
 from looplab.ledger.study import RunRow, StudyLedger
 from looplab.runs import clock
-from looplab.runs.redact import redact_proposal, redact_text, remember
+from looplab.runs.redact import redact_data, redact_proposal, redact_text, remember
 from looplab.untrusted import MAX_TEXT, UntrustedError, clean_line, load_json, mend, mend_text, read_bounded
 
 NAME = "agent"
@@ -51,6 +53,8 @@ MAX_REFUSALS = 8
 """Refused answers and proposals that a question names."""
 MAX_REFUSAL = 1_000
 """Characters of one of them."""
+LAST_LINES = 20
+"""Lines at the end of an output that may be its answer."""
 MAX_WAIT_S = 600.0
 """The longest wait before an agent whose calls fail is asked again."""
 STOPPED = "stopped"
@@ -122,6 +126,7 @@ class AgentProposer:
         base: Mapping[str, Any], left: Callable[[], str], wake: Callable[[], None] = lambda: None, *,
         check: Check | None = None, report: Report = lambda call, why, outcome: None,
         stand_in: Callable[[], Proposer | None] = lambda: None,
+        tell: Callable[[str, str], None] = lambda kind, text: None,
     ) -> None:  # fmt: skip
         """Make a proposer that asks an agent.
 
@@ -131,6 +136,7 @@ class AgentProposer:
             check: Returns why a proposal would be rejected; only the guard is asked if not given.
             report: Told of every call that failed and every answer that was refused.
             stand_in: Returns the proposer that fills in after the agent gave up; None if there is none.
+            tell: Gets what people must know of files that were changed: its kind (`note` or `alarm`) and a sentence.
         """
         self.problem: str | None = None
         self.failure: str | None = None
@@ -150,7 +156,8 @@ class AgentProposer:
         self._logs = lab / "agent_runs"
         self._file = lab / settings.answer
         self._template = read_template(lab / settings.prompt if settings.prompt else None)
-        self._spec = spec_of(settings)
+        self._spec = spec_of(settings, lab)
+        self._files = CallGuard(self._spec, lab, outputs, study, self._file, tell)
         remember({}, named_secrets(os.environ, self._spec.env))
         self._allowance = Allowance(study.budget.tokens, study.budget.usd)
         check_spec(self._spec, self._limits())
@@ -211,7 +218,8 @@ class AgentProposer:
 
     def _limits(self, account: Account | None = None) -> Limits:
         settings = self._settings
-        limits = Limits(settings.wall, settings.tokens, settings.usd, retries=settings.retries)
+        limits = Limits(settings.wall, settings.tokens, settings.usd, retries=settings.retries,
+                        log_bytes=settings.log_mb << 20)  # fmt: skip
         return (account or Account()).left(self._allowance).within(limits)
 
     def _wait(self, times: int) -> float:
@@ -237,6 +245,7 @@ class AgentProposer:
             # It is removed, not emptied: claude writes no file that exists and that it has not read.
             self._file.parent.mkdir(parents=True, exist_ok=True)
             remove(self._file)
+            self._files.prepare(study)
             call.log = new_log(self._logs, self._study.study)
             call.id = call.log.stem
         except Exception as error:
@@ -271,10 +280,12 @@ class AgentProposer:
     def _work(self, call: _Call, prompt: str, session: Session | None, limits: Limits) -> None:
         """In the thread: ask, and keep what was written where it can be found again."""
         try:
+            self._files.begin(call.id)
             answer = run_agent(
                 self._spec, prompt, cwd=self._file.parent, log=call.log, limits=limits, resume=session, schema=SCHEMA,
                 stop=self._stop,
             )  # fmt: skip
+            self._files.finish()
             self._collect(call, answer)
             call.answer = answer
         except LabError as error:
@@ -325,6 +336,10 @@ class AgentProposer:
             usage = {key: value for key, value in asdict(answer.usage).items() if key not in ("scope", "message")}
             told = {"usage": usage, "seconds": round(answer.seconds, 3), "attempts": answer.attempts,
                     "session": answer.session.id if answer.session else None}  # fmt: skip
+        void = self._files.rule(study, call.id)
+        if void is not None:
+            told["void"] = void
+            call.refused = f"{void}. Write to {self._file} and nowhere else"
         failure = call.failure
         if failure is not None:
             failure = clean_line(failure, MAX_REFUSAL)
@@ -489,6 +504,7 @@ class AgentProposer:
             study.agent_answered(call.id, ok=False, why=why, usage=asdict(answer.usage) if answer else {},
                                  interrupted=True)  # fmt: skip
             return
+        self._files.recover(call.id)
         # The file was cleared before it was asked, so what it holds now is the answer.
         self._collect(call, answer)
         call.answer = answer
@@ -502,6 +518,7 @@ class UnaskedAgent(AgentProposer):
     def __init__(self, *given: Any, asks: list[Ask], **named: Any) -> None:
         super().__init__(*given, **named)
         self._asks = asks
+        self._files.looks_only = True
 
     def _ask(self, study: StudyLedger, n: int, attempt: int) -> None:
         self._asks.append(Ask(self.name, self._spec.cli, n))
@@ -577,11 +594,12 @@ def written_in(path: Path) -> str | None:
     return None if text.strip() in ("", "{}") else redact_text(text)
 
 
-def spec_of(settings: Agent) -> AgentSpec:
+def spec_of(settings: Agent, lab: Path) -> AgentSpec:
     price = settings.price
     return AgentSpec(
         settings.cli, settings.model, settings.binary, tuple(settings.command), network=settings.network,
         extra_args=tuple(settings.extra), env=tuple(settings.env), dangerous=settings.dangerous,
+        writable=tuple(str(lab / Path(name).expanduser()) for name in settings.writable),
         price=Price(price.input, price.output, price.cached_input) if price is not None else None,
     )  # fmt: skip
 
@@ -633,11 +651,22 @@ def _draft(entry: Any) -> Draft:
     return Draft(tuple(str(parse_edit(edit)) for edit in given), None, **words)
 
 
+def _last_answer(text: str) -> list[str]:
+    """The last line that is an object with proposals or edits: a program may print anything before its answer."""
+    for line in reversed(text.splitlines()[-LAST_LINES:]):
+        if line.startswith("{"):
+            with contextlib.suppress(UntrustedError):
+                found = load_json(line)
+                if isinstance(found, dict) and not found.keys().isdisjoint(("proposals", "edits")):
+                    return [line]
+    return []
+
+
 def _json_in(text: str, is_file: bool) -> Any:
     why = ""
-    for candidate in (text, *reversed(_BLOCK.findall(text))):
+    for candidate in (text, *reversed(_BLOCK.findall(text)), *_last_answer(text)):
         try:
-            return mend(load_json(candidate), max_text=MAX_TEXT)
+            return redact_data(mend(load_json(candidate), max_text=MAX_TEXT))
         except UntrustedError as error:
             if is_file or candidate.lstrip()[:1] in "{[":  # meant as JSON
                 why = why or clean_line(str(error), MAX_REASON)

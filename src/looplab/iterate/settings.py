@@ -113,8 +113,12 @@ class Agent(Part):
     """Names of variables that it gets, such as OPENAI_API_KEY."""
     extra: Texts = Field(default_factory=list)
     """Further arguments of its program."""
-    allowed_tools: Texts = Field(default_factory=lambda: ["Read", "Edit", "Write", "Glob", "Grep", "Bash"])
-    """claude: tools that need no permission."""
+    allowed_tools: Texts = Field(default_factory=lambda: ["Read", "Glob", "Grep", "Bash"])
+    """claude: tools that need no permission, beside edits in the worktree."""
+    writable: Texts = Field(default_factory=list)
+    """Folders that it may write to beside the worktree; relative ones are in the lab."""
+    log_mb: int = Field(16, ge=1)
+    """Megabytes of what it prints that its log keeps: the first half and the last one."""
     network: bool = False
     dangerous: bool = False
     """Without a sandbox and without permissions."""
@@ -213,7 +217,7 @@ def make_spec(agent: Agent, flags: Flags, extra: Sequence[str] = ()) -> AgentSpe
     spec = AgentSpec(
         agent.cli, agent.model, agent.binary, tuple(agent.command), network=agent.network,
         extra_args=(*agent.extra, *extra), env=tuple(agent.env), dangerous=agent.dangerous,
-        allowed_tools=tuple(agent.allowed_tools),
+        allowed_tools=tuple(agent.allowed_tools), writable=tuple(agent.writable),
         price=AgentPrice(price.input, price.output, price.cached_input) if price is not None else None,
     )  # fmt: skip
     if agent.cli == "command":
@@ -231,7 +235,7 @@ def make_spec(agent: Agent, flags: Flags, extra: Sequence[str] = ()) -> AgentSpe
     model = ("--model", spec.model) if spec.model else ()
     rest = (*approval, *flags.json, *model, *agent.extra, *extra, "-")
     command = (spec.binary or "codex", "exec", "--skip-git-repo-check", *rest)
-    return replace(spec, cli="command", command=command, extra_args=())
+    return replace(spec, cli="command", command=command, extra_args=(), confines_itself=True)
 
 
 def _approved(spec: AgentSpec, flags: tuple[str, ...]) -> AgentSpec:
@@ -256,7 +260,7 @@ def _approved(spec: AgentSpec, flags: tuple[str, ...]) -> AgentSpec:
 
 
 def limits_of(agent: Agent) -> Limits:
-    return Limits(agent.wall, agent.tokens, agent.usd, retries=agent.retries)
+    return Limits(agent.wall, agent.tokens, agent.usd, retries=agent.retries, log_bytes=agent.log_mb << 20)
 
 
 def _wrong(document: Document, error: ValidationError) -> LabError:

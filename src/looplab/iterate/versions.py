@@ -19,6 +19,7 @@ from looplab.agents.confine import landlock_version
 from looplab.agents.log import read_end
 from looplab.agents.process import kill_marked
 from looplab.agents.run import check_spec, find_program, run_agent
+from looplab.agents.sandbox import confinement_of
 from looplab.config.files import canonical_json, dump_json, write_atomic
 from looplab.config.lab import load_lab
 from looplab.errors import LabError
@@ -86,6 +87,8 @@ class Iteration:
                 raise LabError(f"smoke.writable: there is no folder {path}", file=self.lab / FILE)
             if ledger.is_relative_to(path) or path.is_relative_to(ledger):
                 raise LabError(f"smoke.writable: {path} has the ledger in it", file=self.lab / FILE)
+        if warning := confinement_of(self.spec).warning:
+            self.tell(f"WARNING: {warning}")
         if self.settings.smoke and not landlock_version():
             self.tell("WARNING: without Landlock in the kernel, smoke runs of versions are NOT confined. Code that "
                       "the agent wrote can change any file of yours, the ledger included")  # fmt: skip
@@ -292,11 +295,10 @@ class Iteration:
             start_engine(self.lab, study, patron=os.getpid())
 
     def _with_slots(self) -> AgentSpec:
-        """codex in its sandbox must reach the ledger, through which `looplab submit` speaks with the lab."""
-        if self.spec.cli != "codex" or self.spec.dangerous or not self._trains_here():
-            return self.spec
-        roots = f"sandbox_workspace_write.writable_roots={json.dumps([str(self.lab / '.looplab')])}"
-        return replace(self.spec, extra_args=("-c", roots, *self.spec.extra_args))
+        """The agent in its sandbox must reach the ledger, through which `looplab submit` speaks with the lab."""
+        named = [str(self.lab / Path(name).expanduser()) for name in self.spec.writable]
+        ledger = [str(self.lab / ".looplab")] if self._trains_here() else []
+        return replace(self.spec, writable=(*ledger, *named))
 
     def _show(self, event: Event) -> None:
         if isinstance(event, Command):

@@ -563,6 +563,15 @@ class StudyLedger:
             )
         return files
 
+    def recorded_files(self, run: str) -> dict[str, str]:
+        """The SHA-256 of all files of a run that must not change, by their path in the run folder."""
+        files: dict[str, str] = {}
+        sql = "SELECT data FROM events WHERE study=? AND (run=? OR kind='archived') ORDER BY seq"
+        for (text,) in self.ledger.rows(sql, (self.study, run)):
+            data = load_own_json(text)
+            files |= data.get("files") or data.get("runs", {}).get(run, {})
+        return files
+
     def record_changed(self, run: str, changes: Sequence[folder.Change]) -> None:
         """Recorded files that the run itself has changed."""
         self.ledger.record("record changed", self.study, run, changes=[asdict(change) for change in changes])
@@ -948,6 +957,14 @@ class StudyLedger:
 
     def agent_answered(self, call: str, **data: Any) -> None:
         self.ledger.record("agent answered", self.study, call=call, **data)
+
+    def agent_unconfined(self, text: str) -> None:
+        """Record that an agent of this study can write outside its folder."""
+        self.ledger.record("agent not confined", self.study, text=text)
+
+    def files_changed(self, call: str, **data: Any) -> None:
+        """Files of the lab that were changed while an agent was asked; `by` says by whom."""
+        self.ledger.record("files changed", self.study, call=call, **data)
 
     def agent_calls(self) -> list[dict[str, Any]]:
         """All calls, oldest first: what was asked, with what was answered under `answer` (None: not yet). Both have the

@@ -42,7 +42,7 @@ from looplab.loop.place import PlaceMonitor, note_place
 from looplab.loop.planning import News, Planner
 from looplab.loop.prepare import PREPARED, Prepared, Preparer
 from looplab.loop.remeasure import remeasure
-from looplab.loop.setup import Setup, compared_changes, resolved_configuration
+from looplab.loop.setup import Setup, agent_warnings, compared_changes, resolved_configuration
 from looplab.loop.warm import MODELS
 from looplab.loop.watching import Lookout
 from looplab.measure.base import Batch
@@ -169,7 +169,8 @@ class Engine:
         self._base_keys = [decide_base(setup, base).key for base in setup.bases]
         self._bench = Bench(setup.study, self.study, self.folder) if setup.study.judge is not None else None
         decider = Decider(setup, self.study)
-        self._planner = Planner(setup, self.study, decider, self._bench, self._tell, self._jot, executor.wake)
+        self._planner = Planner(setup, self.study, decider, self._bench, self._tell, self._jot, executor.wake,
+                                warn=self._warn)  # fmt: skip
         self._lookout = None
         if setup.study.watch:
             self._lookout = Lookout(setup, self.study, self.folder, self._tell)
@@ -242,6 +243,7 @@ class Engine:
         gc.freeze()  # what was imported lives as long as the engine: no need to look through it again and again
         try:
             self.study.take_commands()  # what was asked of an engine that is gone
+            self._warn_of_agents()
             self._recover()
             beat = time.monotonic()
             while True:
@@ -332,6 +334,22 @@ class Engine:
     def _jot(self, line: str) -> None:
         """A line for the lab book."""
         self._lines.append(line)
+
+    def _warn(self, kind: str, text: str) -> None:
+        """Tell people about agents: in the terminal and the lab book, and an alarm by the alerts of the watch rules."""
+        self._tell(News(kind, text))
+        self._jot(labbook.line(time.time(), kind, text, "", ""))
+        if kind == "alarm" and self._lookout is not None:
+            self._lookout.alert_all(text)
+
+    def _warn_of_agents(self) -> None:
+        """Say once which agents of the study can write outside their folders."""
+        if self.setup.options.jobs is not None or self.setup.options.asked_only:
+            return
+        for warning in agent_warnings(self.setup.study, self.setup.lab):
+            with self._ledger.write():
+                self.study.agent_unconfined(warning)
+            self._warn("alarm", warning)
 
     def slot_of(self, run_id: str) -> str:
         slot = self._held.get(run_id)

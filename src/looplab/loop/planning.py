@@ -60,7 +60,8 @@ class Planner:
 
     def __init__(self, setup: Setup, study: StudyLedger, decider: Decider, bench: Bench | None,
                  tell: Callable[[News], None], book: Callable[[str], None],
-                 wake: Callable[[], None] = lambda: None, asks: list[Ask] | None = None) -> None:  # fmt: skip
+                 wake: Callable[[], None] = lambda: None, asks: list[Ask] | None = None,
+                 warn: Callable[[str, str], None] = lambda kind, text: None) -> None:  # fmt: skip
         """With `asks`, for a preview: no agent is called and no file is changed; the calls are noted there."""
         self.queue: deque[RunRow] = deque()
         """Decided on, waiting for a slot."""
@@ -80,7 +81,7 @@ class Planner:
         outputs = folder.study_folder(setup.lab, study.study)
         history = History(study, outputs, setup.conditions)
         self._proposers = make_proposers(
-            setup, history, outputs, self._left, wake, asks, check=self._check, report=self._report_call
+            setup, history, outputs, self._left, wake, asks, check=self._check, report=self._report_call, tell=warn
         )
         self._file_proposers = [one for one in self._proposers if isinstance(one, FileProposer)]
         self._bases = [decide_base(setup, base) for base in setup.bases]  # those that may still need a run

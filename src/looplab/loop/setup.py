@@ -416,6 +416,17 @@ def unsearched(setup: Setup) -> set[str]:
     return keys | ({warm.mode, warm.source} if warm is not None else set())
 
 
+def agent_warnings(study: Study, lab: Path) -> list[str]:
+    """Which agents of a study can write outside their folders on this machine, in words."""
+    agents = [entry.agent for entry in study.proposers if entry.agent is not None]
+    if not agents:
+        return []
+    from looplab.agents.sandbox import confinement_of
+    from looplab.decide.agent import spec_of
+
+    return [warning for agent in agents if (warning := confinement_of(spec_of(agent, lab)).warning)]
+
+
 def make_proposers(
     setup: Setup,
     history: History,
@@ -426,6 +437,7 @@ def make_proposers(
     *,
     check: Callable[[Proposal], Sequence[Problem]] | None = None,
     report: Callable[[str, str, str], None] = lambda call, why, outcome: None,
+    tell: Callable[[str, str], None] = lambda kind, text: None,
 ) -> tuple[Proposer, ...]:
     """The proposers in the order in which they are asked: people always come first.
 
@@ -435,6 +447,7 @@ def make_proposers(
         asks: For a preview, which calls no agent and leaves all files as they are: where it notes the calls.
         check: Returns why a proposal would be rejected.
         report: Told of every call of an agent that failed and every answer that was refused.
+        tell: Gets what people must know of agents: its kind (`note` or `alarm`) and a sentence.
     """
     if setup.options.jobs is not None:
         from looplab.loop.submitting import JobQueue
@@ -466,7 +479,7 @@ def make_proposers(
             answers.append(entry.agent.answer)
             alone = sum("queue" not in one.model_fields_set for one in study.proposers) == 1
             known = (entry.agent, study, setup.guard, setup.lab, outputs, history, base, left, wake)
-            named: Any = {"check": check, "report": report}
+            named: Any = {"check": check, "report": report, "tell": tell}
             if alone:
                 named["stand_in"] = lambda: make_stand_in(setup, history, check)
             others.append(AgentProposer(*known, **named) if asks is None else UnaskedAgent(*known, asks=asks, **named))

@@ -92,6 +92,13 @@ class Lookout:
         if alarm.alert is not None:
             self._alert(alarm.alert, {"study": run.study, **alarm.plain()})
 
+    def alert_all(self, text: str) -> None:
+        """Send an alarm that is not about one run to everybody whom a rule alerts."""
+        targets = [rule.alert for rule in self._study.watch if rule.alert is not None]
+        for place, alert in enumerate(targets):
+            if alert not in targets[:place]:
+                self._alert(alert, {"study": self._study.study, "rule": "agent", "text": text})
+
     def _alert(self, alert: Alert, payload: dict[str, object]) -> None:
         self._alerts = [thread for thread in self._alerts if thread.is_alive()]
         self._alerts.append(send(alert, payload, lambda why: self._tell(News("note", why)), folder=self._lab))

@@ -225,9 +225,7 @@ def redact_text(text: str) -> str:
     """Return the text without secrets."""
     if len(text) < SHORTEST:
         return text
-    for value in remembered():
-        if value in text:
-            text = text.replace(value, HIDDEN)
+    text = hide_known(text, remembered())
     lowered = text.lower()
     if any(map(text.__contains__, _EXACT_HINTS)) or any(map(lowered.__contains__, _LOWERED_HINTS)):
         for hints, pattern, hidden in SHAPES:
@@ -235,6 +233,30 @@ def redact_text(text: str) -> str:
             if any(map(searched.__contains__, hints)):
                 text = pattern.sub(hidden, text)
     return text
+
+
+_JSON_ESCAPE = re.compile(r"\\++(?:u([0-9a-fA-F]{4})|([\"/]))|\\{2,}+")
+
+
+def hide_known(text: str, values: Iterable[str]) -> str:
+    """Return the text with these values hidden, also where JSON has escaped some of their characters."""
+    values = list(values)
+    for value in values:
+        if value in text:
+            text = text.replace(value, HIDDEN)
+    if "\\" in text:
+        plain = _JSON_ESCAPE.sub(lambda found: chr(int(found[1], 16)) if found[1] else found[2] or "\\", text)
+        for value in values:
+            if value in plain:
+                text = _escaped(value).sub(HIDDEN, text)
+    return text
+
+
+@lru_cache(maxsize=256)
+def _escaped(value: str) -> re.Pattern[str]:
+    """A pattern for a value in JSON, or in JSON inside of JSON: every character as it is, or escaped."""
+    parts = (r"\\++" if c == "\\" else rf"\\*+{re.escape(c)}" for c in value)
+    return re.compile("".join(rf"(?:{part}|\\++u(?i:{ord(c):04x}))" for part, c in zip(parts, value, strict=True)))
 
 
 def redact_bytes(data: bytes, secrets: Iterable[bytes] = ()) -> bytes:

@@ -1,0 +1,492 @@
+"""What of a lab must be the same after a call of an agent as before it: code, settings, records of ended runs, models.
+
+A snapshot has the size, times and inode of every such file, and the hash of small ones; what was not touched is not
+read again. Where nothing confines the agent it has the content of small files too, so that they can be restored. It is
+held in memory, out of reach of the agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from looplab.agents.base import AgentSpec
+from looplab.agents.sandbox import confinement_of, writable_folders
+from looplab.config.files import dump_json, write_atomic
+from looplab.config.lab import Study
+from looplab.errors import LabError
+from looplab.ledger.study import StudyLedger
+from looplab.runs import folder
+from looplab.runs.git import git_bytes, isolated
+from looplab.untrusted import UntrustedError, load_json, read_bounded
+
+HASHED = 1 << 20
+"""Bytes of a file whose content is compared, and kept; of a larger one, size, times and inode are."""
+KEPT = 64 << 20
+"""Bytes of all contents that are kept."""
+MOST_FILES = 200_000
+TIME_S = 10.0
+"""Seconds for one look at all files; what is not reached is counted."""
+GIT_S = 20.0
+IMPORTED = {".py", ".so", ".pth"}
+"""Such a file changes what is run by being there."""
+CODE = IMPORTED | {
+    ".bash", ".c", ".cc", ".cfg", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".ini", ".ipynb", ".pyi", ".pyx", ".rs", ".sh",
+    ".toml", ".yaml", ".yml",
+}  # fmt: skip
+OWN_FOLDERS = {"outputs", "agent_runs", "runs", "wandb", "mlruns"}
+"""At the top of a lab: what runs and looplab itself write."""
+PASSED_OVER = {"__pycache__", "node_modules"}
+POINTERS = ("LATEST", "BEST")
+MODELS = "models"
+NEWEST = 5_000
+"""How many of the last runs are looked at."""
+NAMED = 5
+"""How many files an alarm names; the event has all of them."""
+CALLS = "agent_calls"
+QUARANTINE = "quarantine"
+"""Folders in `.looplab`."""
+LARGEST_STATE = 256 << 20
+UNGUARDED = {"notes.md"}
+"""Files in a run's record that people and rules write to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """How a file looks from outside; nobody but root can change a file and leave all of it as it was."""
+
+    mode: int
+    size: int
+    modified: int
+    changed: int
+    inode: int
+    link: str | None
+
+    @property
+    def kind(self) -> int:
+        return stat.S_IFMT(self.mode)
+
+    @classmethod
+    def of(cls, path: str | Path) -> Stamp | None:
+        """Return the stamp of a file, a link included; None where there is none."""
+        try:
+            found = os.lstat(path)
+            link = os.readlink(path) if stat.S_ISLNK(found.st_mode) else None
+            if link is not None:
+                with contextlib.suppress(OSError):  # what it leads to counts
+                    found = os.stat(path)
+        except OSError:
+            return None
+        return cls(found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, link)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A file that is not as it was."""
+
+    path: Path
+    how: str
+    """changed | added | removed"""
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """What a snapshot covers."""
+
+    lab: Path
+    outputs: Path
+    named: tuple[Path, ...]
+    """Files and folders that the lab file names."""
+    ended: tuple[str, ...]
+    """Runs that have ended, the newest first."""
+    ignored: tuple[Path, ...] = ()
+    """The file of the answer, and those that people fill."""
+
+
+class Snapshot:
+    """The files of a lab at one moment."""
+
+    def __init__(self, guarded: Guarded, *, keeps: bool, earlier: Snapshot | None = None) -> None:
+        """
+        Args:
+            keeps: Whether the content of small files is kept for `restore`.
+            earlier: A snapshot before this one: of files that have the same stamp, nothing is read again.
+        """
+        self.guarded = guarded
+        self.left_out = False
+        """Whether there were too many files, or too little time, to look at all of them."""
+        self._stamps: dict[str, Stamp] = {}
+        self._hashes: dict[str, str] = {}
+        self._contents: dict[str, bytes] = {}
+        room = KEPT
+        for path, stamp in self._look():
+            self._stamps[path] = stamp
+            if stamp.size > HASHED or not stat.S_ISREG(stamp.kind):
+                continue
+            if earlier is not None and earlier._stamps.get(path) == stamp and (not keeps or path in earlier._contents):
+                content, digest = earlier._contents.get(path), earlier._hashes.get(path)
+            else:
+                content = _read(path)
+                digest = hashlib.sha256(content).hexdigest() if content is not None else None
+            if digest is not None:
+                self._hashes[path] = digest
+            if keeps and content is not None and len(content) <= room:
+                room -= len(content)
+                self._contents[path] = content
+
+    def changes(self) -> list[Change]:
+        """Return what differs from the files as they are now."""
+        found = []
+        all_seen = not self.left_out
+        now = dict(self._look())
+        for path, before in self._stamps.items():
+            stamp = now.get(path) or Stamp.of(path)
+            if stamp == before:
+                continue
+            if stamp is None:
+                found.append(Change(Path(path), "removed"))
+            elif (stamp.kind, stamp.link) != (before.kind, before.link) or not self._is_same(path, stamp):
+                found.append(Change(Path(path), "changed"))
+        for path in now.keys() - self._stamps.keys():
+            if all_seen and self._counts_when_added(path):
+                found.append(Change(Path(path), "added"))
+        return sorted(found, key=lambda change: change.path)
+
+    def restore(self, changes: Iterable[Change], quarantine: Path) -> dict[Path, bool]:
+        """Restore files as they were. What is there now is moved to the quarantine folder, never deleted.
+
+        Returns:
+            For each file, whether it is as it was; large files cannot be restored.
+        """
+        done = {}
+        for change in changes:
+            path = str(change.path)
+            content = self._contents.get(path)
+            if change.how != "added" and content is None:
+                done[change.path] = False
+                continue
+            try:
+                _put_aside(change.path, quarantine / _relative(change.path, self.guarded.lab))
+                if content is not None:
+                    before = self._stamps[path]
+                    change.path.parent.mkdir(parents=True, exist_ok=True)
+                    if before.link is not None:
+                        with contextlib.suppress(FileExistsError):
+                            os.symlink(before.link, path)
+                    target = change.path.resolve()
+                    write_atomic(target, content)
+                    os.chmod(target, stat.S_IMODE(before.mode))
+                done[change.path] = True
+            except OSError:
+                done[change.path] = False
+        return done
+
+    def digests(self) -> dict[str, Any]:
+        """Return the stamps as plain data, for a call whose engine may be killed."""
+        return {
+            path: [s.mode, s.size, s.modified, s.changed, s.inode, s.link, self._hashes.get(path)]
+            for path, s in self._stamps.items()
+        }
+
+    @classmethod
+    def from_digests(cls, guarded: Guarded, data: Mapping[str, Any]) -> Snapshot:
+        """Return a snapshot that can be compared; it has nothing to restore from."""
+        snapshot = cls.__new__(cls)
+        snapshot.guarded = guarded
+        snapshot.left_out = False
+        snapshot._contents = {}
+        snapshot._stamps = {path: Stamp(*entry[:6]) for path, entry in data.items()}
+        snapshot._hashes = {path: entry[6] for path, entry in data.items() if entry[6] is not None}
+        return snapshot
+
+    def _is_same(self, path: str, stamp: Stamp) -> bool:
+        digest = self._hashes.get(path)
+        if digest is None or stamp.size > HASHED:
+            return False
+        content = _read(path)
+        return content is not None and hashlib.sha256(content).hexdigest() == digest
+
+    def _counts_when_added(self, path: str) -> bool:
+        return os.path.splitext(path)[1] in IMPORTED and not path.startswith(f"{self.guarded.outputs}{os.sep}")
+
+    # -- which files
+
+    def _look(self) -> Iterator[tuple[str, Stamp]]:
+        """Every file that counts, with its stamp, each once; code first, then the records of runs."""
+        deadline = time.monotonic() + TIME_S
+        seen: set[str] = {str(path) for path in self.guarded.ignored}
+        for path in self._paths():
+            if path in seen:
+                continue
+            seen.add(path)
+            if len(seen) > MOST_FILES or time.monotonic() > deadline:
+                self.left_out = True
+                return
+            stamp = Stamp.of(path)
+            if stamp is not None and not stat.S_ISDIR(stamp.kind):
+                yield path, stamp
+
+    def _paths(self) -> Iterator[str]:
+        guarded = self.guarded
+        for path in guarded.named:
+            yield from _files_below(str(path), lambda _: True)
+        yield from _tracked(guarded.lab)
+        top = str(guarded.lab)
+        yield from _files_below(top, lambda name: os.path.splitext(name)[1] in CODE, leaves_out=OWN_FOLDERS)
+        for run in guarded.ended:
+            yield from _files_below(f"{guarded.outputs}/{run}/{folder.RECORD}", lambda name: name not in UNGUARDED)
+        yield from _files_below(f"{guarded.outputs}/{MODELS}", lambda name: not name.startswith("."))
+        for run in guarded.ended:
+            yield from _files_below(f"{guarded.outputs}/{run}", lambda name: name not in UNGUARDED)
+
+
+def guarded_files(lab: Path, outputs: Path, study: Study, ended: Iterable[str], answer: Path) -> Guarded:
+    """Return what must be as it was after an agent of this study was asked."""
+    lab = lab.resolve()
+    names = ["lab.yaml", "iterate.yaml", *study.data, *study.evaluator]
+    names += [os.path.dirname(name) or name for name in study.base]
+    names += [entry.rules for entry in study.proposers if entry.rules]
+    names += [entry.agent.prompt for entry in study.proposers if entry.agent is not None and entry.agent.prompt]
+    names += [word for word in study.launch.command if "{" not in word and not os.path.isabs(word)]
+    start = lab / study.launch.cwd
+    named = [path for name in names for path in dict.fromkeys((lab / name, start / name)) if os.path.lexists(path)]
+    queues = [lab / entry.queue for entry in study.proposers if entry.queue]  # people write to them at any time
+    return Guarded(lab, outputs.resolve(), tuple(named), tuple(ended), (answer.resolve(), answer, *queues))
+
+
+def _files_below(top: str, counts: Callable[[str], bool], leaves_out: Iterable[str] = ()) -> Iterator[str]:
+    """The files below a folder whose names count, or the file itself; links to folders are not followed, and hidden
+    folders and virtual environments left out."""
+    if not os.path.isdir(top):
+        if os.path.lexists(top):
+            yield top
+        return
+    for place, folders, files in os.walk(top):
+        if "pyvenv.cfg" in files:
+            folders.clear()
+            continue
+        out = {*PASSED_OVER, *(leaves_out if place == top else ())}
+        folders[:] = sorted(name for name in folders if name not in out and not name.startswith("."))
+        yield from (f"{place}{os.sep}{name}" for name in sorted(files) if counts(name))
+
+
+def _tracked(lab: Path) -> Iterator[str]:
+    """The files of the lab that git knows."""
+    try:
+        with isolated(lab, timeout=GIT_S) as (_, env):
+            names = git_bytes(lab, "ls-files", "-z", env=env, timeout=GIT_S, alone=True).split(b"\0")[:-1]
+    except (LabError, OSError):
+        return
+    for name in map(os.fsdecode, names):
+        first = name.partition("/")[0]
+        if first not in OWN_FOLDERS and first != ".looplab":
+            yield f"{lab}{os.sep}{name}"
+
+
+def _read(path: str) -> bytes | None:
+    try:
+        return read_bounded(path, HASHED)
+    except (OSError, UntrustedError):
+        return None
+
+
+def _relative(path: Path, lab: Path) -> Path:
+    return path.relative_to(lab) if path.is_relative_to(lab) else Path(*path.parts[1:])
+
+
+def _put_aside(path: Path, target: Path) -> None:
+    if os.path.lexists(path):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(path, target)
+
+
+class CallGuard:
+    """Compares the lab before and after each call of an agent, and rules on what was changed meanwhile.
+
+    `begin` and `finish` run in the thread of the call, since they read many files; `prepare` and `rule` run in the
+    engine's thread, inside its transaction.
+    """
+
+    def __init__(self, spec: AgentSpec, lab: Path, outputs: Path, study: Study, answer: Path,
+                 tell: Callable[[str, str], None]) -> None:  # fmt: skip
+        """
+        Args:
+            answer: The file that the agent may write its answer to; its folder is the agent's own.
+            tell: Gets what people must know: its kind (`note` or `alarm`) and a sentence.
+
+        Raises:
+            LabError: The agent's folder has the lab's own files in it.
+        """
+        if not spec.dangerous and outputs.resolve().is_relative_to(answer.parent.resolve()):
+            raise LabError(
+                f"the agent's folder would be {answer.parent}, with the whole lab in it",
+                hint="`answer` must be in a folder of its own, such as proposals/next_config.json",
+            )
+        self._confinement = confinement_of(spec)
+        self._lab = lab.resolve()
+        self._outputs = outputs
+        self._study = study
+        self._answer = answer
+        self._tell = tell
+        self._folders = [answer.parent.resolve(), *writable_folders(spec, lab)]
+        self._ended: tuple[str, ...] = ()
+        self._snapshot: Snapshot | None = None
+        self._changes: list[Change] = []
+        self._pointers: dict[str, str | None] = {}
+        self._void = ""  # what an engine before this one found
+        self._is_told = False  # whether somebody knows that not all files are compared
+        self.looks_only = False
+        """Whether nothing is restored or recorded, for a preview."""
+
+    def prepare(self, record: StudyLedger) -> None:
+        """Note which runs have ended: nobody writes to them any more."""
+        self._ended = tuple(run.id for run in reversed(record.runs(state="ended", limit=NEWEST)))
+        self._changes, self._void = [], ""
+
+    def begin(self, call: str) -> None:
+        """Look at all files before the agent is asked."""
+        guarded = guarded_files(self._lab, self._outputs, self._study, self._ended, self._answer)
+        self._pointers = {name: _pointed(self._outputs, name) for name in POINTERS}
+        free = not self._confinement.is_complete
+        self._snapshot = Snapshot(guarded, keeps=free, earlier=self._snapshot)
+        if free:
+            self._save(call, {"ended": list(self._ended), "files": self._snapshot.digests(), "points": self._pointers})
+
+    def finish(self) -> None:
+        """Look at them again once nothing of the agent is left."""
+        assert self._snapshot is not None
+        self._changes = self._snapshot.changes()
+
+    def recover(self, call: str) -> None:
+        """Compare with what an engine before this one saw, which began the call."""
+        try:
+            state = load_json(read_bounded(self._state(call), LARGEST_STATE))
+            self._void = str(state.get("void", ""))
+            self._ended = tuple(state["ended"])
+            self._pointers = dict(state["points"])
+            guarded = guarded_files(self._lab, self._outputs, self._study, self._ended, self._answer)
+            self._snapshot = Snapshot.from_digests(guarded, state["files"])
+            self._changes = self._snapshot.changes()
+        except (OSError, UntrustedError, AttributeError, LookupError, TypeError, ValueError):
+            self._snapshot = None
+
+    def rule(self, record: StudyLedger, call: str) -> str | None:
+        """Record what was changed during the call, restore what the agent can have changed, and raise the alarm.
+
+        Returns:
+            Why its answer is void; None if it is not.
+        """
+        changes = [change for change in self._changes if not self._is_explained(record, change)]
+        changes += self._wrong_pointers(record)
+        complete = self._confinement.is_complete
+        blamed = [change for change in changes if not complete or self._is_writable(change.path)]
+        others = [change for change in changes if change not in blamed]
+        if self.looks_only:
+            return self._void or (self._names(blamed) if blamed else None)
+        if others:
+            text = f"{self._names(others)} while the agent was asked, not by the agent, which could not write there"
+            record.files_changed(call, by="somebody else", files=self._listed(others))
+            self._tell("note", text)
+        if self._snapshot is not None and self._snapshot.left_out and not self._is_told:
+            self._is_told = True
+            self._tell("note", "the lab has too many files to compare all of them before and after an agent is asked")
+        void = self._void
+        if blamed:
+            void = f"{self._names(blamed)} while the agent was asked: its answer is void"
+            restored = self._restore(record, call, blamed, void)
+            void += self._told(restored)
+            files = self._listed(blamed, restored)
+            record.files_changed(call, by="agent", confined=self._confinement.by, files=files)
+        if void:
+            record.alarm(None, void, call=call)
+            self._tell("alarm", void)
+        self._changes, self._pointers, self._void = [], {}, ""
+        self._state(call).unlink(missing_ok=True)
+        return void or None
+
+    def _restore(self, record: StudyLedger, call: str, blamed: Sequence[Change], void: str) -> dict[Path, bool]:
+        if self._snapshot is None:
+            return {}
+        # A restored file looks as if nothing had happened: an engine that is killed here must not believe it.
+        self._save(call, {"ended": list(self._ended), "files": {}, "points": self._pointers, "void": void})
+        points = {self._outputs / name: run for name, run in _pointing(record).items() if run is not None}
+        files = [change for change in blamed if change.path not in points]
+        restored = self._snapshot.restore(files, self._lab / ".looplab" / QUARANTINE / call)
+        for change in blamed:
+            if change.path in points:
+                _put_aside(change.path, self._lab / ".looplab" / QUARANTINE / call / change.path.name)
+                folder.point(self._outputs, change.path.name, points[change.path])
+                restored[change.path] = True
+        return restored
+
+    def _told(self, restored: Mapping[Path, bool]) -> str:
+        lost = [self._shown(path) for path, done in restored.items() if not done]
+        text = "; restored, what was there is in .looplab/quarantine" if any(restored.values()) else ""
+        return text + (f"; NOT restored: {', '.join(lost[:NAMED])}" if lost else "")
+
+    def _is_explained(self, record: StudyLedger, change: Change) -> bool:
+        """Whether looplab itself has written this since: then the ledger knows it."""
+        path = change.path
+        if not path.is_relative_to(self._outputs.resolve()):
+            return False
+        run, *rest = path.relative_to(self._outputs.resolve()).parts
+        if run == MODELS and path.name.startswith("latest"):
+            newest = record.runs(state="ended", limit=1)
+            return [one.id for one in newest] != list(self._ended[:1])
+        recorded = record.kept_files() if run == MODELS else record.recorded_files(run)
+        name = "/".join((run, *rest) if run == MODELS else rest)
+        return name in recorded and folder.hash_file(path) == recorded[name]
+
+    def _wrong_pointers(self, record: StudyLedger) -> list[Change]:
+        if self._confinement.is_complete:
+            return []
+        right = _pointing(record)
+        # The engine writes them with a delay: any run that they have pointed to is right.
+        legal = {"LATEST": {run.id for run in record.runs(state="ended", limit=NEWEST)}, "BEST": {*record.bests()}}
+        return [Change(self._outputs / name, "changed") for name, before in self._pointers.items()
+                if right[name] is not None and _pointed(self._outputs, name) not in {before, *legal[name]}]  # fmt: skip
+
+    def _is_writable(self, path: Path) -> bool:
+        return any(path.is_relative_to(folder) for folder in self._folders)
+
+    def _names(self, changes: Sequence[Change]) -> str:
+        named = [f"{self._shown(change.path)} was {change.how}" for change in changes[:NAMED]]
+        more = f" and {len(changes) - NAMED} more" if len(changes) > NAMED else ""
+        return ", ".join(named) + more
+
+    def _listed(self, changes: Sequence[Change], restored: Mapping[Path, bool] | None = None) -> list[dict[str, Any]]:
+        return [{"path": self._shown(change.path), "how": change.how,
+                 **({} if restored is None else {"restored": restored.get(change.path, False)})}
+                for change in changes]  # fmt: skip
+
+    def _shown(self, path: Path) -> str:
+        return str(_relative(path, self._lab))
+
+    def _state(self, call: str) -> Path:
+        return self._lab / ".looplab" / CALLS / f"{call}.json"
+
+    def _save(self, call: str, state: Mapping[str, Any]) -> None:
+        path = self._state(call)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, dump_json(dict(state)))
+
+
+def _pointed(outputs: Path, name: str) -> str | None:
+    try:
+        return folder.pointed(outputs, name)
+    except OSError:
+        return None
+
+
+def _pointing(record: StudyLedger) -> dict[str, str | None]:
+    """What LATEST and BEST must say."""
+    latest, best = record.runs(state="ended", limit=1), record.best()
+    return {"LATEST": latest[-1].id if latest else None, "BEST": best.id if best else None}

@@ -178,7 +178,7 @@ def test_without_a_key_the_error_says_so(lab) -> None:
     assert "WANDB_API_KEY is not set" in lab("analyze", "wandb", *PROJECT, env=env, code=2).err
     assert "WANDB_API_KEY is not set" in lab("fetch-config", *PROJECT, "--run", "x", env=env, code=2).err
     done = lab("fetch-config", *PROJECT, "--run", "../../x", env={"WANDB_API_KEY": stand_in.KEY}, code=2)
-    assert "no id of a run" in done.err
+    assert "not an id of a run" in done.err
 
 
 def test_the_table_shows_first_what_people_look_for(lab) -> None:

@@ -33,7 +33,9 @@ def plan(folder: Path | None, name: str | None, options: Options, *, resume: boo
 
 def show_plan(lab: Lab, study: Study, options: Options, ledger: LedgerCopy, json: bool) -> None:
     setup = prepare_study(lab, study, replace(options, informal=True))
-    missing = [] if options.informal else missing_for_formal(study, setup.slots, setup.devices)
+    missing = (
+        [] if options.informal else missing_for_formal(study, setup.slots, setup.devices, setup.bases, options.extra)
+    )
     found = preview(setup, ledger)
     if json:
         output.print_json(_as_dict(setup, found, missing))

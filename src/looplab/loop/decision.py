@@ -58,6 +58,8 @@ class Decision:
     """Why an edit of the proposal has no effect, if one has none; these are among `notes`."""
     job: bool = False
     """The config is no trainer's but a command: `argv`, `cwd`, `files`, `timeout`."""
+    key: str = ""
+    """Of a base config: its name and its content."""
 
     @property
     def warning(self) -> str | None:
@@ -66,11 +68,6 @@ class Decision:
             return None
         repeats = (f"it repeats run {self.twin}",) if self.twin is not None else ()
         return "; ".join((*self.ineffective, *repeats))
-
-    @property
-    def key(self) -> str:
-        """The name and the content of a base config."""
-        return f"{self.base}@{self.config_hash}"
 
     def body(self) -> dict[str, Any]:
         """What is kept until the run's folder is there."""
@@ -123,11 +120,33 @@ def with_value(config: Mapping[str, Any], place: Concrete, value: Any) -> dict[s
     return changed  # type: ignore[no-any-return]
 
 
+def base_key(setup: Setup, name: str | None, config: Mapping[str, Any]) -> str:
+    """The name and the content of a base config, wherever it is logged."""
+    return f"{name}@{hash_config(setup.untracked(config))}"
+
+
+def base_runs(setup: Setup, record: StudyLedger) -> dict[str, list[RunRow]]:
+    """Return the runs of the base configs, oldest first, by their keys."""
+    found = record.base_runs()
+    if not any(base.tracked for base in setup.bases):
+        return found
+    by_key: dict[str, list[RunRow]] = {}
+    outputs = folder.study_folder(setup.lab, setup.study.study)
+    for key, runs in found.items():
+        try:
+            config = record.config_of(runs[0], outputs / runs[0].id)
+        except LabError:  # a run of an early version whose folder is gone
+            by_key.setdefault(key, []).extend(runs)
+        else:
+            by_key.setdefault(base_key(setup, runs[0].base, config), []).extend(runs)
+    return {key: sorted(runs, key=lambda run: run.n) for key, runs in by_key.items()}
+
+
 def decide_base(setup: Setup, base: Base) -> Decision:
-    point = hash_point(base.config, setup.seed, setup.study.warm_start)
+    point = hash_point(setup.untracked(base.config), setup.seed, setup.study.warm_start)
     return Decision(
         "base", f"base config {base.name}", "", None, None, None, base.name, (), base.config, hash_config(base.config),
-        {}, {}, base.notes, point, setup.seed_of(base.config), "base",
+        {}, {}, base.notes, point, setup.seed_of(base.config), "base", key=base_key(setup, base.name, base.config),
     )  # fmt: skip
 
 
@@ -168,7 +187,9 @@ class Decider:
         warm = self._setup.study.warm_start
         whole = hash_config(ruling.config)
         point = (
-            whole if self._setup.seed is None and warm is None else hash_point(ruling.config, self._setup.seed, warm)
+            whole
+            if self._setup.seed is None and warm is None and not base.tracked
+            else hash_point(self._setup.untracked(ruling.config), self._setup.seed, warm)
         )
         try:
             start = begins_with(warm, ruling.config, self._setup.lab, self._outputs, self._ledger)
@@ -206,7 +227,7 @@ class Decider:
     def repeat(self, twin: RunRow, plan: Mapping[str, Any], seed: int | None, why: str, by: str = "judge") -> Decision:
         """The same config once more, with this seed; None: with the seed it had, if any."""
         place = self._setup.seed
-        config, _ = hide_values(plan["config"])
+        config, _ = hide_values(self._setup.track(plan["config"]))
         if seed is None:
             seed = twin.seed
         elif place is not None:
@@ -274,4 +295,4 @@ class Decider:
         except LabError as error:
             raise Rejected((Problem("parent", proposal.parent, "parent", str(error)),)) from None
         config, base_name = self._configs[run.id]
-        return run.id, self._setup.base(base_name), config
+        return run.id, self._setup.base(base_name), self._setup.track(config)

@@ -32,10 +32,10 @@ from looplab.ledger.backup import Backups
 from looplab.ledger.ledger import REPAIR, DamagedError, Ledger
 from looplab.ledger.rebuild import check_folders
 from looplab.ledger.study import IMPORTED, RunRow, StudyLedger
-from looplab.loop.decision import Decider, decide_base
+from looplab.loop.decision import Decider, base_runs, decide_base
 from looplab.loop.importing import complete_imports
 from looplab.loop.judging import Bench, SummaryWriter, evidence_of, record_judgement
-from looplab.loop.measuring import Gauge, left_nothing, summarise
+from looplab.loop.measuring import Gauge, is_better, left_nothing, summarise, tie_break_value
 from looplab.loop.models import KeptModel, ModelKeeper
 from looplab.loop.place import PlaceMonitor, note_place
 from looplab.loop.planning import News, Planner
@@ -157,7 +157,7 @@ class Engine:
             self._lookout = Lookout(setup, self.study, self.folder, self._tell)
         self._models: ModelKeeper | None = None
         if setup.study.warm_start is not None:
-            self._models = ModelKeeper(setup.study.warm_start, self.folder, executor.wake)
+            self._models = ModelKeeper(setup.study.warm_start, self.folder, executor.wake, self.study)
         self._budget_used: str | None = None
         self._printed: dict[str, str] = {}  # run → what it was measured by
         self._summaries = SummaryWriter(self.folder)
@@ -707,7 +707,7 @@ class Engine:
                 self._lookout.ended(row, gauge, by_itself=exit_.reason is None)
         if self._models is not None and status == "ok":
             self._models.request("latest", row)
-        if self._bench is None and objective is not None and self._is_better(objective):
+        if self._bench is None and objective is not None and self._is_better(run.id, objective):
             self.best = row
             self.study.set_best(run.id, objective)
             if self._models is not None:
@@ -739,7 +739,7 @@ class Engine:
         if run.status == "lost":
             self._planner.retry_base(run)
             return
-        done = self.study.base_runs()
+        done = base_runs(setup, self.study)
         latest = [runs[-1] for base in self._base_keys if (runs := done.get(base))]
         if len(latest) < len(self._base_keys) or not all(setup.is_unusable(one) for one in latest):
             return
@@ -862,11 +862,15 @@ class Engine:
             if run is not None and not self._models.is_current(name, run, recorded):
                 self._models.request(name, run)
 
-    def _is_better(self, objective: float) -> bool:
+    def _is_better(self, run_id: str, objective: float) -> bool:
         wanted = self.setup.study.objective
         if self.best is None or self.best.objective is None or wanted is None:
             return True
-        return objective > self.best.objective if wanted.goal == "max" else objective < self.best.objective
+        ours, theirs = (
+            tie_break_value(wanted.then, self.folder / one) if objective == self.best.objective else None
+            for one in (run_id, self.best.id)
+        )
+        return is_better(wanted, (objective, ours), (self.best.objective, theirs))
 
     def _point(self) -> None:
         """LATEST and BEST; not more often than somebody could look at them."""

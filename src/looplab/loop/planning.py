@@ -24,7 +24,7 @@ from looplab.guard.guard import Problem
 from looplab.judge.base import Want
 from looplab.ledger.study import RunRow, StudyLedger, Usage, is_failed
 from looplab.loop.again import AGAIN
-from looplab.loop.decision import PEOPLE, Decider, Decision, Rejected, decide_base
+from looplab.loop.decision import PEOPLE, Decider, Decision, Rejected, base_runs, decide_base
 from looplab.loop.judging import Bench
 from looplab.loop.setup import Setup, make_proposers
 from looplab.loop.submitting import time_spent
@@ -96,7 +96,7 @@ class Planner:
         self._complete_book()
         self.queue = deque(sorted(planned, key=lambda run: run.n))
         if not (self._setup.keep_going or self._setup.options.asked_only):
-            done = self._study.base_runs()
+            done = base_runs(self._setup, self._study)
             for base in self._bases:
                 runs = done.get(base.key, ())
                 if runs and all(self._setup.is_unusable(run) for run in runs):
@@ -108,7 +108,8 @@ class Planner:
 
     def retry_base(self, run: RunRow) -> None:
         """Plan a base config whose run was lost, failed or measured nothing once more, before everything else."""
-        base = next((base for base in self._bases if base.key == f"{run.base}@{run.config_hash}"), None)
+        done = base_runs(self._setup, self._study)
+        base = next((base for base in self._bases if any(one.id == run.id for one in done.get(base.key, ()))), None)
         if base is None or self._room() <= 0:
             return
         self._bases.remove(base)
@@ -265,7 +266,7 @@ class Planner:
         round begins with the first of them."""
         planned = 0
         if self._bases:
-            done = self._study.base_runs()
+            done = base_runs(self._setup, self._study)
             self._bases = [base for base in self._bases if base.key not in done]
         while self._bases and planned < room:
             base = self._bases.pop(0)

@@ -12,7 +12,7 @@ from looplab.errors import LabError
 from looplab.launch.base import Exit
 from looplab.ledger.study import IMPORTED, RunRow, StudyLedger
 from looplab.loop.judging import Bench, SummaryWriter, record_judgement
-from looplab.loop.measuring import Gauge, summarise
+from looplab.loop.measuring import Gauge, is_better, summarise, tie_break_value
 from looplab.loop.setup import Setup, resolved_configuration
 from looplab.measure.summary import digest
 from looplab.report.archive import archive_run
@@ -50,7 +50,7 @@ def remeasure(setup: Setup, record: StudyLedger, runs: Sequence[RunRow]) -> list
     outputs = folder.study_folder(setup.lab, setup.study.study)
     found = [_remeasure_run(setup, record, run, outputs / run.id) for run in runs if _is_ours(run)]
     if setup.study.judge is None:
-        _find_best(setup, record)
+        _find_best(setup, record, outputs)
     elif any(one.changed for one in found) or record.docket() is None:
         _judge_again(setup, record, outputs, configuration)
     best = record.best()
@@ -109,7 +109,7 @@ def _keep_old(path: Path, run_dir: Path) -> str | None:
     return str(kept.relative_to(run_dir))
 
 
-def _find_best(setup: Setup, record: StudyLedger) -> None:
+def _find_best(setup: Setup, record: StudyLedger, outputs: Path) -> None:
     """Without a judge, the best run is the best measured one that nobody has declared void."""
     wanted = setup.study.objective
     candidates = filter(_is_ours, record.runs())
@@ -118,6 +118,12 @@ def _find_best(setup: Setup, record: StudyLedger) -> None:
         best = None
     else:
         best = (max if wanted.goal == "max" else min)(measured, key=lambda run: run.objective or 0.0)
+        ties = [run for run in measured if run.objective == best.objective] if wanted.then is not None else []
+        value = best.objective or 0.0
+        for run in ties:
+            ours, theirs = (tie_break_value(wanted.then, outputs / one.id) for one in (run, best))
+            if is_better(wanted, (value, ours), (value, theirs)):
+                best = run
     now = record.best()
     if (best and best.id) != (now and now.id):
         with record.ledger.write():

@@ -15,10 +15,12 @@ folder=$(cd "$folder" && pwd)
 pip() { "$folder/bin/python" -m pip "$@"; }
 pip install --quiet --disable-pip-version-check -c "$root/constraints.txt" torch
 pip install --quiet --disable-pip-version-check wheel Cython 'numpy<2' ninja 'setuptools<81'
-PATH=/usr/bin:/bin NO_OCEAN=1 pip download --quiet --disable-pip-version-check --no-deps --no-build-isolation --no-binary :all: \
-  --dest "$work" pufferlib==3.0.0
-tar -xzf "$work"/pufferlib-3.0.0.tar.gz -C "$work"
-cd "$work/pufferlib-3.0.0"
+# pip cannot fetch a source package without asking its setup.py, which downloads and fails; what was unpacked is kept.
+TMPDIR=$work PATH=/usr/bin:/bin pip download --quiet --disable-pip-version-check --no-clean --no-deps \
+  --no-build-isolation --no-binary :all: --dest "$work" pufferlib==3.0.0 2>"$work/log" || true
+setup=$(find "$work" -maxdepth 3 -name setup.py | head -n 1)
+[ -n "$setup" ] || { cat "$work/log" >&2; exit 1; }
+cd "$(dirname "$setup")"
 mkdir -p raylib-5.5_webassembly box2d-web box2d-linux-amd64
 find pufferlib/ocean -name binding.c ! -path '*/drone/*' -delete
 PATH=/usr/bin:/bin pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps .

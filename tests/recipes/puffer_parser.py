@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from typing import Any
 
@@ -51,7 +52,7 @@ def main(argv: list[str]) -> None:
         sys.exit("usage: puffer train ENVIRONMENT [options]")
     if argv[1] != "puffer_drone":
         sys.exit(f"No config for env_name {argv[1]}")
-    print(json.dumps({"env_name": argv[1], **vars(make_parser().parse_args(argv[2:]))}))
+    print(json.dumps({"env_name": argv[1], "cwd": os.getcwd(), **vars(make_parser().parse_args(argv[2:]))}))
     print("environment/score: 1.0")
 
 

@@ -94,7 +94,7 @@ def test_pufferlib_reads_from_its_command_line_what_the_config_says(lab: PufferL
                 assert bool(told) is value if isinstance(value, bool) else told == value, f"{section}.{key}"
         assert read["env_name"] == config["env_name"] == "puffer_drone"
         assert (read["wandb"], read["wandb_project"]) == (True, "drone")
-        assert read["train"]["data_dir"] == str(run / "experiments")
+        assert (read["train"]["data_dir"], read["cwd"]) == ("experiments", str(run))
     assert lab.read(runs[2], "config.json")["vec"] == {
         "backend": "Serial", "num_workers": 3, "num_envs": 3, "batch_size": 3
     }  # fmt: skip
@@ -142,7 +142,7 @@ print(json.dumps({"proposals": [{"edits": edits, "reason": "as it comes", "hypot
 def test_the_autopilot_drives_the_real_pufferlib(tmp_path: Path) -> None:
     made = PufferLab(tmp_path / "lab", f"{PUFFERLIB}/bin:/usr/bin:/bin")  # without nvcc: its kernel is for the CPU
     (made.folder / "agent.py").write_text(AGENT)
-    agent = {"cli": "command", "command": [sys.executable, "agent.py"], "wall": "60s"}
+    agent = {"cli": "command", "command": [sys.executable, str(made.folder / "agent.py")], "wall": "10m"}
     made.configure(judge="none", modes={"quick": TINY}, proposers=[{"agent": agent}])
     made("autopilot", "--runs", "2", "--mode", "quick")
     base, constant, warm = made.runs()

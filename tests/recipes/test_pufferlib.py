@@ -138,6 +138,7 @@ print(json.dumps({"proposals": [{"edits": edits, "reason": "as it comes", "hypot
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 @pytest.mark.skipif(not (PUFFERLIB / "bin/puffer").exists(), reason="`make pufferlib` installs PufferLib")
 def test_the_autopilot_drives_the_real_pufferlib(tmp_path: Path) -> None:
     made = PufferLab(tmp_path / "lab", f"{PUFFERLIB}/bin:/usr/bin:/bin")  # without nvcc: its kernel is for the CPU

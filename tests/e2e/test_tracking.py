@@ -163,3 +163,19 @@ def test_a_formal_run_is_refused_if_the_config_says_otherwise(own: Path) -> None
     assert looplab(own, "run", "--runs", "1", key="0" * 40).returncode == 0
     assert "'mode': 'online'" in said(own)[0]
     assert "wandb.mode=offline" in looplab(own, "run", "--", "--wandb.mode=offline", key="0" * 40).stderr
+
+
+def test_a_table_that_lacks_a_key_is_told(own: Path) -> None:
+    (own / "base.json").write_text(json.dumps({"x": 0, "wandb": {"project": "p"}}))
+    (own / "lab.yaml").write_text(OWN_KEYS + "track: {wandb: {mode: offline, project: p}}\n")
+    assert "wandb.enable and wandb.mode: not in the config" in looplab(own, "check").stdout
+
+
+def test_a_trainer_with_a_base_of_its_own_is_told_each_time(own: Path) -> None:
+    """Hydra gets what differs from the base; its own base knows nothing of `track`."""
+    words = OWN_KEYS.replace('"{config}"]}', '"{config}"], config: hydra}')
+    (own / "lab.yaml").write_text(words + "track: {wandb: {mode: online, entity: else, artifacts: true}}\n")
+    shown = looplab(own, "check").stdout
+    for word in ("wandb.enable=true", "wandb.mode=online", "wandb.entity=else", "wandb.disable_artifact=false"):
+        assert word in shown
+    assert "x=0" not in shown

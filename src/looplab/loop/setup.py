@@ -242,10 +242,13 @@ def _tracked(study: Study, guard: Guard, config: dict[str, Any]) -> tuple[dict[s
         if not has(config, place) or get(config, place) != value
     ]
     notes = [f"track.wandb sets {', '.join(written)}"] if written else []
-    if wandb is not None and values and "mode" not in find_keys(wandb, config):
+    table = next((place[:-1] for place in values if len(place) > 1), None)
+    lacking = [what for what in ("enable", "mode") if what not in find_keys(wandb, config)]
+    if table is not None and lacking:
+        keys = " and ".join(show((*table, what)) for what in lacking)
         notes.append(
-            f"the config has W&B keys but none for the mode, so {wandb.mode} reaches the trainer only as WANDB_MODE; "
-            "if it has such a key, name it in track.wandb.keys"
+            f"{keys}: not in the config, so track.wandb reaches the trainer there by the environment alone; "
+            "if it has such a key, add it, or name it in track.wandb.keys"
         )
     return with_values(config, values), notes, {show(place): not has(config, place) for place in values}
 

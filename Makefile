@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST_WORKERS ?= 2
 
-.PHONY: demo test test-ci test-all storm lint types clean browser ssh agents
+.PHONY: demo test test-ci test-all storm lint types clean browser ssh agents pufferlib
 
 $(VENV)/.demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -54,6 +54,10 @@ agents:
 	      apt-get install -y -qq --no-install-recommends npm >/dev/null; }; \
 	    npm install --silent --no-audit --no-fund --prefix .agents @openai/codex @anthropic-ai/claude-code; } || \
 	  echo "no npm: the tests that need codex and claude are skipped"
+
+# The real PufferLib, for the test that trains with it: packages alone, compiled in a few minutes.
+pufferlib:
+	@[ -x .pufferlib/bin/puffer ] || PYTHON=$(PYTHON) sh tests/pufferlib.sh .pufferlib
 
 # Property tests with fewer examples, and without the slowest tests. `make test-ci` has all but the longest.
 test: lint types browser ssh

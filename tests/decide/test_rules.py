@@ -521,6 +521,41 @@ def test_a_labs_own_decide_is_asked_and_held_to_the_same_limits(lab: Lab) -> Non
     assert len(lab.proposer(OWN, variants=1).propose(lab.study, 4)) == 0
 
 
+SUMMARY_ONLY = """\
+from dataclasses import dataclass
+
+@dataclass
+class Decision:
+    reason: str
+    changes: dict
+
+def decide(summary):
+    if summary["train/ot_pi_sum"]["last"] < 1e-3:
+        return [Decision("mass too low", {"ot.loss_config.reg@mul": 1.5, "batch_size": 16, "ot.window_size@max": 20})]
+    return []
+"""
+
+
+def test_a_decide_that_knows_only_the_summary_works(lab: Lab) -> None:
+    lab.run(EMPTY)
+    proposer = lab.proposer(SUMMARY_ONLY)
+    (proposal,) = proposer.propose(lab.study, 4)
+    assert proposer.problem is None
+    assert proposal.reason == "mass too low"
+    assert set(proposal.edits) == {"ot.loss_config.reg@set=0.45", "batch_size@set=16", "ot.window_size@set=20"}
+
+
+@pytest.mark.parametrize("head", ["summary, history", "summary, history=None", "*seen", "summary, *rest"])
+def test_a_decide_that_can_take_the_history_gets_it(lab: Lab, head: str) -> None:
+    lab.run(EMPTY)
+    lab.run(FINE)
+    body = f"def decide({head}):\n    history = [v for k, v in locals().items()][-1]\n"
+    body += "    while isinstance(history, tuple): history = history[-1]\n"
+    body += "    return [{'edits': ['batch_size@set=20'], 'reason': str(len(history))}]\n"
+    (proposal, *_) = lab.proposer(body).propose(lab.study, 4)
+    assert proposal.reason == "2"
+
+
 def test_a_decide_that_wants_nothing_is_told(lab: Lab) -> None:
     lab.run(FINE)
     proposer = lab.proposer(OWN)

@@ -173,12 +173,23 @@ def test_a_config_on_wandb_becomes_a_base_config(lab) -> None:
     assert lab.read(lab.runs()[0], "config.json") == config
 
 
+def test_several_configs_are_fetched_at_once(lab) -> None:
+    served = [stand_in.ServedRun(name, config={"n": n}) for n, name in enumerate(("aaaa", "bbbb"))]
+    with stand_in.StandIn(served) as server:
+        env = wandb_env(lab, server)
+        runs = ("--run", "aaaa", "--run", "bbbb", "--run", "aaaa")
+        done = lab("fetch-config", *PROJECT, *runs, "--out-dir", "configs", env=env)
+        assert done.out.split() == ["configs/fromwandb_aaaa.json", "configs/fromwandb_bbbb.json"]
+        told = json.loads(lab("fetch-config", *PROJECT, *runs, "--json", env=env).out)
+    assert [one["config"] for one in told["runs"]] == [{"n": 0}, {"n": 1}]
+
+
 def test_without_a_key_the_error_says_so(lab) -> None:
     env = {"WANDB_API_KEY": ""}
     assert "WANDB_API_KEY is not set" in lab("analyze", "wandb", *PROJECT, env=env, code=2).err
     assert "WANDB_API_KEY is not set" in lab("fetch-config", *PROJECT, "--run", "x", env=env, code=2).err
     done = lab("fetch-config", *PROJECT, "--run", "../../x", env={"WANDB_API_KEY": stand_in.KEY}, code=2)
-    assert "no id of a run" in done.err
+    assert "not an id of a run" in done.err
 
 
 def test_the_table_shows_first_what_people_look_for(lab) -> None:

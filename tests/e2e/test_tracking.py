@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.conftest import PATIENCE_S
@@ -81,3 +82,100 @@ def test_an_informal_run_is_recorded_as_one(lab: Path) -> None:
     assert looplab(lab, "run", "--informal", "--runs", "1").returncode == 0
     about = json.loads(next((lab / "outputs/s").glob("*/record/run.json")).read_text())
     assert about["formal"] is False
+
+
+# -- trainers whose config says where they log
+
+INIT = "import json,sys; print(json.load(open(sys.argv[1]))['wandb']); print('score: 1.0')"
+OWN_KEYS = f"""
+study: s
+launch: {{command: ["{{python}}", -I, -S, -c, {json.dumps(INIT)}, "{{config}}"]}}
+base: base.json
+proposers: [{{queue: queue.yaml}}]
+objective: {{metric: score, goal: max}}
+knobs: {{x: {{type: int, low: 0, high: 9}}}}
+slots: {{count: 1, gpus: none}}
+round_size: 1
+"""
+BASE = {"x": 0, "wandb": {"enable": False, "mode": "online", "entity": "else", "project": "theirs",
+                          "disable_artifact": False}}  # fmt: skip
+
+
+@pytest.fixture
+def own(lab: Path) -> Path:
+    (lab / "base.json").write_text(json.dumps(BASE))
+    return lab
+
+
+def said(lab: Path) -> list[str]:
+    return [log.read_text().splitlines()[0] for log in sorted((lab / "outputs/s").glob("*/record/train.log"))]
+
+
+def about(lab: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted((lab / "outputs/s").glob("*/record/run.json"))]
+
+
+def test_the_configs_own_keys_say_what_the_lab_file_says(own: Path) -> None:
+    (own / "lab.yaml").write_text(OWN_KEYS + "track: {wandb: {mode: offline, entity: me}}\n")
+    assert "track.wandb sets wandb.enable to true, wandb.mode to 'offline'" in looplab(own, "check").stdout
+    assert looplab(own, "run").returncode == 0
+    told = {**BASE["wandb"], "enable": True, "mode": "offline", "entity": "me", "disable_artifact": True}  # type: ignore[dict-item]
+    assert said(own) == [str(told)] * 3
+    configs = [json.loads(path.read_text()) for path in sorted((own / "outputs/s").glob("*/record/config.json"))]
+    assert [config["wandb"] for config in configs] == [told] * 3
+    changes = [json.loads(p.read_text()) for p in sorted((own / "outputs/s").glob("*/record/config_diff.json"))]
+    assert [list(change["parent"]) for change in changes] == [[], ["x"], ["x"]]
+
+
+def test_where_a_run_is_logged_makes_no_other_config_of_it(own: Path) -> None:
+    (own / "lab.yaml").write_text(OWN_KEYS + "track: {wandb: {mode: offline}}\n")
+    assert looplab(own, "run", "--runs", "2").returncode == 0
+    (own / "lab.yaml").write_text(OWN_KEYS + "track: {wandb: {mode: online}}\n")
+    assert looplab(own, "run").returncode == 0  # the base is not run once more
+    assert ["'mode': 'offline'" in line for line in said(own)] == [True, True, False]
+    before = about(own)
+    assert [run["role"] for run in before] == ["base", "trial", "trial"]
+    (own / "queue.yaml").write_text("proposals: [{edits: ['x@set=1'], reason: again}]")
+    (own / "lab.yaml").write_text(OWN_KEYS + "track: {wandb: {mode: online}}\njudge: ratchet\n")
+    assert looplab(own, "run").returncode == 0
+    again = about(own)[-1]
+    assert again["role"] == "replicate"
+    assert again["point"] == before[1]["point"]
+    assert looplab(own, "verify").returncode == 0
+
+
+def test_keys_that_track_writes_are_no_knobs(own: Path) -> None:
+    knobs = OWN_KEYS.replace("knobs: {x:", "knobs: {wandb.mode: {choices: [online, offline]}, x:")
+    (own / "lab.yaml").write_text(knobs + "track: {wandb: {mode: offline}}\n")
+    refused = looplab(own, "check")
+    assert refused.returncode == 2
+    assert "wandb.mode: track.wandb writes it" in refused.stderr
+
+
+def test_a_formal_run_is_refused_if_the_config_says_otherwise(own: Path) -> None:
+    """A trainer that passes its config's mode on never notices WANDB_MODE."""
+    formal = OWN_KEYS + "require: {wandb: online}\n"
+    (own / "lab.yaml").write_text(formal + "track: {wandb: {mode: online, keys: none}}\n")
+    refused = looplab(own, "run", key="0" * 40)
+    assert refused.returncode == 2
+    assert "base.json: wandb.enable is false in the config" in refused.stderr
+    (own / "lab.yaml").write_text(formal + "track: {wandb: {mode: online}}\n")
+    assert looplab(own, "run", "--runs", "1", key="0" * 40).returncode == 0
+    assert "'mode': 'online'" in said(own)[0]
+    assert "wandb.mode=offline" in looplab(own, "run", "--", "--wandb.mode=offline", key="0" * 40).stderr
+
+
+def test_a_table_that_lacks_a_key_is_told(own: Path) -> None:
+    (own / "base.json").write_text(json.dumps({"x": 0, "wandb": {"project": "p"}}))
+    (own / "lab.yaml").write_text(OWN_KEYS + "track: {wandb: {mode: offline, project: p}}\n")
+    assert "wandb.enable and wandb.mode: not in the config" in looplab(own, "check").stdout
+
+
+def test_a_trainer_with_a_base_of_its_own_is_told_each_time(own: Path) -> None:
+    """Hydra gets what differs from the base; its own base knows nothing of `track`."""
+    words = OWN_KEYS.replace('"{config}"]}', '"{config}"], config: hydra}')
+    (own / "lab.yaml").write_text(words + "track: {wandb: {mode: online, entity: else, artifacts: true}}\n")
+    shown = looplab(own, "check").stdout
+    for word in ("wandb.enable=true", "wandb.mode=online", "wandb.entity=else", "wandb.disable_artifact=false"):
+        assert word in shown
+    assert "x=0" not in shown

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,6 +70,98 @@ def test_a_run_or_a_path_may_be_named_and_what_is_not_there_is_refused(warm: Any
 def test_a_path_out_of_the_lab_is_refused(warm: Any) -> None:
     warm.queue([CONTINUE, "autopilot.resume_from@set=../../../etc/passwd"])
     assert "leads out of the lab" in warm("run").out
+
+
+AFTERWARDS = """\
+folder = os.path.join(os.environ["LOOPLAB_RUN_DIR"], "checkpoints")
+os.rename(os.path.join(folder, "latest.pt"), os.path.join(folder, "puffer_175.pt"))
+os.utime(os.path.join(folder, "puffer_175.pt"), (1e9, 1e9))
+with open(os.path.join(folder, "puffer_176.pt"), "w") as file:
+    file.write("100.0")
+"""
+"""Like PufferLib, it names its checkpoints as nobody knows beforehand."""
+
+
+def test_of_the_checkpoints_that_match_a_pattern_the_newest_counts(warm: Any) -> None:
+    warm.write("train.py", TRAIN + AFTERWARDS)
+    warm.configure(warm_start={"checkpoint": ["weights/*.pt", "checkpoints/*.pt"]})
+    warm.queue([CONTINUE])
+    warm("run")
+    first, second = warm.runs()
+    start = warm.read(second, "run.json")["warm_start"]
+    assert start["path"] == str((first / "checkpoints/puffer_176.pt").resolve())
+    assert warm.read(second, "summary.json")["objective"]["value"] == 101.0
+
+
+def test_equally_old_checkpoints_go_by_name(warm: Any) -> None:
+    warm("run", "--runs", "1")
+    (first,) = warm.runs()
+    for name in ("b.pt", "c.pt", "a.pt"):
+        (first / name).write_text("5.0")
+        os.utime(first / name, (1e9, 1e9))
+    warm.configure(warm_start={"checkpoint": ["?.pt"]})
+    warm.queue([CONTINUE])
+    warm("run")
+    assert warm.read(warm.runs()[1], "run.json")["warm_start"]["path"].endswith("/c.pt")
+
+
+def test_weights_from_outside_are_taken_where_the_lab_file_allows_it(warm: Any, tmp_path: Path) -> None:
+    outside = tmp_path / "elsewhere" / "model.pt"
+    outside.parent.mkdir()
+    outside.write_text("7.0")
+    resume = [CONTINUE, f"autopilot.resume_from@set={outside}"]
+    warm.queue(resume)
+    refused = warm("run").out
+    assert "leads out of the lab" in refused
+    assert f"allow: [{outside.parent}]" in refused
+    warm.configure(warm_start={"allow": [str(outside.parent)]})
+    warm.queue([*resume, "x@set=0.5"])
+    warm("run", "--rounds", "4")
+    start = warm.read(warm.runs()[-1], "run.json")["warm_start"]
+    assert (start["run"], start["path"]) == (None, str(outside.resolve()))
+    assert start["sha256"] == hashlib.sha256(b"7.0").hexdigest()
+    assert warm.read(warm.runs()[-1], "summary.json")["objective"]["value"] == 8.5
+
+
+def test_a_link_out_of_an_allowed_folder_is_refused(warm: Any, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("7.0")
+    (tmp_path / "allowed").mkdir()
+    (tmp_path / "allowed/model.pt").symlink_to(tmp_path / "secret")
+    warm.configure(warm_start={"allow": [str(tmp_path / "allowed")]})
+    warm.queue([CONTINUE, f"autopilot.resume_from@set={tmp_path}/allowed/model.pt"])
+    assert "leads out of the lab" in warm("run").out
+
+
+SHARED = TRAIN.replace(
+    'os.path.join(os.environ["LOOPLAB_RUN_DIR"], "checkpoints", "latest.pt")',
+    'os.path.join(os.environ["SHARED"], os.environ["LOOPLAB_RUN_ID"] + ".pt")',
+)
+
+
+def test_a_trainer_that_writes_to_a_folder_of_its_own_is_followed_there(warm: Any, tmp_path: Path) -> None:
+    shared = tmp_path / "experiments"
+    shared.mkdir()
+    (shared / "older.pt").write_text("99.0")
+    os.utime(shared / "older.pt", (1e9, 1e9))
+    warm.write("train.py", SHARED)
+    launch = {"command": ["{python}", "-S", "train.py"], "env": {"SHARED": str(shared)}}
+    settings = {"checkpoint": [f"{shared}/*.pt"], "allow": [str(shared)]}
+    warm.configure(launch=launch, warm_start=settings, slots={"count": 1})
+    warm.queue([CONTINUE, "autopilot.resume_from@set=best"])
+    warm("run")
+    first, second = warm.runs()
+    start = warm.read(second, "run.json")["warm_start"]
+    assert (start["run"], start["path"]) == (first.name, str((shared / f"{first.name}.pt").resolve()))
+    assert json.loads((warm.outputs() / "models/best.json").read_text())["run_id"] == second.name
+    warm.configure(warm_start={**settings, "allow": []})
+    warm.queue([CONTINUE, "x@set=0.5"])
+    assert "no run has left a checkpoint" in warm("run", "--rounds", "3").out
+
+
+@pytest.mark.parametrize("asked", ["x" * 5000, "~nobody-of-this-name/model.pt", "a/b\\x00.pt"])
+def test_a_source_that_is_no_path_is_refused(warm: Any, asked: str) -> None:
+    warm.queue([CONTINUE, f"autopilot.resume_from@set={asked}"])
+    assert "rejected" in warm("run").out
 
 
 def test_more_training_is_no_better_config(warm: Any) -> None:

@@ -512,3 +512,62 @@ def test_a_docket_of_another_study_is_a_mistake() -> None:
 def test_settings_that_make_no_sense_are_refused_by_name(wrong: dict[str, object]) -> None:
     with pytest.raises(LabError, match=f"judge.{next(iter(wrong))}"):
         Settings(**wrong)  # type: ignore[arg-type]
+
+
+# -- exact ties
+
+
+@dataclass
+class TieLab(Lab):
+    """Every run measures the same objective; the second metric is told by a table."""
+
+    ties: dict[str, float | None] = field(default_factory=dict)
+
+    def score(self, point: str, warm: str | None, number: int) -> Score:
+        return replace(super().score(point, warm, number), tie=self.ties[point])
+
+
+@pytest.mark.parametrize("by", ["ratchet", "deterministic"])
+@pytest.mark.parametrize(("goal", "winner"), [("max", "more"), ("min", "less")])
+def test_an_exact_tie_is_broken_by_the_second_metric(by: str, goal: str, winner: str) -> None:
+    ties: dict[str, float | None] = {"base": 1.0, "none": None, "same": 1.0, "more": 2.0, "less": 0.5}
+    settings = Settings(by=by, then=goal, then_metric="mean_reward", min_effect=0.1)  # type: ignore[arg-type]
+    made = TieLab(lambda p, w, n: 0.75, settings, ties=ties)
+    for point in ("base", "none", "same", "more", "less"):
+        made.enter(point)
+        made.settle()
+    kept = [point for point, evidence in made.evidence.items() if evidence.verdict is Verdict.KEEP]
+    assert kept == ["base", winner]
+    assert "decided by the tie-break" in made.evidence[winner].flags
+    assert "better on mean_reward" in made.evidence[winner].why
+    assert made.evidence[winner].effect == 0.0
+
+
+def test_a_better_objective_counts_whatever_the_second_metric_says() -> None:
+    ties: dict[str, float | None] = {"base": 1.0, "good": 0.0, "bad": 9.0}
+    values = {"base": 0.5, "good": 0.6, "bad": 0.4}
+    made = TieLab(lambda p, w, n: values[p], Settings(by="ratchet", then="max"), ties=ties)
+    for point in ("base", "good", "bad"):
+        made.enter(point)
+        made.settle()
+    assert made.docket.champion == "good-cold-0"
+    assert made.evidence["bad"].verdict is Verdict.DISCARD
+
+
+def test_without_a_second_metric_a_tie_is_no_improvement() -> None:
+    made = TieLab(lambda p, w, n: 0.75, Settings(by="ratchet"), ties={"base": 1.0, "more": 2.0})
+    made.enter("base")
+    made.settle()
+    assert made.challenge("more").verdict is Verdict.DISCARD
+
+
+def test_a_test_of_seeds_decides_on_the_objective_alone_and_says_so() -> None:
+    ties: dict[str, float | None] = {"base": 1.0, "more": 2.0}
+    settings = Settings(then="max", then_metric="mean_reward")
+    made = TieLab(lambda p, w, n: 1.0, settings, ties=ties)
+    made.enter("base")
+    made.settle()
+    evidence = made.challenge("more")
+    assert evidence.verdict is Verdict.DISCARD
+    assert "better on mean_reward" in evidence.why
+    assert "on the objective alone" in evidence.why

@@ -296,3 +296,61 @@ def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
             find_program(name, tmp_path, {})
     with pytest.raises(LabError, match=r"'no-such-trainer' is not on PATH.*launch\.command"):
         find_program("no-such-trainer", tmp_path, {})
+
+
+# -- what argparse takes
+
+
+def test_store_true_switches_are_given_or_left_out() -> None:
+    config = {"wandb": True, "neptune": False, "train": {"compile": False, "anneal_lr": True}}
+    assert flags(config, booleans="present") == ["--wandb", "--train.anneal-lr"]
+    mixed = flags(config, booleans="value", store_true=["wandb", "neptune", "train.compile"])
+    assert mixed == ["--wandb", "--train.anneal-lr", "True"]
+
+
+@pytest.mark.parametrize("separator", ["space", "equals"])
+def test_a_false_that_argparse_reads_by_bool_stays_false(separator: str) -> None:
+    """`type=bool` takes every text but the empty one for true, "False" too."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--compile", type=bool, default=True)
+    parser.add_argument("--anneal", type=bool, default=False)
+    wanted = {"compile": False, "anneal": True}
+    assert vars(parser.parse_args(flags(wanted, booleans="empty", separator=separator))) == wanted
+    assert parser.parse_args(flags(wanted, booleans="value")).compile is True
+
+
+def test_lists_are_one_value_or_several() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--layers", type=int, nargs="*")
+    assert parser.parse_args(flags({"layers": [64, -32]}, lists="spread")).layers == [64, -32]
+    assert parser.parse_args(flags({"layers": []}, lists="spread")).layers == []
+    assert flags({"layers": [64, 32]}) == ["--layers", "[64, 32]"]
+    with pytest.raises(LabError, match="would be taken for an option"):
+        flags({"names": ["a", "-b"]}, lists="spread")
+    with pytest.raises(ValueError, match="separator: space"):
+        Rendering(as_="flags", lists="spread", separator="equals")
+
+
+def test_any_key_may_be_skipped_with_what_is_below_it() -> None:
+    config = {"env": {"num_envs": 4, "num_drones": 8}, "autopilot": {"mode": "x"}, "env_name": "e"}
+    assert flags(config, skip=["env.num_drones", "autopilot", "env_name"]) == ["--env.num-envs", "4"]
+
+
+# -- values of the config in a command
+
+COMMAND = ["puffer", "train", "{config.env_name}", "{flags}", "--out={config.train.steps}"]
+
+
+def test_a_command_may_name_values_of_the_config() -> None:
+    config = {**CONFIG, "env_name": "puffer_drone"}
+    assert build_argv(COMMAND, {}, ["--a"], config=config) == ["puffer", "train", "puffer_drone", "--a", "--out=100"]
+    assert fill("{config.train.anneal} {config.layers} {config.layers.0} {config}", {"config": "/c"}, "x", config) == (
+        "True [64, 32] 64 /c"
+    )
+
+
+def test_a_key_that_the_config_lacks_is_told_with_those_that_are_like_it() -> None:
+    with pytest.raises(LabError, match=r"launch\.command: \{config\.train\.step\}.*not in the config.*train\.steps"):
+        fill("{config.train.step}", {}, "launch.command", CONFIG)
+    with pytest.raises(LabError, match="is not one value"):
+        fill("{config.train}", {}, "launch.command", CONFIG)

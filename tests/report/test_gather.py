@@ -168,6 +168,18 @@ def test_the_notes_of_a_person_are_told(maker: Any) -> None:
     assert facts_of(maker).runs[0].conclusion == "# Conclusion\nwarm-up is not needed"
 
 
+def test_notes_beside_the_trainers_files_are_told_too(maker: Any, tmp_path: Path) -> None:
+    run = maker.train()
+    (maker.outputs / run.id / "notes.txt").write_text("slower than it looks\n")
+    assert facts_of(maker).runs[0].conclusion == "slower than it looks"
+    (maker.outputs / run.id / "record/notes.md").write_text("believed\n")
+    assert facts_of(maker).runs[0].conclusion == "believed\n\nslower than it looks"
+    (maker.outputs / run.id / "notes.txt").unlink()
+    (tmp_path / "elsewhere").write_text("not of this run\n")
+    (maker.outputs / run.id / "notes.txt").symlink_to(tmp_path / "elsewhere")
+    assert facts_of(maker).runs[0].conclusion == "believed"
+
+
 def test_the_budget_is_told_with_its_limits(making: Any, maker: Any) -> None:
     maker.train()
     assert {part.name: part.shown for part in facts_of(maker).budget}["runs"] == "1 of 400"

@@ -64,18 +64,22 @@ def wandb(entity: str, project: str, limit: int, out_json: Path | None, json: bo
     _tell(summaries, out_json, json)
 
 
-def fetch_config(entity: str, project: str, run: str, out_dir: Path, json: bool) -> None:
+def fetch_config(entity: str, project: str, runs: Sequence[str], out_dir: Path, json: bool) -> None:
     from looplab.measure.wandb_online import fetch_config as fetch
 
-    if not re.fullmatch(r"[\w.-]+", run):
-        raise LabError(f"{run!r} is no id of a run", hint="it is the last part of the run's address")
-    config = fetch(entity, project, run)
-    path = out_dir / f"fromwandb_{run}.json"
-    _write(path, config)
+    wrong = next((run for run in runs if not re.fullmatch(r"[\w.-]+", run)), None)
+    if wrong is not None:
+        raise LabError(f"{wrong!r} is not an id of a run", hint="it is the last part of the run's address")
+    fetched = []
+    for run in dict.fromkeys(runs):
+        config = fetch(entity, project, run)
+        path = out_dir / f"fromwandb_{run}.json"
+        _write(path, config)
+        fetched.append({"path": str(path), "run": f"{entity}/{project}/{run}", "config": config})
+        if not json:
+            output.say(str(path))
     if json:
-        output.print_json({"path": str(path), "run": f"{entity}/{project}/{run}", "config": config})
-    else:
-        output.say(str(path))
+        output.print_json(fetched[0] if len(fetched) == 1 else {"runs": fetched})
 
 
 def _changed(run: Path, reading: Any) -> float:

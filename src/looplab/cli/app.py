@@ -672,11 +672,11 @@ def analyze_wandb(
 def fetch_config(
     entity: Entity,
     project: Project,
-    run: Annotated[str, typer.Option("--run", help="The id of the W&B run.")],
+    run: Annotated[list[str], typer.Option("--run", help="The id of a W&B run; may be given several times.")],
     out_dir: Annotated[Path, typer.Option("--out-dir", help="Where fromwandb_<ID>.json goes.")] = Path("."),
     json: Json = False,
 ) -> None:
-    """Fetch the config of a W&B run as a base config."""
+    """Fetch the configs of W&B runs as base configs."""
     from looplab.cli import analysing
 
     analysing.fetch_config(entity, project, run, out_dir, json)

@@ -23,6 +23,7 @@ from looplab.launch.local import Where, read_exit, read_process, where_is
 from looplab.ledger.ledger import GENESIS, Ledger, has_ledger
 from looplab.ledger.study import IMPORTED, JOBS_SUFFIX, RunRow, StudyLedger, Usage
 from looplab.loop.lock import engine_pid
+from looplab.loop.measuring import tie_break_value
 from looplab.loop.place import find_move
 from looplab.report.gather import ARGUMENTS, alarms_of, describe_calls, unusable_calls
 from looplab.report.judged import Point, judged_now, points, watched
@@ -73,7 +74,11 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
                 output.say(f"  under test: {test['run']}, {test['runs']} run(s), {test['look']} look(s) so far")
         elif facts["best"]:
             best = facts["best"]
-            output.say(f"  best: {best['id']} with {facts['metric']} = {output.number(best['objective'])}")
+            ties = facts["tie_break"]
+            output.say(
+                f"  best: {best['id']} with {facts['metric']} = {output.number(best['objective'])}"
+                + (f" (ties by {ties['metric']} = {output.number(ties['best'])})" if ties else "")
+            )
         if facts["not_comparable"]:
             said = f"{facts['not_comparable']} run(s) were measured by another objective than that of lab.yaml"
             output.say(f"  {said}: `looplab remeasure` reads them again")
@@ -122,6 +127,8 @@ def _status_of(lab: Path, study: Study, ledger: Ledger | None) -> dict[str, Any]
     facts: dict[str, Any] = {"study": study.study, "engine": None, "metric": metric, "counts": {}, "best": None}
     facts["not_comparable"] = 0
     facts["judge"] = None
+    then = study.objective.then if study.objective else None
+    facts["tie_break"] = {**then.model_dump(), "best": None} if then else None
     if ledger is None:
         return {**facts, "used": asdict(Usage(0, 0, 0.0, 0.0)), "waiting": 0, "running": [],
                 "alarms": (), "configured": [], "agents": Account().to_dict(), "place": None,
@@ -134,6 +141,8 @@ def _status_of(lab: Path, study: Study, ledger: Ledger | None) -> dict[str, Any]
     else:
         facts["not_comparable"] = len(record.not_comparable())
     best = record.best()
+    if then is not None and best is not None:
+        facts["tie_break"]["best"] = tie_break_value(then, study_folder(lab, study.study) / best.id)
     court = judged_now(study, record)
     running = record.runs(state="running")
     move = find_move(lab)

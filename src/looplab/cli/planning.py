@@ -47,7 +47,11 @@ def show_plan(
 ) -> None:
     options = replace(options, cfgs=relative_to_lab(lab.folder, options.cfgs))
     setup = prepare_study(lab, study, replace(options, informal=True))
-    missing = [] if options.informal else missing_for_formal(setup.study, setup.slots, setup.devices)
+    missing = (
+        []
+        if options.informal
+        else missing_for_formal(setup.study, setup.slots, setup.devices, setup.bases, options.extra)
+    )
     if not resume:
         setup = count_from_now(replace(setup, options=options), ledger)
     found = preview(setup, ledger)

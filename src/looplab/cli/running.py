@@ -33,7 +33,7 @@ from looplab.launch.local import (
 )
 from looplab.ledger.ledger import Ledger, LedgerCopy
 from looplab.ledger.study import RunRow, StudyLedger
-from looplab.loop.decision import decide_base
+from looplab.loop.decision import base_runs, decide_base
 from looplab.loop.engine import Ending, Engine, Outcome
 from looplab.loop.lock import StudyLock, engine_pid
 from looplab.loop.planning import News, bases_to_run
@@ -84,7 +84,7 @@ def count_from_now(setup: Setup, ledger: Ledger | LedgerCopy) -> Setup:
         last = last_options(ledger, setup.study.study, setup.lab)
     if last is not None and not options.again and replace(last, since_run=0, since_round=0) == options:
         return replace(setup, options=last)
-    done = record.base_runs()
+    done = base_runs(setup, record)
     bases = [decide_base(setup, base) for base in setup.bases]
     if options.again or any(base.key not in done for base in bases):
         used = record.usage()

@@ -15,7 +15,7 @@ from looplab.config.lab import Lab, Study
 from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
-from looplab.loop.decision import decide_base
+from looplab.loop.decision import base_runs, decide_base
 from looplab.loop.lock import engine_pid
 from looplab.loop.setup import Options
 from looplab.runs.folder import point
@@ -35,7 +35,7 @@ def autopilot(folder: Path | None, name: str | None, options: Options, runs: int
         with contextlib.closing(Ledger(lab.ledger_path)) as ledger:
             record = StudyLedger(ledger, study.study)
             rounds += record.usage().rounds
-            done = record.base_runs()
+            done = base_runs(setup, record)
     rounds += sum(base not in done for base in bases)
     _link_runs(lab, study)
     run_study(folder, name, replace(options, rounds=rounds), execute=True, detach=detach, json=json)

@@ -129,8 +129,14 @@ class ConfigRendering(Part):
     """`flags`: `--learning-rate` or `--learning_rate`."""
     keys: Literal["dotted", "flat"] = "dotted"
     """`flags`: `--train.learning-rate`, or only the last part, `--learning-rate`."""
-    booleans: Literal["switch", "value"] = "switch"
-    """`flags`: `--anneal` / `--no-anneal`, or `--anneal True`."""
+    booleans: Literal["switch", "value", "present", "empty"] = "switch"
+    """`flags`: `--anneal` or `--no-anneal` (switch); `--anneal True` or `--anneal False` (value); `--anneal` or nothing
+    (present: argparse's `store_true`); `--anneal True` or `--anneal ""` (empty: argparse's `type=bool`, for which any
+    other text is true)."""
+    store_true: Texts = Field(default_factory=list)
+    """`flags`: keys whose booleans are given or left out, whatever `booleans` says of the others."""
+    lists: Literal["json", "spread"] = "json"
+    """`flags`: `--layers "[64, 64]"`, or `--layers 64 64` (argparse's `nargs`)."""
     separator: Literal["space", "equals"] = "space"
     """`flags`: `--lr 0.1` or `--lr=0.1`."""
     only: Literal["all", "changed"] | None = None
@@ -138,7 +144,17 @@ class ConfigRendering(Part):
     prefix: str = ""
     """`env`: what the names begin with."""
     skip: Texts = Field(default_factory=list)
-    """Top-level keys that are not for the trainer."""
+    """Keys that are not for the trainer, with everything below them."""
+
+    def leaves_out(self, at: Sequence[str | int]) -> bool:
+        """Whether `skip` names this key, or one above it."""
+        return bool(self.skip) and any(".".join(map(str, at[:n])) in self.skip for n in range(1, len(at) + 1))
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ConfigRendering:
+        if self.lists == "spread" and self.separator == "equals":
+            raise ValueError("lists: spread needs separator: space (an option with an equals sign takes one value)")
+        return self
 
 
 class Launch(Part):
@@ -160,10 +176,25 @@ class Launch(Part):
         return data
 
 
+class TieBreak(Part):
+    """The metric that decides between runs whose objectives are exactly equal."""
+
+    metric: str
+    goal: Literal["max", "min"]
+    at: Annotated[str, AfterValidator(check_at)] = "last"
+
+
 class Objective(Part):
     metric: str
     goal: Literal["max", "min"]
     at: Annotated[str, AfterValidator(check_at)] = "last"
+    then: TieBreak | None = None
+
+    @model_validator(mode="after")
+    def _another_metric(self) -> Objective:
+        if self.then is not None and self.then.metric == self.metric:
+            raise ValueError("then: a tie is broken by another metric than the objective")
+        return self
 
 
 class Normalise(Part):
@@ -398,11 +429,25 @@ class WarmStart(Part):
     mode: str = "autopilot.resume_mode"
     """The config's key that says `fresh` or `continue`."""
     source: str = Field("autopilot.resume_from", alias="from")
-    """The config's key that says from where: `latest`, `best`, a run, or a path inside the lab."""
+    """The config's key that says from where: `latest`, `best`, a run, or a path inside the lab or `allow`."""
     checkpoint: Texts = Field(default_factory=lambda: ["checkpoints/best.pt", "checkpoints/latest.pt"])
-    """Where a run leaves its weights, below its folder; the first that is there counts."""
+    """Where a run leaves its weights: names or patterns (`experiments/*.pt`) below its folder, or absolute ones below
+    the lab or `allow` for a trainer that writes elsewhere. The first that matches counts, and of its matches the newest
+    file."""
+    allow: list[str] = Field(default_factory=list)
+    """Folders outside the lab from which weights may be taken."""
     arguments: Texts = Field(default_factory=lambda: ["--load-model-path", "{checkpoint}"])
     """What the trainer's command gets in addition."""
+
+    @model_validator(mode="after")
+    def _outside_is_absolute(self) -> WarmStart:
+        for folder in self.allow:
+            if not Path(folder).expanduser().is_absolute():
+                raise ValueError(f"allow: {folder} is not an absolute path; the lab's own files need no permission")
+        for name in self.checkpoint:
+            if ".." in Path(name).parts:
+                raise ValueError(f"checkpoint: {name} leads out of the run folder; write an absolute pattern")
+        return self
 
 
 class Probe(Part):
@@ -465,6 +510,9 @@ class Measure(Part):
     goals: dict[str, Literal["max", "min"]] = Field(default_factory=dict)
 
 
+WandbKey = Literal["enable", "mode", "entity", "project", "artifacts", "disable_artifact"]
+
+
 class Wandb(Part):
     """What the trainer's wandb is told, in every round."""
 
@@ -472,6 +520,9 @@ class Wandb(Part):
     entity: str | None = None
     project: str | None = None
     artifacts: bool = False
+    keys: Literal["auto", "none"] | dict[WandbKey, str] = "auto"
+    """The config's own W&B keys, which are written for every run: found by their names (`wandb.mode`, `wandb_project`),
+    none, or named here. Trainers pass such keys to `wandb.init`, where they win over the environment."""
 
 
 class Track(Part):
@@ -691,6 +742,9 @@ class Study(Part):
                 raise ValueError(f"{key} needs an objective: say which metric counts")
         if self.objective is not None and self.holdout is not None and self.holdout.metric == self.objective.metric:
             raise ValueError("the held-out metric is another one than the objective")
+        tie_break = self.objective.then if self.objective is not None else None
+        if tie_break is not None and self.holdout is not None and self.holdout.metric == tie_break.metric:
+            raise ValueError("the held-out metric is hidden, so it cannot break ties")
         return self
 
 

@@ -120,6 +120,9 @@ def fill(
     if objective is not None:
         word = "largest" if objective.goal == "max" else "smallest"
         goal = f"the {word} {objective.metric} ({objective.at} value of a run)"
+        if objective.then is not None:
+            word = "largest" if objective.then.goal == "max" else "smallest"
+            goal += f", and of equal ones that with the {word} {objective.then.metric}"
         if study.judge is not None:
             goal += "; an improvement counts only if it holds over several seeds"
     knobs = guard.knob_values(guard.with_defaults(dict(parent_config)))

@@ -1,4 +1,5 @@
-"""Rules: what people know about their trainings, as `rules.yaml`, or as a `rules.py` with `decide(summary, history)`.
+"""Rules: what people know about their trainings, as `rules.yaml`, or as a `rules.py` with `decide(summary, history)`
+or `decide(summary)`.
 
 Each ended run is looked at, the newest round first, and leads to at most `variants` proposals that start from it. The
 edits are worked out to plain values, moved into the rule's `clamp` and the knob's range: a rule cannot drive a knob
@@ -9,6 +10,7 @@ only once. Where nothing fires, `problem` says why, rule by rule.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import math
 import sys
 import traceback
@@ -212,7 +214,8 @@ class RulesProposer:
                 self._told[other.run.id] = summary_of(other)
         what = f"{DECIDE}() on run {seen.run.id}"
         try:
-            answer = decide(self._told[seen.run.id], [self._told[other.run.id] for other in ended])
+            history = [self._told[other.run.id] for other in ended]
+            answer = decide(self._told[seen.run.id], *([history] if _takes_history(decide) else []))
             return [_draft(item) for item in answer or ()]
         except LabError as error:
             self._failed = str(LabError(f"{what}: {error.message}", file=self._file, hint=error.hint))
@@ -540,6 +543,16 @@ def load_decide(path: Path) -> Callable[..., Any]:
     return found
 
 
+def _takes_history(decide: Callable[..., Any]) -> bool:
+    """Whether `decide` has a second parameter; one that knows only `summary` is called without the history."""
+    try:
+        parameters = inspect.signature(decide).parameters.values()
+    except (TypeError, ValueError):  # a callable that does not tell
+        return True
+    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return len(places) != 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+
+
 def _in_users_file(path: Path, error: BaseException, what: str) -> LabError:
     """An error in the lab's own file, with the line of that file where it came from."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
@@ -568,6 +581,8 @@ def _draft(item: Any) -> Draft:
     """What `decide` returned, as a draft; its key is what it changes."""
     if isinstance(item, Proposal):
         item = {"edits": item.edits, "reason": item.reason, "hypothesis": item.hypothesis}
+    elif not isinstance(item, Mapping) and hasattr(item, "changes"):  # an object with `changes` and `reason`
+        item = {"edits": item.changes, "reason": getattr(item, "reason", "")}
     known = ("edits", "reason", "hypothesis")
     if not isinstance(item, Mapping) or "edits" not in item or not set(item) <= set(known):
         raise LabError(f"{show_value(item)} is no proposal", hint=f"return dictionaries with {', '.join(known)}")
@@ -577,11 +592,13 @@ def _draft(item: Any) -> Draft:
 
 
 def _edits(given: Any) -> tuple[Edit, ...]:
-    """Edits from texts, or from a mapping such as {"a.b@mul": 1.5}."""
+    """Edits from texts, or from a mapping such as {"a.b@mul": 1.5}, where {"a.b": 1.5} sets the value."""
     if isinstance(given, Mapping):
         edits = []
         for head, value in given.items():
-            path, _, op = str(head).rpartition("@")
+            path, sign, op = str(head).rpartition("@")
+            if not sign:
+                path, op = str(head), Op.SET.value
             if op not in set(Op):
                 raise EditError(f"{head!r}: there is no op {op!r}", hint=f"there are {', '.join(Op)}")
             edits.append(Edit(path, Op(op), value))

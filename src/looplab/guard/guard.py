@@ -134,6 +134,10 @@ class Guard:
         self._judge_all(case, "")
         return self._rule_on(case, ())
 
+    def is_knob(self, key: str) -> bool:
+        """Whether a proposal may change this key."""
+        return self._knobs.owner(key) is not None
+
     def knob_values(self, config: dict[str, Any]) -> dict[str, Any]:
         """The value of every knob that is present, by its concrete path."""
         return {key: value for key, _, _, value in self._knobs.present(config)}

@@ -29,6 +29,9 @@ class Settings:
     """How strict the court is."""
 
     goal: Literal["max", "min"] = "max"
+    then: Literal["max", "min"] | None = None
+    """The goal of the metric that breaks exact ties; None: a tie is no improvement."""
+    then_metric: str = ""
     by: Literal["test", "ratchet", "deterministic"] = "test"
     """`ratchet`: one run each, any improvement wins. It promotes luck; it is here because people know it.
     `deterministic`: the same config and seed always measure the same, which is checked by one repeat of each winner."""
@@ -95,6 +98,8 @@ class Score:
     """Device seconds, with those of the runs that a warm start rests on."""
     fingerprint: str = ""
     """A hash of the evaluator and the data; empty: not known."""
+    tie: float | None = None
+    """What it measured of the metric that breaks exact ties."""
 
     @property
     def finite(self) -> bool:

@@ -49,6 +49,7 @@ from looplab.judge.base import (
 
 RATCHET = ("single run, no statistics",)
 DETERMINISTIC = ("deterministic, no statistics",)
+TIE_BREAK = "decided by the tie-break"
 EQUAL = "equal to the last digit"
 NEARLY_EQUAL = "equal but for rounding"
 ROUNDING = 1e-6
@@ -412,11 +413,30 @@ class _Session:
         assert side.trial is not None  # the tripwires have seen to it
         assert champion.trial is not None
         effect = side.trial - champion.trial
-        better = effect > 0
-        why = f"One run against one run: {_effect(effect)} than {champion.run}. No replicates, so this may be luck."
-        self.give(side, Verdict.KEEP if better else Verdict.DISCARD, why, effect=effect, n=1, flags=RATCHET)
+        tie_break = self._tie_break(side, champion) if effect == 0 else None
+        better = effect > 0 or (tie_break or 0.0) > 0
+        said = _effect(effect) + self._said_of_tie(tie_break)
+        why = f"One run against one run: {said} than {champion.run}. No replicates, so this may be luck."
+        flags = RATCHET if tie_break is None else (*RATCHET, TIE_BREAK)
+        self.give(side, Verdict.KEEP if better else Verdict.DISCARD, why, effect=effect, n=1, flags=flags)
         if better:
             self.champion = side.run
+
+    def _tie_break(self, side: _Side, champion: _Side) -> float | None:
+        """How much better its first finite run is on the metric that breaks exact ties; None: not known."""
+        if self.settings.then is None:
+            return None
+        ours, theirs = (
+            next((score.tie for score in one.entrant.scores if score.finite), None) for one in (side, champion)
+        )
+        if ours is None or theirs is None or not (math.isfinite(ours) and math.isfinite(theirs)):
+            return None
+        return ours - theirs if self.settings.then == "max" else theirs - ours
+
+    def _said_of_tie(self, tie_break: float | None) -> str:
+        if tie_break is None:
+            return ""
+        return f" on the objective, and {_effect(tie_break)} on {self.settings.then_metric or 'the tie-break'},"
 
     # --- a trainer without noise: what is better once must be so exactly once more
 
@@ -425,11 +445,15 @@ class _Session:
         assert side.trial is not None  # the tripwires have seen to it
         effect = side.trial - champion.finite[0]
         smallest = self._smallest_effect(champion)
-        said = f"{_effect(effect)} than {champion.run}"
+        tie_break = self._tie_break(side, champion) if effect == 0 else None
+        wins_tie = (tie_break or 0.0) > 0
+        said = f"{_effect(effect)}{self._said_of_tie(tie_break)} than {champion.run}"
         numbers: dict[str, Any] = {"effect": effect, "n": len(side.finite), "flags": DETERMINISTIC}
-        if effect <= 0:
+        if tie_break is not None:
+            numbers["flags"] = (*DETERMINISTIC, TIE_BREAK)
+        if effect <= 0 and not wins_tie:
             self.give(side, Verdict.DISCARD, f"One run, {said}.", **numbers)
-        elif effect < smallest:
+        elif effect < smallest and not wins_tie:
             why = f"Too little: {said}; less than {_number(smallest)} is not worth a promotion."
             self.give(side, Verdict.DISCARD, why, **numbers)
         elif not champion.is_constant:
@@ -480,7 +504,10 @@ class _Session:
             why = f"One run, {_effect(effect)} than the champion: inside the noise ({_number(self.sigma)})."
         else:
             verdict = Verdict.DISCARD
-            why = f"One run, {_effect(effect)} than the champion."
+            tie_break = self._tie_break(side, rival) if effect == 0 else None
+            why = f"One run, {_effect(effect)}{self._said_of_tie(tie_break)} than the champion."
+            if (tie_break or 0.0) > 0:
+                why += " A test decides on the objective alone."
         self.give(side, verdict, why, effect=effect, low=low, high=high, n=1, **self._terms(side, rival))
 
     def _first_impression(self, side: _Side, rival: _Side) -> float:

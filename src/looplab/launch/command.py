@@ -5,6 +5,7 @@ No shell is ever involved: a template is a list of arguments, and a variable nev
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from looplab.config.lab import ConfigRendering as Rendering
-from looplab.config.paths import Concrete, show
+from looplab.config.paths import Concrete, find, get, show
 from looplab.errors import LabError
 
 PLAIN_NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
@@ -27,14 +28,21 @@ VARIABLES = ("run_dir", "out_dir", "config", "run_id", "study", "lab", "slot", "
 """What a template may name."""
 PLACES = ("{flags}", "{overrides}")
 """Where the rendered config goes in a command."""
-VARIABLE = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_]*)\}")
+VARIABLE = re.compile(r"\{\{|\}\}|\{(?:([A-Za-z_][A-Za-z0-9_]*)|config\.([^{}\s]+))\}")
+"""`{name}`, and `{config.KEY}` for a value of the config."""
 
 
-def fill(template: str, variables: Mapping[str, str], where: str) -> str:
-    """Replace `{name}`; `{{` and `}}` stand for themselves. An unknown name is an error."""
+def fill(template: str, variables: Mapping[str, str], where: str, config: Mapping[str, Any] | None = None) -> str:
+    """Replace `{name}` and, with a config, `{config.KEY}`; `{{` and `}}` are plain braces.
+
+    Raises:
+        LabError: An unknown name, or a key that the config does not have.
+    """
 
     def replace(match: re.Match[str]) -> str:
-        name = match.group(1)
+        name, key = match.groups()
+        if key is not None:
+            return match.group(0) if config is None else _text(_value_of(config, key, where))
         if name is None:
             return match.group(0)[0]
         if name not in variables:
@@ -47,14 +55,35 @@ def fill(template: str, variables: Mapping[str, str], where: str) -> str:
     return VARIABLE.sub(replace, template)
 
 
-def check_templates(command: Sequence[str], env: Mapping[str, str]) -> None:
-    """An error if a template names what is not there."""
+def _value_of(config: Mapping[str, Any], key: str, where: str) -> Any:
+    """The value of a dotted key, for `{config.KEY}`."""
+    places = find(config, key)
+    if len(places) == 1 and not isinstance(value := get(config, places[0]), Mapping):
+        return value
+    known = [show(at) for at, _ in _wholes(config)]
+    near = difflib.get_close_matches(key, known, 3) or known
+    shown = ", ".join(near[:8]) + (f" and {len(near) - 8} more" if len(near) > 8 else "")
+    what = "is not one value" if places else "is not in the config"
+    raise LabError(f"{where}: {{config.{key}}}: {key} {what}", hint=f"keys: {shown}")
+
+
+def check_templates(
+    command: Sequence[str], env: Mapping[str, str], configs: Mapping[str, Mapping[str, Any]] | None = None
+) -> None:
+    """Raise a LabError if a template names what is not there.
+
+    Args:
+        configs: The base configs by their names, for `{config.KEY}`.
+    """
     known = dict.fromkeys(VARIABLES, "")
-    for part in command:
-        if part not in PLACES:
-            fill(part, known, "launch.command")
-    for name, value in env.items():
-        fill(value, known, f"launch.env.{name}")
+    checked: dict[str, Mapping[str, Any] | None] = {"": None} if not configs else dict(configs)
+    for base, config in checked.items():
+        at = f" ({base})" if base else ""
+        for part in command:
+            if part not in PLACES:
+                fill(part, known, f"launch.command{at}", config)
+        for name, value in env.items():
+            fill(value, known, f"launch.env.{name}{at}", config)
 
 
 def build_argv(
@@ -63,6 +92,7 @@ def build_argv(
     arguments: Sequence[str] = (),
     extra: Sequence[str] = (),
     files_in: Path | None = None,
+    config: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """The argv: the filled template, with the rendered config in place of the word `{flags}`, or at the end.
 
@@ -76,7 +106,7 @@ def build_argv(
             argv.extend(arguments)
             placed = True
         else:
-            argv.append(_absolute(fill(part, variables, "launch.command"), files_in, program=not argv))
+            argv.append(_absolute(fill(part, variables, "launch.command", config), files_in, program=not argv))
     if not placed:
         argv.extend(arguments)
     return [*argv, *(_absolute(word, files_in) for word in extra)]
@@ -97,10 +127,11 @@ def _absolute(word: str, folder: Path | None, *, program: bool = False) -> str:
 def render(config: Mapping[str, Any], rendering: Rendering, changed: Mapping[str, bool] | None = None) -> list[str]:
     """The config as arguments. `changed` holds the dotted keys that differ from the base; True: the base lacks it."""
     if rendering.as_ == "flags":
-        pairs = [(_name(at, rendering), value) for at, value in _pairs(config, rendering, changed) if value is not None]
+        found = [(at, value) for at, value in _pairs(config, rendering, changed) if value is not None]
+        pairs = [(_name(at, rendering), value) for at, value in found]
         hint = "use keys: dotted, or skip: [...]" if rendering.keys == "flat" else "use case: snake, or skip: [...]"
         _refuse_collisions([name for name, _ in pairs], "two keys become the same flag", hint)
-        return [flag for name, value in pairs for flag in _flag(name, value, rendering)]
+        return [flag for at, value in found for flag in _flag(at, value, rendering)]
     if rendering.as_ == "hydra":
         new = {key for key, added in (changed or {}).items() if added}
         pairs = [(show(at), value) for at, value in _pairs(config, rendering, changed)]
@@ -132,7 +163,7 @@ def _pairs(
     only = rendering.only or ("changed" if rendering.as_ == "hydra" else "all")
 
     def wanted(at: Concrete) -> bool:
-        if at[0] in rendering.skip:
+        if rendering.leaves_out(at):
             return False
         if only == "all" or changed is None:
             return True
@@ -162,11 +193,26 @@ def _name(at: Concrete, rendering: Rendering) -> str:
     return "--" + (name.replace("_", "-") if rendering.case == "kebab" else name)
 
 
-def _flag(name: str, value: Any, rendering: Rendering) -> list[str]:
-    if isinstance(value, bool) and rendering.booleans == "switch":
-        head, dot, last = name[2:].rpartition(".")
-        no = "no-" if rendering.case == "kebab" else "no_"
-        return [name] if value else [f"--{head}{dot}{no}{last}"]
+def _flag(at: Concrete, value: Any, rendering: Rendering) -> list[str]:
+    name = _name(at, rendering)
+    if isinstance(value, bool):
+        style = "present" if ".".join(map(str, at)) in rendering.store_true else rendering.booleans
+        if style == "present":
+            return [name] if value else []
+        if style == "switch":
+            head, dot, last = name[2:].rpartition(".")
+            no = "no-" if rendering.case == "kebab" else "no_"
+            return [name] if value else [f"--{head}{dot}{no}{last}"]
+        if style == "empty" and not value:
+            return [f"{name}="] if rendering.separator == "equals" else [name, ""]
+    if isinstance(value, list) and rendering.lists == "spread":
+        texts = [_text(item) for item in value]
+        odd = next((text for text in texts if text.startswith("-") and not PLAIN_NEGATIVE.fullmatch(text)), None)
+        if odd is not None:
+            raise LabError(
+                f"launch.config: {name}: {odd!r} in a list would be taken for an option", hint="use lists: json"
+            )
+        return [name, *texts]
     text = _text(value)
     if rendering.separator == "equals" or (text.startswith("-") and not PLAIN_NEGATIVE.fullmatch(text)):
         return [f"{name}={text}"]

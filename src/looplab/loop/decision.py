@@ -62,6 +62,8 @@ class Decision:
     """Arguments of the trainer beyond launch.command, without secrets."""
     call_edits: tuple[str, ...] = ()
     """What the flags of the call have changed in the config."""
+    key: str = ""
+    """Of a base config: its name and its content, and the conditions under which it is run."""
 
     @property
     def warning(self) -> str | None:
@@ -70,11 +72,6 @@ class Decision:
             return None
         repeats = (f"it repeats run {self.twin}",) if self.twin is not None else ()
         return "; ".join((*self.ineffective, *repeats))
-
-    @property
-    def key(self) -> str:
-        """The name and the content of a base config, and the conditions under which it is run."""
-        return f"{self.base}@{self.config_hash}" + "".join(self.point.partition(CONDITIONS)[1:])
 
     def body(self) -> dict[str, Any]:
         """What is kept until the run's folder is there."""
@@ -131,12 +128,36 @@ def with_value(config: Mapping[str, Any], place: Concrete, value: Any) -> dict[s
     return changed  # type: ignore[no-any-return]
 
 
+def base_key(setup: Setup, name: str | None, config: Mapping[str, Any], conditions: str) -> str:
+    """The name and the content of a base config, wherever it is logged, and the conditions under which it is run."""
+    return f"{name}@{hash_config(setup.untracked(config))}" + (CONDITIONS + conditions if conditions else "")
+
+
+def base_runs(setup: Setup, record: StudyLedger) -> dict[str, list[RunRow]]:
+    """Return the runs of the base configs, oldest first, by their keys."""
+    found = record.base_runs()
+    if not any(base.tracked for base in setup.bases):
+        return found
+    by_key: dict[str, list[RunRow]] = {}
+    outputs = folder.study_folder(setup.lab, setup.study.study)
+    for key, runs in found.items():
+        first = runs[0]
+        try:
+            config = record.config_of(first, outputs / first.id)
+        except LabError:  # a run of an early version whose folder is gone
+            by_key.setdefault(key, []).extend(runs)
+        else:
+            by_key.setdefault(base_key(setup, first.base, config, first.conditions), []).extend(runs)
+    return {key: sorted(runs, key=lambda run: run.n) for key, runs in by_key.items()}
+
+
 def decide_base(setup: Setup, base: Base) -> Decision:
-    point = hash_point(base.config, setup.seed, setup.study.warm_start, setup.conditions)
+    point = hash_point(setup.untracked(base.config), setup.seed, setup.study.warm_start, setup.conditions)
     return Decision(
         "base", f"base config {base.name}", "", None, None, None, base.name, (), base.config, hash_config(base.config),
         {}, {}, base.notes, point, setup.seed_of(base.config), "base",
         extra=tuple(redact_argv(setup.options.extra)), call_edits=setup.edits,
+        key=base_key(setup, base.name, base.config, setup.conditions),
     )  # fmt: skip
 
 
@@ -179,7 +200,8 @@ class Decider:
         changed = diff(parent_config, ruling.config)
         warm = self._setup.study.warm_start
         whole = hash_config(ruling.config)
-        point = hash_point(ruling.config, self._setup.seed, warm, self._setup.conditions)
+        untracked = self._setup.untracked(ruling.config)
+        point = hash_point(untracked, self._setup.seed, warm, self._setup.conditions)
         try:
             start = begins_with(warm, ruling.config, self._setup.lab, self._outputs, self._ledger)
         except LabError as error:
@@ -217,7 +239,7 @@ class Decider:
     def repeat(self, twin: RunRow, plan: Mapping[str, Any], seed: int | None, why: str, by: str = "judge") -> Decision:
         """The same config once more, with this seed; None: with the seed it had, if any."""
         place = self._setup.seed
-        config, _ = hide_values(plan["config"])
+        config, _ = hide_values(self._setup.track(plan["config"]))
         if seed is None:
             seed = twin.seed
         elif place is not None:
@@ -291,4 +313,4 @@ class Decider:
         except LabError as error:
             raise Rejected((Problem("parent", proposal.parent, "parent", str(error)),)) from None
         config, base_name = self._configs[run.id]
-        return run.id, self._setup.base(base_name), config
+        return run.id, self._setup.base(base_name), self._setup.track(config)

@@ -32,11 +32,11 @@ from looplab.ledger.backup import Backups
 from looplab.ledger.ledger import REPAIR, DamagedError, Ledger
 from looplab.ledger.rebuild import check_folders
 from looplab.ledger.study import IMPORTED, RunRow, StudyLedger
-from looplab.loop.decision import Decider, decide_base
+from looplab.loop.decision import Decider, base_runs, decide_base
 from looplab.loop.flags import switch_conditions
 from looplab.loop.importing import complete_imports
 from looplab.loop.judging import Bench, SummaryWriter, evidence_of, record_judgement
-from looplab.loop.measuring import Gauge, left_nothing, summarise
+from looplab.loop.measuring import Gauge, is_better, left_nothing, summarise, tie_break_value
 from looplab.loop.models import KeptModel, ModelKeeper
 from looplab.loop.place import PlaceMonitor, note_place
 from looplab.loop.planning import News, Planner
@@ -176,7 +176,7 @@ class Engine:
             self._lookout = Lookout(setup, self.study, self.folder, self._tell)
         self._models: ModelKeeper | None = None
         if setup.study.warm_start is not None:
-            self._models = ModelKeeper(setup.study.warm_start, self.folder, executor.wake)
+            self._models = ModelKeeper(setup.study.warm_start, self.folder, executor.wake, self.study)
         self._budget_used: str | None = None
         self._printed: dict[str, str] = {}  # run → what it was measured by
         self._summaries = SummaryWriter(self.folder)
@@ -783,7 +783,7 @@ class Engine:
         if run.status == "lost":
             self._planner.retry_base(run)
             return
-        done = self.study.base_runs()
+        done = base_runs(setup, self.study)
         latest = [runs[-1] for base in self._base_keys if (runs := done.get(base))]
         if len(latest) < len(self._base_keys) or not all(setup.is_unusable(one) for one in latest):
             return
@@ -913,7 +913,11 @@ class Engine:
             return False
         if self.best is None or self.best.objective is None or wanted is None:
             return True
-        return objective > self.best.objective if wanted.goal == "max" else objective < self.best.objective
+        ours, theirs = (
+            tie_break_value(wanted.then, self.folder / one) if objective == self.best.objective else None
+            for one in (run.id, self.best.id)
+        )
+        return is_better(wanted, (objective, ours), (self.best.objective, theirs))
 
     def _point(self) -> None:
         """LATEST and BEST; not more often than somebody could look at them."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from looplab.config.edits import Edit, Op
@@ -18,7 +19,8 @@ from looplab.config.paths import Concrete, find, get, leaves, show
 from looplab.errors import LabError
 from looplab.judge.base import Docket
 from looplab.ledger.study import IMPORTED, RunRow, StudyLedger
-from looplab.runs.folder import hash_bytes
+from looplab.loop.measuring import is_better, tie_break_value
+from looplab.runs.folder import hash_bytes, study_folder
 from looplab.runs.redact import redact_argv
 
 if TYPE_CHECKING:
@@ -201,7 +203,8 @@ def switch_conditions(setup: Setup, record: StudyLedger) -> str | None:
             champion = docket.get("champion")
             best = record.run(champion) if champion else None
         else:
-            best = best_run(setup.study, record, now)
+            outputs = study_folder(setup.lab, setup.study.study)
+            best = best_run(setup.study, record, now, outputs)
         if (best and best.id) != ((old := record.best()) and old.id):
             record.set_best(best.id if best else None, best.objective if best else None)
     if not record.runs():
@@ -215,13 +218,21 @@ def describe_conditions(setup: Setup) -> str:
     return " ".join(words) if setup.conditions else "no extra arguments"
 
 
-def best_run(study: Study, record: StudyLedger, conditions: str) -> RunRow | None:
+def best_run(study: Study, record: StudyLedger, conditions: str, outputs: Path) -> RunRow | None:
     """Without a judge, the best run is the best measured one under these conditions that nobody has declared void."""
     measured = [
         run
         for run in record.runs(status="ok")
         if run.objective is not None and run.role != IMPORTED and run.verdict != "void" and run.conditions == conditions
     ]
-    if study.objective is None or not measured:
+    wanted = study.objective
+    if wanted is None or not measured:
         return None
-    return (max if study.objective.goal == "max" else min)(measured, key=lambda run: run.objective or 0.0)
+    best = (max if wanted.goal == "max" else min)(measured, key=lambda run: run.objective or 0.0)
+    value = best.objective or 0.0
+    for run in measured if wanted.then is not None else ():
+        if run.objective == best.objective:
+            ours, theirs = (tie_break_value(wanted.then, outputs / one.id) for one in (run, best))
+            if is_better(wanted, (value, ours), (value, theirs)):
+                best = run
+    return best

@@ -18,6 +18,7 @@ from looplab.judge.stats import paired
 from looplab.ledger.configuration import Configuration
 from looplab.ledger.study import RunRow, StudyLedger
 from looplab.loop.flags import current_conditions
+from looplab.loop.measuring import tie_break_value
 from looplab.loop.setup import compared_changes
 from looplab.measure.discover import reader_of
 from looplab.measure.summary import Directions, Summariser, check_at, objective_value
@@ -52,6 +53,8 @@ class Bench:
                 goal=study.objective.goal, by=study.judge_rule or "test", alpha=judge.alpha, floor=judge.floor,
                 replicates=judge.replicates, most=judge.most, min_effect=judge.min_effect.absolute,
                 min_relative=judge.min_effect.relative,
+                then=study.objective.then.goal if study.objective.then else None,
+                then_metric=study.objective.then.metric if study.objective.then else "",
             )
         )  # fmt: skip
         self._groups: dict[Key, _Group] = {}
@@ -81,7 +84,9 @@ class Bench:
         )
         if run.n < group.n or (group.control and run.role != "control"):
             group.run, group.n, group.control = run.id, run.n, run.role == "control"
-        group.scores.append((run.n, Score(run.id, run.seed, run.objective, cost, fingerprint)))
+        then = self._study.objective.then if self._study.objective is not None else None
+        tie = tie_break_value(then, self._outputs / run.id)
+        group.scores.append((run.n, Score(run.id, run.seed, run.objective, cost, fingerprint, tie)))
         self._new = True
 
     def load(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from looplab.config.lab import RUN_FOLDER, Study
+from looplab.config.lab import RUN_FOLDER, Objective, Study, TieBreak
 from looplab.errors import LabError
 from looplab.launch.base import Exit
 from looplab.ledger.study import RunRow
@@ -18,7 +18,7 @@ from looplab.measure.missing import explain_missing
 from looplab.measure.summary import Directions, Summariser, check_at, objective_value, to_dict
 from looplab.report.gather import read_tail
 from looplab.runs import clock
-from looplab.runs.folder import RECORD, record_file
+from looplab.runs.folder import RECORD, read_json, record_file
 
 LAST_LINE = 300
 """Characters of a failed run's last line that are shown."""
@@ -48,8 +48,11 @@ class Gauge:
         goals = dict(measure.goals)
         kept = 1
         if objective is not None:
-            goals[objective.metric] = objective.goal
             kept = check_at(objective.at) or 1
+            if objective.then is not None:
+                goals[objective.then.metric] = objective.then.goal
+                kept = max(kept, check_at(objective.then.at) or 1)
+            goals[objective.metric] = objective.goal
         self.reader = reader_of(self.study, self.run_dir)
         self.summariser = Summariser(Directions(goals), kept=kept)
 
@@ -96,6 +99,37 @@ class Gauge:
     @property
     def step(self) -> float | None:
         return self.reader.last_step
+
+
+def _tie_break(then: TieBreak, gauge: Gauge | None) -> dict[str, Any]:
+    """The part of `summary.json` about the metric that breaks ties; its value is None where it was not measured."""
+    known = gauge is not None and gauge.failed is None and not gauge.reader.is_doubtful(then.metric)
+    value = objective_value(gauge.summariser, then.metric, then.at) if gauge is not None and known else None
+    return {"metric": then.metric, "goal": then.goal, "at": then.at, "value": value}
+
+
+def tie_break_value(then: TieBreak | None, run_dir: Path) -> float | None:
+    """The recorded value of the metric that breaks ties; None where the run's record has none."""
+    if then is None:
+        return None
+    objective = read_json(run_dir, "summary.json", strict=False).get("objective")
+    kept = objective.get("then") if isinstance(objective, dict) else None
+    if not isinstance(kept, dict) or (kept.get("metric"), kept.get("at")) != (then.metric, then.at):
+        return None
+    value = kept.get("value")
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def is_better(wanted: Objective, ours: tuple[float, float | None], theirs: tuple[float, float | None]) -> bool:
+    """Whether a run is better than another, each given as its objective and its tie-break value.
+
+    A tie stays a tie where one of them has not measured the metric that would break it.
+    """
+    if ours[0] != theirs[0]:
+        return ours[0] > theirs[0] if wanted.goal == "max" else ours[0] < theirs[0]
+    if wanted.then is None or ours[1] is None or theirs[1] is None:
+        return False
+    return ours[1] > theirs[1] if wanted.then.goal == "max" else ours[1] < theirs[1]
 
 
 def status_of(exit_: Exit) -> str:
@@ -165,7 +199,10 @@ def summarise(
         "steps": gauge.step if gauge is not None else None,
         "objective": None
         if wanted is None
-        else {"metric": wanted.metric, "goal": wanted.goal, "at": wanted.at, "value": value},
+        else {
+            **{"metric": wanted.metric, "goal": wanted.goal, "at": wanted.at, "value": value},
+            **({"then": _tie_break(wanted.then, gauge if value is not None else None)} if wanted.then else {}),
+        },
         "verdict": None,
         "notes": notes,
         "metrics": to_dict(metrics),

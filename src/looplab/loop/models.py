@@ -17,7 +17,7 @@ from pathlib import Path
 from looplab.config.files import dump_json, write_atomic
 from looplab.config.lab import WarmStart
 from looplab.errors import LabError
-from looplab.ledger.study import RunRow
+from looplab.ledger.study import RunRow, StudyLedger
 from looplab.loop.warm import MODELS, find_checkpoint
 from looplab.runs import folder
 from looplab.untrusted import open_regular
@@ -60,12 +60,16 @@ class KeptModel:
 
 
 class ModelKeeper:
-    def __init__(self, warm: WarmStart, outputs: Path, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, warm: WarmStart, outputs: Path, wake: Callable[[], None], record: StudyLedger | None = None
+    ) -> None:
+        """With the record, checkpoints outside of the run folders are found too."""
         self._warm = warm
+        self._record = record
         self._outputs = outputs
         self._wake = wake
         self._changed = threading.Condition()
-        self._wanted: dict[str, RunRow] = {}
+        self._wanted: dict[str, tuple[RunRow, Path]] = {}
         self._ready: list[KeptModel] = []
         self._working = False
         self._closed = False
@@ -73,8 +77,13 @@ class ModelKeeper:
 
     def request(self, name: str, run: RunRow) -> None:
         """Copy the checkpoint of a run soon; an earlier wish for this name that has not begun is dropped."""
+        try:  # here, since the ledger belongs to the engine's thread
+            lab = self._outputs.parent.parent
+            source = find_checkpoint(self._warm, lab, self._outputs, run, self._record)
+        except (LabError, OSError):
+            return  # it left none
         with self._changed:
-            self._wanted[name] = run
+            self._wanted[name] = (run, source)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="looplab-models", daemon=True)
                 self._thread.start()
@@ -119,29 +128,26 @@ class ModelKeeper:
                     self._changed.wait()
                 if self._closed:
                     return
-                name, run = self._wanted.popitem()
+                name, (run, source) = self._wanted.popitem()
                 self._working = True
-            kept = self._copy(name, run)
+            kept = self._copy(name, run, source)
             with self._changed:
-                if kept is not None:
-                    self._ready.append(kept)
+                self._ready.append(kept)
                 self._working = False
                 self._changed.notify_all()
             self._wake()
 
-    def _copy(self, name: str, run: RunRow) -> KeptModel | None:
-        try:
-            source = find_checkpoint(self._warm, self._outputs, run.id)
-        except LabError:
-            return None  # it left none
+    def _copy(self, name: str, run: RunRow, source: Path) -> KeptModel:
         try:
             models = self._outputs / MODELS
             models.mkdir(exist_ok=True)
             target = models / f"{name}{source.suffix}"
             temporary = models / f"{TEMPORARY}{name}-{run.id}{source.suffix}"
             digest = copy_file(source, temporary)
+            outputs = self._outputs.resolve()
+            inner = source.relative_to(outputs) if source.is_relative_to(outputs) else source
             about = {
-                "run_id": run.id, "model_path": str(source.relative_to(self._outputs.resolve())),
+                "run_id": run.id, "model_path": str(inner),
                 "objective": run.objective, "sha256": digest, "timestamp": run.ended,
             }  # fmt: skip
             return KeptModel(name, run, temporary, target, digest, dump_json(about, finite=True))

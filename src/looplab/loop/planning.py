@@ -24,7 +24,7 @@ from looplab.guard.guard import Problem
 from looplab.judge.base import Docket, Want
 from looplab.ledger.study import RunRow, StudyLedger, Usage, is_failed
 from looplab.loop.again import AGAIN
-from looplab.loop.decision import PEOPLE, Decider, Decision, Rejected, decide_base
+from looplab.loop.decision import PEOPLE, Decider, Decision, Rejected, base_runs, decide_base
 from looplab.loop.judging import Bench
 from looplab.loop.setup import Setup, make_proposers
 from looplab.loop.submitting import time_spent
@@ -98,7 +98,7 @@ class Planner:
         self._complete_book()
         self.queue = deque(sorted(planned, key=lambda run: run.n))
         if not (self._setup.keep_going or self._setup.options.asked_only):
-            done = self._study.base_runs()
+            done = base_runs(self._setup, self._study)
             for base in self._bases:
                 runs = done.get(base.key, ())
                 if runs and all(self._setup.is_unusable(run) for run in runs):
@@ -110,7 +110,8 @@ class Planner:
 
     def retry_base(self, run: RunRow) -> None:
         """Plan a base config whose run was lost, failed or measured nothing once more, before everything else."""
-        base = next((base for base in self._bases if base.key == run.base_key), None)
+        done = base_runs(self._setup, self._study)
+        base = next((base for base in self._bases if any(one.id == run.id for one in done.get(base.key, ()))), None)
         if base is None or self._room() <= 0:
             return
         self._bases.remove(base)
@@ -471,7 +472,7 @@ class Planner:
 
 def bases_to_run(setup: Setup, study: StudyLedger, bases: Sequence[Decision]) -> list[Decision]:
     """Return those of the base configs that this call has to run: they were never run, or are wanted again."""
-    done = study.base_runs()
+    done = base_runs(setup, study)
     if not setup.options.again:
         return [base for base in bases if base.key not in done]
     wanted = []

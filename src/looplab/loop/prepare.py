@@ -249,12 +249,13 @@ class Preparer:
             argv = list(config["argv"])
         else:
             changed = {key: "old" not in change for key, change in plan["diff_base"].items()}
+            changed |= self._setup.base(plan["base"]).tracked
             arguments = render(config, self._rendering, changed)
             files_in = home if self._launch.cwd == RUN_FOLDER else None
-            argv = build_argv(self._launch.command, variables, arguments, self._extra_of(plan), files_in)
+            argv = build_argv(self._launch.command, variables, arguments, self._extra_of(plan), files_in, config)
         if start is not None and warm is not None:
             named = {**variables, "checkpoint": start["path"]}
-            argv += [fill(text, named, "warm_start.arguments") for text in warm.arguments]
+            argv += [fill(text, named, "warm_start.arguments", config) for text in warm.arguments]
         return argv
 
     def _extra_of(self, plan: Mapping[str, Any]) -> Sequence[str]:
@@ -317,7 +318,7 @@ class Preparer:
         """What the lab file and the config tell the run; may hold secrets."""
         return {
             **render_environment(config, self._rendering),
-            **{name: fill(value, variables, f"launch.env.{name}") for name, value in self._launch.env.items()},
+            **{name: fill(value, variables, f"launch.env.{name}", config) for name, value in self._launch.env.items()},
         }
 
 

@@ -27,7 +27,7 @@ from looplab.guard.knobs import KnobTable
 from looplab.launch.base import Slot
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import RunRow, StudyLedger
-from looplab.loop.decision import Decider, Rejected, decide_base
+from looplab.loop.decision import Decider, Rejected, base_runs, decide_base
 from looplab.loop.setup import Base, Options, Setup, make_guard
 from looplab.measure.discover import reader_of
 from looplab.runs import folder
@@ -302,7 +302,7 @@ def queue_up(setup: Setup, ledger: Ledger, settings: Sequence[Setting], repeats:
         waiting = [_hash_in(row.source) for row in record.proposals("waiting")]
         under_way = [run.config_hash for run in record.runs_open()]
         base = decide_base(setup, setup.bases[0])
-        if base.key not in record.base_runs():
+        if base.key not in base_runs(setup, record):
             waiting.append(base.config_hash)  # the engine begins with it
         due: list[tuple[int, Setting, str]] = []
         for setting in settings:

@@ -53,7 +53,7 @@ def remeasure(setup: Setup, record: StudyLedger, runs: Sequence[RunRow]) -> list
     found = [_remeasure_run(setup, record, run, outputs / run.id) for run in runs if _is_ours(run)]
     found += [_remeasure_import(setup, record, run, outputs / run.id) for run in runs if run.role == IMPORTED]
     if setup.study.judge is None:
-        _find_best(setup, record)
+        _find_best(setup, record, outputs)
     elif any(one.changed for one in found if record.run(one.run).role != IMPORTED) or record.docket() is None:
         _judge_again(setup, record, outputs, configuration)
     best = record.best()
@@ -138,9 +138,9 @@ def _keep_old(path: Path, run_dir: Path) -> str | None:
     return str(kept.relative_to(run_dir))
 
 
-def _find_best(setup: Setup, record: StudyLedger) -> None:
+def _find_best(setup: Setup, record: StudyLedger, outputs: Path) -> None:
     """Without a judge, the best run is the best measured one that nobody has declared void."""
-    best = best_run(setup.study, record, setup.conditions)
+    best = best_run(setup.study, record, setup.conditions, outputs)
     now = record.best()
     if (best and best.id) != (now and now.id):
         with record.ledger.write():

@@ -25,7 +25,7 @@ from looplab.launch.base import Slot
 from looplab.launch.command import check_templates, find_program
 from looplab.launch.devices import Devices
 from looplab.launch.slots import make_slots
-from looplab.launch.tracking import has_wandb_key
+from looplab.launch.tracking import find_keys, has_wandb_key, values_of, why_not_online, with_values, without
 from looplab.ledger.study import RunRow
 from looplab.loop.flags import apply_options, edits_of_flags, hash_conditions
 from looplab.runs.capsule import Prints, in_git
@@ -128,6 +128,8 @@ class Base:
     notes: tuple[str, ...] = ()
     secrets: Mapping[Concrete, Any] = field(default_factory=dict)
     """The values that are hidden in `config`, by their places. Only the config file of a running run has them."""
+    tracked: Mapping[str, bool] = field(default_factory=dict)
+    """The W&B keys that `track` writes, with whether the config file lacks them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +201,14 @@ class Setup:
                 get(revealed, place[:-1])[place[-1]] = value
         return revealed
 
+    def track(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Return the config with the W&B keys as the lab file says them now, whatever an earlier run was told."""
+        return with_values(config, values_of(self.study.track.wandb, config))
+
+    def untracked(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the config without the W&B keys that `track` writes: where a run is logged does not change it."""
+        return without(config, list(values_of(self.study.track.wandb, config)))
+
     @property
     def round_size(self) -> int:
         if self.options.autopilot:
@@ -243,10 +253,35 @@ def load_bases(
         ruling = guard.admit(applied.config)
         if ruling.config is None or ruling.problems:
             raise LabError(f"{shown}: " + "; ".join(problem.message for problem in ruling.problems))
-        config, secrets = hide_values(ruling.config)
+        config, notes, tracked = _tracked(study, guard, ruling.config)
+        config, secrets = hide_values(config)
         remember({}, map(str, secrets.values()))
-        bases.append(Base(shown, config, (*applied.notes, *ruling.notes), secrets))
+        bases.append(Base(shown, config, (*applied.notes, *ruling.notes, *notes), secrets, tracked))
     return tuple(bases)
+
+
+def _tracked(study: Study, guard: Guard, config: dict[str, Any]) -> tuple[dict[str, Any], list[str], dict[str, bool]]:
+    """The config with its W&B keys as `track` says them, notes about it, and the keys with whether they are new."""
+    wandb = study.track.wandb
+    values = values_of(wandb, config)
+    taken = [show(place) for place in values if guard.is_knob(show(place))]
+    if taken:
+        raise LabError(f"{', '.join(taken)}: track.wandb writes it, so it cannot be a knob", hint="remove one of them")
+    written = [
+        f"{show(place)} to {show_value(value)}"
+        for place, value in values.items()
+        if not has(config, place) or get(config, place) != value
+    ]
+    notes = [f"track.wandb sets {', '.join(written)}"] if written else []
+    table = next((place[:-1] for place in values if len(place) > 1), None)
+    lacking = [what for what in ("enable", "mode") if what not in find_keys(wandb, config)]
+    if table is not None and lacking:
+        keys = " and ".join(show((*table, what)) for what in lacking)
+        notes.append(
+            f"{keys}: not in the config, so track.wandb reaches the trainer there by the environment alone; "
+            "if it has such a key, add it, or name it in track.wandb.keys"
+        )
+    return with_values(config, values), notes, {show(place): not has(config, place) for place in values}
 
 
 def plan_slots(study: Study, options: Options, devices: Devices) -> tuple[Slot, ...]:
@@ -277,7 +312,9 @@ def parse_cores(share: str | list[int]) -> list[int]:
     return cores
 
 
-def missing_for_formal(study: Study, slots: Sequence[Slot], devices: Devices) -> list[str]:
+def missing_for_formal(
+    study: Study, slots: Sequence[Slot], devices: Devices, bases: Sequence[Base] = (), extra: Sequence[str] = ()
+) -> list[str]:
     """What the study requires and this run would not have."""
     missing = []
     if study.require.gpu:
@@ -288,9 +325,10 @@ def missing_for_formal(study: Study, slots: Sequence[Slot], devices: Devices) ->
         elif not known and not other_vendor:
             missing.append("a GPU (no driver answers on this machine)")
     if study.require.wandb == "online":
-        wandb = study.track.wandb
-        if wandb is None or wandb.mode != "online":
-            missing.append("W&B online (track.wandb.mode: online)")
+        for base in bases:
+            why = why_not_online(study.track.wandb, study.launch, base.config, extra)
+            if why is not None:
+                missing.append(f"W&B online (track.wandb.mode: online); {base.name}: {why}")
         if not has_wandb_key({**os.environ, **study.launch.env}):
             missing.append("a W&B key (set WANDB_API_KEY, or `wandb login`)")
     return missing
@@ -309,7 +347,7 @@ def prepare(lab: Lab, study: Study, options: Options) -> Setup:
     bases = load_bases(lab.folder, study, options, guard, edits)
     devices = Devices()
     slots = plan_slots(study, options, devices)
-    missing = missing_for_formal(study, slots, devices)
+    missing = missing_for_formal(study, slots, devices, bases, options.extra)
     if missing and not options.informal:
         raise LabError(
             f"study {study.study!r} requires of a formal run: {'; '.join(missing)}",
@@ -317,7 +355,8 @@ def prepare(lab: Lab, study: Study, options: Options) -> Setup:
         )
     with lab.at(study, "launch", "cwd"):
         cwd = find_cwd(lab.folder, study.launch.cwd)
-    check_templates(study.launch.command, study.launch.env)
+    with lab.at(study, "launch", "command"):
+        check_templates(study.launch.command, study.launch.env, {base.name: base.config for base in bases})
     if "{" not in study.launch.command[0]:
         find_program(study.launch.command[0], cwd, study.launch.env)
     prints = find_prints(lab, study)
@@ -402,7 +441,7 @@ def _reaches(study: Study, seed: Concrete) -> bool:
     """Whether the value of this key is passed on, by the config or by `{seed}`."""
     launch = study.launch
     templates = (*launch.command, *launch.env.values())
-    return seed[0] not in launch.config.skip or any(SEED_VARIABLE in text for text in templates)
+    return not launch.config.leaves_out(seed) or any(SEED_VARIABLE in text for text in templates)
 
 
 def _is_whole(value: Any) -> bool:

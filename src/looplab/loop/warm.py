@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import glob
+import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,11 +13,12 @@ from typing import Any
 from looplab.config.lab import WarmStart
 from looplab.config.paths import find, get, set_
 from looplab.errors import LabError
-from looplab.ledger.study import StudyLedger
+from looplab.ledger.study import RunRow, StudyLedger
 from looplab.runs import folder
-from looplab.runs.names import inside
 
 CONTINUE = "continue"
+CLOCK_STEP_S = 0.05
+"""How much the time of a file may differ from the clock: the kernel's clock for files moves in steps."""
 MODELS = "models"
 
 
@@ -31,7 +35,10 @@ def begins_with(
     if warm is None or value_at(config, warm.mode) != CONTINUE:
         return None
     asked = str(value_at(config, warm.source) or "latest")
-    run, path = _find(asked, warm, lab, outputs, record)
+    try:
+        run, path = _find(asked, warm, lab, outputs, record)
+    except (OSError, RuntimeError, ValueError) as error:  # not a path: too long, with a NUL, or the home of nobody
+        raise LabError(f"{warm.source}: {asked[:200]!r} cannot be read: {error}") from None
     digest = folder.hash_file(path)
     if digest is None:
         raise LabError(f"{warm.source}: {asked}: {path} is not there", hint="name a run, a file, latest or best")
@@ -43,29 +50,95 @@ def _find(asked: str, warm: WarmStart, lab: Path, outputs: Path, record: StudyLe
         best = record.best() if record is not None else None
         if best is None:
             raise LabError(f"{warm.source}: there is no best run yet", hint="start afresh")
-        return best.id, find_checkpoint(warm, outputs, best.id)
+        return best.id, find_checkpoint(warm, lab, outputs, best, record)
     if asked == "latest":
         for run in reversed(record.runs(status="ok") if record is not None else []):
             with contextlib.suppress(LabError):
-                return run.id, find_checkpoint(warm, outputs, run.id)
-        raise LabError(f"{warm.source}: no run has left a checkpoint yet", hint="start afresh")
-    path = inside(lab, asked, warm.source)
+                return run.id, find_checkpoint(warm, lab, outputs, run, record)
+        raise LabError(
+            f"{warm.source}: no run has left a checkpoint yet ({' or '.join(warm.checkpoint)})", hint="start afresh"
+        )
+    path = (lab / Path(asked).expanduser()).resolve()
     if path.is_file():
+        _check_allowed(path, warm, lab)
         return _owner(path, outputs), path
+    if "/" in asked:
+        _check_allowed(path, warm, lab)
+        raise LabError(f"{warm.source}: {asked} does not exist", hint="name a run, a file, latest or best")
     if record is None:
         raise LabError(f"{warm.source}: there is no run {asked!r} yet")
     run = record.run(asked)
-    return run.id, find_checkpoint(warm, outputs, run.id)
+    return run.id, find_checkpoint(warm, lab, outputs, run, record)
 
 
-def find_checkpoint(warm: WarmStart, outputs: Path, run: str) -> Path:
-    """Return the checkpoint that a run of the study has left; a LabError says that there is none."""
-    for name in warm.checkpoint:
-        for place in (outputs / run, outputs / run / "out"):
-            found = (place / name).resolve()
-            if found.is_file() and found.is_relative_to(outputs.resolve()):
-                return found
-    raise LabError(f"run {run} left no {' or '.join(warm.checkpoint)}", hint="see warm_start.checkpoint in lab.yaml")
+def _roots(warm: WarmStart, lab: Path) -> list[Path]:
+    """The folders from which weights may be taken."""
+    return [lab.resolve(), *(Path(folder).expanduser().resolve() for folder in warm.allow)]
+
+
+def _check_allowed(path: Path, warm: WarmStart, lab: Path) -> None:
+    """Refuse a file outside of the lab, unless the lab file allows its folder."""
+    if not any(path.is_relative_to(root) for root in _roots(warm, lab)):
+        raise LabError(
+            f"{warm.source}: {path} leads out of the lab",
+            hint=f"to allow it, write `allow: [{path.parent}]` under warm_start in lab.yaml",
+        )
+
+
+def find_checkpoint(warm: WarmStart, lab: Path, outputs: Path, run: RunRow, record: StudyLedger | None = None) -> Path:
+    """The weights that a run left: of the first pattern that matches anything, the newest file.
+
+    Args:
+        record: Tells which other runs were running at the same time. Where several write to one folder, nobody knows
+            whose files are there.
+    """
+    for pattern in warm.checkpoint:
+        if os.path.isabs(pattern):
+            found = _shared(pattern, warm, lab, run, record)
+        else:
+            found = [
+                path
+                for place in (outputs / run.id, outputs / run.id / "out")
+                for path in _matches(place, pattern)
+                if path.is_relative_to(outputs.resolve())
+            ]
+        if found:
+            return max(found, key=lambda path: (_changed_at(path), path.name))
+    raise LabError(f"run {run.id} left no {' or '.join(warm.checkpoint)}", hint="see warm_start.checkpoint in lab.yaml")
+
+
+def _matches(place: Path, pattern: str) -> list[Path]:
+    """The regular files that match a pattern below a folder; a name without wildcards is taken as it is."""
+    named = place.glob(pattern) if glob.has_magic(pattern) else [place / pattern]
+    return [found for path in named if (found := path.resolve()).is_file()]
+
+
+def _changed_at(path: Path) -> float:
+    """When a file was last written, in seconds since 1970; 0 if it is gone by now."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _shared(pattern: str, warm: WarmStart, lab: Path, run: RunRow, record: StudyLedger | None) -> list[Path]:
+    """The files outside of the run folder that were written while the run was running, and no other run."""
+    if run.started is None or run.ended is None:
+        return []
+    for other in record.runs() if record is not None else []:
+        overlaps = other.started is not None and other.started < run.ended and (other.ended or math.inf) > run.started
+        if other.id != run.id and overlaps:
+            raise LabError(
+                f"runs {run.id} and {other.id} ran at the same time, so it is not known which of them wrote {pattern}",
+                hint="let the trainer write below {run_dir}, or run one at a time (slots: {count: 1})",
+            )
+    root = Path(pattern).anchor
+    found = []
+    for path in _matches(Path(root), str(Path(pattern).relative_to(root))):
+        _check_allowed(path, warm, lab)
+        if run.started - CLOCK_STEP_S <= _changed_at(path) <= run.ended + CLOCK_STEP_S:
+            found.append(path)
+    return found
 
 
 def _owner(path: Path, outputs: Path) -> str | None:

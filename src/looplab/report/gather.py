@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from looplab.config import paths
-from looplab.config.lab import Objective, Study
+from looplab.config.lab import Objective, Study, TieBreak
 from looplab.decide.agent import account_of
 from looplab.errors import LabError
 from looplab.guard.knobs import Knob, KnobTable
@@ -71,7 +71,7 @@ class RunFacts:
     notes: tuple[str, ...] = ()
     """What looplab noticed."""
     conclusion: str = ""
-    """`notes.md`: what a person or an agent concluded."""
+    """`notes.md`, and `notes.txt` of the run folder: what a person or an agent concluded."""
     into: str | None = None
     """The run that it repeats and is told with; None: it stands for itself."""
     mean: float | None = None
@@ -192,6 +192,8 @@ class StudyFacts:
     goal: str
     moment: str
     """Which of its values counts: last, best, …"""
+    tie_break: TieBreak | None
+    """The metric that decides between runs of equal objectives."""
     runs: tuple[RunFacts, ...]
     """By number."""
     best: RunFacts | None
@@ -320,6 +322,7 @@ def gather(lab: Path, study: Study, record: StudyLedger) -> StudyFacts:
         metric=study.objective.metric if study.objective else None,
         goal=goal,
         moment=study.objective.at if study.objective else "last",
+        tie_break=study.objective.then if study.objective else None,
         runs=tuple(runs),
         best=best,
         best_so_far=tuple(best_so_far),
@@ -463,11 +466,15 @@ def _measured_so_far(study: Study, run_dir: Path) -> dict[str, MetricSummary]:
 
 
 def _conclusion(run_dir: Path) -> str:
-    try:
-        with open_regular(folder.record_file(run_dir, "notes.md")) as file:
-            return wording.plain(file.read(_LONGEST_NOTES).decode("utf-8", "replace")).strip()
-    except (OSError, UntrustedError):
-        return ""
+    """What people and agents wrote about the run, in its record or beside the trainer's files."""
+    found = []
+    for path in (folder.record_file(run_dir, "notes.md"), run_dir / "notes.txt"):
+        try:
+            with open_regular(path, follow=False) as file:
+                found.append(wording.plain(file.read(_LONGEST_NOTES).decode("utf-8", "replace")).strip())
+        except (OSError, UntrustedError):
+            continue
+    return "\n\n".join(filter(None, found))
 
 
 def find_wandb(log: Path) -> str | None:

@@ -104,7 +104,11 @@ def _standing(facts: StudyFacts) -> list[str]:
     lines = [f"As of {wording.moment(facts.at)}.", ""]
     if facts.metric:
         way = "larger is better" if facts.goal == "max" else "smaller is better"
-        lines.append(f"- **Objective:** {code(facts.metric)}, {facts.moment} value, {way}")
+        ties = ""
+        if facts.tie_break is not None:
+            then = "larger is better" if facts.tie_break.goal == "max" else "smaller is better"
+            ties = f"; exact ties by {code(facts.tie_break.metric)}, {facts.tie_break.at} value, {then}"
+        lines.append(f"- **Objective:** {code(facts.metric)}, {facts.moment} value, {way}{ties}")
     else:
         lines.append("- **Objective:** none is set; name one in lab.yaml (`objective:`) to compare runs")
     best = facts.best

@@ -74,7 +74,12 @@ def summary(facts: StudyFacts) -> str:
     head: dict[str, Any] = {
         "study": facts.study,
         "at": facts.at,
-        "objective": {"metric": facts.metric, "goal": facts.goal, "at": facts.moment} if facts.metric else None,
+        "objective": {
+            **{"metric": facts.metric, "goal": facts.goal, "at": facts.moment},
+            **({"then": facts.tie_break.model_dump()} if facts.tie_break else {}),
+        }
+        if facts.metric
+        else None,
         "best": facts.best.row.id if facts.best else None,
         "counts": facts.counts(),
         "judge": _judge(facts.judge) if facts.judge else None,

@@ -153,15 +153,13 @@ CHANGES = {
     "shadowed": ("(lab / 'random.py').write_text('')", "random.py was added"),
     "lab.yaml": ("append(lab / 'lab.yaml')", "lab.yaml was changed"),
     "base": ("append(lab / 'configs/base.json', ' ')", "configs/base.json was changed"),
-    "BEST": ("(outputs / 'BEST').write_text('0099-none')", "outputs/toy/BEST was changed"),
-    "LATEST": ("os.unlink(outputs / 'LATEST'); os.mkdir(outputs / 'LATEST')", "outputs/toy/LATEST was changed"),
     "metrics": ("append(runs[0] / 'metrics.jsonl', '{\"step\": 9, \"loss\": -1}\\n')", "metrics.jsonl was changed"),
     "summary": ("(runs[0] / 'record/summary.json').write_text('{\"objective\": 123.0}')", "summary.json was changed"),
     "config": ("(runs[0] / 'record/config.json').write_text('{}')", "record/config.json was changed"),
 }
 
 
-@pytest.mark.parametrize("name", some(CHANGES, "train.py", "BEST", "summary"))
+@pytest.mark.parametrize("name", some(CHANGES, "train.py", "summary"))
 def test_what_an_unconfined_agent_changes_voids_its_answer_and_is_restored(lab: Any, name: str) -> None:
     body, said = CHANGES[name]
     agent = Misbehaving(lab, body, dangerous=True)
@@ -186,6 +184,16 @@ def test_what_an_unconfined_agent_changes_voids_its_answer_and_is_restored(lab: 
     if name == "summary":
         lab("report")
         assert said in (lab.outputs() / "report.md").read_text().replace("\\", "")
+
+
+def test_latest_and_best_are_set_right_whatever_an_unconfined_agent_makes_of_them(lab: Any) -> None:
+    """By the comparison, or by the engine itself, whoever is first."""
+    body = "(outputs / 'BEST').write_text('0099-none'); os.unlink(outputs / 'LATEST'); os.mkdir(outputs / 'LATEST')"
+    agent = Misbehaving(lab, body, dangerous=True)
+    lab("autopilot", "--runs", "1")
+    assert (lab.outputs() / "LATEST").read_text().strip() == lab.runs()[-1].name
+    assert (lab.outputs() / "BEST").read_text().strip() in {run.name for run in lab.runs()}
+    agent.is_well()
 
 
 @pytest.fixture

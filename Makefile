@@ -61,13 +61,13 @@ pufferlib:
 
 # Property tests with fewer examples, and without the slowest tests. `make test-ci` has all but the longest.
 test: lint types browser ssh
-	LOOPLAB_TEST_EXAMPLES=25 $(BIN)/pytest -n $(PYTEST_WORKERS) -m "not slow and not long"
+	LOOPLAB_TEST_EXAMPLES=25 $(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal -m "not slow and not long"
 
 test-ci: lint types browser ssh
-	$(BIN)/pytest -n $(PYTEST_WORKERS) -m "not long"
+	$(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal -m "not long"
 
 test-all: lint types browser ssh
-	$(BIN)/pytest -n $(PYTEST_WORKERS)
+	$(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal
 
 # Five minutes of attacks by class; one that did not hold is printed with the words that repeat it.
 storm: $(VENV)/.dev

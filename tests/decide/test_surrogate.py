@@ -14,9 +14,10 @@ from scipy.optimize import check_grad
 from scipy.stats import norm
 
 import looplab.decide.surrogate as surrogate
+from looplab.decide.feasible import Repairer
 from looplab.decide.search import Axis, Point, find_axes, generator
 from looplab.decide.surrogate import Cube, Improver, Process, Shape, fit_shape, levelled, log_improvement
-from looplab.guard.guard import Guard
+from looplab.guard.guard import Guard, Problem
 from looplab.guard.knobs import Knob
 
 KNOBS: dict[str, dict[str, Any]] = {
@@ -42,11 +43,16 @@ PLANE = make_axes({k: {"type": "float", "low": 0, "high": 1} for k in "xy"}, {"x
 Params = dict[str, Any]
 
 
+def only(axes: list[Axis], allowed: Callable[[Params], bool]) -> Repairer:
+    """What is allowed, without a base from which refused draws could be repaired."""
+    return Repairer(axes, Guard({}), lambda params: () if allowed(params) else (Problem("x", None, "rule", "no"),), {})
+
+
 def play(
     axes: list[Axis], f: Callable[[Params], float | None], n: int, seed: int, allowed: Callable[[Params], bool]
 ) -> list[Point]:
     """The first points by chance, the others drawn."""
-    improver = Improver(axes, 1.0, allowed)
+    improver = Improver(axes, 1.0, only(axes, allowed))
     points: list[Point] = []
     for i in range(n):
         rng = generator(seed, i)
@@ -173,19 +179,19 @@ def test_draws_are_legal_whatever_the_points_are(seed: int, n: int) -> None:
         kind = rng.randrange(4) if i else 0
         value = rng.choice([0.0, rng.gauss(0, 1), 1e12])
         points.append(Point(params, [value] * (kind < 2), crashes=int(kind == 2), pending=int(kind == 3)))
-    for params in islice(Improver(AXES, -1.0, anything).draws(points, generator(seed)), 5):
+    for params in islice(Improver(AXES, -1.0, only(AXES, anything)).draws(points, generator(seed)), 5):
         for axis in AXES:
             assert axis.knob.problem(axis.give(params[axis.path])) is None
 
 
 def test_the_same_points_give_the_same_draws_however_the_improver_came_to_them() -> None:
     points = play(PLANE, bowl, 14, 0, anything)
-    used = Improver(PLANE, 1.0, anything)
+    used = Improver(PLANE, 1.0, only(PLANE, anything))
     for n in (6, 9, 12):
         next(used.draws(points[:n], generator(0, n)))
     first, second, other = (
         list(islice(improver.draws(points, generator(seed, 14)), 3))
-        for improver, seed in ((used, 0), (Improver(PLANE, 1.0, anything), 0), (used, 1))
+        for improver, seed in ((used, 0), (Improver(PLANE, 1.0, only(PLANE, anything)), 0), (used, 1))
     )
     assert first == second
     assert first != other
@@ -193,7 +199,7 @@ def test_the_same_points_give_the_same_draws_however_the_improver_came_to_them()
 
 def test_what_is_at_work_is_kept_away_from() -> None:
     points = play(PLANE, bowl, 6, 0, anything)
-    improver = Improver(PLANE, 1.0, anything)
+    improver = Improver(PLANE, 1.0, only(PLANE, anything))
     first = next(improver.draws(points, generator(0, 6)))
     second = next(improver.draws([*points, Point(first, pending=1)], generator(0, 6)))
     assert math.dist(first.values(), second.values()) > 0.01
@@ -225,7 +231,7 @@ def test_a_finite_space_is_drawn_once_each() -> None:
     axes = make_axes({"o": {"choices": ["a", "b", "c"]}, "n": {"type": "int", "low": 0, "high": 2}}, {"o": "a", "n": 0})
     points = play(axes, lambda p: float(p["n"] - p["o"]), 6, 0, anything)
     tried = {tuple(point.params.values()) for point in points}
-    left = [tuple(params.values()) for params in Improver(axes, 1.0, anything).draws(points, generator(0))]
+    left = [tuple(params.values()) for params in Improver(axes, 1.0, only(axes, anything)).draws(points, generator(0))]
     assert not tried & set(left)
     assert tried | set(left) == {(o, n) for o in range(3) for n in range(3)}
 

@@ -451,7 +451,7 @@ def test_what_a_smoke_run_may_write_to_is_checked(lab: Lab, named: str, said: st
 
 def test_an_agent_that_changes_the_champions_files_in_the_lab_is_void(lab: Lab) -> None:
     file = lab.folder / "experiments/v1/artifacts/checkpoints/policy.json"
-    lab.agent(f"\nPath({str(file)!r}).write_text('{{\"skill\": 0.01}}')\n")
+    lab.free_agent(f"\nPath({str(file)!r}).write_text('{{\"skill\": 0.01}}')\n")
     assert last(lab.go(2)) == ("void", "the champion's folder in the lab itself was changed meanwhile")
 
 
@@ -459,7 +459,7 @@ def test_the_log_of_a_smoke_run_is_not_written_through_a_link(lab: Lab) -> None:
     victim = lab.beside / "victim"
     victim.write_text("kept")
     link = lab.folder / ".looplab/iterate/v2.smoke.log"
-    lab.agent(f"\nimport os\nos.symlink({str(victim)!r}, {str(link)!r})\n")
+    lab.free_agent(f"\nimport os\nos.symlink({str(victim)!r}, {str(link)!r})\n")
     smoke(lab, "print('from the version')")
     lab.go(2)
     assert victim.read_text() == "kept"
@@ -473,7 +473,7 @@ def test_nothing_is_pushed_to_an_address_that_an_agent_has_set(lab: Lab, tmp_pat
     project.git(lab.folder, "push", "-q", "-u", "origin", "main")
     lab.change(push=True)
     setting = ["git", "-C", str(lab.folder), "config", "remote.origin.url", str(tmp_path / "other.git")]
-    lab.agent(f"\nimport subprocess; subprocess.run({setting!r}, check=True)\n")
+    lab.free_agent(f"\nimport subprocess; subprocess.run({setting!r}, check=True)\n")
     lab.go(2)
     assert any("not pushed: the settings" in line for line in lab.told)
     assert not list((tmp_path / "other.git/refs/heads").iterdir())

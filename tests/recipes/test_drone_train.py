@@ -24,6 +24,7 @@ import torch
 from looplab import recipes
 from looplab.config.edits import apply_edits, parse_edit
 from looplab.config.lab import ConfigRendering, load_lab
+from looplab.decide.prompt import FIELDS
 from looplab.errors import LabError
 from looplab.guard import Guard, Knob
 from looplab.launch.command import render
@@ -375,7 +376,7 @@ def test_the_lab_admits_its_profiles_and_derives_the_batch() -> None:
 
 def test_the_prompt_has_a_place_for_all_that_an_agent_is_told() -> None:
     text = (RECIPE / "prompts" / "next.md").read_text()
-    for name in ("goal", "knobs", "constraints", "champion", "runs", "rejected", "budget", "parent", "answer"):
+    for name in FIELDS:
         assert text.count(f"{{{name}}}") == 1
-    assert text.count("{") == 9
+    assert text.count("{") == len(FIELDS)
     assert not (RECIPE / "proposals" / "next_config.json").exists()

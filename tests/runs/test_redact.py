@@ -251,7 +251,7 @@ def test_the_password_of_an_address_is_known_without_the_address() -> None:
 
 
 def test_an_environment_value_that_is_not_text_is_known_by_its_bytes() -> None:
-    assert known_secrets({"X_TOKEN": "abcdefg\udcff"}) == [b"abcdefg\xff"]
+    assert b"abcdefg\xff" in known_secrets({"X_TOKEN": "abcdefg\udcff"})
 
 
 def test_a_log_is_scrubbed_of_known_secrets(tmp_path: Path) -> None:

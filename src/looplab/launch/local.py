@@ -183,7 +183,10 @@ def where_is(process: dict[str, Any] | None, record_dir: Path) -> Where:
 
 
 def find_by_mark(run_dir: Path, record_dir: Path | None = None) -> list[int]:
-    """The living processes that carry the mark of a run, oldest first: its tag, or without any tag its variable."""
+    """The living processes that carry the mark of a run, oldest first: its tag, or without any tag its variable.
+
+    A supervisor has the tag for the moment in which it starts the run, and is not one of its processes.
+    """
     wanted = keeper.tag_of(str(record_dir or run_dir))
     mark = os.fsencode(f"LOOPLAB_RUN_DIR={run_dir}")
     found = []
@@ -192,11 +195,20 @@ def find_by_mark(run_dir: Path, record_dir: Path | None = None) -> list[int]:
             pid = int(entry.name)
             tag = keeper.tag_on(pid)
             with contextlib.suppress(OSError):
-                if tag == wanted if tag else mark in Path(entry.path, "environ").read_bytes().split(b"\0"):
+                if tag and tag != wanted:
+                    continue
+                is_marked = mark in Path(entry.path, "environ").read_bytes().split(b"\0")
+                if is_marked or (tag and not _is_supervisor(Path(entry.path))):
                     os.kill(pid, 0)  # one of another user cannot be ended
                     if not is_zombie(pid):
                         found.append((keeper.start_ticks(pid), pid))
     return [pid for _, pid in sorted(found)]
+
+
+def _is_supervisor(process: Path) -> bool:
+    """Whether a process in /proc was started as a supervisor."""
+    argv = (process / "cmdline").read_bytes().split(b"\0")
+    return any(word.endswith(b"/looplab/launch/keeper.py") for word in argv[:4])
 
 
 def signal_groups(pids: Iterable[int], number: int) -> None:

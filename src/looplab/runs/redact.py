@@ -369,7 +369,7 @@ def _forms(value: str) -> set[str]:
     from urllib.parse import quote
 
     in_json = {json.dumps(value, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False)}
-    in_path, in_query = (quote(value, safe=safe, errors="surrogateescape") for safe in ("/", ""))
+    in_path, in_query = (quote(_encoded(value), safe=safe) for safe in ("/", ""))
     return {value, *in_json, in_path, in_query, in_query.replace("%20", "+")}
 
 

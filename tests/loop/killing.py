@@ -117,7 +117,8 @@ def check_nothing_lost(folder: Path) -> list[RunRow]:
     findings = audit(ledger, folder).findings
     assert not findings, findings
     book = (folder / "outputs/killed/labbook.md").read_text()
-    assert all(book.count(f"| run {run.id} ") == 1 for run in runs)
+    counts = {run.id: book.count(f"| run {run.id} ") for run in runs}
+    assert set(counts.values()) == {1}, [(run, n) for run, n in counts.items() if n != 1]
     assert (folder / "outputs/killed/BEST").read_text().strip() == max(runs, key=lambda r: r.objective or -1).id
     assert not [p for p in (folder / "outputs/killed").iterdir() if p.name.startswith(".")]
     return runs

@@ -62,6 +62,8 @@ def show(concrete: Concrete) -> str:
 
 def _show_part(part: str | int) -> str:
     text = str(part)
+    if text.isidentifier():  # most keys: nothing to escape
+        return text
     return r"\*" if text == "*" else _SPECIAL.sub(r"\\\g<0>", text)
 
 
@@ -159,18 +161,16 @@ def delete(config: Any, concrete: Concrete) -> None:
 
 def leaves(config: Any) -> Iterator[tuple[Concrete, Any]]:
     """Every scalar with its place; an empty dict or list below the root is a leaf too."""
-    return _leaves(config, ())
+    if isinstance(config, dict | list):
+        yield from _leaves(config, ())
 
 
-def _leaves(node: Any, trail: Concrete) -> Iterator[tuple[Concrete, Any]]:
-    if isinstance(node, dict) and node:
-        for key, value in node.items():
+def _leaves(node: dict[str, Any] | list[Any], trail: Concrete) -> Iterator[tuple[Concrete, Any]]:
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+        if isinstance(value, dict | list) and value:
             yield from _leaves(value, (*trail, key))
-    elif isinstance(node, list) and node:
-        for index, value in enumerate(node):
-            yield from _leaves(value, (*trail, index))
-    elif trail:
-        yield trail, node
+        else:
+            yield (*trail, key), value
 
 
 def flatten(config: Any) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def diff(old: Any, new: Any) -> dict[str, dict[str, Any]]:
     for place, value in before.items():
         if place not in after:
             changes[show(place)] = {"old": value}
-        elif not same(value, after[place]):
+        elif value is not after[place] and not same(value, after[place]):
             changes[show(place)] = {"old": value, "new": after[place]}
     for place, value in after.items():
         if place not in before:

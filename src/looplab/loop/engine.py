@@ -687,7 +687,7 @@ class Engine:
                 if folder.is_linked(run_dir):
                     led = ", ".join(folder.replace_links(run_dir))
                     notes.append(f"it put a link in the place of its folder ({led}), which was removed")
-                changed = self._restore_record(run, run_dir) if run_dir.is_dir() else None
+                changed = self._restore_record(run, run_dir) if os.path.isdir(run_dir) else None
                 if changed is not None:
                     notes.append(changed)
                     exit_file = folder.record_file(run_dir, "exit.json")
@@ -700,9 +700,10 @@ class Engine:
     def _record(self, run: RunRow, exit_: Exit) -> RunRow:
         """Write down how a run ended and what it measured."""
         run_dir = self.folder / run.id
-        is_there = run_dir.is_dir()
+        is_there = os.path.isdir(run_dir)
         gauge = self.gauges.pop(run.id, None)
-        log = folder.record_name(run_dir, "train.log")
+        record = folder.record_name(run_dir, "")
+        log = f"{record}train.log"
         for what, why in gauge.problems.items() if gauge is not None else ():
             self.study.unreadable(run.id, what, why)
         summary, status, objective = summarise(run, self.setup.study, gauge, exit_, lab=self.setup.lab, run_dir=run_dir)
@@ -719,17 +720,24 @@ class Engine:
         row = run.over(status, exit_.code, exit_.signal, exit_.started, exit_.ended or time.time(), objective)
         measured = digest(gauge.summariser.result()) if gauge is not None and objective is not None else None
         notes = self._ending.setdefault(run.id, [])
-        with self._tolerant(run, "comparing it with other runs"):
-            unchanged = self._alarm_if_unchanged(row, measured) if measured is not None else None
-            if unchanged is not None:
-                notes.append(unchanged)
+        if measured is not None:
+            with self._tolerant(run, "comparing it with other runs"):
+                unchanged = self._alarm_if_unchanged(row, measured)
+                if unchanged is not None:
+                    notes.append(unchanged)
         summary["measured"] = measured
-        ours = [log, *(folder.record_name(run_dir, name) for name in ("process.json", "exit.json"))]
+        ours = (log, f"{record}process.json", f"{record}exit.json")
         for name in (*ours, *LEFT_BEHIND) if gauge is not None else ours:
-            with self._tolerant(run, f"hashing {name}"):
-                files |= folder.hash_files(run_dir, (name,)) if is_there else {}
+            try:
+                found = folder.hash_file(f"{run_dir}/{name}") if is_there else None
+            except Exception as error:
+                if not self._note_problem(run, f"hashing {name}", error):
+                    raise
+            else:
+                if found is not None:
+                    files[name] = found
         if is_there:
-            name = folder.record_name(run_dir, "summary.json")
+            name = f"{record}summary.json"
             summary["notes"] = [redact_text(one) for one in (*summary["notes"], *notes)]
             noted = len(notes)
             with self._tolerant(run, f"writing {name}"):

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,7 @@ class Preparer:
             self._programs[argv[0], home] = find_program(argv[0], home, env)
         program = self._programs[argv[0], home]
         seeds = {show(path): value for path, value in leaves(config) if str(path[-1]).lower() in SEEDS}
+        shown = redact_argv(argv)
         about = {
             **_about(run, plan),
             "formal": not self._setup.options.informal,
@@ -119,10 +121,10 @@ class Preparer:
             "slot": slot.name,
             "devices": list(slot.devices),
             "cores": list(slot.cores),
-            "argv": redact_argv(argv),
+            "argv": shown,
         }
         capsules = self._capsules if job is None else self._capsules_of(cwd)
-        capsule = capsules.make(argv, program, {**own, **redact_env(given)}, seeds)
+        capsule = capsules.make(shown, program, {**own, **redact_env(given)}, seeds)
         capsule["cwd"] = str(cwd)
         unknown = doubt(capsule["code"])
         if unknown is not None:
@@ -263,11 +265,15 @@ class Preparer:
         call."""
         said = self._setup.options.extra
         recorded = plan.get("extra")
-        if recorded is None or recorded == redact_argv(said):
+        if recorded is None or recorded == self._redacted_extra:
             return said
         if any(HIDDEN in word for word in recorded):
             raise LabError("its arguments had a secret, which is not kept", hint="give the same arguments after `--`")
         return [str(word) for word in recorded]
+
+    @cached_property
+    def _redacted_extra(self) -> list[str]:
+        return redact_argv(self._setup.options.extra)
 
     def _capsules_of(self, cwd: Path) -> Capsules:
         """For a command whose folder lies in a checkout of its own: the code is the one of that checkout."""

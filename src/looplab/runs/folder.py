@@ -311,10 +311,12 @@ def hash_file(path: Path | str) -> str | None:
             return None
         if about.st_size == 0:
             return EMPTY
+        # Five times as fast as a file object; a buffer of the size of the file needs no memory from the system.
+        portion = min(about.st_size + 1, READ_BYTES)
         digest = hashlib.sha256()
-        while data := os.read(descriptor, READ_BYTES):  # five times as fast as a file object, and most files are small
+        while data := os.read(descriptor, portion):
             digest.update(data)
-            if len(data) < READ_BYTES:
+            if len(data) < portion:
                 break
         return digest.hexdigest()
     finally:

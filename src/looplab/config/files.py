@@ -148,10 +148,11 @@ def dump_config(path: Path, data: Any) -> bytes:
 def write_atomic(path: Path | str, content: bytes, *, sync: bool = True, mode: int = 0o666) -> None:
     """Write a file so that a reader finds the old content or the new one; with `sync` it also outlives a power cut."""
     folder, name = os.path.split(path)
+    prefix = f"{folder}/.tmp-" if folder else ".tmp-"
     if not name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     while True:
-        temporary = os.path.join(folder, f".tmp-{os.getpid()}-{next(_counter)}")
+        temporary = f"{prefix}{os.getpid()}-{next(_counter)}"
         try:
             handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
             break

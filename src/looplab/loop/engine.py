@@ -591,8 +591,9 @@ class Engine:
                 finished, self._finished = self._finished, []
                 ended = []
                 for run, exit_ in finished:
-                    if self._has_read(run, exit_, until):
-                        ended.append(self._record(run, exit_))
+                    run_dir = self.folder / run.id
+                    if self._has_read(run, exit_, run_dir, until):
+                        ended.append(self._record(run, exit_, run_dir))
                     else:
                         self._finished.append((run, exit_))
                 if self._bench is not None and ended:
@@ -677,9 +678,8 @@ class Engine:
         self.study.unreadable(run.id, what, why)
         return True
 
-    def _has_read(self, run: RunRow, exit_: Exit, until: float) -> bool:
+    def _has_read(self, run: RunRow, exit_: Exit, run_dir: Path, until: float) -> bool:
         """Read what a run has left at its end; False if the time ran out, and the rest is read later."""
-        run_dir = self.folder / run.id
         gauge = self.gauges.get(run.id)
         if run.id not in self._ending:
             notes = self._ending[run.id] = []
@@ -697,9 +697,8 @@ class Engine:
                 gauge = self.gauges[run.id] = Gauge(self.setup.study, run_dir)
         return gauge is None or gauge.finish(exit_, until)
 
-    def _record(self, run: RunRow, exit_: Exit) -> RunRow:
+    def _record(self, run: RunRow, exit_: Exit, run_dir: Path) -> RunRow:
         """Write down how a run ended and what it measured."""
-        run_dir = self.folder / run.id
         is_there = os.path.isdir(run_dir)
         gauge = self.gauges.pop(run.id, None)
         record = folder.record_name(run_dir, "")

@@ -312,12 +312,12 @@ def hash_file(path: Path | str) -> str | None:
         if about.st_size == 0:
             return EMPTY
         # Five times as fast as a file object; a buffer of the size of the file needs no memory from the system.
-        portion = min(about.st_size + 1, READ_BYTES)
-        digest = hashlib.sha256()
-        while data := os.read(descriptor, portion):
+        portion = about.st_size + 1 if about.st_size < READ_BYTES else READ_BYTES
+        data = os.read(descriptor, portion)
+        digest = hashlib.sha256(data)
+        while len(data) == portion:
+            data = os.read(descriptor, portion)
             digest.update(data)
-            if len(data) < portion:
-                break
         return digest.hexdigest()
     finally:
         os.close(descriptor)
@@ -353,8 +353,9 @@ def restore(run_dir: Path, recorded: Mapping[str, str], contents: Mapping[str, b
             recorded one is written for want of the original, but that does not count as restored.
     """
     changes = []
+    place = str(run_dir)
     for name, digest in recorded.items():
-        found = hash_file(f"{run_dir}/{name}")
+        found = hash_file(f"{place}/{name}")
         if found == digest:
             continue
         path, content = run_dir / name, contents.get(name)

@@ -236,6 +236,17 @@ def _has_non_finite(data: Any) -> bool:
 def canonical_json(data: Any) -> bytes:
     """One text for one content, for hashing: sorted keys, no spaces; 1 and 1.0 differ. A key that is not text is a
     TypeError, since two contents could then share a text."""
+    import orjson
+
+    try:
+        orjson.dumps(data)  # it takes no other keys, and is much faster than a walk
+    except TypeError:  # a key, or a value that it does not take
+        _check_keys(data)
+    return _CANONICAL.encode(data).encode("utf-8", "surrogatepass")
+
+
+def _check_keys(data: Any) -> None:
+    """Raise a TypeError if a key is not text."""
     stack: list[Any] = [[data]]
     while stack:
         node = stack.pop()
@@ -245,7 +256,6 @@ def canonical_json(data: Any) -> bytes:
                     raise TypeError(f"a key must be text, not {key!r}")
             node = node.values()
         stack.extend([value for value in node if isinstance(value, _CONTAINERS)])
-    return _CANONICAL.encode(data).encode("utf-8", "surrogatepass")
 
 
 def hash_config(config: Mapping[str, Any]) -> str:

@@ -699,7 +699,8 @@ class Engine:
 
     def _record(self, run: RunRow, exit_: Exit, run_dir: Path) -> RunRow:
         """Write down how a run ended and what it measured."""
-        is_there = os.path.isdir(run_dir)
+        place = str(run_dir)
+        is_there = os.path.isdir(place)
         gauge = self.gauges.pop(run.id, None)
         record = folder.record_name(run_dir, "")
         log = f"{record}train.log"
@@ -728,7 +729,7 @@ class Engine:
         ours = (log, f"{record}process.json", f"{record}exit.json")
         for name in (*ours, *LEFT_BEHIND) if gauge is not None else ours:
             try:
-                found = folder.hash_file(f"{run_dir}/{name}") if is_there else None
+                found = folder.hash_file(f"{place}/{name}") if is_there else None
             except Exception as error:
                 if not self._note_problem(run, f"hashing {name}", error):
                     raise
@@ -740,7 +741,7 @@ class Engine:
             summary["notes"] = [redact_text(one) for one in (*summary["notes"], *notes)]
             noted = len(notes)
             with self._tolerant(run, f"writing {name}"):
-                files = {name: folder.write_json(f"{run_dir}/{name}", summary), **files}
+                files = {name: folder.write_json(f"{place}/{name}", summary), **files}
             notes = notes[noted:]
         note = redact_text("; ".join([*summary["notes"], *notes])) or None
         del self._ending[run.id]

@@ -96,8 +96,9 @@ class Preparer:
         job = config if plan.get("job") else None  # a submitted command: its config says what to run, and where
         home = self._home(lab, job)
         cwd = run_dir if job is None and self._launch.cwd == RUN_FOLDER else home
-        config_file = f"{record_dir}/{self._config_name}"
-        variables = self._variables(run.id, run.seed, str(run_dir), config_file, slot, lab)
+        run_path = str(run_dir)
+        config_file = f"{run_path}/{folder.RECORD}/{self._config_name}"
+        variables = self._variables(run.id, run.seed, run_path, config_file, slot, lab)
         start = plan.get("start")
         if start is not None and self._setup.study.warm_start is not None:
             check_start(start)

@@ -289,7 +289,8 @@ def start_and_kill_the_keeper_at_once(stand: Stand) -> tuple[LocalExecutor, str,
     in_the_way = order.run_dir / f"process.json.tmp{executor._keeper.pid}"
     in_the_way.mkdir()
     executor.start(order)
-    (pid,) = stand.until(lambda: find_by_mark(order.run_dir))
+    own = executor._keeper.pid  # it carries the mark itself while it starts the process
+    (pid,) = stand.until(lambda: [pid for pid in find_by_mark(order.run_dir) if pid != own])
     stand.kill(stand.keeper_of(pid))
     in_the_way.rmdir()
     return executor, "r1", pid

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -219,3 +220,17 @@ def test_a_difference_applied_to_the_old_leaves_gives_the_new_leaves(old: dict[s
         else:
             del result[path]
     assert same(result, flatten(new))
+
+
+@given(configs, st.data())
+def test_a_difference_between_configs_of_one_shape_is_that_of_their_leaves(
+    config: dict[str, Any], data: st.DataObject
+) -> None:
+    new = copy.deepcopy(config)
+    for place, _ in list(leaves(config)):
+        if data.draw(st.booleans()):
+            set_(new, place, data.draw(st.sampled_from([0, 0.0, False, None, "", math.nan, {}, []])))
+    before, after = dict(leaves(config)), dict(leaves(new))
+    changed = [place for place in before if not same(before[place], after[place])]
+    assert same(diff(config, new), {show(place): {"old": before[place], "new": after[place]} for place in changed})
+    assert list(diff(config, new)) == [show(place) for place in changed]

@@ -287,7 +287,8 @@ def start_and_kill_the_keeper_at_once(stand: Stand) -> tuple[LocalExecutor, str,
     stand.end(executor, "first")
     order = stand.order(stand.python(GATED, stand.folder / "go", 7))
     executor.start(order)
-    (pid,) = stand.until(lambda: find_by_mark(order.run_dir))
+    own = executor._keeper.pid  # it carries the mark itself while it starts the process
+    (pid,) = stand.until(lambda: [pid for pid in find_by_mark(order.run_dir) if pid != own])
     stand.kill(stand.keeper_of(pid))
     for path in order.run_dir.glob("process.json*"):
         path.unlink()

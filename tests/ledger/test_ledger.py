@@ -174,8 +174,23 @@ def test_usage_is_a_total_over_all_engines(ledger: Ledger) -> None:
     run = plan(study)
     with ledger.write():
         study.ended(run, status="ok", code=0, signal=None, started=0.0, ended=1800.0, objective=None, files={})
+    plan(study)  # not started: it has used nothing
     usage = study.usage()
-    assert (usage.rounds, usage.runs, usage.wall, usage.device_hours) == (1, 1, 160.0, 1.0)
+    assert (usage.rounds, usage.runs, usage.wall, usage.device_hours) == (1, 2, 160.0, 1.0)
+
+
+def test_runs_are_found_by_their_state(ledger: Ledger) -> None:
+    study = StudyLedger(ledger, "s")
+    study.open(None, "min")
+    names = [plan(study) for _ in range(5)]
+    with ledger.write():
+        for name in (names[3], names[1]):
+            study.launched(name, "0", {})
+        study.ended(names[0], status="ok", code=0, signal=None, started=0.0, ended=1.0, objective=None, files={})
+    assert [run.id for run in study.runs(state="running")] == [names[1], names[3]]
+    assert [run.id for run in study.runs(state="planned", limit=1)] == [names[4]]
+    assert [run.id for run in study.runs(state="ended")] == [names[0]]
+    assert [run.id for run in study.runs()] == names
 
 
 def test_a_run_is_found_by_id_number_and_beginning(ledger: Ledger) -> None:

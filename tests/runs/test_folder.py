@@ -97,7 +97,7 @@ def test_a_record_that_is_no_folder_any_more_is_restored(tmp_path: Path, spoil: 
     assert folder.restore(run, hashes, {}) == []
 
 
-@pytest.mark.parametrize("size", [0, 1, folder.READ_BYTES, 2 * folder.READ_BYTES + 1])
+@pytest.mark.parametrize("size", [0, 1, folder.READ_BYTES - 1, folder.READ_BYTES, 2 * folder.READ_BYTES + 1])
 def test_the_hash_of_a_file_is_that_of_its_bytes(tmp_path: Path, size: int) -> None:
     content = bytes(i % 251 for i in range(size))
     (tmp_path / "file").write_bytes(content)

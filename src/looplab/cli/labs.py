@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from looplab.config.lab import LAB_FILE, Lab, Study, find_lab, load_lab
-from looplab.iterate.settings import FILE as ITERATE_FILE
 from looplab.ledger import ledger as ledgers
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import JOBS_SUFFIX, StudyLedger
@@ -44,11 +43,13 @@ def find_study(lab: Lab, name: str | None) -> Study:
 
 def open_record(folder: Path | None) -> Lab:
     """The lab for a command about its record alone: one that has versions and no study, so no lab.yaml, will do."""
+    from looplab.iterate.settings import FILE
+
     start = (folder or Path.cwd()).resolve()
     for place in (start, *start.parents):
         if (place / LAB_FILE).exists():
             break
-        if (place / ITERATE_FILE).exists():
+        if (place / FILE).exists():
             return Lab(place, {})
     return open_lab(folder)
 

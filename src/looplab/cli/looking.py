@@ -17,7 +17,6 @@ from looplab.cli.labs import Place, find_study, open_for_reading, open_lab, open
 from looplab.config import paths
 from looplab.config.files import read_config
 from looplab.config.lab import Study
-from looplab.decide.agent import account_of
 from looplab.errors import LabError
 from looplab.launch.local import Where, read_exit, read_process, where_is
 from looplab.ledger.ledger import GENESIS, Ledger, has_ledger
@@ -157,7 +156,7 @@ def _status_of(lab: Path, study: Study, ledger: Ledger | None) -> dict[str, Any]
             for one in record.configurations()
         ],
         "used": asdict(record.shared_usage()),
-        "agents": account_of(record).to_dict(),
+        "agents": _account_of(record).to_dict(),
         "agent_calls": _calls_of(record),
         "ended_early": record.failed_because(),
         "waiting": record.count_waiting(),
@@ -166,6 +165,15 @@ def _status_of(lab: Path, study: Study, ledger: Ledger | None) -> dict[str, Any]
         "place": move and move.text,
         "unreachable": [run.id for run in running if _is_unreachable(study_folder(lab, study.study) / run.id)],
     }
+
+
+def _account_of(record: StudyLedger) -> Account:
+    """What agents have cost in this study."""
+    if not record.agent_calls():
+        return Account()
+    from looplab.decide.agent import account_of  # takes a while to import
+
+    return account_of(record)
 
 
 def _calls_of(record: StudyLedger) -> dict[str, Any]:

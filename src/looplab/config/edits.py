@@ -43,6 +43,8 @@ _NUMERIC = frozenset({Op.MUL, Op.ADD, Op.MAX, Op.MIN})
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _HEAD = re.compile(r"(?:[^\\=]|\\.|\\\Z)*", re.DOTALL)  # up to the first `=` that is not escaped
 _DIGITS = re.compile(r"\d")
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,15})(\.[0-9]{1,15})?")
+"""A number in JSON that needs no further check."""
 _BARE_EQUALS = re.compile(r"\\.|=", re.DOTALL)
 
 Types = Callable[[str], type | None]
@@ -504,6 +506,9 @@ def _is_bare(text: str) -> bool:
 
 
 def _read_value(edit: str, text: str) -> Any:
+    if (plain_number := _NUMBER.fullmatch(text)) is not None:
+        return float(text) if plain_number[1] else int(text)
+
     def number(digits: str) -> float:
         if math.isinf(float(digits)):
             raise EditError(f"`{edit}`: {digits} is beyond what a float can hold")

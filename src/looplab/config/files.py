@@ -148,10 +148,11 @@ def dump_config(path: Path, data: Any) -> bytes:
 def write_atomic(path: Path | str, content: bytes, *, sync: bool = True, mode: int = 0o666) -> None:
     """Write a file so that a reader finds the old content or the new one; with `sync` it also outlives a power cut."""
     folder, name = os.path.split(path)
+    prefix = f"{folder}/.tmp-" if folder else ".tmp-"
     if not name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     while True:
-        temporary = os.path.join(folder, f".tmp-{os.getpid()}-{next(_counter)}")
+        temporary = f"{prefix}{os.getpid()}-{next(_counter)}"
         try:
             handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
             break
@@ -235,6 +236,17 @@ def _has_non_finite(data: Any) -> bool:
 def canonical_json(data: Any) -> bytes:
     """One text for one content, for hashing: sorted keys, no spaces; 1 and 1.0 differ. A key that is not text is a
     TypeError, since two contents could then share a text."""
+    import orjson
+
+    try:
+        orjson.dumps(data)  # it takes no other keys, and is much faster than a walk
+    except TypeError:  # a key, or a value that it does not take
+        _check_keys(data)
+    return _CANONICAL.encode(data).encode("utf-8", "surrogatepass")
+
+
+def _check_keys(data: Any) -> None:
+    """Raise a TypeError if a key is not text."""
     stack: list[Any] = [[data]]
     while stack:
         node = stack.pop()
@@ -244,7 +256,6 @@ def canonical_json(data: Any) -> bytes:
                     raise TypeError(f"a key must be text, not {key!r}")
             node = node.values()
         stack.extend([value for value in node if isinstance(value, _CONTAINERS)])
-    return _CANONICAL.encode(data).encode("utf-8", "surrogatepass")
 
 
 def hash_config(config: Mapping[str, Any]) -> str:

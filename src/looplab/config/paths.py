@@ -24,6 +24,7 @@ class _Any(str):
 
 _ANY = _Any("*")
 _TOKEN = re.compile(r"\\(?P<escaped>.)|\[(?P<index>\d+|\*)\](?=[.\[]|\Z)|(?P<dot>\.)|(?P<char>.)", re.DOTALL)
+_EXACT = frozenset({str, int, bool, type(None)})
 _SPECIAL = re.compile(r"[\\.\[=]")  # `=` is escaped so that a path can stand in an edit
 
 
@@ -62,6 +63,8 @@ def show(concrete: Concrete) -> str:
 
 def _show_part(part: str | int) -> str:
     text = str(part)
+    if text.isidentifier():  # most keys: nothing to escape
+        return text
     return r"\*" if text == "*" else _SPECIAL.sub(r"\\\g<0>", text)
 
 
@@ -159,18 +162,16 @@ def delete(config: Any, concrete: Concrete) -> None:
 
 def leaves(config: Any) -> Iterator[tuple[Concrete, Any]]:
     """Every scalar with its place; an empty dict or list below the root is a leaf too."""
-    return _leaves(config, ())
+    if isinstance(config, dict | list):
+        yield from _leaves(config, ())
 
 
-def _leaves(node: Any, trail: Concrete) -> Iterator[tuple[Concrete, Any]]:
-    if isinstance(node, dict) and node:
-        for key, value in node.items():
+def _leaves(node: dict[str, Any] | list[Any], trail: Concrete) -> Iterator[tuple[Concrete, Any]]:
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+        if isinstance(value, dict | list) and value:
             yield from _leaves(value, (*trail, key))
-    elif isinstance(node, list) and node:
-        for index, value in enumerate(node):
-            yield from _leaves(value, (*trail, index))
-    elif trail:
-        yield trail, node
+        else:
+            yield (*trail, key), value
 
 
 def flatten(config: Any) -> dict[str, Any]:
@@ -180,6 +181,8 @@ def flatten(config: Any) -> dict[str, Any]:
 
 def same(a: Any, b: Any) -> bool:
     """Equality of config data: 1, 1.0 and true differ; NaN equals NaN; the order of keys does not count."""
+    if type(a) is type(b) and type(a) in _EXACT:
+        return bool(a == b)
     if isinstance(a, dict):
         return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     if isinstance(a, list):
@@ -191,9 +194,12 @@ def same(a: Any, b: Any) -> bool:
 
 def diff(old: Any, new: Any) -> dict[str, dict[str, Any]]:
     """Leaf by leaf, what changed: `{"old": …, "new": …}`; a leaf that only one side has gives only that side."""
+    changes: dict[str, dict[str, Any]] = {}
+    if _diff_alike(old, new, (), changes):
+        return changes
+    changes = {}
     before = dict(leaves(old))
     after = dict(leaves(new))
-    changes: dict[str, dict[str, Any]] = {}
     for place, value in before.items():
         if place not in after:
             changes[show(place)] = {"old": value}
@@ -204,6 +210,26 @@ def diff(old: Any, new: Any) -> dict[str, dict[str, Any]]:
             # An index of a list and the same digits as a key of a dict read alike.
             changes.setdefault(show(place), {})["new"] = value
     return changes
+
+
+def _diff_alike(old: Any, new: Any, trail: Concrete, changes: dict[str, dict[str, Any]]) -> bool:
+    """Collect the changed leaves of two configs of the same shape, without a look at what they share; False if their
+    shapes differ."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        if old.keys() != new.keys():
+            return False
+        pairs = [(key, value, new[key]) for key, value in old.items() if value is not new[key]]
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        pairs = [(index, value, new[index]) for index, value in enumerate(old) if value is not new[index]]
+    else:
+        return False
+    for key, before, after in pairs:
+        if (before and isinstance(before, dict | list)) or (after and isinstance(after, dict | list)):
+            if not _diff_alike(before, after, (*trail, key), changes):
+                return False
+        elif not same(before, after):
+            changes[show((*trail, key))] = {"old": before, "new": after}
+    return True
 
 
 def matches(pattern: str, concrete: Concrete) -> bool:

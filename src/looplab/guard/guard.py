@@ -566,7 +566,7 @@ def _final_changes(case: _Case, edited: Sequence[Change]) -> tuple[Change, ...]:
     for change in edits:
         new = None if change.removed else _value(case.config, change.path)
         if change.removed or change.added or not _equal(change.old, new):
-            changes.append(replace(change, new=new))
+            changes.append(change if new is change.new else replace(change, new=new))
     for key in case.computed:
         if any(key.startswith(f"{change.path}.") for change in edits):
             continue  # part of a larger change

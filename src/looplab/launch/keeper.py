@@ -61,6 +61,8 @@ RETRY_S = 0.5
 HELD_S = 1.0
 """How long an order may be held for the run before it; after that its folder is no longer up to date."""
 FIRST_LOCK_FD = 100
+RECEIVED_BYTES = 1 << 16
+"""Read from the engine at a time: a larger buffer would be mapped and unmapped by the kernel each time."""
 FULL_PAGE = 4096 - 16
 FLOCK = "hhqqi4x"
 """The layout of `struct flock`."""
@@ -160,7 +162,7 @@ def start_ticks(pid: int) -> int:
 def write_whole(path: str, text: str, folder: int = -1) -> None:
     """Write a file atomically; with a descriptor of its folder, wherever that folder is now."""
     directory = None if folder < 0 else folder
-    target = path if directory is None else os.path.basename(path)
+    target = path if directory is None else path.rpartition("/")[2]
     temporary = f"{target}.tmp{os.getpid()}"
     content = text.encode() + b"\n"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -183,7 +185,8 @@ def write_whole(path: str, text: str, folder: int = -1) -> None:
 
 def encoded(env: dict[str, str]) -> dict[bytes, bytes]:
     """As bytes, which spawn takes as they are; a text and the same as bytes would be two variables of one name."""
-    return {os.fsencode(name): os.fsencode(value) for name, value in env.items()}
+    codec, errors = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
+    return {name.encode(codec, errors): value.encode(codec, errors) for name, value in env.items()}
 
 
 def claim(log: str) -> bool:
@@ -327,7 +330,7 @@ class Keeper:
 
     def listen(self) -> None:
         try:
-            data = self.engine.recv(1 << 20)
+            data = self.engine.recv(RECEIVED_BYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -339,7 +342,7 @@ class Keeper:
         for line in lines:
             order = json.loads(line)
             if order["op"] == "start":
-                if order.get("after") and order["after"] in self.present():
+                if order.get("after") and self.is_present(order["after"]):
                     self.held.append((order["after"], order, time.monotonic() + HELD_S))
                 else:
                     self.start(order)
@@ -353,10 +356,14 @@ class Keeper:
             elif order["op"] == "env":
                 self.env = encoded(order["env"])
 
-    def present(self) -> set[str]:
-        """The runs that are not over."""
-        living = {child.id for child in self.children.values()} | {child.id for child in self.leaving}
-        return living | {order["id"] for _, order, _ in self.held}
+    def is_present(self, run_id: str) -> bool:
+        """Whether a run is not over."""
+        for child in self.children.values():
+            if child.id == run_id:
+                return True
+        return any(child.id == run_id for child in self.leaving) or any(
+            order["id"] == run_id for _, order, _ in self.held
+        )
 
     def tell(self, **event: object) -> None:
         if not self.engine_gone:
@@ -384,9 +391,10 @@ class Keeper:
                 self.release(locks)
                 self.tell(ev="busy", id=order["id"], lock=path, holder=holder)
                 return
-        place = -1
-        with contextlib.suppress(OSError):
+        try:
             place = os.open(order["record"], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            place = -1
         locked = place >= 0 and hold(place)
         tag = tag_of(place) if place >= 0 else 0
         actions = [
@@ -641,10 +649,11 @@ class Keeper:
 
     def save(self, path: str, text: str, place: int = -1) -> bool:
         """Write a file of the record; False: not yet."""
-        record = os.path.dirname(path)
         for folder in (place, -1) if place >= 0 else (-1,):
-            if folder < 0 and (os.path.islink(record) or os.path.islink(os.path.dirname(record))):
-                continue  # the training has put a link in the place of its folder
+            if folder < 0:
+                record = os.path.dirname(path)
+                if os.path.islink(record) or os.path.islink(os.path.dirname(record)):
+                    continue  # the training has put a link in the place of its folder
             try:
                 write_whole(path, text, folder)
                 return True

@@ -82,6 +82,10 @@ class Where(StrEnum):
     """In another folder: this one is a copy of it."""
 
 
+RECEIVED_BYTES = 1 << 16
+"""Read from the keeper at a time: a larger buffer would be mapped and unmapped by the kernel each time."""
+
+
 @dataclass(slots=True)
 class Stop:
     """That a run is to end."""
@@ -274,7 +278,7 @@ class LocalExecutor:
         self._selector = selectors.DefaultSelector()
         self._socket: socket.socket | None = None
         self._inbox = b""
-        self._running: dict[str, tuple[Path, Path]] = {}  # run → its folder and its record folder
+        self._running: dict[str, tuple[str, str]] = {}  # run → its folder and its record folder
         self._adopted: dict[str, Adopted] = {}
         self._waiting: dict[str, tuple[Path, Path, float]] = {}  # run → its folders, and until when
         self._far: dict[str, tuple[Path, Path]] = {}  # run that cannot be seen from here → its folders
@@ -326,7 +330,7 @@ class LocalExecutor:
         )
         for _ in range(KEEPERS_TRIED):
             if self._send(line):
-                self._running[run_id] = Path(folder), Path(record)
+                self._running[run_id] = folder, record
                 return
         raise LabError("the process that keeps the trainings ends as soon as it is started", file=keeper.__file__)
 
@@ -417,8 +421,13 @@ class LocalExecutor:
         self._wake_w = -1
 
     def _knows(self, run_id: str) -> bool:
-        kept = (self._running, self._adopted, self._waiting, self._far, self._held)
-        return any(run_id in runs for runs in kept)
+        return (
+            run_id in self._running
+            or run_id in self._adopted
+            or run_id in self._waiting
+            or run_id in self._far
+            or run_id in self._held
+        )
 
     def _end(self, run_id: str, exit_: Exit) -> None:
         if self._stops:
@@ -459,7 +468,7 @@ class LocalExecutor:
     def _listen(self) -> None:
         assert self._socket is not None
         try:
-            data = self._socket.recv(1 << 20)
+            data = self._socket.recv(RECEIVED_BYTES)
         except OSError:
             data = b""
         if not data:
@@ -478,7 +487,7 @@ class LocalExecutor:
                 case "busy":
                     self._refuse(run_id, event["holder"])
                 case "exists":
-                    if not self.adopt(run_id, *self._running.pop(run_id)):
+                    if not self.adopt(run_id, *map(Path, self._running.pop(run_id))):
                         self._refuse(run_id, None)  # its folder vanished meanwhile
 
     def _refuse(self, run_id: str, why: str | None) -> None:
@@ -495,11 +504,11 @@ class LocalExecutor:
         self._socket, self._inbox = None, b""
         self._keeper.poll()
         running, self._running = self._running, {}
-        for run_id, folders in running.items():
-            if not self.adopt(run_id, *folders):
+        for run_id, (folder, record) in running.items():
+            if not self.adopt(run_id, Path(folder), Path(record)):
                 self._refuse(run_id, None)
             elif run_id in self._waiting:  # for what nobody will write any more
-                self._waiting[run_id] = (*folders, time.monotonic() + UNWRITTEN_S)
+                self._waiting[run_id] = (Path(folder), Path(record), time.monotonic() + UNWRITTEN_S)
 
     # -- runs of earlier engines
 

@@ -235,22 +235,9 @@ class Ledger:
         for row in self._db.execute("SELECT * FROM events WHERE seq > ? ORDER BY seq", (seq,)):
             yield Link(*row)
 
-    @contextmanager
-    def savepoint(self) -> Iterator[None]:
+    def savepoint(self) -> _Savepoint:
         """Inside a transaction: what is written in this block is undone if the block raises."""
-        assert self._db.in_transaction
-        head, unwritten = self._head, len(self._fresh)
-        self._db.execute("SAVEPOINT attempt")
-        try:
-            yield
-        except BaseException:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK TO attempt")
-                self._db.execute("RELEASE attempt")
-            self._head = head
-            del self._fresh[unwritten:]
-            raise
-        self._db.execute("RELEASE attempt")
+        return _Savepoint(self)
 
     def record(self, kind: str, study: str, run: str | None = None, *, when: float | None = None, **data: Any) -> int:
         """Append one event to the chain; the transaction must be open. `when`: None for now."""
@@ -386,6 +373,32 @@ class LedgerCopy(Ledger):
 def has_ledger(path: Path) -> bool:
     """Return whether there is a ledger, or was one."""
     return any(os.path.lexists(one) for one in (path, path.with_name(journal.NAME), path.with_name(HEAD_FILE)))
+
+
+class _Savepoint:
+    """`Ledger.savepoint`. A class, since each run passes one: a generator would take several times as long."""
+
+    __slots__ = ("_before", "_ledger")
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def __enter__(self) -> None:
+        ledger = self._ledger
+        assert ledger._db.in_transaction
+        self._before = ledger._head, len(ledger._fresh)
+        ledger._db.execute("SAVEPOINT attempt")
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        ledger = self._ledger
+        if kind is None:
+            ledger._db.execute("RELEASE attempt")
+            return
+        if ledger._db.in_transaction:
+            ledger._db.execute("ROLLBACK TO attempt")
+            ledger._db.execute("RELEASE attempt")
+        ledger._head, unwritten = self._before
+        del ledger._fresh[unwritten:]
 
 
 def open_for_reading(path: Path) -> Ledger:

@@ -729,7 +729,11 @@ class StudyLedger:
             if value is not None:
                 where.append(f"{name}=?")
                 parameters.append(value)
-        sql = f"SELECT {_RUN_COLUMNS} FROM runs WHERE {' AND '.join(where)} ORDER BY n"  # noqa: S608 (fixed texts)
+        order = "n"
+        if state is not None and state != "ended":  # there is an index of the unfinished runs
+            where.append("state!='ended'")
+            order = "+n"  # else SQLite would walk all runs in this order
+        sql = f"SELECT {_RUN_COLUMNS} FROM runs WHERE {' AND '.join(where)} ORDER BY {order}"  # noqa: S608 (fixed texts)
         if limit is not None:
             sql += " DESC LIMIT ?"
             parameters.append(limit)
@@ -885,12 +889,11 @@ class StudyLedger:
         wall = self.ledger.rows(
             "SELECT coalesce(sum(max(0, coalesce(ended, seen) - began)), 0) FROM sessions WHERE study=?", (self.study,)
         )[0][0]
-        hours = self.ledger.rows(
-            "SELECT coalesce(sum(max(0, coalesce(ended, ?) - started) * devices), 0) / 3600.0 FROM runs"
-            " WHERE study=? AND started IS NOT NULL",
+        hours, imported = self.ledger.rows(  # where nothing was started, the term is NULL and is not summed
+            "SELECT coalesce(sum(max(0, coalesce(ended, ?) - started) * devices), 0) / 3600.0,"
+            " coalesce(sum(role='imported'), 0) FROM runs WHERE study=?",
             (clock.now(), self.study),
-        )[0][0]
-        imported = self.ledger.rows("SELECT count(*) FROM runs WHERE study=? AND role=?", (self.study, IMPORTED))[0][0]
+        )[0]
         return Usage(rounds, self._last_run() - imported, float(wall), float(hours))
 
     def shared_usage(self) -> Usage:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from looplab.config.edits import apply_edits
@@ -104,17 +105,26 @@ class Rejected(Exception):
 
 
 def hash_point(
-    config: Mapping[str, Any], seed: Concrete | None, warm: WarmStart | None = None, conditions: str = ""
+    config: Mapping[str, Any],
+    seed: Concrete | None,
+    warm: WarmStart | None = None,
+    conditions: str = "",
+    *,
+    config_hash: str | None = None,
 ) -> str:
     """The hash of a config without its seed, and without the weights it begins with, which are told apart from it:
-    what differs only in chance is one point. Under other conditions it is another point."""
+    what differs only in chance is one point. Under other conditions it is another point.
+
+    Args:
+        config_hash: The hash of the config, where it is known.
+    """
     places = [] if seed is None else [seed]
     if warm is not None:
         places += [place for key in (warm.mode, warm.source) for place in find(config, key)]
     for place in places:
         if has(config, place):
-            config = with_value(config, place, None)
-    return hash_config(config) + (CONDITIONS + conditions if conditions else "")
+            config, config_hash = with_value(config, place, None), None
+    return (config_hash or hash_config(config)) + (CONDITIONS + conditions if conditions else "")
 
 
 def with_value(config: Mapping[str, Any], place: Concrete, value: Any) -> dict[str, Any]:
@@ -201,7 +211,8 @@ class Decider:
         warm = self._setup.study.warm_start
         whole = hash_config(ruling.config)
         untracked = self._setup.untracked(ruling.config)
-        point = hash_point(untracked, self._setup.seed, warm, self._setup.conditions)
+        known_hash = whole if untracked is ruling.config else None
+        point = hash_point(untracked, self._setup.seed, warm, self._setup.conditions, config_hash=known_hash)
         try:
             start = begins_with(warm, ruling.config, self._setup.lab, self._outputs, self._ledger)
         except LabError as error:
@@ -224,8 +235,13 @@ class Decider:
             point, self._setup.seed_of(ruling.config),
             "replicate" if known else "trial", known[0] if known else None, source, start,
             ineffective=ruling.ineffective,
-            extra=tuple(redact_argv(self._setup.options.extra)), call_edits=self._setup.edits,
+            extra=self._extra, call_edits=self._setup.edits,
         )  # fmt: skip
+
+    @cached_property
+    def _extra(self) -> tuple[str, ...]:
+        """The arguments of the call, without secrets."""
+        return tuple(redact_argv(self._setup.options.extra))
 
     def _describe_repeat(self, known: Sequence[str], config: Mapping[str, Any]) -> str:
         """In which way a config repeats runs that there are already."""

@@ -591,8 +591,9 @@ class Engine:
                 finished, self._finished = self._finished, []
                 ended = []
                 for run, exit_ in finished:
-                    if self._has_read(run, exit_, until):
-                        ended.append(self._record(run, exit_))
+                    run_dir = self.folder / run.id
+                    if self._has_read(run, exit_, run_dir, until):
+                        ended.append(self._record(run, exit_, run_dir))
                     else:
                         self._finished.append((run, exit_))
                 if self._bench is not None and ended:
@@ -677,9 +678,8 @@ class Engine:
         self.study.unreadable(run.id, what, why)
         return True
 
-    def _has_read(self, run: RunRow, exit_: Exit, until: float) -> bool:
+    def _has_read(self, run: RunRow, exit_: Exit, run_dir: Path, until: float) -> bool:
         """Read what a run has left at its end; False if the time ran out, and the rest is read later."""
-        run_dir = self.folder / run.id
         gauge = self.gauges.get(run.id)
         if run.id not in self._ending:
             notes = self._ending[run.id] = []
@@ -687,7 +687,7 @@ class Engine:
                 if folder.is_linked(run_dir):
                     led = ", ".join(folder.replace_links(run_dir))
                     notes.append(f"it put a link in the place of its folder ({led}), which was removed")
-                changed = self._restore_record(run, run_dir) if run_dir.is_dir() else None
+                changed = self._restore_record(run, run_dir) if os.path.isdir(run_dir) else None
                 if changed is not None:
                     notes.append(changed)
                     exit_file = folder.record_file(run_dir, "exit.json")
@@ -697,12 +697,13 @@ class Engine:
                 gauge = self.gauges[run.id] = Gauge(self.setup.study, run_dir)
         return gauge is None or gauge.finish(exit_, until)
 
-    def _record(self, run: RunRow, exit_: Exit) -> RunRow:
+    def _record(self, run: RunRow, exit_: Exit, run_dir: Path) -> RunRow:
         """Write down how a run ended and what it measured."""
-        run_dir = self.folder / run.id
-        is_there = run_dir.is_dir()
+        place = str(run_dir)
+        is_there = os.path.isdir(place)
         gauge = self.gauges.pop(run.id, None)
-        log = folder.record_name(run_dir, "train.log")
+        record = folder.record_name(run_dir, "")
+        log = f"{record}train.log"
         for what, why in gauge.problems.items() if gauge is not None else ():
             self.study.unreadable(run.id, what, why)
         summary, status, objective = summarise(run, self.setup.study, gauge, exit_, lab=self.setup.lab, run_dir=run_dir)
@@ -719,21 +720,28 @@ class Engine:
         row = run.over(status, exit_.code, exit_.signal, exit_.started, exit_.ended or time.time(), objective)
         measured = digest(gauge.summariser.result()) if gauge is not None and objective is not None else None
         notes = self._ending.setdefault(run.id, [])
-        with self._tolerant(run, "comparing it with other runs"):
-            unchanged = self._alarm_if_unchanged(row, measured) if measured is not None else None
-            if unchanged is not None:
-                notes.append(unchanged)
+        if measured is not None:
+            with self._tolerant(run, "comparing it with other runs"):
+                unchanged = self._alarm_if_unchanged(row, measured)
+                if unchanged is not None:
+                    notes.append(unchanged)
         summary["measured"] = measured
-        ours = [log, *(folder.record_name(run_dir, name) for name in ("process.json", "exit.json"))]
+        ours = (log, f"{record}process.json", f"{record}exit.json")
         for name in (*ours, *LEFT_BEHIND) if gauge is not None else ours:
-            with self._tolerant(run, f"hashing {name}"):
-                files |= folder.hash_files(run_dir, (name,)) if is_there else {}
+            try:
+                found = folder.hash_file(f"{place}/{name}") if is_there else None
+            except Exception as error:
+                if not self._note_problem(run, f"hashing {name}", error):
+                    raise
+            else:
+                if found is not None:
+                    files[name] = found
         if is_there:
-            name = folder.record_name(run_dir, "summary.json")
+            name = f"{record}summary.json"
             summary["notes"] = [redact_text(one) for one in (*summary["notes"], *notes)]
             noted = len(notes)
             with self._tolerant(run, f"writing {name}"):
-                files = {name: folder.write_json(f"{run_dir}/{name}", summary), **files}
+                files = {name: folder.write_json(f"{place}/{name}", summary), **files}
             notes = notes[noted:]
         note = redact_text("; ".join([*summary["notes"], *notes])) or None
         del self._ending[run.id]

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +96,9 @@ class Preparer:
         job = config if plan.get("job") else None  # a submitted command: its config says what to run, and where
         home = self._home(lab, job)
         cwd = run_dir if job is None and self._launch.cwd == RUN_FOLDER else home
-        config_file = f"{record_dir}/{self._config_name}"
-        variables = self._variables(run.id, run.seed, str(run_dir), config_file, slot, lab)
+        run_path = str(run_dir)
+        config_file = f"{run_path}/{folder.RECORD}/{self._config_name}"
+        variables = self._variables(run.id, run.seed, run_path, config_file, slot, lab)
         start = plan.get("start")
         if start is not None and self._setup.study.warm_start is not None:
             check_start(start)
@@ -110,6 +112,7 @@ class Preparer:
             self._programs[argv[0], home] = find_program(argv[0], home, env)
         program = self._programs[argv[0], home]
         seeds = {show(path): value for path, value in leaves(config) if str(path[-1]).lower() in SEEDS}
+        shown = redact_argv(argv)
         about = {
             **_about(run, plan),
             "formal": not self._setup.options.informal,
@@ -119,10 +122,10 @@ class Preparer:
             "slot": slot.name,
             "devices": list(slot.devices),
             "cores": list(slot.cores),
-            "argv": redact_argv(argv),
+            "argv": shown,
         }
         capsules = self._capsules if job is None else self._capsules_of(cwd)
-        capsule = capsules.make(argv, program, {**own, **redact_env(given)}, seeds)
+        capsule = capsules.make(shown, program, {**own, **redact_env(given)}, seeds)
         capsule["cwd"] = str(cwd)
         unknown = doubt(capsule["code"])
         if unknown is not None:
@@ -263,11 +266,15 @@ class Preparer:
         call."""
         said = self._setup.options.extra
         recorded = plan.get("extra")
-        if recorded is None or recorded == redact_argv(said):
+        if recorded is None or recorded == self._redacted_extra:
             return said
         if any(HIDDEN in word for word in recorded):
             raise LabError("its arguments had a secret, which is not kept", hint="give the same arguments after `--`")
         return [str(word) for word in recorded]
+
+    @cached_property
+    def _redacted_extra(self) -> list[str]:
+        return redact_argv(self._setup.options.extra)
 
     def _capsules_of(self, cwd: Path) -> Capsules:
         """For a command whose folder lies in a checkout of its own: the code is the one of that checkout."""

@@ -189,7 +189,10 @@ class Setup:
         return int(value)
 
     def base(self, name: str | None) -> Base:
-        return next((base for base in self.bases if base.name == name), self.bases[0])
+        for base in self.bases:
+            if base.name == name:
+                return base
+        return self.bases[0]
 
     def reveal(self, config: dict[str, Any], base: Base) -> dict[str, Any]:
         """Return a config of the ledger as the trainer gets it: with the secrets that the base config has now."""

@@ -17,7 +17,6 @@ from typing import Any
 
 from looplab.config import paths
 from looplab.config.lab import Objective, Study, TieBreak
-from looplab.decide.agent import account_of
 from looplab.errors import LabError
 from looplab.guard.knobs import Knob, KnobTable
 from looplab.ledger.study import IMPORTED, ProposalRow, RunRow, StudyLedger, is_failed
@@ -633,6 +632,8 @@ def _grows_by_factors(numbers: Sequence[float]) -> bool:
 def _budget(study: Study, record: StudyLedger) -> tuple[Budget, ...]:
     """What is used of each budget, as the engine counts it: with submitted commands and agents. Rounds and runs that a
     person gave on the command line count instead of the budget's, and are about this study alone."""
+    from looplab.decide.agent import account_of  # takes a while to import, and `status` does not need it
+
     used, limits, agents = record.shared_usage(), study.budget, account_of(record)
     said = record.configured_options() or {}
     rounds, runs = said.get("rounds") or limits.rounds, said.get("runs") or limits.runs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +21,10 @@ _TAG_OR_LINK = re.compile(r"<(?=[A-Za-z/!?])|(?<=\])\(")
 
 def _cell(text: str) -> str:
     """Text on one line, in which nothing becomes a column, HTML or a link."""
-    return _TAG_OR_LINK.sub(r"\\\g<0>", " ".join(clean_text(text).replace("|", "/").split())) or "-"
+    text = " ".join(clean_text(text).replace("|", "/").split()) if text else ""
+    if "<" in text or "](" in text:
+        text = _TAG_OR_LINK.sub(r"\\\g<0>", text)
+    return text or "-"
 
 
 @lru_cache(maxsize=8)
@@ -35,10 +39,10 @@ def line(at: float, action: str, observation: str, outcome: str, next_: str) -> 
 def append(study_dir: Path, study: str, lines: list[str]) -> None:
     """Add lines at the end, in one write; what is there is never touched."""
     path = study_dir / NAME
-    if os.path.lexists(path) and not path.is_file():  # a folder or a pipe, which would hold up the engine
-        put_aside(path)
     text = "".join(entry + "\n" for entry in lines)
-    if not path.exists() or path.is_symlink():
+    if not _is_regular(path):
+        if os.path.lexists(path) and not path.is_file():  # a folder or a pipe, which would hold up the engine
+            put_aside(path)
         make_study_folder(study_dir)
         text = HEAD.format(study=study) + "\n" + text
     descriptor = open_own(path, os.O_WRONLY | os.O_APPEND)
@@ -46,6 +50,13 @@ def append(study_dir: Path, study: str, lines: list[str]) -> None:
         os.write(descriptor, text.encode())
     finally:
         os.close(descriptor)
+
+
+def _is_regular(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def missing(study_dir: Path, names: list[str], what: str = "run") -> list[str]:

@@ -26,7 +26,7 @@ from looplab.errors import LabError
 from looplab.runs.code import CodeFiles
 from looplab.runs.folder import hash_file, keep_shared
 from looplab.runs.git import PLAIN_DIFF, git_bytes, isolated
-from looplab.runs.redact import is_secret_file, redact_argv, redact_bytes, redact_env
+from looplab.runs.redact import is_secret_file, redact_bytes, redact_env
 from looplab.untrusted import UntrustedError, open_regular
 
 KEPT_VARIABLES = (
@@ -80,12 +80,17 @@ class Capsules:
     def make(
         self, argv: Sequence[str], program: str, env: Mapping[str, str], seeds: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The capsule of a run; `env` is what the run gets on top of looplab's own environment, secrets out already."""
+        """The capsule of a run.
+
+        Args:
+            argv: Its command, without secrets.
+            env: What the run gets on top of looplab's own environment, without secrets.
+        """
         self.refresh(STALE_S)
         if program not in self._pythons:
             self._pythons[program] = self._ask_python(program)
         return {
-            "argv": redact_argv(argv),
+            "argv": list(argv),
             "program": program,
             "cwd": str(self._lab),
             "env": {**self._env, **env},

@@ -311,11 +311,13 @@ def hash_file(path: Path | str) -> str | None:
             return None
         if about.st_size == 0:
             return EMPTY
-        digest = hashlib.sha256()
-        while data := os.read(descriptor, READ_BYTES):  # five times as fast as a file object, and most files are small
+        # Five times as fast as a file object; a buffer of the size of the file needs no memory from the system.
+        portion = about.st_size + 1 if about.st_size < READ_BYTES else READ_BYTES
+        data = os.read(descriptor, portion)
+        digest = hashlib.sha256(data)
+        while len(data) == portion:
+            data = os.read(descriptor, portion)
             digest.update(data)
-            if len(data) < READ_BYTES:
-                break
         return digest.hexdigest()
     finally:
         os.close(descriptor)
@@ -351,8 +353,9 @@ def restore(run_dir: Path, recorded: Mapping[str, str], contents: Mapping[str, b
             recorded one is written for want of the original, but that does not count as restored.
     """
     changes = []
+    place = str(run_dir)
     for name, digest in recorded.items():
-        found = hash_file(f"{run_dir}/{name}")
+        found = hash_file(f"{place}/{name}")
         if found == digest:
             continue
         path, content = run_dir / name, contents.get(name)

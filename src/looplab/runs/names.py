@@ -9,10 +9,12 @@ from looplab.config.lab import STUDY_NAME
 from looplab.errors import LabError
 
 ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"  # nothing that reads like something else
+_LETTERS = (ALPHABET * 8).encode()
+"""The letter for each of the 256 bytes."""
 
 
 def random_suffix(length: int) -> str:
-    return "".join(ALPHABET[byte % len(ALPHABET)] for byte in os.urandom(length))
+    return os.urandom(length).translate(_LETTERS).decode()
 
 
 def run_id(n: int) -> str:

@@ -270,7 +270,7 @@ for name in ("labbook.md", "BEST", "LATEST"):
         "os.rename(run + '/record', run + '/old'); os.symlink(victim, run + '/record')",
         "shutil.rmtree(run + '/record'); os.symlink(victim, run + '/record')",
         "shutil.rmtree(run); os.symlink(victim, run)",
-        "os.remove(study + '/labbook.md'); os.symlink(victim + '/summary.json', study + '/labbook.md')",
+        "os.symlink(victim + '/summary.json', study + '/new'); os.replace(study + '/new', study + '/labbook.md')",
         "os.symlink(victim + '/summary.json', run + f'/record/exit.json.tmp{os.getppid()}')",
         "os.symlink(victim, study + '/plots')",
     ],

@@ -74,7 +74,7 @@ def make_options(
 
 def count_from_now(setup: Setup, ledger: Ledger | LedgerCopy) -> Setup:
     """Count the rounds and runs that a call asks for from now on if it names configs that were never run, or wants them
-    again; a call that is repeated goes on with its count. Says which of the named configs are not run."""
+    again; a call that is repeated continues its count. Notes say which of the named configs are not run."""
     options = setup.options
     if not (options.cfgs or options.again):
         return setup

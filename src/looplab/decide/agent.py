@@ -241,7 +241,7 @@ class AgentProposer:
                 kill_marked(str(self._unfinished.absolute()))
                 self._unfinished = None
             prompt = self._prompt(study, n, attempt, parent, config, session)
-            # What stands in the file from before is no answer to this.
+            # What is in the file from before is not an answer to this question.
             # It is removed, not emptied: claude writes no file that exists and that it has not read.
             self._file.parent.mkdir(parents=True, exist_ok=True)
             remove(self._file)

@@ -30,7 +30,7 @@ class Settings:
 
     goal: Literal["max", "min"] = "max"
     then: Literal["max", "min"] | None = None
-    """The goal of the metric that breaks exact ties; None: a tie is no improvement."""
+    """The goal of the metric that breaks exact ties; None: a tie is not an improvement."""
     then_metric: str = ""
     by: Literal["test", "ratchet", "deterministic"] = "test"
     """`ratchet`: one run each, any improvement wins. It promotes luck; it is here because people know it.

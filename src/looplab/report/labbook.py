@@ -67,4 +67,4 @@ def missing(study_dir: Path, names: list[str], what: str = "run") -> list[str]:
             text = file.read().decode("utf-8", "replace")
     except (FileNotFoundError, UntrustedError):
         return names
-    return [name for name in names if f"| {what} {name}" not in text]
+    return [name for name in names if f"| {what} {name} " not in text]  # alarms have a colon there

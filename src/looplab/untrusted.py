@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from os import PathLike
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from looplab.errors import LabError
@@ -222,6 +223,11 @@ def load_own_json(text: str) -> Any:
         raise LabError(
             f"the ledger is damaged: {error}", hint="`looplab verify` says where, `looplab reindex` repairs it"
         ) from None
+
+
+def real_path(path: str | PathLike[str]) -> Path:
+    """Return the path without symbolic links; a loop of links, which `Path.resolve` may refuse, is left as it is."""
+    return Path(os.path.realpath(path))
 
 
 def open_descriptor(path: str | PathLike[str], *, follow: bool = True) -> int:

@@ -39,6 +39,13 @@ def test_a_lab_file_that_is_not_utf_8(lab) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("command", ["check", "plan", "run"])
+def test_a_file_of_the_lab_that_is_a_link_to_itself(lab, command: str) -> None:
+    lab.configure(proposers=[{"queue": "loop.yaml"}])
+    (lab.folder / "loop.yaml").symlink_to("loop.yaml")
+    assert "loop.yaml" in told(lab, command)
+
+
 def test_no_lab_at_all(lab) -> None:
     (lab.folder / "lab.yaml").unlink()
     for command in ("run", "check", "status", "show", "verify", "stop"):

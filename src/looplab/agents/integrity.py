@@ -26,7 +26,7 @@ from looplab.errors import LabError
 from looplab.ledger.study import StudyLedger
 from looplab.runs import folder
 from looplab.runs.git import git_bytes, isolated
-from looplab.untrusted import UntrustedError, load_json, read_bounded
+from looplab.untrusted import UntrustedError, load_json, read_bounded, real_path
 
 HASHED = 1 << 20
 """Bytes of a file whose content is compared, and kept; of a larger one, size, times and inode are."""
@@ -181,7 +181,7 @@ class Snapshot:
                     if before.link is not None:
                         with contextlib.suppress(FileExistsError):
                             os.symlink(before.link, path)
-                    target = change.path.resolve()
+                    target = real_path(change.path)
                     write_atomic(target, content)
                     os.chmod(target, stat.S_IMODE(before.mode))
                 done[change.path] = True
@@ -259,7 +259,7 @@ def guarded_files(lab: Path, outputs: Path, study: Study, ended: Iterable[str], 
     start = lab / study.launch.cwd
     named = [path for name in names for path in dict.fromkeys((lab / name, start / name)) if os.path.lexists(path)]
     queues = [lab / entry.queue for entry in study.proposers if entry.queue]  # people write to them at any time
-    return Guarded(lab, outputs.resolve(), tuple(named), tuple(ended), (answer.resolve(), answer, *queues))
+    return Guarded(lab, real_path(outputs), tuple(named), tuple(ended), (real_path(answer), answer, *queues))
 
 
 def _files_below(top: str, counts: Callable[[str], bool], leaves_out: Iterable[str] = ()) -> Iterator[str]:
@@ -325,7 +325,7 @@ class CallGuard:
         Raises:
             LabError: The agent's folder has the lab's own files in it.
         """
-        if not spec.dangerous and outputs.resolve().is_relative_to(answer.parent.resolve()):
+        if not spec.dangerous and real_path(outputs).is_relative_to(real_path(answer.parent)):
             raise LabError(
                 f"the agent's folder would be {answer.parent}, with the whole lab in it",
                 hint="`answer` must be in a folder of its own, such as proposals/next_config.json",
@@ -336,7 +336,7 @@ class CallGuard:
         self._study = study
         self._answer = answer
         self._tell = tell
-        self._folders = [answer.parent.resolve(), *writable_folders(spec, lab)]
+        self._folders = [real_path(answer.parent), *writable_folders(spec, lab)]
         self._ended: tuple[str, ...] = ()
         self._snapshot: Snapshot | None = None
         self._changes: list[Change] = []
@@ -435,9 +435,9 @@ class CallGuard:
     def _is_explained(self, record: StudyLedger, change: Change) -> bool:
         """Whether looplab itself has written this since: then the ledger knows it."""
         path = change.path
-        if not path.is_relative_to(self._outputs.resolve()):
+        if not path.is_relative_to(real_path(self._outputs)):
             return False
-        run, *rest = path.relative_to(self._outputs.resolve()).parts
+        run, *rest = path.relative_to(real_path(self._outputs)).parts
         if run == MODELS and path.name.startswith("latest"):
             newest = record.runs(state="ended", limit=1)
             return [one.id for one in newest] != list(self._ended[:1])

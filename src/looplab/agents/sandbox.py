@@ -10,6 +10,7 @@ from typing import Literal
 from looplab.agents.base import AgentSpec
 from looplab.agents.confine import COMPLETE, landlock_version
 from looplab.errors import LabError
+from looplab.untrusted import real_path
 
 SANDBOX_ARGUMENTS = ("-C", "--cd", "--add-dir", "-p", "--profile", "-s", "--sandbox", "--full-auto")
 SANDBOX_SETTINGS = ("sandbox", "permission", "writable")
@@ -77,7 +78,7 @@ def writable_folders(spec: AgentSpec, cwd: Path) -> list[Path]:
     Raises:
         LabError: There is no such folder.
     """
-    folders = [(cwd / Path(name).expanduser()).resolve() for name in spec.writable]
+    folders = [real_path(cwd / Path(name).expanduser()) for name in spec.writable]
     for folder in folders:
         if not folder.is_dir():
             raise LabError(f"the agent is to write to {folder}, which is not a folder", hint="see `writable`")

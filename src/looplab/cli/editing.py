@@ -25,6 +25,7 @@ from looplab.loop.setup import Options, Setup, agent_warnings
 from looplab.runs.disk import refuse_network_disk
 from looplab.runs.names import random_suffix
 from looplab.runs.redact import redact_edits
+from looplab.untrusted import real_path
 
 
 def check(folder: Path | None, name: str | None, cfgs: Sequence[Path] | None, mode: str | None, json: bool) -> None:
@@ -37,7 +38,7 @@ def check(folder: Path | None, name: str | None, cfgs: Sequence[Path] | None, mo
     told = []
     for study in studies:
         setup = prepare_study(
-            lab, study, Options(cfgs=tuple(str(p.resolve()) for p in cfgs or ()), mode=mode, informal=True)
+            lab, study, Options(cfgs=tuple(str(real_path(p)) for p in cfgs or ()), mode=mode, informal=True)
         )
         queued = sum(len(read_queue(lab.folder / entry.queue)) for entry in study.proposers if entry.queue)
         with lab.at(study, "launch"):
@@ -208,7 +209,7 @@ def _keys_of_flags(lab: Lab | None, study: str | None) -> Mapping[str, str]:
 def _lab_around(folder: Path | None, target: Path) -> Lab | None:
     """The lab whose ledger gets parent and reason; outside of a lab there is none to write to."""
     try:
-        found = find_lab(folder or target.resolve())
+        found = find_lab(folder or real_path(target))
     except LabError:
         if folder is not None:
             raise

@@ -27,7 +27,7 @@ from looplab.measure.foreign import ForeignRun, Unreadable, read_folder, read_op
 from looplab.report import labbook
 from looplab.runs.durable import Syncer
 from looplab.runs.folder import study_folder
-from looplab.untrusted import clean_line
+from looplab.untrusted import clean_line, real_path
 
 SHOWN = 6
 """Knobs whose names are shown in the table."""
@@ -105,7 +105,7 @@ def _read(
         if not root.is_dir():
             unreadable[str(root)] = Unreadable(str(root), "there is no such folder")
             continue
-        paths = run_folders(root.resolve())
+        paths = run_folders(real_path(root))
         if not paths:
             unreadable[str(root)] = Unreadable(str(root), "no runs were found in it")
         for path in paths:

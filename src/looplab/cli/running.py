@@ -41,7 +41,7 @@ from looplab.loop.setup import Options, Setup
 from looplab.report.desk import Desk
 from looplab.runs.folder import record_file, record_folder
 from looplab.runs.redact import HIDDEN, redact_argv
-from looplab.untrusted import append_own
+from looplab.untrusted import append_own, real_path
 
 STYLES = {
     "rejected": "yellow", "waiting": "yellow", "adopted": "cyan", "round": "bold", "note": "dim",
@@ -64,7 +64,7 @@ def make_options(
     """Return the options of a call as the parser has found them; `rest` are those that need no conversion."""
     named = [gpu.strip() for part in gpus or () for gpu in part.split(",") if gpu.strip()]
     return Options(
-        cfgs=tuple(str(path.resolve()) for path in cfgs or ()),
+        cfgs=tuple(str(real_path(path)) for path in cfgs or ()),
         gpus=None if not gpus else tuple(named) if named != ["none"] else (),
         extra=tuple(extra or ()),
         flags=tuple(f"{name}={value}" for name, value in (flags or {}).items() if value is not None),
@@ -126,7 +126,7 @@ def run_alone(
 ) -> None:
     """Run one config now, once: what waits in the queue goes on waiting, and `resume` keeps its options."""
     study = lab.study(name)
-    options = Options(cfgs=(str(config.resolve()),), extra=tuple(extra), informal=informal, alone=True)
+    options = Options(cfgs=(str(real_path(config)),), extra=tuple(extra), informal=informal, alone=True)
     setup = prepare_study(lab, study, options)
     with StudyLock(lab.folder, study.study), contextlib.closing(Ledger(lab.ledger_path)) as ledger:
         used = StudyLedger(ledger, study.study).usage()

@@ -27,6 +27,7 @@ from looplab.config.edits import parse_edit
 from looplab.config.expression import compile_expression
 from looplab.config.files import Document, read_document
 from looplab.errors import LabError
+from looplab.untrusted import real_path
 
 LAB_FILE = "lab.yaml"
 STUDY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -68,7 +69,7 @@ def check_at(text: str) -> str:
 def check_inside(path: str, info: ValidationInfo) -> str:
     """A lab uses nothing that lies outside of its folder: it could not be moved or repeated."""
     folder: Path | None = (info.context or {}).get("folder")
-    if folder is not None and not (folder / path).resolve().is_relative_to(folder.resolve()):
+    if folder is not None and not real_path(folder / path).is_relative_to(folder.resolve()):
         raise ValueError(f"{path} leads out of the lab; keep what the lab uses inside its folder")
     return path
 

@@ -15,7 +15,7 @@ from typing import Any
 from looplab.config.files import dump_json, write_atomic
 from looplab.iterate import trial
 from looplab.iterate.settings import Evaluate, Schedule, Smoke
-from looplab.untrusted import load_json, read_bounded
+from looplab.untrusted import load_json, read_bounded, real_path
 
 ALIASES = {
     "plan": ("计划", "启动"),
@@ -115,7 +115,7 @@ def check_files(version: Path) -> list[Finding]:
             where = path.relative_to(version)
             if name == ".git":
                 found.append(Finding(False, "files", f"{where} makes a repository of its own: remove it"))
-            elif path.is_symlink() and not path.resolve().is_relative_to(version.resolve()):
+            elif path.is_symlink() and not real_path(path).is_relative_to(version.resolve()):
                 found.append(Finding(False, "files", f"{where} is a link that leads out of the version: copy the file"))
     return found or [Finding(True, "files", "nothing leads out of the version")]
 

@@ -17,6 +17,7 @@ from looplab.agents.base import Price as AgentPrice
 from looplab.config.files import Document, read_document
 from looplab.config.lab import Duration, Effect, InLab, Part, Price, Texts, TextsInLab, parse_effect
 from looplab.errors import LabError
+from looplab.untrusted import real_path
 
 FILE = "iterate.yaml"
 PLACES = {"python", "version", "number", "scratch", "result", "lab"}
@@ -191,7 +192,7 @@ def load(folder: Path, environ: Mapping[str, str] | None = None) -> Settings:
         raise _wrong(document, error) from None
     changed = {}
     if experiments := override("experiments", environ):
-        inside = (folder / experiments).resolve()
+        inside = real_path(folder / experiments)
         if not inside.is_relative_to(folder.resolve()) or inside == folder.resolve():
             raise LabError(f"EXPERIMENTS_ROOT={experiments} is no folder inside the lab {folder}")
         changed["experiments"] = str(inside.relative_to(folder.resolve()))

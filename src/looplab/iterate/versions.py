@@ -34,6 +34,7 @@ from looplab.ledger.study import JOBS_SUFFIX
 from looplab.loop.lock import engine_pid
 from looplab.loop.submitting import start_engine
 from looplab.runs.tree import copy as copy_below
+from looplab.untrusted import real_path
 
 HOME = ".looplab/iterate"
 RESULT = "evaluation.json"
@@ -95,7 +96,7 @@ class Iteration:
 
     def _smoke_writable(self) -> list[Path]:
         named = self.settings.smoke.writable if self.settings.smoke else []
-        return [(self.lab / Path(name).expanduser()).resolve() for name in named]
+        return [real_path(self.lab / Path(name).expanduser()) for name in named]
 
     # -- a range of versions
 

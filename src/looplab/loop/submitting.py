@@ -42,7 +42,7 @@ from looplab.runs import clock
 from looplab.runs.folder import hash_file
 from looplab.runs.names import inside, random_suffix
 from looplab.runs.redact import redact_argv
-from looplab.untrusted import append_own
+from looplab.untrusted import append_own, real_path
 
 JOB = "job"
 """The proposer of runs that are a command."""
@@ -218,7 +218,7 @@ def _named_files(lab: Path, cwd: Path, argv: Sequence[str]) -> dict[str, str]:
     for word in argv:
         for name in {word, word.partition("=")[2]} - {""}:
             try:
-                path = (cwd / name).resolve()
+                path = real_path(cwd / name)
                 digest = hash_file(path) if path.is_relative_to(lab) and path.is_file() else None
             except (OSError, ValueError):  # no path at all: too long, or with a NUL
                 continue

@@ -15,6 +15,7 @@ from looplab.config.paths import find, get, set_
 from looplab.errors import LabError
 from looplab.ledger.study import RunRow, StudyLedger
 from looplab.runs import folder
+from looplab.untrusted import real_path
 
 CONTINUE = "continue"
 CLOCK_STEP_S = 0.05
@@ -58,7 +59,7 @@ def _find(asked: str, warm: WarmStart, lab: Path, outputs: Path, record: StudyLe
         raise LabError(
             f"{warm.source}: no run has left a checkpoint yet ({' or '.join(warm.checkpoint)})", hint="start afresh"
         )
-    path = (lab / Path(asked).expanduser()).resolve()
+    path = real_path(lab / Path(asked).expanduser())
     if path.is_file():
         _check_allowed(path, warm, lab)
         return _owner(path, outputs), path
@@ -110,7 +111,7 @@ def find_checkpoint(warm: WarmStart, lab: Path, outputs: Path, run: RunRow, reco
 def _matches(place: Path, pattern: str) -> list[Path]:
     """The regular files that match a pattern below a folder; a name without wildcards is taken as it is."""
     named = place.glob(pattern) if glob.has_magic(pattern) else [place / pattern]
-    return [found for path in named if (found := path.resolve()).is_file()]
+    return [found for path in named if (found := real_path(path)).is_file()]
 
 
 def _changed_at(path: Path) -> float:

@@ -23,7 +23,7 @@ from looplab.errors import LabError
 from looplab.measure.discover import Reader, describe
 from looplab.measure.folders import find_runs, names_in
 from looplab.measure.summary import ALIASES, Directions, MetricSummary, Summariser, check_at, objective_value
-from looplab.untrusted import UntrustedError, clean_line, dump_json, mend
+from looplab.untrusted import UntrustedError, clean_line, dump_json, mend, real_path
 
 CONFIGS = (
     "record/config.json", "config.json", "config.yaml", "config.yml", "config.toml", ".hydra/config.yaml",
@@ -265,7 +265,7 @@ def read_optuna(storage: str, name: str | None, study: Study) -> tuple[list[Fore
             if name is not None and name not in names:
                 raise LabError(f"{storage} has no study {name!r}", hint=f"it has {', '.join(names[:8]) or 'none'}")
             loaded = optuna.load_study(study_name=name or names[0], storage=opened)
-            return _trials(loaded, f"{file.resolve()}#{name or names[0]}", study)
+            return _trials(loaded, f"{real_path(file)}#{name or names[0]}", study)
         except LabError:
             raise
         except Exception as error:

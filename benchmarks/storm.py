@@ -194,7 +194,9 @@ class Storm:
         self.check_outside()
 
     def check_outside(self) -> None:
-        if (self.folder / "victim" / "kept.txt").read_text() != "kept" or len(os.listdir(self.folder / "victim")) != 1:
+        # A training that leads out of the lab by one link may itself have put another link there.
+        files = [entry.name for entry in os.scandir(self.folder / "victim") if not entry.is_symlink()]
+        if files != ["kept.txt"] or (self.folder / "victim" / "kept.txt").read_text() != "kept":
             raise Broken(OUTSIDE, "a file outside of the lab was changed")
 
     def run_folders(self) -> list[Path]:

@@ -6,6 +6,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -128,3 +129,15 @@ def test_a_lock_that_is_a_link_is_refused_and_the_file_elsewhere_stays(tmp_path:
     with pytest.raises(LabError, match="cannot lock the study"), StudyLock(tmp_path, "s"):
         pass
     assert (tmp_path / "victim").read_text() == "kept"
+
+
+def test_a_child_that_a_killed_engine_has_just_forked_does_not_keep_the_next_one_out(tmp_path: Path) -> None:
+    engine = os.fork()
+    if engine == 0:
+        StudyLock(tmp_path, "toy").__enter__()
+        if os.fork() == 0:
+            time.sleep(0.3)
+        os._exit(0)
+    os.waitpid(engine, 0)
+    with StudyLock(tmp_path, "toy"):
+        assert engine_pid(tmp_path, "toy") == os.getpid()

@@ -13,6 +13,7 @@ import fcntl
 import os
 import stat
 import struct
+import time
 import zlib
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +22,10 @@ from looplab.errors import BusyError, LabError
 from looplab.launch.keeper import FLOCK, hold, is_held
 from looplab.runs.disk import refuse_network_disk
 from looplab.untrusted import UntrustedError, open_descriptor
+
+INHERITED_S = 5.0
+"""How long a lock whose holder is gone is waited for: a child that a killed engine had just forked has it until it
+executes its program."""
 
 
 def _lock(descriptor: int) -> bool:
@@ -45,6 +50,17 @@ def _read_pid(descriptor: int) -> str:
     return os.pread(descriptor, 100, 0).decode(errors="replace").strip()
 
 
+def _is_gone(holder: str) -> bool:
+    """Whether the process that has noted its pid in the lock does not exist any more."""
+    try:
+        os.kill(int(holder), 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except (ValueError, PermissionError):
+        return False
+    return False
+
+
 class StudyLock:
     def __init__(self, lab: Path, study: str) -> None:
         self._path = lab / ".looplab" / f"{study}.lock"
@@ -64,12 +80,15 @@ class StudyLock:
                 self._descriptor = os.open(self._path, flags, 0o644)
                 if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
                     raise OSError(errno.EINVAL, "it is not a file")
-                if not _lock(self._descriptor) or is_held(self._folder, place, 1):
+                until = time.monotonic() + INHERITED_S
+                while not _lock(self._descriptor) or is_held(self._folder, place, 1):
                     holder = _read_pid(self._descriptor) or "unknown"
-                    raise BusyError(
-                        f"study {self._study!r} has an engine already (pid {holder})",
-                        hint="see it with `looplab attach`, end it with `looplab stop`",
-                    )
+                    if not _is_gone(holder) or time.monotonic() > until:
+                        raise BusyError(
+                            f"study {self._study!r} has an engine already (pid {holder})",
+                            hint="see it with `looplab attach`, end it with `looplab stop`",
+                        )
+                    time.sleep(0.005)
             hold(self._folder, place, 1)
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)

@@ -1,7 +1,8 @@
-"""What a run is told about W&B: the same in every round, with everything it writes kept inside the lab.
+"""W&B settings of a run: the same in every round, with everything it writes kept inside the lab.
 
-A trainer is told twice: by environment variables, and by the W&B keys of its own config. Arguments of `wandb.init` win
-over variables, so a trainer that passes its config's mode on (as LeRobot does) would not notice the variables.
+They reach a trainer in two ways: by environment variables, and by the W&B keys of its own config. Arguments of
+`wandb.init` win over variables, so a trainer that passes its config's mode on (as LeRobot does) would not notice
+the variables.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from looplab.runs import folder
 from looplab.untrusted import UntrustedError, dump_json
 
 MAX_DIGITS = 12
-"""Of the number of a run."""
+"""Digits in the number of a run."""
 STAMPED = "%Y%m%d-%H%M%S"
 FILES = ("run.json", "config.json", "override.json", "config_diff.json", "capsule.json", "summary.json", "exit.json",
          "train.log")  # fmt: skip

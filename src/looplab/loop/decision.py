@@ -64,7 +64,7 @@ class Decision:
     call_edits: tuple[str, ...] = ()
     """What the flags of the call have changed in the config."""
     key: str = ""
-    """Of a base config: its name and its content, and the conditions under which it is run."""
+    """Name, content and conditions of a base config; empty for other runs."""
 
     @property
     def warning(self) -> str | None:

@@ -119,5 +119,5 @@ def test_pointers_and_the_lab_book_may_hold_any_bytes(tmp_path: Path) -> None:
     assert folder.pointed(tmp_path, "BEST") == "\ufffd\ufffd"
     (tmp_path / "LATEST").mkdir()
     assert folder.pointed(tmp_path, "LATEST") is None
-    (tmp_path / labbook.NAME).write_bytes(b"l\xe9gende\n- x | run 0001-a\n")
+    (tmp_path / labbook.NAME).write_bytes(b"l\xe9gende\n- x | run 0001-a | kept | - | -\n")
     assert labbook.missing(tmp_path, ["0001-a", "0002-b"]) == ["0002-b"]

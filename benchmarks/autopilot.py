@@ -23,7 +23,7 @@ from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
 from looplab.loop.engine import Engine
 from looplab.loop.lock import StudyLock
-from looplab.loop.setup import Options, prepare
+from looplab.loop.setup import RunOptions, prepare
 
 LAB = """
 study: bench
@@ -60,7 +60,7 @@ def make_lab(folder: Path) -> Path:
 def piloted(folder: Path, runs: int) -> tuple[float, float, float]:
     """Milliseconds an iteration: all of it, of that the agent, of that the training."""
     lab = load_lab(folder)
-    setup = prepare(lab, lab.study(None), Options(rounds=runs + 1, autopilot=True))
+    setup = prepare(lab, lab.study(None), RunOptions(rounds=runs + 1, autopilot=True))
     ledger = Ledger(lab.ledger_path)
     with StudyLock(folder, "bench"):
         executor = LocalExecutor()

@@ -51,7 +51,7 @@ import sklearn.ensemble
 
 import looplab
 from looplab.config.files import canonical_json
-from looplab.config.lab import Search
+from looplab.config.lab import SearchConfig
 from looplab.decide.base import Proposer
 from looplab.decide.history import History
 from looplab.decide.mix import Mix
@@ -197,7 +197,7 @@ class Lab:
         self.best: float | None = None
 
     def search(self, sampler: Any = None) -> SearchProposer:
-        settings = Search(seed=self.seed) if sampler is None else Search(sampler=sampler, seed=self.seed)
+        settings = SearchConfig(seed=self.seed) if sampler is None else SearchConfig(sampler=sampler, seed=self.seed)
         return SearchProposer(settings, self.guard, self.problem.base, "min", self.history)
 
     def drive(self, proposer: Proposer) -> Trace:

@@ -33,8 +33,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy, and for the proce
 import numpy as np
 import numpy.typing as npt
 
-from looplab.judge.base import Docket, Entrant, Score, Settings, Sitting
-from looplab.judge.court import Court
+from looplab.judge.base import Candidate, Judgement, JudgeSettings, JudgeState, Score
+from looplab.judge.judge import Judge
 
 CHALLENGERS, BUDGET, SEEDS = 24, 120, 64
 LONG_CHALLENGERS, LONG_BUDGET = 150, 1500
@@ -56,12 +56,12 @@ class Outcome:
     runs: int
 
 
-def study(court: Court, truth: Floats, noise: Floats, budget: int = BUDGET) -> Outcome:
+def study(court: Judge, truth: Floats, noise: Floats, budget: int = BUDGET) -> Outcome:
     """A whole study, run by run as an engine would."""
     values = (truth[:, None] + noise).tolist()
     names = [f"r{i}" for i in range(len(truth))]
     scores: list[list[Score]] = [[] for _ in names]
-    docket, sitting = Docket(), None
+    docket, sitting = JudgeState(), None
     runs = proposed = promotions = false = 0
     first_true = None
 
@@ -70,8 +70,8 @@ def study(court: Court, truth: Floats, noise: Floats, budget: int = BUDGET) -> O
         runs += 1
         scores[point].append(Score(f"{names[point]}-{seed}", seed, values[point][seed]))
 
-    def sit() -> Sitting:
-        entrants = [Entrant(n, n, tuple(s)) for n, s in zip(names[:proposed], scores, strict=False)]
+    def sit() -> Judgement:
+        entrants = [Candidate(n, n, tuple(s)) for n, s in zip(names[:proposed], scores, strict=False)]
         return court.sit(docket, entrants)
 
     while runs < budget:
@@ -145,8 +145,10 @@ def rare(rng: np.random.Generator, n: int) -> Floats:
     return np.concatenate([[0.0], (rng.random(n - 1) < 0.1).astype(float)])
 
 
-def many(studies: int, seed: int, truth: World, noise: World, settings: Settings, long: bool = False) -> list[Outcome]:
-    court = Court(settings)
+def many(
+    studies: int, seed: int, truth: World, noise: World, settings: JudgeSettings, long: bool = False
+) -> list[Outcome]:
+    court = Judge(settings)
     entrants, budget = (LONG_CHALLENGERS + 1, LONG_BUDGET) if long else (CHALLENGERS + 1, BUDGET)
     outcomes = []
     for i in range(studies):
@@ -203,7 +205,7 @@ def main() -> None:
     options = parser.parse_args()
     studies = options.studies or 200
     others = min(studies, 100) if options.quick else studies  # for all but the two figures that are required
-    settings = Settings()
+    settings = JudgeSettings()
     figures: dict[str, float] = {}
     began = time.perf_counter()
 
@@ -214,7 +216,7 @@ def main() -> None:
         outcomes = many(n, options.seed, nothing, noise, settings)
         hits = sum(outcome.false > 0 for outcome in outcomes)
         low, high = wilson(hits, n)
-        naive = false_share(many(n, options.seed, nothing, noise, Settings(by="ratchet")))
+        naive = false_share(many(n, options.seed, nothing, noise, JudgeSettings(by="ratchet")))
         print(f"  {name:16} judge {hits / n:6.3f}  [{low:.3f}, {high:.3f}]   ratchet {naive:.3f}   of {n}")
         figures["aa_false_promotion" + key] = hits / n
         figures["aa_ratchet" + key] = naive
@@ -252,7 +254,10 @@ def main() -> None:
     def drawn(rng: np.random.Generator, n: int) -> Floats:
         return rng.choice(measured, size=(n, SEEDS))
 
-    for key, by in (("aa_real", Settings(goal="min")), ("aa_real_ratchet", Settings(goal="min", by="ratchet"))):
+    for key, by in (
+        ("aa_real", JudgeSettings(goal="min")),
+        ("aa_real_ratchet", JudgeSettings(goal="min", by="ratchet")),
+    ):
         figures[key] = false_share(many(others, options.seed + 2, nothing, drawn, by))
     print(f"A/A of real trainings: {n_real} of them, val/loss {measured.mean():.4f} ± {measured.std(ddof=1):.4f}")
     real, naive = figures["aa_real"], figures["aa_real_ratchet"]

@@ -29,7 +29,7 @@ from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
 from looplab.loop.engine import Ending, Engine
 from looplab.loop.lock import StudyLock
-from looplab.loop.setup import Options, prepare
+from looplab.loop.setup import RunOptions, prepare
 
 SLOTS = 4
 FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, FS_TOPDIR_FL = 0x80086601, 0x40086602, 0x00020000
@@ -65,7 +65,7 @@ def ours(n: int, root: Path) -> tuple[float, list[float]]:
     with ledger.write():
         for i in range(1, n):
             record.propose("person", [f"x@set={i}"], "benchmark")
-    setup = prepare(lab, lab.study(None), Options(rounds=1))
+    setup = prepare(lab, lab.study(None), RunOptions(rounds=1))
     began = time.perf_counter()
     with StudyLock(lab.folder, "bench"):
         executor = LocalExecutor()

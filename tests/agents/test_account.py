@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from looplab.agents.account import Account, Allowance, Meter, account_of, minus, plus, priced
-from looplab.agents.base import Answer, Limits, Price, Summary, Usage
+from looplab.agents.base import Answer, Limits, Summary, TokenPrice, Usage
 
 counts = st.integers(0, 10**9)
 dollars = st.none() | st.integers(0, 1000).map(lambda cents: cents / 100)
@@ -112,9 +112,9 @@ def test_a_session_that_was_ended_before_it_told_anything_keeps_its_old_total() 
 
 
 def test_a_price_makes_dollars_where_none_are_told() -> None:
-    price = Price(input=2.0, output=10.0, cached_input=0.5)
+    price = TokenPrice(input=2.0, output=10.0, cached_input=0.5)
     assert priced(Usage(3_000_000, 1_000_000, 100_000), price).usd == pytest.approx(4.0 + 0.5 + 1.0)
-    assert priced(Usage(3_000_000, 1_000_000, 0), Price(2.0, 10.0)).usd == pytest.approx(6.0)
+    assert priced(Usage(3_000_000, 1_000_000, 0), TokenPrice(2.0, 10.0)).usd == pytest.approx(6.0)
     assert priced(Usage(1, usd=0.1), price).usd == 0.1
     assert priced(Usage(1), None).usd is None
 

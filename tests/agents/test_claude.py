@@ -9,10 +9,10 @@ import pytest
 
 from looplab.agents import claude
 from looplab.agents.base import (
+    AgentEvent,
     AgentSpec,
     Command,
     End,
-    Event,
     FileChange,
     Message,
     Output,
@@ -46,7 +46,7 @@ RESULT = {
 }
 
 
-def read(*records: dict[str, Any] | str) -> list[Event]:
+def read(*records: dict[str, Any] | str) -> list[AgentEvent]:
     lines = [record if isinstance(record, str) else json.dumps(record) for record in records]
     return [event for line in lines for event in claude.events(decode(line) or {})]
 

@@ -9,10 +9,10 @@ import pytest
 
 from looplab.agents import codex
 from looplab.agents.base import (
+    AgentEvent,
     AgentSpec,
     Command,
     End,
-    Event,
     FileChange,
     Message,
     Output,
@@ -24,7 +24,7 @@ from looplab.agents.base import (
 from looplab.agents.lines import decode
 
 
-def read(*lines: str) -> list[Event]:
+def read(*lines: str) -> list[AgentEvent]:
     return [event for line in lines for event in codex.events(decode(line) or {})]
 
 

@@ -20,13 +20,13 @@ import pytest
 from tests.conftest import PATIENCE_S
 
 from looplab.agents.base import (
+    AgentEvent,
     AgentSpec,
     Answer,
-    Event,
     Limits,
     Message,
-    Price,
     Session,
+    TokenPrice,
     Trouble,
     Usage,
 )
@@ -70,7 +70,7 @@ def records(answer: Answer) -> list[dict[str, Any]]:
 
 
 def test_a_turn_gives_its_answer_and_its_log(ask: Ask) -> None:
-    seen: list[Event] = []
+    seen: list[AgentEvent] = []
     answer = ask(
         """
         prompt = sys.stdin.read()
@@ -150,7 +150,7 @@ def test_it_can_be_stopped_from_another_thread(ask: Ask, folder: Path) -> None:
 
 
 def test_an_interrupt_ends_the_agent(ask: Ask, folder: Path) -> None:
-    def interrupt(event: Event) -> None:
+    def interrupt(event: AgentEvent) -> None:
         until((folder / "started").exists)
         raise KeyboardInterrupt
 
@@ -274,7 +274,7 @@ def test_codex_tells_its_tokens_only_in_its_own_file_while_it_works(ask: Ask, tm
 
 def test_dollars_are_limited_by_the_price(ask: Ask) -> None:
     body = 'tell(id="0", msg={"type": "token_count", "input_tokens": 1000000, "output_tokens": 0}); time.sleep(600)'
-    answer = ask(body, price=Price(3.0, 15.0), limits=Limits(wall_s=PATIENCE_S, usd=2.0, grace_s=0.2))
+    answer = ask(body, price=TokenPrice(3.0, 15.0), limits=Limits(wall_s=PATIENCE_S, usd=2.0, grace_s=0.2))
     assert (answer.why, answer.usage.usd) == ("usd limit: $3.0000 of $2", 3.0)
 
 
@@ -424,7 +424,7 @@ def test_partial_lines_bad_bytes_and_huge_lines_are_read(ask: Ask) -> None:
 def test_the_log_is_there_while_the_agent_works(ask: Ask, tmp_path: Path) -> None:
     log = tmp_path / "live.jsonl"
 
-    def look(event: Event) -> None:
+    def look(event: AgentEvent) -> None:
         assert "half way" in log.read_text()
         (tmp_path / "lab" / "seen").touch()
 
@@ -505,7 +505,7 @@ def test_danger_must_be_meant(ask: Ask, settings: dict[str, Any]) -> None:
 
 
 def test_danger_is_loud(ask: Ask) -> None:
-    seen: list[Event] = []
+    seen: list[AgentEvent] = []
     body = 'message(" ".join(sys.argv)); tell(type="turn.completed")'
     answer = ask(body, dangerous=True, on_event=seen.append)
     assert "--dangerously-bypass-approvals-and-sandbox" in answer.text

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from looplab.config.edits import Applied, Change, Edit, EditError, Op, apply_edits, edits_from_partial, parse_edit
+from looplab.config.edits import Applied, ConfigChange, Edit, EditError, Op, apply_edits, edits_from_partial, parse_edit
 from looplab.config.files import canonical_json, read_config, read_document
 from looplab.config.paths import diff, find, get, has, same, show
 
@@ -222,10 +222,10 @@ def test_a_variant_is_made_in_one_go() -> None:
         ],
     )
     assert applied.changes == (
-        Change("ot.loss_config.reg", 0.2, 0.4),
-        Change("ot.loss_config.tau_src", 0.5, 2.0),
-        Change("ot.loss_config.features.3.weight_label", 0.01, 0.002),
-        Change("ot.topk_src_episodes", None, 20, added=True),
+        ConfigChange("ot.loss_config.reg", 0.2, 0.4),
+        ConfigChange("ot.loss_config.tau_src", 0.5, 2.0),
+        ConfigChange("ot.loss_config.features.3.weight_label", 0.01, 0.002),
+        ConfigChange("ot.topk_src_episodes", None, 20, added=True),
     )
     assert applied.notes == (
         "`ot.lambda_ot@set=0.1` changed nothing",
@@ -347,10 +347,10 @@ def test_append_and_del() -> None:
     applied = apply_edits(config, ["l@append=five", "d.a@del", "m.*@append=0"])
     assert applied.config == {"l": [1, 2, 3, 4, "five"], "d": {"b": 2}, "m": [[1, 0], [2, 0]]}
     assert applied.changes == (
-        Change("l.4", None, "five", added=True),
-        Change("d.a", 1, None, removed=True),
-        Change("m.0.1", None, 0, added=True),
-        Change("m.1.1", None, 0, added=True),
+        ConfigChange("l.4", None, "five", added=True),
+        ConfigChange("d.a", 1, None, removed=True),
+        ConfigChange("m.0.1", None, 0, added=True),
+        ConfigChange("m.1.1", None, 0, added=True),
     )
     assert edited(config, "l.*@del", "d.*@del") == {"l": [], "d": {}, "m": [[1], [2]]}
     assert edited(config, "l.1@del") == {**config, "l": [1, 3, 4]}
@@ -439,21 +439,21 @@ def test_keys_with_dots_are_edited_without_escapes() -> None:
 
 
 def test_edits_of_one_place_make_one_change() -> None:
-    assert apply_edits({"x": 1}, ["x@mul=2", "x@add=3"]).changes == (Change("x", 1, 5),)
-    assert apply_edits({"x": 1}, ["x@del", "x@set=7"]).changes == (Change("x", 1, 7),)
+    assert apply_edits({"x": 1}, ["x@mul=2", "x@add=3"]).changes == (ConfigChange("x", 1, 5),)
+    assert apply_edits({"x": 1}, ["x@del", "x@set=7"]).changes == (ConfigChange("x", 1, 7),)
     assert apply_edits({"y": 1}, ["x@set=1", "x@del"]).changes == ()
     assert apply_edits({"x": 1}, ["x@mul=2", "x@add=-1"]).changes == ()
-    assert apply_edits({}, ["x.y@new=1", "x.y@del"]).changes == (Change("x", None, {}, added=True),)
+    assert apply_edits({}, ["x.y@new=1", "x.y@del"]).changes == (ConfigChange("x", None, {}, added=True),)
 
 
 def test_a_change_of_a_container_holds_the_changes_inside() -> None:
     applied = apply_edits({"a": {"b": 1}}, ["a.b@mul=5", "a@set={}", "a.c@set=2"])
-    assert applied.changes == (Change("a", {"b": 1}, {"c": 2}),)
+    assert applied.changes == (ConfigChange("a", {"b": 1}, {"c": 2}),)
 
 
 def test_items_taken_out_of_a_list_are_named_by_their_old_index() -> None:
     applied = apply_edits({"l": [1, 2, 3]}, ["l.1@del"])
-    assert applied.changes == (Change("l.1", 2, None, removed=True),)
+    assert applied.changes == (ConfigChange("l.1", 2, None, removed=True),)
     applied = apply_edits({"l": [{"w": 1}, {"v": 2}, {"w": 3}]}, ["l.*@del"])
     assert [change.path for change in applied.changes] == ["l.0", "l.1", "l.2"]
 
@@ -471,7 +471,7 @@ def test_items_taken_out_of_a_list_are_named_by_their_old_index() -> None:
     ],
 )
 def test_a_list_whose_items_moved_between_edits_is_one_change(edits: list[str], new: list[Any]) -> None:
-    assert apply_edits({"l": [[1], [2], [3]]}, edits).changes == (Change("l", [[1], [2], [3]], new),)
+    assert apply_edits({"l": [[1], [2], [3]]}, edits).changes == (ConfigChange("l", [[1], [2], [3]], new),)
 
 
 def test_a_single_text_is_taken_as_one_edit() -> None:
@@ -676,7 +676,7 @@ def test_comments_of_a_yaml_file_survive_edits(tmp_path: Path) -> None:
     assert document.text() == YAML_TEXT
     edited_document.save(tmp_path / "d.yaml")
     assert same(read_config(tmp_path / "d.yaml"), edited_document.plain())
-    assert applied.changes[0] == Change("train.lr", 0.001, 0.0001)
+    assert applied.changes[0] == ConfigChange("train.lr", 0.001, 0.0001)
     assert {type(value) for change in applied.changes for value in (change.old, change.new)} <= {
         float,
         int,
@@ -720,10 +720,10 @@ def test_what_an_anchor_shares_is_reported_with_the_edited_place(tmp_path: Path)
     document = read_document(path)
     applied = apply_edits(document.data, ["base.x@set=5", "more.y@mul=2", "flag@set=false"])
     assert applied.changes == (
-        Change("base.x", 1, 5),
-        Change("more.y", 2, 4),
-        Change("flag", True, False),
-        Change("also.x", 1, 5),
+        ConfigChange("base.x", 1, 5),
+        ConfigChange("more.y", 2, 4),
+        ConfigChange("flag", True, False),
+        ConfigChange("also.x", 1, 5),
     )
     assert applied.notes == ("also.x changed too: the file shares it by an anchor",)
     new = document.with_data(applied.config)
@@ -745,5 +745,5 @@ def test_comments_of_a_toml_file_survive_edits(tmp_path: Path) -> None:
     for comment in ("# top", "# name", "# bits", "# learn", "# per step", "# w"):
         assert comment in new.text()
     assert document.text() == text
-    assert Change("bits.0", True, False) in applied.changes
+    assert ConfigChange("bits.0", True, False) in applied.changes
     assert "cannot hold" in wrong(document.data, "train.lr@set=null").message

@@ -26,8 +26,8 @@ from looplab.guard.guard import Guard, Problem
 from looplab.guard.knobs import Knob
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
-from looplab.loop.decision import Decider, Rejected
-from looplab.loop.setup import Options, make_stand_in, prepare
+from looplab.loop.decision import Decider, ProposalRejected
+from looplab.loop.setup import RunOptions, make_stand_in, prepare
 from looplab.loop.submitting import refuse
 
 
@@ -318,7 +318,7 @@ def test_the_stand_in_proposes_what_would_be_accepted_by_steps_from_the_champion
     recipe = Path(str(files("looplab.recipes") / "drone"))
     shutil.copytree(recipe, tmp_path / "lab")
     lab = load_lab(tmp_path / "lab")
-    setup = prepare(lab, lab.study(None), Options(mode="quick"))
+    setup = prepare(lab, lab.study(None), RunOptions(mode="quick"))
     study = StudyLedger(Ledger(tmp_path / "ledger.db"), "drone")
     study.open("mean_reward", "max")
     decider = Decider(setup, study)
@@ -326,7 +326,7 @@ def test_the_stand_in_proposes_what_would_be_accepted_by_steps_from_the_champion
     def check(proposal: Proposal) -> tuple[Problem, ...]:
         try:
             decider.decide(proposal)
-        except Rejected as rejected:
+        except ProposalRejected as rejected:
             return rejected.problems
         return ()
 

@@ -9,10 +9,10 @@ import pytest
 from tests.decide.test_search import Lab
 
 import looplab
-from looplab.config.lab import Search, load_lab
+from looplab.config.lab import SearchConfig, load_lab
 from looplab.decide.history import History
 from looplab.decide.search import SearchProposer, find_axes
-from looplab.loop.setup import Options, load_bases, make_guard, prepare, unsearched
+from looplab.loop.setup import RunOptions, load_bases, make_guard, prepare, unsearched
 
 DRONE = Path(looplab.__file__).parent / "recipes" / "drone"
 TOPOLOGY = ("env.num_envs", "env.num_drones", "vec.num_envs", "train.bptt_horizon")
@@ -20,7 +20,7 @@ TOPOLOGY = ("env.num_envs", "env.num_drones", "vec.num_envs", "train.bptt_horizo
 
 def drone_lab(root: Path) -> tuple[Lab, set[str]]:
     lab = load_lab(DRONE)
-    setup = prepare(lab, lab.study(None), Options())
+    setup = prepare(lab, lab.study(None), RunOptions())
     return Lab(root, setup.guard, setup.bases[0].config), unsearched(setup)
 
 
@@ -30,7 +30,9 @@ def test_search_finds_legal_points_below_a_product_with_an_upper_bound(sampler: 
     if sampler == "tpe":
         pytest.importorskip("optuna")
     lab, fixed = drone_lab(tmp_path)
-    proposer = SearchProposer(Search(sampler=sampler), lab.guard, lab.base, "max", History(lab.study, lab.root), fixed)
+    proposer = SearchProposer(
+        SearchConfig(sampler=sampler), lab.guard, lab.base, "max", History(lab.study, lab.root), fixed
+    )
     found = []
     for _ in range(22):
         (proposal,) = proposer.propose(lab.study, 1)
@@ -54,7 +56,9 @@ def test_derived_keys_the_seed_and_warm_starts_are_not_searched(tmp_path: Path) 
 
 def test_a_repaired_draw_keeps_what_the_refusal_does_not_depend_on(tmp_path: Path) -> None:
     lab, fixed = drone_lab(tmp_path)
-    proposer = SearchProposer(Search(sampler="random"), lab.guard, lab.base, "max", History(lab.study, tmp_path), fixed)
+    proposer = SearchProposer(
+        SearchConfig(sampler="random"), lab.guard, lab.base, "max", History(lab.study, tmp_path), fixed
+    )
     from looplab.decide.search import generator
 
     high = {axis.path: axis.at(1.0) for axis in proposer.axes}
@@ -68,14 +72,14 @@ def test_the_recipe_lab_is_as_its_users_get_it() -> None:
     lab = load_lab(DRONE)
     study = lab.study(None)
     assert study.knobs["train.batch_size"]["high"] == 65536
-    assert load_bases(lab.folder, study, Options(), make_guard(study))
+    assert load_bases(lab.folder, study, RunOptions(), make_guard(study))
 
 
 def test_act_ot_searches_the_keys_that_a_config_from_elsewhere_lacks() -> None:
     lab = load_lab(DRONE.with_name("act_ot"))
     study = lab.study(None)
     guard = make_guard(study)
-    base = load_bases(lab.folder, study, Options(), guard)[0].config
+    base = load_bases(lab.folder, study, RunOptions(), guard)[0].config
     short = {**base, "ot": {key: value for key, value in base["ot"].items() if key not in ("no_window", "sharpness")}}
     axes, left_out = find_axes(guard, short)
     assert {"ot.no_window", "ot.sharpness"} <= {axis.path for axis in axes}

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from looplab.config.files import canonical_json
-from looplab.config.lab import Search
+from looplab.config.lab import SearchConfig
 from looplab.decide.base import Proposal
 from looplab.decide.history import History
-from looplab.decide.search import Axis, Point, SearchProposer, find_axes, select_points
+from looplab.decide.search import Axis, SearchPoint, SearchProposer, find_axes, select_points
 from looplab.errors import LabError
 from looplab.guard.guard import Guard
 from looplab.guard.knobs import Knob
@@ -63,7 +63,7 @@ class Lab:
 
     def proposer(self, sampler: Any = "auto", **settings: Any) -> SearchProposer:
         history = History(self.study, self.root)
-        return SearchProposer(Search(sampler=sampler, **settings), self.guard, self.base, "min", history)
+        return SearchProposer(SearchConfig(sampler=sampler, **settings), self.guard, self.base, "min", history)
 
     def plan(self, proposal: Proposal) -> tuple[str, dict[str, Any]]:
         with self.ledger.write():
@@ -337,7 +337,9 @@ def test_without_optuna_a_large_study_continues_with_a_selection_of_its_points(
 
 
 def test_a_selection_of_points_holds_the_best_and_the_newest_in_their_order() -> None:
-    points = [Point({"x": i}, values=[float((i - 20) ** 2)]) for i in range(100)] + [Point({"x": 100}, pending=1)]
+    points = [SearchPoint({"x": i}, values=[float((i - 20) ** 2)]) for i in range(100)] + [
+        SearchPoint({"x": 100}, pending=1)
+    ]
     some = select_points(points, 30, "min")
     places = [point.params["x"] for point in some]
     assert len(places) == 30

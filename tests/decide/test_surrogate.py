@@ -15,8 +15,16 @@ from scipy.stats import norm
 
 import looplab.decide.surrogate as surrogate
 from looplab.decide.feasible import Repairer
-from looplab.decide.search import Axis, Point, find_axes, generator
-from looplab.decide.surrogate import Cube, Improver, Process, Shape, fit_shape, levelled, log_improvement
+from looplab.decide.search import Axis, SearchPoint, find_axes, generator
+from looplab.decide.surrogate import (
+    AcquisitionOptimizer,
+    GaussianProcess,
+    KernelParams,
+    SearchSpace,
+    fit_shape,
+    log_improvement,
+    warped,
+)
 from looplab.guard.guard import Guard, Problem
 from looplab.guard.knobs import Knob
 
@@ -50,10 +58,10 @@ def only(axes: list[Axis], allowed: Callable[[Params], bool]) -> Repairer:
 
 def play(
     axes: list[Axis], f: Callable[[Params], float | None], n: int, seed: int, allowed: Callable[[Params], bool]
-) -> list[Point]:
+) -> list[SearchPoint]:
     """The first points by chance, the others drawn."""
-    improver = Improver(axes, 1.0, only(axes, allowed))
-    points: list[Point] = []
+    improver = AcquisitionOptimizer(axes, 1.0, only(axes, allowed))
+    points: list[SearchPoint] = []
     for i in range(n):
         rng = generator(seed, i)
         if i < 6:
@@ -61,7 +69,7 @@ def play(
         else:
             params = next(improver.draws(points, rng))
         value = f(params)
-        points.append(Point(params, [] if value is None else [value], crashes=int(value is None)))
+        points.append(SearchPoint(params, [] if value is None else [value], crashes=int(value is None)))
     return points
 
 
@@ -78,7 +86,7 @@ def bowl(params: Params) -> float:
 
 @given(st.integers(0, 2**31))
 def test_every_row_is_a_legal_config_and_reads_back(seed: int) -> None:
-    cube, rng = Cube(AXES), np.random.RandomState(seed)
+    cube, rng = SearchSpace(AXES), np.random.RandomState(seed)
     rows = cube.uniform(rng.random_sample((4, len(AXES))))
     for row in np.vstack([rows, cube.around(rows, np.full(4, 0.2), rng)]):
         params = cube.params(row)
@@ -89,7 +97,7 @@ def test_every_row_is_a_legal_config_and_reads_back(seed: int) -> None:
 
 
 def test_a_step_changes_a_whole_number_and_a_choice_is_as_far_from_one_other_as_from_the_next() -> None:
-    cube, rng = Cube(AXES), np.random.RandomState(0)
+    cube, rng = SearchSpace(AXES), np.random.RandomState(0)
     row = np.array([cube.row({"lr": 0.1, "width": 8, "depth": 2, "heads": 2, "batch": 0, "opt": 0, "drop": 0})])
     moved = cube.around(np.repeat(row, 200, axis=0), np.full(200, 1e-6), rng)
     assert {cube.params(one)["width"] for one in moved} == {7, 8, 9}
@@ -131,16 +139,18 @@ def test_what_matters_and_how_noisy_it_is_are_learnt() -> None:
 
 def test_a_process_believes_its_values_and_doubts_far_from_them() -> None:
     x = np.array([[0.1], [0.2], [0.3]])
-    process = Process(Shape(np.array([0.1]), 1.0, 1e-6), x, np.array([0]), np.array([1.0, 0.0, -1.0]), np.ones(3))
+    process = GaussianProcess(
+        KernelParams(np.array([0.1]), 1.0, 1e-6), x, np.array([0]), np.array([1.0, 0.0, -1.0]), np.ones(3)
+    )
     mean, sd = process.predict(np.array([[0.1], [0.3], [0.95]]))
     assert mean == pytest.approx([1.0, -1.0, 0.0], abs=0.01)
     assert sd[0] < 0.01 < 0.9 < sd[2]
 
 
 def test_more_runs_of_a_point_are_believed_more() -> None:
-    shape, x = Shape(np.array([0.1]), 1.0, 1.0), np.array([[0.5]])
+    shape, x = KernelParams(np.array([0.1]), 1.0, 1.0), np.array([[0.5]])
     once, often = (
-        Process(shape, x, np.array([0]), np.array([1.0]), np.array([n])).predict(x)[0][0] for n in (1.0, 20.0)
+        GaussianProcess(shape, x, np.array([0]), np.array([1.0]), np.array([n])).predict(x)[0][0] for n in (1.0, 20.0)
     )
     assert once < often < 1.0
 
@@ -156,13 +166,13 @@ def test_the_expected_improvement_is_right_and_never_runs_out() -> None:
 
 @given(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=20))
 def test_levelled_values_keep_their_order_and_stay_numbers(values: list[float]) -> None:
-    levels = levelled(np.array(values))
+    levels = warped(np.array(values))
     assert np.all(np.isfinite(levels))
     assert np.all(np.diff(levels[np.argsort(values, kind="stable")]) >= -1e-9)
 
 
 def test_a_terrible_value_leaves_the_others_apart() -> None:
-    levels = levelled(np.array([1.0, 2.0, 3.0, 4.0, 1e9]))
+    levels = warped(np.array([1.0, 2.0, 3.0, 4.0, 1e9]))
     assert levels[3] - levels[0] > 0.1
 
 
@@ -178,20 +188,20 @@ def test_draws_are_legal_whatever_the_points_are(seed: int, n: int) -> None:
         params = {axis.path: axis.at(rng.random()) for axis in AXES}
         kind = rng.randrange(4) if i else 0
         value = rng.choice([0.0, rng.gauss(0, 1), 1e12])
-        points.append(Point(params, [value] * (kind < 2), crashes=int(kind == 2), pending=int(kind == 3)))
-    for params in islice(Improver(AXES, -1.0, only(AXES, anything)).draws(points, generator(seed)), 5):
+        points.append(SearchPoint(params, [value] * (kind < 2), crashes=int(kind == 2), pending=int(kind == 3)))
+    for params in islice(AcquisitionOptimizer(AXES, -1.0, only(AXES, anything)).draws(points, generator(seed)), 5):
         for axis in AXES:
             assert axis.knob.problem(axis.give(params[axis.path])) is None
 
 
 def test_the_same_points_give_the_same_draws_however_the_improver_came_to_them() -> None:
     points = play(PLANE, bowl, 14, 0, anything)
-    used = Improver(PLANE, 1.0, only(PLANE, anything))
+    used = AcquisitionOptimizer(PLANE, 1.0, only(PLANE, anything))
     for n in (6, 9, 12):
         next(used.draws(points[:n], generator(0, n)))
     first, second, other = (
         list(islice(improver.draws(points, generator(seed, 14)), 3))
-        for improver, seed in ((used, 0), (Improver(PLANE, 1.0, only(PLANE, anything)), 0), (used, 1))
+        for improver, seed in ((used, 0), (AcquisitionOptimizer(PLANE, 1.0, only(PLANE, anything)), 0), (used, 1))
     )
     assert first == second
     assert first != other
@@ -199,9 +209,9 @@ def test_the_same_points_give_the_same_draws_however_the_improver_came_to_them()
 
 def test_what_is_at_work_is_kept_away_from() -> None:
     points = play(PLANE, bowl, 6, 0, anything)
-    improver = Improver(PLANE, 1.0, only(PLANE, anything))
+    improver = AcquisitionOptimizer(PLANE, 1.0, only(PLANE, anything))
     first = next(improver.draws(points, generator(0, 6)))
-    second = next(improver.draws([*points, Point(first, pending=1)], generator(0, 6)))
+    second = next(improver.draws([*points, SearchPoint(first, pending=1)], generator(0, 6)))
     assert math.dist(first.values(), second.values()) > 0.01
 
 
@@ -231,7 +241,10 @@ def test_a_finite_space_is_drawn_once_each() -> None:
     axes = make_axes({"o": {"choices": ["a", "b", "c"]}, "n": {"type": "int", "low": 0, "high": 2}}, {"o": "a", "n": 0})
     points = play(axes, lambda p: float(p["n"] - p["o"]), 6, 0, anything)
     tried = {tuple(point.params.values()) for point in points}
-    left = [tuple(params.values()) for params in Improver(axes, 1.0, only(axes, anything)).draws(points, generator(0))]
+    left = [
+        tuple(params.values())
+        for params in AcquisitionOptimizer(axes, 1.0, only(axes, anything)).draws(points, generator(0))
+    ]
     assert not tried & set(left)
     assert tried | set(left) == {(o, n) for o in range(3) for n in range(3)}
 

@@ -21,7 +21,7 @@ from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
 from looplab.loop.engine import Engine
 from looplab.loop.lock import StudyLock
-from looplab.loop.setup import Options, prepare
+from looplab.loop.setup import RunOptions, prepare
 
 _spec = importlib.util.spec_from_file_location("night", Path(__file__).parents[2] / "benchmarks" / "night.py")
 assert _spec is not None
@@ -45,7 +45,7 @@ def test_a_short_night_decides_everything_and_loses_nothing(tmp_path: Path, retr
 def live(folder: Path, rounds: int) -> None:
     """Run an engine in this process, to its end."""
     lab = load_lab(folder)
-    setup = prepare(lab, lab.study(None), Options(rounds=rounds, autopilot=True))
+    setup = prepare(lab, lab.study(None), RunOptions(rounds=rounds, autopilot=True))
     with StudyLock(folder, "night"):
         executor = LocalExecutor()
         Engine(setup, Ledger(lab.ledger_path), executor).run()

@@ -14,7 +14,7 @@ import pytest
 from looplab.config.edits import apply_edits
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
-from looplab.loop.submitting import Job, JobQueue
+from looplab.loop.submitting import JobQueue, SubmittedJob
 
 JOBS = "toy.jobs"
 JOB = '''\
@@ -361,7 +361,7 @@ def test_mistakes_are_told_before_anything_is_run(jobs: Any) -> None:
 
 
 def test_the_config_of_a_command_comes_back_from_its_edits() -> None:
-    job = Job(("./x", "@set=1", "a\nb", "{c}", "ü", ""), "/lab/x", "1e3", {"a=b.py": "f"})
+    job = SubmittedJob(("./x", "@set=1", "a\nb", "{c}", "ü", ""), "/lab/x", "1e3", {"a=b.py": "f"})
     config = apply_edits({}, job.edits(2.5)).config
     assert config == {"argv": list(job.argv), "cwd": "1e3", "files": {"a=b.py": "f"}, "timeout": 2.5}
 

@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import PATIENCE_S
 
 from looplab.iterate import gates
-from looplab.iterate.gates import Finding, Measured
+from looplab.iterate.gates import GateFinding, Measured
 from looplab.iterate.settings import Evaluate, Schedule, Smoke
 
 SECTIONS = ["Plan", "Observations", "Runs", "Results", "Learning"]
@@ -21,7 +21,7 @@ ENGLISH = "# v2\n## Plan\na\n## Observations\nb\n## Runs\n### one\nc\n## Results
 CHINESE = "# v2\n## 实验计划\n甲\n## 观察\n乙\n## 运行记录\n丙\n## 结果（指标）\n丁\n## Learning & 下一步\n戊\n"
 
 
-def refusals(findings: list[Finding]) -> list[str]:
+def refusals(findings: list[GateFinding]) -> list[str]:
     return [finding.why for finding in findings if finding.stops]
 
 
@@ -77,7 +77,7 @@ def test_links_out_of_the_version_and_repositories_in_it_are_refused(tmp_path: P
     assert "policy is a link that leads out" in " ".join(why)
 
 
-def smoke(tmp_path: Path, code: str, timeout: float = PATIENCE_S) -> Finding:
+def smoke(tmp_path: Path, code: str, timeout: float = PATIENCE_S) -> GateFinding:
     (tmp_path / "train.py").write_text(code)
     command = Smoke(command=["{python}", "-S", "{version}/train.py", "{scratch}"], timeout=timeout)
     places: dict[str, str | Path] = {"python": sys.executable, "version": tmp_path}
@@ -168,7 +168,7 @@ def test_a_schedule_that_cannot_be_read_is_a_warning(tmp_path: Path) -> None:
     )
 
 
-def evaluated(tmp_path: Path, result: str, code: int = 0) -> Measured | Finding:
+def evaluated(tmp_path: Path, result: str, code: int = 0) -> Measured | GateFinding:
     (tmp_path / "evaluate.py").write_text(
         f"import sys; open(sys.argv[1], 'w').write({result!r}) if {result!r} else None; sys.exit({code})"
     )
@@ -198,7 +198,7 @@ def test_numbers_come_from_the_evaluation(tmp_path: Path) -> None:
 )
 def test_an_evaluation_without_a_number_is_a_finding(tmp_path: Path, result: str, code: int, said: str) -> None:
     found = evaluated(tmp_path, result, code)
-    assert isinstance(found, Finding)
+    assert isinstance(found, GateFinding)
     assert found.stops
     assert said in found.why
 

@@ -17,8 +17,8 @@ import pytest
 
 from looplab.iterate import settings as reading
 from looplab.iterate.overview import overview, verdict_of
-from looplab.iterate.record import Book
-from looplab.iterate.versions import Iteration, Options
+from looplab.iterate.record import VersionLedger
+from looplab.iterate.versions import IterateOptions, Iteration
 from looplab.ledger.audit import audit
 from looplab.ledger.ledger import Ledger
 
@@ -30,7 +30,7 @@ sys.modules["killed_project"] = project
 _spec.loader.exec_module(project)
 
 
-class Mortal(Book):
+class Mortal(VersionLedger):
     """Kills its process when so many events were written; before the last of them, or after it."""
 
     def __init__(self, ledger: Ledger, events: int, before: bool) -> None:
@@ -66,7 +66,7 @@ def life(folder: Path, events: int, before: bool) -> int:
             spec = reading.make_spec(settings.agent, reading.Flags())
             book = Mortal(Ledger(folder / ".looplab/ledger.db"), events, before)
             run = Iteration(
-                folder, settings, book, spec, reading.limits_of(settings.agent), Options(1), lambda line: None
+                folder, settings, book, spec, reading.limits_of(settings.agent), IterateOptions(1), lambda line: None
             )
             code = 0 if run.run(2, 4) else 1
         finally:
@@ -87,7 +87,7 @@ def test_killed_at_every_step_nothing_is_repeated_and_nothing_lost(tmp_path: Pat
     done = [line.removesuffix(" after an interruption") for line in project.lines(beside / "calls")]
     assert done == ["v2", "v3", "v3 again", "v4"]
     ledger = Ledger(folder / ".looplab/ledger.db")
-    facts = [{**asdict(row), "verdict": verdict_of(row)} for row in overview(Book(ledger).story())]
+    facts = [{**asdict(row), "verdict": verdict_of(row)} for row in overview(VersionLedger(ledger).story())]
     project.check_whole_story(folder, json.loads(json.dumps(facts)))
     assert audit(ledger, folder).findings == ()
     kinds = [event.kind for event in ledger.events("iterate")]

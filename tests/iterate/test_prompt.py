@@ -8,15 +8,15 @@ import pytest
 
 from looplab.errors import LabError
 from looplab.iterate import prompt
-from looplab.iterate.gates import Finding
-from looplab.iterate.settings import Settings
+from looplab.iterate.gates import GateFinding
+from looplab.iterate.settings import IterateConfig
 
 
-def settings(**more: object) -> Settings:
+def settings(**more: object) -> IterateConfig:
     evaluate = {"command": ["{python}", "evaluate.py"], "metric": "survival_rate"}
     smoke = {"command": ["{python}", "{version}/train.py", "--smoke"]}
     told = {"evaluate": evaluate, "smoke": smoke, "frozen": ["evaluate.py"], "artifacts": ["artifacts/plots/*.png"]}
-    return Settings.model_validate({**told, **more})
+    return IterateConfig.model_validate({**told, **more})
 
 
 def test_the_prompt_says_what_to_read_to_write_and_to_leave_alone(tmp_path: Path) -> None:
@@ -49,9 +49,9 @@ def test_a_lab_may_have_a_template_of_its_own(tmp_path: Path) -> None:
 
 def test_a_refusal_names_what_stops_and_not_what_is_well(tmp_path: Path) -> None:
     findings = [
-        Finding(True, "files", "fine"),
-        Finding(False, "smoke", "it broke"),
-        Finding(False, "schedule", "late", True),
+        GateFinding(True, "files", "fine"),
+        GateFinding(False, "smoke", "it broke"),
+        GateFinding(False, "schedule", "late", True),
     ]
     text = prompt.refused(findings, 3)
     assert text.startswith("v3 did not pass its checks:\n- smoke: it broke\nMend")

@@ -8,7 +8,7 @@ import pytest
 
 from looplab.agents.run import check_spec
 from looplab.errors import LabError
-from looplab.iterate.settings import Agent, Flags, find_folder, load, make_spec, read_flags
+from looplab.iterate.settings import Flags, VersionAgent, find_folder, load, make_spec, read_flags
 
 GOOD = """\
 frozen: [evaluate.py]
@@ -79,7 +79,7 @@ def test_folders_of_versions_and_logs_come_from_the_environment(tmp_path: Path) 
 
 
 def test_without_variables_codex_runs_in_its_sandbox_and_tells_json() -> None:
-    spec = make_spec(Agent(model="m"), read_flags({}), ["--color", "never"])
+    spec = make_spec(VersionAgent(model="m"), read_flags({}), ["--color", "never"])
     assert (spec.cli, spec.model, spec.dangerous, spec.sandbox) == ("codex", "m", False, "workspace-write")
     assert spec.extra_args == ("--color", "never")
 
@@ -87,7 +87,7 @@ def test_without_variables_codex_runs_in_its_sandbox_and_tells_json() -> None:
 def test_empty_json_flags_really_mean_none() -> None:
     flags = read_flags({"CODEX_JSON_FLAGS": "", "CODEX_BIN": "/opt/codex"})
     assert flags == Flags("/opt/codex", None, ())
-    spec = make_spec(Agent(model="m"), flags, ["--search"])
+    spec = make_spec(VersionAgent(model="m"), flags, ["--search"])
     assert spec.cli == "command"  # what it prints is no JSON, so it is read as any command's words
     assert spec.command == (
         "/opt/codex", "exec", "--skip-git-repo-check", "--sandbox", "workspace-write", "--model", "m", "--search", "-"
@@ -95,7 +95,7 @@ def test_empty_json_flags_really_mean_none() -> None:
 
 
 def test_other_json_flags_are_added() -> None:
-    assert make_spec(Agent(), read_flags({"CODEX_JSON_FLAGS": "--json --color never"})).extra_args == (
+    assert make_spec(VersionAgent(), read_flags({"CODEX_JSON_FLAGS": "--json --color never"})).extra_args == (
         "--color",
         "never",
     )
@@ -103,32 +103,32 @@ def test_other_json_flags_are_added() -> None:
 
 def test_approval_flags_may_take_the_sandbox_away_and_are_known_to_be_dangerous() -> None:
     env = {"CODEX_APPROVAL_FLAGS": "--dangerously-bypass-approvals-and-sandbox"}
-    spec = make_spec(Agent(), read_flags(env))
+    spec = make_spec(VersionAgent(), read_flags(env))
     assert spec.dangerous
     assert spec.extra_args == ()
     check_spec(spec)
-    plain = make_spec(Agent(), read_flags({**env, "CODEX_JSON_FLAGS": ""}))
+    plain = make_spec(VersionAgent(), read_flags({**env, "CODEX_JSON_FLAGS": ""}))
     assert "--dangerously-bypass-approvals-and-sandbox" in plain.command
     assert plain.dangerous
 
 
 def test_empty_approval_flags_mean_none_and_leave_the_sandbox() -> None:
-    spec = make_spec(Agent(dangerous=True), read_flags({"CODEX_APPROVAL_FLAGS": ""}))
+    spec = make_spec(VersionAgent(dangerous=True), read_flags({"CODEX_APPROVAL_FLAGS": ""}))
     assert not spec.dangerous
-    plain = make_spec(Agent(), read_flags({"CODEX_APPROVAL_FLAGS": "", "CODEX_JSON_FLAGS": ""}))
+    plain = make_spec(VersionAgent(), read_flags({"CODEX_APPROVAL_FLAGS": "", "CODEX_JSON_FLAGS": ""}))
     assert plain.command == ("codex", "exec", "--skip-git-repo-check", "-")
 
 
 def test_our_own_names_win_over_the_old_ones() -> None:
     env = {"CODEX_APPROVAL_FLAGS": "--yolo", "LOOPLAB_APPROVAL_FLAGS": "-s read-only", "LOOPLAB_AGENT_BIN": "mine"}
-    spec = make_spec(Agent(), read_flags(env))
+    spec = make_spec(VersionAgent(), read_flags(env))
     assert (spec.sandbox, spec.dangerous, spec.binary) == ("read-only", False, "mine")
     with pytest.raises(LabError, match="sandbox 'sand'"):
-        make_spec(Agent(), read_flags({"CODEX_APPROVAL_FLAGS": "--sandbox sand"}))
+        make_spec(VersionAgent(), read_flags({"CODEX_APPROVAL_FLAGS": "--sandbox sand"}))
     with pytest.raises(LabError, match="quotation"):
         read_flags({"CODEX_JSON_FLAGS": "'open"})
 
 
 def test_the_flags_of_codex_do_not_reach_other_agents() -> None:
-    spec = make_spec(Agent(cli="claude"), read_flags({"CODEX_JSON_FLAGS": "", "CODEX_APPROVAL_FLAGS": "--yolo"}))
+    spec = make_spec(VersionAgent(cli="claude"), read_flags({"CODEX_JSON_FLAGS": "", "CODEX_APPROVAL_FLAGS": "--yolo"}))
     assert (spec.cli, spec.dangerous, spec.extra_args) == ("claude", False, ())

@@ -14,8 +14,8 @@ import pytest
 from looplab.agents.confine import COMPLETE, landlock_version
 from looplab.errors import LabError
 from looplab.iterate import settings as reading
-from looplab.iterate.record import Book, Story
-from looplab.iterate.versions import Iteration, Options
+from looplab.iterate.record import VersionHistory, VersionLedger
+from looplab.iterate.versions import IterateOptions, Iteration
 from looplab.ledger.ledger import Ledger
 
 _spec = importlib.util.spec_from_file_location("versions_project", Path(__file__).with_name("project.py"))
@@ -49,12 +49,12 @@ class Lab:
         settings = json.loads((self.folder / "iterate.yaml").read_text())
         self.change(agent={**settings["agent"], "dangerous": True})
 
-    def go(self, start: int, end: int | None = None, retries: int = 1) -> Story:
+    def go(self, start: int, end: int | None = None, retries: int = 1) -> VersionHistory:
         settings = reading.load(self.folder, {})
-        book = Book(Ledger(self.folder / ".looplab/ledger.db"))
+        book = VersionLedger(Ledger(self.folder / ".looplab/ledger.db"))
         spec = reading.make_spec(settings.agent, reading.Flags())
         limits = reading.limits_of(settings.agent)
-        Iteration(self.folder, settings, book, spec, limits, Options(retries), self.told.append).run(
+        Iteration(self.folder, settings, book, spec, limits, IterateOptions(retries), self.told.append).run(
             start, end or start
         )
         return book.story()
@@ -70,7 +70,7 @@ def lab(tmp_path: Path) -> Lab:
     return Lab(tmp_path)
 
 
-def last(story: Story, version: int = 2) -> tuple[str | None, str]:
+def last(story: VersionHistory, version: int = 2) -> tuple[str | None, str]:
     attempt = story.last(version)
     assert attempt is not None
     return attempt.end, attempt.why
@@ -301,14 +301,14 @@ def smoke(lab: Lab, code: str) -> None:
     agent.write_text(text)
 
 
-def check_void(lab: Lab, story: Story) -> None:
+def check_void(lab: Lab, story: VersionHistory) -> None:
     end, why = last(story)
     assert end == "void"
     assert any(line.startswith("ALARM: v2: ") and why in line for line in lab.told)
     assert story.champion == 1
     value = story.baselines[1].value
     assert value > 0.4
-    again = Book(Ledger(lab.folder / ".looplab/ledger.db"))
+    again = VersionLedger(Ledger(lab.folder / ".looplab/ledger.db"))
     assert (again.story().champion, again.story().baselines[1].value) == (1, value)
     alarms = [event for event in again.ledger.events("iterate") if event.kind == "ledger forged"]
     assert [(event.run, event.data["why"]) for event in alarms] == [("v2", why)]
@@ -364,7 +364,7 @@ with ledger.write():
         del CHEATS["an alarm is forged"]
     story = lab.go(2)
     assert last(story)[0] == "void"
-    again = Book(Ledger(lab.folder / ".looplab/ledger.db")).story()
+    again = VersionLedger(Ledger(lab.folder / ".looplab/ledger.db")).story()
     assert again.baselines[1].value == story.baselines[1].value > 0.4
 
 
@@ -380,10 +380,10 @@ shutil.copy(ledger, beside / "copy")
 
 
 def test_events_that_an_agent_wrote_before_looplab_was_killed_do_not_count(lab: Lab) -> None:
-    book = Book(Ledger(lab.folder / ".looplab/ledger.db"))
+    book = VersionLedger(Ledger(lab.folder / ".looplab/ledger.db"))
     lab.go(2)
     value = lab.go(2).measured
-    book = Book(Ledger(lab.folder / ".looplab/ledger.db"))
+    book = VersionLedger(Ledger(lab.folder / ".looplab/ledger.db"))
     book.note("iterate began", start=3, end=3)
     book.note("version begun", 3, attempt=1, branch="looplab/v3", base="0", onto="main")
     book.asked("call", version=3, ask=1, log=str(lab.folder / "agent_runs/x.jsonl"), cli="command", n=1, attempt=1,
@@ -391,7 +391,7 @@ def test_events_that_an_agent_wrote_before_looplab_was_killed_do_not_count(lab: 
     fingerprint = next(iter(value))[1]
     with book.ledger.write():
         book.ledger.record("version measured", "iterate", "v2", ask=1, value=0.0, values=[], fingerprint=fingerprint)
-    after = Book(Ledger(lab.folder / ".looplab/ledger.db"))
+    after = VersionLedger(Ledger(lab.folder / ".looplab/ledger.db"))
     assert "not from here" in after.begin()
     assert after.story().measured == value
     attempt = after.story().last(3)

@@ -83,7 +83,7 @@ def test_looks_grow_to_the_last_and_their_bars_add_up_to_alpha(
     assert plan[0] == first
     assert plan[-1] == first + more
     assert list(plan) == sorted(set(plan))
-    bars = stats.bars(alpha, plan, power)
+    bars = stats.boundaries(alpha, plan, power)
     assert len(bars) == len(plan)
     assert all(bar > 0 for bar in bars)
     assert math.fsum(bars) == pytest.approx(alpha)

@@ -19,7 +19,7 @@ import psutil
 import pytest
 from tests.conftest import PATIENCE_S
 
-from looplab.launch.base import Ended, Event, Executor, Exit, Order, Slot, Started
+from looplab.launch.base import Ended, Executor, Exit, LaunchEvent, LaunchSpec, Slot, Started
 from looplab.launch.local import LocalExecutor
 
 HERE = Path(__file__).parent
@@ -71,18 +71,18 @@ class Stand:
         self._executors.append(executor)
         return executor
 
-    def order(self, argv: Sequence[str], run_id: str = "r1", **more: Any) -> Order:
+    def order(self, argv: Sequence[str], run_id: str = "r1", **more: Any) -> LaunchSpec:
         run_dir = self.folder / run_id
         run_dir.mkdir(exist_ok=True)
         fields = {"path": argv[0], "cwd": self.folder, "slot": Slot("cpu0"), **more}
-        return Order(run_id, run_dir, list(argv), **fields)
+        return LaunchSpec(run_id, run_dir, list(argv), **fields)
 
     @staticmethod
     def python(code: str, *arguments: object) -> list[str]:
         """The argv of a trainer in Python, which starts as fast as it can."""
         return [sys.executable, "-I", "-S", "-c", code, *map(str, arguments)]
 
-    def engine(self, *orders: Order, env: dict[str, str] | None = None) -> Engine:
+    def engine(self, *orders: LaunchSpec, env: dict[str, str] | None = None) -> Engine:
         """An engine in a process of its own, once it has started these orders."""
         texts = [json.dumps(asdict(order), default=str) for order in orders]
         process = subprocess.Popen(
@@ -108,10 +108,10 @@ class Stand:
         return result
 
     @staticmethod
-    def events(executor: Executor, enough: Callable[[list[Event]], bool]) -> list[Event]:
+    def events(executor: Executor, enough: Callable[[list[LaunchEvent]], bool]) -> list[LaunchEvent]:
         """All events up to those that are enough."""
         deadline = time.monotonic() + PATIENCE_S
-        events: list[Event] = []
+        events: list[LaunchEvent] = []
         while not enough(events):
             assert time.monotonic() < deadline, f"there came only {events}"
             events += executor.poll(1.0)
@@ -120,7 +120,7 @@ class Stand:
     def ends(self, executor: Executor, *run_ids: str) -> dict[str, Exit]:
         """How these runs ended, once all of them have."""
 
-        def all_ended(events: list[Event]) -> bool:
+        def all_ended(events: list[LaunchEvent]) -> bool:
             return {event.run_id for event in events if isinstance(event, Ended)} >= set(run_ids)
 
         return {e.run_id: e.exit for e in self.events(executor, all_ended) if isinstance(e, Ended)}
@@ -131,7 +131,7 @@ class Stand:
     def started(self, executor: Executor, run_id: str = "r1") -> int:
         """The pid of the run, once it was started."""
 
-        def was_started(events: list[Event]) -> bool:
+        def was_started(events: list[LaunchEvent]) -> bool:
             return any(isinstance(event, Started) and event.run_id == run_id for event in events)
 
         events = self.events(executor, was_started)

@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from looplab.launch.base import Order, Slot
+from looplab.launch.base import LaunchSpec, Slot
 from looplab.launch.local import LocalExecutor
 
 
@@ -16,7 +16,7 @@ def main() -> None:
         fields = json.loads(text)
         slot = Slot(fields["slot"]["name"], tuple(fields["slot"]["devices"]), tuple(fields["slot"]["cores"]))
         places = {name: Path(fields[name]) for name in ("run_dir", "record_dir", "cwd") if fields[name] is not None}
-        executor.start(Order(**{**fields, **places, "slot": slot}))
+        executor.start(LaunchSpec(**{**fields, **places, "slot": slot}))
     while True:
         for event in executor.poll(60.0):
             print(json.dumps([type(event).__name__, event.run_id, getattr(event, "pid", None)]), flush=True)

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from looplab.launch import keeper
-from looplab.launch.base import Ended, Refused, Slot, Started
+from looplab.launch import supervisor
+from looplab.launch.base import Ended, Rejected, Slot, Started
 from looplab.launch.local import LocalExecutor, find_by_mark, is_alive
 
 Stand = Any
@@ -146,7 +146,7 @@ def test_an_order_behind_an_adopted_run_waits_for_its_end(stand: Stand, end: str
         executor.stop("r1", "stop", grace=60)
     events = stand.events(executor, lambda events: len([e for e in events if not isinstance(e, Started)]) == 2)
     told = [event for event in events if not isinstance(event, Started)]
-    assert [event.run_id for event in told][-1] == "r2" or isinstance(told[0], Refused)  # held for too long
+    assert [event.run_id for event in told][-1] == "r2" or isinstance(told[0], Rejected)  # held for too long
     stand.nothing_more(executor)
 
 
@@ -160,7 +160,7 @@ def test_an_order_behind_an_adopted_run_is_given_back(stand: Stand, how: str) ->
         executor.cancel("r2")
     elif how == "stop":
         executor.stop("r2", "stop", grace=0)
-    assert stand.events(executor, lambda events: len(events) > 0) == [Refused("r2", None)]
+    assert stand.events(executor, lambda events: len(events) > 0) == [Rejected("r2", None)]
     stand.nothing_more(executor)
     assert not (stand.folder / "r2/train.log").exists()
 
@@ -249,7 +249,7 @@ def test_an_order_to_a_keeper_that_was_just_killed_goes_to_the_next_one(stand: S
     stand.kill(stand.keeper_of(pid))
     executor.start(stand.order(["/bin/true"], "r2"))  # nothing told the executor yet
     events = stand.events(executor, lambda events: any(isinstance(event, Ended) for event in events))
-    assert not any(isinstance(event, Refused) for event in events)
+    assert not any(isinstance(event, Rejected) for event in events)
     assert [event.run_id for event in events if isinstance(event, Ended)] == ["r2"]
     assert stand.alive(pid)
 
@@ -272,7 +272,7 @@ def test_an_order_that_a_killed_keeper_never_read_is_given_back(stand: Stand) ->
     executor.start(stand.order(["/bin/true"], "r2"))
     stand.kill(keeper_pid)
     (event,) = stand.events(executor, lambda events: len(events) > 0)
-    assert isinstance(event, Refused)
+    assert isinstance(event, Rejected)
     executor.start(stand.order(["/bin/true"], "r2"))
     assert stand.end(executor, "r2").ok
 
@@ -337,7 +337,7 @@ def test_a_run_of_which_nothing_is_left_is_lost(stand: Stand) -> None:
 
 
 def test_a_process_is_known_by_its_start_and_boot_not_by_its_number(bystander: subprocess.Popen[bytes]) -> None:
-    ticks, boot = keeper.start_ticks(bystander.pid), keeper.boot_id()
+    ticks, boot = supervisor.start_ticks(bystander.pid), supervisor.boot_id()
     assert is_alive(bystander.pid, ticks, boot)
     assert not is_alive(bystander.pid, ticks + 1, boot)
     assert not is_alive(bystander.pid, ticks, "another boot")
@@ -350,7 +350,12 @@ def test_a_process_is_known_by_its_start_and_boot_not_by_its_number(bystander: s
 def test_a_number_that_now_belongs_to_another_is_left_alone(
     stand: Stand, bystander: subprocess.Popen[bytes], wrong: str
 ) -> None:
-    process = {"pid": bystander.pid, "start": keeper.start_ticks(bystander.pid), "boot": keeper.boot_id(), "keeper": 1}
+    process = {
+        "pid": bystander.pid,
+        "start": supervisor.start_ticks(bystander.pid),
+        "boot": supervisor.boot_id(),
+        "keeper": 1,
+    }
     process[wrong] = {"start": 12345, "boot": "another boot"}[wrong]
     executor = stand.executor()
     assert executor.adopt("left", left_folder(stand, **process))
@@ -364,7 +369,7 @@ def test_a_keeper_with_the_number_of_an_earlier_one_is_not_waited_for(stand: Sta
     executor.start(stand.order(["/bin/sleep", "600"]))
     new_keeper = stand.keeper_of(stand.started(executor))
     run_dir = left_folder(
-        stand, pid=2**22, start=1, boot=keeper.boot_id(), keeper=new_keeper, keeper_start=1, started=1.0
+        stand, pid=2**22, start=1, boot=supervisor.boot_id(), keeper=new_keeper, keeper_start=1, started=1.0
     )
     assert executor.adopt("left", run_dir)
     assert stand.end(executor, "left").reason == "lost"
@@ -383,7 +388,7 @@ def test_a_device_stays_locked_while_a_training_without_engine_and_keeper_uses_i
     executor = stand.executor()
     waiting = stand.order(["/bin/true"], "r2", slot=slot)
     executor.start(waiting)
-    assert stand.events(executor, lambda events: len(events) > 0) == [Refused("r2", str(stand.folder / "r1"))]
+    assert stand.events(executor, lambda events: len(events) > 0) == [Rejected("r2", str(stand.folder / "r1"))]
     go.touch()
     stand.until(lambda: not stand.alive(pid))
     executor.start(waiting)
@@ -401,7 +406,7 @@ def test_however_many_devices_a_run_has_all_of_them_stay_locked(stand: Stand) ->
     for device in devices:
         executor.start(stand.order(["/bin/true"], f"on-{device}", slot=Slot("one", devices=(device,))))
     events = stand.events(executor, lambda events: len(events) == len(devices))
-    assert {type(event) for event in events} == {Refused}
+    assert {type(event) for event in events} == {Rejected}
 
 
 def test_a_lock_that_cannot_be_taken_gives_the_run_back(stand: Stand) -> None:
@@ -409,7 +414,7 @@ def test_a_lock_that_cannot_be_taken_gives_the_run_back(stand: Stand) -> None:
     (stand.folder / "locks/gpu-0.0.lock").mkdir(parents=True)
     executor.start(stand.order(["/bin/true"], slot=slot))
     (event,) = stand.events(executor, lambda events: len(events) > 0)
-    assert isinstance(event, Refused)
+    assert isinstance(event, Rejected)
     assert "gpu-0.0.lock" in event.holder
 
 

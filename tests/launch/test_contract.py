@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from looplab.launch.base import Ended, Exit, Refused, Slot, Started
+from looplab.launch.base import Ended, Exit, Rejected, Slot, Started
 
 Stand = Any
 """What the fixture `any_stand` gives; see conftest.py."""
@@ -271,7 +271,7 @@ def test_an_order_that_waited_too_long_is_given_back(any_stand: Stand) -> None:
     waiting = any_stand.order(["/bin/true"], "r2")
     executor.start(waiting, after="r1")
     (event,) = any_stand.events(executor, lambda events: len(events) > 0)
-    assert event == Refused("r2", None)
+    assert event == Rejected("r2", None)
     assert not (waiting.run_dir / "train.log").exists()
     executor.stop("r1", "stop", grace=60)
     assert set(any_stand.ends(executor, "r1")) == {"r1"}
@@ -287,7 +287,7 @@ def test_an_order_that_still_waits_can_be_taken_back(any_stand: Stand, how: str)
     executor.start(waiting, after="r1")
     executor.cancel("r2") if how == "cancel" else executor.stop("r2", "stop", 0)
     (event,) = any_stand.events(executor, lambda events: len(events) > 0)
-    assert event == Refused("r2", None)
+    assert event == Rejected("r2", None)
     executor.stop("r1", "stop", grace=60)
     any_stand.end(executor)
     any_stand.nothing_more(executor)
@@ -550,7 +550,7 @@ def test_a_device_is_given_to_one_run_at_a_time_on_the_whole_machine(any_stand: 
     waiting = any_stand.order(["/bin/true"], "r2", slot=slot)
     second.start(waiting)
     events = any_stand.events(second, lambda events: len(events) > 0)
-    assert events == [Refused("r2", str(any_stand.folder / "r1"))]
+    assert events == [Rejected("r2", str(any_stand.folder / "r1"))]
     assert not (waiting.run_dir / "train.log").exists()
     first.stop("r1", "stop", 60)
     any_stand.end(first)
@@ -572,7 +572,7 @@ def test_a_run_that_needs_two_devices_takes_both_or_none(any_stand: Stand) -> No
     executor.start(any_stand.order(["/bin/sleep", "600"], "one", slot=Slot("gpu1", ("1",))))
     any_stand.started(executor, "one")
     executor.start(any_stand.order(["/bin/true"], "both", slot=Slot("gpu01", ("0", "1"))))
-    assert isinstance(any_stand.events(executor, lambda events: len(events) > 0)[0], Refused)
+    assert isinstance(any_stand.events(executor, lambda events: len(events) > 0)[0], Rejected)
     executor.start(any_stand.order(["/bin/true"], "other", slot=Slot("gpu0", ("0",))))
     assert any_stand.end(executor, "other").ok
 

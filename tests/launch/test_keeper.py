@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from looplab.launch import keeper
+from looplab.launch import supervisor
 from looplab.launch.base import Ended, Slot
 
 Stand = Any
@@ -227,13 +227,13 @@ def test_the_process_file_says_which_process_it_is(stand: Stand) -> None:
     assert written.pop("started") > 0
     assert written == {
         "pid": pid,
-        "start": keeper.start_ticks(pid),
-        "boot": keeper.boot_id(),
+        "start": supervisor.start_ticks(pid),
+        "boot": supervisor.boot_id(),
         "keeper": keeper_pid,
-        "keeper_start": keeper.start_ticks(keeper_pid),
+        "keeper_start": supervisor.start_ticks(keeper_pid),
         "host": os.uname().nodename,
         "namespace": os.stat("/proc/self/ns/pid").st_ino,
-        "tag": keeper.tag_of(str(stand.folder / "r1")),
+        "tag": supervisor.tag_of(str(stand.folder / "r1")),
         "locked": True,
         "clock": written["clock"],
         "timeout": 500.0,
@@ -246,10 +246,10 @@ def test_the_keeper_needs_nothing_but_the_standard_library() -> None:
     code = """
 import sys
 before = set(sys.modules)
-exec(compile(open(sys.argv[1]).read(), "keeper.py", "exec"), {"__name__": "keeper"})
+exec(compile(open(sys.argv[1]).read(), "supervisor.py", "exec"), {"__name__": "keeper"})
 print(*sorted({"looplab", "orjson", "typing", "subprocess", "pathlib", "asyncio"} & set(sys.modules) - before))
 """
-    argv = [sys.executable, "-I", "-S", "-c", code, keeper.__file__]
+    argv = [sys.executable, "-I", "-S", "-c", code, supervisor.__file__]
     assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip() == ""
 
 
@@ -301,19 +301,19 @@ sys.path.insert(0, sys.argv[1])
 import keeper
 resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
 try:
-    keeper.write_whole(sys.argv[2], '{"code": 0, "reason": null}')
+    supervisor.write_whole(sys.argv[2], '{"code": 0, "reason": null}')
 except OSError as error:
     print(error.strerror)
 """
     target = tmp_path / "exit.json"
-    folder = str(Path(keeper.__file__).parent)
+    folder = str(Path(supervisor.__file__).parent)
     found = subprocess.run([sys.executable, "-I", "-c", code, folder, str(target)], capture_output=True, text=True)
     assert found.stdout == "No space left on device\n", found.stderr
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_is_written_whole(tmp_path: Path) -> None:
-    keeper.write_whole(str(tmp_path / "exit.json"), json.dumps({"code": 0}))
+    supervisor.atomic_write(str(tmp_path / "exit.json"), json.dumps({"code": 0}))
     assert [path.name for path in tmp_path.iterdir()] == ["exit.json"]
     assert json.loads((tmp_path / "exit.json").read_text()) == {"code": 0}
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from looplab.launch import keeper, local
+from looplab.launch import local, supervisor
 from looplab.launch.base import Delayed, Ended
 from looplab.launch.local import read_exit, read_process
 
@@ -96,8 +96,8 @@ def test_an_end_that_the_supervisor_cannot_write_down_is_reported_once(
     run_dir.mkdir()
     (run_dir / "train.log").touch()
     ours = os.getpid()  # stands in for a supervisor that lives
-    process = {"pid": ours, "start": 1, "boot": keeper.boot_id(), "keeper": ours}
-    (run_dir / "process.json").write_text(json.dumps({**process, "keeper_start": keeper.start_ticks(ours)}))
+    process = {"pid": ours, "start": 1, "boot": supervisor.boot_id(), "keeper": ours}
+    (run_dir / "process.json").write_text(json.dumps({**process, "keeper_start": supervisor.start_ticks(ours)}))
     executor = stand.executor()
     assert executor.adopt("left", run_dir)
     events = stand.events(executor, lambda events: len(events) > 0)

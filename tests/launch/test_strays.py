@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from looplab.launch import keeper
+from looplab.launch import supervisor
 from looplab.launch.base import Ended
 from looplab.launch.local import find_by_mark
 
@@ -145,8 +145,8 @@ def test_the_keeper_itself_carries_no_tag(daemons: Stand) -> None:
     executor = daemons.executor()
     executor.start(daemons.order(["/bin/sleep", "600"]))
     pid = daemons.started(executor)
-    assert keeper.tag_on(pid) == keeper.tag_of(str(daemons.folder / "r1"))
-    assert keeper.tag_on(daemons.keeper_of(pid)) == 0
+    assert supervisor.tag_on(pid) == supervisor.tag_of(str(daemons.folder / "r1"))
+    assert supervisor.tag_on(daemons.keeper_of(pid)) == 0
     assert find_by_mark(daemons.folder / "r1") == [pid]
 
 
@@ -166,10 +166,10 @@ def test_a_limit_of_the_administrator_is_not_taken_for_a_tag() -> None:
     import subprocess
 
     process = subprocess.Popen(
-        ["/bin/sleep", "600"], preexec_fn=lambda: resource.setrlimit(keeper.RLIMIT_LOCKS, (1000, 1000))
+        ["/bin/sleep", "600"], preexec_fn=lambda: resource.setrlimit(supervisor.RLIMIT_LOCKS, (1000, 1000))
     )
     try:
-        assert keeper.tag_on(process.pid) == 0
+        assert supervisor.tag_on(process.pid) == 0
     finally:
         process.kill()
         process.wait()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from looplab.config.lab import Launch, Wandb
+from looplab.config.lab import LaunchConfig, WandbConfig
 from looplab.config.paths import show
 from looplab.errors import LabError
 from looplab.launch.tracking import values_of, why_not_online, with_values, without
@@ -16,10 +16,10 @@ LEROBOT: dict[str, Any] = {
     "wandb": {"enable": False, "disable_artifact": False, "project": "lerobot", "entity": None, "mode": "offline"},
 }
 PUFFER: dict[str, Any] = {"wandb": False, "wandb_project": "pufferlib", "train": {"steps": 10}}
-ONLINE = Wandb(mode="online", entity="me", project="p")
+ONLINE = WandbConfig(mode="online", entity="me", project="p")
 
 
-def written(settings: Wandb | None, config: dict[str, Any]) -> dict[str, Any]:
+def written(settings: WandbConfig | None, config: dict[str, Any]) -> dict[str, Any]:
     return {show(place): value for place, value in values_of(settings, config).items()}
 
 
@@ -28,7 +28,7 @@ def test_the_keys_of_a_table_are_found_and_written() -> None:
         "wandb.enable": True, "wandb.mode": "online", "wandb.entity": "me", "wandb.project": "p",
         "wandb.disable_artifact": True,
     }  # fmt: skip
-    assert written(Wandb(mode="disabled", artifacts=True), {"logger": LEROBOT}) == {
+    assert written(WandbConfig(mode="disabled", artifacts=True), {"logger": LEROBOT}) == {
         "logger.wandb.enable": False, "logger.wandb.mode": "disabled", "logger.wandb.disable_artifact": False,
     }  # fmt: skip
 
@@ -37,11 +37,11 @@ def test_keys_at_the_top_are_found_and_none_is_invented() -> None:
     assert written(ONLINE, PUFFER) == {"wandb": True, "wandb_project": "p"}
     assert written(ONLINE, {"steps": 10}) == {}
     assert written(None, LEROBOT) == {}
-    assert written(Wandb(keys="none"), LEROBOT) == {}
+    assert written(WandbConfig(keys="none"), LEROBOT) == {}
 
 
 def test_keys_may_be_named_in_the_lab_file() -> None:
-    named = Wandb(mode="offline", keys={"mode": "log.where", "enable": "log.on"})
+    named = WandbConfig(mode="offline", keys={"mode": "log.where", "enable": "log.on"})
     assert written(named, {"log": {"on": False}}) == {"log.where": "offline", "log.on": True}
     with pytest.raises(LabError, match=r"no place for log\.where"):
         values_of(named, {"steps": 1})
@@ -65,8 +65,8 @@ def test_the_config_itself_is_never_changed() -> None:
         (None, {}, {"wandb": {"enable": True}}, "nothing says so"),
         (None, {}, LEROBOT, "wandb.enable is false in the config"),
         (None, {}, {"wandb": {"mode": "offline"}}, "wandb.mode is offline in the config"),
-        (Wandb(mode="offline"), {}, LEROBOT, "track.wandb.mode is offline"),
-        (Wandb(mode="online", keys="none"), {}, {"wandb": {"mode": "disabled"}}, "wandb.mode is disabled"),
+        (WandbConfig(mode="offline"), {}, LEROBOT, "track.wandb.mode is offline"),
+        (WandbConfig(mode="online", keys="none"), {}, {"wandb": {"mode": "disabled"}}, "wandb.mode is disabled"),
         (ONLINE, {"env": {"WANDB_MODE": "offline"}}, {}, "launch.env says WANDB_MODE: offline"),
         (ONLINE, {"command": ["t", "--wandb.mode=offline"]}, {}, "the command says wandb.mode=offline"),
         (ONLINE, {"command": ["t", "--wandb.mode", "offline"]}, {}, "the command says wandb.mode=offline"),
@@ -78,12 +78,12 @@ def test_the_config_itself_is_never_changed() -> None:
     ],
 )
 def test_whether_the_trainer_will_really_log_online(
-    wandb: Wandb | None, launch: dict[str, Any], config: dict[str, Any], why: str | None
+    wandb: WandbConfig | None, launch: dict[str, Any], config: dict[str, Any], why: str | None
 ) -> None:
-    found = why_not_online(wandb, Launch.model_validate({"command": ["t"], **launch}), config)
+    found = why_not_online(wandb, LaunchConfig.model_validate({"command": ["t"], **launch}), config)
     assert found is None if why is None else why in (found or "")
 
 
 def test_arguments_after_the_command_count_too() -> None:
-    launch = Launch(command=["t", "--wandb.mode=online"])
+    launch = LaunchConfig(command=["t", "--wandb.mode=online"])
     assert why_not_online(ONLINE, launch, LEROBOT | {"wandb": {}}, ["--wandb.mode=offline"]) is not None

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from looplab.launch import keeper, local
+from looplab.launch import local, supervisor
 from looplab.launch.base import Ended, Unreachable
 from looplab.launch.local import Where, is_running, where_is
 
@@ -52,8 +52,8 @@ def elsewhere(stand: Stand, **changes: object) -> Path:
     run_dir.mkdir()
     (run_dir / "train.log").touch()
     process = {
-        "pid": 1, "start": 1, "boot": keeper.boot_id(), "host": os.uname().nodename, "namespace": 1, "keeper": 1,
-        "tag": keeper.tag_of(str(run_dir)), "locked": True, "started": 1000.0, "clock": 1.0,
+        "pid": 1, "start": 1, "boot": supervisor.boot_id(), "host": os.uname().nodename, "namespace": 1, "keeper": 1,
+        "tag": supervisor.tag_of(str(run_dir)), "locked": True, "started": 1000.0, "clock": 1.0,
     }  # fmt: skip
     (run_dir / "process.json").write_text(json.dumps({**process, **changes}))
     return run_dir
@@ -62,7 +62,7 @@ def elsewhere(stand: Stand, **changes: object) -> Path:
 def held(run_dir: Path) -> int:
     """A lock on the folder, as a keeper holds it."""
     descriptor = os.open(run_dir, os.O_RDONLY)
-    assert keeper.hold(descriptor)
+    assert supervisor.hold(descriptor)
     return descriptor
 
 
@@ -71,10 +71,10 @@ def held(run_dir: Path) -> int:
 
 def test_a_lock_on_a_folder_is_seen_without_being_taken(tmp_path: Path) -> None:
     descriptor = held(tmp_path)
-    assert [keeper.is_locked(str(tmp_path)) for _ in range(3)] == [True] * 3
+    assert [supervisor.is_locked(str(tmp_path)) for _ in range(3)] == [True] * 3
     os.close(descriptor)
-    assert not keeper.is_locked(str(tmp_path))
-    assert not keeper.is_locked(str(tmp_path / "missing"))
+    assert not supervisor.is_locked(str(tmp_path))
+    assert not supervisor.is_locked(str(tmp_path / "missing"))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_lock_on_a_folder_is_seen_without_being_taken(tmp_path: Path) -> None:
         ({}, True, Where.ELSEWHERE),
         ({}, False, Where.GONE),
         ({"locked": False}, False, Where.ELSEWHERE),
-        ({"namespace": keeper.pid_namespace()}, False, Where.HERE),
+        ({"namespace": supervisor.pid_namespace()}, False, Where.HERE),
         ({"boot": "other"}, False, Where.GONE),
         ({"boot": "other", "host": "other"}, True, Where.ELSEWHERE),
         ({"boot": "other", "host": "other"}, False, Where.GONE),

@@ -17,7 +17,7 @@ from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import RunRow, StudyLedger
 from looplab.loop.engine import Engine
 from looplab.loop.lock import StudyLock
-from looplab.loop.setup import Options, prepare
+from looplab.loop.setup import RunOptions, prepare
 
 RUNS = 40
 # Written for a fast start: the standard library's smallest part only.
@@ -56,7 +56,7 @@ def make_lab(folder: Path) -> Path:
 def engine_life(folder: Path, continuous: bool) -> None:
     """What an engine does, in this process, to its end."""
     lab = load_lab(folder)
-    setup = prepare(lab, lab.study(None), Options(runs=RUNS, continuous=continuous))
+    setup = prepare(lab, lab.study(None), RunOptions(runs=RUNS, continuous=continuous))
     with StudyLock(folder, "killed"):
         executor = LocalExecutor()
         Engine(setup, Ledger(lab.ledger_path), executor).run()

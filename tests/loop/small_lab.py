@@ -14,8 +14,8 @@ from looplab.launch.local import LocalExecutor
 from looplab.ledger.ledger import Ledger
 from looplab.loop.engine import Engine, Outcome
 from looplab.loop.lock import StudyLock
-from looplab.loop.planning import News
-from looplab.loop.setup import Options, prepare
+from looplab.loop.planning import EngineEvent
+from looplab.loop.setup import RunOptions, prepare
 
 TRAINER = """
 import os, sys, time
@@ -58,13 +58,13 @@ class EngineThread:
         self.folder = folder
         self.outcome: Outcome | None = None
         self.error: Exception | None = None
-        self.news: list[News] = []
+        self.news: list[EngineEvent] = []
         self.thread = Thread(target=self._run)
         self.thread.start()
 
     def _run(self) -> None:
         lab = load_lab(self.folder)
-        setup = prepare(lab, lab.study(None), Options())
+        setup = prepare(lab, lab.study(None), RunOptions())
         executor = LocalExecutor()
         try:
             with StudyLock(self.folder, "small"):

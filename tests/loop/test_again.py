@@ -11,7 +11,7 @@ import pytest
 from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
-from looplab.loop import again
+from looplab.loop import reproduce
 from looplab.runs import folder
 
 GOOD: dict[str, Any] = {"program": "/usr/bin/python3", "argv": ["python3"], "machine": {}, "code": {"commit": "0" * 40}}
@@ -48,26 +48,26 @@ def test_an_odd_capsule_is_an_error_in_words(tmp_path: Path, what: str) -> None:
     capsule, said = ODD[what]
     record, outputs = launched(tmp_path, json.dumps(capsule).encode())
     with pytest.raises(LabError, match=said):
-        again.read_capsule(record, outputs, "0001-aaaa")
+        reproduce.read_capsule(record, outputs, "0001-aaaa")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000])
 def test_what_is_not_json_is_an_error_in_words(tmp_path: Path, content: bytes) -> None:
     record, outputs = launched(tmp_path, content)
     with pytest.raises(LabError, match="is not a capsule"):
-        again.read_capsule(record, outputs, "0001-aaaa")
+        reproduce.read_capsule(record, outputs, "0001-aaaa")
 
 
 def test_a_good_capsule_is_returned(tmp_path: Path) -> None:
     record, outputs = launched(tmp_path, json.dumps(GOOD).encode())
-    assert again.read_capsule(record, outputs, "0001-aaaa") == GOOD
+    assert reproduce.read_capsule(record, outputs, "0001-aaaa") == GOOD
 
 
 def test_a_capsule_that_the_chain_does_not_know_is_not_used(tmp_path: Path) -> None:
     record, outputs = launched(tmp_path, json.dumps(GOOD).encode())
     record.ledger.execute("DELETE FROM events")
     with pytest.raises(LabError, match="the chain does not say"):
-        again.read_capsule(record, outputs, "0001-aaaa")
+        reproduce.read_capsule(record, outputs, "0001-aaaa")
 
 
 def test_a_capsule_that_is_a_pipe_or_gone_is_an_error_in_words(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_capsule_that_is_a_pipe_or_gone_is_an_error_in_words(tmp_path: Path) -
     path = outputs / "0001-aaaa/record/capsule.json"
     path.unlink()
     with pytest.raises(LabError, match="cannot be read"):
-        again.read_capsule(record, outputs, "0001-aaaa")
+        reproduce.read_capsule(record, outputs, "0001-aaaa")
     os.mkfifo(path)
     with pytest.raises(LabError, match="cannot be read"):
-        again.read_capsule(record, outputs, "0001-aaaa")
+        reproduce.read_capsule(record, outputs, "0001-aaaa")

@@ -15,7 +15,7 @@ from looplab.ledger.ledger import Ledger
 from looplab.ledger.rebuild import reindex
 from looplab.ledger.study import StudyLedger
 from looplab.loop.engine import Engine
-from looplab.loop.setup import Options, Setup
+from looplab.loop.setup import RunOptions, Setup
 from looplab.runs.folder import hash_file
 
 PASSWORD = "correct-horse-battery"
@@ -36,7 +36,7 @@ def setup(tmp_path: Path) -> Setup:
         queue=[{"edits": [f"x@set={n}"]} for n in (4, 5)],
     )
     (folder / "base.json").write_text(json.dumps({"x": 3, "y": 1, "db": {"password": PASSWORD}}))
-    return set_up(folder, Options())
+    return set_up(folder, RunOptions())
 
 
 def run_engine(setup: Setup) -> None:

@@ -19,8 +19,8 @@ from looplab.ledger.ledger import Ledger, LedgerCopy
 from looplab.ledger.study import StudyLedger
 from looplab.loop.decision import Decider
 from looplab.loop.engine import Ending, Engine
-from looplab.loop.planning import News, Planner
-from looplab.loop.setup import Options, Setup
+from looplab.loop.planning import EngineEvent, Planner
+from looplab.loop.setup import RunOptions, Setup
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=30)
 ANY_VALUE = st.recursive(
@@ -54,10 +54,10 @@ HOSTILE = [
 @pytest.fixture(scope="module")
 def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
     knobs = {**STUDY["knobs"], "seed": {"type": "int"}}
-    return set_up(write_lab(tmp_path_factory.mktemp("lab"), {**STUDY, "knobs": knobs}), Options())
+    return set_up(write_lab(tmp_path_factory.mktemp("lab"), {**STUDY, "knobs": knobs}), RunOptions())
 
 
-def make_planner(setup: Setup, news: list[News] | None = None) -> tuple[Planner, StudyLedger]:
+def make_planner(setup: Setup, news: list[EngineEvent] | None = None) -> tuple[Planner, StudyLedger]:
     study = StudyLedger(LedgerCopy(Path("nowhere")), "toy")
     study.open("score", "max")
     tell = (news if news is not None else []).append
@@ -88,7 +88,7 @@ def test_any_proposal_becomes_a_run_or_is_rejected(
 
 @pytest.mark.parametrize("edit", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_hostile_edit_is_rejected_and_the_next_proposal_runs(setup: Setup, edit: str) -> None:
-    news: list[News] = []
+    news: list[EngineEvent] = []
     planner, study = make_planner(setup, news)
     bad = study.propose("person", [edit], "")
     good = study.propose("person", ["x@set=7"], "")
@@ -166,7 +166,7 @@ class Sound(Broken):
 
 @pytest.mark.parametrize("mixed", [False, True])
 def test_a_proposer_that_raises_is_reported_once_and_the_others_propose(setup: Setup, mixed: bool) -> None:
-    news: list[News] = []
+    news: list[EngineEvent] = []
     planner, study = make_planner(setup, news)
     planner._proposers = (Mix([Broken(), Sound()], seed=0),) if mixed else (Broken(), Sound())
     for _ in range(3):
@@ -191,7 +191,7 @@ def lab(tmp_path: Path) -> Path:
 def test_a_queue_full_of_hostile_entries_ends_no_engine_and_no_resume(lab: Path) -> None:
     for n in range(2):
         ledger = Ledger(lab / ".looplab" / "ledger.db")
-        outcome = Engine(set_up(lab, Options()), ledger, InstantExecutor(train)).run()
+        outcome = Engine(set_up(lab, RunOptions()), ledger, InstantExecutor(train)).run()
         study = StudyLedger(ledger, "toy")
         assert outcome.ending is Ending.DONE
         assert [run.status for run in study.runs()] == ["ok", "ok"], f"engine {n + 1}"

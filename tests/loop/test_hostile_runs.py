@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 
 from looplab.config.lab import load_lab
-from looplab.launch.base import Delayed, Ended, Event, Exit, Order, Started
+from looplab.launch.base import Delayed, Ended, Exit, LaunchEvent, LaunchSpec, Started
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import RunRow, StudyLedger
 from looplab.loop import engine as engine_module
 from looplab.loop.engine import Ending, Engine, HaltError
-from looplab.loop.measuring import Gauge
-from looplab.loop.planning import News
-from looplab.loop.setup import Options, prepare
+from looplab.loop.planning import EngineEvent
+from looplab.loop.setup import RunOptions, prepare
 from looplab.measure import tail
+from looplab.measure.run_metrics import RunMetrics
 from looplab.runs import folder as run_folder
 from looplab.watch.watcher import Watcher
 
@@ -47,9 +47,9 @@ class MessyExecutor:
 
     def __init__(self, mess: Mess) -> None:
         self._mess = mess
-        self.events: deque[Event] = deque()
+        self.events: deque[LaunchEvent] = deque()
 
-    def start(self, order: Order, after: str | None = None) -> None:
+    def start(self, order: LaunchSpec, after: str | None = None) -> None:
         x = json.loads(Path(order.env["LOOPLAB_CONFIG"]).read_text())["x"]
         Path(order.env["LOOPLAB_METRICS"]).write_text(json.dumps({"step": 1, "score": x}) + "\n")
         record = order.record_dir or order.run_dir
@@ -69,7 +69,7 @@ class MessyExecutor:
     def adopt(self, run_id: str, run_dir: Path, record_dir: Path | None = None) -> bool:
         return False
 
-    def poll(self, timeout: float) -> list[Event]:
+    def poll(self, timeout: float) -> list[LaunchEvent]:
         if self.events:
             return [self.events.popleft()]
         time.sleep(min(timeout, 0.001))
@@ -85,7 +85,7 @@ class MessyExecutor:
 class SmallLab:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.news: list[News] = []
+        self.news: list[EngineEvent] = []
         folder.mkdir()
         (folder / "lab.yaml").write_text(json.dumps(STUDY))
         (folder / "base.json").write_text('{"x": 0}')
@@ -100,7 +100,7 @@ class SmallLab:
 
     def engine(self, mess: Mess) -> Engine:
         lab = load_lab(self.folder)
-        setup = prepare(lab, lab.study(None), Options())
+        setup = prepare(lab, lab.study(None), RunOptions())
         self.ledger = Ledger(lab.ledger_path)
         return Engine(setup, self.ledger, MessyExecutor(mess), self.news.append)
 
@@ -286,9 +286,9 @@ def test_a_long_log_is_read_in_portions_and_the_engine_hears_meanwhile(
     monkeypatch.setattr(engine_module, "PORTION_S", 0.0)
     monkeypatch.setattr(tail, "PORTION", 1000)
     heard: list[int] = []
-    finish = Gauge.finish
+    finish = RunMetrics.finish
 
-    def counting(self: Gauge, exit_: Exit, until: float | None = None) -> bool:
+    def counting(self: RunMetrics, exit_: Exit, until: float | None = None) -> bool:
         heard.append(len(asked))
         return finish(self, exit_, until)
 
@@ -299,7 +299,7 @@ def test_a_long_log_is_read_in_portions_and_the_engine_hears_meanwhile(
         asked.append(None)
         obey(self)
 
-    monkeypatch.setattr(Gauge, "finish", counting)
+    monkeypatch.setattr(RunMetrics, "finish", counting)
     monkeypatch.setattr(Engine, "_obey", obeying)
     rows = "".join(json.dumps({"step": n, "score": n}) + "\n" for n in range(400))
     lab.run(lambda run_dir, record: none((run_dir / "metrics.jsonl").write_text(rows)))
@@ -327,7 +327,7 @@ def test_a_run_whose_end_cannot_be_written_down_is_reported(lab: SmallLab) -> No
     assert isinstance(executor, MessyExecutor)
     start = executor.start
 
-    def delayed(order: Order, after: str | None = None) -> None:
+    def delayed(order: LaunchSpec, after: str | None = None) -> None:
         executor.events.append(Delayed(order.run_id, f"{order.record_dir}/exit.json"))
         start(order, after)
 

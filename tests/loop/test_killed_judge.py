@@ -19,7 +19,7 @@ from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
 from looplab.loop.engine import Engine
 from looplab.loop.lock import StudyLock
-from looplab.loop.setup import Options, prepare
+from looplab.loop.setup import RunOptions, prepare
 
 LAB = """
 study: judged
@@ -72,7 +72,7 @@ def born(folder: Path) -> int:
         status = 1
         try:
             lab = load_lab(folder)
-            setup = prepare(lab, lab.study(None), Options())
+            setup = prepare(lab, lab.study(None), RunOptions())
             with StudyLock(folder, "judged"):
                 executor = LocalExecutor()
                 Engine(setup, Ledger(lab.ledger_path), executor).run()

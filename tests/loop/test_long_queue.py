@@ -18,7 +18,7 @@ from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
 from looplab.loop.engine import Engine
 from looplab.loop.planning import AHEAD
-from looplab.loop.setup import Options
+from looplab.loop.setup import RunOptions
 
 
 class Transactions:
@@ -66,7 +66,7 @@ def test_others_can_write_at_every_step_of_an_engine_that_plans_a_long_queue(
     queue = [{"edits": [f"x@set={n % 31}"], "reason": f"try {n}"} for n in range(3000)]
     write_lab(tmp_path / "lab", {**STUDY, "proposers": [{"queue": "queue.yaml"}]}, queue=queue)
     subprocess.run(["git", "init", "-q"], cwd=tmp_path / "lab", check=True)
-    setup = set_up(tmp_path / "lab", Options(runs=30, continuous=continuous))
+    setup = set_up(tmp_path / "lab", RunOptions(runs=30, continuous=continuous))
     ledger = Ledger(setup.lab / ".looplab" / "ledger.db")
     beside = StudyLedger(Ledger(setup.lab / ".looplab" / "ledger.db"), "toy")
     transactions = Transactions(monkeypatch)
@@ -82,7 +82,7 @@ def test_others_can_write_at_every_step_of_an_engine_that_plans_a_long_queue(
 def test_a_stop_is_obeyed_between_two_portions_of_a_queue(tmp_path: Path) -> None:
     queue = [{"edits": [f"x@set={n % 31}"], "reason": f"try {n}"} for n in range(3000)]
     write_lab(tmp_path / "lab", {**STUDY, "proposers": [{"queue": "queue.yaml"}]}, queue=queue)
-    setup = set_up(tmp_path / "lab", Options())
+    setup = set_up(tmp_path / "lab", RunOptions())
     ledger = Ledger(setup.lab / ".looplab" / "ledger.db")
     beside = StudyLedger(Ledger(setup.lab / ".looplab" / "ledger.db"), "toy")
     executor = InstantExecutor(train)

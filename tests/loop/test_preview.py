@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from looplab.config.lab import load_lab
-from looplab.launch.base import Ended, Event, Exit, Order, Started
+from looplab.launch.base import Ended, Exit, LaunchEvent, LaunchSpec, Started
 from looplab.ledger.ledger import Ledger, LedgerCopy
 from looplab.ledger.study import RunRow, StudyLedger
 from looplab.loop.engine import Engine
 from looplab.loop.preview import UNDRAWN, Preview, preview
-from looplab.loop.setup import Options, Setup, prepare
+from looplab.loop.setup import RunOptions, Setup, prepare
 
 STUDY: dict[str, Any] = {
     "study": "toy",
@@ -56,7 +56,7 @@ class InstantExecutor:
     def __init__(self, train: Callable[[dict[str, Any]], tuple[int, float | None]]) -> None:
         self._train = train
         """From a config to an exit code and a score."""
-        self._events: deque[Event] = deque()
+        self._events: deque[LaunchEvent] = deque()
         self.started = 0
         self.kill_at: int | None = None
         """After how many starts the engine is killed."""
@@ -64,7 +64,7 @@ class InstantExecutor:
         self.on_end: Callable[[int], None] = lambda n: None
         """Called with the number of runs that have ended."""
 
-    def start(self, order: Order, after: str | None = None) -> None:
+    def start(self, order: LaunchSpec, after: str | None = None) -> None:
         code, score = self._train(json.loads(Path(order.env["LOOPLAB_CONFIG"]).read_text()))
         if score is not None:
             with open(order.env["LOOPLAB_METRICS"], "a") as log:
@@ -91,7 +91,7 @@ class InstantExecutor:
         self._events.append(Ended(run_id, Exit(how["code"], started=how["at"], ended=how["at"])))
         return True
 
-    def poll(self, timeout: float) -> list[Event]:
+    def poll(self, timeout: float) -> list[LaunchEvent]:
         if not self._events:
             time.sleep(min(timeout, 0.001))
             return []
@@ -130,7 +130,7 @@ def write_lab(
     return folder
 
 
-def set_up(folder: Path, options: Options) -> Setup:
+def set_up(folder: Path, options: RunOptions) -> Setup:
     lab = load_lab(folder)
     return prepare(lab, lab.study(None), options)
 
@@ -263,11 +263,11 @@ def ask_for_more(folder: Path, chance: random.Random) -> None:
     ledger.close()
 
 
-def random_options(folder: Path, chance: random.Random) -> Options:
+def random_options(folder: Path, chance: random.Random) -> RunOptions:
     ledger = LedgerCopy(folder / ".looplab" / "ledger.db")
     used = StudyLedger(ledger, "toy").usage()
     ledger.close()
-    return Options(
+    return RunOptions(
         rounds=chance.choice((None, None, used.rounds + 1, max(1, used.rounds))),
         runs=chance.choice((None, None, None, used.runs + chance.randint(1, 4))),
         continuous=chance.random() < 0.3,
@@ -313,8 +313,8 @@ def judged_lab(folder: Path, **more: Any) -> Path:
 
 def test_replicates_that_a_drained_engine_owed_are_planned_by_the_next(tmp_path: Path) -> None:
     folder = judged_lab(tmp_path / "lab")
-    engine_life(set_up(folder, Options()), drain_after=4)  # the base with its three seeds, and the trial
-    setup = set_up(folder, Options())
+    engine_life(set_up(folder, RunOptions()), drain_after=4)  # the base with its three seeds, and the trial
+    setup = set_up(folder, RunOptions())
     found = look(setup)
     assert not found.unfinished
     assert [(planned.row.role, planned.row.seed) for planned in found.runs] == [("replicate", 2), ("replicate", 3)]
@@ -328,9 +328,9 @@ def test_replicates_that_a_drained_engine_owed_are_planned_by_the_next(tmp_path:
 
 def test_a_judge_that_comes_later_judges_what_has_ended_before_anything_is_planned(tmp_path: Path) -> None:
     folder = judged_lab(tmp_path / "lab", judge=None)
-    engine_life(set_up(folder, Options()))
+    engine_life(set_up(folder, RunOptions()))
     judged_lab(folder)
-    setup = set_up(folder, Options())
+    setup = set_up(folder, RunOptions())
     found = look(setup)
     assert [planned.row.proposer for planned in found.runs] == ["judge"] * 2
     check_agreement(setup, found, engine_life(setup))
@@ -338,9 +338,9 @@ def test_a_judge_that_comes_later_judges_what_has_ended_before_anything_is_plann
 
 def test_the_champion_may_be_run_again_under_another_name_while_an_engine_begins(tmp_path: Path) -> None:
     folder = judged_lab(tmp_path / "lab")
-    engine_life(set_up(folder, Options()))
+    engine_life(set_up(folder, RunOptions()))
     (folder / "renamed.json").write_text(json.dumps({"x": 17, "y": 1, "seed": 1}))
-    setup = set_up(folder, Options(cfgs=("renamed.json",)))
+    setup = set_up(folder, RunOptions(cfgs=("renamed.json",)))
     engine_life(setup, kill_at=1)
     (unfinished,) = look(setup).unfinished
     assert unfinished.row.base == "renamed.json"
@@ -351,7 +351,7 @@ def test_the_champion_may_be_run_again_under_another_name_while_an_engine_begins
 def test_an_agent_in_the_mix_is_not_asked(tmp_path: Path) -> None:
     agent = {"agent": {"cli": "command", "command": ["touch", str(tmp_path / "asked")]}}
     study = {**STUDY, "proposers": [{"search": {"sampler": "random"}}, agent], "round_size": 30}
-    setup = set_up(write_lab(tmp_path / "lab", study), Options())
+    setup = set_up(write_lab(tmp_path / "lab", study), RunOptions())
     found = look(setup)
     (ask,) = found.asks
     assert {planned.row.proposer for planned in found.runs} == {"base", "search"}
@@ -363,7 +363,7 @@ def test_an_agent_in_the_mix_is_not_asked(tmp_path: Path) -> None:
 def test_an_answer_that_an_agent_gave_before_its_engine_died_is_planned(tmp_path: Path) -> None:
     agent = {"agent": {"cli": "command", "command": ["false"], "tries": 1}}
     folder = write_lab(tmp_path / "lab", {**STUDY, "proposers": [agent]})
-    engine_life(set_up(folder, Options()), drain_after=1)
+    engine_life(set_up(folder, RunOptions()), drain_after=1)
     answer = json.dumps({"proposals": [{"edits": ["x@set=9"], "reason": "as I said"}]})
     (folder / "agent_runs").mkdir(exist_ok=True)
     (folder / "agent_runs" / "call.jsonl").write_text(json.dumps({"type": "looplab.end", "ok": True, "text": answer}))
@@ -371,7 +371,7 @@ def test_an_answer_that_an_agent_gave_before_its_engine_died_is_planned(tmp_path
     with ledger.write():
         StudyLedger(ledger, "toy").asked_agent("call", log="call.jsonl", n=1, attempt=1, parent=None, cli="command")
     ledger.close()
-    found = look(set_up(folder, Options()))
+    found = look(set_up(folder, RunOptions()))
     assert [(planned.row.proposer, planned.plan["edits"]) for planned in found.runs] == [("agent", ["x@set=9"])]
 
 
@@ -381,10 +381,10 @@ def test_a_preview_while_runs_are_unfinished_says_when_more_are_planned(tmp_path
         tmp_path / "lab", {**STUDY, "proposers": [{"queue": "queue.yaml"}], "round_size": 5}, queue=queue
     )
     # Short runs are queued one behind the other: when the first ends, two more have been handed over.
-    engine_life(set_up(folder, Options(concurrency=1)), drain_after=1)
-    found = look(set_up(folder, Options(concurrency=1)))
+    engine_life(set_up(folder, RunOptions(concurrency=1)), drain_after=1)
+    found = look(set_up(folder, RunOptions(concurrency=1)))
     assert [planned.row.reason for planned in found.unfinished] == ["try 12", "try 13"]
     assert found.why_none == "the next round is planned when they have ended (4 proposal(s) wait)"
-    free = look(set_up(folder, Options(concurrency=4, continuous=True)))
+    free = look(set_up(folder, RunOptions(concurrency=4, continuous=True)))
     assert [planned.row.reason for planned in free.runs] == ["try 14", "try 15"]
     assert [planned.slot.name for planned in (*free.unfinished, *free.runs)] == ["cpu0", "cpu1", "cpu2", "cpu3"]

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from looplab.config.lab import Study, WatchRule
+from looplab.config.lab import StudyConfig, WatchRule
 from looplab.errors import LabError
 from looplab.loop.probing import (
     MAX_CV,
     NEAR,
-    Reading,
+    ProbeReading,
     Result,
     Setting,
     advise,
@@ -27,15 +27,15 @@ def setting(workers: int = 1, envs: int = 1, *, base: bool = False) -> Setting:
     return Setting({"workers": workers, "envs": envs}, (), f"{workers}x{envs}", is_base=base)
 
 
-def reading(mean: float, cv: float = 0.01, trouble: str = "") -> Reading:
-    return Reading("0001-aaaa", mean, cv, 20, trouble)
+def reading(mean: float, cv: float = 0.01, trouble: str = "") -> ProbeReading:
+    return ProbeReading("0001-aaaa", mean, cv, 20, trouble)
 
 
 def measured(mean: float, workers: int = 1, envs: int = 1, *, base: bool = False, trouble: str = "") -> Result:
     return judge_setting(setting(workers, envs, base=base), [reading(mean, trouble=trouble)], 1)
 
 
-def study(**changes: object) -> Study:
+def study(**changes: object) -> StudyConfig:
     given = {
         "study": "toy",
         "launch": {"command": ["train"], "timeout": "1h"},
@@ -43,7 +43,7 @@ def study(**changes: object) -> Study:
         "objective": {"metric": "reward", "goal": "max"},
         "probe": {"sweep": {"workers": [1, 2]}},
     }
-    return Study.model_validate({**given, **changes})
+    return StudyConfig.model_validate({**given, **changes})
 
 
 def test_the_first_half_of_the_rows_is_warming_up() -> None:

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from looplab.measure import tail
-from looplab.measure.base import Batch, Source, merge
+from looplab.measure.base import Batch, MetricSource, merge
 from looplab.measure.csv import CsvSource
 from looplab.measure.jsonl import JsonlSource
 from looplab.measure.stdout import StdoutSource
@@ -31,7 +31,7 @@ Rows = list[dict[str, float]]
 @dataclass(frozen=True)
 class Kind:
     name: str
-    open: Callable[[Path], Source]
+    open: Callable[[Path], MetricSource]
     encode: Callable[[Rows], list[bytes]]
     """A file's records, the first with whatever head the format has."""
 
@@ -170,7 +170,7 @@ def expected(made: Rows) -> dict[str, list[tuple[float, float | str]]]:
     return found
 
 
-def read_in_cuts(kind: Kind, path: Path, data: bytes, cuts: list[int]) -> tuple[Batch, Source]:
+def read_in_cuts(kind: Kind, path: Path, data: bytes, cuts: list[int]) -> tuple[Batch, MetricSource]:
     """Everything a source returns while the file grows from cut to cut."""
     path.write_bytes(b"")
     source = kind.open(path)

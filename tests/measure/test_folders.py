@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from looplab.measure import folders
-from looplab.measure.folders import CACHE_NAME, Reading, summarise_folder, summarise_many
+from looplab.measure.folders import CACHE_NAME, FolderReading, summarise_folder, summarise_many
 from looplab.measure.summary import objective_value
 
 
@@ -24,7 +24,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     read: list[Path] = []
     real = folders._read
 
-    def noting(run_dir: Path, reading: Reading) -> dict[str, folders.MetricSummary]:
+    def noting(run_dir: Path, reading: FolderReading) -> dict[str, folders.MetricSummary]:
         read.append(run_dir)
         return real(run_dir, reading)
 
@@ -64,13 +64,13 @@ def test_another_way_of_reading_is_another_summary(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", 1, 2)
     cache = tmp_path / CACHE_NAME
     assert summarise_folder(run, cache=cache)["loss"].best == 1
-    assert summarise_folder(run, Reading(goals={"loss": "max"}), cache=cache)["loss"].best == 2
-    assert set(summarise_folder(run, Reading(aliases={"train/loss": ["loss"]}), cache=cache)) == {"train/loss"}
+    assert summarise_folder(run, FolderReading(goals={"loss": "max"}), cache=cache)["loss"].best == 2
+    assert set(summarise_folder(run, FolderReading(aliases={"train/loss": ["loss"]}), cache=cache)) == {"train/loss"}
 
 
 def test_the_last_values_come_back_from_the_cache(tmp_path: Path, reads: list[Path]) -> None:
     run = make_run(tmp_path / "a", 1, "NaN", 3)
-    reading = Reading(tail=2)
+    reading = FolderReading(tail=2)
     first = summarise_folder(run, reading, cache=tmp_path / CACHE_NAME)
     second = summarise_folder(run, reading, cache=tmp_path / CACHE_NAME)
     assert len(reads) == 1

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from looplab.config.lab import Study
+from looplab.config.lab import StudyConfig
 from looplab.measure.foreign import ForeignRun, Unreadable, read_folder, run_folders
 
 DATA = Path(__file__).parent / "data"
 
 
 @pytest.fixture
-def study() -> Study:
-    return Study.model_validate(
+def study() -> StudyConfig:
+    return StudyConfig.model_validate(
         {
             "study": "s",
             "launch": {"command": ["true"]},
@@ -32,14 +32,16 @@ def knobs(config: Any) -> int:
     return sum(key in config for key in ("lr", "train", "net"))
 
 
-def read(path: Path, study: Study, **mapped: str) -> ForeignRun:
+def read(path: Path, study: StudyConfig, **mapped: str) -> ForeignRun:
     run = read_folder(path, study, mapped, knobs)
     assert isinstance(run, ForeignRun), run
     return run
 
 
 @pytest.mark.parametrize("client", ["0.16.6", "0.19.11"])
-def test_an_offline_run_of_wandb_has_config_and_history_in_one_file(client: str, study: Study, tmp_path: Path) -> None:
+def test_an_offline_run_of_wandb_has_config_and_history_in_one_file(
+    client: str, study: StudyConfig, tmp_path: Path
+) -> None:
     folder = tmp_path / "wandb" / "offline-run-20250101_000000-fixture1"
     folder.mkdir(parents=True)
     shutil.copy(DATA / f"wandb-{client}.wandb", folder / "run-fixture1.wandb")
@@ -54,7 +56,7 @@ def test_an_offline_run_of_wandb_has_config_and_history_in_one_file(client: str,
     assert run.digest != read(other, study).digest  # the name of the file is another
 
 
-def test_the_wrapping_of_wandbs_config_file_is_taken_off(study: Study, tmp_path: Path) -> None:
+def test_the_wrapping_of_wandbs_config_file_is_taken_off(study: StudyConfig, tmp_path: Path) -> None:
     files = tmp_path / "run" / "wandb" / "run-1" / "files"
     files.mkdir(parents=True)
     (files / "config.yaml").write_text("wandb_version: 1\n_wandb:\n  value: {a: 1}\nlr:\n  desc: null\n  value: 0.5\n")
@@ -64,7 +66,7 @@ def test_the_wrapping_of_wandbs_config_file_is_taken_off(study: Study, tmp_path:
     assert run.objective == 0.25
 
 
-def test_hyperparameters_of_tensorboard_are_read(study: Study, tmp_path: Path) -> None:
+def test_hyperparameters_of_tensorboard_are_read(study: StudyConfig, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.compat.proto import event_pb2, summary_pb2
     from tensorboard.plugins.hparams import plugin_data_pb2
@@ -91,7 +93,7 @@ def test_hyperparameters_of_tensorboard_are_read(study: Study, tmp_path: Path) -
     assert run.objective == 0.5
 
 
-def test_of_several_configs_the_one_with_most_knobs_is_taken(study: Study, tmp_path: Path) -> None:
+def test_of_several_configs_the_one_with_most_knobs_is_taken(study: StudyConfig, tmp_path: Path) -> None:
     run = tmp_path / "run"
     (run / "checkpoints" / "last" / "pretrained_model").mkdir(parents=True)
     (run / "config.json").write_text('{"architectures": ["Model"]}')  # a model's config, not the trainer's
@@ -101,18 +103,18 @@ def test_of_several_configs_the_one_with_most_knobs_is_taken(study: Study, tmp_p
     assert read(run, study).config == wanted
 
 
-def test_the_held_out_metric_is_not_read(study: Study, tmp_path: Path) -> None:
+def test_the_held_out_metric_is_not_read(study: StudyConfig, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2, "secret_test": 3}\n')
     assert set(read(tmp_path, study).metrics) == {"loss"}
 
 
-def test_a_metric_by_another_name(study: Study, tmp_path: Path) -> None:
+def test_a_metric_by_another_name(study: StudyConfig, tmp_path: Path) -> None:
     (tmp_path / "progress.csv").write_text("step,val\n1,2\n2,1.5\n")
     assert read(tmp_path, study).objective is None
     assert read(tmp_path, study, val="loss").objective == 1.5
 
 
-def test_a_folder_without_metrics_says_so(study: Study, tmp_path: Path) -> None:
+def test_a_folder_without_metrics_says_so(study: StudyConfig, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "override.json").write_text("{}")
     assert run_folders(tmp_path) == [tmp_path / "a"]
@@ -121,7 +123,7 @@ def test_a_folder_without_metrics_says_so(study: Study, tmp_path: Path) -> None:
     assert "trainer_summary.json" in found.why
 
 
-def test_an_override_alone_is_a_partial_config(study: Study, tmp_path: Path) -> None:
+def test_an_override_alone_is_a_partial_config(study: StudyConfig, tmp_path: Path) -> None:
     (tmp_path / "override.json").write_text('{"train": {"lr": 1}}')
     (tmp_path / "trainer_summary.json").write_text('{"metrics": {"loss": 1}}')
     run = read(tmp_path, study)

@@ -17,7 +17,7 @@ from looplab.config.lab import load_lab
 from looplab.launch.local import LocalExecutor
 from looplab.pipeline.folder import RunFolder, runs_below
 from looplab.pipeline.plan import choose_run, make_plan, pick_stages
-from looplab.pipeline.runner import HERE, StageRun, Wishes, drive
+from looplab.pipeline.runner import HERE, StageRun, StopRequest, drive
 
 MINE = '''\
 """Writes a row for each of n; goes on behind the last whole row when it is resumed."""
@@ -172,7 +172,7 @@ class Toy:
         one.open()
         executor = LocalExecutor()
         try:
-            drive([one], [HERE], executor, Wishes())
+            drive([one], [HERE], executor, StopRequest())
         finally:
             executor.close()
         assert one.state == state, (one.state, one.error, one.tail())

@@ -19,7 +19,7 @@ from tests.conftest import PATIENCE_S
 
 from looplab.errors import BusyError
 from looplab.launch.local import LocalExecutor
-from looplab.pipeline.runner import HERE, Wishes, drive
+from looplab.pipeline.runner import HERE, StopRequest, drive
 
 ALL = ("mine", "select", "memory", "eval")
 EDITS = ("mine.n@set=12", "mine.sleep@set=0.004", "select.B@set=12")
@@ -147,7 +147,7 @@ def test_a_later_stage_at_work_is_attached_to_behind_stages_that_are_skipped(toy
     second = toy.make("mine", "select", edits=edits)
     second.say = lambda text: gate.touch() if "attached to it" in text else None
     executor = LocalExecutor()
-    drive([second], [HERE], executor, Wishes(), tick=lambda: gate.touch() if twice.exists() else None)
+    drive([second], [HERE], executor, StopRequest(), tick=lambda: gate.touch() if twice.exists() else None)
     executor.close()
     assert [done.how for done in second.done] == ["skipped", "complete"]
     assert toy.runs[0].complete("select")["attempt"] == 1

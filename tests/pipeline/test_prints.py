@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from looplab.pipeline.prints import LARGE, Hashes, changes, config_part, fingerprint
+from looplab.pipeline.fingerprint import LARGE, Hashes, changes, config_part, fingerprint
 
 scalars = st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from([0.5, 1.0, 2.0]) | st.text("ab", max_size=2)
 names = st.text("xyz", min_size=1, max_size=2)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from looplab.config.lab import Study, load_lab
+from looplab.config.lab import StudyConfig, load_lab
 from looplab.errors import BusyError, LabError
 from looplab.pipeline.folder import latest
 
@@ -300,7 +300,7 @@ def test_a_study_needs_a_launch_unless_it_has_stages(toy: Any) -> None:
     (toy.folder / "lab.yaml").write_text("study: toy\n")
     with pytest.raises(LabError, match="'launch' is missing"):
         load_lab(toy.folder)
-    study = Study.model_validate({"study": "toy", "stages": {"mine": {"entry": "a:b"}}})
+    study = StudyConfig.model_validate({"study": "toy", "stages": {"mine": {"entry": "a:b"}}})
     assert "stage" in study.launch.command
 
 

@@ -12,7 +12,7 @@ from looplab.config.lab import load_lab
 from looplab.errors import BusyError, LabError
 from looplab.launch.base import Slot
 from looplab.launch.local import LocalExecutor
-from looplab.pipeline.runner import Wishes, drive
+from looplab.pipeline.runner import StopRequest, drive
 from looplab.pipeline.suite import Suite, make_runs, make_suite
 
 BASE: dict[str, Any] = {
@@ -40,7 +40,7 @@ def run(made: Suite, *slots: Slot) -> dict[str, str]:
     made.begin()
     runs = make_runs(made, lambda job, text: None)
     try:
-        drive(runs, slots or (Slot("cpu0"),), executor, Wishes())
+        drive(runs, slots or (Slot("cpu0"),), executor, StopRequest())
     finally:
         executor.close()
     made.end(runs)
@@ -132,7 +132,7 @@ def test_a_dataset_waits_for_a_device_that_somebody_holds(toy: Any, tmp_path: An
                 lock.close()
 
         try:
-            drive(runs, [Slot("gpu0", ("0",)), Slot("gpu1", ("1",))], executor, Wishes(), tick=tick)
+            drive(runs, [Slot("gpu0", ("0",)), Slot("gpu1", ("1",))], executor, StopRequest(), tick=tick)
         finally:
             executor.close()
     assert [one.state for one in runs] == ["complete", "complete"]

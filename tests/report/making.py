@@ -12,12 +12,12 @@ from typing import Any
 
 from looplab.config import paths
 from looplab.config.files import dump_json
-from looplab.config.lab import Study, load_lab
+from looplab.config.lab import StudyConfig, load_lab
 from looplab.launch.base import Exit
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import RunRow, StudyLedger
-from looplab.loop.judging import Bench, evidence_of
-from looplab.loop.measuring import Gauge, summarise
+from looplab.loop.judging import StudyJudge, evidence_of
+from looplab.measure.run_metrics import RunMetrics, summarise
 from looplab.runs import folder
 
 BASE: dict[str, Any] = {
@@ -57,7 +57,7 @@ class Maker:
     """A study that grows run by run."""
 
     lab: Path
-    study: Study
+    study: StudyConfig
     ledger: Ledger
     record: StudyLedger
     round: int = 0
@@ -122,7 +122,7 @@ class Maker:
         started, self.clock = self.clock, self.clock + 40 + 3 * len(rows) / 10
         exit_ = Exit(code, reason=reason, started=started, ended=self.clock)
         summary, status, objective = summarise(
-            run, self.study, Gauge(self.study, run_dir), exit_, lab=run_dir, run_dir=run_dir
+            run, self.study, RunMetrics(self.study, run_dir), exit_, lab=run_dir, run_dir=run_dir
         )
         folder.write_json(run_dir / "record/summary.json", summary)
         best = self.record.best()
@@ -158,7 +158,7 @@ class Maker:
 
     def judge(self) -> None:
         """Let the study's own judge look at all that has ended."""
-        bench = Bench(self.study, self.record, self.outputs)
+        bench = StudyJudge(self.study, self.record, self.outputs)
         bench.load()
         with self.ledger.write():
             sitting = bench.sit()

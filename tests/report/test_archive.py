@@ -17,15 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.conftest import PATIENCE_S
 
-from looplab.config.lab import Study
+from looplab.config.lab import StudyConfig
 from looplab.errors import LabError
 from looplab.measure.base import Curve
 from looplab.report import archive
 from looplab.report.archive import Archiver, archive_run, as_table, column, is_archive
 
 
-def make_study(**measure: Any) -> Study:
-    return Study.model_validate({"study": "toy", "launch": {"command": ["true"]}, "measure": measure})
+def make_study(**measure: Any) -> StudyConfig:
+    return StudyConfig.model_validate({"study": "toy", "launch": {"command": ["true"]}, "measure": measure})
 
 
 def make_run(folder: Path, *rows: dict[str, Any] | str) -> Path:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from looplab.cli import reporting
 from looplab.errors import LabError
 from looplab.measure.base import Curve
-from looplab.report.compare import BARS, MISSING, Comparison, compare, compare_page, differing, spark, sparks
+from looplab.report.compare import BARS, MISSING, RunComparison, compare, compare_page, differing, spark, sparks
 
 
-def compared(maker: Any, *names: str) -> Comparison:
+def compared(maker: Any, *names: str) -> RunComparison:
     return compare(maker.outputs, maker.study, maker.record, names)
 
 

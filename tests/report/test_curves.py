@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from looplab.measure.base import Curve
 from looplab.report.curves import MAX_DRAWN, choose, read_drawn, thin
-from looplab.report.gather import gather
+from looplab.report.facts import study_facts
 
 values = st.lists(st.floats(-1e6, 1e6) | st.sampled_from([nan, float("inf"), -float("inf")]), max_size=900)
 
@@ -41,7 +41,7 @@ def test_a_large_study_draws_its_best_its_latest_its_base_and_what_runs(making: 
     making.fill(maker, 80, points=5)
     running = maker.plan(making.edited(seed=9))
     (maker.launch(running) / "metrics.jsonl").write_text('{"step": 0, "eval/loss": 3}\n{"step": 1, "eval/loss": 2}\n')
-    facts = gather(maker.lab, maker.study, maker.record)
+    facts = study_facts(maker.lab, maker.study, maker.record)
     chosen = [run.row.id for run in choose(facts)]
     assert len(chosen) == MAX_DRAWN
     assert chosen == sorted(chosen)
@@ -59,5 +59,5 @@ def test_the_half_line_of_a_killed_run_is_not_drawn(making: Any, maker: Any) -> 
         json.dumps({"metrics": {"eval/loss": {**dict.fromkeys(("first", "last", "best", "best_step", "delta", "pct")),
                                               "n": 3, "nan": 0, "last_is_nan": False}}})
     )  # fmt: skip
-    facts = gather(maker.lab, maker.study, maker.record)
+    facts = study_facts(maker.lab, maker.study, maker.record)
     assert read_drawn(facts, maker.study)[run.id]["eval/loss"].values == [2.5, 2.5, 2.5]

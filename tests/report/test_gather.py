@@ -7,11 +7,11 @@ import pytest
 
 from looplab.config.lab import load_lab
 from looplab.ledger.study import JOBS_SUFFIX, StudyLedger
-from looplab.report.gather import StudyFacts, find_wandb, gather, read_tail
+from looplab.report.facts import StudyFacts, find_wandb, read_tail, study_facts
 
 
 def facts_of(maker: Any) -> StudyFacts:
-    return gather(maker.lab, maker.study, maker.record)
+    return study_facts(maker.lab, maker.study, maker.record)
 
 
 def test_a_run_is_told_with_its_change_and_its_gain_against_parent_and_base(making: Any, maker: Any) -> None:
@@ -98,7 +98,7 @@ def test_another_objective_measures_old_runs_anew_or_not_at_all(making: Any, mak
     for at, told in (("best", [1.0, 2.0]), ("mean(2)", [None, None])):
         (maker.lab / "lab.yaml").write_text(making.LAB.replace("at: last", f"at: {at}"))
         study = load_lab(maker.lab).study(None)
-        facts = gather(maker.lab, study, maker.record)
+        facts = study_facts(maker.lab, study, maker.record)
         assert [run.objective for run in facts.runs] == told
         assert any("another objective" in note for note in facts.notes)
         assert (facts.best and facts.best.objective) == (1.0 if at == "best" else None)

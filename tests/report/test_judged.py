@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from looplab.report import wording
-from looplab.report.gather import StudyFacts, gather
+from looplab.report.facts import StudyFacts, study_facts
 from looplab.report.judged import points
 from looplab.report.markdown import render
 from looplab.report.reports import knob_importance, write_reports
@@ -19,7 +19,7 @@ BETTER = [1.51, 1.5, 1.49, 1.52, 1.48, 1.5, 1.51]
 
 
 def facts_of(maker: Any) -> StudyFacts:
-    return gather(maker.lab, maker.study, maker.record)
+    return study_facts(maker.lab, maker.study, maker.record)
 
 
 def report_of(maker: Any) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from looplab.report.gather import gather
+from looplab.report.facts import study_facts
 from looplab.report.markdown import block, code, render, table, text
 from looplab.report.reports import knob_importance
 
@@ -14,7 +14,7 @@ HOSTILE = "<script>alert(1)</script> | [x](javascript:alert(1)) `code` **bold** 
 
 
 def report_of(maker: Any) -> str:
-    facts = gather(maker.lab, maker.study, maker.record)
+    facts = study_facts(maker.lab, maker.study, maker.record)
     return render(facts, knob_importance(facts)[0])
 
 

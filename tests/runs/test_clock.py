@@ -9,7 +9,7 @@ import pytest
 from tests.launch.conftest import Stand
 from tests.loop.small_lab import EngineThread, make_lab, until
 
-from looplab.launch import keeper
+from looplab.launch import supervisor
 from looplab.launch.base import Started
 from looplab.launch.local import LocalExecutor
 from looplab.ledger.ledger import Ledger
@@ -52,13 +52,13 @@ def test_the_supervisor_measures_a_run_by_the_monotonic_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float
 ) -> None:
     """Its clock is set after the start of the run."""
-    script = tmp_path / "keeper.py"
+    script = tmp_path / "supervisor.py"
     script.write_text(
         "import runpy, time\nreal, asked = time.time, []\n"
         f"time.time = lambda: asked.append(0) or real() + (0 if len(asked) == 1 else {jump})\n"
-        f"runpy.run_path({keeper.__file__!r}, run_name='__main__')\n"
+        f"runpy.run_path({supervisor.__file__!r}, run_name='__main__')\n"
     )
-    monkeypatch.setattr(keeper, "__file__", str(script))
+    monkeypatch.setattr(supervisor, "__file__", str(script))
     monkeypatch.setenv("LOOPLAB_LOCK_DIR", str(tmp_path / "locks"))
     stand = Stand(tmp_path, LocalExecutor)
     end = stand.run(["/bin/sleep", "0.05"])

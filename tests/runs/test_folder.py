@@ -9,7 +9,7 @@ import pytest
 
 from looplab.errors import LabError
 from looplab.runs import folder
-from looplab.runs.capsule import Capsules, Prints, hash_tree, installed
+from looplab.runs.capsule import Capsules, Fingerprints, hash_tree, installed
 from looplab.runs.durable import Syncer
 from looplab.runs.names import inside, run_id
 
@@ -203,7 +203,7 @@ def test_a_capsule_names_code_program_machine_and_data(tmp_path: Path, monkeypat
         subprocess.run(["git", *argv], cwd=lab, check=True)
     (lab / "train.py").write_text("print(2)\n")
     (lab / "data").write_text("1,2,3")
-    capsule = Capsules(lab, study, Prints(lab, [lab / "data"])).make(
+    capsule = Capsules(lab, study, Fingerprints(lab, [lab / "data"])).make(
         [sys.executable, "train.py"], sys.executable, {"X": "1"}, {"seed": 3}
     )
     assert len(capsule["code"]["commit"]) == 40

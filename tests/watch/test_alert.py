@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.conftest import PATIENCE_S
 
-from looplab.config.lab import Alert
+from looplab.config.lab import AlertConfig
 from looplab.watch.alert import send
 from looplab.watch.watcher import Alarm
 
@@ -56,7 +56,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         server.shutdown()
 
 
-def sent(alert: Alert, folder: Path | None = None, timeout: float = PATIENCE_S) -> list[str]:
+def sent(alert: AlertConfig, folder: Path | None = None, timeout: float = PATIENCE_S) -> list[str]:
     """Send the alarm, wait, and return what was reported."""
     problems: list[str] = []
     thread = send(alert, ALARM.plain(), problems.append, folder=folder, timeout=timeout)
@@ -65,12 +65,12 @@ def sent(alert: Alert, folder: Path | None = None, timeout: float = PATIENCE_S) 
     return problems
 
 
-def webhook(server: Server, path: str) -> Alert:
-    return Alert(webhook=f"http://127.0.0.1:{server.server_port}{path}")
+def webhook(server: Server, path: str) -> AlertConfig:
+    return AlertConfig(webhook=f"http://127.0.0.1:{server.server_port}{path}")
 
 
-def python(code: str) -> Alert:
-    return Alert(command=[sys.executable, "-c", code])
+def python(code: str) -> AlertConfig:
+    return AlertConfig(command=[sys.executable, "-c", code])
 
 
 def test_a_command_gets_the_alarm_as_json_in_the_folder_of_the_lab(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_command_gets_the_alarm_as_json_in_the_folder_of_the_lab(tmp_path: Pat
 
 
 def test_a_command_is_no_shell(tmp_path: Path) -> None:
-    alert = Alert(
+    alert = AlertConfig(
         command=[sys.executable, "-c", "import sys; assert sys.argv[1] == '$(touch x); > y'", "$(touch x); > y"]
     )
     assert sent(alert, tmp_path) == []
@@ -105,12 +105,12 @@ def test_a_command_that_fails_is_reported_with_its_last_words() -> None:
 
 
 def test_a_command_that_is_not_there_is_reported() -> None:
-    (problem,) = sent(Alert(command=["/no/such/program"]))
+    (problem,) = sent(AlertConfig(command=["/no/such/program"]))
     assert problem.startswith("the alert command /no/such/program cannot be started: ")
 
 
 def test_a_command_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
-    hanging = Alert(command=["sh", "-c", "sleep 600 & echo $! > new; mv new pid; wait"])
+    hanging = AlertConfig(command=["sh", "-c", "sleep 600 & echo $! > new; mv new pid; wait"])
     for timeout in (1, 4, 16, 64):  # until there was time to start it
         (problem,) = sent(hanging, tmp_path, timeout=timeout)
         assert problem == f"the alert command sh was ended after {timeout} s"
@@ -151,6 +151,6 @@ def test_a_webhook_that_is_not_there_is_reported(server: Server) -> None:
     "address", ["http://", "http://127.0.0.1:port/secret", "http://[::1/secret", "http://a b/secret"]
 )
 def test_an_address_that_is_none_is_reported_without_its_secret(address: str) -> None:
-    (problem,) = sent(Alert(webhook=address))
+    (problem,) = sent(AlertConfig(webhook=address))
     assert problem.startswith("the webhook")
     assert "secret" not in problem

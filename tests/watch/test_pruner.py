@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from looplab.config.lab import Prune
+from looplab.config.lab import PruneConfig
 from looplab.errors import LabError
 from looplab.watch.pruner import Pruner
 
 
 def pruner(kind: Any, goal: Any = "min", **settings: Any) -> Pruner:
-    return Pruner(Prune(pruner=kind, **settings), goal)
+    return Pruner(PruneConfig(pruner=kind, **settings), goal)
 
 
 def curve(level: float, n: int = 10) -> tuple[list[float], list[float]]:

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from looplab.config.lab import Objective, WatchRule
+from looplab.config.lab import ObjectiveConfig, WatchRule
 from looplab.errors import LabError
 from looplab.guard import Guard, Knob
 from looplab.measure.base import Batch, Curve
 from looplab.measure.summary import Directions
-from looplab.watch.watcher import Alarm, Live, Watcher, check, names
+from looplab.watch.watcher import Alarm, RunSnapshot, Watcher, check, names
 
 Row = tuple[float, Mapping[str, float]]
 
@@ -37,7 +37,7 @@ def batch_of(rows: Iterable[Row]) -> Batch:
 class Running:
     """A run that writes rows and is looked at."""
 
-    def __init__(self, *rules: WatchRule, objective: Objective | None = None, goals: Any = None) -> None:
+    def __init__(self, *rules: WatchRule, objective: ObjectiveConfig | None = None, goals: Any = None) -> None:
         self.watcher = Watcher(rules, Directions(goals), objective)
         self.now = self.last_row = 1000.0
         self.step: float | None = None
@@ -46,7 +46,7 @@ class Running:
         self.now += wait
         if rows:
             self.last_row, self.step = self.now, rows[-1][0]
-        live = Live(run_id, batch_of(rows), self.step, 1000.0, self.last_row, budget)
+        live = RunSnapshot(run_id, batch_of(rows), self.step, 1000.0, self.last_row, budget)
         return self.watcher.look(live, self.now)
 
     def all(self, *rows: Row) -> list[Alarm]:
@@ -223,7 +223,7 @@ def test_divergence_is_measured_from_the_best_value(goal: str, values: list[floa
 
 
 def test_divergence_says_how_far_and_from_where() -> None:
-    run = Running(rule(diverge={"metric": "acc", "factor": 2}), objective=Objective(metric="acc", goal="max"))
+    run = Running(rule(diverge={"metric": "acc", "factor": 2}), objective=ObjectiveConfig(metric="acc", goal="max"))
     (alarm,) = run.look(*curve("acc", [0.5, 0.9, 0.4], every=100))
     assert alarm.text == "step 200: acc = 0.4, more than 2 times worse than its best, 0.9 at step 100"
     assert alarm.rule == "diverge acc"
@@ -289,7 +289,7 @@ def test_a_used_budget_is_told_in_the_words_of_the_engine() -> None:
 
 
 def test_a_run_that_is_clearly_worse_than_those_before_it_is_pruned() -> None:
-    run = Running(rule(prune={"startup": 2}), objective=Objective(metric="loss", goal="min"))
+    run = Running(rule(prune={"startup": 2}), objective=ObjectiveConfig(metric="loss", goal="min"))
     for name, level in (("r1", 1.0), ("r2", 2.0)):
         assert run.look(*curve("loss", [5.0, level, level], every=10), run_id=name) == []
         assert run.watcher.ended(name, level) == []
@@ -308,7 +308,7 @@ def test_a_pruner_learns_from_runs_that_no_look_has_shown() -> None:
 
 
 def test_a_pruner_learns_from_all_of_a_run_that_was_given_up_but_not_stopped() -> None:
-    run = Running(rule(prune={"startup": 1}, note="poor"), objective=Objective(metric="loss", goal="min"))
+    run = Running(rule(prune={"startup": 1}, note="poor"), objective=ObjectiveConfig(metric="loss", goal="min"))
     run.watcher.ended("first", 1.0, batch_of(curve("loss", [1.0])))
     (alarm,) = run.look((0, {"loss": 5.0}), run_id="poor")
     assert not alarm.stops
@@ -441,4 +441,4 @@ def test_a_rule_that_could_never_work_is_refused_at_the_start(said: dict[str, An
 def test_a_rule_whose_requeue_may_leave_the_range_later_is_fine() -> None:
     guard = Guard({"train.lr": Knob.make("train.lr", {"type": "float", "low": 0.0, "high": 1.0})})
     rules = [rule(when="loss > 1", requeue=["train.lr@mul=100"]), rule(prune={}), rule(nan=True), rule(budget=True)]
-    check(rules, objective=Objective(metric="loss", goal="min"), guard=guard, bases=[{"train": {"lr": 0.1}}])
+    check(rules, objective=ObjectiveConfig(metric="loss", goal="min"), guard=guard, bases=[{"train": {"lr": 0.1}}])

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from looplab.agents.base import Answer, Limits, Price, Usage
+from looplab.agents.base import Answer, Limits, TokenPrice, Usage
 
 
 def plus(one: Usage, other: Usage) -> Usage:
@@ -52,7 +52,7 @@ def of_this_call(told: Usage, before: Usage | None, call: Usage | None) -> Usage
     return minus(told, before) if contains(told, least) else replace(told, scope="call")
 
 
-def priced(usage: Usage, price: Price | None) -> Usage:
+def priced(usage: Usage, price: TokenPrice | None) -> Usage:
     """With dollars, where the agent tells none and a price is known."""
     if usage.usd is not None or price is None:
         return usage

@@ -100,14 +100,14 @@ class End:
     session: str = ""
 
 
-Event = Start | Message | Command | Output | FileChange | Usage | Trouble | End
+AgentEvent = Start | Message | Command | Output | FileChange | Usage | Trouble | End
 
 
 # -- who is asked, and how
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
+class TokenPrice:
     """Dollars for a million tokens, for agents that tell tokens only."""
 
     input: float
@@ -146,7 +146,7 @@ class AgentSpec:
     """Names of variables to pass on, such as OPENAI_API_KEY: the values are taken when it starts and never logged."""
     dangerous: bool = False
     """No sandbox, no permissions. Only inside a machine that may be lost."""
-    price: Price | None = None
+    price: TokenPrice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +237,7 @@ class Adapter(Protocol):
     def argv(self, spec: AgentSpec, request: Request) -> list[str]:
         """The command line, without the program. Raises LabError for what this agent cannot or may not do."""
 
-    def events(self, record: Record) -> list[Event]:
+    def events(self, record: Record) -> list[AgentEvent]:
         """What one line of its stream means; nothing for what is not known."""
 
     def side_log(self, session: str, env: Mapping[str, str]) -> Path | None:

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from looplab.agents.base import (
+    AgentEvent,
     AgentSpec,
     Command,
     End,
-    Event,
     FileChange,
     Message,
     Output,
@@ -69,7 +69,7 @@ def side_log(session: str, env: Mapping[str, str]) -> Path | None:
     return None
 
 
-def events(record: Record) -> list[Event]:
+def events(record: Record) -> list[AgentEvent]:
     kind = record.get("type")
     if kind == "system":
         return _system(record)
@@ -84,7 +84,7 @@ def events(record: Record) -> list[Event]:
     return []
 
 
-def _system(record: Record) -> list[Event]:
+def _system(record: Record) -> list[AgentEvent]:
     if record.get("subtype") == "init":
         return [Start(text_of(record.get("session_id")), text_of(record.get("model")))]
     if record.get("subtype") == "api_retry":
@@ -94,14 +94,14 @@ def _system(record: Record) -> list[Event]:
     return []
 
 
-def _assistant(record: Record) -> list[Event]:
+def _assistant(record: Record) -> list[AgentEvent]:
     message = part_of(record, "message")
     content = message.get("content")
     blocks = [block for block in content if isinstance(block, Mapping)] if isinstance(content, list) else []
     if record.get("error") or message.get("model") == "<synthetic>":  # the program speaks, not the model
         text = text_of(blocks)
         return [Trouble(text, rate_limited=is_rate_limit(text) or record.get("error") == "rate_limit")]
-    found: list[Event] = []
+    found: list[AgentEvent] = []
     for block in blocks:
         if block.get("type") == "text" and not record.get("parent_tool_use_id"):  # a subagent speaks to its parent
             found.append(Message(text_of(block.get("text"))))
@@ -113,13 +113,13 @@ def _assistant(record: Record) -> list[Event]:
     return found + _usage(part_of(message, "usage"), "message", text_of(message.get("id")))
 
 
-def _user(record: Record) -> list[Event]:
+def _user(record: Record) -> list[AgentEvent]:
     told = part_of(record, "tool_use_result")
     path = told.get("filePath")
     if isinstance(path, str) and (told.get("type") in ("create", "update") or "structuredPatch" in told):
         return [FileChange(path, "add" if told.get("type") == "create" else "update")]
     content = part_of(record, "message").get("content")
-    found: list[Event] = []
+    found: list[AgentEvent] = []
     for block in content if isinstance(content, list) else []:
         if isinstance(block, Mapping) and block.get("type") == "tool_result":
             text = text_of(block.get("content"))
@@ -128,7 +128,7 @@ def _user(record: Record) -> list[Event]:
     return found
 
 
-def _rate_limit(info: Mapping[str, Any]) -> list[Event]:
+def _rate_limit(info: Mapping[str, Any]) -> list[AgentEvent]:
     status = info.get("status")
     if status in (None, "allowed"):
         return []
@@ -138,7 +138,7 @@ def _rate_limit(info: Mapping[str, Any]) -> list[Event]:
     return [Trouble(text, rate_limited=status == "rejected", retry_at=retry_at)]
 
 
-def _result(record: Record) -> list[Event]:
+def _result(record: Record) -> list[AgentEvent]:
     found = _usage(part_of(record, "usage"), "call") + _session_usage(record)
     session = text_of(record.get("session_id"))
     text = text_of(record.get("result"))
@@ -151,7 +151,7 @@ def _result(record: Record) -> list[Event]:
     return [*found, Trouble(why, fatal=True, rate_limited=limited), End(False, text, session)]
 
 
-def _usage(usage: Mapping[str, Any], scope: Scope, message: str = "") -> list[Event]:
+def _usage(usage: Mapping[str, Any], scope: Scope, message: str = "") -> list[AgentEvent]:
     if not usage:
         return []
     cached = count_of(usage, "cache_read_input_tokens")
@@ -159,7 +159,7 @@ def _usage(usage: Mapping[str, Any], scope: Scope, message: str = "") -> list[Ev
     return [Usage(read, cached, count_of(usage, "output_tokens"), scope=scope, message=message)]
 
 
-def _session_usage(record: Record) -> list[Event]:
+def _session_usage(record: Record) -> list[AgentEvent]:
     """All models together, with the dollars; subagents are in it too."""
     cost = record.get("total_cost_usd")
     usd = float(cost) if isinstance(cost, int | float) else None

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from looplab.agents.base import (
+    AgentEvent,
     AgentSpec,
     Command,
     End,
-    Event,
     FileChange,
     Message,
     Output,
@@ -76,7 +76,7 @@ def side_log(session: str, env: Mapping[str, str]) -> Path | None:
     return next((home / "sessions").glob(f"*/*/*/rollout-*{session}.jsonl"), None)
 
 
-def events(record: Record) -> list[Event]:
+def events(record: Record) -> list[AgentEvent]:
     kind = record.get("type")
     if kind == "thread.started":
         return [Start(text_of(record.get("thread_id")))]
@@ -101,7 +101,7 @@ def events(record: Record) -> list[Event]:
     return []
 
 
-def _item(item: Mapping[str, Any], done: bool) -> list[Event]:
+def _item(item: Mapping[str, Any], done: bool) -> list[AgentEvent]:
     kind = item.get("type")
     if kind == "command_execution":
         if not done:
@@ -131,7 +131,7 @@ def _item(item: Mapping[str, Any], done: bool) -> list[Event]:
     return []
 
 
-def _old(msg: Mapping[str, Any]) -> list[Event]:
+def _old(msg: Mapping[str, Any]) -> list[AgentEvent]:
     kind = msg.get("type")
     if kind == "session_configured":
         return [Start(text_of(msg.get("session_id")), text_of(msg.get("model")))]
@@ -159,18 +159,18 @@ def _old(msg: Mapping[str, Any]) -> list[Event]:
     return []
 
 
-def _old_command(record: Record) -> list[Event]:
-    found: list[Event] = [Command(_command(record.get("command")))]
+def _old_command(record: Record) -> list[AgentEvent]:
+    found: list[AgentEvent] = [Command(_command(record.get("command")))]
     if "output" in record or "exit_code" in record:
         found.append(Output(text_of(record.get("output")), _code(record.get("exit_code"))))
     return found
 
 
-def _failed(text: str) -> list[Event]:
+def _failed(text: str) -> list[AgentEvent]:
     return [Trouble(text, fatal=True, rate_limited=is_rate_limit(text)), End(False)]
 
 
-def _usage(usage: Mapping[str, Any]) -> list[Event]:
+def _usage(usage: Mapping[str, Any]) -> list[AgentEvent]:
     if not usage:
         return []
     read, cached, written = (count_of(usage, f"{key}_tokens") for key in ("input", "cached_input", "output"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from looplab.agents.base import AgentSpec, Event, Message, Record, Request, text_of
+from looplab.agents.base import AgentEvent, AgentSpec, Message, Record, Request, text_of
 
 OUTPUT = "looplab.output"
 """The record that a printed line becomes in the log, which has one JSON object a line."""
@@ -27,5 +27,5 @@ def side_log(session: str, env: Mapping[str, str]) -> Path | None:
     return None
 
 
-def events(record: Record) -> list[Event]:
+def events(record: Record) -> list[AgentEvent]:
     return [Message(text_of(record.get("text")))] if record.get("type") == OUTPUT else []

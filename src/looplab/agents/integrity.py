@@ -21,7 +21,7 @@ from typing import Any
 from looplab.agents.base import AgentSpec
 from looplab.agents.sandbox import confinement_of, writable_folders
 from looplab.config.files import dump_json, write_atomic
-from looplab.config.lab import Study
+from looplab.config.lab import StudyConfig
 from looplab.errors import LabError
 from looplab.ledger.study import StudyLedger
 from looplab.runs import folder
@@ -89,7 +89,7 @@ class Stamp:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class GuardedChange:
     """A file that is not as it was."""
 
     path: Path
@@ -111,10 +111,10 @@ class Guarded:
     """The file of the answer, and those that people fill."""
 
 
-class Snapshot:
+class FileSnapshot:
     """The files of a lab at one moment."""
 
-    def __init__(self, guarded: Guarded, *, keeps: bool, earlier: Snapshot | None = None) -> None:
+    def __init__(self, guarded: Guarded, *, keeps: bool, earlier: FileSnapshot | None = None) -> None:
         """
         Args:
             keeps: Whether the content of small files is kept for `restore`.
@@ -142,7 +142,7 @@ class Snapshot:
                 room -= len(content)
                 self._contents[path] = content
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[GuardedChange]:
         """Return what differs from the files as they are now."""
         found = []
         all_seen = not self.left_out
@@ -152,15 +152,15 @@ class Snapshot:
             if stamp == before:
                 continue
             if stamp is None:
-                found.append(Change(Path(path), "removed"))
+                found.append(GuardedChange(Path(path), "removed"))
             elif (stamp.kind, stamp.link) != (before.kind, before.link) or not self._is_same(path, stamp):
-                found.append(Change(Path(path), "changed"))
+                found.append(GuardedChange(Path(path), "changed"))
         for path in now.keys() - self._stamps.keys():
             if all_seen and self._counts_when_added(path):
-                found.append(Change(Path(path), "added"))
+                found.append(GuardedChange(Path(path), "added"))
         return sorted(found, key=lambda change: change.path)
 
-    def restore(self, changes: Iterable[Change], quarantine: Path) -> dict[Path, bool]:
+    def restore(self, changes: Iterable[GuardedChange], quarantine: Path) -> dict[Path, bool]:
         """Restore files as they were. What is there now is moved to the quarantine folder, never deleted.
 
         Returns:
@@ -197,7 +197,7 @@ class Snapshot:
         }
 
     @classmethod
-    def from_digests(cls, guarded: Guarded, data: Mapping[str, Any]) -> Snapshot:
+    def from_digests(cls, guarded: Guarded, data: Mapping[str, Any]) -> FileSnapshot:
         """Return a snapshot that can be compared; it has nothing to restore from."""
         snapshot = cls.__new__(cls)
         snapshot.guarded = guarded
@@ -248,7 +248,7 @@ class Snapshot:
             yield from _files_below(f"{guarded.outputs}/{run}", lambda name: name not in UNGUARDED)
 
 
-def guarded_files(lab: Path, outputs: Path, study: Study, ended: Iterable[str], answer: Path) -> Guarded:
+def guarded_files(lab: Path, outputs: Path, study: StudyConfig, ended: Iterable[str], answer: Path) -> Guarded:
     """Return what must be as it was after an agent of this study was asked."""
     lab = lab.resolve()
     names = ["lab.yaml", "iterate.yaml", *study.data, *study.evaluator]
@@ -315,7 +315,7 @@ class CallGuard:
     engine's thread, inside its transaction.
     """
 
-    def __init__(self, spec: AgentSpec, lab: Path, outputs: Path, study: Study, answer: Path,
+    def __init__(self, spec: AgentSpec, lab: Path, outputs: Path, study: StudyConfig, answer: Path,
                  tell: Callable[[str, str], None]) -> None:  # fmt: skip
         """
         Args:
@@ -338,8 +338,8 @@ class CallGuard:
         self._tell = tell
         self._folders = [real_path(answer.parent), *writable_folders(spec, lab)]
         self._ended: tuple[str, ...] = ()
-        self._snapshot: Snapshot | None = None
-        self._changes: list[Change] = []
+        self._snapshot: FileSnapshot | None = None
+        self._changes: list[GuardedChange] = []
         self._pointers: dict[str, str | None] = {}
         self._void = ""  # what an engine before this one found
         self._is_told = False  # whether somebody knows that not all files are compared
@@ -356,7 +356,7 @@ class CallGuard:
         guarded = guarded_files(self._lab, self._outputs, self._study, self._ended, self._answer)
         self._pointers = {name: _pointed(self._outputs, name) for name in POINTERS}
         free = not self._confinement.is_complete
-        self._snapshot = Snapshot(guarded, keeps=free, earlier=self._snapshot)
+        self._snapshot = FileSnapshot(guarded, keeps=free, earlier=self._snapshot)
         if free:
             self._save(call, {"ended": list(self._ended), "files": self._snapshot.digests(), "points": self._pointers})
 
@@ -373,7 +373,7 @@ class CallGuard:
             self._ended = tuple(state["ended"])
             self._pointers = dict(state["points"])
             guarded = guarded_files(self._lab, self._outputs, self._study, self._ended, self._answer)
-            self._snapshot = Snapshot.from_digests(guarded, state["files"])
+            self._snapshot = FileSnapshot.from_digests(guarded, state["files"])
             self._changes = self._snapshot.changes()
         except (OSError, UntrustedError, AttributeError, LookupError, TypeError, ValueError):
             self._snapshot = None
@@ -412,7 +412,7 @@ class CallGuard:
         self._state(call).unlink(missing_ok=True)
         return void or None
 
-    def _restore(self, record: StudyLedger, call: str, blamed: Sequence[Change], void: str) -> dict[Path, bool]:
+    def _restore(self, record: StudyLedger, call: str, blamed: Sequence[GuardedChange], void: str) -> dict[Path, bool]:
         if self._snapshot is None:
             return {}
         # A restored file looks as if nothing had happened: an engine that is killed here must not believe it.
@@ -432,7 +432,7 @@ class CallGuard:
         text = "; restored, what was there is in .looplab/quarantine" if any(restored.values()) else ""
         return text + (f"; NOT restored: {', '.join(lost[:NAMED])}" if lost else "")
 
-    def _is_explained(self, record: StudyLedger, change: Change) -> bool:
+    def _is_explained(self, record: StudyLedger, change: GuardedChange) -> bool:
         """Whether looplab itself has written this since: then the ledger knows it."""
         path = change.path
         if not path.is_relative_to(real_path(self._outputs)):
@@ -445,24 +445,26 @@ class CallGuard:
         name = "/".join((run, *rest) if run == MODELS else rest)
         return name in recorded and folder.hash_file(path) == recorded[name]
 
-    def _wrong_pointers(self, record: StudyLedger) -> list[Change]:
+    def _wrong_pointers(self, record: StudyLedger) -> list[GuardedChange]:
         if self._confinement.is_complete:
             return []
         right = _pointing(record)
         # The engine writes them with a delay: any run that they have pointed to is right.
         legal = {"LATEST": {run.id for run in record.runs(state="ended", limit=NEWEST)}, "BEST": {*record.bests()}}
-        return [Change(self._outputs / name, "changed") for name, before in self._pointers.items()
+        return [GuardedChange(self._outputs / name, "changed") for name, before in self._pointers.items()
                 if right[name] is not None and _pointed(self._outputs, name) not in {before, *legal[name]}]  # fmt: skip
 
     def _is_writable(self, path: Path) -> bool:
         return any(path.is_relative_to(folder) for folder in self._folders)
 
-    def _names(self, changes: Sequence[Change]) -> str:
+    def _names(self, changes: Sequence[GuardedChange]) -> str:
         named = [f"{self._shown(change.path)} was {change.how}" for change in changes[:NAMED]]
         more = f" and {len(changes) - NAMED} more" if len(changes) > NAMED else ""
         return ", ".join(named) + more
 
-    def _listed(self, changes: Sequence[Change], restored: Mapping[Path, bool] | None = None) -> list[dict[str, Any]]:
+    def _listed(
+        self, changes: Sequence[GuardedChange], restored: Mapping[Path, bool] | None = None
+    ) -> list[dict[str, Any]]:
         return [{"path": self._shown(change.path), "how": change.how,
                  **({} if restored is None else {"restored": restored.get(change.path, False)})}
                 for change in changes]  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from looplab.agents.base import Answer, Command, End, Event, Message, Output, Session, Summary, Trouble, Usage
+from looplab.agents.base import AgentEvent, Answer, Command, End, Message, Output, Session, Summary, Trouble, Usage
 from looplab.agents.lines import LONGEST_RECORD, Lines, decode
 from looplab.agents.run import ADAPTERS
 from looplab.errors import LabError
@@ -30,7 +30,7 @@ def kind_of(path: Path) -> Kind:
     raise LabError("not the log of an agent", file=path, hint="logs are the .jsonl files in agent_runs/")
 
 
-def read_log(path: Path) -> Iterator[Event]:
+def read_log(path: Path) -> Iterator[AgentEvent]:
     """What happened, in its order. Lines that cannot be read (a torn last one) or are not known are passed over."""
     adapter = ADAPTERS[kind_of(path)]
     ended = False
@@ -79,19 +79,19 @@ def read_usage(told: Any) -> Usage:
     return Usage(**{key: value for key, value in pairs if key in known and type(value) in (int, float)})
 
 
-def commands(events: Iterable[Event]) -> Iterator[str]:
+def commands(events: Iterable[AgentEvent]) -> Iterator[str]:
     return (event.command for event in events if isinstance(event, Command))
 
 
-def outputs(events: Iterable[Event]) -> Iterator[Output]:
+def outputs(events: Iterable[AgentEvent]) -> Iterator[Output]:
     return (event for event in events if isinstance(event, Output))
 
 
-def messages(events: Iterable[Event]) -> Iterator[str]:
+def messages(events: Iterable[AgentEvent]) -> Iterator[str]:
     return (event.text for event in events if isinstance(event, Message))
 
 
-def final_message(events: Iterable[Event]) -> str:
+def final_message(events: Iterable[AgentEvent]) -> str:
     """The text of the end, or the last that was said before it; empty if nothing was."""
     text = ""
     for event in events:

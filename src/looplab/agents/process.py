@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
-from looplab.agents import warden
+from looplab.agents import supervisor as agent_supervisor
 from looplab.agents.lines import Lines
 from looplab.errors import LabError
-from looplab.launch import keeper
+from looplab.launch import supervisor
 from looplab.launch.local import is_zombie
 
 MARK = "LOOPLAB_AGENT_LOG"
@@ -27,7 +27,7 @@ TICK_S = 0.2
 CHUNK = 1 << 16
 
 
-class Process:
+class AgentProcess:
     """The agent under its warden, as two streams of lines."""
 
     def __init__(self, argv: list[str], env: Mapping[str, str], cwd: Path, grace: float) -> None:
@@ -45,7 +45,7 @@ class Process:
             arguments = (theirs.fileno(), grace, _tag_of(self._mark))
             try:
                 self._popen = subprocess.Popen(
-                    [sys.executable, "-I", "-S", warden.__file__, *map(str, arguments), *argv],
+                    [sys.executable, "-I", "-S", agent_supervisor.__file__, *map(str, arguments), *argv],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -59,7 +59,7 @@ class Process:
                 self._lifeline.close()
                 raise LabError(f"the agent cannot be started: {getattr(error, 'strerror', None) or error}") from None
 
-    def __enter__(self) -> Process:
+    def __enter__(self) -> AgentProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -150,18 +150,18 @@ class Process:
 def _tag_of(mark: str) -> int:
     """The number that the processes of an agent carry beside their mark, which they can lose with their environment."""
     digest = hashlib.sha256(os.fsencode(mark)).digest()
-    return keeper.FIRST_TAG + int.from_bytes(digest[:8], "big") % keeper.FIRST_TAG
+    return supervisor.FIRST_TAG + int.from_bytes(digest[:8], "big") % supervisor.FIRST_TAG
 
 
 def _is_marked(pid: int, mark: str) -> bool:
-    if keeper.tag_on(pid) == _tag_of(mark):
+    if supervisor.tag_on(pid) == _tag_of(mark):
         return True
     return os.fsencode(f"{MARK}={mark}") in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
 
 def kill_marked(mark: str) -> None:
     """Kill every process that carries the mark of an agent whose warden is gone."""
-    give_up = time.monotonic() + warden.GIVE_UP_S
+    give_up = time.monotonic() + agent_supervisor.GIVE_UP_S
     found = True
     while found and time.monotonic() < give_up:  # again: one of them may have started another meanwhile
         found = False
@@ -171,4 +171,4 @@ def kill_marked(mark: str) -> None:
                     os.kill(int(name), signal.SIGKILL)
                     found = True
         if found:
-            time.sleep(warden.CHECK_S)
+            time.sleep(agent_supervisor.CHECK_S)

@@ -27,11 +27,11 @@ from looplab.agents import claude, codex, command, confine
 from looplab.agents.account import Meter, plus, priced
 from looplab.agents.base import (
     Adapter,
+    AgentEvent,
     AgentSpec,
     Answer,
     Command,
     End,
-    Event,
     FileChange,
     Limits,
     Message,
@@ -46,7 +46,7 @@ from looplab.agents.base import (
 )
 from looplab.agents.bounded import BoundedLog
 from looplab.agents.lines import Scrubber, decode
-from looplab.agents.process import MARK, Process
+from looplab.agents.process import MARK, AgentProcess
 from looplab.agents.sandbox import confinement_of, state_of, writable_folders
 from looplab.errors import LabError
 from looplab.measure.tail import LineTail
@@ -130,7 +130,7 @@ def run_agent(
     schema: Mapping[str, Any] | None = None,
     extra_env: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
-    on_event: Callable[[Event], None] | None = None,
+    on_event: Callable[[AgentEvent], None] | None = None,
     stop: threading.Event | None = None,
     sleep: Callable[[float], object] | None = None,
     chance: Callable[[], float] = random.random,
@@ -147,11 +147,11 @@ def run_agent(
     with tempfile.TemporaryDirectory(prefix="looplab-agent-", ignore_cleanup_errors=True) as scratch:
         os.mkdir(f"{scratch}/{TEMPORARY}")
         extra_env = {**(extra_env or {}), "TMPDIR": f"{scratch}/{TEMPORARY}"}
-        call = _Call(spec, limits, cwd, log, environ, {**(extra_env or {})}, on_event, stop or threading.Event())
+        call = _AgentCall(spec, limits, cwd, log, environ, {**(extra_env or {})}, on_event, stop or threading.Event())
         return call.run(prompt, resume, schema, Path(scratch), sleep or call.stop.wait, chance)
 
 
-class _Call:
+class _AgentCall:
     """One call: its log, its deadline, its attempts."""
 
     def __init__(
@@ -162,7 +162,7 @@ class _Call:
         log: Path,
         environ: Mapping[str, str],
         extra_env: dict[str, str],
-        on_event: Callable[[Event], None] | None,
+        on_event: Callable[[AgentEvent], None] | None,
         stop: threading.Event,
     ) -> None:
         self.spec = spec
@@ -256,7 +256,7 @@ class _Call:
         if self.writable is not None:
             argv = confine.confined(argv, self.writable, confine.AGENT_DEVICES)
         printed, count = _LastLines(MAX_PRINTED), 0
-        with self._files() as (out, err), Process(argv, self.env, self.cwd, self.limits.grace_s) as process:
+        with self._files() as (out, err), AgentProcess(argv, self.env, self.cwd, self.limits.grace_s) as process:
             for stream, line in process.lines(prompt, lambda: self._watch(story, process)):
                 if stream == "stderr":
                     story.last_error = line if line.strip() else story.last_error
@@ -287,12 +287,12 @@ class _Call:
             story.troubles = (*story.troubles, over)
         return story
 
-    def _tell(self, story: _Story, event: Event) -> None:
+    def _tell(self, story: _Story, event: AgentEvent) -> None:
         story.add(event)
         if self.on_event is not None:
             self.on_event(event)
 
-    def _watch(self, story: _Story, process: Process) -> None:
+    def _watch(self, story: _Story, process: AgentProcess) -> None:
         """Called often: is a limit passed?"""
         if process.ending:
             return
@@ -449,7 +449,7 @@ class _Story:
     files: dict[str, None] = field(default_factory=dict)
     troubles: tuple[str, ...] = ()
 
-    def add(self, event: Event) -> None:
+    def add(self, event: AgentEvent) -> None:
         messages, commands, failures = self.counts
         if isinstance(event, Start | End):
             self.session = event.session or self.session
@@ -476,7 +476,7 @@ class _Story:
             self.ended = event
             self.text = event.text or self.text
 
-    def close(self, process: Process) -> None:
+    def close(self, process: AgentProcess) -> None:
         """The process is gone: was it a success?"""
         self.exit_code = process.exit_code
         limited = self.rate_limited

@@ -32,12 +32,12 @@ Summaries = dict[str, dict[str, Any]]
 
 
 def offline(outputs_root: Path, limit: int, out_json: Path | None, json: bool) -> None:
-    from looplab.measure.folders import Reading, find_runs, summarise_many
+    from looplab.measure.folders import FolderReading, find_runs, summarise_many
     from looplab.measure.summary import ALIASES, to_dict
 
     if not outputs_root.is_dir():
         raise LabError(f"there is no folder {outputs_root}", hint="--outputs-root names where the runs are")
-    reading = Reading(aliases=ALIASES)
+    reading = FolderReading(aliases=ALIASES)
     found = sorted(find_runs(outputs_root), key=lambda run: _changed(run, reading), reverse=True)
     runs = found[:limit]
     summaries: Summaries = {}

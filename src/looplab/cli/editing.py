@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from looplab.cli import output
-from looplab.cli.labs import Place, open_lab, open_place, prepare_study
+from looplab.cli.labs import LabContext, open_lab, open_place, prepare_study
 from looplab.config import paths
 from looplab.config.edits import apply_edits, parse_edit
 from looplab.config.files import read_document
@@ -19,9 +19,9 @@ from looplab.decide.queue import read_queue
 from looplab.errors import LabError
 from looplab.guard.knobs import Knob
 from looplab.ledger.ledger import Ledger
-from looplab.loop.decision import Decider, Rejected
+from looplab.loop.decision import Decider, ProposalRejected
 from looplab.loop.flags import edits_of_flags
-from looplab.loop.setup import Options, Setup, agent_warnings
+from looplab.loop.setup import RunOptions, Setup, agent_warnings
 from looplab.runs.disk import refuse_network_disk
 from looplab.runs.names import random_suffix
 from looplab.runs.redact import redact_edits
@@ -38,7 +38,7 @@ def check(folder: Path | None, name: str | None, cfgs: Sequence[Path] | None, mo
     told = []
     for study in studies:
         setup = prepare_study(
-            lab, study, Options(cfgs=tuple(str(real_path(p)) for p in cfgs or ()), mode=mode, informal=True)
+            lab, study, RunOptions(cfgs=tuple(str(real_path(p)) for p in cfgs or ()), mode=mode, informal=True)
         )
         queued = sum(len(read_queue(lab.folder / entry.queue)) for entry in study.proposers if entry.queue)
         with lab.at(study, "launch"):
@@ -132,15 +132,15 @@ def propose(
             output.say(f"note: {warning}")
 
 
-def _foresee(place: Place, proposal: Proposal) -> tuple[str | None, str | None]:
+def _foresee(place: LabContext, proposal: Proposal) -> tuple[str | None, str | None]:
     """Why the guard would refuse the proposal if its turn were now, and what a person should know if it would not."""
-    setup = prepare_study(place.lab, place.study, Options(informal=True))
+    setup = prepare_study(place.lab, place.study, RunOptions(informal=True))
     try:
         return None, Decider(setup, place.record).decide(proposal).warning
     except Exception as error:
         if is_environmental(error):
             raise
-        return str(error) if isinstance(error, Rejected) else describe_error(error), None
+        return str(error) if isinstance(error, ProposalRejected) else describe_error(error), None
 
 
 def edit(

@@ -22,7 +22,7 @@ from looplab.loop.importing import (
     known_sources,
 )
 from looplab.loop.lock import StudyLock
-from looplab.loop.setup import Options, Setup
+from looplab.loop.setup import RunOptions, Setup
 from looplab.measure.foreign import ForeignRun, Unreadable, read_folder, read_optuna, run_folders
 from looplab.report import labbook
 from looplab.runs.durable import Syncer
@@ -48,7 +48,7 @@ def import_runs(
         raise LabError("what should be imported?", hint="name folders with runs, or an Optuna storage with --optuna")
     lab = open_lab(folder)
     study = lab.study(name)
-    setup = prepare_study(lab, study, Options(informal=True))
+    setup = prepare_study(lab, study, RunOptions(informal=True))
     mapped = dict(map(_pair, mapping))
     found, unreadable = _read(setup, folders, optuna, optuna_study, mapped)
     outputs = study_folder(lab.folder, study.study)

@@ -19,10 +19,10 @@ from looplab.decide.agent import account_of
 from looplab.errors import LabError
 from looplab.iterate import settings as reading
 from looplab.iterate.overview import VersionFacts, gates_in_words, overview, verdict_of
-from looplab.iterate.record import STUDY, Book
+from looplab.iterate.record import STUDY, VersionLedger
 from looplab.iterate.tour import number_with_interval
 from looplab.iterate.tour import tour as make_tour
-from looplab.iterate.versions import Iteration, Options
+from looplab.iterate.versions import IterateOptions, Iteration
 from looplab.ledger.ledger import Ledger
 from looplab.loop.lock import StudyLock
 
@@ -40,11 +40,11 @@ def iterate(
     if agent is not None and agent not in ADAPTERS:
         raise LabError(f"there is no agent {agent!r}", hint=f"one of {', '.join(ADAPTERS)}")
     said = {key: value for key, value in (("cli", agent), ("model", model)) if value is not None}
-    chosen = reading.Agent.model_validate({**settings.agent.model_dump(), **said}) if said else settings.agent
+    chosen = reading.VersionAgent.model_validate({**settings.agent.model_dump(), **said}) if said else settings.agent
     spec = reading.make_spec(chosen, reading.read_flags(os.environ), extra)
-    options = Options(settings.retries if retries is None else retries, go_on)
+    options = IterateOptions(settings.retries if retries is None else retries, go_on)
     with StudyLock(lab, STUDY), contextlib.closing(Ledger(lab / ".looplab" / "ledger.db")) as ledger:
-        book = Book(ledger)
+        book = VersionLedger(ledger)
         say = output.survives_reader(output.warn if json else output.say)
         run = Iteration(lab, settings, book, spec, reading.limits_of(chosen), options, say)
         signals.warn_ctrl_c(say, f"SIGTERM (`kill {os.getpid()}`)")
@@ -80,7 +80,7 @@ def _range(start: str, end: int | None) -> tuple[int, int]:
 
 def status(folder: Path | None, json: bool) -> None:
     with contextlib.closing(_open(folder)[1]) as ledger:
-        (_print_json if json else _print)(Book(ledger))
+        (_print_json if json else _print)(VersionLedger(ledger))
 
 
 def _open(folder: Path | None) -> tuple[Path, Ledger]:
@@ -91,7 +91,7 @@ def _open(folder: Path | None) -> tuple[Path, Ledger]:
     return lab, open_for_reading(Lab(lab, {}))
 
 
-def _print(book: Book) -> None:
+def _print(book: VersionLedger) -> None:
     story = book.story()
     output.table(
         ("version", "state", "attempts", "gates", "metric", "verdict", "branch"),
@@ -109,7 +109,7 @@ def _row(facts: VersionFacts) -> tuple[str, ...]:
             number_with_interval(facts), verdict_of(facts), facts.branch or "-")  # fmt: skip
 
 
-def _print_json(book: Book) -> None:
+def _print_json(book: VersionLedger) -> None:
     story = book.story()
     versions = [{**asdict(facts), "verdict": verdict_of(facts)} for facts in overview(story)]
     output.print_json(
@@ -121,7 +121,7 @@ def _print_json(book: Book) -> None:
 def tour(folder: Path | None, out: Path | None, json: bool) -> None:
     lab, ledger = _open(folder)
     with contextlib.closing(ledger):
-        page = make_tour(lab, reading.load(lab), overview(Book(ledger).story()))
+        page = make_tour(lab, reading.load(lab), overview(VersionLedger(ledger).story()))
     path = out or lab / "outputs" / "tour.html"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, page.encode("utf-8", "replace"))

@@ -6,20 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from looplab.config.lab import LAB_FILE, Lab, Study, find_lab, load_lab
+from looplab.config.lab import LAB_FILE, Lab, StudyConfig, find_lab, load_lab
 from looplab.ledger import ledger as ledgers
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import JOBS_SUFFIX, StudyLedger
 from looplab.runs.folder import study_folder
 
 if TYPE_CHECKING:
-    from looplab.loop.setup import Options, Setup
+    from looplab.loop.setup import RunOptions, Setup
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LabContext:
     lab: Lab
-    study: Study
+    study: StudyConfig
     ledger: Ledger
     record: StudyLedger
 
@@ -32,7 +32,7 @@ def open_lab(folder: Path | None) -> Lab:
     return load_lab(find_lab(folder or Path.cwd()))
 
 
-def find_study(lab: Lab, name: str | None) -> Study:
+def find_study(lab: Lab, name: str | None) -> StudyConfig:
     """A study of the lab, or `<study>.jobs`: the one of the commands that were submitted to it."""
     from looplab.loop.submitting import jobs_study
 
@@ -59,7 +59,7 @@ def open_for_reading(lab: Lab) -> Ledger:
     return ledgers.open_for_reading(lab.ledger_path)
 
 
-def open_place(folder: Path | None, study: str | None, *, create: bool = False, reading: bool = False) -> Place:
+def open_place(folder: Path | None, study: str | None, *, create: bool = False, reading: bool = False) -> LabContext:
     """The study that a command is about.
 
     Args:
@@ -69,10 +69,10 @@ def open_place(folder: Path | None, study: str | None, *, create: bool = False, 
     lab = open_lab(folder)
     chosen = find_study(lab, study)
     ledger = open_for_reading(lab) if reading else Ledger(lab.ledger_path, create=create)
-    return Place(lab, chosen, ledger, StudyLedger(ledger, chosen.study))
+    return LabContext(lab, chosen, ledger, StudyLedger(ledger, chosen.study))
 
 
-def prepare_study(lab: Lab, study: Study, options: Options) -> Setup:
+def prepare_study(lab: Lab, study: StudyConfig, options: RunOptions) -> Setup:
     """Check everything before anything is written or started; mistakes in the lab file are reported with their line."""
     from looplab.decide.queue import read_queue
     from looplab.decide.rules import load_decide, read_rules

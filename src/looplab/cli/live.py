@@ -27,7 +27,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class ScreenState:
     """A study at one moment."""
 
     study: str
@@ -46,14 +46,14 @@ def time_left(done: int, total: int | None, mean_s: float | None, slots: int) ->
     return None if total is None or mean_s is None else (total - done) * mean_s / max(1, slots)
 
 
-class Live:
+class LiveView:
     """Shows snapshots for as long as it is entered; `say` puts a line above them."""
 
-    def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
+    def __init__(self, snapshot: Callable[[], ScreenState]) -> None:
         self._snapshot = snapshot
         self._live: Any = None
 
-    def __enter__(self) -> Live:
+    def __enter__(self) -> LiveView:
         if output.is_terminal():
             from rich.live import Live as RichLive
 

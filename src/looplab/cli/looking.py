@@ -13,19 +13,19 @@ from typing import Any
 from looplab import signals
 from looplab.agents.account import Account
 from looplab.cli import output
-from looplab.cli.labs import Place, find_study, open_for_reading, open_lab, open_place
+from looplab.cli.labs import LabContext, find_study, open_for_reading, open_lab, open_place
 from looplab.config import paths
 from looplab.config.files import read_config
-from looplab.config.lab import Study
+from looplab.config.lab import StudyConfig
 from looplab.errors import LabError
 from looplab.launch.local import Where, read_exit, read_process, where_is
 from looplab.ledger.ledger import GENESIS, Ledger, has_ledger
-from looplab.ledger.study import IMPORTED, JOBS_SUFFIX, RunRow, StudyLedger, Usage
+from looplab.ledger.study import IMPORTED, JOBS_SUFFIX, BudgetUsage, RunRow, StudyLedger
 from looplab.loop.lock import engine_pid
-from looplab.loop.measuring import tie_break_value
 from looplab.loop.place import find_move
-from looplab.report.gather import ARGUMENTS, alarms_of, describe_calls, unusable_calls
-from looplab.report.judged import Point, judged_now, points, watched
+from looplab.measure.run_metrics import tie_break_value
+from looplab.report.facts import ARGUMENTS, alarms_of, describe_calls, unusable_calls
+from looplab.report.judged import ReplicatedConfig, judged_now, points, watched
 from looplab.runs import folder as run_folder
 from looplab.runs.folder import record_folder, run_folders, study_folder
 from looplab.runs.logs import LogStream, seek_last_lines
@@ -121,7 +121,7 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
             output.say("  unfinished runs: `looplab resume` adopts what is alive and goes on\n")
 
 
-def _status_of(lab: Path, study: Study, ledger: Ledger | None) -> dict[str, Any]:
+def _status_of(lab: Path, study: StudyConfig, ledger: Ledger | None) -> dict[str, Any]:
     metric = study.objective.metric if study.objective else None
     facts: dict[str, Any] = {"study": study.study, "engine": None, "metric": metric, "counts": {}, "best": None}
     facts["not_comparable"] = 0
@@ -129,7 +129,7 @@ def _status_of(lab: Path, study: Study, ledger: Ledger | None) -> dict[str, Any]
     then = study.objective.then if study.objective else None
     facts["tie_break"] = {**then.model_dump(), "best": None} if then else None
     if ledger is None:
-        return {**facts, "used": asdict(Usage(0, 0, 0.0, 0.0)), "waiting": 0, "running": [],
+        return {**facts, "used": asdict(BudgetUsage(0, 0, 0.0, 0.0)), "waiting": 0, "running": [],
                 "alarms": (), "configured": [], "agents": Account().to_dict(), "place": None,
                 "unreachable": [], "ended_early": None,
                 "agent_calls": {"calls": 0, "unusable": [], "summary": ""}}  # fmt: skip
@@ -244,13 +244,13 @@ def show(folder: Path | None, name: str | None, run_name: str, json: bool) -> No
         _show_metrics(summary["metrics"])
 
 
-def _point_of(record: StudyLedger, run: RunRow) -> Point | None:
+def _point_of(record: StudyLedger, run: RunRow) -> ReplicatedConfig | None:
     """The config that the run is one of."""
     every = points(record.runs()).values()
     return next((point for point in every if any(one.id == run.id for one in (*point.runs, *point.copies))), None)
 
 
-def _point(point: Point) -> dict[str, Any]:
+def _point(point: ReplicatedConfig) -> dict[str, Any]:
     return {
         "run": point.run.id,
         "runs": [run.id for run in point.runs],
@@ -281,7 +281,7 @@ def _show_metrics(metrics: dict[str, Any]) -> None:
     )
 
 
-def _recorded_notes(place: Place, run: RunRow) -> list[str]:
+def _recorded_notes(place: LabContext, run: RunRow) -> list[str]:
     """What the ledger says of a run that was over before it had a folder."""
     events = place.ledger.events(run.study, run.id)
     return [event.data["note"] for event in events if event.kind == "ended" and "note" in event.data]
@@ -323,7 +323,7 @@ def logs(folder: Path | None, name: str | None, run_name: str, follow: bool, lin
 
 
 def diff(folder: Path | None, name: str | None, a: str, b: str, json: bool) -> None:
-    place: Place | None = None
+    place: LabContext | None = None
     sides = []
     arguments: list[str | None] = []
     for side in (a, b):

@@ -12,21 +12,27 @@ from typing import Any
 from looplab.cli import output
 from looplab.cli.labs import open_lab, prepare_study
 from looplab.cli.running import count_from_now, relative_to_lab, saved_options
-from looplab.config.lab import Lab, Study
+from looplab.config.lab import Lab, StudyConfig
 from looplab.errors import LabError
 from looplab.ledger.ledger import LedgerCopy
 from looplab.ledger.study import ProposalRow
 from looplab.loop.decision import PEOPLE
-from looplab.loop.prepare import Command
+from looplab.loop.prepare import FilledCommand
 from looplab.loop.preview import PlannedRun, Preview, preview
-from looplab.loop.setup import Options, Setup, missing_for_formal
+from looplab.loop.setup import RunOptions, Setup, missing_for_formal
 
 
 def plan(
-    folder: Path | None, name: str | None, options: Options, *, resume: bool, commands: bool = False, json: bool = False
+    folder: Path | None,
+    name: str | None,
+    options: RunOptions,
+    *,
+    resume: bool,
+    commands: bool = False,
+    json: bool = False,
 ) -> None:
     """Show what `run` would do with these options, or what `resume` would do."""
-    if resume and options != Options():
+    if resume and options != RunOptions():
         raise LabError("--resume takes the options of the last `run`", hint="leave out the others")
     lab = open_lab(folder)
     study = lab.study(name)
@@ -37,8 +43,8 @@ def plan(
 
 def show_plan(
     lab: Lab,
-    study: Study,
-    options: Options,
+    study: StudyConfig,
+    options: RunOptions,
     ledger: LedgerCopy,
     *,
     commands: bool = False,
@@ -142,7 +148,7 @@ def _run_as_dict(planned: PlannedRun) -> dict[str, Any]:
     }
 
 
-def show_command(command: Command) -> None:
+def show_command(command: FilledCommand) -> None:
     """Print where a run is started, and what looplab adds to its environment."""
     output.say(f"  folder: {command.folder}" + (f"   started in: {command.cwd}" * (command.cwd != command.folder)))
     output.say("  environment: " + " ".join(f"{name}={shlex.quote(value)}" for name, value in command.env.items()))

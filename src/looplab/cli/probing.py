@@ -13,7 +13,7 @@ from looplab.cli import output
 from looplab.cli.labs import open_lab, prepare_study
 from looplab.cli.running import drive
 from looplab.config.files import dump_json, write_atomic
-from looplab.config.lab import Lab, Probe, Study
+from looplab.config.lab import Lab, ProbeConfig, StudyConfig
 from looplab.errors import BusyError
 from looplab.launch.local import is_running, read_process
 from looplab.ledger.ledger import Ledger
@@ -22,14 +22,16 @@ from looplab.loop import probing
 from looplab.loop.engine import Ending
 from looplab.loop.lock import StudyLock, engine_pid
 from looplab.loop.probing import Advice, Result, Setting
-from looplab.loop.setup import Options, Setup, make_guard
+from looplab.loop.setup import RunOptions, Setup, make_guard
 from looplab.runs.folder import record_file, record_folder, study_folder
 
 BUSY = 0.3
 """The load for each core above which something else is at work."""
 
 
-def probe(folder: Path | None, name: str | None, options: Options, *, fresh: bool, execute: bool, json: bool) -> None:
+def probe(
+    folder: Path | None, name: str | None, options: RunOptions, *, fresh: bool, execute: bool, json: bool
+) -> None:
     lab = open_lab(folder)
     study = lab.study(name)
     wanted = probing.probe_of(study)
@@ -59,7 +61,7 @@ def probe(folder: Path | None, name: str | None, options: Options, *, fresh: boo
         sys.exit(1)
 
 
-def _prepare(lab: Lab, study: Study, name: str, options: Options) -> tuple[int, Setup]:
+def _prepare(lab: Lab, study: StudyConfig, name: str, options: RunOptions) -> tuple[int, Setup]:
     """How many runs the study would have at a time, and the setup of the probe, which has one."""
     with lab.at(study, "probe"):
         made = probing.probe_study(study, name, options.mode)
@@ -67,7 +69,7 @@ def _prepare(lab: Lab, study: Study, name: str, options: Options) -> tuple[int, 
         return len(setup.slots), probing.in_one_slot(setup)
 
 
-def _check_free(lab: Lab, study: Study, last: str, ledger: Ledger | None, fresh: bool) -> None:
+def _check_free(lab: Lab, study: StudyConfig, last: str, ledger: Ledger | None, fresh: bool) -> None:
     """What is measured beside other work is not the speed of this machine."""
     pid = engine_pid(lab.folder, study.study)
     if pid is not None:
@@ -104,7 +106,7 @@ def _show_settings(settings: list[Setting], json: bool) -> None:
     output.table(("setting", "status"), [(s.name, f"not run: {s.skipped}" if s.skipped else "-") for s in settings])
 
 
-def _say_what_comes(setup: Setup, wanted: Probe, settings: list[Setting], to_make: int, slots: int) -> None:
+def _say_what_comes(setup: Setup, wanted: ProbeConfig, settings: list[Setting], to_make: int, slots: int) -> None:
     runnable = sum(1 for setting in settings if setting.config_hash is not None)
     at_most = output.seconds(to_make * (wanted.timeout + setup.study.launch.grace))
     output.say(
@@ -126,7 +128,7 @@ def _say_what_comes(setup: Setup, wanted: Probe, settings: list[Setting], to_mak
         )
 
 
-def _write(lab: Lab, study: Study, advice: Advice) -> Path:
+def _write(lab: Lab, study: StudyConfig, advice: Advice) -> Path:
     """The advice as an entry of a queue."""
     name = "probe.json" if len(lab.studies) == 1 else f"{study.study}.probe.json"
     path = lab.folder / "proposals" / name
@@ -137,7 +139,7 @@ def _write(lab: Lab, study: Study, advice: Advice) -> Path:
 
 
 def _tell(
-    lab: Lab, study: Study, setup: Setup, results: list[Result], advice: Advice | None, written: Path | None,
+    lab: Lab, study: StudyConfig, setup: Setup, results: list[Result], advice: Advice | None, written: Path | None,
     done: bool, json: bool,
 ) -> None:  # fmt: skip
     assert setup.study.objective is not None
@@ -196,7 +198,7 @@ def _remedy(results: list[Result]) -> str:
     return ""
 
 
-def _say_how_to_use(study: Study, setup: Setup, edits: tuple[str, ...]) -> None:
+def _say_how_to_use(study: StudyConfig, setup: Setup, edits: tuple[str, ...]) -> None:
     refused = make_guard(study).check(setup.bases[0].config, edits).problems
     foreign = [problem.key for problem in refused if problem.rule == "not a knob"]
     if foreign:

@@ -13,7 +13,7 @@ from looplab.config.files import write_atomic
 from looplab.errors import LabError
 from looplab.report import compare as comparing
 from looplab.report import plots, reports, wording
-from looplab.report.gather import gather
+from looplab.report.facts import study_facts
 
 SPARK_METRICS = 8
 """Metrics whose curves are drawn in a terminal."""
@@ -21,7 +21,7 @@ SPARK_METRICS = 8
 
 def report(folder: Path | None, name: str | None, to: Path | None, json: bool) -> None:
     place = open_place(folder, name, reading=True)
-    facts = gather(place.lab.folder, place.study, place.record)
+    facts = study_facts(place.lab.folder, place.study, place.record)
     try:
         written = reports.write(facts, place.study, plots=True, to=to)
     except OSError as error:
@@ -78,7 +78,7 @@ def _cell(value: Any) -> str:
     return "-" if value is comparing.MISSING else output.cell(value)
 
 
-def _rows(comparison: comparing.Comparison) -> list[tuple[str, ...]]:
+def _rows(comparison: comparing.RunComparison) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for compared in comparison.metrics:
         last = [output.number(value) for value in compared.last]
@@ -91,7 +91,7 @@ def _rows(comparison: comparing.Comparison) -> list[tuple[str, ...]]:
     return rows
 
 
-def _draw(comparison: comparing.Comparison) -> None:
+def _draw(comparison: comparing.RunComparison) -> None:
     rows: list[tuple[str, ...]] = []
     for compared in comparison.metrics:
         drawn = comparing.sparks(comparison, compared.metric)
@@ -107,7 +107,7 @@ def _draw(comparison: comparing.Comparison) -> None:
         output.table(("metric", "run", "curve"), rows, title="curves, each metric on axes of its own")
 
 
-def _told(comparison: comparing.Comparison, html: Path | None) -> dict[str, Any]:
+def _told(comparison: comparing.RunComparison, html: Path | None) -> dict[str, Any]:
     return {
         "study": comparison.study,
         "runs": [asdict(run) for run in comparison.runs],

@@ -18,8 +18,8 @@ from looplab.judge.reproduce import compare
 from looplab.judge.stats import pooled_spread
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import IMPORTED, RunRow, StudyLedger
-from looplab.loop import again
 from looplab.loop import remeasure as measuring_again
+from looplab.loop import reproduce as reproducing
 from looplab.loop.lock import StudyLock, engine_pid
 from looplab.loop.submitting import refusal, refuse
 from looplab.report.reports import write_reports
@@ -36,7 +36,7 @@ def reproduce(folder: Path | None, name: str | None, run: str, tolerance: float 
         )
     if original.objective is None:
         raise LabError(f"run {original.id} has no objective, so there is nothing to compare", hint="choose another run")
-    capsule = again.read_capsule(record, place.outputs, original.id)
+    capsule = reproducing.read_capsule(record, place.outputs, original.id)
     options = replace(last_options(place.ledger, study.study, lab.folder), asked_only=True, informal=True)
     setup = prepare_study(lab, study, options)
     pid = engine_pid(lab.folder, study.study)
@@ -50,8 +50,8 @@ def reproduce(folder: Path | None, name: str | None, run: str, tolerance: float 
     if not json:
         output.say(f"runs again: {shlex.join(map(str, capsule['argv']))}")
         output.say(f"asks for its packages: {capsule['program']}")
-    told = again.bring_back(lab.folder, place.outputs, original.id, capsule)
-    changed = again.differences(lab.folder, place.outputs, capsule, setup.prints)
+    told = reproducing.checkout(lab.folder, place.outputs, original.id, capsule)
+    changed = reproducing.differences(lab.folder, place.outputs, capsule, setup.prints)
     if not json:
         for line in told:
             output.say(f"code: {line}")
@@ -70,7 +70,7 @@ def reproduce(folder: Path | None, name: str | None, run: str, tolerance: float 
         said = {key: value for key, value in asdict(result).items() if value == value}  # NaN has no place in the chain
         place.ledger.record("reproduced", study.study, original.id, again=repeated.id, **said)
     if not keep:
-        again.drop(lab.folder, original.id)
+        reproducing.drop(lab.folder, original.id)
     if json:
         output.print_line(
             {"run": original.id, "again": repeated.id, "status": repeated.status, "original": original.objective,
@@ -86,9 +86,9 @@ def reproduce(folder: Path | None, name: str | None, run: str, tolerance: float 
 
 def _ask(record: StudyLedger, original: RunRow) -> int:
     """Put it in the queue, under a name of its own, so that it can be asked for again."""
-    times = sum(1 for row in record.proposals() if row.proposer == again.AGAIN and row.parent == original.id)
-    source = f"{again.AGAIN}:{original.id}:{times + 1}"
-    proposal = record.propose(again.AGAIN, (), f"reproduce {original.id}", parent=original.id, source=source)
+    times = sum(1 for row in record.proposals() if row.proposer == reproducing.AGAIN and row.parent == original.id)
+    source = f"{reproducing.AGAIN}:{original.id}:{times + 1}"
+    proposal = record.propose(reproducing.AGAIN, (), f"reproduce {original.id}", parent=original.id, source=source)
     assert proposal is not None
     return proposal
 

@@ -17,9 +17,9 @@ from typing import Any
 
 from looplab import signals
 from looplab.cli import output
-from looplab.cli.labs import Place, open_for_reading, open_lab, open_place, prepare_study
-from looplab.cli.live import Live, Row, Snapshot, time_left
-from looplab.config.lab import Lab, Study
+from looplab.cli.labs import LabContext, open_for_reading, open_lab, open_place, prepare_study
+from looplab.cli.live import LiveView, Row, ScreenState, time_left
+from looplab.config.lab import Lab, StudyConfig
 from looplab.errors import BusyError, LabError
 from looplab.launch.local import (
     LocalExecutor,
@@ -36,9 +36,9 @@ from looplab.ledger.study import RunRow, StudyLedger
 from looplab.loop.decision import base_runs, decide_base
 from looplab.loop.engine import Ending, Engine, Outcome
 from looplab.loop.lock import StudyLock, engine_pid
-from looplab.loop.planning import News, bases_to_run
-from looplab.loop.setup import Options, Setup
-from looplab.report.desk import Desk
+from looplab.loop.planning import EngineEvent, bases_to_run
+from looplab.loop.setup import RunOptions, Setup
+from looplab.report.writer import ReportWriter
 from looplab.runs.folder import record_file, record_folder
 from looplab.runs.redact import HIDDEN, redact_argv
 from looplab.untrusted import append_own, real_path
@@ -60,10 +60,10 @@ def make_options(
     extra: Sequence[str] | None = None,
     flags: Mapping[str, int | None] | None = None,
     **rest: Any,
-) -> Options:
+) -> RunOptions:
     """Return the options of a call as the parser has found them; `rest` are those that need no conversion."""
     named = [gpu.strip() for part in gpus or () for gpu in part.split(",") if gpu.strip()]
-    return Options(
+    return RunOptions(
         cfgs=tuple(str(real_path(path)) for path in cfgs or ()),
         gpus=None if not gpus else tuple(named) if named != ["none"] else (),
         extra=tuple(extra or ()),
@@ -96,7 +96,7 @@ def count_from_now(setup: Setup, ledger: Ledger | LedgerCopy) -> Setup:
     return replace(setup, notes=(*setup.notes, *known))
 
 
-def run(folder: Path | None, name: str | None, options: Options, *, execute: bool, detach: bool, json: bool) -> None:
+def run(folder: Path | None, name: str | None, options: RunOptions, *, execute: bool, detach: bool, json: bool) -> None:
     lab = open_lab(folder)
     study = lab.study(name)
     if study.needs_exec and not execute:
@@ -126,7 +126,7 @@ def run_alone(
 ) -> None:
     """Run one config now, once: what waits in the queue goes on waiting, and `resume` keeps its options."""
     study = lab.study(name)
-    options = Options(cfgs=(str(real_path(config)),), extra=tuple(extra), informal=informal, alone=True)
+    options = RunOptions(cfgs=(str(real_path(config)),), extra=tuple(extra), informal=informal, alone=True)
     setup = prepare_study(lab, study, options)
     with StudyLock(lab.folder, study.study), contextlib.closing(Ledger(lab.ledger_path)) as ledger:
         used = StudyLedger(ledger, study.study).usage()
@@ -155,7 +155,7 @@ def _has_secret(extra: Sequence[str]) -> bool:
     return redact_argv(extra) != list(extra)
 
 
-def _save_options(ledger: Ledger, study: str, options: Options) -> None:
+def _save_options(ledger: Ledger, study: str, options: RunOptions) -> None:
     # Escaped, since arguments and paths may be bytes that are not valid Unicode.
     text = encode_json(replace(options, extra=tuple(redact_argv(options.extra))).to_dict())
     before = ledger.one("SELECT value FROM meta WHERE key=?", (f"options:{study}",))
@@ -181,13 +181,13 @@ def _found_again(lab: Path, name: str) -> str:
     return next((str(end) for end in ends if (lab / end).is_file()), name)
 
 
-def last_options(ledger: Ledger | LedgerCopy, study: str, lab: Path) -> Options:
+def last_options(ledger: Ledger | LedgerCopy, study: str, lab: Path) -> RunOptions:
     """The options of the last `run`."""
     row = ledger.one("SELECT value FROM meta WHERE key=?", (f"options:{study}",))
     if row is None:
         raise LabError(f"study {study!r} was never run", hint="start it with `looplab run`")
     try:
-        options = Options.from_dict(decode_json(row["value"]))
+        options = RunOptions.from_dict(decode_json(row["value"]))
     except (AttributeError, TypeError, ValueError):
         raise LabError(
             f"what was said with the last `run` of study {study!r} cannot be read",
@@ -196,7 +196,7 @@ def last_options(ledger: Ledger | LedgerCopy, study: str, lab: Path) -> Options:
     return replace(options, cfgs=tuple(_found_again(lab, name) for name in relative_to_lab(lab, options.cfgs)))
 
 
-def saved_options(ledger: Ledger, study: str, lab: Path) -> Options:
+def saved_options(ledger: Ledger, study: str, lab: Path) -> RunOptions:
     """The options of the last `run`, for one that continues it."""
     options = last_options(ledger, study, lab)
     if any(HIDDEN in word for word in options.extra):
@@ -211,21 +211,21 @@ def saved_options(ledger: Ledger, study: str, lab: Path) -> Options:
 def drive(setup: Setup, ledger: Ledger, json: bool) -> Outcome:
     """Run the engine here, to its end; the caller holds the study's lock."""
     executor = LocalExecutor()
-    live = Live(lambda: _engine_snapshot(engine))
+    live = LiveView(lambda: _engine_snapshot(engine))
 
     @output.survives_reader
-    def show(item: News) -> None:
+    def show(item: EngineEvent) -> None:
         if json:
             output.print_line({"at": time.time(), "kind": item.kind, "run": item.run, "text": item.text})
         else:
             live.say(item.text, STYLES.get(item.kind, ""))
 
-    def tell(item: News) -> None:
+    def tell(item: EngineEvent) -> None:
         if item.kind == "ended" and item.run is not None:
             desk.ended(item.run)
         show(item)
 
-    desk = Desk(setup.lab, ledger.path, setup.study, lambda problem: tell(News("note", problem)))
+    desk = ReportWriter(setup.lab, ledger.path, setup.study, lambda problem: tell(EngineEvent("note", problem)))
     engine = Engine(setup, ledger, executor, tell)
     asked = 0
     terminals = output.terminals()
@@ -245,8 +245,8 @@ def drive(setup: Setup, ledger: Ledger, json: bool) -> Outcome:
         live if not json else contextlib.nullcontext(),
     ):
         for note in setup.notes:
-            tell(News("note", note))
-        signals.warn_ctrl_c(lambda note: tell(News("note", note)), "`looplab stop`, or SIGTERM")
+            tell(EngineEvent("note", note))
+        signals.warn_ctrl_c(lambda note: tell(EngineEvent("note", note)), "`looplab stop`, or SIGTERM")
         desk.catch_up(StudyLedger(ledger, setup.study.study))
         return engine.run()
 
@@ -314,7 +314,7 @@ def _what_to_do(setup: Setup, record: StudyLedger, ending: Ending) -> list[str]:
     return steps
 
 
-def show_leaders(record: StudyLedger, study: Study, limit: int = 12) -> None:
+def show_leaders(record: StudyLedger, study: StudyConfig, limit: int = 12) -> None:
     """The final table: a row for each config that was tried, the best first."""
     from looplab.report.judged import points
 
@@ -365,7 +365,7 @@ def _closing_words(setup: Setup, record: StudyLedger, why: str, counts: dict[str
             f"a failed run: `looplab {'logs' if printed else 'show'} {bad.id}` shows "
             + ("what it printed" if printed else "why")
         )
-    from looplab.report.gather import alarms_of
+    from looplab.report.facts import alarms_of
     from looplab.report.judged import judged_now
 
     court = judged_now(setup.study, record)
@@ -383,7 +383,7 @@ def _closing_words(setup: Setup, record: StudyLedger, why: str, counts: dict[str
     output.say(f"report: {outputs / 'report.html'}")
 
 
-def _engine_snapshot(engine: Engine) -> Snapshot:
+def _engine_snapshot(engine: Engine) -> ScreenState:
     rows = []
     for run in list(engine.running.values()):
         gauge = engine.gauges.get(run.id)
@@ -393,7 +393,7 @@ def _engine_snapshot(engine: Engine) -> Snapshot:
     objective = engine.setup.study.objective
     progress = engine.progress
     total = progress.total
-    return Snapshot(
+    return ScreenState(
         engine.study.study,
         objective.metric if objective else "objective",
         tuple(rows),
@@ -409,7 +409,7 @@ def _engine_snapshot(engine: Engine) -> Snapshot:
 # -- the engine in the background
 
 
-def _detach(lab: Lab, study: Study, json: bool) -> None:
+def _detach(lab: Lab, study: StudyConfig, json: bool) -> None:
     """Start `resume` in a session of its own, and wait until it is really at work."""
     log = lab.folder / ".looplab" / f"{study.study}.log"
     argv = [sys.executable, "-m", "looplab", "resume", "--lab", str(lab.folder), "--study", study.study]
@@ -446,7 +446,7 @@ def attach(folder: Path | None, name: str | None, json: bool) -> None:
         )
     seq, _ = place.ledger.head()
     gauges: dict[str, Any] = {}
-    live = Live(lambda: _ledger_snapshot(place, gauges))
+    live = LiveView(lambda: _ledger_snapshot(place, gauges))
     running = [run.id for run in place.record.runs(state="running")]
     signals.warn_ctrl_c(output.warn, f"SIGTERM (`kill {os.getpid()}`), which leaves the study alone")
     with live if not json else contextlib.nullcontext():
@@ -481,21 +481,21 @@ def _describe(kind: str, run: str | None, data: dict[str, Any]) -> str:
     return f"round {data['round']} is done" if kind == "round ended" else f"round {data['round']} begins"
 
 
-def _ledger_snapshot(place: Place, gauges: dict[str, Any]) -> Snapshot:
-    from looplab.loop.measuring import Gauge
+def _ledger_snapshot(place: LabContext, gauges: dict[str, Any]) -> ScreenState:
+    from looplab.measure.run_metrics import RunMetrics
 
     ledger = open_for_reading(place.lab)  # the drawing thread needs a connection of its own
     try:
         record = StudyLedger(ledger, place.study.study)
         rows = []
         for run in record.runs(state="running"):
-            gauge = gauges.setdefault(run.id, Gauge(place.study, place.outputs / run.id))
+            gauge = gauges.setdefault(run.id, RunMetrics(place.study, place.outputs / run.id))
             gauge.poll()
             rows.append(Row(run, run.slot or "-", gauge.step, gauge.objective()))
         counts = record.counts()
         done = sum(number for state, number in counts.items() if state not in ("planned", "running"))
         objective = place.study.objective
-        return Snapshot(
+        return ScreenState(
             place.study.study, objective.metric if objective else "objective", tuple(rows), done,
             record.usage().runs, counts.get("failed", 0), record.best(), None,
         )  # fmt: skip
@@ -530,7 +530,7 @@ def stop(folder: Path | None, name: str | None, run_name: str | None, drain: boo
         output.say(told)
 
 
-def _await_stop(place: Place, run_row: RunRow | None) -> bool:
+def _await_stop(place: LabContext, run_row: RunRow | None) -> bool:
     deadline = time.monotonic() + place.study.launch.grace + STOP_S
     while time.monotonic() < deadline:
         if run_row is not None:
@@ -542,7 +542,7 @@ def _await_stop(place: Place, run_row: RunRow | None) -> bool:
     return False
 
 
-def _stop_orphans(place: Place, runs: Sequence[RunRow]) -> str:
+def _stop_orphans(place: LabContext, runs: Sequence[RunRow]) -> str:
     """Trainings that live without an engine: ended directly, recorded by the next `resume`."""
     found: dict[str, tuple[Path, Path, dict[str, Any]]] = {}
     unseen = []

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 from looplab import signals
 from looplab.cli import output
 from looplab.cli.labs import open_lab
-from looplab.config.lab import Lab, Study
+from looplab.config.lab import Lab, StudyConfig
 from looplab.errors import LabError
 from looplab.launch.devices import Devices
 from looplab.launch.local import LocalExecutor
-from looplab.loop.setup import Options, plan_slots
+from looplab.loop.setup import RunOptions, plan_slots
 from looplab.pipeline.case import run_case
 from looplab.pipeline.folder import RunFolder
 from looplab.pipeline.plan import choose_run, make_plan, pick_stages, read_call_config
-from looplab.pipeline.runner import HERE, StageRun, Wishes, drive
+from looplab.pipeline.runner import HERE, StageRun, StopRequest, drive
 from looplab.pipeline.suite import Suite, make_runs, make_suite
 from looplab.runs.names import inside
 from looplab.untrusted import clean_text
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 FAILED, INTERRUPTED = 1, 130
 
 
-def _open(folder: Path | None, name: str | None) -> tuple[Lab, Study]:
+def _open(folder: Path | None, name: str | None) -> tuple[Lab, StudyConfig]:
     """The lab and the study; where one of several studies has stages, it is meant."""
     lab = open_lab(folder)
     staged = [study for study in lab.studies.values() if study.stages]
@@ -41,7 +41,7 @@ def _open(folder: Path | None, name: str | None) -> tuple[Lab, Study]:
 
 
 @contextlib.contextmanager
-def _executor(wishes: Wishes, *, drains: bool) -> Iterator[LocalExecutor]:
+def _executor(wishes: StopRequest, *, drains: bool) -> Iterator[LocalExecutor]:
     """An executor, with Ctrl-C, SIGTERM and the end of the terminal passed on as wishes."""
     executor = LocalExecutor()
     terminals = output.terminals()
@@ -118,7 +118,7 @@ def stage(
         run = RunFolder(inside(lab.folder, run_dir.absolute(), "--run-dir"))
     else:
         run = choose_run(plan, run_id, new=new)
-    wishes = Wishes()
+    wishes = StopRequest()
     one = StageRun(plan, run, "stage", force=force, pointed=run_dir is None)
     with _executor(wishes, drains=False) as executor, Screen(lambda: _draw_stage(one), json=json) as screen:
         one.say, one.write = _listening(screen)
@@ -137,7 +137,7 @@ def stage(
         sys.exit(INTERRUPTED if wishes.drain else FAILED)
 
 
-def drive_one(one: StageRun, executor: LocalExecutor, wishes: Wishes) -> None:
+def drive_one(one: StageRun, executor: LocalExecutor, wishes: StopRequest) -> None:
     """A mistake of the caller is told as such, before anything runs."""
     one.slot = HERE
     one.open()
@@ -173,8 +173,8 @@ def suite(
     lab, study = _open(folder, name)
     made = make_suite(lab, study, config, suite_id, new=new)
     devices = Devices()
-    places = plan_slots(study, Options(concurrency=slots, gpus=_devices(gpus, made)), devices)
-    wishes = Wishes()
+    places = plan_slots(study, RunOptions(concurrency=slots, gpus=_devices(gpus, made)), devices)
+    wishes = StopRequest()
     shared = study.slots.share if share is None else share
     runs: list[StageRun] = []
     with (

@@ -11,18 +11,20 @@ from pathlib import Path
 from looplab.cli import output
 from looplab.cli.labs import open_lab, open_place, prepare_study
 from looplab.cli.running import run as run_study
-from looplab.config.lab import Lab, Study
+from looplab.config.lab import Lab, StudyConfig
 from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
 from looplab.loop.decision import base_runs, decide_base
 from looplab.loop.lock import engine_pid
-from looplab.loop.setup import Options
+from looplab.loop.setup import RunOptions
 from looplab.runs.folder import point
 from looplab.runs.redact import redact_text
 
 
-def autopilot(folder: Path | None, name: str | None, options: Options, runs: int, *, detach: bool, json: bool) -> None:
+def autopilot(
+    folder: Path | None, name: str | None, options: RunOptions, runs: int, *, detach: bool, json: bool
+) -> None:
     """One proposal at a time, so many of them; bases that were never run, in this mode, come first."""
     lab = open_lab(folder)
     study = lab.study(name)
@@ -41,7 +43,7 @@ def autopilot(folder: Path | None, name: str | None, options: Options, runs: int
     run_study(folder, name, replace(options, rounds=rounds), execute=True, detach=detach, json=json)
 
 
-def _link_runs(lab: Lab, study: Study) -> None:
+def _link_runs(lab: Lab, study: StudyConfig) -> None:
     """`runs/<id>` beside `outputs/<study>/<id>`, where nothing else is called so."""
     link = lab.folder / "runs"
     if not link.exists() and not link.is_symlink():

@@ -16,13 +16,13 @@ from typing import BinaryIO
 
 from looplab import signals
 from looplab.cli import output
-from looplab.config.lab import Lab, Study, find_lab, load_lab, parse_duration
+from looplab.config.lab import Lab, StudyConfig, find_lab, load_lab, parse_duration
 from looplab.errors import BusyError, LabError
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import JOBS_SUFFIX, RunRow, StudyLedger
 from looplab.loop import submitting
 from looplab.loop.lock import StudyLock, engine_pid
-from looplab.loop.setup import Options
+from looplab.loop.setup import RunOptions
 from looplab.runs import folder as runs
 from looplab.runs.logs import LogStream
 from looplab.runs.redact import redact_text
@@ -39,9 +39,9 @@ NEW, JOINED, EARLIER = "new", "joined", "earlier"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class JobContext:
     lab: Lab
-    study: Study
+    study: StudyConfig
     """Of the commands, not the one that was named."""
     named: str
     record: StudyLedger
@@ -67,7 +67,7 @@ def submit(
     job = submitting.make_job(lab.folder, Path.cwd(), argv, study.launch.env)
     with contextlib.closing(Ledger(lab.ledger_path)) as ledger:
         made = submitting.jobs_study(lab, study)
-        place = Place(lab, made, study.study, StudyLedger(ledger, made.study))
+        place = JobContext(lab, made, study.study, StudyLedger(ledger, made.study))
         with ledger.write():  # of two equal calls at the same moment the second finds the first
             proposal = None if again else submitting.find_job(place.record, job)
             how = JOINED
@@ -75,7 +75,7 @@ def submit(
                 why = submitting.refusal(made.budget, place.record)
                 if why is not None:
                     raise LabError(f"the command was refused: {why}", hint="see budget in lab.yaml")
-                proposal = submitting.hand_in(place.record, job, label or shlex.join(argv), limit)
+                proposal = submitting.submit(place.record, job, label or shlex.join(argv), limit)
                 how = NEW
         caller = Caller(place, proposal, json)
         try:
@@ -119,13 +119,13 @@ def serve(folder: Path | None, name: str | None, patron: int) -> None:
         StudyLock(lab.folder, study.study + JOBS_SUFFIX),
         contextlib.closing(Ledger(lab.ledger_path)) as ledger,
     ):
-        said = Options()
+        said = RunOptions()
         with contextlib.suppress(LabError):  # the study was never run
             said = last_options(ledger, study.study, lab.folder)
         drive(submitting.jobs_setup(lab, study, said, patron), ledger, json=False)
 
 
-def _open(folder: Path | None, name: str | None) -> tuple[Lab, Study]:
+def _open(folder: Path | None, name: str | None) -> tuple[Lab, StudyConfig]:
     lab = load_lab(submitting.home_of(find_lab(folder or Path.cwd())))
     return lab, lab.study(name)
 
@@ -143,7 +143,7 @@ def _seconds(timeout: str | None) -> float | None:
 class Caller:
     """Whoever waits for a command: sees to it that an engine is there, and passes on what the command prints."""
 
-    def __init__(self, place: Place, proposal: int, json: bool) -> None:
+    def __init__(self, place: JobContext, proposal: int, json: bool) -> None:
         self._place = place
         self._record = place.record
         self._proposal = proposal

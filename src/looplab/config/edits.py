@@ -81,7 +81,7 @@ class Edit:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ConfigChange:
     """What the edits together did to one place."""
 
     path: str
@@ -102,7 +102,7 @@ class Applied:
 
     config: dict[str, Any]
     """The new config, of the same classes as the old one."""
-    changes: tuple[Change, ...]
+    changes: tuple[ConfigChange, ...]
     """What differs, one for each place, in the order in which the edits touched them."""
     notes: tuple[str, ...]
     """What a person should know: a leaf was added, a number was rounded, an edit changed nothing."""
@@ -338,22 +338,22 @@ class _Work:
             hint=f"nearest: {', '.join(near)}" if near else "nothing is near it",
         )
 
-    def changes(self) -> tuple[Change, ...]:
+    def changes(self) -> tuple[ConfigChange, ...]:
         """What differs between the original and the config as it is now."""
         known = {*self.touched, *self.removed_items}
-        result: dict[Concrete, Change] = {}
+        result: dict[Concrete, ConfigChange] = {}
         for place in [*self.touched, *self.removed_items]:
             if any(place[:end] in known for end in range(len(place))):
                 continue  # part of a larger change
             if place in self.removed_items and place not in self.touched:
-                result[place] = Change(show(place), self.removed_items[place], None, removed=True)
+                result[place] = ConfigChange(show(place), self.removed_items[place], None, removed=True)
             elif (change := _change(self.original, self.config, place)) is not None:
                 result[place] = change
         if type(self.config) is not dict:
             self._report_shared(result)
         return tuple(result.values())
 
-    def _report_shared(self, changes: dict[Concrete, Change]) -> None:
+    def _report_shared(self, changes: dict[Concrete, ConfigChange]) -> None:
         """Add what changed along with an edited place because the file names one thing twice, by an anchor."""
         old, new = plain(self.original), plain(self.config)
         known = {tuple(map(str, place)) for place in (*changes, *self.shifted)}
@@ -366,7 +366,7 @@ class _Work:
                 self.notes.append(f"{show(place)} changed too: the file shares it by an anchor")
 
 
-def _change(original: Any, config: Any, place: Concrete) -> Change | None:
+def _change(original: Any, config: Any, place: Concrete) -> ConfigChange | None:
     while place and not paths.has(original, place) and not paths.has(config, place):
         place = place[:-1]  # came and went; what was made to hold it may still stand
     before, after = paths.has(original, place), paths.has(config, place)
@@ -374,7 +374,7 @@ def _change(original: Any, config: Any, place: Concrete) -> Change | None:
     new = plain(paths.get(config, place)) if after else None
     if not place or (before and after and paths.same(old, new)):
         return None
-    return Change(show(place), old, new, added=not before, removed=not after)
+    return ConfigChange(show(place), old, new, added=not before, removed=not after)
 
 
 def _partial_edits(partial: Mapping[str, Any], node: Any, trail: Concrete) -> list[Edit]:

@@ -116,11 +116,11 @@ Texts = Annotated[list[str], BeforeValidator(_listed)]
 TextsInLab = Annotated[list[InLab], BeforeValidator(_listed)]
 
 
-class Part(BaseModel):
+class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
-class ConfigRendering(Part):
+class ConfigRendering(Section):
     """How the config reaches the trainer."""
 
     as_: Literal["file", "flags", "hydra", "env"] = Field("file", alias="as")
@@ -158,7 +158,7 @@ class ConfigRendering(Part):
         return self
 
 
-class Launch(Part):
+class LaunchConfig(Section):
     command: list[str] = Field(min_length=1)
     env: dict[str, str] = Field(default_factory=dict)
     config: ConfigRendering = Field(default_factory=ConfigRendering)
@@ -177,7 +177,7 @@ class Launch(Part):
         return data
 
 
-class TieBreak(Part):
+class TieBreak(Section):
     """The metric that decides between runs whose objectives are exactly equal."""
 
     metric: str
@@ -185,25 +185,25 @@ class TieBreak(Part):
     at: Annotated[str, AfterValidator(check_at)] = "last"
 
 
-class Objective(Part):
+class ObjectiveConfig(Section):
     metric: str
     goal: Literal["max", "min"]
     at: Annotated[str, AfterValidator(check_at)] = "last"
     then: TieBreak | None = None
 
     @model_validator(mode="after")
-    def _another_metric(self) -> Objective:
+    def _another_metric(self) -> ObjectiveConfig:
         if self.then is not None and self.then.metric == self.metric:
             raise ValueError("then: a tie is broken by another metric than the objective")
         return self
 
 
-class Normalise(Part):
+class NormaliseConfig(Section):
     set: str
     to: ExpressionText
 
 
-class Search(Part):
+class SearchConfig(Section):
     """An optimiser over the knobs."""
 
     sampler: Literal["auto", "tpe", "cmaes", "gp", "random", "grid", "qmc"] = "auto"
@@ -212,7 +212,7 @@ class Search(Part):
     """Measured runs before the sampler relies on what it has learned; its own default if not said."""
 
 
-class Price(Part):
+class PriceConfig(Section):
     """Dollars for a million tokens, for agents that do not tell dollars."""
 
     input: float = Field(ge=0)
@@ -220,7 +220,7 @@ class Price(Part):
     cached_input: float | None = Field(None, ge=0)
 
 
-class Agent(Part):
+class AgentConfig(Section):
     """A coding agent that proposes; it never trains by itself."""
 
     cli: Literal["codex", "claude", "command"] = "codex"
@@ -257,18 +257,18 @@ class Agent(Part):
     network: bool = False
     dangerous: bool = False
     """Without a sandbox and without permissions."""
-    price: Price | None = None
+    price: PriceConfig | None = None
 
 
-class Source(Part):
+class ProposerConfig(Section):
     """Who proposes: exactly one of queue, rules, search, agent."""
 
     queue: InLab | None = None
     """Proposals of people, from a file or from `looplab propose`."""
     rules: InLab | None = None
     """A rules.yaml, or a rules.py with `decide(summary, history)`."""
-    search: Search | None = None
-    agent: Agent | None = None
+    search: SearchConfig | None = None
+    agent: AgentConfig | None = None
     variants: int = Field(1, ge=1)
     """`rules`: how many proposals one run may lead to."""
 
@@ -282,7 +282,7 @@ class Source(Part):
         return data
 
     @model_validator(mode="after")
-    def _one_of_them(self) -> Source:
+    def _one_of_them(self) -> ProposerConfig:
         said = self.model_fields_set & {"queue", "rules", "search", "agent"}
         if len(said) != 1:
             raise ValueError("a proposer is one of queue, rules, search, agent; give each its own entry")
@@ -291,7 +291,7 @@ class Source(Part):
         return self
 
 
-class Diverge(Part):
+class DivergeConfig(Section):
     metric: str
     factor: float = Field(10.0, gt=1)
     """How many times worse than its best value so far."""
@@ -299,7 +299,7 @@ class Diverge(Part):
     """Steps before it is looked at."""
 
 
-class Plateau(Part):
+class PlateauConfig(Section):
     metric: str
     over: float = Field(gt=0)
     """Steps without progress."""
@@ -307,7 +307,7 @@ class Plateau(Part):
     """What counts as progress, as a share of the best value so far."""
 
 
-class Prune(Part):
+class PruneConfig(Section):
     """An Optuna pruner, on any trainer."""
 
     pruner: Literal["median", "asha", "hyperband", "threshold"] = "median"
@@ -328,14 +328,14 @@ class Prune(Part):
     """`asha`, `hyperband`: in rows of the metric."""
 
 
-class Alert(Part):
+class AlertConfig(Section):
     command: list[str] | None = Field(None, min_length=1)
     """An argv; the alarm reaches it as JSON on stdin."""
     webhook: str | None = None
     """An http(s) address that gets the alarm as JSON."""
 
     @model_validator(mode="after")
-    def _one_of_them(self) -> Alert:
+    def _one_of_them(self) -> AlertConfig:
         if (self.command is None) == (self.webhook is None):
             raise ValueError("an alert is a command or a webhook")
         if self.webhook is not None and not self.webhook.startswith(("http://", "https://")):
@@ -346,7 +346,7 @@ class Alert(Part):
 WATCHED = ("when", "nan", "diverge", "stall", "timeout", "plateau", "budget", "prune")
 
 
-class WatchRule(Part):
+class WatchRule(Section):
     """What to look out for while a run is at work, and what to do then."""
 
     name: str | None = None
@@ -354,14 +354,14 @@ class WatchRule(Part):
     """An expression over `step`, `seconds` and the metrics: `step >= 300 and train.ot_pi_sum < 1e-6`."""
     nan: bool | Texts = False
     """NaN or infinity in any metric, or in these."""
-    diverge: Diverge | None = None
+    diverge: DivergeConfig | None = None
     stall: Duration | None = None
     """No new row for this long."""
     timeout: Duration | None = None
-    plateau: Plateau | None = None
+    plateau: PlateauConfig | None = None
     budget: bool = False
     """The study's wall-clock or device budget is used."""
-    prune: Prune | None = None
+    prune: PruneConfig | None = None
     stop: bool | None = None
     """Whether the run is ended; it is if nothing else is asked for."""
     requeue: list[EditText] = Field(default_factory=list)
@@ -369,7 +369,7 @@ class WatchRule(Part):
     requeues: int = Field(3, ge=1)
     """How often in a row, from one run to the next."""
     note: str | None = None
-    alert: Alert | None = None
+    alert: AlertConfig | None = None
 
     @model_validator(mode="after")
     def _one_of_them(self) -> WatchRule:
@@ -396,12 +396,12 @@ def parse_effect(value: Any) -> Any:
     return {"absolute": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-class Effect(Part):
+class Effect(Section):
     absolute: float = Field(0.0, ge=0)
     relative: float = Field(0.0, ge=0)
 
 
-class Judge(Part):
+class JudgeConfig(Section):
     """How a challenger becomes the champion."""
 
     by: Literal["test", "ratchet"] = "test"
@@ -418,13 +418,13 @@ class Judge(Part):
     """What is too small to matter: `0.002`, or `0.5%` of the champion."""
 
     @model_validator(mode="after")
-    def _in_order(self) -> Judge:
+    def _in_order(self) -> JudgeConfig:
         if self.most < self.replicates:
             raise ValueError("most is the number of pairs at the last look, at least as many as replicates")
         return self
 
 
-class WarmStart(Part):
+class WarmStartConfig(Section):
     """How a run begins with the weights of another one."""
 
     mode: str = "autopilot.resume_mode"
@@ -441,7 +441,7 @@ class WarmStart(Part):
     """What the trainer's command gets in addition."""
 
     @model_validator(mode="after")
-    def _outside_is_absolute(self) -> WarmStart:
+    def _outside_is_absolute(self) -> WarmStartConfig:
         for folder in self.allow:
             if not Path(folder).expanduser().is_absolute():
                 raise ValueError(f"allow: {folder} is not an absolute path; the lab's own files need no permission")
@@ -451,7 +451,7 @@ class WarmStart(Part):
         return self
 
 
-class Probe(Part):
+class ProbeConfig(Section):
     """What `looplab probe` tries out, to find the highest throughput that is stable."""
 
     sweep: dict[str, list[Any]] = Field(min_length=1)
@@ -465,7 +465,7 @@ class Probe(Part):
     repeats: int = Field(1, ge=1)
 
 
-class Holdout(Part):
+class HoldoutConfig(Section):
     """A metric that nobody looks at but the judge, and only before a promotion."""
 
     metric: str
@@ -476,7 +476,7 @@ class Holdout(Part):
     """How often it may be asked in the whole study."""
 
 
-class Slots(Part):
+class SlotsConfig(Section):
     count: int | None = Field(None, ge=1)
     gpus: Literal["auto", "none"] | list[int | str] = "auto"
     per_gpu: int = Field(1, ge=1)
@@ -484,7 +484,7 @@ class Slots(Part):
     share: bool = False
 
 
-class Budget(Part):
+class BudgetConfig(Section):
     rounds: int | None = Field(None, ge=1)
     runs: int | None = Field(None, ge=1)
     wall: Duration | None = None
@@ -504,7 +504,7 @@ class Budget(Part):
         return data
 
 
-class Measure(Part):
+class MeasureConfig(Section):
     sources: Literal["auto"] | list[str] = "auto"
     aliases: Literal["act_ot"] | dict[str, Texts] = Field(default_factory=dict)
     stdout: Texts = Field(default_factory=list)
@@ -514,7 +514,7 @@ class Measure(Part):
 WandbKey = Literal["enable", "mode", "entity", "project", "artifacts", "disable_artifact"]
 
 
-class Wandb(Part):
+class WandbConfig(Section):
     """What the trainer's wandb is told, in every round."""
 
     mode: Literal["online", "offline", "disabled"] = "offline"
@@ -526,11 +526,11 @@ class Wandb(Part):
     none, or named here. Trainers pass such keys to `wandb.init`, where they win over the environment."""
 
 
-class Track(Part):
-    wandb: Wandb | None = None
+class TrackConfig(Section):
+    wandb: WandbConfig | None = None
 
 
-class AnchorConfig(Part):
+class AnchorConfig(Section):
     """Where the head of the ledger's chain is published, out of reach of whoever can write the ledger."""
 
     git: bool = False
@@ -545,7 +545,7 @@ class AnchorConfig(Part):
     """How often an engine publishes while it runs; it also does when it starts, ends, or promotes a champion."""
 
 
-class Require(Part):
+class Require(Section):
     """What a formal run must have; `--informal` runs without."""
 
     gpu: bool = False
@@ -573,7 +573,7 @@ def check_output(text: str) -> str:
     return text
 
 
-class Stage(Part):
+class StageConfig(Section):
     """One step of a pipeline: a command or a Python function, and what its result depends on."""
 
     command: list[str] | None = Field(None, min_length=1)
@@ -595,13 +595,13 @@ class Stage(Part):
     grace: Duration = 10.0
 
     @model_validator(mode="after")
-    def _one_of_them(self) -> Stage:
+    def _one_of_them(self) -> StageConfig:
         if (self.command is None) == (self.entry is None):
             raise ValueError("a stage is a command or an entry")
         return self
 
 
-class Pipeline(Part):
+class PipelineConfig(Section):
     """Where the runs of the stages lie."""
 
     root: str = "outputs/{study}-stages"
@@ -616,7 +616,7 @@ class Pipeline(Part):
     """For every stage."""
 
 
-class Case(Part):
+class CaseConfig(Section):
     """What `looplab case` starts: a few examples, looked at closely."""
 
     command: list[str] = Field(min_length=1)
@@ -630,7 +630,7 @@ class Case(Part):
     env: dict[str, str] = Field(default_factory=dict)
 
 
-def check_stages(stages: Mapping[str, Stage]) -> None:
+def check_stages(stages: Mapping[str, StageConfig]) -> None:
     """Names, order and outputs of stages fit together."""
     made: list[tuple[Path, str]] = []
     for name, stage in stages.items():
@@ -661,38 +661,38 @@ STAGES_AS_TRAINER = [
 """What a run of a study with stages, but without a launch, is: all of its stages."""
 
 
-class Study(Part):
+class StudyConfig(Section):
     """One question: base configs, knobs, objective, budget, proposers."""
 
     study: Annotated[str, AfterValidator(check_study_name)]
-    launch: Launch
+    launch: LaunchConfig
     base: TextsInLab = Field(default_factory=list)
     modes: dict[str, list[EditText]] = Field(default_factory=dict)
     flags: dict[Annotated[str, AfterValidator(check_flag)], str] = Field(default_factory=dict)
     """The config's key that `--steps`, `--log-freq` and `--eval-freq` edit; found by its name if not said."""
-    objective: Objective | None = None
+    objective: ObjectiveConfig | None = None
     knobs: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    normalise: list[Normalise] = Field(default_factory=list)
+    normalise: list[NormaliseConfig] = Field(default_factory=list)
     derive: dict[str, ExpressionText] = Field(default_factory=dict)
     constraints: list[ExpressionText] = Field(default_factory=list)
     seed: str | None = None
     """The config's key of the random seed; found by its name if not said."""
     deterministic: bool = False
     """The same config and seed always measure the same: no noise floor; each winner is repeated once, exactly."""
-    holdout: Holdout | None = None
-    proposers: list[Source] = Field(default_factory=list)
+    holdout: HoldoutConfig | None = None
+    proposers: list[ProposerConfig] = Field(default_factory=list)
     mix: Literal["bandit", "order"] = "bandit"
     """How several proposers share the study: by their merits so far, or each fills what the ones before it leave."""
-    warm_start: WarmStart | None = None
-    probe: Probe | None = None
+    warm_start: WarmStartConfig | None = None
+    probe: ProbeConfig | None = None
     watch: list[WatchRule] = Field(default_factory=list)
-    judge: Judge | None = None
+    judge: JudgeConfig | None = None
     """Without one, what is best is only a hint."""
     round_size: int | None = Field(None, ge=1)
-    slots: Slots = Field(default_factory=Slots)
-    budget: Budget = Field(default_factory=Budget)
-    measure: Measure = Field(default_factory=Measure)
-    track: Track = Field(default_factory=Track)
+    slots: SlotsConfig = Field(default_factory=SlotsConfig)
+    budget: BudgetConfig = Field(default_factory=BudgetConfig)
+    measure: MeasureConfig = Field(default_factory=MeasureConfig)
+    track: TrackConfig = Field(default_factory=TrackConfig)
     require: Require = Field(default_factory=Require)
     anchor: AnchorConfig | None = None
     """The ledger belongs to the lab, so `looplab anchor` and `verify` use the anchors of all its studies."""
@@ -702,9 +702,9 @@ class Study(Part):
     needs_exec: bool = False
     keep_going: bool = False
     """Continue although no base config works."""
-    pipeline: Pipeline = Field(default_factory=Pipeline)
-    stages: dict[str, Stage] = Field(default_factory=dict)
-    case: Case | None = None
+    pipeline: PipelineConfig = Field(default_factory=PipelineConfig)
+    stages: dict[str, StageConfig] = Field(default_factory=dict)
+    case: CaseConfig | None = None
 
     @property
     def judge_rule(self) -> Literal["test", "ratchet", "deterministic"] | None:
@@ -721,7 +721,7 @@ class Study(Part):
         return data
 
     @model_validator(mode="after")
-    def _stages_fit(self) -> Study:
+    def _stages_fit(self) -> StudyConfig:
         check_stages(self.stages)
         missing = [name for name in (self.case.after if self.case else ()) if name not in self.stages]
         if missing:
@@ -737,7 +737,7 @@ class Study(Part):
         return data
 
     @model_validator(mode="after")
-    def _measurable(self) -> Study:
+    def _measurable(self) -> StudyConfig:
         for key, given in (("judge", self.judge), ("holdout", self.holdout)):
             if given is not None and self.objective is None:
                 raise ValueError(f"{key} needs an objective: say which metric counts")
@@ -753,14 +753,17 @@ class Lab:
     """A folder with a lab.yaml."""
 
     def __init__(
-        self, folder: Path, studies: Mapping[str, Study], lines: Callable[..., int | None] = lambda study, *keys: None
+        self,
+        folder: Path,
+        studies: Mapping[str, StudyConfig],
+        lines: Callable[..., int | None] = lambda study, *keys: None,
     ) -> None:
         self.folder = folder
         self.studies = dict(studies)
         self._lines = lines
 
     @contextmanager
-    def at(self, study: Study, *keys: str) -> Iterator[None]:
+    def at(self, study: StudyConfig, *keys: str) -> Iterator[None]:
         """Whatever is found wrong inside is told as a mistake at this place of the lab file."""
         try:
             yield
@@ -778,7 +781,7 @@ class Lab:
     def anchors(self) -> list[AnchorConfig]:
         return [study.anchor for study in self.studies.values() if study.anchor is not None]
 
-    def study(self, name: str | None) -> Study:
+    def study(self, name: str | None) -> StudyConfig:
         if name is None:
             if len(self.studies) > 1:
                 raise LabError(
@@ -821,7 +824,7 @@ def load_lab(folder: Path) -> Lab:
         blocks = [({**common, **block}, ("studies", i)) for i, block in enumerate(listed)]
     else:
         blocks = [(data, ())]
-    studies: dict[str, Study] = {}
+    studies: dict[str, StudyConfig] = {}
     places: dict[str, tuple[str | int, ...]] = {}
     for block, at in blocks:
         study = _check(block, at, document, path)
@@ -837,9 +840,9 @@ def load_lab(folder: Path) -> Lab:
     return Lab(folder, studies, lambda study, *keys: _line(document, places[study], keys))
 
 
-def _check(block: dict[str, Any], at: tuple[str | int, ...], document: Document, path: Path) -> Study:
+def _check(block: dict[str, Any], at: tuple[str | int, ...], document: Document, path: Path) -> StudyConfig:
     try:
-        return Study.model_validate(block, context={"folder": path.parent})
+        return StudyConfig.model_validate(block, context={"folder": path.parent})
     except ValidationError as error:
         told: dict[tuple[str | int, ...], tuple[str, int | None]] = {}
         for problem in error.errors():
@@ -909,12 +912,12 @@ def _say(problem: Mapping[str, Any], where: Sequence[str | int]) -> str:
 
 
 def _known_keys(where: Sequence[str | int]) -> list[str]:
-    model: Any = Study
+    model: Any = StudyConfig
     for part in where[:-1]:
         if isinstance(part, int):  # an entry of a list is of the kind that the list is of
             continue
         field = next((f for n, f in model.model_fields.items() if part in (n, f.alias)), None)
-        inner = [t for t in _types(field.annotation) if isinstance(t, type) and issubclass(t, Part)] if field else []
+        inner = [t for t in _types(field.annotation) if isinstance(t, type) and issubclass(t, Section)] if field else []
         if not inner:
             return []
         model = inner[0]

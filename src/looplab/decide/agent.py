@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from looplab.agents.account import Account, Allowance
-from looplab.agents.base import AgentSpec, Answer, Limits, Price, Session, Summary
+from looplab.agents.base import AgentSpec, Answer, Limits, Session, Summary, TokenPrice
 from looplab.agents.integrity import CallGuard
 from looplab.agents.lines import named_secrets
 from looplab.agents.log import read_end, read_usage
@@ -31,7 +31,7 @@ from looplab.agents.process import kill_marked
 from looplab.agents.run import check_spec, new_log, run_agent
 from looplab.config.edits import edits_from_partial, parse_edit
 from looplab.config.files import write_atomic
-from looplab.config.lab import Agent, Study
+from looplab.config.lab import AgentConfig, StudyConfig
 from looplab.decide.base import Proposal, Proposer, ask, describe_error, is_environmental
 from looplab.decide.history import History
 from looplab.decide.prompt import SCHEMA, fill, read_template, said_section
@@ -66,7 +66,7 @@ Report = Callable[[str, str, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class DraftProposal:
     """What an agent wrote, before anybody looked whether it may be."""
 
     edits: tuple[str, ...]
@@ -78,7 +78,7 @@ class Draft:
 
 
 @dataclass(slots=True)
-class _Call:
+class _PendingCall:
     """A call that is under way or done."""
 
     id: str
@@ -122,7 +122,7 @@ class AgentProposer:
     name = NAME
 
     def __init__(
-        self, settings: Agent, study: Study, guard: Guard, lab: Path, outputs: Path, history: History,
+        self, settings: AgentConfig, study: StudyConfig, guard: Guard, lab: Path, outputs: Path, history: History,
         base: Mapping[str, Any], left: Callable[[], str], wake: Callable[[], None] = lambda: None, *,
         check: Check | None = None, report: Report = lambda call, why, outcome: None,
         stand_in: Callable[[], Proposer | None] = lambda: None,
@@ -161,7 +161,7 @@ class AgentProposer:
         remember({}, named_secrets(os.environ, self._spec.env))
         self._allowance = Allowance(study.budget.tokens, study.budget.usd)
         check_spec(self._spec, self._limits())
-        self._call: _Call | None = None
+        self._call: _PendingCall | None = None
         self._session: Session | None = None
         self._recovered = False
         self._unfinished: Path | None = None  # the log of a call that an earlier engine began
@@ -231,7 +231,7 @@ class AgentProposer:
         self._retrying = False
         self.failure = None
         parent, config = self._parent(study)
-        call = _Call(
+        call = _PendingCall(
             f"{time.strftime('%Y%m%d-%H%M%S')}-{time.monotonic_ns()}", n, attempt, parent.id if parent else None, Path()
         )
         session = self._session if attempt > 1 and not self._failures else None
@@ -277,7 +277,7 @@ class AgentProposer:
         )  # fmt: skip
         return f"{prompt}\n{again}" if again else prompt
 
-    def _work(self, call: _Call, prompt: str, session: Session | None, limits: Limits) -> None:
+    def _work(self, call: _PendingCall, prompt: str, session: Session | None, limits: Limits) -> None:
         """In the thread: ask, and keep what was written where it can be found again."""
         try:
             self._files.begin(call.id)
@@ -295,7 +295,7 @@ class AgentProposer:
         finally:
             self._wake()
 
-    def _collect(self, call: _Call, answer: Answer) -> None:
+    def _collect(self, call: _PendingCall, answer: Answer) -> None:
         """Set the text of the answer: what is in the file or was kept of it, else the last message."""
         kept = call.log.with_suffix(".answer.json")
         try:
@@ -306,7 +306,7 @@ class AgentProposer:
         except LabError as error:
             call.refused = str(error)
 
-    def _keep(self, call: _Call, written: str) -> None:
+    def _keep(self, call: _PendingCall, written: str) -> None:
         """Put what was written aside and clear the file: nobody else shall take it for their own."""
         write_atomic(call.log.with_suffix(".answer.json"), mend_text(written).encode(), sync=False)
         write_atomic(self._file, EMPTY, sync=False)
@@ -327,7 +327,7 @@ class AgentProposer:
 
     # -- what came of it
 
-    def _take(self, study: StudyLedger, call: _Call) -> list[Proposal]:
+    def _take(self, study: StudyLedger, call: _PendingCall) -> list[Proposal]:
         """Record how a call ended; return its proposals, ask again, or give up."""
         answer = call.answer
         told: dict[str, Any] = {"usage": {}}
@@ -400,11 +400,11 @@ class AgentProposer:
             self.problem = f"{self.failure}; {self._stand_in.name}, which stands in: {why}"
         return [replace(one, reason=f"in place of the agent: {one.reason}") for one in proposals]
 
-    def _read(self, study: StudyLedger, call: _Call) -> tuple[list[Proposal], list[str]]:
+    def _read(self, study: StudyLedger, call: _PendingCall) -> tuple[list[Proposal], list[str]]:
         """The proposals of an answer that may be run, and why the others may not."""
         proposals: list[Proposal] = []
         refused: list[str] = []
-        drafts: list[Draft] = []
+        drafts: list[DraftProposal] = []
         try:
             if call.refused is not None:
                 raise LabError(call.refused)
@@ -429,7 +429,9 @@ class AgentProposer:
             refused.append(f"{edits}: " + "; ".join(p.message for p in problems))
         return proposals, [clean_line(redact_text(why), MAX_REFUSAL) for why in refused[:MAX_REFUSALS]]
 
-    def _judge(self, study: StudyLedger, call: _Call, place: int, draft: Draft) -> tuple[Proposal, list[Problem]]:
+    def _judge(
+        self, study: StudyLedger, call: _PendingCall, place: int, draft: DraftProposal
+    ) -> tuple[Proposal, list[Problem]]:
         source = f"{NAME}:{call.id}:{place}"
         run: RunRow | None = None
         edits = draft.edits
@@ -496,7 +498,7 @@ class AgentProposer:
             answer = read_end(log)
         except (LabError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             answer = None  # not what looplab has written
-        call = _Call(last["call"], last["n"], last["attempt"], last["parent"], log)
+        call = _PendingCall(last["call"], last["n"], last["attempt"], last["parent"], log)
         if answer is None or (not answer.ok and answer.why == STOPPED):
             self._unfinished = log
             self._attempt = call.attempt
@@ -523,9 +525,9 @@ class UnaskedAgent(AgentProposer):
     def _ask(self, study: StudyLedger, n: int, attempt: int) -> None:
         self._asks.append(Ask(self.name, self._spec.cli, n))
         self._retrying = False
-        self._call = _Call("", n, attempt, None, Path())
+        self._call = _PendingCall("", n, attempt, None, Path())
 
-    def _keep(self, call: _Call, written: str) -> None:
+    def _keep(self, call: _PendingCall, written: str) -> None:
         """The file stays as it is."""
 
     def _clear_unusable(self) -> None:
@@ -556,7 +558,7 @@ def remove_unusable(path: Path) -> None:
         pass  # the next question removes it, or says why not
 
 
-def edits_of(draft: Draft, config: dict[str, Any], guard: Guard | None) -> tuple[str, ...]:
+def edits_of(draft: DraftProposal, config: dict[str, Any], guard: Guard | None) -> tuple[str, ...]:
     """The edits of a draft. In a nested partial config, a null where none is legal means that the key is not given."""
     if draft.partial is None:
         return draft.edits
@@ -594,13 +596,13 @@ def written_in(path: Path) -> str | None:
     return None if text.strip() in ("", "{}") else redact_text(text)
 
 
-def spec_of(settings: Agent, lab: Path) -> AgentSpec:
+def spec_of(settings: AgentConfig, lab: Path) -> AgentSpec:
     price = settings.price
     return AgentSpec(
         settings.cli, settings.model, settings.binary, tuple(settings.command), network=settings.network,
         extra_args=tuple(settings.extra), env=tuple(settings.env), dangerous=settings.dangerous,
         writable=tuple(str(lab / Path(name).expanduser()) for name in settings.writable),
-        price=Price(price.input, price.output, price.cached_input) if price is not None else None,
+        price=TokenPrice(price.input, price.output, price.cached_input) if price is not None else None,
     )  # fmt: skip
 
 
@@ -616,7 +618,7 @@ def account_of(study: StudyLedger) -> Account:
     return account
 
 
-def read_answer(text: str, *, is_file: bool = False) -> list[Draft]:
+def read_answer(text: str, *, is_file: bool = False) -> list[DraftProposal]:
     """The proposals in an agent's words: JSON, alone or in a fenced block; edits, or a nested partial config.
 
     Args:
@@ -636,19 +638,19 @@ def read_answer(text: str, *, is_file: bool = False) -> list[Draft]:
     return [_draft(entry) for entry in entries if entry not in ({}, None)]
 
 
-def _draft(entry: Any) -> Draft:
+def _draft(entry: Any) -> DraftProposal:
     if not isinstance(entry, dict):
         raise LabError(f"a proposal is an object with `edits`, not {type(entry).__name__}")
     words = {key: str(entry.get(key) or "") for key in ("reason", "hypothesis", "parent")}
     given = entry.get("edits", entry.get("config"))
     if given is None:
         # A partial config by itself, with or without a reason beside it.
-        return Draft((), {key: value for key, value in entry.items() if key not in KEYS}, **words)
+        return DraftProposal((), {key: value for key, value in entry.items() if key not in KEYS}, **words)
     if isinstance(given, dict):
-        return Draft((), given, **words)
+        return DraftProposal((), given, **words)
     if not isinstance(given, list) or not all(isinstance(edit, str) for edit in given):
         raise LabError("`edits` is a list of texts such as train.lr@mul=0.5")
-    return Draft(tuple(str(parse_edit(edit)) for edit in given), None, **words)
+    return DraftProposal(tuple(str(parse_edit(edit)) for edit in given), None, **words)
 
 
 def _last_answer(text: str) -> list[str]:

@@ -14,7 +14,7 @@ from looplab.runs import folder
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class PastRun:
     """A run that has ended."""
 
     run: RunRow
@@ -31,13 +31,13 @@ class History:
         self._study = study
         self._outputs = outputs
         self._conditions = conditions
-        self._seen: dict[str, Seen | None] = {}
+        self._seen: dict[str, PastRun | None] = {}
 
-    def ended(self) -> list[Seen]:
+    def ended(self) -> list[PastRun]:
         """All comparable ended runs whose config is known, oldest first; the ledger's row is always the newest."""
         return list(self._walk())
 
-    def _walk(self) -> Iterator[Seen]:
+    def _walk(self) -> Iterator[PastRun]:
         for run in self._study.runs(state="ended"):
             if run.conditions != self._conditions:
                 continue
@@ -46,14 +46,14 @@ class History:
                 seen = self._seen[run.id] = self._read(run)
             if seen is not None:
                 if seen.run != run:  # a verdict came later
-                    seen = self._seen[run.id] = Seen(run, seen.config, seen.metrics, seen.steps)
+                    seen = self._seen[run.id] = PastRun(run, seen.config, seen.metrics, seen.steps)
                 yield seen
 
-    def _read(self, run: RunRow) -> Seen | None:
+    def _read(self, run: RunRow) -> PastRun | None:
         run_dir = self._outputs / run.id
         try:
             config = self._study.config_of(run, folder.require(run_dir))
             summary = folder.read_json(run_dir, "summary.json")
         except LabError:  # it never had a folder, or somebody removed it or wrote into it
             return None
-        return Seen(run, config, from_dict(summary.get("metrics", {})), summary.get("steps"))
+        return PastRun(run, config, from_dict(summary.get("metrics", {})), summary.get("steps"))

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from looplab.config.lab import Study
-from looplab.decide.history import History, Seen
+from looplab.config.lab import StudyConfig
+from looplab.decide.history import History, PastRun
 from looplab.errors import LabError
 from looplab.guard.guard import Guard
 from looplab.guard.knobs import show_value
@@ -110,7 +110,7 @@ def read_template(path: Path | None) -> str:
 
 
 def fill(
-    template: str, study: Study, guard: Guard, record: StudyLedger, history: History, outputs: Path, *,
+    template: str, study: StudyConfig, guard: Guard, record: StudyLedger, history: History, outputs: Path, *,
     parent: RunRow | None, parent_config: Mapping[str, Any], n: int, answer: str, budget: str,
     refused: Sequence[str] = (),
 ) -> str:  # fmt: skip
@@ -226,7 +226,7 @@ def _champion(record: StudyLedger, metric: str) -> str:
     )
 
 
-def _runs(study: Study, guard: Guard, history: History, outputs: Path) -> str:
+def _runs(study: StudyConfig, guard: Guard, history: History, outputs: Path) -> str:
     """The last runs: what they changed, what came of it, and how it developed."""
     ended = history.ended()
     seen = [one for one in ended if one.run.role in ("base", "trial")][-SHOWN:]
@@ -259,7 +259,7 @@ def _runs(study: Study, guard: Guard, history: History, outputs: Path) -> str:
     return "\n".join([*lines, *imported])
 
 
-def _imported(study: Study, guard: Guard, runs: Sequence[Seen]) -> list[str]:
+def _imported(study: StudyConfig, guard: Guard, runs: Sequence[PastRun]) -> list[str]:
     """The best runs of other tools: what they set, and what came of it."""
     larger = study.objective is not None and study.objective.goal == "max"
     best = sorted(
@@ -276,14 +276,14 @@ def _imported(study: Study, guard: Guard, runs: Sequence[Seen]) -> list[str]:
     return lines
 
 
-def _outcome(one: Seen) -> str:
+def _outcome(one: PastRun) -> str:
     words = one.run.status or "?"
     if one.run.objective is not None:
         words += f", objective {one.run.objective:.6g}"
     return words + (f", verdict {one.run.verdict}" if one.run.verdict else "")
 
 
-def _curve(study: Study, run_dir: Path) -> str:
+def _curve(study: StudyConfig, run_dir: Path) -> str:
     if study.objective is None or not run_dir.is_dir():
         return ""
     curve = reader_of(study, run_dir).poll(final=True).get(study.objective.metric)
@@ -299,7 +299,7 @@ def _spread(count: int) -> Sequence[int]:
     return sorted({round(i * (count - 1) / (POINTS - 1)) for i in range(POINTS)})
 
 
-def _others(study: Study, one: Seen) -> str:
+def _others(study: StudyConfig, one: PastRun) -> str:
     metric = study.objective.metric if study.objective else ""
     named = [name for name, summary in one.metrics.items() if name != metric and summary.last is not None][:POINTS]
     return clean_line(", ".join(f"{name} {one.metrics[name].last:.4g}" for name in named), 2 * MAX_TEXT)

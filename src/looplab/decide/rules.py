@@ -29,9 +29,9 @@ from looplab.config import paths
 from looplab.config.edits import Edit, EditError, Op, apply_edits, parse_edit
 from looplab.config.expression import Expression, ExpressionError, MissingName, compile_expression
 from looplab.config.files import Document, canonical_json, read_document
-from looplab.config.lab import EditText, ExpressionText, Part
+from looplab.config.lab import EditText, ExpressionText, Section
 from looplab.decide.base import Proposal
-from looplab.decide.history import History, Seen
+from looplab.decide.history import History, PastRun
 from looplab.errors import LabError
 from looplab.guard.guard import Guard
 from looplab.guard.knobs import KnobTable, show_value
@@ -70,7 +70,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class RuleProposal:
     """What a rule, or the lab's own `decide`, wants to try from one run."""
 
     key: str
@@ -151,7 +151,7 @@ class RulesProposer:
 
     # -- from runs to proposals
 
-    def _look(self, study: StudyLedger, ended: Sequence[Seen], n: int, silences: Silences) -> list[Proposal]:
+    def _look(self, study: StudyLedger, ended: Sequence[PastRun], n: int, silences: Silences) -> list[Proposal]:
         view, known = _View.of(study, ended, silences), self._known_configs(study, ended)
         proposals: list[Proposal] = []
         for seen in view.in_order():
@@ -171,7 +171,7 @@ class RulesProposer:
                     break
         return proposals
 
-    def _known_configs(self, study: StudyLedger, ended: Sequence[Seen]) -> set[str]:
+    def _known_configs(self, study: StudyLedger, ended: Sequence[PastRun]) -> set[str]:
         """Hashes of all configs that were run or will be."""
         for seen in ended:
             if seen.run.id not in self._hashes and seen.run.role != IMPORTED:
@@ -181,7 +181,7 @@ class RulesProposer:
                 self._hashes[run.id] = _hash(plan["config"])
         return set(self._hashes.values())
 
-    def _drafts(self, seen: Seen, view: _View) -> Iterator[Draft]:
+    def _drafts(self, seen: PastRun, view: _View) -> Iterator[RuleProposal]:
         """What is wanted from a run, most wanted first, without what was made of it before."""
         run = seen.run.id
         if self._decide is not None:
@@ -203,11 +203,13 @@ class RulesProposer:
                 if why is not None and not any(name.split(".")[0] == "best" for name in rule.when.names):
                     self._settled[run, rule.name] = why
             if why is None and names is not None:
-                yield Draft(rule.name, rule.edits, rule.clamp, _grounds(rule, names), rule.hypothesis)
+                yield RuleProposal(rule.name, rule.edits, rule.clamp, _grounds(rule, names), rule.hypothesis)
             else:
                 view.silences.setdefault(rule.name, {})[run] = why or ""
 
-    def _decided(self, decide: Callable[..., Any], seen: Seen, ended: Sequence[Seen]) -> list[Draft] | None:
+    def _decided(
+        self, decide: Callable[..., Any], seen: PastRun, ended: Sequence[PastRun]
+    ) -> list[RuleProposal] | None:
         """What the lab's own `decide` wants from a run; None where it failed."""
         for other in ended:
             if other.run.id not in self._told:
@@ -223,7 +225,7 @@ class RulesProposer:
             self._failed = str(_in_users_file(self._file, error, what))
         return None
 
-    def _made(self, seen: Seen, draft: Draft, known: set[str], silences: Silences) -> Proposal | None:
+    def _made(self, seen: PastRun, draft: RuleProposal, known: set[str], silences: Silences) -> Proposal | None:
         """The draft as a proposal, if it leads to a config that is new and allowed."""
         run = seen.run.id
         edits, stuck = resolve(self._guard.with_defaults(seen.config), draft.edits, draft.clamp, self._knobs)
@@ -241,7 +243,7 @@ class RulesProposer:
         self._settled[run, draft.key] = silences.setdefault(draft.key, {})[run] = why
         return None
 
-    def _why_nothing(self, ended: Sequence[Seen], silences: Silences) -> str | None:
+    def _why_nothing(self, ended: Sequence[PastRun], silences: Silences) -> str | None:
         """Why no rule led to anything, with one example of each rule."""
         told = []
         false: set[str] = set()
@@ -275,7 +277,7 @@ class RulesProposer:
 class _View:
     """A study as rules see it when they are asked."""
 
-    ended: Sequence[Seen]
+    ended: Sequence[PastRun]
     fired: dict[str, dict[str, bool]]
     """Run → the rules that made a proposal of it, and whether that was not refused."""
     last: dict[str, int]
@@ -287,7 +289,7 @@ class _View:
     silences: Silences
 
     @classmethod
-    def of(cls, study: StudyLedger, ended: Sequence[Seen], silences: Silences) -> _View:
+    def of(cls, study: StudyLedger, ended: Sequence[PastRun], silences: Silences) -> _View:
         sql = "SELECT goal, (SELECT coalesce(max(n), 0) FROM rounds WHERE study=name) FROM studies WHERE name=?"
         goal, round_ = study.ledger.one(sql, (study.study,)) or ("min", 0)
         fired: dict[str, dict[str, bool]] = {}
@@ -300,10 +302,10 @@ class _View:
                 last[key] = max(last.get(key, 0), row["round"] or round_)
         return cls(ended, fired, last, round_, goal or "min", study.best(), silences)
 
-    def in_order(self) -> list[Seen]:
+    def in_order(self) -> list[PastRun]:
         """The newest round first, in it the best run first."""
 
-        def place(seen: Seen) -> tuple[float, float, int]:
+        def place(seen: PastRun) -> tuple[float, float, int]:
             value = seen.run.objective
             return -seen.run.round, math.inf if value is None else -value if self.goal == "max" else value, seen.run.n
 
@@ -386,7 +388,7 @@ class _Facts(dict[str, Any]):
         return paths.get(self["config"], places[0])
 
 
-def _names(seen: Seen, config: Mapping[str, Any], best: RunRow | None) -> MetricNames:
+def _names(seen: PastRun, config: Mapping[str, Any], best: RunRow | None) -> MetricNames:
     run = seen.run
     facts = {
         "objective": run.objective,
@@ -439,7 +441,7 @@ def _count(n: int, noun: str) -> str:
 # --- rules.yaml ----------------------------------------------------------------------------------------------------
 
 
-class RuleLines(Part):
+class RuleLines(Section):
     """A rule as it stands in the file."""
 
     name: str = Field(min_length=1)
@@ -561,7 +563,7 @@ def _in_users_file(path: Path, error: BaseException, what: str) -> LabError:
     return LabError(f"{what}: {type(error).__name__}{f': {said}' if said else ''}", file=path, line=line)
 
 
-def summary_of(seen: Seen) -> dict[str, Any]:
+def summary_of(seen: PastRun) -> dict[str, Any]:
     """A run as `decide` is told of it: its metrics by name (first, last, best, delta, pct, n, …), and its own facts."""
     run = seen.run
     own = {
@@ -577,7 +579,7 @@ def summary_of(seen: Seen) -> dict[str, Any]:
     return {**to_dict(seen.metrics), **own}
 
 
-def _draft(item: Any) -> Draft:
+def _draft(item: Any) -> RuleProposal:
     """What `decide` returned, as a draft; its key is what it changes."""
     if isinstance(item, Proposal):
         item = {"edits": item.edits, "reason": item.reason, "hypothesis": item.hypothesis}
@@ -588,7 +590,9 @@ def _draft(item: Any) -> Draft:
         raise LabError(f"{show_value(item)} is no proposal", hint=f"return dictionaries with {', '.join(known)}")
     edits = _edits(item["edits"])
     key = hashlib.sha256("\n".join(map(str, edits)).encode()).hexdigest()[:16]
-    return Draft(key, edits, {}, str(item.get("reason") or "decided by rules.py"), str(item.get("hypothesis") or ""))
+    return RuleProposal(
+        key, edits, {}, str(item.get("reason") or "decided by rules.py"), str(item.get("hypothesis") or "")
+    )
 
 
 def _edits(given: Any) -> tuple[Edit, ...]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from looplab.config.edits import Edit, EditError, Op, apply_edits
 from looplab.config.files import canonical_json
-from looplab.config.lab import Search
+from looplab.config.lab import SearchConfig
 from looplab.config.paths import same
 from looplab.decide.base import Proposal
 from looplab.decide.feasible import Repairer
@@ -183,7 +183,7 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 @dataclass(slots=True)
-class Point:
+class SearchPoint:
     """A point that was tried, or is being tried."""
 
     params: Params
@@ -207,7 +207,7 @@ class SearchProposer:
 
     def __init__(
         self,
-        settings: Search,
+        settings: SearchConfig,
         guard: Guard,
         base: dict[str, Any],
         goal: Literal["max", "min"],
@@ -251,10 +251,10 @@ class SearchProposer:
             proposals.append(found)
         return proposals
 
-    def _next(self, count: int, points: list[Point], taken: set[bytes]) -> Proposal | None:
+    def _next(self, count: int, points: list[SearchPoint], taken: set[bytes]) -> Proposal | None:
         """One proposal that is new and that the guard allows; it counts as pending from then on."""
         assert self._draw is not None
-        refused: list[Point] = []
+        refused: list[SearchPoint] = []
         why = "every draw was a point that has been tried"
         illegal = 0
         for trial, (params, basis, spread) in enumerate(itertools.islice(self._draw(count, points, refused), TRIES)):
@@ -266,14 +266,14 @@ class SearchProposer:
             if ruling.config is None:
                 why = f"the guard refused the last draw: {ruling.problems[0].message}"
                 illegal += 1
-                refused.append(Point(params, crashes=1))
+                refused.append(SearchPoint(params, crashes=1))
                 continue
             key = self._key(ruling.config)
             if key in taken:
-                refused.append(Point(params, pending=1))
+                refused.append(SearchPoint(params, pending=1))
                 continue
             taken.add(key)
-            points.append(Point(self._place(ruling.config) or params, pending=1))
+            points.append(SearchPoint(self._place(ruling.config) or params, pending=1))
             return Proposal(tuple(map(str, edits)), basis, self.name)
         if self._settings.sampler == "grid":
             why = "the grid is exhausted: every point of it has been tried or is refused by the guard"
@@ -289,7 +289,7 @@ class SearchProposer:
 
     # -- what the study has seen
 
-    def _look(self, study: StudyLedger) -> tuple[list[Point], set[bytes]]:
+    def _look(self, study: StudyLedger) -> tuple[list[SearchPoint], set[bytes]]:
         """Every point so far, in the order of its first run, and the knobs' values that need not be tried again."""
         found: list[tuple[RunRow, Params | None]] = []
         for seen in self._history.ended():
@@ -303,15 +303,15 @@ class SearchProposer:
                     continue
                 self._placed(run.id, plan["config"])
             found.append((run, self._params[run.id]))
-        points: dict[tuple[Any, ...], Point] = {}
+        points: dict[tuple[Any, ...], SearchPoint] = {}
         for refused in self._rejected(study):
-            points.setdefault(_where(refused), Point(refused)).crashes += 1
+            points.setdefault(_where(refused), SearchPoint(refused)).crashes += 1
         for run, params in sorted(found, key=lambda pair: pair[0].n):
             if params is None or (run.state == "ended" and run.started is None and run.status == "stopped"):
                 continue  # outside of what is searched, or cancelled before it began: says nothing
             if run.role == IMPORTED and run.objective is None and run.status == "ok":
                 continue  # another tool measured something else
-            point = points.setdefault(_where(params), Point(params))
+            point = points.setdefault(_where(params), SearchPoint(params))
             if run.state != "ended":
                 point.pending += 1
             elif run.objective is not None and math.isfinite(run.objective):
@@ -393,11 +393,11 @@ class Drawn(NamedTuple):
     """Whether it was drawn to fill the space rather than for its own worth."""
 
 
-Draw = Callable[[int, list[Point], list[Point]], Iterator[Drawn]]
+Draw = Callable[[int, list[SearchPoint], list[SearchPoint]], Iterator[Drawn]]
 """From the number of proposals so far, all points, and a list that grows by the draws that were refused."""
 
 
-def make_sampler(settings: Search, axes: Sequence[Axis], goal: Literal["max", "min"], repairer: Repairer) -> Draw:
+def make_sampler(settings: SearchConfig, axes: Sequence[Axis], goal: Literal["max", "min"], repairer: Repairer) -> Draw:
     if settings.sampler == "grid":
         return _grid(axes)
     uniform = _Uniform(settings, axes)
@@ -409,7 +409,7 @@ def make_sampler(settings: Search, axes: Sequence[Axis], goal: Literal["max", "m
     return _AfterStartup(settings, uniform, models[settings.sampler](settings, axes, goal))
 
 
-def check_packages(settings: Search) -> None:
+def check_packages(settings: SearchConfig) -> None:
     """Raise a LabError that names the packages which this sampler needs and which are not installed."""
     missing = [name for name in NEEDS[settings.sampler] if not _is_installed(name)]
     if missing:
@@ -445,7 +445,7 @@ def _grid(axes: Sequence[Axis]) -> Draw:
         raise LabError(f"the grid has {size:,} points, more than {MAX_GRID:,}", hint="or take sampler: qmc")
     paths = [axis.path for axis in axes]
 
-    def draw(count: int, points: list[Point], refused: list[Point]) -> Iterator[Drawn]:
+    def draw(count: int, points: list[SearchPoint], refused: list[SearchPoint]) -> Iterator[Drawn]:
         tried = {_where(point.params) for point in points}
         for i, values in enumerate(itertools.product(*sides)):
             if values not in tried:
@@ -457,12 +457,12 @@ def _grid(axes: Sequence[Axis]) -> Draw:
 class _Uniform:
     """Draws that look at nothing: independent ones, or a scrambled Sobol sequence, which leaves no gaps."""
 
-    def __init__(self, settings: Search, axes: Sequence[Axis]) -> None:
+    def __init__(self, settings: SearchConfig, axes: Sequence[Axis]) -> None:
         self._settings = settings
         self._axes = axes
         self._ahead: list[Any] = []  # the beginning of the sequence
 
-    def __call__(self, count: int, points: list[Point], refused: list[Point]) -> Iterator[Drawn]:
+    def __call__(self, count: int, points: list[SearchPoint], refused: list[SearchPoint]) -> Iterator[Drawn]:
         sobol = self._settings.sampler != "random"
         for i in itertools.count(count):
             shares = self._sobol(i) if sobol else self._random(count, i - count)
@@ -494,7 +494,7 @@ def _evenly(draws: Iterator[Drawn], measured: int, startup: int) -> Iterator[Dra
         yield drawn._replace(basis=f"spread evenly at the start: {measured} of {startup} points measured")
 
 
-def _seen(points: Sequence[Point]) -> str:
+def _seen(points: Sequence[SearchPoint]) -> str:
     crashed = sum(point.infeasible for point in points)
     measured = f"{sum(point.value is not None for point in points)} measured points"
     return measured + (f" and {crashed} that failed" if crashed else "")
@@ -503,13 +503,13 @@ def _seen(points: Sequence[Point]) -> str:
 class _AfterStartup:
     """A model, once there is enough to learn from; before that, points spread evenly."""
 
-    def __init__(self, settings: Search, uniform: _Uniform, model: _Model) -> None:
+    def __init__(self, settings: SearchConfig, uniform: _Uniform, model: _Model) -> None:
         self._settings = settings
         self._startup = settings.startup or STARTUP
         self._uniform = uniform
         self._model = model
 
-    def __call__(self, count: int, points: list[Point], refused: list[Point]) -> Iterator[Drawn]:
+    def __call__(self, count: int, points: list[SearchPoint], refused: list[SearchPoint]) -> Iterator[Drawn]:
         measured = sum(point.value is not None for point in points)
         if measured < self._startup:
             yield from _evenly(self._uniform(count, points, refused), measured, self._startup)
@@ -519,7 +519,7 @@ class _AfterStartup:
         for trial in itertools.count():
             yield Drawn(self._model.draw(generator(self._settings.seed, count, trial), points, refused), basis)
 
-    def _around_best(self, count: int, points: list[Point], measured: int) -> Iterator[Drawn]:
+    def _around_best(self, count: int, points: list[SearchPoint], measured: int) -> Iterator[Drawn]:
         """Small steps from the best point, smaller as the study goes on: what a model of few points overlooks."""
         sign = -1.0 if self._model.goal == "max" else 1.0
         found = [(sign * point.value, i) for i, point in enumerate(points) if point.value is not None]
@@ -545,13 +545,15 @@ class _Auto:
     """Looplab's own Gaussian process while there are few enough points for it, then TPE; or, without Optuna, the
     process of a selection of the points."""
 
-    def __init__(self, settings: Search, axes: Sequence[Axis], goal: Literal["max", "min"], repairer: Repairer) -> None:
-        from looplab.decide.surrogate import Improver
+    def __init__(
+        self, settings: SearchConfig, axes: Sequence[Axis], goal: Literal["max", "min"], repairer: Repairer
+    ) -> None:
+        from looplab.decide.surrogate import AcquisitionOptimizer
 
         self._settings = settings
         self._startup = settings.startup or EARLY
         self._uniform = _Uniform(settings, axes)
-        self._improver = Improver(axes, -1.0 if goal == "max" else 1.0, repairer)
+        self._improver = AcquisitionOptimizer(axes, -1.0 if goal == "max" else 1.0, repairer)
         self._repairer = repairer
         self._axes = axes
         self._goal: Literal["max", "min"] = goal
@@ -559,7 +561,7 @@ class _Auto:
         self._with_optuna = _is_installed("optuna")
         self._tpe: Draw | None = None
 
-    def __call__(self, count: int, points: list[Point], refused: list[Point]) -> Iterator[Drawn]:
+    def __call__(self, count: int, points: list[SearchPoint], refused: list[SearchPoint]) -> Iterator[Drawn]:
         measured = sum(point.value is not None for point in points)
         if measured < self._startup:
             yield from _evenly(self._uniform(count, points, refused), measured, self._startup)
@@ -578,7 +580,7 @@ class _Auto:
         yield from self._tpe(count, points, refused)
 
 
-def select_points(points: list[Point], most: int, goal: Literal["max", "min"]) -> list[Point]:
+def select_points(points: list[SearchPoint], most: int, goal: Literal["max", "min"]) -> list[SearchPoint]:
     """At most so many of the points, in their order: a third the best, a third the newest, and others evenly between
     the oldest and the newest. The newest include those that are still running."""
     if len(points) <= most:
@@ -596,7 +598,7 @@ def select_points(points: list[Point], most: int, goal: Literal["max", "min"]) -
 class _Model(ABC):
     """A sampler that learns from the points."""
 
-    def __init__(self, settings: Search, axes: Sequence[Axis], goal: Literal["max", "min"]) -> None:
+    def __init__(self, settings: SearchConfig, axes: Sequence[Axis], goal: Literal["max", "min"]) -> None:
         self.axes = axes
         self.goal = goal
         import optuna
@@ -606,10 +608,10 @@ class _Model(ABC):
         self._trials: dict[tuple[Any, ...], FrozenTrial] = {}
 
     @abstractmethod
-    def draw(self, rng: np.random.RandomState, points: list[Point], refused: list[Point]) -> Params:
+    def draw(self, rng: np.random.RandomState, points: list[SearchPoint], refused: list[SearchPoint]) -> Params:
         """The next point to try."""
 
-    def _ask(self, sampler: BaseSampler, points: Sequence[Point]) -> Params:
+    def _ask(self, sampler: BaseSampler, points: Sequence[SearchPoint]) -> Params:
         """What Optuna's sampler makes of the points."""
         from optuna.storages import InMemoryStorage
         from optuna.study import create_study
@@ -618,18 +620,18 @@ class _Model(ABC):
         worst = (min if self.goal == "max" else max)(values, default=0.0)
         told = [self._trial(i + 1, point, worst) for i, point in enumerate(points)]
 
-        class Told(InMemoryStorage):
+        class Observation(InMemoryStorage):
             """The points as trials, without a copy of each for each draw."""
 
             def get_all_trials(self, study_id: int, deepcopy: bool = True, states: Any = None) -> list[FrozenTrial]:
                 return told if states is None else [trial for trial in told if trial.state in states]
 
-        storage = Told()
+        storage = Observation()
         study = create_study(storage=storage, direction="maximize" if self.goal == "max" else "minimize")
         trial = storage.get_trial(storage.create_new_trial(study._study_id))
         return dict(sampler.sample_relative(study, trial, self._space))
 
-    def _trial(self, number: int, point: Point, worst: float) -> FrozenTrial:
+    def _trial(self, number: int, point: SearchPoint, worst: float) -> FrozenTrial:
         from optuna.trial import TrialState, create_trial
 
         infeasible = point.infeasible
@@ -649,7 +651,7 @@ class _Model(ABC):
 
 
 class _Tpe(_Model):
-    def draw(self, rng: np.random.RandomState, points: list[Point], refused: list[Point]) -> Params:
+    def draw(self, rng: np.random.RandomState, points: list[SearchPoint], refused: list[SearchPoint]) -> Params:
         from optuna.samplers import TPESampler
 
         sampler = TPESampler(seed=rng.randint(2**31), n_startup_trials=0, n_ei_candidates=CANDIDATES)
@@ -657,11 +659,11 @@ class _Tpe(_Model):
 
 
 class _Gp(_Model):
-    def __init__(self, settings: Search, axes: Sequence[Axis], goal: Literal["max", "min"]) -> None:
+    def __init__(self, settings: SearchConfig, axes: Sequence[Axis], goal: Literal["max", "min"]) -> None:
         super().__init__(settings, axes, goal)
         self._tpe = _Tpe(settings, axes, goal)
 
-    def draw(self, rng: np.random.RandomState, points: list[Point], refused: list[Point]) -> Params:
+    def draw(self, rng: np.random.RandomState, points: list[SearchPoint], refused: list[SearchPoint]) -> Params:
         from optuna.samplers import GPSampler
 
         if len(refused) >= PATIENCE:
@@ -673,19 +675,19 @@ class _Gp(_Model):
 class _Cma(_Model):
     """CMA-ES on the numbers, run again over all points in their order; TPE on what has no order."""
 
-    def __init__(self, settings: Search, axes: Sequence[Axis], goal: Literal["max", "min"]) -> None:
+    def __init__(self, settings: SearchConfig, axes: Sequence[Axis], goal: Literal["max", "min"]) -> None:
         super().__init__(settings, axes, goal)
         self._startup = settings.startup or STARTUP
         self._numbers = [axis for axis in axes if axis.ordered or not axis.choices]
         self._tpe = _Tpe(settings, axes, goal)
 
-    def draw(self, rng: np.random.RandomState, points: list[Point], refused: list[Point]) -> Params:
+    def draw(self, rng: np.random.RandomState, points: list[SearchPoint], refused: list[SearchPoint]) -> Params:
         params = {} if len(self._numbers) == len(self.axes) > 1 else self._tpe.draw(rng, points, refused)
         if len(self._numbers) < 2:
             return params
         return {**params, **self._evolve(rng, points)}
 
-    def _evolve(self, rng: np.random.RandomState, points: list[Point]) -> Params:
+    def _evolve(self, rng: np.random.RandomState, points: list[SearchPoint]) -> Params:
         import numpy as np
         from cmaes import CMA  # type: ignore[import-untyped]
 

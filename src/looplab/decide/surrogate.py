@@ -24,7 +24,7 @@ from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
 if TYPE_CHECKING:
     from looplab.decide.feasible import Repairer
-    from looplab.decide.search import Axis, Params, Point
+    from looplab.decide.search import Axis, Params, SearchPoint
 
 Array = NDArray[np.float64]
 
@@ -55,7 +55,7 @@ STEEP = 20.0
 """The more of the last points failed, the surer the next place must be; how much it costs not to be."""
 
 
-class Cube:
+class SearchSpace:
     """The axes as the sides of a unit cube. A row is a place on each: a share of it, or the number of a choice."""
 
     def __init__(self, axes: Sequence[Axis]) -> None:
@@ -139,7 +139,7 @@ class Cube:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class KernelParams:
     """What was learnt about how values vary."""
 
     scales: Array
@@ -158,7 +158,7 @@ def _matern(r2: Array) -> tuple[Array, Array]:
     return slope + r2 * (5.0 / 3.0) * decay, slope
 
 
-def fit_shape(features: Array, owner: NDArray[np.intp], y: Array, weights: Array) -> Shape:
+def fit_shape(features: Array, owner: NDArray[np.intp], y: Array, weights: Array) -> KernelParams:
     """The most plausible shape; `weights` is how many runs stand behind each value."""
     n, d = len(y), int(owner.max()) + 1
     apart = np.zeros((d, n, n))
@@ -197,13 +197,13 @@ def fit_shape(features: Array, owner: NDArray[np.intp], y: Array, weights: Array
         for first in (usual, rough)
     ]
     best = np.exp(min(found, key=lambda end: float(end.fun)).x)
-    return Shape(best[:d], float(best[d]), float(best[d + 1]))
+    return KernelParams(best[:d], float(best[d]), float(best[d + 1]))
 
 
-class Process:
+class GaussianProcess:
     """A Gaussian process that has seen some values."""
 
-    def __init__(self, shape: Shape, features: Array, owner: NDArray[np.intp], y: Array, weights: Array) -> None:
+    def __init__(self, shape: KernelParams, features: Array, owner: NDArray[np.intp], y: Array, weights: Array) -> None:
         self._shape = shape
         self._by = shape.scales[owner]
         self._x = features / self._by
@@ -230,7 +230,7 @@ def log_improvement(mean: Array, sd: Array, best: float) -> Array:
     return np.asarray(np.log(sd) + np.where(z > -1.0, value, -0.5 * far**2 - 0.5 * math.log(2 * math.pi) + rest))
 
 
-def levelled(values: Array) -> Array:
+def warped(values: Array) -> Array:
     """Values (the smaller, the better) of mean 0 and variance 1. What is much worse than the middle counts as worse,
     but only by the logarithm of how much, so that a few terrible runs do not hide what the good ones differ in."""
     values = values / (np.abs(values).max() or 1.0)
@@ -245,20 +245,20 @@ def standard(values: Array) -> Array:
     return np.asarray((values - values.mean()) / (values.std() or 1.0))
 
 
-class Improver:
+class AcquisitionOptimizer:
     """Draws where the expected improvement, times the chance that the run does not fail, is largest."""
 
     def __init__(self, axes: Sequence[Axis], sign: float, repairer: Repairer) -> None:
-        self._cube = Cube(axes)
+        self._cube = SearchSpace(axes)
         self._repairer = repairer
         self._is_tight: bool | None = None
         """Whether most of the space is not allowed; None: not yet known."""
         self._sign = sign
         """Times a value: what is to be small."""
         self._threads = ThreadpoolController()
-        self._shapes: dict[bytes, Shape] = {}  # by what it was learnt from: a new process learns the same
+        self._shapes: dict[bytes, KernelParams] = {}  # by what it was learnt from: a new process learns the same
 
-    def draws(self, points: Sequence[Point], rng: np.random.RandomState) -> Iterator[Params]:
+    def draws(self, points: Sequence[SearchPoint], rng: np.random.RandomState) -> Iterator[Params]:
         """The best place first; then others that were looked at, as long as they are new and the guard allows them."""
         known = {_key(np.array(self._cube.row(point.params))): False for point in points}
         with self._threads.limit(limits=1, user_api="blas"):  # the matrices are small, and the cores are the runs'
@@ -267,7 +267,7 @@ class Improver:
             yield self._cube.params(some[i])
 
     def _candidates(
-        self, points: Sequence[Point], known: dict[bytes, bool], rng: np.random.RandomState
+        self, points: Sequence[SearchPoint], known: dict[bytes, bool], rng: np.random.RandomState
     ) -> tuple[Array, Array]:
         """Rows and what they are worth: from everywhere, from around the best points, and around the best of those."""
         cube = self._cube
@@ -309,21 +309,21 @@ class Improver:
             if known[key]:
                 yield int(i)
 
-    def _learn(self, features: Array, points: Sequence[Point]) -> tuple[Array, Callable[[Array], Array]]:
+    def _learn(self, features: Array, points: Sequence[SearchPoint]) -> tuple[Array, Callable[[Array], Array]]:
         """What is believed of the measured points, and what any rows are worth trying."""
         cube = self._cube
         values = np.array([math.nan if point.value is None else self._sign * point.value for point in points])
         failed = np.array([point.infeasible for point in points])
         measured = ~np.isnan(values)
         waiting = features[~measured & ~failed]
-        x, y = features[measured], levelled(values[measured])
+        x, y = features[measured], warped(values[measured])
         weights = np.array([float(max(1, len(point.values))) for point in points])[measured]
-        shape = self._shape(x, values[measured], weights, levelled)
-        process = Process(shape, x, cube.owner, y, weights)
+        shape = self._shape(x, values[measured], weights, warped)
+        process = GaussianProcess(shape, x, cube.owner, y, weights)
         believed = process.predict(x)[0]
         if len(waiting):  # as if they had given what is expected of them: then there is little to learn beside them
             y, weights = np.append(y, process.predict(waiting)[0]), np.append(weights, np.ones(len(waiting)))
-            process = Process(shape, np.vstack([x, waiting]), cube.owner, y, weights)
+            process = GaussianProcess(shape, np.vstack([x, waiting]), cube.owner, y, weights)
         survival = self._survival(features[measured | failed], failed[measured | failed])
 
         def score(rows: Array) -> Array:
@@ -338,7 +338,7 @@ class Improver:
             return lambda places: np.zeros(len(places))
         y, weights = failed.astype(np.float64), np.ones(len(failed))
         shape = self._shape(x, y, weights, standard)
-        process = Process(shape, x, self._cube.owner, standard(y), weights)
+        process = GaussianProcess(shape, x, self._cube.owner, standard(y), weights)
         half = float((0.5 - y.mean()) / (y.std() or 1.0))
         bar = math.log(min(0.95, 3.0 * float(y[-RECENT:].mean()) + 1e-3))
 
@@ -349,7 +349,7 @@ class Improver:
 
         return chance
 
-    def _shape(self, x: Array, y: Array, weights: Array, scaled: Callable[[Array], Array]) -> Shape:
+    def _shape(self, x: Array, y: Array, weights: Array, scaled: Callable[[Array], Array]) -> KernelParams:
         """Learnt again only when there is a tenth more to learn from: until then, from the points of that time."""
         size = 1
         while (more := size + max(1, int(size * GROWTH))) <= len(y):

@@ -15,7 +15,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from looplab.config import paths
-from looplab.config.edits import Applied, Change, Edit, EditError, Op, apply_edits, parse_edit
+from looplab.config.edits import Applied, ConfigChange, Edit, EditError, Op, apply_edits, parse_edit
 from looplab.config.expression import Expression, ExpressionError, MissingName, compile_expression
 from looplab.config.paths import Concrete
 from looplab.errors import LabError
@@ -50,7 +50,7 @@ class Ruling:
 
     config: dict[str, Any] | None
     """The config to run; None where there is a problem."""
-    changes: tuple[Change, ...]
+    changes: tuple[ConfigChange, ...]
     """What differs from the config that was given: by edits, by normalisers, by derived keys."""
     problems: tuple[Problem, ...]
     """Every reason to refuse it."""
@@ -176,7 +176,7 @@ class Guard:
                     waiting += [other for target, other in computed.items() if _reads(read, {target})]
         return found
 
-    def _rule_on(self, case: _Case, edited: Sequence[Change]) -> Ruling:
+    def _rule_on(self, case: _Case, edited: Sequence[ConfigChange]) -> Ruling:
         self._settle(case)
         self._judge_all(case, "in the parent already")
         for constraint in self._constraints:
@@ -559,9 +559,9 @@ def _equal(a: Any, b: Any) -> bool:
     return a == b
 
 
-def _final_changes(case: _Case, edited: Sequence[Change]) -> tuple[Change, ...]:
+def _final_changes(case: _Case, edited: Sequence[ConfigChange]) -> tuple[ConfigChange, ...]:
     """What differs from the config that was given; a key that was edited and then computed is one change."""
-    changes: list[Change] = []
+    changes: list[ConfigChange] = []
     edits = [change for change in edited if change.path not in case.computed]
     for change in edits:
         new = None if change.removed else _value(case.config, change.path)
@@ -572,5 +572,5 @@ def _final_changes(case: _Case, edited: Sequence[Change]) -> tuple[Change, ...]:
             continue  # part of a larger change
         before, new = _first(case.given, key), _value(case.config, key)
         if before is None or not _equal(before[1], new):
-            changes.append(Change(key, before[1] if before else None, new, added=before is None))
+            changes.append(ConfigChange(key, before[1] if before else None, new, added=before is None))
     return tuple(changes)

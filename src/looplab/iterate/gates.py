@@ -34,7 +34,7 @@ CLOSE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class GateFinding:
     """What one gate saw."""
 
     ok: bool
@@ -86,27 +86,27 @@ def _said(body: str) -> int:
     return sum(len(re.sub(r"[\W_]", "", line)) for line in plain.splitlines() if not HEADING.fullmatch(line))
 
 
-def check_document(path: Path, sections: Sequence[str]) -> list[Finding]:
+def check_document(path: Path, sections: Sequence[str]) -> list[GateFinding]:
     try:
         text = read_bounded(path, MOST_BYTES).decode()
     except FileNotFoundError:
-        return [Finding(False, "document", f"{path.name} is not there")]
+        return [GateFinding(False, "document", f"{path.name} is not there")]
     except (OSError, ValueError) as error:
-        return [Finding(False, "document", f"{path.name} cannot be read: {error}")]
+        return [GateFinding(False, "document", f"{path.name} cannot be read: {error}")]
     found = []
     for name in sections:
         body = section(text, name)
         if body is None:
-            found.append(Finding(False, "document", f"{path.name} has no section {name!r}"))
+            found.append(GateFinding(False, "document", f"{path.name} has no section {name!r}"))
         elif not _said(body):
-            found.append(Finding(False, "document", f"the section {name!r} of {path.name} is empty"))
-    return found or [Finding(True, "document", f"{path.name} has {', '.join(sections)}")]
+            found.append(GateFinding(False, "document", f"the section {name!r} of {path.name} is empty"))
+    return found or [GateFinding(True, "document", f"{path.name} has {', '.join(sections)}")]
 
 
 # -- the files
 
 
-def check_files(version: Path) -> list[Finding]:
+def check_files(version: Path) -> list[GateFinding]:
     """What git could not keep, or what leads elsewhere."""
     found = []
     for folder, folders, files in os.walk(version):
@@ -114,18 +114,20 @@ def check_files(version: Path) -> list[Finding]:
             path = Path(folder, name)
             where = path.relative_to(version)
             if name == ".git":
-                found.append(Finding(False, "files", f"{where} makes a repository of its own: remove it"))
+                found.append(GateFinding(False, "files", f"{where} makes a repository of its own: remove it"))
             elif path.is_symlink() and not real_path(path).is_relative_to(version.resolve()):
-                found.append(Finding(False, "files", f"{where} is a link that leads out of the version: copy the file"))
-    return found or [Finding(True, "files", "nothing leads out of the version")]
+                found.append(
+                    GateFinding(False, "files", f"{where} is a link that leads out of the version: copy the file")
+                )
+    return found or [GateFinding(True, "files", "nothing leads out of the version")]
 
 
-def check_artifacts(version: Path, patterns: Sequence[str]) -> list[Finding]:
+def check_artifacts(version: Path, patterns: Sequence[str]) -> list[GateFinding]:
     found = []
     for pattern in patterns:
         files = [p for p in version.glob(pattern) if p.is_file() and p.name != ".gitkeep" and p.stat().st_size > 0]
         why = f"{pattern}: {len(files)} file(s)" if files else f"nothing but empty files matches {pattern}"
-        found.append(Finding(bool(files), "artifacts", why))
+        found.append(GateFinding(bool(files), "artifacts", why))
     return found
 
 
@@ -134,33 +136,33 @@ def check_artifacts(version: Path, patterns: Sequence[str]) -> list[Finding]:
 
 def check_smoke(
     smoke: Smoke, places: Mapping[str, str | Path], cwd: Path, log: Path, writable: Sequence[Path] | None = None
-) -> Finding:
+) -> GateFinding:
     """The version trains for a moment, in a folder of its own; `writable`: where else it may write, None: anywhere."""
     with tempfile.TemporaryDirectory(prefix="looplab-smoke-", ignore_cleanup_errors=True) as scratch:
         argv = trial.fill(smoke.command, {**places, "scratch": scratch})
         allowed = None if writable is None else [Path(scratch), *writable]
         outcome = trial.run(argv, cwd, log, smoke.timeout, allowed)
     if outcome.ok:
-        return Finding(True, "smoke", "the smoke run ended well")
-    return Finding(False, "smoke", f"the smoke run failed: {outcome.why}\n{outcome.tail[-TOLD_CHARS:]}".rstrip())
+        return GateFinding(True, "smoke", "the smoke run ended well")
+    return GateFinding(False, "smoke", f"the smoke run failed: {outcome.why}\n{outcome.tail[-TOLD_CHARS:]}".rstrip())
 
 
 # -- schedules: what was declared against what was done
 
 
-def check_schedule(version: Path, schedule: Schedule) -> list[Finding]:
+def check_schedule(version: Path, schedule: Schedule) -> list[GateFinding]:
     """A declared value that the trace never shows, and a gate that never fires, were not trained with."""
     warning = not schedule.strict
     declared, problem = _json(version / schedule.declared)
     trace, also = _json(version / schedule.trace)
     if problem or also:
-        return [Finding(False, "schedule", why, warning) for why in (problem, also) if why]
+        return [GateFinding(False, "schedule", why, warning) for why in (problem, also) if why]
     rows = trace.get("trace") if isinstance(trace, dict) else trace
     if not isinstance(declared, dict) or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         why = "the schedule is an object of names, its trace a list of rows (or an object with one, `trace`)"
-        return [Finding(False, "schedule", why, warning)]
-    missing = [Finding(False, "schedule", why, warning) for why in never_reached(declared, rows)]
-    return missing or [Finding(True, "schedule", f"all that was declared was reached in {len(rows)} rows")]
+        return [GateFinding(False, "schedule", why, warning)]
+    missing = [GateFinding(False, "schedule", why, warning) for why in never_reached(declared, rows)]
+    return missing or [GateFinding(True, "schedule", f"all that was declared was reached in {len(rows)} rows")]
 
 
 def never_reached(declared: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -237,7 +239,7 @@ class Measured:
     """One a fixed episode; empty where the evaluation gives none."""
 
 
-def evaluate(evaluation: Evaluate, places: Mapping[str, str | Path], lab: Path, log: Path) -> Measured | Finding:
+def evaluate(evaluation: Evaluate, places: Mapping[str, str | Path], lab: Path, log: Path) -> Measured | GateFinding:
     """Run the lab's own evaluator on a version; a finding if it gives no number."""
     with tempfile.TemporaryDirectory(prefix="looplab-evaluate-") as scratch:
         result = Path(scratch, "result.json")
@@ -245,22 +247,24 @@ def evaluate(evaluation: Evaluate, places: Mapping[str, str | Path], lab: Path, 
         outcome = trial.run(argv, lab, log, evaluation.timeout)
         if not outcome.ok:
             why = f"the frozen evaluation failed: {outcome.why}\n{outcome.tail[-TOLD_CHARS:]}".rstrip()
-            return Finding(False, "evaluation", why)
+            return GateFinding(False, "evaluation", why)
         said, problem = _json(result)
         if not problem:
             write_atomic(log.with_suffix(".json"), dump_json(said))
     if problem:
-        return Finding(False, "evaluation", f"the frozen evaluation left no result: {problem}")
+        return GateFinding(False, "evaluation", f"the frozen evaluation left no result: {problem}")
     value = at(said, evaluation.metric)
     if not _number(value):
-        return Finding(False, "evaluation", f"the evaluation's {evaluation.metric} is {value!r}, not a finite number")
+        return GateFinding(
+            False, "evaluation", f"the evaluation's {evaluation.metric} is {value!r}, not a finite number"
+        )
     values = at(said, evaluation.values) if evaluation.values else []
     if not isinstance(values, list) or not all(_number(one) for one in values):
-        return Finding(False, "evaluation", f"the evaluation's {evaluation.values} is not a list of finite numbers")
+        return GateFinding(False, "evaluation", f"the evaluation's {evaluation.values} is not a list of finite numbers")
     return Measured(float(value), tuple(float(one) for one in values))
 
 
-def compare_declared(version: Path, evaluation: Evaluate, measured: Measured) -> list[Finding]:
+def compare_declared(version: Path, evaluation: Evaluate, measured: Measured) -> list[GateFinding]:
     """What the version says of itself, against what was measured: told, never used."""
     said, problem = _json(version / evaluation.declared)
     value = None if problem else at(said, evaluation.metric)
@@ -268,7 +272,7 @@ def compare_declared(version: Path, evaluation: Evaluate, measured: Measured) ->
         return []
     same = math.isclose(value, measured.value, rel_tol=1e-3, abs_tol=1e-9)  # type: ignore[arg-type]
     why = f"{evaluation.declared} says {evaluation.metric} {value:g}, the frozen evaluation {measured.value:g}"
-    return [Finding(same, "declared", why, warning=True)]
+    return [GateFinding(same, "declared", why, warning=True)]
 
 
 def at(data: Any, path: str) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from looplab.iterate.gates import Measured
-from looplab.iterate.record import Attempt, Story
+from looplab.iterate.record import Attempt, VersionHistory
 from looplab.iterate.verdict import interval
 
 
@@ -39,7 +39,7 @@ class VersionFacts:
     why: str
 
 
-def overview(story: Story) -> list[VersionFacts]:
+def overview(story: VersionHistory) -> list[VersionFacts]:
     """Every version that was measured or attempted, in its order."""
     found = []
     for version in sorted({*story.attempts, *story.baselines}):

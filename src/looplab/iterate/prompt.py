@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from looplab.errors import LabError
-from looplab.iterate.gates import Finding
-from looplab.iterate.settings import Settings
+from looplab.iterate.gates import GateFinding
+from looplab.iterate.settings import IterateConfig
 from looplab.untrusted import read_bounded
 
 MAX_TEMPLATE = 10_000_000
@@ -46,7 +46,7 @@ VENV = """
 INTERRUPTED = "You were interrupted. What you had done is still in the worktree; look at it and go on from there."
 
 
-def make(settings: Settings, number: int, previous: int | None, lab: Path, submit: bool) -> str:
+def make(settings: IterateConfig, number: int, previous: int | None, lab: Path, submit: bool) -> str:
     """The prompt for version `number`, after the version `previous`; with `submit` it trains through the lab."""
     version = f"{settings.experiments}/v{number}"
     document = f"dev_v{number}.md"
@@ -84,7 +84,7 @@ def _command() -> str:
     return str(own) if own.exists() else "looplab"
 
 
-def _checks(settings: Settings, document: str) -> list[str]:
+def _checks(settings: IterateConfig, document: str) -> list[str]:
     said = [f"{document} has the sections {', '.join(settings.sections)}"]
     if settings.smoke:
         said.append(f"`{' '.join(settings.smoke.command)}` ends well within {settings.smoke.timeout:g} s")
@@ -98,7 +98,7 @@ def _checks(settings: Settings, document: str) -> list[str]:
     return said
 
 
-def refused(findings: Sequence[Finding], number: int) -> str:
+def refused(findings: Sequence[GateFinding], number: int) -> str:
     """What the agent hears when its version did not pass."""
     told = "\n".join(f"- {finding.what}: {finding.why}" for finding in findings if finding.stops)
     return f"v{number} did not pass its checks:\n{told}\nMend this in the same worktree; the rules stay the same."

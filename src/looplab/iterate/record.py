@@ -5,7 +5,8 @@ process that is killed loses nothing: the next one reads the events and continue
 
 Code of an agent can run with the rights of this user (the agent itself, a smoke run, an evaluation that loads the
 version), so it may be able to write to the ledger. What a process compares versions with is therefore what it has read
-at its start and written itself, held in memory; `Book.check` finds what others have written, changed or removed.
+at its start and written itself, held in memory; `VersionLedger.check` finds what others have written, changed or
+removed.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from typing import Any
 import orjson
 
 from looplab.errors import LabError
-from looplab.iterate.gates import Finding, Measured
+from looplab.iterate.gates import GateFinding, Measured
 from looplab.judge.base import Verdict
-from looplab.ledger.ledger import GENESIS, Broken, Event, Ledger
+from looplab.ledger.ledger import GENESIS, BrokenLink, Event, Ledger
 from looplab.ledger.study import StudyLedger
 
 STUDY = "iterate"
@@ -63,7 +64,7 @@ class Attempt:
     """The event's number."""
     prepared: dict[str, Any] | None = None
     calls: list[Call] = field(default_factory=list)
-    findings: dict[int, list[Finding]] = field(default_factory=dict)
+    findings: dict[int, list[GateFinding]] = field(default_factory=dict)
     """By the number of the ask."""
     void: str = ""
     """Why its numbers may not count."""
@@ -98,7 +99,7 @@ class Attempt:
 
 
 @dataclass(slots=True)
-class Story:
+class VersionHistory:
     """Everything that happened to the versions of a lab."""
 
     attempts: dict[int, list[Attempt]] = field(default_factory=dict)
@@ -120,9 +121,9 @@ class Story:
         return {version: tries[-1] for version, tries in self.attempts.items() if tries[-1].end == "merged"}
 
 
-def read(events: Iterable[Event]) -> Story:
+def read(events: Iterable[Event]) -> VersionHistory:
     """What the events of the study come to."""
-    story = Story()
+    story = VersionHistory()
     calls: dict[str, Call] = {}
     for number, event in enumerate(events, 1):  # not as in the chain: of one that was cut off, numbers come again
         _hear(story, calls, event, number)
@@ -168,7 +169,7 @@ def out_of_place(events: Iterable[Event]) -> list[Event]:
     return found
 
 
-def _hear(story: Story, calls: dict[str, Call], event: Event, number: int) -> None:
+def _hear(story: VersionHistory, calls: dict[str, Call], event: Event, number: int) -> None:
     data = event.data
     if event.kind == "iterate began":
         story.range = (data["start"], data["end"], number)
@@ -189,7 +190,7 @@ def _hear(story: Story, calls: dict[str, Call], event: Event, number: int) -> No
         _hear_version(story, int(event.run[1:]), event.kind.removeprefix("version "), data, number)
 
 
-def _hear_version(story: Story, version: int, step: str, data: dict[str, Any], seq: int) -> None:
+def _hear_version(story: VersionHistory, version: int, step: str, data: dict[str, Any], seq: int) -> None:
     tries = story.attempts.get(version, [])
     if step == "begun":
         attempt = Attempt(version, data["attempt"], data["branch"], data["base"], data["onto"], seq)
@@ -211,7 +212,7 @@ def _hear_version(story: Story, version: int, step: str, data: dict[str, Any], s
     elif step == "committed":
         tries[-1].commit = data["commit"]
     elif step == "checked":
-        tries[-1].findings[data["ask"]] = [Finding(**finding) for finding in data["findings"]]
+        tries[-1].findings[data["ask"]] = [GateFinding(**finding) for finding in data["findings"]]
         tries[-1].void = data.get("void", "")
     elif step == "judged":
         tries[-1].ruling = data
@@ -223,7 +224,7 @@ def _hear_version(story: Story, version: int, step: str, data: dict[str, Any], s
         tries[-1].ended = seq
 
 
-class Book:
+class VersionLedger:
     """The ledger of the versions: writes events, and returns what they come to."""
 
     def __init__(self, ledger: Ledger) -> None:
@@ -235,9 +236,9 @@ class Book:
         """The events that this process goes by."""
         self._head = ledger.head()
         self._file = self._identity()
-        self._broken: Broken | None = None
+        self._broken: BrokenLink | None = None
 
-    def story(self) -> Story:
+    def story(self) -> VersionHistory:
         return read(self._events)
 
     def begin(self) -> str:
@@ -365,7 +366,7 @@ def _not_from_here(events: Sequence[tuple[int, str, str | None]]) -> str:
     return f"the ledger has events of versions that are not from here: {named}"
 
 
-def told(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+def told(findings: Sequence[GateFinding]) -> list[dict[str, Any]]:
     """Findings as plain data; text that no UTF-8 can hold is mended."""
 
     def clean(text: str) -> str:

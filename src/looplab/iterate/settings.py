@@ -12,10 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
-from looplab.agents.base import AgentSpec, Limits
-from looplab.agents.base import Price as AgentPrice
+from looplab.agents.base import AgentSpec, Limits, TokenPrice
 from looplab.config.files import Document, read_document
-from looplab.config.lab import Duration, Effect, InLab, Part, Price, Texts, TextsInLab, parse_effect
+from looplab.config.lab import Duration, Effect, InLab, PriceConfig, Section, Texts, TextsInLab, parse_effect
 from looplab.errors import LabError
 from looplab.untrusted import real_path
 
@@ -48,7 +47,7 @@ def _known_places(command: list[str]) -> list[str]:
 Command = Annotated[list[str], Field(min_length=1), AfterValidator(_known_places)]
 
 
-class Smoke(Part):
+class Smoke(Section):
     """A short training, to see that the version runs at all.
 
     It may write to the version's worktree, to `{scratch}` (which is also its TMPDIR), and nowhere else.
@@ -60,7 +59,7 @@ class Smoke(Part):
     """Further folders that it may write to, such as a cache; from the lab, or with `~`."""
 
 
-class Evaluate(Part):
+class Evaluate(Section):
     """The frozen evaluation: run from the lab's own tree, on what a version left in its folder."""
 
     command: Command
@@ -74,7 +73,7 @@ class Evaluate(Part):
     """Where a version may have written what it measured itself: only compared, never believed."""
 
 
-class Schedule(Part):
+class Schedule(Section):
     """What the training wanted to do over time, and what it did."""
 
     declared: str
@@ -83,7 +82,7 @@ class Schedule(Part):
     """Whether a value that is never reached is an error, not a warning."""
 
 
-class Judge(Part):
+class VersionJudging(Section):
     """How a version becomes the champion."""
 
     alpha: float = Field(0.05, gt=0, lt=0.5)
@@ -96,7 +95,7 @@ class Judge(Part):
     """What is too small to matter: `0.002`, or `0.5%` of the champion."""
 
 
-class Agent(Part):
+class VersionAgent(Section):
     """Who writes the versions."""
 
     cli: Literal["codex", "claude", "command"] = "codex"
@@ -123,10 +122,10 @@ class Agent(Part):
     network: bool = False
     dangerous: bool = False
     """Without a sandbox and without permissions."""
-    price: Price | None = None
+    price: PriceConfig | None = None
 
 
-class Settings(Part):
+class IterateConfig(Section):
     experiments: InLab = "experiments"
     """The folder of the versions."""
     frozen: TextsInLab = Field(default_factory=list)
@@ -141,7 +140,7 @@ class Settings(Part):
     """Patterns below the version's folder; each must match a file that is not empty."""
     schedule: Schedule | None = None
     min_parallel_envs: int = Field(64, ge=1)
-    agent: Agent = Field(default_factory=Agent)
+    agent: VersionAgent = Field(default_factory=VersionAgent)
     retries: int = Field(1, ge=0)
     """How often the agent is asked again when a gate is not passed."""
     prompt: InLab | None = None
@@ -155,7 +154,7 @@ class Settings(Part):
     """`submit`: the study whose slots it uses, where the lab has several."""
     push: bool = False
     """Whether the lab's branch is pushed after each version."""
-    judge: Judge = Field(default_factory=Judge)
+    judge: VersionJudging = Field(default_factory=VersionJudging)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +181,12 @@ def find_folder(given: Path | None, environ: Mapping[str, str]) -> Path:
     raise LabError(f"no {FILE} in {start} or above", hint="make a lab with `looplab init fish`, or give --lab")
 
 
-def load(folder: Path, environ: Mapping[str, str] | None = None) -> Settings:
+def load(folder: Path, environ: Mapping[str, str] | None = None) -> IterateConfig:
     environ = os.environ if environ is None else environ
     path = folder / FILE
     document = read_document(path)
     try:
-        settings = Settings.model_validate(document.plain(), context={"folder": folder})
+        settings = IterateConfig.model_validate(document.plain(), context={"folder": folder})
     except ValidationError as error:
         raise _wrong(document, error) from None
     changed = {}
@@ -212,14 +211,14 @@ def read_flags(environ: Mapping[str, str]) -> Flags:
     return Flags(override("binary", environ) or None, words("approval"), words("json"))
 
 
-def make_spec(agent: Agent, flags: Flags, extra: Sequence[str] = ()) -> AgentSpec:
+def make_spec(agent: VersionAgent, flags: Flags, extra: Sequence[str] = ()) -> AgentSpec:
     """The agent to be asked. Without `--json` among its flags codex prints plain text, and is run as any command is."""
     price = agent.price
     spec = AgentSpec(
         agent.cli, agent.model, agent.binary, tuple(agent.command), network=agent.network,
         extra_args=(*agent.extra, *extra), env=tuple(agent.env), dangerous=agent.dangerous,
         allowed_tools=tuple(agent.allowed_tools), writable=tuple(agent.writable),
-        price=AgentPrice(price.input, price.output, price.cached_input) if price is not None else None,
+        price=TokenPrice(price.input, price.output, price.cached_input) if price is not None else None,
     )  # fmt: skip
     if agent.cli == "command":
         return spec
@@ -260,7 +259,7 @@ def _approved(spec: AgentSpec, flags: tuple[str, ...]) -> AgentSpec:
     return replace(spec, sandbox=sandbox, dangerous=dangerous, extra_args=(*rest, *spec.extra_args))
 
 
-def limits_of(agent: Agent) -> Limits:
+def limits_of(agent: VersionAgent) -> Limits:
     return Limits(agent.wall, agent.tokens, agent.usd, retries=agent.retries, log_bytes=agent.log_mb << 20)
 
 
@@ -281,11 +280,11 @@ def _wrong(document: Document, error: ValidationError) -> LabError:
 
 
 def _keys(where: Sequence[str | int]) -> list[str]:
-    model: Any = Settings
+    model: Any = IterateConfig
     for part in where:
         field = model.model_fields.get(str(part))
         kinds = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else []
-        model = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Part)), None)
+        model = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
         if model is None:
             return []
     return list(model.model_fields)

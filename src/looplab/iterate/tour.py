@@ -12,7 +12,7 @@ from pathlib import Path
 
 from looplab.iterate.gates import section
 from looplab.iterate.overview import VersionFacts, gates_in_words, text_of, verdict_of
-from looplab.iterate.settings import Settings
+from looplab.iterate.settings import IterateConfig
 
 PICTURES = {
     ".png": "image/png",
@@ -51,7 +51,7 @@ svg text { fill: var(--muted); font-size: 11px; } .axis { stroke: var(--line); }
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class KeptChange:
     """How a script differs from the one of the version before."""
 
     added: int
@@ -60,7 +60,7 @@ class Change:
     """The difference itself, its beginning if it is long."""
 
 
-def tour(lab: Path, settings: Settings, versions: Sequence[VersionFacts]) -> str:
+def tour(lab: Path, settings: IterateConfig, versions: Sequence[VersionFacts]) -> str:
     """The page."""
     policy = f"default-src 'none'; style-src 'sha256-{_sha(STYLE)}'; img-src data:; base-uri 'none'; form-action 'none'"
     metric, goal = settings.evaluate.metric, settings.evaluate.goal
@@ -167,17 +167,17 @@ def _version(facts: VersionFacts, folder: Path, before: Path | None) -> str:
     return f"<section>{''.join(parts)}</section>"
 
 
-def compare(old: Path, new: Path) -> Change | None:
+def compare(old: Path, new: Path) -> KeptChange | None:
     """The difference between two scripts; None where one is missing."""
     if not old.is_file() or not new.is_file():
         return None
     before, after = (text_of(path, MAX_TEXT).splitlines() for path in (old, new))
     diff = list(difflib.unified_diff(before, after, lineterm="", n=2))[2:]
     added, removed = (sum(line.startswith(sign) for line in diff) for sign in "+-")
-    return Change(added, removed, tuple(diff[:MAX_DIFF]))
+    return KeptChange(added, removed, tuple(diff[:MAX_DIFF]))
 
 
-def _change(change: Change, before: str) -> str:
+def _change(change: KeptChange, before: str) -> str:
     kinds = {"+": "add", "-": "del"}
     lines = (
         f'<span class="{kinds[line[0]]}">{escape(line)}</span>' if line[:1] in kinds else escape(line)

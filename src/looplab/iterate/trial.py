@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from looplab.agents import confine
-from looplab.agents.process import MARK, Process, kill_marked
+from looplab.agents.process import MARK, AgentProcess, kill_marked
 from looplab.agents.run import PASSED_ON
 from looplab.errors import LabError
 from looplab.launch.command import find_program
@@ -24,7 +24,7 @@ KEPT_LINES = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrialOutcome:
     """How a command ended."""
 
     ok: bool
@@ -48,7 +48,9 @@ def python_of(lab: Path, venv: bool) -> str:
     return str(own) if venv and own.exists() else sys.executable
 
 
-def run(argv: Sequence[str], cwd: Path, log: Path, timeout: float, writable: Sequence[Path] | None = None) -> Outcome:
+def run(
+    argv: Sequence[str], cwd: Path, log: Path, timeout: float, writable: Sequence[Path] | None = None
+) -> TrialOutcome:
     """Run it to its end or its time limit; all that it started ends with it, and with looplab. No secrets reach it.
 
     Args:
@@ -59,7 +61,7 @@ def run(argv: Sequence[str], cwd: Path, log: Path, timeout: float, writable: Seq
     try:
         program = find_program(argv[0], cwd, env)
     except LabError as error:
-        return Outcome(False, str(error), "")
+        return TrialOutcome(False, str(error), "")
     command = [program, *argv[1:]]
     if writable is not None:
         env["TMPDIR"] = str(writable[0])
@@ -79,7 +81,7 @@ def run(argv: Sequence[str], cwd: Path, log: Path, timeout: float, writable: Seq
     log.unlink(missing_ok=True)  # an agent that can write here may have put a link to a file elsewhere
     with (
         log.open("x", encoding="utf-8", errors="replace") as file,
-        Process(command, env, cwd, GRACE_S) as process,
+        AgentProcess(command, env, cwd, GRACE_S) as process,
     ):
         for _, line in process.lines("", watch):
             tail.append(redact_text(line))
@@ -91,4 +93,4 @@ def run(argv: Sequence[str], cwd: Path, log: Path, timeout: float, writable: Seq
         why = f"it could not be started: {process.error}"
     elif process.exit_code != 0:
         why = f"exit code {process.exit_code}" if process.exit_code is not None else "it was killed by a signal"
-    return Outcome(not why, why, "\n".join(tail))
+    return TrialOutcome(not why, why, "\n".join(tail))

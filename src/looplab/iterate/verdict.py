@@ -14,13 +14,13 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from looplab.iterate.gates import Measured
-from looplab.iterate.settings import Judge
+from looplab.iterate.settings import VersionJudging
 from looplab.judge import stats
 from looplab.judge.base import Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Ruling:
+class VersionRuling:
     """A verdict on a version and all that it rests on."""
 
     verdict: Verdict
@@ -45,17 +45,17 @@ class Ruling:
 
 
 def judge(
-    measured: Measured, champion: Measured | None, name: str | None, settings: Judge, goal: Literal["max", "min"],
+    measured: Measured, champion: Measured | None, name: str | None, settings: VersionJudging, goal: Literal["max", "min"],
     spent: float,
-) -> Ruling:  # fmt: skip
+) -> VersionRuling:  # fmt: skip
     """`spent` is the alpha of the tests before this one that were not won."""
     if champion is None:
-        return Ruling(Verdict.KEEP, "There is no champion yet to compare with: it is the first.")
+        return VersionRuling(Verdict.KEEP, "There is no champion yet to compare with: it is the first.")
     n = len(measured.values)
     if n < settings.replicates or n != len(champion.values):
         why = f"The evaluation gives {n} values, and {len(champion.values)} of {name}: nothing to test with."
         effect = (measured.value - champion.value) * (1 if goal == "max" else -1)
-        return Ruling(Verdict.INCONCLUSIVE, why, name, effect)
+        return VersionRuling(Verdict.INCONCLUSIVE, why, name, effect)
     sign = 1.0 if goal == "max" else -1.0
     found = stats.paired([sign * (a - b) for a, b in zip(measured.values, champion.values, strict=True)])
     alpha = settings.share * max(0.0, settings.alpha - spent)
@@ -69,7 +69,7 @@ def judge(
         verdict, why = Verdict.DISCARD, f"Not better: {said}."
     else:
         verdict, why = Verdict.INCONCLUSIVE, f"Not proved: {said}."
-    return Ruling(verdict, why, name, effect, low, high, p, alpha, n)
+    return VersionRuling(verdict, why, name, effect, low, high, p, alpha, n)
 
 
 def interval(measured: Measured) -> tuple[float, float] | None:

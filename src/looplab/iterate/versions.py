@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from looplab.agents.base import AgentSpec, Answer, Command, Event, Limits, Message, Session, Trouble
+from looplab.agents.base import AgentEvent, AgentSpec, Answer, Command, Limits, Message, Session, Trouble
 from looplab.agents.confine import landlock_version
 from looplab.agents.log import read_end
 from looplab.agents.process import kill_marked
@@ -24,10 +24,10 @@ from looplab.config.files import canonical_json, dump_json, write_atomic
 from looplab.config.lab import load_lab
 from looplab.errors import LabError
 from looplab.iterate import gates, prompt, seal, trial
-from looplab.iterate.gates import Finding, Measured
+from looplab.iterate.gates import GateFinding, Measured
 from looplab.iterate.git import Repo, Worktree
-from looplab.iterate.record import Attempt, Book, Call, Story, told
-from looplab.iterate.settings import FILE, Settings
+from looplab.iterate.record import Attempt, Call, VersionHistory, VersionLedger, told
+from looplab.iterate.settings import FILE, IterateConfig
 from looplab.iterate.verdict import interval, judge
 from looplab.judge.base import Verdict
 from looplab.ledger.study import JOBS_SUFFIX
@@ -43,7 +43,7 @@ SHOWN = 160
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class IterateOptions:
     """What the command line says."""
 
     retries: int
@@ -55,7 +55,7 @@ class Iteration:
     """The versions of one lab. `tell` gets a line for people at every step."""
 
     def __init__(
-        self, lab: Path, settings: Settings, book: Book, spec: AgentSpec, limits: Limits, options: Options,
+        self, lab: Path, settings: IterateConfig, book: VersionLedger, spec: AgentSpec, limits: Limits, options: IterateOptions,
         tell: Callable[[str], None],
     ) -> None:  # fmt: skip
         self.lab = lab.resolve()
@@ -301,7 +301,7 @@ class Iteration:
         ledger = [str(self.lab / ".looplab")] if self._trains_here() else []
         return replace(self.spec, writable=(*ledger, *named))
 
-    def _show(self, event: Event) -> None:
+    def _show(self, event: AgentEvent) -> None:
         if isinstance(event, Command):
             self.tell("  $ " + _short(event.command))
         elif isinstance(event, Message):
@@ -336,7 +336,7 @@ class Iteration:
         self.book.note("version checking", number, ask=ask)
         tree = self.repo.tree(self._tree(number))
         void = self._tampered(attempt, tree)
-        findings = [] if void else [Finding(call.ok, "agent", call.why or "it ended well")]
+        findings = [] if void else [GateFinding(call.ok, "agent", call.why or "it ended well")]
         if call.ok and not void:
             findings += self._gates(attempt, tree)
             void = self._tampered(attempt, tree)  # the smoke run is code of the agent's, too
@@ -344,7 +344,7 @@ class Iteration:
             findings += self._measure(attempt, tree, ask)
             void = self._tampered(attempt, tree)  # and so may be what the evaluation loads
         if void:
-            findings.append(Finding(False, "frozen", void))
+            findings.append(GateFinding(False, "frozen", void))
         for finding in findings:
             if not finding.ok:
                 self.tell(f"v{number}: {'warning: ' if finding.warning else ''}{finding.what}: {_short(finding.why)}")
@@ -377,7 +377,7 @@ class Iteration:
         attempt = self.book.story().last(number)
         return attempt.forged if attempt is not None else ""
 
-    def _gates(self, attempt: Attempt, tree: Worktree) -> list[Finding]:
+    def _gates(self, attempt: Attempt, tree: Worktree) -> list[GateFinding]:
         number, settings = attempt.version, self.settings
         version = tree.lab / settings.experiments / f"v{number}"
         found = gates.check_document(version / f"dev_v{number}.md", settings.sections)
@@ -397,19 +397,19 @@ class Iteration:
     def _places(self, version: Path, number: int) -> dict[str, str | Path]:
         return {"python": self.python, "version": version, "number": str(number), "lab": self.lab}
 
-    def _measure(self, attempt: Attempt, tree: Worktree, ask: int) -> list[Finding]:
+    def _measure(self, attempt: Attempt, tree: Worktree, ask: int) -> list[GateFinding]:
         """The frozen evaluation of what is in the worktree; done once for each ask."""
         number = attempt.version
         version = tree.lab / self.settings.experiments / f"v{number}"
         if attempt.measured_ask == ask and attempt.measured is not None:
-            measured: Measured | Finding = attempt.measured
+            measured: Measured | GateFinding = attempt.measured
         else:
             measured = self._evaluate(number, version, ask)
-        if isinstance(measured, Finding):
+        if isinstance(measured, GateFinding):
             return [measured]
         said = f"{self.settings.evaluate.metric} {measured.value:g}, measured by the frozen evaluation"
         return [
-            Finding(True, "evaluation", said),
+            GateFinding(True, "evaluation", said),
             *gates.compare_declared(version, self.settings.evaluate, measured),
         ]
 
@@ -421,7 +421,7 @@ class Iteration:
         how = canonical_json([evaluation.command, evaluation.metric, evaluation.values]).decode()
         return seal.digest({**seal.seal(self.lab, self.settings.frozen), "": how})[:16]
 
-    def _evaluate(self, number: int, version: Path, ask: int | None) -> Measured | Finding:
+    def _evaluate(self, number: int, version: Path, ask: int | None) -> Measured | GateFinding:
         self.book.note("version measuring", number, ask=ask)
         log = self.lab / HOME / f"v{number}.evaluation.log"
         found = gates.evaluate(self.settings.evaluate, self._places(version, number), self.lab, log)
@@ -437,7 +437,7 @@ class Iteration:
         before = self.previous(number)
         if before is None or self.book.story().champion is not None:
             return
-        found: Measured | Finding | None = self.book.story().measured.get((before, self.fingerprint()))
+        found: Measured | GateFinding | None = self.book.story().measured.get((before, self.fingerprint()))
         if found is None:
             self.tell(f"v{before} is measured, to compare with")
             found = self._evaluate(before, self.lab / self.settings.experiments / f"v{before}", None)
@@ -446,7 +446,7 @@ class Iteration:
         else:
             self.tell(f"v{before} cannot be measured, so v{number} has nothing to beat: {_short(found.why)}")
 
-    def _champion(self, story: Story) -> Measured | None:
+    def _champion(self, story: VersionHistory) -> Measured | None:
         """What the champion measures under the evaluation of today."""
         if story.champion is None:
             return None

@@ -25,7 +25,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class JudgeSettings:
     """How strict the court is."""
 
     goal: Literal["max", "min"] = "max"
@@ -107,7 +107,7 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Entrant:
+class Candidate:
     """All runs of one config, whatever their seed."""
 
     point: str
@@ -136,7 +136,7 @@ class OpenTest:
 
 
 @dataclass(frozen=True, slots=True)
-class Docket:
+class JudgeState:
     """What was decided so far. The caller keeps it (`as_dict`) and hands it back at the next sitting."""
 
     champion: str | None = None
@@ -161,7 +161,7 @@ class Docket:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, kept: Mapping[str, Any]) -> Docket:
+    def from_dict(cls, kept: Mapping[str, Any]) -> JudgeState:
         return cls(
             champion=kept["champion"],
             tests=tuple(OpenTest(**test) for test in kept["tests"]),
@@ -206,7 +206,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class RunRequest:
     """A run that the court asks for."""
 
     point: str
@@ -229,15 +229,15 @@ class HeldOut:
 
 
 @dataclass(frozen=True, slots=True)
-class Sitting:
+class Judgement:
     """What a sitting of the court decided, and what it asks for."""
 
-    docket: Docket
+    docket: JudgeState
     verdicts: tuple[Evidence, ...]
     """The new ones."""
     opened: tuple[OpenTest, ...]
     """The new ones."""
-    wants: tuple[Want, ...]
+    wants: tuple[RunRequest, ...]
     """Runs to do next, the most wanted first; those under way are among them."""
     champion: str | None
     """The first run of the champion after this sitting."""
@@ -246,6 +246,6 @@ class Sitting:
     sigma: float | None
 
 
-ReadHeldOut = Callable[[Entrant, Entrant], HeldOut | None]
+ReadHeldOut = Callable[[Candidate, Candidate], HeldOut | None]
 """(champion, challenger) → their held-out values, or None when there are none or the budget of readings is used.
 Asked only when a promotion hangs on it; asked the same again, it must answer the same."""

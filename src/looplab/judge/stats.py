@@ -159,7 +159,7 @@ def looks(first: int, most: int, growth: float) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=4096)
-def bars(alpha: float, plan: tuple[int, ...], power: float) -> tuple[float, ...]:
+def boundaries(alpha: float, plan: tuple[int, ...], power: float) -> tuple[float, ...]:
     """The p-value that each look must reach. They add up to `alpha`, so that however the looks depend on each other,
     chance alone passes one of them with probability `alpha` at most. Up to the share t of the runs, alpha × t^power is
     spent: little at the early looks, where only a large effect should win."""

@@ -33,7 +33,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class LaunchSpec:
     """All that an executor needs to start one run."""
 
     run_id: str
@@ -104,7 +104,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Rejected:
     """Nothing was started: try again later."""
 
     run_id: str
@@ -131,17 +131,17 @@ class Delayed:
     """The file that is missing."""
 
 
-Event = Started | Ended | Refused | Unreachable | Delayed
+LaunchEvent = Started | Ended | Rejected | Unreachable | Delayed
 
 
 class Executor(Protocol):
-    def start(self, order: Order, after: str | None = None) -> None:
-        """Ask for a run to be started, at once or when the run `after` is over; the answer is a `Started`, a `Refused`
+    def start(self, order: LaunchSpec, after: str | None = None) -> None:
+        """Ask for a run to be started, at once or when the run `after` is over; the answer is a `Started`, a `Rejected`
         or an `Ended` from `poll`. An order that would have to wait long is refused."""
         ...
 
     def cancel(self, run_id: str) -> None:
-        """Take back an order that still waits; if it does, `Refused` comes."""
+        """Take back an order that still waits; if it does, `Rejected` comes."""
         ...
 
     def stop(self, run_id: str, reason: str, grace: float) -> None:
@@ -156,7 +156,7 @@ class Executor(Protocol):
         """
         ...
 
-    def poll(self, timeout: float) -> list[Event]:
+    def poll(self, timeout: float) -> list[LaunchEvent]:
         """What happened; waits up to `timeout` seconds for something to happen."""
         ...
 

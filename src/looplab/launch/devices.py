@@ -10,7 +10,7 @@ from types import ModuleType
 
 
 @dataclass(frozen=True, slots=True)
-class Tenant:
+class DeviceProcess:
     """A process on a device that is not one of ours."""
 
     pid: int
@@ -51,7 +51,7 @@ class Devices:
         # As CUDA reads it: what comes after a name that is no device (`-1`, say) is not visible either.
         return list(takewhile(lambda name: name in there or name.startswith(("GPU-", "MIG-")), names))
 
-    def strangers(self, device: str) -> list[Tenant]:
+    def strangers(self, device: str) -> list[DeviceProcess]:
         """Processes that compute on the device and were not started by looplab."""
         if self._nvml is None:
             return []
@@ -66,7 +66,7 @@ class Devices:
                 processes = self._nvml.nvmlDeviceGetComputeRunningProcesses_v2(handle)
         except self._nvml.NVMLError:
             return []
-        return [Tenant(p.pid, _name(p.pid)) for p in processes if not _is_ours(p.pid)]
+        return [DeviceProcess(p.pid, _name(p.pid)) for p in processes if not _is_ours(p.pid)]
 
 
 def _is_ours(pid: int) -> bool:

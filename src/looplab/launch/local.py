@@ -21,8 +21,8 @@ from typing import Any
 import orjson
 
 from looplab.errors import LabError
-from looplab.launch import keeper
-from looplab.launch.base import Delayed, Ended, Event, Exit, Order, Refused, Started, Unreachable
+from looplab.launch import supervisor
+from looplab.launch.base import Delayed, Ended, Exit, LaunchEvent, LaunchSpec, Rejected, Started, Unreachable
 from looplab.runs import clock
 from looplab.runs.disk import network_disk
 from looplab.untrusted import UntrustedError, load_json, read_bounded
@@ -152,7 +152,7 @@ def read_exit(record_dir: Path) -> Exit | None:
 
 def is_alive(pid: int, ticks: int, boot: str) -> bool:
     """Whether this very process lives: a pid alone may have been given to another."""
-    return boot == keeper.boot_id() and ticks != 0 and keeper.start_ticks(pid) == ticks and not is_zombie(pid)
+    return boot == supervisor.boot_id() and ticks != 0 and supervisor.start_ticks(pid) == ticks and not is_zombie(pid)
 
 
 def is_zombie(pid: int) -> bool:
@@ -170,12 +170,12 @@ def where_is(process: dict[str, Any] | None, record_dir: Path) -> Where:
     """
     if process is None:
         return Where.HERE
-    same_boot = process["boot"] == keeper.boot_id()
-    if same_boot and process.get("tag", 0) not in (0, keeper.tag_of(str(record_dir))):
+    same_boot = process["boot"] == supervisor.boot_id()
+    if same_boot and process.get("tag", 0) not in (0, supervisor.tag_of(str(record_dir))):
         return Where.COPY
-    if same_boot and process.get("namespace", 0) in (0, keeper.pid_namespace()):
+    if same_boot and process.get("namespace", 0) in (0, supervisor.pid_namespace()):
         return Where.HERE
-    if keeper.is_locked(str(record_dir)):
+    if supervisor.is_locked(str(record_dir)):
         return Where.ELSEWHERE
     if same_boot:
         return Where.GONE if process.get("locked") else Where.ELSEWHERE
@@ -191,13 +191,13 @@ def find_by_mark(run_dir: Path, record_dir: Path | None = None) -> list[int]:
 
     A supervisor has the tag for the moment in which it starts the run, and is not one of its processes.
     """
-    wanted = keeper.tag_of(str(record_dir or run_dir))
+    wanted = supervisor.tag_of(str(record_dir or run_dir))
     mark = os.fsencode(f"LOOPLAB_RUN_DIR={run_dir}")
     found = []
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             pid = int(entry.name)
-            tag = keeper.tag_on(pid)
+            tag = supervisor.tag_on(pid)
             with contextlib.suppress(OSError):
                 if tag and tag != wanted:
                     continue
@@ -205,14 +205,14 @@ def find_by_mark(run_dir: Path, record_dir: Path | None = None) -> list[int]:
                 if is_marked or (tag and not _is_supervisor(Path(entry.path))):
                     os.kill(pid, 0)  # one of another user cannot be ended
                     if not is_zombie(pid):
-                        found.append((keeper.start_ticks(pid), pid))
+                        found.append((supervisor.start_ticks(pid), pid))
     return [pid for _, pid in sorted(found)]
 
 
 def _is_supervisor(process: Path) -> bool:
     """Whether a process in /proc was started as a supervisor."""
     argv = (process / "cmdline").read_bytes().split(b"\0")
-    return any(word.endswith(b"/looplab/launch/keeper.py") for word in argv[:4])
+    return any(word.endswith(b"/looplab/launch/supervisor.py") for word in argv[:4])
 
 
 def signal_groups(pids: Iterable[int], number: int) -> None:
@@ -249,14 +249,14 @@ def describe(pid: int) -> dict[str, Any]:
     parent = 0
     with contextlib.suppress(OSError, IndexError):
         parent = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
-        if b"/launch/keeper.py\0" not in Path(f"/proc/{parent}/cmdline").read_bytes():
+        if b"/launch/supervisor.py\0" not in Path(f"/proc/{parent}/cmdline").read_bytes():
             parent = 0
     return {
         "pid": pid,
-        "start": keeper.start_ticks(pid),
-        "boot": keeper.boot_id(),
+        "start": supervisor.start_ticks(pid),
+        "boot": supervisor.boot_id(),
         "keeper": parent,
-        "keeper_start": keeper.start_ticks(parent) if parent else 0,
+        "keeper_start": supervisor.start_ticks(parent) if parent else 0,
     }
 
 
@@ -268,7 +268,7 @@ def _stamp(started: float) -> float:
 def _lost(message: str, process: dict[str, Any] | None) -> Exit:
     """The end of a run that nobody saw."""
     started, ended = (process or {}).get("started"), clock.now()
-    if process and started is not None and "clock" in process and process["boot"] == keeper.boot_id():
+    if process and started is not None and "clock" in process and process["boot"] == supervisor.boot_id():
         ended = started + time.monotonic() - process["clock"]
     return Exit(None, reason="lost", message=message, started=started, ended=max(ended, started or 0.0))
 
@@ -284,8 +284,10 @@ class LocalExecutor:
         self._far: dict[str, tuple[Path, Path]] = {}  # run that cannot be seen from here → its folders
         self._far_at = 0.0  # when they were last looked at
         self._stops: dict[str, Stop] = {}
-        self._held: dict[str, tuple[str, Order, float]] = {}  # run → (the adopted run before it, its order, until when)
-        self._events: list[Event] = []
+        self._held: dict[
+            str, tuple[str, LaunchSpec, float]
+        ] = {}  # run → (the adopted run before it, its order, until when)
+        self._events: list[LaunchEvent] = []
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._wake_r, selectors.EVENT_READ, "wake")
         self._start_keeper()  # now, so that it is up when the first run is decided on
@@ -297,7 +299,7 @@ class LocalExecutor:
 
     # -- the contract
 
-    def start(self, order: Order, after: str | None = None) -> None:
+    def start(self, order: LaunchSpec, after: str | None = None) -> None:
         from looplab.launch.slots import lock_paths
 
         run_id, folder = order.run_id, os.path.abspath(order.run_dir)
@@ -306,7 +308,7 @@ class LocalExecutor:
             return
         if after in self._adopted or after in self._waiting or after in self._far:
             # The keeper of that run is another one, or dead: it is waited for here.
-            self._held[run_id] = (after, order, time.monotonic() + keeper.HELD_S)
+            self._held[run_id] = (after, order, time.monotonic() + supervisor.HELD_S)
             return
         line = _message(
             {
@@ -332,7 +334,7 @@ class LocalExecutor:
             if self._send(line):
                 self._running[run_id] = folder, record
                 return
-        raise LabError("the process that keeps the trainings ends as soon as it is started", file=keeper.__file__)
+        raise LabError("the process that keeps the trainings ends as soon as it is started", file=supervisor.__file__)
 
     def stop(self, run_id: str, reason: str, grace: float) -> None:
         if run_id in self._held:
@@ -385,7 +387,7 @@ class LocalExecutor:
             self._waiting[run_id] = (run_dir, record_dir, time.monotonic() + UNSEEN_S)
         return True
 
-    def poll(self, timeout: float) -> list[Event]:
+    def poll(self, timeout: float) -> list[LaunchEvent]:
         if self._events:
             timeout = 0.0
         elif self._waiting or self._adopted or self._far:
@@ -452,7 +454,7 @@ class LocalExecutor:
     def _start_keeper(self) -> None:
         ours, theirs = socket.socketpair()
         self._keeper = subprocess.Popen(
-            [sys.executable, "-I", "-S", keeper.__file__, str(theirs.fileno())],
+            [sys.executable, "-I", "-S", supervisor.__file__, str(theirs.fileno())],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -494,7 +496,7 @@ class LocalExecutor:
         self._running.pop(run_id, None)
         self._stops.pop(run_id, None)
         self._held.pop(run_id, None)
-        self._events.append(Refused(run_id, why))
+        self._events.append(Rejected(run_id, why))
 
     def _keeper_lost(self) -> None:
         if self._socket is None:
@@ -536,7 +538,7 @@ class LocalExecutor:
                 started = _stamp(process["clock"])
                 if abs(started - process.get("started", 0.0)) > CLOCK_SET_S:
                     self._events.append(Started(run_id, pid, started))
-            if keeper.start_ticks(pid) != process["start"]:  # it ended just now, and its number went to another
+            if supervisor.start_ticks(pid) != process["start"]:  # it ended just now, and its number went to another
                 self._gone(run_id)
         adopted.look_at = now + UNWRITTEN_S
         if adopted.pidfd < 0:
@@ -570,7 +572,7 @@ class LocalExecutor:
                 process = describe(0)
             if process is None and now > until:
                 process = describe(next(iter(find_by_mark(run_dir, record_dir)), 0))
-                if not process["pid"] and keeper.is_locked(str(record_dir)):
+                if not process["pid"] and supervisor.is_locked(str(record_dir)):
                     del self._waiting[run_id]
                     self._lose_sight(run_id, run_dir, record_dir, None)
                     continue
@@ -650,7 +652,7 @@ class LocalExecutor:
         self._far_at = now = time.monotonic()
         for run_id, (run_dir, record_dir) in list(self._far.items()):
             process = read_process(record_dir)
-            locked = keeper.is_locked(str(record_dir))
+            locked = supervisor.is_locked(str(record_dir))
             where = where_is(process, record_dir)
             if process is None:
                 where = Where.ELSEWHERE if locked else Where.GONE

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-from looplab.config.lab import Launch, Wandb
+from looplab.config.lab import LaunchConfig, WandbConfig
 from looplab.config.paths import Concrete, delete, find, find_parents, get, has, parse, set_, show
 from looplab.errors import LabError
 
@@ -38,7 +38,7 @@ OFF: dict[object, str] = {
 }
 
 
-def find_keys(settings: Wandb | None, config: Mapping[str, Any]) -> dict[str, Concrete]:
+def find_keys(settings: WandbConfig | None, config: Mapping[str, Any]) -> dict[str, Concrete]:
     """The config's own W&B keys, by what they say: `enable`, `mode`, `entity`, `project`, `disable_artifact`.
 
     Keys that the lab file names need not be in the config, but the table that they belong to must be.
@@ -74,7 +74,7 @@ def _tables(config: Mapping[str, Any], trail: Concrete) -> Iterator[Concrete]:
             yield from _tables(value, (*trail, key))
 
 
-def values_of(settings: Wandb | None, config: Mapping[str, Any]) -> dict[Concrete, Any]:
+def values_of(settings: WandbConfig | None, config: Mapping[str, Any]) -> dict[Concrete, Any]:
     """What is written into the config: a value for each of its W&B keys of which the lab file says anything."""
     if settings is None:
         return {}
@@ -111,7 +111,7 @@ def without(config: Mapping[str, Any], places: Sequence[Concrete]) -> Mapping[st
 
 
 def why_not_online(
-    settings: Wandb | None, launch: Launch, config: Mapping[str, Any], extra: Sequence[str] = ()
+    settings: WandbConfig | None, launch: LaunchConfig, config: Mapping[str, Any], extra: Sequence[str] = ()
 ) -> str | None:
     """Why a run of this config would not log to W&B online, with the key that says so; None if it would.
 
@@ -159,7 +159,7 @@ def _argument(words: Sequence[str], key: str) -> str | None:
     return found
 
 
-def wandb_environment(settings: Wandb | None, lab: Path, run_dir: str, study: str, run_id: str) -> dict[str, str]:
+def wandb_environment(settings: WandbConfig | None, lab: Path, run_dir: str, study: str, run_id: str) -> dict[str, str]:
     if settings is None:
         return {}
     cache = str(lab / CACHE)

@@ -21,7 +21,7 @@ from looplab.ledger import journal
 from looplab.ledger.backup import FOLDER, backups, read_hashes
 from looplab.ledger.journal import Journal
 from looplab.ledger.ledger import HEAD_FILE, Event, Ledger
-from looplab.ledger.replay import Facts, Finding, Key, Replay, hash_text
+from looplab.ledger.replay import Discrepancy, Facts, Key, Replay, hash_text
 from looplab.ledger.schema import JOURNALLED
 from looplab.runs import folder
 from looplab.untrusted import UntrustedError, read_bounded
@@ -46,7 +46,7 @@ class Audit:
     events: int
     head: str
     files: int
-    findings: tuple[Finding, ...]
+    findings: tuple[Discrepancy, ...]
     notes: tuple[str, ...] = ()
     """What is not wrong, but what somebody who believes the record should know."""
     outside: str = OUTSIDE
@@ -58,14 +58,14 @@ def audit(ledger: Ledger, lab: Path, running: Collection[str] = ()) -> Audit:
     Args:
         running: Studies with a running engine: their pointers may lag behind.
     """
-    findings: list[Finding] = []
+    findings: list[Discrepancy] = []
     seq, head, replay = 0, "", Replay()
     with _collecting(findings, "ledger", ledger.path.name), ledger.lenient():
         seq, head = ledger.head()
         findings.extend(_check_database(ledger))
         broken = ledger.first_broken_link()
         if broken is not None:
-            findings.append(Finding("chain", f"event {broken.seq}", broken.why))
+            findings.append(Discrepancy("chain", f"event {broken.seq}", broken.why))
         with _collecting(findings, "chain", "events"):
             for event in ledger.events():
                 if broken is not None and event.seq >= broken.seq:
@@ -85,20 +85,20 @@ def audit(ledger: Ledger, lab: Path, running: Collection[str] = ()) -> Audit:
             unfinished.append(f"{where}: its import was interrupted; `looplab import` or `run` completes it")
             run_dir = staged
         if not run_dir.is_dir():
-            findings.append(Finding("folder", where, "the run's folder is gone"))
+            findings.append(Discrepancy("folder", where, "the run's folder is gone"))
             continue
         for name, digest in files.items():
             count += 1
             try:
                 now = folder.hash_file(run_dir / name)
             except OSError as error:
-                findings.append(Finding("file", f"{where}/{name}", f"cannot be read: {error.strerror}"))
+                findings.append(Discrepancy("file", f"{where}/{name}", f"cannot be read: {error.strerror}"))
                 continue
             if now is not None and now in replay.kept_before.get((where, name), ()):
                 unfinished.append(f"{where}/{name} is an earlier version; the next engine replaces it")
             elif now != digest:
                 why = "the file is gone" if now is None else "the file is not what it was when it was recorded"
-                findings.append(Finding("file", f"{where}/{name}", why))
+                findings.append(Discrepancy("file", f"{where}/{name}", why))
     notes = [*replay.notes(), *unfinished]
     for study in replay.studies:
         study_dir = folder.study_folder(lab, study)
@@ -113,7 +113,7 @@ def audit(ledger: Ledger, lab: Path, running: Collection[str] = ()) -> Audit:
 
 def audit_unreadable(path: Path, why: str) -> Audit:
     """The audit of a ledger that cannot be opened: what its journal still proves."""
-    findings = [Finding("ledger", path.name, why)]
+    findings = [Discrepancy("ledger", path.name, why)]
     notes = []
     last = Journal(path.with_name(journal.NAME)).last()
     if last is not None:
@@ -122,22 +122,22 @@ def audit_unreadable(path: Path, why: str) -> Audit:
 
 
 @contextmanager
-def _collecting(findings: list[Finding], what: str, where: str) -> Iterator[None]:
+def _collecting(findings: list[Discrepancy], what: str, where: str) -> Iterator[None]:
     """Turn what damaged data raises into a finding."""
     try:
         yield
     except DAMAGE as error:
-        findings.append(Finding(what, where, f"cannot be read: {type(error).__name__}: {error}"))
+        findings.append(Discrepancy(what, where, f"cannot be read: {type(error).__name__}: {error}"))
     except OSError as error:
-        findings.append(Finding(what, where, f"cannot be read: {error.strerror or error}"))
+        findings.append(Discrepancy(what, where, f"cannot be read: {error.strerror or error}"))
     except LabError as error:
-        findings.append(Finding(what, where, str(error)))
+        findings.append(Discrepancy(what, where, str(error)))
 
 
-def _check_database(ledger: Ledger) -> Iterator[Finding]:
+def _check_database(ledger: Ledger) -> Iterator[Discrepancy]:
     for row in ledger.rows("PRAGMA integrity_check(20)"):
         if row[0] != "ok":
-            yield Finding("ledger", ledger.path.name, str(row[0]))
+            yield Discrepancy("ledger", ledger.path.name, str(row[0]))
 
 
 def _recorded(lab: Path, replay: Replay) -> Iterator[tuple[str, Path, Mapping[str, str]]]:
@@ -150,9 +150,9 @@ def _recorded(lab: Path, replay: Replay) -> Iterator[tuple[str, Path, Mapping[st
 # -- tables
 
 
-def _compare_tables(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
-    findings: list[Finding] = []
-    tables: dict[str, Callable[[], Iterable[Finding]]] = {
+def _compare_tables(ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
+    findings: list[Discrepancy] = []
+    tables: dict[str, Callable[[], Iterable[Discrepancy]]] = {
         "studies": lambda: _compare_studies(ledger, replay),
         "rounds": lambda: _compare_rounds(ledger, replay),
         "proposals": lambda: _compare_proposals(ledger, replay),
@@ -170,21 +170,21 @@ def _compare_tables(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
     yield from findings
 
 
-def _differences(where: str, row: Mapping[str, Any] | sqlite3.Row, facts: Facts) -> Iterator[Finding]:
+def _differences(where: str, row: Mapping[str, Any] | sqlite3.Row, facts: Facts) -> Iterator[Discrepancy]:
     for column, said in facts.items():
         value = row[column]
         if value == said:
             continue
         if column in TIMES and value is not None and said is not None and abs(value - said) < CLOCK_S:
             continue
-        yield Finding("table", where, f"{column} is {value!r} in the table, another in the chain")
+        yield Discrepancy("table", where, f"{column} is {value!r} in the table, another in the chain")
 
 
-def _compare_studies(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
+def _compare_studies(ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
     known = {row["name"]: row for row in ledger.rows("SELECT name, objective, goal, best, docket FROM studies")}
     for name, facts in replay.studies.items():
         if name not in known:
-            yield Finding("table", name, "the chain knows the study, the table does not")
+            yield Discrepancy("table", name, "the chain knows the study, the table does not")
             continue
         row = dict(known[name])
         if "docket" in facts and row["docket"] is not None:
@@ -193,7 +193,7 @@ def _compare_studies(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
         yield from _differences(name, row, compared)
 
 
-def _compare_rounds(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
+def _compare_rounds(ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
     seen = set()
     for row in ledger.rows("SELECT * FROM rounds"):
         key = (row["study"], row["n"])
@@ -201,54 +201,54 @@ def _compare_rounds(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
         if key in replay.rounds:
             yield from _differences(f"{row['study']} round {row['n']}", row, replay.rounds[key])
         elif all("rounds" in event.data for event in replay.rebuilds):
-            yield Finding("table", f"{row['study']} round {row['n']}", "the chain does not know it")
+            yield Discrepancy("table", f"{row['study']} round {row['n']}", "the chain does not know it")
     for study, n in replay.rounds.keys() - seen:
-        yield Finding("table", f"{study} round {n}", "the chain knows it, the table does not")
+        yield Discrepancy("table", f"{study} round {n}", "the chain knows it, the table does not")
 
 
-def _compare_proposals(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
+def _compare_proposals(ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
     seen = set()
     for row in ledger.rows("SELECT * FROM proposals"):
         seen.add(row["id"])
         where = f"proposal {row['id']}"
         facts = replay.proposals.get(row["id"])
         if facts is None:
-            yield Finding("table", where, "the chain does not know it")
+            yield Discrepancy("table", where, "the chain does not know it")
             continue
         problems = json.loads(row["problems"]) if row["problems"] else None
         yield from _differences(where, {**dict(row), "edits": json.loads(row["edits"]), "problems": problems}, facts)
     for number in replay.proposals.keys() - seen:
-        yield Finding("table", f"proposal {number}", "the chain knows it, the table does not")
+        yield Discrepancy("table", f"proposal {number}", "the chain knows it, the table does not")
 
 
-def _compare_runs(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
+def _compare_runs(ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
     seen = set()
     for row in ledger.rows("SELECT * FROM runs"):
         key = (row["study"], row["id"])
         seen.add(key)
         facts = replay.runs.get(key)
         if facts is None:
-            yield Finding("table", f"{row['study']}/{row['id']}", "the table knows the run, the chain does not")
+            yield Discrepancy("table", f"{row['study']}/{row['id']}", "the table knows the run, the chain does not")
             continue
         yield from _differences(f"{row['study']}/{row['id']}", row, facts)
     for study, run in replay.runs.keys() - seen:
-        yield Finding("table", f"{study}/{run}", "the chain knows the run, the table does not")
+        yield Discrepancy("table", f"{study}/{run}", "the chain knows the run, the table does not")
 
 
-def _compare_plans(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
+def _compare_plans(ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
     for row in ledger.rows("SELECT study, run, body FROM plans"):
         said = replay.plans.get((row["study"], row["run"]))
         if said is not None and hash_text(row["body"]) != said:
-            yield Finding("table", f"{row['study']}/{row['run']}", "its plan is not the one in the chain")
+            yield Discrepancy("table", f"{row['study']}/{row['run']}", "its plan is not the one in the chain")
 
 
-def _compare_configs(ledger: Ledger) -> Iterator[Finding]:
+def _compare_configs(ledger: Ledger) -> Iterator[Discrepancy]:
     for row in ledger.rows("SELECT hash, body FROM configs"):
         if hash_config(json.loads(row["body"])) != row["hash"]:
-            yield Finding("table", f"config {row['hash']}", "the config in the table has another hash")
+            yield Discrepancy("table", f"config {row['hash']}", "the config in the table has another hash")
 
 
-def _compare_verdicts(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
+def _compare_verdicts(ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
     found: dict[Key, list[Facts]] = {}
     for row in ledger.rows("SELECT study, run, at, verdict, evidence FROM verdicts ORDER BY rowid"):
         one: Facts = {"at": row["at"], "verdict": row["verdict"], "evidence": json.loads(row["evidence"])}
@@ -257,53 +257,55 @@ def _compare_verdicts(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
         rows, said = found.get((study, run), []), replay.verdicts.get((study, run), [])
         where = f"verdict on {study}/{run}"
         if len(rows) != len(said):
-            yield Finding("table", where, f"{len(rows)} in the table, {len(said)} in the chain")
+            yield Discrepancy("table", where, f"{len(rows)} in the table, {len(said)} in the chain")
         for one, facts in zip(rows, said, strict=False):
             yield from _differences(where, one, facts)
 
 
-def _compare_sessions(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
+def _compare_sessions(ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
     first = min(replay.sessions, default=None)
     for row in ledger.rows("SELECT * FROM sessions"):
         if first is None or row["id"] < first:
             continue  # of an early version, which did not record the number
         facts = replay.sessions.get(row["id"])
         if facts is None:
-            yield Finding("table", f"session {row['id']}", "the chain does not know it")
+            yield Discrepancy("table", f"session {row['id']}", "the chain does not know it")
         else:
             yield from _differences(f"session {row['id']}", row, facts)
 
 
-def _compare_commands(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
+def _compare_commands(ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
     rows = ledger.rows("SELECT study, at, what, data FROM commands ORDER BY id")
     if len(rows) != len(replay.commands):
-        yield Finding("table", "commands", f"{len(rows)} in the table, {len(replay.commands)} in the chain")
+        yield Discrepancy("table", "commands", f"{len(rows)} in the table, {len(replay.commands)} in the chain")
     for row, facts in zip(rows, replay.commands, strict=False):
         yield from _differences(f"command {facts['what']}", {**dict(row), "data": json.loads(row["data"])}, facts)
 
 
-def _compare_options(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
+def _compare_options(ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
     for study, text in replay.options.items():
         row = ledger.one("SELECT value FROM meta WHERE key=?", (f"options:{study}",))
         if row is None or row["value"] != text:
-            yield Finding("table", study, "the options of its last engine are not those in the chain")
+            yield Discrepancy("table", study, "the options of its last engine are not those in the chain")
 
 
 # -- journal and head
 
 
-def _compare_journal(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
+def _compare_journal(ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
     if ledger.journal is None:
         return
     head = ledger.head()[0]
     if head and ledger.noted_head() is None:
         if os.path.lexists(ledger.path.with_name(HEAD_FILE)):
-            yield Finding("file", HEAD_FILE, "it does not say where the chain ended; `looplab reindex` writes it again")
+            yield Discrepancy(
+                "file", HEAD_FILE, "it does not say where the chain ended; `looplab reindex` writes it again"
+            )
         else:
             replay.other_notes.append(f"{HEAD_FILE} is missing; it notes where the chain ends, and is written again")
     if not ledger.journal.exists():
         if ledger.one("SELECT 1 FROM meta WHERE key=?", (JOURNALLED,)) is not None:
-            yield Finding("file", journal.NAME, "the journal is gone; the next write creates it again")
+            yield Discrepancy("file", journal.NAME, "the journal is gone; the next write creates it again")
         return
     hashes = {row[0]: row[1] for row in ledger.rows("SELECT seq, hash FROM events")}
     expected, is_damaged = 1, False
@@ -311,24 +313,24 @@ def _compare_journal(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
         for number, link in ledger.journal.read():
             if link is None:
                 is_damaged = True
-                yield Finding("file", journal.NAME, f"line {number} is damaged; `looplab reindex` writes it again")
+                yield Discrepancy("file", journal.NAME, f"line {number} is damaged; `looplab reindex` writes it again")
             elif link.seq > head:
                 # The engine may have added events since the chain was read.
                 if ledger.head()[0] < link.seq:
                     why = f"event {link.seq} is in the journal, but the ledger ends at {head}: events were lost"
-                    yield Finding("chain", f"event {head + 1}", why)
+                    yield Discrepancy("chain", f"event {head + 1}", why)
                 return
             elif hashes.get(link.seq) != link.hash:
-                yield Finding("chain", f"event {link.seq}", "it is another one in the journal")
+                yield Discrepancy("chain", f"event {link.seq}", "it is another one in the journal")
                 return
             else:
                 if link.seq > expected and not is_damaged:
                     why = f"line {number} is event {link.seq}, but event {expected} comes next"
-                    yield Finding("file", journal.NAME, f"{why}; `looplab reindex` writes it again")
+                    yield Discrepancy("file", journal.NAME, f"{why}; `looplab reindex` writes it again")
                 is_damaged = is_damaged and link.seq < expected
                 expected = max(expected, link.seq + 1)
     except (OSError, UntrustedError) as error:
-        yield Finding("file", journal.NAME, f"cannot be read: {error}; `looplab reindex` writes it again")
+        yield Discrepancy("file", journal.NAME, f"cannot be read: {error}; `looplab reindex` writes it again")
         return
     if expected <= head:
         replay.other_notes.append(f"the journal ends at event {expected - 1}; the next write completes it")
@@ -341,7 +343,7 @@ def _only_noted_differs(ledger: Ledger) -> bool:
     return noted is not None and noted[0] <= ledger.head()[0] and ledger.first_broken_link(noted=False) is None
 
 
-def _compare_backups(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
+def _compare_backups(ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
     """Compare each backup with the beginning of the chain."""
     for path in backups(ledger.path):
         name = f"{FOLDER}/{path.name}"
@@ -356,20 +358,20 @@ def _compare_backups(ledger: Ledger, replay: Replay) -> Iterator[Finding]:
         if other is not None:
             head = max(own, default=0)
             why = f"it is another one in {name}" if other <= head else f"it is in {name}, but the ledger ends at {head}"
-            yield Finding("chain", f"event {other}", why)
+            yield Discrepancy("chain", f"event {other}", why)
             return
 
 
 # -- files of a study
 
 
-def _unknown_folders(study: str, study_dir: Path, replay: Replay) -> Iterator[Finding]:
+def _unknown_folders(study: str, study_dir: Path, replay: Replay) -> Iterator[Discrepancy]:
     for path in folder.run_folders(study_dir):
         if (study, path.name) not in replay.runs:
-            yield Finding("folder", f"{study}/{path.name}", "a run folder that the chain does not know")
+            yield Discrepancy("folder", f"{study}/{path.name}", "a run folder that the chain does not know")
 
 
-def _shared_files(study: str, study_dir: Path) -> Iterator[Finding]:
+def _shared_files(study: str, study_dir: Path) -> Iterator[Discrepancy]:
     try:
         names = sorted(os.listdir(study_dir / folder.SHARED))
     except OSError:
@@ -380,30 +382,32 @@ def _shared_files(study: str, study_dir: Path) -> Iterator[Finding]:
             continue
         digest = folder.hash_file(study_dir / folder.SHARED / name)
         if digest is not None and not digest.startswith(match[1]):
-            yield Finding("file", f"{study}/{folder.SHARED}/{name}", "its content does not have the hash in its name")
+            yield Discrepancy(
+                "file", f"{study}/{folder.SHARED}/{name}", "its content does not have the hash in its name"
+            )
 
 
-def _pointers(study: str, study_dir: Path, replay: Replay, notes: list[str]) -> Iterator[Finding]:
+def _pointers(study: str, study_dir: Path, replay: Replay, notes: list[str]) -> Iterator[Discrepancy]:
     for name in ("BEST", "LATEST"):
         where = f"{study}/{name}"
         try:
             pointed = folder.pointed(study_dir, name)
         except (OSError, ValueError) as error:
-            yield Finding("file", where, f"cannot be read: {error}")
+            yield Discrepancy("file", where, f"cannot be read: {error}")
             continue
         if pointed is None:
             continue
         best = replay.studies[study].get("best")
         if (study, pointed) not in replay.runs:
-            yield Finding("file", where, f"it names {pointed}, which the chain does not know")
+            yield Discrepancy("file", where, f"it names {pointed}, which the chain does not know")
         elif name == "BEST" and best is not None and pointed != best:
             if any(pointed == run for run in replay.studies[study].get("bests", ())):
                 notes.append(f"{where} names an earlier best run; the next engine corrects it")
             else:
-                yield Finding("file", where, f"it names {pointed}; the best run is {best}")
+                yield Discrepancy("file", where, f"it names {pointed}; the best run is {best}")
 
 
-def _lab_book(study: str, study_dir: Path, ledger: Ledger, replay: Replay) -> Iterator[Finding]:
+def _lab_book(study: str, study_dir: Path, ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
     """Lines of the lab book that contradict the chain. People write in it too: other lines are theirs."""
     try:
         text = read_bounded(study_dir / "labbook.md", MAX_BOOK).decode(errors="replace")
@@ -430,9 +434,13 @@ def _lab_book(study: str, study_dir: Path, ledger: Ledger, replay: Replay) -> It
         facts = replay.runs[study, run]
         shown = observed.rpartition(" = ")[2] if " = " in observed else ""
         if shown not in objectives.get(run, {shown}):
-            yield Finding("file", f"{study}/labbook.md", f"the line of run {run} says {observed!r}, the chain does not")
+            yield Discrepancy(
+                "file", f"{study}/labbook.md", f"the line of run {run} says {observed!r}, the chain does not"
+            )
         elif facts.get("status") is not None and not outcome.startswith(facts["status"]):
-            yield Finding("file", f"{study}/labbook.md", f"the line of run {run} says {outcome!r}, the chain does not")
+            yield Discrepancy(
+                "file", f"{study}/labbook.md", f"the line of run {run} says {outcome!r}, the chain does not"
+            )
 
 
 def events_of(ledger: Ledger) -> Iterator[Event]:

@@ -59,7 +59,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class BrokenLink:
     """The first link of the chain that does not hold."""
 
     seq: int
@@ -313,22 +313,22 @@ class Ledger:
         finally:
             self._db.text_factory = str
 
-    def first_broken_link(self, *, noted: bool = True) -> Broken | None:
+    def first_broken_link(self, *, noted: bool = True) -> BrokenLink | None:
         """Walk the chain from its beginning; with `noted` it must also reach the noted head."""
         before, expected, head = GENESIS, 1, self.noted_head() if noted else None
         for row in self._db.execute("SELECT seq, at, kind, study, run, data, hash FROM events ORDER BY seq"):
             seq, at, kind, study, run, data, hash_ = row
             if seq != expected:
-                return Broken(
+                return BrokenLink(
                     expected, f"event {expected} is missing" + (f" (and up to {seq - 1})" * (seq - expected > 1))
                 )
             if link(before, seq, at, kind, study, run, data) != hash_:
-                return Broken(seq, f"event {seq} ({kind}{f' of run {run}' if run else ''}) does not match its hash")
+                return BrokenLink(seq, f"event {seq} ({kind}{f' of run {run}' if run else ''}) does not match its hash")
             before, expected = hash_, seq + 1
             if head is not None and head[0] == seq and head[1] != hash_:
-                return Broken(seq, f"event {seq} ({kind}) is not the one noted in .looplab/{HEAD_FILE}")
+                return BrokenLink(seq, f"event {seq} ({kind}) is not the one noted in .looplab/{HEAD_FILE}")
         if head is not None and head[0] >= expected:
-            return Broken(expected, f"the end is cut off: there were {head[0]} events")
+            return BrokenLink(expected, f"the end is cut off: there were {head[0]} events")
         return None
 
 

@@ -16,7 +16,7 @@ from looplab.ledger.anchors import ANCHORED, NOTES, TIMEOUT_S, Anchor, file_of, 
 from looplab.ledger.backup import read_hashes
 from looplab.ledger.journal import Link
 from looplab.ledger.ledger import Ledger
-from looplab.ledger.replay import Finding
+from looplab.ledger.replay import Discrepancy
 from looplab.runs.git import git
 
 SQLITE = b"SQLite format 3\0"
@@ -34,7 +34,7 @@ class Proof:
     """How many anchors match; of one event, one is counted."""
     up_to: int = 0
     """The last event that an anchor fixes, with all before it; 0: none."""
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Discrepancy] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -67,7 +67,9 @@ def prove(
     proof = Proof(ledger.head()[0])
     id_ = ledger.id()
     if ledger_id not in (None, id_):
-        proof.findings.append(Finding("anchor", "ledger", f"its id is {id_}, not {ledger_id}: the ledger was replaced"))
+        proof.findings.append(
+            Discrepancy("anchor", "ledger", f"its id is {id_}, not {ledger_id}: the ledger was replaced")
+        )
     sources = {given: read_anchors(given, lab) for given in against} or _configured(ledger, lab, configs, proof)
     anchors: dict[tuple[int | None, str], Anchor] = {}
     for name, found in sources.items():
@@ -78,13 +80,13 @@ def prove(
             why = f"there are anchors of another ledger than this one ({id_}): {last}"
             if against or not own:
                 why += ". It was replaced, or they are of another lab: then choose with --ledger-id"
-                proof.findings.append(Finding("anchor", name, why))
+                proof.findings.append(Discrepancy("anchor", name, why))
             else:
                 proof.notes.append(f"{name}: {why}; they were not compared")
         for anchor in own if allowed is None else _signed(own, allowed, proof):
             anchors[anchor.seq, anchor.hash] = anchor
     if allowed is not None and not anchors and not proof.findings:
-        proof.findings.append(Finding("anchor", str(allowed), "no anchor is signed"))
+        proof.findings.append(Discrepancy("anchor", str(allowed), "no anchor is signed"))
     if allowed is None and any(anchor.signature for anchor in anchors.values()):
         proof.notes.append("signatures were not checked; --allowed-signers FILE checks them")
     _compare(ledger, list(anchors.values()), proof)
@@ -173,7 +175,7 @@ def _configured(ledger: Ledger, lab: Path, configs: Sequence[AnchorConfig], proo
         if gone:
             fetch = f"; fetch the notes with `git fetch origin {NOTES}:{NOTES}`" if name == "git" else ""
             why = f"{len(gone)} anchor(s) that the chain mentions are not there, the first of event {gone[0]['seq']}"
-            proof.findings.append(Finding("anchor", name, why + fetch))
+            proof.findings.append(Discrepancy("anchor", name, why + fetch))
     return sources
 
 
@@ -190,7 +192,7 @@ def _signed(anchors: Sequence[Anchor], allowed: Path, proof: Proof) -> list[Anch
             good.append(anchor)
         except LabError as error:
             why = f"the anchor of {anchor.at} is not signed by an allowed signer: {error}"
-            proof.findings.append(Finding("anchor", f"event {anchor.seq}", why))
+            proof.findings.append(Discrepancy("anchor", f"event {anchor.seq}", why))
     if unsigned:
         proof.notes.append(f"{unsigned} anchor(s) without a signature were not counted")
     return good
@@ -206,7 +208,7 @@ def _compare(ledger: Ledger, anchors: Sequence[Anchor], proof: Proof) -> None:
                 good.add(row["seq"])
             else:
                 why = "no event has this hash: the ledger was rewritten or cut off before it, or is another one"
-                proof.findings.append(Finding("anchor", anchor.hash, why))
+                proof.findings.append(Discrepancy("anchor", anchor.hash, why))
             continue
         row = ledger.one("SELECT hash FROM events WHERE seq=?", (anchor.seq,))
         if row is not None and row["hash"].startswith(anchor.hash):
@@ -218,7 +220,7 @@ def _compare(ledger: Ledger, anchors: Sequence[Anchor], proof: Proof) -> None:
         proof.findings.append(_first_rewritten(bad, good, proof.events))
 
 
-def _first_rewritten(bad: Sequence[tuple[int, Anchor]], good: Collection[int], events: int) -> Finding:
+def _first_rewritten(bad: Sequence[tuple[int, Anchor]], good: Collection[int], events: int) -> Discrepancy:
     """Where the rewriting lies, as closely as anchors tell: after the last one that matches, up to the first that does
     not. Later ones may match again, if the lab went on publishing after it was rewritten."""
     seq, first = min(bad, key=lambda one: one[0])
@@ -227,7 +229,7 @@ def _first_rewritten(bad: Sequence[tuple[int, Anchor]], good: Collection[int], e
     last = f"the last anchor before it that matches is event {before}" if before else "no anchor before it matches"
     if seq > events:
         why = f"the end is cut off: event {seq} was {when}, the ledger ends at event {events}"
-        return Finding("anchor", f"event {seq}", f"{why}; {last}, so {before + 1}–{seq} are missing or rewritten")
+        return Discrepancy("anchor", f"event {seq}", f"{why}; {last}, so {before + 1}–{seq} are missing or rewritten")
     why = f"event {seq} is not the one that was {when}; {last}, so "
     why += "it is the first that was rewritten" if before == seq - 1 else f"the rewriting lies in {before + 1}–{seq}"
-    return Finding("anchor", f"event {seq}", why)
+    return Discrepancy("anchor", f"event {seq}", why)

@@ -30,7 +30,7 @@ _NULLABLE = ("twin", "warm")
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Discrepancy:
     """Something that is not as it was recorded."""
 
     what: str
@@ -70,7 +70,7 @@ class Replay:
     """Files that a run has changed, and the engine restored at its end."""
     other_notes: list[str] = field(default_factory=list)
 
-    def apply(self, event: Event) -> Iterator[Finding]:
+    def apply(self, event: Event) -> Iterator[Discrepancy]:
         """Take an event into account; yield what contradicts the events before it.
 
         Raises:
@@ -141,7 +141,7 @@ class Replay:
             case "study configured":
                 self.configured.setdefault(study, []).append(event)
                 if hash_config(data["configuration"]) != data["hash"]:
-                    yield Finding("chain", f"event {event.seq}", "the configuration does not match its hash")
+                    yield Discrepancy("chain", f"event {event.seq}", "the configuration does not match its hash")
             case "engine began":
                 if "session" in data:
                     facts = _named(data, {"host": "host", "pid": "pid", "ticks": "ticks"})
@@ -195,12 +195,12 @@ class Replay:
         for key in [key for key in self.verdicts if key[0] == study]:
             self.verdicts[key] = [one for one in self.verdicts[key] if one["verdict"] == "void"]
 
-    def _check_verdict(self, event: Event) -> Iterator[Finding]:
+    def _check_verdict(self, event: Event) -> Iterator[Discrepancy]:
         named = event.data["evidence"].get("configuration")
         known = self.configured.get(event.study)
         if named is not None and known and known[-1].data["hash"] != named:
             why = f"the verdict names the configuration {named}, but {known[-1].data['hash']} was in force"
-            yield Finding("chain", f"event {event.seq}", why)
+            yield Discrepancy("chain", f"event {event.seq}", why)
 
     def _recover(self, key: Key, data: Mapping[str, Any]) -> None:
         """A run or a proposal that `reindex` took from its folder, since the chain did not know it, or otherwise."""

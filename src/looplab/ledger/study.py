@@ -136,7 +136,7 @@ class ProposalRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class BudgetUsage:
     """What a study has used so far, over all its engines."""
 
     rounds: int
@@ -572,7 +572,7 @@ class StudyLedger:
             files |= data.get("files") or data.get("runs", {}).get(run, {})
         return files
 
-    def record_changed(self, run: str, changes: Sequence[folder.Change]) -> None:
+    def record_changed(self, run: str, changes: Sequence[folder.RecordChange]) -> None:
         """Recorded files that the run itself has changed."""
         self.ledger.record("record changed", self.study, run, changes=[asdict(change) for change in changes])
 
@@ -884,7 +884,7 @@ class StudyLedger:
 
     # -- budget
 
-    def usage(self) -> Usage:
+    def usage(self) -> BudgetUsage:
         rounds = self.ledger.rows("SELECT count(*) FROM rounds WHERE study=?", (self.study,))[0][0]
         wall = self.ledger.rows(
             "SELECT coalesce(sum(max(0, coalesce(ended, seen) - began)), 0) FROM sessions WHERE study=?", (self.study,)
@@ -894,9 +894,9 @@ class StudyLedger:
             " coalesce(sum(role='imported'), 0) FROM runs WHERE study=?",
             (clock.now(), self.study),
         )[0]
-        return Usage(rounds, self._last_run() - imported, float(wall), float(hours))
+        return BudgetUsage(rounds, self._last_run() - imported, float(wall), float(hours))
 
-    def shared_usage(self) -> Usage:
+    def shared_usage(self) -> BudgetUsage:
         """Return what the study and the commands submitted to it have used of their common budget."""
         own, other = self.usage(), StudyLedger(self.ledger, sibling_study(self.study)).usage()
         if not other.runs and not other.wall:
@@ -906,7 +906,7 @@ class StudyLedger:
         for began, last in self.ledger.rows(sql, (self.study, sibling_study(self.study))):
             wall += max(0.0, last - max(began, until))
             until = max(until, last)
-        return Usage(own.rounds, own.runs + other.runs, wall, own.device_hours + other.device_hours)
+        return BudgetUsage(own.rounds, own.runs + other.runs, wall, own.device_hours + other.device_hours)
 
     # -- engines
 

@@ -10,16 +10,16 @@ from typing import Any
 
 from looplab.config.edits import apply_edits
 from looplab.config.files import hash_config
-from looplab.config.lab import WarmStart
+from looplab.config.lab import WarmStartConfig
 from looplab.config.paths import Concrete, diff, find, has
 from looplab.decide.base import BEST, Proposal
 from looplab.errors import LabError
 from looplab.guard.guard import Problem
 from looplab.ledger.study import CONDITIONS, RunRow, StudyLedger
-from looplab.loop.again import AGAIN, place_of
+from looplab.loop.reproduce import AGAIN, place_of
 from looplab.loop.setup import Base, Setup
 from looplab.loop.submitting import JOB
-from looplab.loop.warm import begins_with, continued
+from looplab.loop.warm_start import continued, resolve
 from looplab.runs import folder
 from looplab.runs.redact import HIDDEN, hide_values, redact_argv
 
@@ -96,7 +96,7 @@ class Decision:
         }
 
 
-class Rejected(Exception):
+class ProposalRejected(Exception):
     """The guard said no."""
 
     def __init__(self, problems: tuple[Problem, ...]) -> None:
@@ -107,7 +107,7 @@ class Rejected(Exception):
 def hash_point(
     config: Mapping[str, Any],
     seed: Concrete | None,
-    warm: WarmStart | None = None,
+    warm: WarmStartConfig | None = None,
     conditions: str = "",
     *,
     config_hash: str | None = None,
@@ -191,7 +191,7 @@ class Decider:
         self._configs: dict[str, tuple[dict[str, Any], str]] = {}
 
     def decide(self, proposal: Proposal) -> Decision:
-        """The decision, or `Rejected` with every reason."""
+        """The decision, or `ProposalRejected` with every reason."""
         if proposal.proposer == JOB:
             return decide_job(proposal)
         if proposal.proposer == AGAIN and proposal.parent is not None and self._ledger is not None:
@@ -199,14 +199,14 @@ class Decider:
         hidden = [edit for edit in proposal.edits if HIDDEN in edit]
         if hidden:
             why = "its value is a secret, which is not recorded: write it into the base config or the environment"
-            raise Rejected(tuple(Problem(edit.partition("@")[0], HIDDEN, "secret", why) for edit in hidden))
+            raise ProposalRejected(tuple(Problem(edit.partition("@")[0], HIDDEN, "secret", why) for edit in hidden))
         parent, base, parent_config = self._origin(proposal)
         start_config = parent_config
         if parent is not None and self._setup.edits:  # a base has them already
             start_config = apply_edits(parent_config, self._setup.edits).config
         ruling = self._setup.guard.check(start_config, proposal.edits)
         if ruling.config is None or ruling.problems:
-            raise Rejected(ruling.problems)
+            raise ProposalRejected(ruling.problems)
         changed = diff(parent_config, ruling.config)
         warm = self._setup.study.warm_start
         whole = hash_config(ruling.config)
@@ -214,9 +214,9 @@ class Decider:
         known_hash = whole if untracked is ruling.config else None
         point = hash_point(untracked, self._setup.seed, warm, self._setup.conditions, config_hash=known_hash)
         try:
-            start = begins_with(warm, ruling.config, self._setup.lab, self._outputs, self._ledger)
+            start = resolve(warm, ruling.config, self._setup.lab, self._outputs, self._ledger)
         except LabError as error:
-            raise Rejected((Problem(warm.source if warm else "", None, "warm start", str(error)),)) from None
+            raise ProposalRejected((Problem(warm.source if warm else "", None, "warm start", str(error)),)) from None
         source = None if start is None else start["run"] or start["path"]
         # Without a judge nobody asks whether a person's wish is a repetition.
         matters = proposal.proposer not in PEOPLE or self._setup.study.judge is not None
@@ -227,7 +227,7 @@ class Decider:
                 self._describe_repeat(known, ruling.config) if changed else f"it changes nothing: it is run {known[0]}"
             )
             why = "; ".join((why, *(text for text in ruling.ineffective if text not in why)))
-            raise Rejected((Problem("config", list(proposal.edits), "repeated", why),))
+            raise ProposalRejected((Problem("config", list(proposal.edits), "repeated", why),))
         return Decision(
             proposal.proposer, proposal.reason, proposal.hypothesis, proposal.id, proposal.source, parent, base.name,
             proposal.edits, ruling.config, whole, changed,
@@ -327,6 +327,6 @@ class Decider:
                 config, _ = hide_values(self._ledger.config_of(run, path))  # an early version has recorded secrets
                 self._configs[run.id] = (config, run.base or "")
         except LabError as error:
-            raise Rejected((Problem("parent", proposal.parent, "parent", str(error)),)) from None
+            raise ProposalRejected((Problem("parent", proposal.parent, "parent", str(error)),)) from None
         config, base_name = self._configs[run.id]
         return run.id, self._setup.base(base_name), self._setup.track(config)

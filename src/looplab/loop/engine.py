@@ -24,9 +24,9 @@ from typing import Any
 from looplab.config.paths import diff
 from looplab.decide.base import describe_error, is_environmental
 from looplab.errors import LabError
-from looplab.judge.base import Sitting
-from looplab.launch import keeper
-from looplab.launch.base import Delayed, Event, Executor, Exit, Order, Refused, Slot, Started, Unreachable
+from looplab.judge.base import Judgement
+from looplab.launch import supervisor
+from looplab.launch.base import Delayed, Executor, Exit, LaunchEvent, LaunchSpec, Rejected, Slot, Started, Unreachable
 from looplab.ledger.anchors import Publisher
 from looplab.ledger.backup import Backups
 from looplab.ledger.ledger import REPAIR, DamagedError, Ledger
@@ -35,18 +35,18 @@ from looplab.ledger.study import IMPORTED, RunRow, StudyLedger
 from looplab.loop.decision import Decider, base_runs, decide_base
 from looplab.loop.flags import switch_conditions
 from looplab.loop.importing import complete_imports
-from looplab.loop.judging import Bench, SummaryWriter, evidence_of, record_judgement
-from looplab.loop.measuring import Gauge, is_better, left_nothing, summarise, tie_break_value
+from looplab.loop.judging import StudyJudge, SummaryWriter, evidence_of, record_judgement
 from looplab.loop.models import KeptModel, ModelKeeper
 from looplab.loop.place import PlaceMonitor, note_place
-from looplab.loop.planning import News, Planner
+from looplab.loop.planning import EngineEvent, Planner
 from looplab.loop.prepare import PREPARED, Prepared, Preparer
 from looplab.loop.remeasure import remeasure
 from looplab.loop.setup import Setup, agent_warnings, compared_changes, resolved_configuration
-from looplab.loop.warm import MODELS
-from looplab.loop.watching import Lookout
+from looplab.loop.warm_start import MODELS
+from looplab.loop.watching import RunMonitor
 from looplab.measure.base import Batch
 from looplab.measure.discover import describe
+from looplab.measure.run_metrics import RunMetrics, is_better, left_nothing, summarise, tie_break_value
 from looplab.measure.summary import digest
 from looplab.report import labbook
 from looplab.runs import folder
@@ -121,7 +121,7 @@ class Ready:
     """A run whose folder is there."""
 
     run: RunRow
-    order: Order
+    order: LaunchSpec
     prepared: Prepared
 
 
@@ -150,30 +150,30 @@ class _Tolerant:
 
 class Engine:
     def __init__(
-        self, setup: Setup, ledger: Ledger, executor: Executor, tell: Callable[[News], None] = lambda news: None
+        self, setup: Setup, ledger: Ledger, executor: Executor, tell: Callable[[EngineEvent], None] = lambda news: None
     ) -> None:
         self.setup = setup
         self.study = StudyLedger(ledger, setup.study.study)
         self.folder = folder.study_folder(setup.lab, setup.study.study)
         self.running: dict[str, RunRow] = {}
-        self.gauges: dict[str, Gauge] = {}
+        self.gauges: dict[str, RunMetrics] = {}
         self.best: RunRow | None = None
         self.draining = False
         self.progress = Progress()
         self._ledger = ledger
         self._executor = executor
         self._tell_now = tell
-        self._news: list[News] = []
+        self._news: list[EngineEvent] = []
         self._lines: list[str] = []  # for the lab book
         self._preparer = Preparer(setup)
         self._base_keys = [decide_base(setup, base).key for base in setup.bases]
-        self._bench = Bench(setup.study, self.study, self.folder) if setup.study.judge is not None else None
+        self._bench = StudyJudge(setup.study, self.study, self.folder) if setup.study.judge is not None else None
         decider = Decider(setup, self.study)
         self._planner = Planner(setup, self.study, decider, self._bench, self._tell, self._jot, executor.wake,
                                 warn=self._warn)  # fmt: skip
         self._lookout = None
         if setup.study.watch:
-            self._lookout = Lookout(setup, self.study, self.folder, self._tell)
+            self._lookout = RunMonitor(setup, self.study, self.folder, self._tell)
         self._models: ModelKeeper | None = None
         if setup.study.warm_start is not None:
             self._models = ModelKeeper(setup.study.warm_start, self.folder, executor.wake, self.study)
@@ -226,7 +226,7 @@ class Engine:
             self._note_now(f"the objective was changed: {len(others)} run(s) are measured again by the new one")
             remeasure(self.setup, self.study, others)
         switched = switch_conditions(self.setup, self.study) if is_full and self.setup.bases else None
-        session = self.study.begin_session(socket.gethostname(), os.getpid(), keeper.start_ticks(os.getpid()))
+        session = self.study.begin_session(socket.gethostname(), os.getpid(), supervisor.start_ticks(os.getpid()))
         folder.make_study_folder(self.folder)
         self._syncer = Syncer(self.folder)
         if self.setup.study.anchor is not None:
@@ -236,9 +236,9 @@ class Engine:
         self._place = PlaceMonitor(self.setup.lab, self.setup.study.study, self._ledger.path)
         move = note_place(self.setup.lab, self.setup.study.study, self._ledger)
         if move is not None:
-            self._tell(News("note", move.text))
+            self._tell(EngineEvent("note", move.text))
         if switched is not None:
-            self._tell(News("note", switched))
+            self._tell(EngineEvent("note", switched))
         how = "failed"
         gc.freeze()  # what was imported lives as long as the engine: no need to look through it again and again
         try:
@@ -270,7 +270,7 @@ class Engine:
                     self._write_down(self._bench.close())
                     said = self._bench.last_look()
                     if said is not None:
-                        self._tell(News("judged", said))
+                        self._tell(EngineEvent("judged", said))
                         self._jot(labbook.line(time.time(), "end of the study", said, "no promotion", ""))
                 self._summaries.write()
             if self._models is not None:
@@ -317,7 +317,7 @@ class Engine:
         if lost is not None:
             raise HaltError(lost, hint="trainings that run continue; `looplab resume` at the lab's place adopts them")
 
-    def _tell(self, news: News) -> None:
+    def _tell(self, news: EngineEvent) -> None:
         """Told after the transaction: whoever listens may be slow, and the ledger must not wait for them."""
         self._news.append(news)
 
@@ -329,7 +329,7 @@ class Engine:
 
     def _note_now(self, text: str) -> None:
         """For threads of the engine, which are never inside its transaction."""
-        self._tell_now(News("note", text))
+        self._tell_now(EngineEvent("note", text))
 
     def _jot(self, line: str) -> None:
         """A line for the lab book."""
@@ -337,7 +337,7 @@ class Engine:
 
     def _warn(self, kind: str, text: str) -> None:
         """Tell people about agents: in the terminal and the lab book, and an alarm by the alerts of the watch rules."""
-        self._tell(News(kind, text))
+        self._tell(EngineEvent(kind, text))
         self._jot(labbook.line(time.time(), kind, text, "", ""))
         if kind == "alarm" and self._lookout is not None:
             self._lookout.alert_all(text)
@@ -415,7 +415,7 @@ class Engine:
             # Those that ended meanwhile are told at once; the rest is alive.
             self._listen(0.0)
             for run_id in (self._adopting & self.running.keys()) - self._unreachable:
-                self._tell(News("adopted", f"run {run_id} is still at work: adopted", run_id))
+                self._tell(EngineEvent("adopted", f"run {run_id} is still at work: adopted", run_id))
         if self._bench is not None:
             # What the judge asked of an engine that is gone is not recorded: it is worked out again.
             with self._ledger.write():
@@ -448,7 +448,7 @@ class Engine:
         self._drain()
         self._failed = True
         self._why = why
-        self._tell(News("alarm", f"stopping: {why}"))
+        self._tell(EngineEvent("alarm", f"stopping: {why}"))
         self._jot(labbook.line(time.time(), "ended early", why, "starts nothing more", "`looplab resume` continues"))
 
     # -- launch
@@ -479,10 +479,10 @@ class Engine:
         self.running[run.id] = run
         self._prepared[run.id] = ready.prepared
         self.study.launched(run.id, slot.name, ready.prepared.hashes)
-        self._tell(News("launched", f"run {run.id} in {slot.name}: {run.reason}", run.id))
+        self._tell(EngineEvent("launched", f"run {run.id} in {slot.name}: {run.reason}", run.id))
         doubt = ready.prepared.doubt
         if doubt is not None and doubt != self._doubt:
-            self._tell(News("alarm", f"run {run.id}: {doubt}", run.id))
+            self._tell(EngineEvent("alarm", f"run {run.id}: {doubt}", run.id))
         self._doubt = doubt
         self._alarm_if_code_changed(run, ready.prepared.code)
 
@@ -501,7 +501,7 @@ class Engine:
             said = f"the code differs from that of run {was}: {name_files(names)}"
             text = f"run {run.id}: {said}. Results from before and after the change cannot be compared"
             self.study.alarm(run.id, text, since=was, code=names[:MAX_NAMED])
-            self._tell(News("alarm", text, run.id))
+            self._tell(EngineEvent("alarm", text, run.id))
             self._jot(labbook.line(time.time(), "alarm", text, "", ""))
 
     def _last_code(self, run: RunRow) -> tuple[str, Mapping[str, Any]]:
@@ -520,7 +520,7 @@ class Engine:
         text = f"lab.yaml differs from that of earlier runs: {name_files(keys)}. Verdicts before and after may differ"
         with self._ledger.write():
             self.study.alarm(None, text, lab_file=keys[:MAX_NAMED])
-        self._tell(News("alarm", text))
+        self._tell(EngineEvent("alarm", text))
         self._jot(labbook.line(time.time(), "alarm", text, "", ""))
 
     def _queue_behind(self) -> None:
@@ -570,7 +570,7 @@ class Engine:
 
     def _block(self, slot: Slot, why: str) -> None:
         if slot.name not in self._blocked:
-            self._tell(News("waiting", f"{slot.name}: {why}; waiting (share: true shares it)"))
+            self._tell(EngineEvent("waiting", f"{slot.name}: {why}; waiting (share: true shares it)"))
         self._blocked[slot.name] = time.monotonic() + DEVICE_CHECK_S
 
     # -- measure and record
@@ -617,18 +617,18 @@ class Engine:
             self._point()
         self._read_gauges()
 
-    def _take_in(self, event: Event) -> None:
+    def _take_in(self, event: LaunchEvent) -> None:
         if isinstance(event, Started):
             self._unreachable.discard(event.run_id)
             self.study.started(event.run_id, event.pid, event.at)
             if event.run_id in self.running:
                 self.running[event.run_id] = replace(self.running[event.run_id], pid=event.pid, started=event.at)
-        elif isinstance(event, Refused):
+        elif isinstance(event, Rejected):
             self._give_back(event)
         elif isinstance(event, Unreachable):
             self._unreachable.add(event.run_id)
             self._tell(
-                News(
+                EngineEvent(
                     "waiting",
                     f"run {event.run_id} was started in {event.where}, where its processes cannot be seen from here; "
                     f"waiting for its end (`looplab stop {event.run_id}` gives it up)",
@@ -637,7 +637,7 @@ class Engine:
             )
         elif isinstance(event, Delayed):
             said = f"run {event.run_id} has ended, but {event.path} cannot be written: is the disk full or read-only?"
-            self._tell(News("waiting", f"{said} Waiting until it can", event.run_id))
+            self._tell(EngineEvent("waiting", f"{said} Waiting until it can", event.run_id))
         else:
             self._unreachable.discard(event.run_id)
             slot = self._held.pop(event.run_id, None)
@@ -647,7 +647,7 @@ class Engine:
             elif slot is not None:
                 self._free.append(slot)
 
-    def _give_back(self, refused: Refused) -> None:
+    def _give_back(self, refused: Rejected) -> None:
         """A run that was not started is planned again."""
         for name, ready in list(self._behind.items()):
             if ready.run.id == refused.run_id:
@@ -694,7 +694,7 @@ class Engine:
                     if not exit_file.exists():  # the run has deleted the folder in which it should be
                         folder.write_json(exit_file, asdict(exit_))
             if gauge is None and not left_nothing(run_dir):
-                gauge = self.gauges[run.id] = Gauge(self.setup.study, run_dir)
+                gauge = self.gauges[run.id] = RunMetrics(self.setup.study, run_dir)
         return gauge is None or gauge.finish(exit_, until)
 
     def _record(self, run: RunRow, exit_: Exit, run_dir: Path) -> RunRow:
@@ -770,7 +770,7 @@ class Engine:
         if objective is not None and self.setup.study.objective is not None:
             said += f", {self.setup.study.objective.metric} {objective:.6g}" + (" (best)" if self.best is row else "")
         note = "; ".join(filter(None, (note, *self._ending.pop(run.id, ()))))
-        self._tell(News("ended", f"run {run.id} {said}" + (f": {note}" if note else ""), run.id))
+        self._tell(EngineEvent("ended", f"run {run.id} {said}" + (f": {note}" if note else ""), run.id))
         return row
 
     def _hide_secrets(self, run: RunRow, run_dir: Path, names: Sequence[str]) -> dict[str, str]:
@@ -812,7 +812,7 @@ class Engine:
         )
         if not any(alarm.get("keys") == keys for alarm in self.study.alarms()):
             self.study.alarm(run.id, text, same_as=same.id, keys=keys)
-            self._tell(News("alarm", text, run.id))
+            self._tell(EngineEvent("alarm", text, run.id))
             self._jot(labbook.line(time.time(), "alarm", text, "", ""))
         return f"it measured exactly the same as {same.id}, to the last digit"
 
@@ -842,7 +842,7 @@ class Engine:
         lost = [change.name for change in changes if not change.restored]
         said = f"the run changed {', '.join(change.name for change in changes)}, which only looplab writes"
         said += f"; what {', '.join(lost)} said is lost" if lost else "; restored"
-        self._tell(News("alarm", f"run {run.id}: {said}", run.id))
+        self._tell(EngineEvent("alarm", f"run {run.id}: {said}", run.id))
         self._jot(labbook.line(time.time(), "alarm", f"run {run.id}: {said}", "", ""))
         return said
 
@@ -869,15 +869,17 @@ class Engine:
         self.study.judged(run.id, "discard", evidence, self._summaries.add(run.id, evidence))
         return replace(run, verdict="discard")
 
-    def _write_down(self, sitting: Sitting) -> None:
+    def _write_down(self, sitting: Judgement) -> None:
         champion = record_judgement(self.study, sitting, self._configuration, self._summaries.add)
         for run_id, verdict, evidence in evidence_of(sitting, self._configuration):
-            self._tell(News("judged", f"run {run_id}: {verdict}. {evidence['why']}", run_id))
+            self._tell(EngineEvent("judged", f"run {run_id}: {verdict}. {evidence['why']}", run_id))
             self._jot(labbook.line(time.time(), f"judged {run_id}", str(evidence["why"]), verdict, ""))
         for test in sitting.opened:
-            self._tell(News("note", f"run {test.run} earns replicates (test {test.number}, alpha {test.alpha:.3g})"))
+            self._tell(
+                EngineEvent("note", f"run {test.run} earns replicates (test {test.number}, alpha {test.alpha:.3g})")
+            )
         for alarm in sitting.alarms:
-            self._tell(News("alarm", alarm))
+            self._tell(EngineEvent("alarm", alarm))
             self._jot(labbook.line(time.time(), "alarm", alarm, "", ""))
         if champion is not None:
             self.best = champion
@@ -902,7 +904,7 @@ class Engine:
                         raise
                     notes = [f"its model could not be kept: {describe(error)}"]
             for note in notes:
-                self._tell(News("note", f"run {copy.run.id}: {note}", copy.run.id))
+                self._tell(EngineEvent("note", f"run {copy.run.id}: {note}", copy.run.id))
 
     def _recover_models(self, ended: Sequence[RunRow]) -> None:
         """Copy what an engine that was killed had no time to copy or name."""
@@ -966,7 +968,7 @@ class Engine:
                 continue  # it has only just begun
             gauge = self.gauges.get(run_id)
             if gauge is None:
-                gauge = self.gauges[run_id] = Gauge(self.setup.study, self.folder / run_id, polled=now)
+                gauge = self.gauges[run_id] = RunMetrics(self.setup.study, self.folder / run_id, polled=now)
             if now - gauge.polled > every:
                 batch = gauge.poll(until=now + PORTION_S)
                 if self._lookout is not None:
@@ -982,7 +984,7 @@ class Engine:
                 if alarm.stops:
                     self._executor.stop(run.id, f"{WATCHED}{alarm.rule}", self.setup.study.launch.grace)
 
-    def _look(self, run: RunRow, gauge: Gauge, batch: Batch) -> list[Alarm]:
+    def _look(self, run: RunRow, gauge: RunMetrics, batch: Batch) -> list[Alarm]:
         """Return what the watch rules see in a run; rules that fail on what it measured are not asked again."""
         assert self._lookout is not None
         if gauge.failed is not None:
@@ -991,7 +993,7 @@ class Engine:
             return self._lookout.look(run, gauge, batch, self._budget_used)
         except Exception as error:  # noqa: BLE001 (whatever a run measures is that run's problem)
             gauge.failed = f"watch rules: {describe(error)}"
-            self._tell(News("alarm", f"run {run.id}: {gauge.failed}", run.id))
+            self._tell(EngineEvent("alarm", f"run {run.id}: {gauge.failed}", run.id))
             return []
 
     # -- what people ask
@@ -1020,7 +1022,7 @@ class Engine:
         self._paused = paused
         if paused:
             self._cancel_behind()
-        self._tell(News("note", "paused: starts nothing until `looplab resume`" if paused else "goes on"))
+        self._tell(EngineEvent("note", "paused: starts nothing until `looplab resume`" if paused else "goes on"))
 
     def _veto(self, run_id: str, why: str) -> None:
         """A person does not want this run: it is not started, or ended, and never the best."""

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from looplab.config.edits import Edit, Op
 from looplab.config.files import canonical_json
-from looplab.config.lab import Study, Wandb
+from looplab.config.lab import StudyConfig, WandbConfig
 from looplab.config.paths import Concrete, find, get, leaves, show
 from looplab.errors import LabError
-from looplab.judge.base import Docket
+from looplab.judge.base import JudgeState
 from looplab.ledger.study import IMPORTED, RunRow, StudyLedger
-from looplab.loop.measuring import is_better, tie_break_value
+from looplab.measure.run_metrics import is_better, tie_break_value
 from looplab.runs.folder import hash_bytes, study_folder
 from looplab.runs.redact import redact_argv
 
 if TYPE_CHECKING:
-    from looplab.loop.setup import Options, Setup
+    from looplab.loop.setup import RunOptions, Setup
 
 LENGTH = "steps"
 """The flag that says how long a run trains."""
@@ -122,7 +122,7 @@ def _plain(name: Any) -> str:
 # -- flags that change the study
 
 
-def apply_options(study: Study, options: Options) -> tuple[Study, list[str]]:
+def apply_options(study: StudyConfig, options: RunOptions) -> tuple[StudyConfig, list[str]]:
     """Return the study as this call wants it, and a sentence on each change."""
     update: dict[str, Any] = {}
     notes = []
@@ -133,7 +133,7 @@ def apply_options(study: Study, options: Options) -> tuple[Study, list[str]]:
     }
     if wandb:
         given = study.track.wandb.model_dump() if study.track.wandb is not None else {}
-        update["track"] = study.track.model_copy(update={"wandb": Wandb.model_validate({**given, **wandb})})
+        update["track"] = study.track.model_copy(update={"wandb": WandbConfig.model_validate({**given, **wandb})})
         said = ", ".join(f"{key}: {value}" for key, value in wandb.items())
         notes.append(f"{' '.join(_wandb_flags(options))}: track.wandb {{{said}}}")
     if options.variants is not None:
@@ -157,7 +157,7 @@ def apply_options(study: Study, options: Options) -> tuple[Study, list[str]]:
     return (study.model_copy(update=update) if update else study), notes
 
 
-def _wandb_flags(options: Options) -> list[str]:
+def _wandb_flags(options: RunOptions) -> list[str]:
     return [
         *(["--wandb-online"] if options.wandb_online else []),
         *([f"--wandb-entity {options.wandb_entity}"] if options.wandb_entity is not None else []),
@@ -176,7 +176,7 @@ def hash_conditions(extra: Sequence[str], edits: Sequence[FlagEdit]) -> str:
     return hash_bytes(canonical_json([redact_argv(extra), length]))[:DIGITS]
 
 
-def current_conditions(study: Study, record: StudyLedger) -> str:
+def current_conditions(study: StudyConfig, record: StudyLedger) -> str:
     """The conditions under which the study compares runs at the moment."""
     if study.judge is not None:
         return str((record.docket() or {}).get("conditions", ""))
@@ -198,7 +198,7 @@ def switch_conditions(setup: Setup, record: StudyLedger) -> str | None:
             kept = record.docket() or {}
             others = dict(kept.get("others", {}))
             others[before] = {key: value for key, value in kept.items() if key not in ("conditions", "others")}
-            docket = others.pop(now, None) or Docket().as_dict()
+            docket = others.pop(now, None) or JudgeState().as_dict()
             record.set_docket({**docket, "conditions": now, "others": others})
             champion = docket.get("champion")
             best = record.run(champion) if champion else None
@@ -218,7 +218,7 @@ def describe_conditions(setup: Setup) -> str:
     return " ".join(words) if setup.conditions else "no extra arguments"
 
 
-def best_run(study: Study, record: StudyLedger, conditions: str, outputs: Path) -> RunRow | None:
+def best_run(study: StudyConfig, record: StudyLedger, conditions: str, outputs: Path) -> RunRow | None:
     """Without a judge, the best run is the best measured one under these conditions that nobody has declared void."""
     measured = [
         run

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from looplab.config.files import dump_json, write_atomic
-from looplab.config.lab import Study
-from looplab.judge.base import Docket, Entrant, HeldOut, Score, Settings, Sitting, Want
-from looplab.judge.court import Court
+from looplab.config.lab import StudyConfig
+from looplab.judge.base import Candidate, HeldOut, Judgement, JudgeSettings, JudgeState, RunRequest, Score
+from looplab.judge.judge import Judge
 from looplab.judge.stats import paired
 from looplab.ledger.configuration import Configuration
 from looplab.ledger.study import RunRow, StudyLedger
 from looplab.loop.flags import current_conditions
-from looplab.loop.measuring import tie_break_value
 from looplab.loop.setup import compared_changes
 from looplab.measure.discover import reader_of
+from looplab.measure.run_metrics import tie_break_value
 from looplab.measure.summary import Directions, Summariser, check_at, objective_value
 from looplab.runs import folder
 from looplab.runs.code import code_differences, name_files
@@ -40,16 +40,16 @@ class _Group:
     scores: list[tuple[int, Score]] = field(default_factory=list)
 
 
-class Bench:
-    def __init__(self, study: Study, record: StudyLedger, outputs: Path) -> None:
+class StudyJudge:
+    def __init__(self, study: StudyConfig, record: StudyLedger, outputs: Path) -> None:
         assert study.judge is not None
         assert study.objective is not None
         judge = study.judge
         self._study = study
         self._record = record
         self._outputs = outputs
-        self._court = Court(
-            Settings(
+        self._court = Judge(
+            JudgeSettings(
                 goal=study.objective.goal, by=study.judge_rule or "test", alpha=judge.alpha, floor=judge.floor,
                 replicates=judge.replicates, most=judge.most, min_effect=judge.min_effect.absolute,
                 min_relative=judge.min_effect.relative,
@@ -64,7 +64,7 @@ class Bench:
         self._configured: tuple[str | None, list[Configuration]] = (None, [])
         self._new = True
         self._conditions = ""
-        self.wants: tuple[Want, ...] = ()
+        self.wants: tuple[RunRequest, ...] = ()
 
     @property
     def floor(self) -> int:
@@ -99,7 +99,7 @@ class Bench:
             summary = folder.read_json(self._outputs / run.id, "summary.json", strict=False)
             self.take_in(run, str(summary.get("fingerprint") or ""))
 
-    def sit(self, open_runs: Iterable[RunRow] = ()) -> Sitting | None:
+    def sit(self, open_runs: Iterable[RunRow] = ()) -> Judgement | None:
         """Look at everything once more, if anything is new, and write down what was decided; inside a transaction.
 
         A config whose first run has not ended is not looked at: its first run is the one it is selected by."""
@@ -120,7 +120,7 @@ class Bench:
             self._record.set_docket(sitting.docket.as_dict())
         return sitting
 
-    def close(self) -> Sitting:
+    def close(self) -> Judgement:
         """Nothing more will be run: whoever waits for a verdict gets the only one that can be given."""
         docket = self._docket()
         sitting = self._with_differences(self._court.close(docket, self._entrants()))
@@ -128,10 +128,10 @@ class Bench:
             self._record.set_docket(sitting.docket.as_dict())
         return sitting
 
-    def _docket(self) -> Docket:
+    def _docket(self) -> JudgeState:
         """Return what was decided so far. A run that is void since is not judged again, and its test is lost."""
         kept = self._record.docket()
-        docket = Docket.from_dict(kept) if kept else Docket()
+        docket = JudgeState.from_dict(kept) if kept else JudgeState()
         void = dict.fromkeys(self._record.void_runs(), "void")
         lost = [test for test in docket.tests if test.run in void]
         return replace(
@@ -141,7 +141,7 @@ class Bench:
             verdicts=tuple({**dict(docket.verdicts), **void}.items()),
         )
 
-    def _with_differences(self, sitting: Sitting) -> Sitting:
+    def _with_differences(self, sitting: Judgement) -> Judgement:
         """The same decisions, with verdicts that say what differs between the two sides beside the config.
 
         A changed evaluator makes numbers void; other code and another lab file may have changed what is compared, too.
@@ -188,14 +188,14 @@ class Bench:
         between = [one for one in self._configured[1][1:] if min(times) < one.at <= max(times)]
         return list(dict.fromkeys(key for one in between for key in compared_changes(one.changes)))
 
-    def _entrants(self) -> list[Entrant]:
+    def _entrants(self) -> list[Candidate]:
         found = []
         for (point, warm), group in sorted(self._groups.items(), key=lambda item: item[1].n):
             scores = tuple(score for _, score in sorted(group.scores, key=lambda item: item[0]))
-            found.append(Entrant(point, group.run, scores, warm, group.control))
+            found.append(Candidate(point, group.run, scores, warm, group.control))
         return found
 
-    def _held_out(self, champion: Entrant, challenger: Entrant) -> HeldOut | None:
+    def _held_out(self, champion: Candidate, challenger: Candidate) -> HeldOut | None:
         """The held-out metric of both; asked for, and counted, only now."""
         held_out = self._study.holdout
         assert held_out is not None
@@ -208,7 +208,7 @@ class Bench:
         return HeldOut(*values)
 
     def _said(
-        self, champion: Entrant, challenger: Entrant, there: Mapping[int, float], here: Mapping[int, float]
+        self, champion: Candidate, challenger: Candidate, there: Mapping[int, float], here: Mapping[int, float]
     ) -> str:
         """What the held-out metric says of the two, pair by pair; the first run, which was selected, is left out."""
         first = challenger.scores[0].seed
@@ -269,7 +269,7 @@ def veto(record: StudyLedger, run: RunRow, why: str) -> str | None:
     record.set_best(heir.id if heir else None, heir.objective if heir else None)
     kept = record.docket()
     if kept is not None:
-        docket = Docket.from_dict(kept)
+        docket = JudgeState.from_dict(kept)
         verdicts = tuple((one, "void" if one == run.id else verdict) for one, verdict in docket.verdicts)
         record.set_docket(replace(docket, champion=heir.id if heir else None, verdicts=verdicts).as_dict())
     return heir.id if heir else None
@@ -306,7 +306,7 @@ class SummaryWriter:
 
 def record_judgement(
     record: StudyLedger,
-    sitting: Sitting,
+    sitting: Judgement,
     configuration: str | None,
     files: Callable[[str, Mapping[str, object]], Mapping[str, str]] = lambda run, evidence: {},
 ) -> RunRow | None:
@@ -327,7 +327,7 @@ def record_judgement(
     return champion
 
 
-def evidence_of(sitting: Sitting, configuration: str | None) -> list[tuple[str, str, dict[str, object]]]:
+def evidence_of(sitting: Judgement, configuration: str | None) -> list[tuple[str, str, dict[str, object]]]:
     """The new verdicts: run, verdict, and what they rest on."""
     return [
         (e.run, e.verdict.value, {**asdict(e), "verdict": e.verdict.value, "configuration": configuration})

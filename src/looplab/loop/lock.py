@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 
 from looplab.errors import BusyError, LabError
-from looplab.launch.keeper import FLOCK, hold, is_held
+from looplab.launch.supervisor import FLOCK, hold, is_held
 from looplab.runs.disk import refuse_network_disk
 from looplab.untrusted import UntrustedError, open_descriptor
 

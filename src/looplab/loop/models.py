@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from looplab.config.files import dump_json, write_atomic
-from looplab.config.lab import WarmStart
+from looplab.config.lab import WarmStartConfig
 from looplab.errors import LabError
 from looplab.ledger.study import RunRow, StudyLedger
-from looplab.loop.warm import MODELS, find_checkpoint
+from looplab.loop.warm_start import MODELS, find_checkpoint
 from looplab.runs import folder
 from looplab.untrusted import open_regular
 
@@ -61,7 +61,7 @@ class KeptModel:
 
 class ModelKeeper:
     def __init__(
-        self, warm: WarmStart, outputs: Path, wake: Callable[[], None], record: StudyLedger | None = None
+        self, warm: WarmStartConfig, outputs: Path, wake: Callable[[], None], record: StudyLedger | None = None
     ) -> None:
         """With the record, checkpoints outside of the run folders are found too."""
         self._warm = warm

@@ -21,11 +21,11 @@ from looplab.decide.history import History
 from looplab.decide.queue import QueueProposer, waiting
 from looplab.errors import LabError
 from looplab.guard.guard import Problem
-from looplab.judge.base import Docket, Want
-from looplab.ledger.study import RunRow, StudyLedger, Usage, is_failed
-from looplab.loop.again import AGAIN
-from looplab.loop.decision import PEOPLE, Decider, Decision, Rejected, base_runs, decide_base
-from looplab.loop.judging import Bench
+from looplab.judge.base import JudgeState, RunRequest
+from looplab.ledger.study import BudgetUsage, RunRow, StudyLedger, is_failed
+from looplab.loop.decision import PEOPLE, Decider, Decision, ProposalRejected, base_runs, decide_base
+from looplab.loop.judging import StudyJudge
+from looplab.loop.reproduce import AGAIN
 from looplab.loop.setup import Setup, make_proposers
 from looplab.loop.submitting import time_spent
 from looplab.report import labbook
@@ -46,7 +46,7 @@ WATCH = "watch"
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class EngineEvent:
     """Something that happened, for whoever watches."""
 
     kind: str
@@ -58,8 +58,8 @@ class News:
 class Planner:
     """Decides on runs; each is in the ledger before it is in the queue. Called inside a transaction."""
 
-    def __init__(self, setup: Setup, study: StudyLedger, decider: Decider, bench: Bench | None,
-                 tell: Callable[[News], None], book: Callable[[str], None],
+    def __init__(self, setup: Setup, study: StudyLedger, decider: Decider, bench: StudyJudge | None,
+                 tell: Callable[[EngineEvent], None], book: Callable[[str], None],
                  wake: Callable[[], None] = lambda: None, asks: list[Ask] | None = None,
                  warn: Callable[[str, str], None] = lambda kind, text: None) -> None:  # fmt: skip
         """With `asks`, for a preview: no agent is called and no file is changed; the calls are noted there."""
@@ -176,7 +176,7 @@ class Planner:
         current = self._study.open_round()
         if current is not None and not self.thinking:
             self._study.close_round(current)
-            self._tell(News("round", f"round {current} is done"))
+            self._tell(EngineEvent("round", f"round {current} is done"))
         limit = self._limit("rounds")
         used = self._study.usage().rounds - self._since("rounds")
         if limit is not None and used >= limit:
@@ -191,7 +191,7 @@ class Planner:
         if self._filling is None:
             self._study.fill_round(n)
         count = len(self.queue) if self._filling is None else size
-        self._tell(News("round", f"round {n}: {count} run(s)"))
+        self._tell(EngineEvent("round", f"round {n}: {count} run(s)"))
         self._book_round(n, count)
         self._foresee(room if limit is None else min(room, (limit - used) * self._setup.round_size))
 
@@ -237,7 +237,7 @@ class Planner:
                 continue
             room -= self._repeat(want, round_)
 
-    def _repeat(self, want: Want, round_: int) -> bool:
+    def _repeat(self, want: RunRequest, round_: int) -> bool:
         """Plan a run that the judge asks for."""
         try:
             twin = self._study.run(self._study.runs_of(want.point, None if want.control else want.warm)[0])
@@ -247,7 +247,7 @@ class Planner:
             else:
                 decision = self._decider.repeat(twin, self._decider.plan_of(twin), want.seed, want.why)
         except LabError as error:
-            self._tell(News("note", f"the judge wants {want.point} once more, but {error}"))
+            self._tell(EngineEvent("note", f"the judge wants {want.point} once more, but {error}"))
             return False
         self._take(decision, round_)
         return True
@@ -301,12 +301,12 @@ class Planner:
         until = min((at for at in times if at is not None), default=None)
         if until is not None and self._resting is None and self.failure is None:
             wait = max(0.0, until - clock.now())
-            self._tell(News("waiting", f"nothing else to try: the agent is asked again in {wait:.0f} s"))
+            self._tell(EngineEvent("waiting", f"nothing else to try: the agent is asked again in {wait:.0f} s"))
         self._resting = until
 
     def _has_judged(self) -> bool:
         kept = self._study.docket()
-        return kept is not None and Docket.from_dict(kept) != Docket()
+        return kept is not None and JudgeState.from_dict(kept) != JudgeState()
 
     def _lay_floor(self, run: RunRow, base: Decision, round_: int) -> None:
         """The noise first: the base with as many seeds as the judge needs, beside the first proposals."""
@@ -335,7 +335,7 @@ class Planner:
                 continue
             proposals = ask(proposer, self._study, n)
             if proposer.problem is not None and self._complaints.get(proposer.name) != proposer.problem:
-                self._tell(News("note", f"{proposer.name}: {proposer.problem}"))
+                self._tell(EngineEvent("note", f"{proposer.name}: {proposer.problem}"))
             self._complaints[proposer.name] = proposer.problem or ""
             if self._stops_on_failure and isinstance(proposer, FallibleProposer) and proposer.failure is not None:
                 self.failure = f"{proposer.name}: {proposer.failure}"
@@ -348,14 +348,14 @@ class Planner:
         """Return why a proposal would be rejected, without writing anything."""
         try:
             self._decider.decide(proposal)
-        except Rejected as rejected:
+        except ProposalRejected as rejected:
             return rejected.problems
         return ()
 
     def _report_call(self, call: str, why: str, outcome: str) -> None:
         """Tell of a call of an agent that gave nothing usable."""
         why = clean_line(redact_text(why), MAX_PROBLEM)
-        self._tell(News("waiting", f"agent, call {call}: {why}; {outcome}"))
+        self._tell(EngineEvent("waiting", f"agent, call {call}: {why}; {outcome}"))
         self._book(_call_line(time.time(), call, why, outcome))
 
     def _complete_book(self) -> None:
@@ -385,7 +385,7 @@ class Planner:
             with self._study.ledger.savepoint():
                 decision = self._decider.decide(proposal)
                 self._take(decision, round_)
-        except Rejected as rejected:
+        except ProposalRejected as rejected:
             problems = rejected.problems
         except Exception as error:  # whatever one proposal contains, the study continues
             if is_environmental(error):
@@ -393,11 +393,13 @@ class Planner:
             problems = (Problem("proposal", None, "edit", describe_error(error)),)
         else:
             if decision.ineffective:
-                self._tell(News("note", f"proposal {proposal.id} ({' '.join(proposal.edits)}): {decision.warning}"))
+                self._tell(
+                    EngineEvent("note", f"proposal {proposal.id} ({' '.join(proposal.edits)}): {decision.warning}")
+                )
             return True
         self._study.reject(proposal.id, [_plain(problem) for problem in problems])
         why = "; ".join(problem.message for problem in problems)
-        self._tell(News("rejected", f"rejected: proposal {proposal.id} ({' '.join(proposal.edits)}): {why}"))
+        self._tell(EngineEvent("rejected", f"rejected: proposal {proposal.id} ({' '.join(proposal.edits)}): {why}"))
         return False
 
     def _take(self, decision: Decision, round_: int | None) -> RunRow:
@@ -427,13 +429,13 @@ class Planner:
             return 0
         return options.since_round if name == "rounds" else options.since_run
 
-    def _used(self) -> Usage:
+    def _used(self) -> BudgetUsage:
         """What was used of the budget, which the study shares with the commands submitted to it."""
         usage = self._study.shared_usage()
         # A number of runs that a person says on the command line is about this study alone.
         return usage if self._setup.options.runs is None else replace(usage, runs=self._study.usage().runs)
 
-    def spent(self, usage: Usage | None = None) -> str | None:
+    def spent(self, usage: BudgetUsage | None = None) -> str | None:
         """Which budget of time is used, if one is."""
         return time_spent(self._setup.study.budget, usage or self._used())
 

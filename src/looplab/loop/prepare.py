@@ -16,13 +16,13 @@ from looplab.config.files import dump_config, dump_json, write_atomic
 from looplab.config.lab import RUN_FOLDER
 from looplab.config.paths import get, has, leaves, show
 from looplab.errors import LabError
-from looplab.launch.base import Order, Slot
+from looplab.launch.base import LaunchSpec, Slot
 from looplab.launch.command import build_argv, fill, find_program, render, render_environment
 from looplab.launch.slots import slot_environment
 from looplab.launch.tracking import wandb_environment
 from looplab.ledger.study import RunRow
 from looplab.loop.setup import FIRST_SEED, SEEDS, Setup
-from looplab.loop.warm import check_start
+from looplab.loop.warm_start import check_start
 from looplab.runs import folder
 from looplab.runs.capsule import Capsules, doubt
 from looplab.runs.names import inside
@@ -48,7 +48,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class FilledCommand:
     """How a run is started, as people see it: secrets are hidden."""
 
     argv: list[str]
@@ -86,7 +86,7 @@ class Preparer:
         """Look at the code of the lab; `prepare` then starts no program for that."""
         self._capsules.refresh()
 
-    def prepare(self, run: RunRow, plan: Mapping[str, Any], slot: Slot) -> tuple[Order, Prepared]:
+    def prepare(self, run: RunRow, plan: Mapping[str, Any], slot: Slot) -> tuple[LaunchSpec, Prepared]:
         """Make the run's folder, whole; returns the order and the files of its record."""
         run_dir = self._outputs / run.id
         record_dir = run_dir / folder.RECORD
@@ -140,7 +140,7 @@ class Preparer:
             self._check_revealed(run, config)
         private = self._config_files() if job is None and self.hides(run) else ()
         prepared = Prepared(folder.create(run_dir, files, private=private), _by_path(files), unknown, own_code)
-        order = Order(
+        order = LaunchSpec(
             run.id,
             run_dir,
             argv,
@@ -222,7 +222,9 @@ class Preparer:
             files[self._config_name] = dump_config(Path(self._config_name), plan["config"])
         return files
 
-    def command(self, run_id: str, plan: Mapping[str, Any], slot: Slot, *, seed: int | None, round_: int) -> Command:
+    def command(
+        self, run_id: str, plan: Mapping[str, Any], slot: Slot, *, seed: int | None, round_: int
+    ) -> FilledCommand:
         """The command that `prepare` would give this run, secrets hidden; touches no file."""
         run_dir = f"{self._outputs}/{run_id}"
         lab = plan.get("place") or str(self._setup.lab)
@@ -236,7 +238,7 @@ class Preparer:
         given = self._given_environment(plan["config"], variables)
         cwd = run_dir if job is None and self._launch.cwd == RUN_FOLDER else str(home)
         argv = redact_argv(self._fill_command(plan, variables, home))
-        return Command(argv, {**own, **redact_env(given)}, run_dir, cwd)
+        return FilledCommand(argv, {**own, **redact_env(given)}, run_dir, cwd)
 
     def _home(self, lab: str, job: Mapping[str, Any] | None) -> Path:
         """The folder in which the names of a command are found."""

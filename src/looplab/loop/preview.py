@@ -16,10 +16,10 @@ from looplab.ledger.rebuild import check_folders
 from looplab.ledger.study import ProposalRow, RunRow, StudyLedger
 from looplab.loop.decision import Decider, decide_base
 from looplab.loop.flags import switch_conditions
-from looplab.loop.judging import Bench, record_judgement
+from looplab.loop.judging import StudyJudge, record_judgement
 from looplab.loop.lock import engine_pid
-from looplab.loop.planning import News, Planner
-from looplab.loop.prepare import Command, Preparer
+from looplab.loop.planning import EngineEvent, Planner
+from looplab.loop.prepare import FilledCommand, Preparer
 from looplab.loop.setup import Base, Setup
 from looplab.runs import folder
 
@@ -36,7 +36,7 @@ class PlannedRun:
     """Its config and where it comes from, as the ledger keeps it until the run has a folder; empty if that is gone."""
     slot: Slot
     """Where it would run. Once all slots are taken, the one that it would have if they became free in turn."""
-    command: Command | None
+    command: FilledCommand | None
     """With secrets hidden; None if it is not known."""
     problem: str | None = None
     """Why it could not be started."""
@@ -85,13 +85,13 @@ def preview(setup: Setup, ledger: LedgerCopy) -> Preview:
     open_runs = study.runs_open()
     bench = None
     if setup.study.judge is not None:
-        bench = Bench(setup.study, study, folder.study_folder(setup.lab, setup.study.study))
+        bench = StudyJudge(setup.study, study, folder.study_folder(setup.lab, setup.study.study))
         bench.load()
         with ledger.write():
             sitting = bench.sit(open_runs)
             if sitting is not None:
                 record_judgement(study, sitting, study.configuration())
-    news: list[News] = []
+    news: list[EngineEvent] = []
     asks: list[Ask] = []
     planner = Planner(setup, study, Decider(setup, study), bench, news.append, lambda line: None, asks=asks)
     before, _ = ledger.head()
@@ -126,7 +126,7 @@ def preview(setup: Setup, ledger: LedgerCopy) -> Preview:
     )
 
 
-def base_command(setup: Setup, base: Base) -> Command:
+def base_command(setup: Setup, base: Base) -> FilledCommand:
     """How a run of the base would be started in the first slot, with secrets hidden."""
     decision = decide_base(setup, base)
     name = f"{1:04d}-{UNDRAWN}"

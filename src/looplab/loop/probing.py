@@ -19,7 +19,7 @@ from typing import Any
 
 from looplab.config import paths
 from looplab.config.edits import Edit, Op
-from looplab.config.lab import Budget, Lab, Objective, Probe, Require, Study, WatchRule
+from looplab.config.lab import BudgetConfig, Lab, ObjectiveConfig, ProbeConfig, Require, StudyConfig, WatchRule
 from looplab.decide.base import Proposal
 from looplab.decide.queue import QueueProposer
 from looplab.errors import LabError
@@ -27,8 +27,8 @@ from looplab.guard.knobs import KnobTable
 from looplab.launch.base import Slot
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import RunRow, StudyLedger
-from looplab.loop.decision import Decider, Rejected, base_runs, decide_base
-from looplab.loop.setup import Base, Options, Setup, make_guard
+from looplab.loop.decision import Decider, ProposalRejected, base_runs, decide_base
+from looplab.loop.setup import Base, RunOptions, Setup, make_guard
 from looplab.measure.discover import reader_of
 from looplab.runs import folder
 
@@ -79,7 +79,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ProbeReading:
     """What one run of a setting says."""
 
     run: str
@@ -97,7 +97,7 @@ class Result:
     """A setting with all that its runs say."""
 
     setting: Setting
-    readings: tuple[Reading, ...]
+    readings: tuple[ProbeReading, ...]
     mean: float | None
     """The median of the runs' means."""
     cv: float | None
@@ -138,15 +138,15 @@ class Advice:
 class ProbeLab(Lab):
     """The lab of a probe's study: what is wrong in it is told at its place in the real study."""
 
-    def __init__(self, lab: Lab, real: Study, probe: Study) -> None:
+    def __init__(self, lab: Lab, real: StudyConfig, probe: StudyConfig) -> None:
         super().__init__(lab.folder, {probe.study: probe})
         self._told: Callable[..., AbstractContextManager[None]] = lambda *keys: lab.at(real, *keys)
 
-    def at(self, study: Study, *keys: str) -> Any:
+    def at(self, study: StudyConfig, *keys: str) -> Any:
         return self._told(*keys)
 
 
-def probe_of(study: Study) -> Probe:
+def probe_of(study: StudyConfig) -> ProbeConfig:
     if study.probe is None:
         raise LabError(
             f"study {study.study!r} does not say what to probe",
@@ -155,7 +155,7 @@ def probe_of(study: Study) -> Probe:
     return study.probe
 
 
-def probe_name(lab: Lab, study: Study, ledger: Ledger | None, fresh: bool) -> str:
+def probe_name(lab: Lab, study: StudyConfig, ledger: Ledger | None, fresh: bool) -> str:
     """The name of the study's latest probe (`drone.probe`, `drone.probe2`), or of the next one."""
     first = f"{study.study}.probe"
     names = {row["name"] for row in ledger.rows("SELECT name FROM studies")} if ledger is not None else set()
@@ -171,7 +171,7 @@ def probe_name(lab: Lab, study: Study, ledger: Ledger | None, fresh: bool) -> st
     return name
 
 
-def probe_study(study: Study, name: str, mode: str | None) -> Study:
+def probe_study(study: StudyConfig, name: str, mode: str | None) -> StudyConfig:
     """The study of a probe: as the real one is launched and guarded, but measured by its throughput alone."""
     probe = probe_of(study)
     if mode is not None and mode not in study.modes:
@@ -200,7 +200,7 @@ def probe_study(study: Study, name: str, mode: str | None) -> Study:
             "launch": study.launch.model_copy(update={"timeout": probe.timeout}),
             "base": study.base[:1],
             "modes": {MODE: [*(study.modes[mode] if mode else ()), *probe.edits]},
-            "objective": Objective(metric=probe.metric, goal="max", at="mean(10)"),
+            "objective": ObjectiveConfig(metric=probe.metric, goal="max", at="mean(10)"),
             # The person wrote the sweep, so its keys may change; what is said of them as knobs holds all the same.
             "knobs": {**study.knobs, **{path: {} for path in probe.sweep if knobs.owner(path) is None}},
             "holdout": None,
@@ -209,7 +209,7 @@ def probe_study(study: Study, name: str, mode: str | None) -> Study:
             "watch": watch,
             "judge": None,
             "round_size": combinations * probe.repeats + 1,
-            "budget": Budget(),
+            "budget": BudgetConfig(),
             "track": study.track.model_copy(update={"wandb": wandb}),
             "require": Require(gpu=study.require.gpu),
             "needs_exec": False,
@@ -217,8 +217,8 @@ def probe_study(study: Study, name: str, mode: str | None) -> Study:
     )
 
 
-def probe_options(options: Options) -> Options:
-    return Options(
+def probe_options(options: RunOptions) -> RunOptions:
+    return RunOptions(
         cfgs=options.cfgs[:1], mode=MODE, gpus=options.gpus, share=options.share, extra=options.extra,
         informal=options.informal, keep_going=True,
     )  # fmt: skip
@@ -236,7 +236,7 @@ def in_one_slot(setup: Setup) -> Setup:
 # -- its settings
 
 
-def find_settings(setup: Setup, probe: Probe) -> list[Setting]:
+def find_settings(setup: Setup, probe: ProbeConfig) -> list[Setting]:
     """Every combination of the sweep, with what the guard says of it; the base is among them, or comes first."""
     base = setup.bases[0]
     base_hash = decide_base(setup, base).config_hash
@@ -248,7 +248,7 @@ def find_settings(setup: Setup, probe: Probe) -> list[Setting]:
         edits = tuple(str(Edit(path, Op.SET, value)) for path, value in wanted.items())
         try:
             decision = decider.decide(Proposal(edits, "", QueueProposer.name))
-        except Rejected as rejected:
+        except ProposalRejected as rejected:
             found.append(Setting(wanted, edits, None, str(rejected)))
             continue
         real = {path: _standing(decision.config, path, value) for path, value in wanted.items()}
@@ -262,7 +262,7 @@ def find_settings(setup: Setup, probe: Probe) -> list[Setting]:
     return found if base_hash in known else [_base_setting(base, probe, base_hash), *found]
 
 
-def _base_setting(base: Base, probe: Probe, config_hash: str) -> Setting:
+def _base_setting(base: Base, probe: ProbeConfig, config_hash: str) -> Setting:
     values = {path: _standing(base.config, path, None) for path in probe.sweep if paths.find(base.config, path)}
     return Setting(values, (), config_hash, is_base=True)
 
@@ -345,14 +345,14 @@ def _withdraw(record: StudyLedger, wanted: set[str]) -> None:
 
 def read_results(setup: Setup, record: StudyLedger, settings: Sequence[Setting], repeats: int) -> list[Result]:
     outputs = folder.study_folder(setup.lab, setup.study.study)
-    readings: dict[str, list[Reading]] = {}
+    readings: dict[str, list[ProbeReading]] = {}
     for run in record.runs(state="ended"):
         if says_something(outputs, run):
             readings.setdefault(run.config_hash, []).append(_read(setup.study, outputs / run.id, run))
     return [judge_setting(setting, readings.get(setting.config_hash or "", ()), repeats) for setting in settings]
 
 
-def _read(study: Study, run_dir: Path, run: RunRow) -> Reading:
+def _read(study: StudyConfig, run_dir: Path, run: RunRow) -> ProbeReading:
     assert study.objective is not None
     metric = study.objective.metric
     batch = reader_of(study, run_dir).poll(final=run.signal is None)
@@ -360,10 +360,10 @@ def _read(study: Study, run_dir: Path, run: RunRow) -> Reading:
     mean, cv, trouble = judge_rows(values, metric)
     if not values and batch:
         trouble += f"; it measured {', '.join(sorted(batch)[:5])}"
-    return Reading(run.id, mean, cv, len(values), _how_it_ended(study, run_dir, run) or trouble)
+    return ProbeReading(run.id, mean, cv, len(values), _how_it_ended(study, run_dir, run) or trouble)
 
 
-def _how_it_ended(study: Study, run_dir: Path, run: RunRow) -> str:
+def _how_it_ended(study: StudyConfig, run_dir: Path, run: RunRow) -> str:
     if run.status == "ok":
         return ""
     if run.status == "timeout":
@@ -388,7 +388,7 @@ def judge_rows(values: Sequence[float], metric: str) -> tuple[float | None, floa
     return mean, stdev(late) / mean, ""
 
 
-def judge_setting(setting: Setting, readings: Sequence[Reading], repeats: int) -> Result:
+def judge_setting(setting: Setting, readings: Sequence[ProbeReading], repeats: int) -> Result:
     """One verdict from all runs of a setting: a single one that went wrong is enough to distrust it, but one that was
     only uneven is not, where the median is even."""
     missing = max(0, repeats - len(readings)) if setting.config_hash is not None else 0

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from looplab.config.files import dump_json, write_atomic
 from looplab.errors import LabError
-from looplab.judge.base import Docket
+from looplab.judge.base import JudgeState
 from looplab.launch.base import Exit
 from looplab.ledger.study import IMPORTED, RunRow, StudyLedger
 from looplab.loop.flags import best_run
-from looplab.loop.judging import Bench, SummaryWriter, record_judgement
-from looplab.loop.measuring import Gauge, summarise
+from looplab.loop.judging import StudyJudge, SummaryWriter, record_judgement
 from looplab.loop.setup import Setup, resolved_configuration
+from looplab.measure.run_metrics import RunMetrics, summarise
 from looplab.measure.summary import digest, from_dict, objective_value
 from looplab.report.archive import archive_run
 from looplab.runs import folder
@@ -96,7 +96,7 @@ def _remeasure_run(setup: Setup, record: StudyLedger, run: RunRow, run_dir: Path
         return Remeasured(run.id, run.objective, run.objective, "its folder is gone")
     if folder.is_linked(run_dir):
         return Remeasured(run.id, run.objective, run.objective, "its folder is a link: nothing is written")
-    metrics = Gauge(setup.study, run_dir)
+    metrics = RunMetrics(setup.study, run_dir)
     exit_ = Exit(run.exit_code, run.signal, started=run.started, ended=run.ended)
     summary, _, value = summarise(run, setup.study, metrics, exit_, lab=setup.lab, run_dir=run_dir)
     path = folder.record_file(run_dir, "summary.json")
@@ -149,12 +149,12 @@ def _find_best(setup: Setup, record: StudyLedger, outputs: Path) -> None:
 
 def _judge_again(setup: Setup, record: StudyLedger, outputs: Path, configuration: str) -> None:
     """Judge all runs from the beginning, since verdicts rest on values that are not true any more."""
-    judge = Bench(setup.study, record, outputs)
+    judge = StudyJudge(setup.study, record, outputs)
     summaries = SummaryWriter(outputs)
     with record.ledger.write():
         record.restart_judge("runs were measured again")
         if setup.conditions:
-            record.set_docket({**Docket().as_dict(), "conditions": setup.conditions})
+            record.set_docket({**JudgeState().as_dict(), "conditions": setup.conditions})
         judge.load()
         judgement = judge.sit(record.runs_open())
         if judgement is not None:

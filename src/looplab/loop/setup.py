@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from looplab.config.edits import apply_edits
 from looplab.config.files import hash_config, read_config
-from looplab.config.lab import RUN_FOLDER, Lab, Search, Study
+from looplab.config.lab import RUN_FOLDER, Lab, SearchConfig, StudyConfig
 from looplab.config.paths import Concrete, find, get, has, leaves, show
 from looplab.decide.base import Proposal, Proposer
 from looplab.decide.history import History
@@ -28,7 +28,7 @@ from looplab.launch.slots import make_slots
 from looplab.launch.tracking import find_keys, has_wandb_key, values_of, why_not_online, with_values, without
 from looplab.ledger.study import RunRow
 from looplab.loop.flags import apply_options, edits_of_flags, hash_conditions
-from looplab.runs.capsule import Prints, in_git
+from looplab.runs.capsule import Fingerprints, in_git
 from looplab.runs.folder import hash_file
 from looplab.runs.names import inside
 from looplab.runs.redact import HIDDEN, hide_values, redact_argv, redact_env, remember
@@ -50,7 +50,7 @@ ANSWER = "proposals/next_config.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class RunOptions:
     """What a person says on the command line; kept with the study, so that `resume` goes on in the same way."""
 
     cfgs: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ class Options:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Options:
+    def from_dict(cls, data: dict[str, Any]) -> RunOptions:
         tuples = {key: tuple(value) for key, value in data.items() if isinstance(value, list)}
         return cls(**{key: value for key, value in {**data, **tuples}.items() if key in cls.__slots__})
 
@@ -135,8 +135,8 @@ class Base:
 @dataclass(frozen=True, slots=True)
 class Setup:
     lab: Path
-    study: Study
-    options: Options
+    study: StudyConfig
+    options: RunOptions
     guard: Guard
     bases: tuple[Base, ...]
     slots: tuple[Slot, ...]
@@ -144,7 +144,7 @@ class Setup:
     share: bool
     seed: Concrete | None
     """The key of the random seed in the config; None where the config has none that reaches the trainer."""
-    prints: Prints
+    prints: Fingerprints
     """The data and what measures: runs under other ones cannot be compared."""
     notes: tuple[str, ...] = field(default=())
     edits: tuple[str, ...] = ()
@@ -219,12 +219,12 @@ class Setup:
         return self.study.round_size or max(len(self.slots), len(self.bases))
 
 
-def make_guard(study: Study) -> Guard:
+def make_guard(study: StudyConfig) -> Guard:
     knobs = {path: Knob.make(path, spec) for path, spec in study.knobs.items()}
     return Guard(knobs, [(n.set, n.to) for n in study.normalise], study.derive, study.constraints)
 
 
-def base_paths(lab: Path, study: Study, options: Options) -> dict[str, Path]:
+def base_paths(lab: Path, study: StudyConfig, options: RunOptions) -> dict[str, Path]:
     """The files of the base configs by their names, in order."""
     names = options.cfgs or tuple(study.base)
     if not names:
@@ -238,7 +238,7 @@ def base_paths(lab: Path, study: Study, options: Options) -> dict[str, Path]:
 
 
 def load_bases(
-    lab: Path, study: Study, options: Options, guard: Guard, more_edits: Sequence[str] = ()
+    lab: Path, study: StudyConfig, options: RunOptions, guard: Guard, more_edits: Sequence[str] = ()
 ) -> tuple[Base, ...]:
     """The base configs, in order, with the edits of the mode and `more_edits`."""
     paths = base_paths(lab, study, options)
@@ -263,7 +263,9 @@ def load_bases(
     return tuple(bases)
 
 
-def _tracked(study: Study, guard: Guard, config: dict[str, Any]) -> tuple[dict[str, Any], list[str], dict[str, bool]]:
+def _tracked(
+    study: StudyConfig, guard: Guard, config: dict[str, Any]
+) -> tuple[dict[str, Any], list[str], dict[str, bool]]:
     """The config with its W&B keys as `track` says them, notes about it, and the keys with whether they are new."""
     wandb = study.track.wandb
     values = values_of(wandb, config)
@@ -287,7 +289,7 @@ def _tracked(study: Study, guard: Guard, config: dict[str, Any]) -> tuple[dict[s
     return with_values(config, values), notes, {show(place): not has(config, place) for place in values}
 
 
-def plan_slots(study: Study, options: Options, devices: Devices) -> tuple[Slot, ...]:
+def plan_slots(study: StudyConfig, options: RunOptions, devices: Devices) -> tuple[Slot, ...]:
     settings = study.slots
     gpus: Sequence[str]
     if options.gpus is not None:
@@ -316,7 +318,7 @@ def parse_cores(share: str | list[int]) -> list[int]:
 
 
 def missing_for_formal(
-    study: Study, slots: Sequence[Slot], devices: Devices, bases: Sequence[Base] = (), extra: Sequence[str] = ()
+    study: StudyConfig, slots: Sequence[Slot], devices: Devices, bases: Sequence[Base] = (), extra: Sequence[str] = ()
 ) -> list[str]:
     """What the study requires and this run would not have."""
     missing = []
@@ -337,7 +339,7 @@ def missing_for_formal(
     return missing
 
 
-def prepare(lab: Lab, study: Study, options: Options) -> Setup:
+def prepare(lab: Lab, study: StudyConfig, options: RunOptions) -> Setup:
     """Check everything that can be checked before anything is written or started."""
     study, told = apply_options(study, options)
     guard = make_guard(study)
@@ -413,7 +415,7 @@ def find_cwd(lab: Path, cwd: str) -> Path:
     return folder
 
 
-def find_prints(lab: Lab, study: Study) -> Prints:
+def find_prints(lab: Lab, study: StudyConfig) -> Fingerprints:
     """The data and what measures; an error if some of it is missing."""
     printed = []
     for what in ("data", "evaluator"):
@@ -422,10 +424,10 @@ def find_prints(lab: Lab, study: Study) -> Prints:
             if not path.exists():
                 raise LabError(f"{what}: {name} does not exist", file=lab.folder / "lab.yaml")
             printed.append(path)
-    return Prints(lab.folder, printed)
+    return Fingerprints(lab.folder, printed)
 
 
-def find_seed(study: Study, base: Base) -> Concrete | None:
+def find_seed(study: StudyConfig, base: Base) -> Concrete | None:
     """The key of the seed in the config: the one that the lab file names, else the key of that name nearest to the
     top. None if it does not reach the trainer, because the key is left out of the flags or variables."""
     if study.seed is not None:
@@ -440,7 +442,7 @@ def find_seed(study: Study, base: Base) -> Concrete | None:
     return None
 
 
-def _reaches(study: Study, seed: Concrete) -> bool:
+def _reaches(study: StudyConfig, seed: Concrete) -> bool:
     """Whether the value of this key is passed on, by the config or by `{seed}`."""
     launch = study.launch
     templates = (*launch.command, *launch.env.values())
@@ -458,7 +460,7 @@ def unsearched(setup: Setup) -> set[str]:
     return keys | ({warm.mode, warm.source} if warm is not None else set())
 
 
-def agent_warnings(study: Study, lab: Path) -> list[str]:
+def agent_warnings(study: StudyConfig, lab: Path) -> list[str]:
     """Which agents of a study can write outside their folders on this machine, in words."""
     agents = [entry.agent for entry in study.proposers if entry.agent is not None]
     if not agents:
@@ -556,6 +558,6 @@ def make_stand_in(
     for sampler in samplers:
         with contextlib.suppress(LabError):
             base, fixed = setup.bases[0].config, unsearched(setup)
-            search = SearchProposer(Search(sampler=sampler), setup.guard, base, goal, history, fixed)
+            search = SearchProposer(SearchConfig(sampler=sampler), setup.guard, base, goal, history, fixed)
             return StandIn(search, setup.guard, history, check or (lambda proposal: ())) if search.axes else None
     return None

@@ -29,15 +29,15 @@ import orjson
 
 from looplab.config.edits import Edit, Op, apply_edits
 from looplab.config.files import canonical_json
-from looplab.config.lab import LAB_FILE, Budget, ConfigRendering, Lab, Require, Study
+from looplab.config.lab import LAB_FILE, BudgetConfig, ConfigRendering, Lab, Require, StudyConfig
 from looplab.decide.base import Proposal
 from looplab.decide.queue import waiting
 from looplab.errors import LabError
-from looplab.launch import keeper
+from looplab.launch import supervisor
 from looplab.launch.command import find_program
 from looplab.launch.devices import Devices
-from looplab.ledger.study import JOBS_SUFFIX, RunRow, StudyLedger, Usage
-from looplab.loop.setup import Options, Setup, find_prints, make_guard, plan_slots
+from looplab.ledger.study import JOBS_SUFFIX, BudgetUsage, RunRow, StudyLedger
+from looplab.loop.setup import RunOptions, Setup, find_prints, make_guard, plan_slots
 from looplab.runs import clock
 from looplab.runs.folder import hash_file
 from looplab.runs.names import inside, random_suffix
@@ -58,7 +58,7 @@ OWN = ("LOOPLAB_LOCK_DIR", "LOOPLAB_DEBUG")
 # -- the study of the commands
 
 
-def jobs_study(lab: Lab, study: Study) -> Study:
+def jobs_study(lab: Lab, study: StudyConfig) -> StudyConfig:
     """The study of the commands: launched, limited and measured as the real one, but with nothing to decide."""
     name = study.study + JOBS_SUFFIX
     if name in lab.studies:
@@ -84,17 +84,19 @@ def jobs_study(lab: Lab, study: Study) -> Study:
             "probe": None,
             "watch": [rule.model_copy(update={"stop": rule.stops, "requeue": []}) for rule in limits],
             "judge": None,
-            "budget": Budget(runs=study.budget.runs, wall=study.budget.wall, device_hours=study.budget.device_hours),
+            "budget": BudgetConfig(
+                runs=study.budget.runs, wall=study.budget.wall, device_hours=study.budget.device_hours
+            ),
             "require": Require(),
             "needs_exec": False,
         }
     )
 
 
-def jobs_setup(lab: Lab, study: Study, said: Options, patron: int = 0) -> Setup:
+def jobs_setup(lab: Lab, study: StudyConfig, said: RunOptions, patron: int = 0) -> Setup:
     """What the engine of the commands needs; in the slots that the last `run` of the study was told to use."""
     made = jobs_study(lab, study)
-    options = Options(
+    options = RunOptions(
         continuous=True, concurrency=said.concurrency, gpus=said.gpus, share=said.share, informal=True, jobs=patron
     )
     devices = Devices()
@@ -112,12 +114,12 @@ class JobQueue:
     problem: str | None = None
 
     def __init__(self, patron: int) -> None:
-        self._patron = (patron, keeper.start_ticks(patron)) if patron else None
+        self._patron = (patron, supervisor.start_ticks(patron)) if patron else None
         self._last = clock.now()  # when there was last anything to do
 
     @property
     def thinking(self) -> bool:
-        if self._patron is not None and keeper.start_ticks(self._patron[0]) == self._patron[1]:
+        if self._patron is not None and supervisor.start_ticks(self._patron[0]) == self._patron[1]:
             return True
         return clock.now() - self._last < IDLE_S
 
@@ -156,7 +158,7 @@ def engine_log(lab: Path, study: str) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SubmittedJob:
     """A command as it was handed in."""
 
     argv: tuple[str, ...]
@@ -193,7 +195,7 @@ def home_of(folder: Path) -> Path:
     return folder
 
 
-def make_job(lab: Path, cwd: Path, argv: Sequence[str], env: Mapping[str, str]) -> Job:
+def make_job(lab: Path, cwd: Path, argv: Sequence[str], env: Mapping[str, str]) -> SubmittedJob:
     """Look at a command before it is handed in; `env` is what the lab file gives to every run."""
     if not argv or not argv[0]:
         raise LabError("no command is given", hint="looplab submit -- python train.py --lr 0.1")
@@ -209,7 +211,9 @@ def make_job(lab: Path, cwd: Path, argv: Sequence[str], env: Mapping[str, str]) 
         raise LabError(
             f"the command cannot be run: {what}", hint="no shell is involved: one word, one argument"
         ) from None
-    return Job(tuple(argv), program, os.path.relpath(folder, lab.resolve()), _named_files(lab.resolve(), folder, argv))
+    return SubmittedJob(
+        tuple(argv), program, os.path.relpath(folder, lab.resolve()), _named_files(lab.resolve(), folder, argv)
+    )
 
 
 def _named_files(lab: Path, cwd: Path, argv: Sequence[str]) -> dict[str, str]:
@@ -227,7 +231,7 @@ def _named_files(lab: Path, cwd: Path, argv: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def hand_in(record: StudyLedger, job: Job, reason: str, timeout: float | None) -> int:
+def submit(record: StudyLedger, job: SubmittedJob, reason: str, timeout: float | None) -> int:
     """Put a command in the queue; gives its number."""
     source = f"{JOB}:{job.call}:{random_suffix(8)}"
     proposal = record.propose(JOB, job.edits(timeout), reason, source=source)
@@ -235,7 +239,7 @@ def hand_in(record: StudyLedger, job: Job, reason: str, timeout: float | None) -
     return proposal
 
 
-def find_job(record: StudyLedger, job: Job) -> int | None:
+def find_job(record: StudyLedger, job: SubmittedJob) -> int | None:
     """The last identical command, if it waits, runs, or has come to an end that nobody was told of."""
     rows = record.ledger.rows(
         "SELECT id, status, run, edits FROM proposals WHERE study=? AND source LIKE ? ORDER BY id DESC",
@@ -292,7 +296,7 @@ def exit_code(run: RunRow) -> int:
 # -- the budget
 
 
-def time_spent(budget: Budget, usage: Usage) -> str | None:
+def time_spent(budget: BudgetConfig, usage: BudgetUsage) -> str | None:
     """Which budget of time is used, if one is."""
     if budget.wall is not None and usage.wall >= budget.wall:
         return f"the wall-clock budget of {budget.wall:g} s is used"
@@ -301,7 +305,7 @@ def time_spent(budget: Budget, usage: Usage) -> str | None:
     return None
 
 
-def refusal(budget: Budget, record: StudyLedger, runs: int | None = None) -> str | None:
+def refusal(budget: BudgetConfig, record: StudyLedger, runs: int | None = None) -> str | None:
     """Return why nothing more is run, or None; `runs` is the limit that a person gave for this study alone."""
     usage = record.shared_usage()
     limit, used = (budget.runs, usage.runs) if runs is None else (runs, record.usage().runs)

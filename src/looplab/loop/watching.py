@@ -8,19 +8,19 @@ from pathlib import Path
 from threading import Thread
 
 from looplab.config.edits import parse_edit
-from looplab.config.lab import Alert
+from looplab.config.lab import AlertConfig
 from looplab.decide.rules import resolve
 from looplab.guard.knobs import KnobTable
 from looplab.ledger.study import RunRow, StudyLedger
-from looplab.loop.measuring import Gauge
-from looplab.loop.planning import WATCH, News
+from looplab.loop.planning import WATCH, EngineEvent
 from looplab.loop.setup import Setup
 from looplab.measure.base import Batch
 from looplab.measure.discover import reader_of
+from looplab.measure.run_metrics import RunMetrics
 from looplab.measure.summary import Directions
 from looplab.runs import clock, folder
 from looplab.watch.alert import send
-from looplab.watch.watcher import Alarm, Live, Watcher, names
+from looplab.watch.watcher import Alarm, RunSnapshot, Watcher, names
 
 REMEMBERED = 200
 """How many ended runs a pruner is told of when an engine begins."""
@@ -28,8 +28,8 @@ REMEMBERED = 200
 ALERT_S = 15.0
 
 
-class Lookout:
-    def __init__(self, setup: Setup, record: StudyLedger, outputs: Path, tell: Callable[[News], None]) -> None:
+class RunMonitor:
+    def __init__(self, setup: Setup, record: StudyLedger, outputs: Path, tell: Callable[[EngineEvent], None]) -> None:
         study = setup.study
         goals = dict(study.measure.goals)
         if study.objective is not None:
@@ -69,9 +69,9 @@ class Lookout:
                     stopped.append((run.id, rule))
         return stopped
 
-    def look(self, run: RunRow, gauge: Gauge, batch: Batch, budget_used: str | None) -> list[Alarm]:
+    def look(self, run: RunRow, gauge: RunMetrics, batch: Batch, budget_used: str | None) -> list[Alarm]:
         started = run.started or run.created
-        live = Live(run.id, batch, gauge.step, started, max(gauge.grown, started), budget_used)
+        live = RunSnapshot(run.id, batch, gauge.step, started, max(gauge.grown, started), budget_used)
         alarms = self._watcher.look(live, clock.now())
         if run.role in ("base", "trial"):
             return alarms
@@ -86,7 +86,7 @@ class Lookout:
             said += f"; {self._requeue(run, alarm)}"
         elif alarm.stops:
             said += "; stopped"
-        self._tell(News("alarm", f"run {run.id}: {said}", run.id))
+        self._tell(EngineEvent("alarm", f"run {run.id}: {said}", run.id))
         if alarm.note:
             folder.add_note(self._outputs / run.id, f"{alarm.rule}: {alarm.text}: {alarm.note}")
         if alarm.alert is not None:
@@ -99,9 +99,9 @@ class Lookout:
             if alert not in targets[:place]:
                 self._alert(alert, {"study": self._study.study, "rule": "agent", "text": text})
 
-    def _alert(self, alert: Alert, payload: dict[str, object]) -> None:
+    def _alert(self, alert: AlertConfig, payload: dict[str, object]) -> None:
         self._alerts = [thread for thread in self._alerts if thread.is_alive()]
-        self._alerts.append(send(alert, payload, lambda why: self._tell(News("note", why)), folder=self._lab))
+        self._alerts.append(send(alert, payload, lambda why: self._tell(EngineEvent("note", why)), folder=self._lab))
 
     def close(self) -> None:
         """Wait for alerts that are on their way."""
@@ -125,7 +125,7 @@ class Lookout:
         id_ = self._record.propose(WATCH, edits, f"{alarm.rule}: {alarm.text}", parent=run.id, source=source)
         return f"tried again with {' '.join(edits)}" if id_ is not None else "sent back already"
 
-    def ended(self, run: RunRow, gauge: Gauge | None, by_itself: bool) -> None:
+    def ended(self, run: RunRow, gauge: RunMetrics | None, by_itself: bool) -> None:
         """A run is over. What it measured since the last look is looked at too: a trainer that dies of a NaN may be
         tried again with edits."""
         rest = gauge.rest if gauge is not None else {}
@@ -137,4 +137,4 @@ class Lookout:
         for unable in self._watcher.ended(run.id, run.objective, rest):
             if unable not in self._told:
                 self._told.add(unable)
-                self._tell(News("note", unable))
+                self._tell(EngineEvent("note", unable))

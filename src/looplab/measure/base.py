@@ -39,7 +39,7 @@ Batch = dict[str, Curve]
 """New points by metric name."""
 
 
-class Source(Protocol):
+class MetricSource(Protocol):
     """One file of metrics."""
 
     kind: str

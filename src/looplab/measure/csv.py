@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from looplab.measure.base import Batch
-from looplab.measure.rows import RowFolder
+from looplab.measure.rows import RowAccumulator
 from looplab.measure.tail import LineTail
 
 DELIMITERS = ",;\t"
@@ -28,7 +28,7 @@ class CsvSource:
         self.path = path
         self.skipped = 0
         self._lines = LineTail(path, self._restart)
-        self._rows = RowFolder()
+        self._rows = RowAccumulator()
         self._header: tuple[str, ...] = ()
         self._header_line = ""
         self._delimiter = ","

@@ -10,9 +10,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from looplab.config.lab import Study
+from looplab.config.lab import StudyConfig
 from looplab.errors import LabError
-from looplab.measure.base import Batch, Curve, Source
+from looplab.measure.base import Batch, Curve, MetricSource
 from looplab.measure.json_file import JsonFile
 from looplab.measure.splits import KIND_OF
 from looplab.measure.summary import ALIASES
@@ -62,12 +62,12 @@ _CLOCK_TICK_NS = 50_000_000
 
 def find_sources(
     run_dir: Path, kinds: Sequence[str] | Literal["auto"] = "auto", *, stdout_patterns: Sequence[str] = ()
-) -> list[Source]:
+) -> list[MetricSource]:
     """The sources in a run's folder and below it, the most trusted first."""
     return Reader(run_dir, kinds, stdout_patterns=stdout_patterns).sources()
 
 
-def reader_of(study: Study, run_dir: Path | str, *, with_held_out: bool = False) -> Reader:
+def reader_of(study: StudyConfig, run_dir: Path | str, *, with_held_out: bool = False) -> Reader:
     """The reader of a run of this study. What is held out stays out: nobody but the judge may look at it."""
     measure = study.measure
     hidden = (study.holdout.metric,) if study.holdout is not None and not with_held_out else ()
@@ -85,7 +85,7 @@ class _Entry(NamedTuple):
     """Files of one kind and series continue each other; two series do not."""
     prefix: str
     """Goes before its names."""
-    source: Source
+    source: MetricSource
 
 
 class Reader:
@@ -152,7 +152,7 @@ class Reader:
         """Whether the last poll ran out of time before all was read."""
 
     def poll(self, final: bool = False, until: float | None = None) -> Batch:
-        """The points that are new, by canonical name; `final` and `until` as in `Source.poll`.
+        """The points that are new, by canonical name; `final` and `until` as in `MetricSource.poll`.
 
         Never raises: a file that cannot be read is left alone from then on, and `problems` says why. However often
         the time runs out, the points are the same: a less trusted file is read after the more trusted ones.
@@ -200,7 +200,7 @@ class Reader:
             entry.source.problem is not None and (entry.rank, entry.series) == owner[:2] for entry in self._entries
         )
 
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[MetricSource]:
         """What has been found so far, the most trusted first."""
         self._look(True)
         return [entry.source for entry in self._entries]
@@ -358,7 +358,7 @@ def kind_of(name: str) -> str | None:
     return None
 
 
-def _make(kind: str, path: Path, stdout_patterns: Sequence[str]) -> Source:
+def _make(kind: str, path: Path, stdout_patterns: Sequence[str]) -> MetricSource:
     """The source for a file; its module is loaded only now, since most runs have one kind."""
     match kind:
         case "jsonl":

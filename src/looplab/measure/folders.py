@@ -33,7 +33,7 @@ Signature = list[tuple[str, int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class FolderReading:
     """How run folders are read."""
 
     kinds: tuple[str, ...] | Literal["auto"] = "auto"
@@ -86,17 +86,21 @@ def names_in(folder: Path) -> list[str]:
 
 
 def summarise_folder(
-    run_dir: Path, reading: Reading | None = None, *, cache: Path | None = None
+    run_dir: Path, reading: FolderReading | None = None, *, cache: Path | None = None
 ) -> dict[str, MetricSummary]:
     """The summary of each metric of one run; with a cache file, only read if something changed."""
     return summarise_many([run_dir], reading, jobs=1, cache=cache)[run_dir]
 
 
 def summarise_many(
-    run_dirs: Iterable[Path], reading: Reading | None = None, *, jobs: int | None = None, cache: Path | None = None
+    run_dirs: Iterable[Path],
+    reading: FolderReading | None = None,
+    *,
+    jobs: int | None = None,
+    cache: Path | None = None,
 ) -> dict[Path, dict[str, MetricSummary]]:
     """The summaries of many runs. `jobs` processes share what must be read; by default as many as there are cores."""
-    reading = reading or Reading()
+    reading = reading or FolderReading()
     store = _Cache(cache, reading.fingerprint()) if cache is not None else None
     result: dict[Path, dict[str, MetricSummary]] = {}
     changed: dict[Path, Signature] = {}
@@ -115,7 +119,7 @@ def summarise_many(
     return result
 
 
-def _signature(run_dir: Path, reading: Reading) -> Signature:
+def _signature(run_dir: Path, reading: FolderReading) -> Signature:
     signature = []
     for source in reading.reader(run_dir).sources():
         try:
@@ -126,7 +130,9 @@ def _signature(run_dir: Path, reading: Reading) -> Signature:
     return signature
 
 
-def _read_all(changed: Mapping[Path, Signature], reading: Reading, jobs: int) -> Iterable[dict[str, MetricSummary]]:
+def _read_all(
+    changed: Mapping[Path, Signature], reading: FolderReading, jobs: int
+) -> Iterable[dict[str, MetricSummary]]:
     size = sum(file[1] for signature in changed.values() for file in signature)
     jobs = min(jobs, len(changed))
     if jobs < 2 or size < _WORTH_A_POOL:
@@ -137,7 +143,7 @@ def _read_all(changed: Mapping[Path, Signature], reading: Reading, jobs: int) ->
         return list(pool.map(_read, changed, [reading] * len(changed), chunksize=chunk))
 
 
-def _read(run_dir: Path, reading: Reading) -> dict[str, MetricSummary]:
+def _read(run_dir: Path, reading: FolderReading) -> dict[str, MetricSummary]:
     summariser = Summariser(Directions(reading.goals), kept=max(1, reading.tail))
     summariser.add(reading.reader(run_dir).poll(reading.final))
     return summariser.result(tail=reading.tail)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from looplab.config.files import read_config
-from looplab.config.lab import Study
+from looplab.config.lab import StudyConfig
 from looplab.errors import LabError
 from looplab.measure.discover import Reader, describe
 from looplab.measure.folders import find_runs, names_in
@@ -108,7 +108,7 @@ def _without_metrics(root: Path, found: Sequence[Path]) -> Iterator[Path]:
             yield path
 
 
-def read_folder(path: Path, study: Study, mapped: Mapping[str, str], count: Count) -> ForeignRun | Unreadable:
+def read_folder(path: Path, study: StudyConfig, mapped: Mapping[str, str], count: Count) -> ForeignRun | Unreadable:
     """Read a run from its folder.
 
     Args:
@@ -121,7 +121,7 @@ def read_folder(path: Path, study: Study, mapped: Mapping[str, str], count: Coun
         return Unreadable(str(path), describe(error))
 
 
-def _read_folder(path: Path, study: Study, mapped: Mapping[str, str], count: Count) -> ForeignRun | Unreadable:
+def _read_folder(path: Path, study: StudyConfig, mapped: Mapping[str, str], count: Count) -> ForeignRun | Unreadable:
     hidden = (study.holdout.metric,) if study.holdout is not None else ()
     reader = Reader(path, "auto", _aliases(study, mapped), study.measure.stdout, hidden)
     summariser = Summariser(Directions(_goals(study)), kept=_kept(study))
@@ -160,7 +160,7 @@ def _missing(path: Path) -> str:
     return "it has no trainer_summary.json, metrics.jsonl, CSV, W&B or TensorBoard file"
 
 
-def _aliases(study: Study, mapped: Mapping[str, str]) -> dict[str, list[str]]:
+def _aliases(study: StudyConfig, mapped: Mapping[str, str]) -> dict[str, list[str]]:
     named = ALIASES if study.measure.aliases == "act_ot" else study.measure.aliases
     assert not isinstance(named, str)
     aliases = {name: list(others) for name, others in named.items()}
@@ -169,12 +169,12 @@ def _aliases(study: Study, mapped: Mapping[str, str]) -> dict[str, list[str]]:
     return aliases
 
 
-def _goals(study: Study) -> dict[str, Any]:
+def _goals(study: StudyConfig) -> dict[str, Any]:
     goals = dict(study.measure.goals)
     return goals | ({study.objective.metric: study.objective.goal} if study.objective is not None else {})
 
 
-def _kept(study: Study) -> int:
+def _kept(study: StudyConfig) -> int:
     return (check_at(study.objective.at) or 1) if study.objective is not None else 1
 
 
@@ -235,7 +235,7 @@ def _digest(path: Path, files: Sequence[Path]) -> str:
 # -- Optuna
 
 
-def read_optuna(storage: str, name: str | None, study: Study) -> tuple[list[ForeignRun], list[Unreadable]]:
+def read_optuna(storage: str, name: str | None, study: StudyConfig) -> tuple[list[ForeignRun], list[Unreadable]]:
     """Read the trials of a study in an Optuna storage: `sqlite:///file.db`, or the file of a journal.
 
     Raises:
@@ -286,7 +286,7 @@ def _open_storage(storage: str, copy: Path) -> Any:
     return JournalStorage(JournalFileBackend(str(copy)))
 
 
-def _trials(loaded: Any, where: str, study: Study) -> tuple[list[ForeignRun], list[Unreadable]]:
+def _trials(loaded: Any, where: str, study: StudyConfig) -> tuple[list[ForeignRun], list[Unreadable]]:
     wanted = study.objective
     place = _objective_place(loaded, study)
     goal = loaded.directions[place].name.lower()
@@ -318,7 +318,7 @@ def _trials(loaded: Any, where: str, study: Study) -> tuple[list[ForeignRun], li
     return runs, unreadable
 
 
-def _objective_place(loaded: Any, study: Study) -> int:
+def _objective_place(loaded: Any, study: StudyConfig) -> int:
     """Which of the values of a trial is the study's objective."""
     if len(loaded.directions) == 1:
         return 0

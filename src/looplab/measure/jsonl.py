@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from looplab.measure.base import Batch
-from looplab.measure.rows import RowFolder
+from looplab.measure.rows import RowAccumulator
 from looplab.measure.tail import LineTail
 
 
@@ -20,11 +20,11 @@ class JsonlSource:
     kind = "jsonl"
     problem: str | None = None
 
-    def __init__(self, path: Path, rows: RowFolder | None = None) -> None:
+    def __init__(self, path: Path, rows: RowAccumulator | None = None) -> None:
         self.path = path
         self.skipped = 0
         self._lines = LineTail(path, self._restart)
-        self._rows = rows or RowFolder()
+        self._rows = rows or RowAccumulator()
 
     @property
     def position(self) -> int:

@@ -58,7 +58,7 @@ def number(value: object) -> float | None:
     return None
 
 
-class RowFolder:
+class RowAccumulator:
     """Folds rows into curves, in the order in which they come.
 
     Once a file has shown one name for its step, a less sure name is a metric like others (a file with `step` may

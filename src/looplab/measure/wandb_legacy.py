@@ -6,7 +6,7 @@ from pathlib import Path
 
 from looplab.measure.json_file import JsonFile
 from looplab.measure.jsonl import JsonlSource
-from looplab.measure.rows import RowFolder
+from looplab.measure.rows import RowAccumulator
 
 
 class WandbHistorySource(JsonlSource):
@@ -15,7 +15,9 @@ class WandbHistorySource(JsonlSource):
     kind = "wandb_history"
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, RowFolder(".", step_names=("_step", "train/optimization step", "optimization step")))
+        super().__init__(
+            path, RowAccumulator(".", step_names=("_step", "train/optimization step", "optimization step"))
+        )
 
 
 class WandbSummarySource(JsonFile):

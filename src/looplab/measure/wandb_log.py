@@ -19,7 +19,7 @@ import orjson
 
 from looplab.measure import wire
 from looplab.measure.base import Batch
-from looplab.measure.rows import RowFolder
+from looplab.measure.rows import RowAccumulator
 from looplab.measure.tail import Tail
 
 BLOCK = 32 * 1024
@@ -132,7 +132,7 @@ class WandbSource:
         self.path = path
         self._unreadable = 0
         self._log = RecordLog(path, self._restart)
-        self._rows = RowFolder(".", step_names=("_step",))
+        self._rows = RowAccumulator(".", step_names=("_step",))
         self._names: dict[bytes, str] = {}
         self._has_media = False
 
@@ -180,7 +180,7 @@ class WandbSource:
         """Any row, item by item."""
         row: dict[str, Any] = {}
         step = None
-        budget = wire.Budget()
+        budget = wire.DecodeBudget()
         for part in wire.fields(data, start, end, budget):
             if part.number == 1:
                 path, value, key = _item(data, part, budget)
@@ -233,13 +233,13 @@ def _history(record: bytes) -> tuple[int, int] | None:
     if record[place] == _HISTORY_TAG:
         length, start = wire.varint(record, place + 1, len(record))
         return start, start + length
-    for part in wire.fields(record, place, budget=wire.Budget()):
+    for part in wire.fields(record, place, budget=wire.DecodeBudget()):
         if part.number == _HISTORY:
             return part.start, part.end
     return None
 
 
-def _item(data: bytes, item: wire.Field, budget: wire.Budget | None = None) -> tuple[list[str], Any, bytes]:
+def _item(data: bytes, item: wire.Field, budget: wire.DecodeBudget | None = None) -> tuple[list[str], Any, bytes]:
     """One item of history, config or summary: the path of its name, its value, and the bytes that say the name.
 
     The bytes are empty unless the name comes first and a JSON value follows, as nearly always.

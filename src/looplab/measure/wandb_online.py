@@ -16,7 +16,7 @@ from typing import Any
 
 from looplab.errors import LabError
 from looplab.measure.base import Batch
-from looplab.measure.rows import RowFolder
+from looplab.measure.rows import RowAccumulator
 from looplab.measure.summary import Directions, Goal, MetricSummary, Summariser
 
 ROWS_A_PAGE = 1000
@@ -127,7 +127,7 @@ def _read(run: Any, aliases: Mapping[str, Sequence[str]], goals: Mapping[str, Go
 def _curves(run: Any) -> Batch:
     """The whole history, not a sample of it; where there is none, the last values, a point each."""
     batch: Batch = {}
-    folder = RowFolder(".", step_names=("_step",))
+    folder = RowAccumulator(".", step_names=("_step",))
     rows = _rows(run)
     while page := list(islice(rows, ROWS_A_PAGE)):
         folder.fold_rows(page, batch)

@@ -30,7 +30,7 @@ class Field(NamedTuple):
     """Where they end."""
 
 
-class Budget:
+class DecodeBudget:
     """How many more fields of a record are read, in all its messages together: a crafted one may hold millions."""
 
     __slots__ = ("left",)
@@ -39,7 +39,7 @@ class Budget:
         self.left = MOST_FIELDS
 
 
-def fields(data: bytes, start: int = 0, end: int | None = None, budget: Budget | None = None) -> Iterator[Field]:
+def fields(data: bytes, start: int = 0, end: int | None = None, budget: DecodeBudget | None = None) -> Iterator[Field]:
     """The fields of the message in `data[start:end]`."""
     stop = len(data) if end is None else end
     place = start

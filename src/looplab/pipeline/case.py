@@ -14,12 +14,12 @@ from looplab.config.files import dump_json, write_atomic
 from looplab.errors import LabError
 from looplab.launch.base import Slot
 from looplab.pipeline.folder import RunFolder
-from looplab.pipeline.plan import VARIABLE, Plan, check_artifacts, fill, fill_argv, find_stage_program
+from looplab.pipeline.plan import VARIABLE, PipelinePlan, check_artifacts, fill, fill_argv, find_stage_program
 
 OPTIONS = ("example_ids", "max_new_tokens", "methods", "tag")
 
 
-def case_argv(plan: Plan, run: RunFolder, config: Path, said: Mapping[str, Any]) -> list[str]:
+def case_argv(plan: PipelinePlan, run: RunFolder, config: Path, said: Mapping[str, Any]) -> list[str]:
     """The command, with what was said on the command line, else by the lab file."""
     case = plan.study.case
     assert case is not None
@@ -34,7 +34,9 @@ def case_argv(plan: Plan, run: RunFolder, config: Path, said: Mapping[str, Any])
     return fill_argv(case.command, plan, run, Slot("here"), {"config": str(config), **given}, "case")
 
 
-def run_case(plan: Plan, run: RunFolder, said: Mapping[str, Any], *, quiet: bool = False) -> tuple[int, list[Path]]:
+def run_case(
+    plan: PipelinePlan, run: RunFolder, said: Mapping[str, Any], *, quiet: bool = False
+) -> tuple[int, list[Path]]:
     """Run it in the foreground; gives its exit code and the files that it wrote."""
     case = plan.study.case
     assert case is not None

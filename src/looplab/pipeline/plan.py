@@ -14,14 +14,14 @@ from typing import Any
 
 from looplab.config.edits import apply_edits
 from looplab.config.files import read_config
-from looplab.config.lab import Lab, Stage, Study
+from looplab.config.lab import Lab, StageConfig, StudyConfig
 from looplab.config.paths import diff, find, get, parse, same, set_
 from looplab.errors import LabError
 from looplab.launch.base import Slot
 from looplab.launch.command import find_program
-from looplab.pipeline import prints
+from looplab.pipeline import fingerprint
+from looplab.pipeline.fingerprint import Hashes, Parts
 from looplab.pipeline.folder import CONFIG, RunFolder, latest, make_id, need_latest, read_record, runs_below
-from looplab.pipeline.prints import Hashes, Parts
 from looplab.runs.folder import study_folder
 from looplab.runs.names import check_name, inside
 
@@ -58,11 +58,11 @@ def fill(template: str, config: Mapping[str, Any], variables: Mapping[str, str],
 
 
 @dataclass(frozen=True)
-class Plan:
+class PipelinePlan:
     """A call: a config, and stages of the study in their order."""
 
     lab: Path
-    study: Study
+    study: StudyConfig
     config: dict[str, Any]
     """With the edits; where it names another run's artifacts, with the real path."""
     source: str
@@ -74,7 +74,7 @@ class Plan:
     hashes: Hashes = field(repr=False, compare=False, default_factory=lambda: Hashes(Path()))
 
     @property
-    def stages(self) -> Mapping[str, Stage]:
+    def stages(self) -> Mapping[str, StageConfig]:
         return self.study.stages
 
     @property
@@ -147,8 +147,8 @@ class Plan:
         before = {name: there.complete(name) for name, there in self.upstream(stage, run).items()}
         return {
             "do": {"call": about.command or about.entry},
-            "config": prints.config_part(self.config, about.reads, self.run_id_key),
-            "code": prints.code_part(
+            "config": fingerprint.config_part(self.config, about.reads, self.run_id_key),
+            "code": fingerprint.code_part(
                 self.lab, [*about.code, *_entry_file(self.lab, about.entry)], self.hashes, f"{where}.code"
             ),
             "files": files,
@@ -165,9 +165,9 @@ class Plan:
         for name, there in self.upstream(stage, run).items():
             if (why := self.why_not_fresh(name, there)) is not None:
                 return why if there is not run else f"{name}, which it builds on, is not as it should be: {why}"
-        told = prints.changes(made["parts"], self.parts(stage, run))
-        told += prints.changed_outputs(run.path, made["outputs"], self.hashes)
-        return f"since then, {prints.in_short(told)}" if told else None
+        told = fingerprint.changes(made["parts"], self.parts(stage, run))
+        told += fingerprint.changed_outputs(run.path, made["outputs"], self.hashes)
+        return f"since then, {fingerprint.in_short(told)}" if told else None
 
     def check_upstream(self, run: RunFolder) -> None:
         """An error if a called stage would build on what is missing or stale."""
@@ -207,12 +207,12 @@ def _entry_file(lab: Path, entry: str | None) -> list[str]:
     return [name for name in names if (lab / name).is_file()]
 
 
-def _users(plan: Plan, name: str) -> str:
+def _users(plan: PipelinePlan, name: str) -> str:
     return ", ".join(stage for stage in plan.called if name in plan.stages[stage].after)
 
 
 def fill_argv(
-    template: Sequence[str], plan: Plan, run: RunFolder, slot: Slot, more: Mapping[str, str], where: str
+    template: Sequence[str], plan: PipelinePlan, run: RunFolder, slot: Slot, more: Mapping[str, str], where: str
 ) -> list[str]:
     variables = {
         "python": sys.executable,
@@ -241,7 +241,7 @@ def find_stage_program(name: str, lab: Path, env: Mapping[str, str], where: str)
         raise LabError(f"{where}: {what}", hint="{python} is looplab's own Python") from None
 
 
-def in_order(stages: Mapping[str, Stage]) -> list[str]:
+def in_order(stages: Mapping[str, StageConfig]) -> list[str]:
     """Every stage behind those it builds on; else as the lab file has them."""
     placed: list[str] = []
     while len(placed) < len(stages):
@@ -249,7 +249,7 @@ def in_order(stages: Mapping[str, Stage]) -> list[str]:
     return placed
 
 
-def pick_stages(study: Study, names: Iterable[str]) -> tuple[str, ...]:
+def pick_stages(study: StudyConfig, names: Iterable[str]) -> tuple[str, ...]:
     """The named stages in their order; all of them where none is named."""
     if not study.stages:
         raise LabError(f"study {study.study!r} has no stages", file="lab.yaml", hint="see stages: in docs/pipeline.md")
@@ -275,16 +275,16 @@ def read_call_config(lab: Path, path: Path, edits: Sequence[str]) -> dict[str, A
 
 def make_plan(
     lab: Lab,
-    study: Study,
+    study: StudyConfig,
     config: Mapping[str, Any],
     source: str,
     called: Sequence[str],
     edits: Sequence[str] = (),
     hashes: Hashes | None = None,
-) -> Plan:
+) -> PipelinePlan:
     """The call, with the artifacts of another run found and checked where the config names one."""
     hashes = hashes or Hashes(lab.folder)
-    plan = Plan(lab.folder, study, dict(config), source, tuple(called), tuple(edits), None, hashes)
+    plan = PipelinePlan(lab.folder, study, dict(config), source, tuple(called), tuple(edits), None, hashes)
     settings = study.pipeline
     places = find(config, settings.artifacts) if settings.artifacts else []
     value = get(config, places[0]) if places else None
@@ -298,7 +298,7 @@ def make_plan(
     resolved = apply_edits(config, ()).config  # a copy
     other = found or RunFolder(folder)
     set_(resolved, places[0], str(other.path.relative_to(lab.folder.resolve())))
-    used = Plan(lab.folder, study, resolved, source, tuple(called), tuple(edits), other, plan.hashes)
+    used = PipelinePlan(lab.folder, study, resolved, source, tuple(called), tuple(edits), other, plan.hashes)
     wanted = {name for stage in called if used.uses_artifacts(stage) for name in study.stages[stage].after}
     wanted -= set(called)
     if wanted and found is None:
@@ -307,7 +307,7 @@ def make_plan(
     return used
 
 
-def check_artifacts(plan: Plan, other: RunFolder, needed: Sequence[str]) -> None:
+def check_artifacts(plan: PipelinePlan, other: RunFolder, needed: Sequence[str]) -> None:
     """The stages are complete there, each made from what stands beside it, and the configs fit."""
     key = plan.study.pipeline.artifacts
     for stage in needed:
@@ -319,7 +319,7 @@ def check_artifacts(plan: Plan, other: RunFolder, needed: Sequence[str]) -> None
     theirs = read_config(other.path / CONFIG)
     told = []
     for prefix in plan.study.pipeline.fits:
-        mine, yours = (prints.config_part(config, [prefix]) for config in (plan.config, theirs))
+        mine, yours = (fingerprint.config_part(config, [prefix]) for config in (plan.config, theirs))
         told += [f"{name} is {change.get('new')!r} here and {change.get('old')!r} there"
                  for name, change in diff({"/": yours}, {"/": mine}).items()]  # fmt: skip
     if told:
@@ -327,7 +327,7 @@ def check_artifacts(plan: Plan, other: RunFolder, needed: Sequence[str]) -> None
         raise LabError(f"{key}: {other.path} does not fit: {what}", hint="use artifacts of the same kind, or mine anew")
 
 
-def _why_not_consistent(stages: Mapping[str, Stage], run: RunFolder, stage: str, hashes: Hashes) -> str | None:
+def _why_not_consistent(stages: Mapping[str, StageConfig], run: RunFolder, stage: str, hashes: Hashes) -> str | None:
     if run.begun(stage) is not None:
         return "it has begun and is not complete"
     made = run.complete(stage)
@@ -338,14 +338,14 @@ def _why_not_consistent(stages: Mapping[str, Stage], run: RunFolder, stage: str,
         there = run.complete(name)
         if there is not None and there["id"] != used and not made.get("artifacts"):
             return f"{name} was made anew since then"
-    told = prints.changed_outputs(run.path, made["outputs"], hashes)
-    return prints.in_short(told) if told else None
+    told = fingerprint.changed_outputs(run.path, made["outputs"], hashes)
+    return fingerprint.in_short(told) if told else None
 
 
 # -- which run
 
 
-def choose_run(plan: Plan, run_id: str | None, *, new: bool = False) -> RunFolder:
+def choose_run(plan: PipelinePlan, run_id: str | None, *, new: bool = False) -> RunFolder:
     """The run folder of a call; it need not exist yet.
 
     Named: that one. Else: where stages of the same run are needed, the newest one that has them. Else the newest run in
@@ -376,14 +376,14 @@ def choose_run(plan: Plan, run_id: str | None, *, new: bool = False) -> RunFolde
     return RunFolder(root / make_id())
 
 
-def _run_below(plan: Plan, root: Path, name: str | None) -> RunFolder:
+def _run_below(plan: PipelinePlan, root: Path, name: str | None) -> RunFolder:
     """A run folder by a name from outside; not one that is a link to elsewhere."""
     path = root / check_name(name, "a run's name")
     inside(plan.lab, path, "the run's folder")
     return RunFolder(path)
 
 
-def _named_run(plan: Plan, root: Path, name: str) -> RunFolder:
+def _named_run(plan: PipelinePlan, root: Path, name: str) -> RunFolder:
     run = _run_below(plan, root, name)
     if plan.needs and not (run.path / "pipeline.json").exists():
         known = [other.name for other in runs_below(root)]
@@ -400,7 +400,7 @@ def _unfinished(root: Path) -> list[RunFolder]:
     return [run for run in runs_below(root) if run.created >= since and (run.call() or not run.is_whole())]
 
 
-def _run_with(plan: Plan, root: Path) -> RunFolder:
+def _run_with(plan: PipelinePlan, root: Path) -> RunFolder:
     """The newest run that has what the call needs; where none has it, the one to complain about."""
     for run in _unfinished(root):
         if all(run.complete(name) is not None for name in plan.needs):
@@ -409,17 +409,18 @@ def _run_with(plan: Plan, root: Path) -> RunFolder:
     return need_latest(root, why)
 
 
-def _is_of(plan: Plan, run: RunFolder, stage: str, *, begun: bool) -> bool:
+def _is_of(plan: PipelinePlan, run: RunFolder, stage: str, *, begun: bool) -> bool:
     """Whether what the run has of a stage (complete, or also just begun) is what it would be now."""
     made = run.complete(stage) or (run.begun(stage) if begun else None)
-    return made is not None and made["fingerprint"] == prints.fingerprint(plan.parts(stage, run))
+    return made is not None and made["fingerprint"] == fingerprint.hash_parts(plan.parts(stage, run))
 
 
-def _is_untouched(plan: Plan, run: RunFolder) -> bool:
+def _is_untouched(plan: PipelinePlan, run: RunFolder) -> bool:
     """Whether it was made for this config, and cut off before its first stage began."""
     if any(run.complete(stage) or run.begun(stage) for stage in plan.stages):
         return False
     config = read_record(run.path / CONFIG)
     return config is not None and same(
-        prints.config_part(config, None, plan.run_id_key), prints.config_part(plan.config, None, plan.run_id_key)
+        fingerprint.config_part(config, None, plan.run_id_key),
+        fingerprint.config_part(plan.config, None, plan.run_id_key),
     )

@@ -22,13 +22,13 @@ from typing import Any, Literal
 
 from looplab.config.files import canonical_json
 from looplab.errors import BusyError, LabError
-from looplab.launch.base import Ended, Executor, Exit, Order, Refused, Slot
+from looplab.launch.base import Ended, Executor, Exit, LaunchSpec, Rejected, Slot
 from looplab.launch.devices import Devices
 from looplab.launch.local import find_by_mark, is_running, read_exit, read_json
 from looplab.launch.slots import slot_environment
-from looplab.pipeline import prints
+from looplab.pipeline import fingerprint
 from looplab.pipeline.folder import CONFIG, RunFolder, point_latest, read_record, unpoint_latest
-from looplab.pipeline.plan import Plan, fill, find_stage_program
+from looplab.pipeline.plan import PipelinePlan, fill, find_stage_program
 from looplab.runs import clock, tree
 from looplab.runs.folder import sweep
 from looplab.runs.redact import known_secrets, redact_argv, redact_text, scrub_file
@@ -44,7 +44,7 @@ State = Literal["waiting", "running", "complete", "failed", "stopped"]
 
 
 @dataclass(slots=True)
-class Done:
+class StageResult:
     """What became of one stage in a call."""
 
     stage: str
@@ -57,7 +57,7 @@ class Done:
 class StageRun:
     """A call on a run folder: its stages, one after the other."""
 
-    plan: Plan
+    plan: PipelinePlan
     run: RunFolder
     name: str
     """What it is called in messages and by the executor."""
@@ -68,7 +68,7 @@ class StageRun:
     write: Callable[[str], None] = lambda text: None
     """Takes what the stage prints, secrets out."""
     state: State = "waiting"
-    done: list[Done] = field(default_factory=list)
+    done: list[StageResult] = field(default_factory=list)
     stage: str | None = None
     """The one at work."""
     since: float = 0.0
@@ -137,7 +137,7 @@ class StageRun:
             if begun is None or begun["state"] != "running" or not self._is_at_work():
                 continue
             wanted = stage in self.plan.called
-            if wanted and begun["fingerprint"] == prints.fingerprint(self.plan.parts(stage, self.run)):
+            if wanted and begun["fingerprint"] == fingerprint.hash_parts(self.plan.parts(stage, self.run)):
                 continue
             process = read_json(self.run.path / "process.json") or {}
             raise BusyError(
@@ -185,10 +185,10 @@ class StageRun:
     def _take_up(self, stage: str, executor: Executor) -> str | None:
         """Adopt, finish, skip or begin a stage."""
         parts = self.plan.parts(stage, self.run)
-        fingerprint = prints.fingerprint(parts)
+        digest = fingerprint.hash_parts(parts)
         begun = self.run.begun(stage)
         self.stage = stage
-        if begun is not None and begun["state"] == "running" and begun["fingerprint"] == fingerprint:
+        if begun is not None and begun["state"] == "running" and begun["fingerprint"] == digest:
             self._begun = begun
             ended = read_exit(self.run.path)
             if ended is None:
@@ -209,37 +209,39 @@ class StageRun:
             assert made is not None
             if (self.run.path / "stages" / f"{stage}.begun.json").exists():
                 self._tidy(stage)  # it was cut off right behind its end; else the files may be those of a later stage
-            self.done.append(Done(stage, "skipped", "unchanged", made["seconds"]))
+            self.done.append(StageResult(stage, "skipped", "unchanged", made["seconds"]))
             self.say(f"{stage}: skipped, complete and unchanged (took {_clock(made['seconds'])})")
             return None
-        resume = begun is not None and begun["fingerprint"] == fingerprint and begun["state"] != "clearing"
-        self._begin(stage, parts, fingerprint, why, resume=resume)
+        resume = begun is not None and begun["fingerprint"] == digest and begun["state"] != "clearing"
+        self._begin(stage, parts, digest, why, resume=resume)
         self._start(stage, executor)
         return self._executor_name(stage, self._begun)
 
     def _why_run(
-        self, stage: str, made: dict[str, Any] | None, begun: dict[str, Any] | None, parts: prints.Parts
+        self, stage: str, made: dict[str, Any] | None, begun: dict[str, Any] | None, parts: fingerprint.Parts
     ) -> str | None:
         """Why a stage is to be run; None: it need not be."""
         if begun is not None:
-            told = prints.changes(begun["parts"], parts)
-            return f"anew: {prints.in_short(told)}" if told else "resumed" if begun["state"] != "clearing" else "anew"
+            told = fingerprint.changes(begun["parts"], parts)
+            return (
+                f"anew: {fingerprint.in_short(told)}" if told else "resumed" if begun["state"] != "clearing" else "anew"
+            )
         if made is None:
             return "first time"
-        told = prints.changes(made["parts"], parts)
-        told += prints.changed_outputs(self.run.path, made["outputs"], self.plan.hashes)
+        told = fingerprint.changes(made["parts"], parts)
+        told += fingerprint.changed_outputs(self.run.path, made["outputs"], self.plan.hashes)
         if told:
-            return f"again: {prints.in_short(told)}"
+            return f"again: {fingerprint.in_short(told)}"
         return "again: --force" if made["ended"] < self._forced_since else None
 
-    def _begin(self, stage: str, parts: prints.Parts, fingerprint: str, why: str, *, resume: bool) -> None:
+    def _begin(self, stage: str, parts: fingerprint.Parts, digest: str, why: str, *, resume: bool) -> None:
         run = self.run
         before = read_record(run.path / "stages" / f"{stage}.begun.json") or run.complete(stage) or {"attempt": 0}
         begun = {
             "stage": stage,
             "attempt": before["attempt"] + 1,
             "state": "clearing",
-            "fingerprint": fingerprint,
+            "fingerprint": digest,
             "parts": parts,
             "resume": resume,
             "slot": self.slot.name,
@@ -289,7 +291,7 @@ class StageRun:
         program = find_stage_program(argv[0], plan.lab, env, f"stages.{stage}.command")
         self._adopted = False
         executor.start(
-            Order(
+            LaunchSpec(
                 self._executor_name(stage, self._begun), run.path, argv, program, plan.lab, self.slot, env,
                 about.timeout, about.grace,
             )
@@ -318,7 +320,9 @@ class StageRun:
             return
         stopped = outcome.reason == "stop"
         self.state, self.error = "stopped" if stopped else "failed", f"{stage}: {why}"
-        self.done.append(Done(stage, "stopped" if stopped else "failed", why, max(0.0, clock.now() - self.since)))
+        self.done.append(
+            StageResult(stage, "stopped" if stopped else "failed", why, max(0.0, clock.now() - self.since))
+        )
 
     def _conclude(self, stage: str, outcome: Exit) -> str | None:
         """Write down the end of an attempt; gives why the stage is not complete, None if it is."""
@@ -330,7 +334,7 @@ class StageRun:
             why = f"it ended well, but did not make {', '.join(missing)}"
         seconds = max(0.0, (outcome.ended or clock.now()) - (outcome.started or begun["began"]))
         if why is None:
-            made = prints.outputs_of(run.path, about.outputs, self.plan.hashes)
+            made = fingerprint.outputs_of(run.path, about.outputs, self.plan.hashes)
             digest = hashlib.sha256(canonical_json(made)).hexdigest()
             other = self.plan.artifacts if self.plan.uses_artifacts(stage) else None
             run.write(
@@ -358,7 +362,7 @@ class StageRun:
         scrub_file(run.log, known_secrets())
         self._tidy(stage)
         if why is None:
-            self.done.append(Done(stage, "complete", begun["why"], seconds))
+            self.done.append(StageResult(stage, "complete", begun["why"], seconds))
             self.say(f"{stage}: complete in {_clock(seconds)}")
         else:
             self.say(f"{stage}: not complete: {why}")
@@ -423,7 +427,7 @@ def _clock(seconds: float) -> str:
 
 
 @dataclass
-class Wishes:
+class StopRequest:
     """What a person has asked for meanwhile; set by signal handlers."""
 
     drain: bool = False
@@ -438,7 +442,7 @@ def drive(
     runs: Sequence[StageRun],
     slots: Sequence[Slot],
     executor: Executor,
-    wishes: Wishes,
+    wishes: StopRequest,
     *,
     devices: Devices | None = None,
     share: bool = True,
@@ -506,7 +510,7 @@ def drive(
                     except (LabError, OSError) as error:  # what a stage does to its folder is not the end of the others
                         run.state, run.error = "failed", f"{run.stage}: {error}"
                     go_on(run)
-                elif isinstance(event, Refused):
+                elif isinstance(event, Rejected):
                     run.blocked = event.holder or "an order that was lost"
                     blocked[event.run_id] = (time.monotonic() + BLOCKED_S, run)
             for name, (due, run) in list(blocked.items()):

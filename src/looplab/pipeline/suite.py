@@ -21,12 +21,12 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator, model_
 
 from looplab.config.edits import Edit, Op, apply_edits, parse_edit
 from looplab.config.files import Document, canonical_json, dump_json, plain, read_config, read_document, write_atomic
-from looplab.config.lab import STUDY_NAME, Lab, Part, Study
+from looplab.config.lab import STUDY_NAME, Lab, Section, StudyConfig
 from looplab.config.paths import find
 from looplab.errors import BusyError, LabError
+from looplab.pipeline.fingerprint import Hashes
 from looplab.pipeline.folder import RunFolder, make_id, read_record
-from looplab.pipeline.plan import Plan, make_plan, pick_stages
-from looplab.pipeline.prints import Hashes
+from looplab.pipeline.plan import PipelinePlan, make_plan, pick_stages
 from looplab.pipeline.runner import StageRun
 from looplab.runs import tree
 from looplab.runs.names import check_name, inside
@@ -48,7 +48,7 @@ NAME_KEY = "task.dataset"
 TABLES = {"suite_main_results.csv": "tables/main_results_single.csv", "suite_ablation_long.csv": "tables/ablation.csv"}
 
 
-class Dataset(Part):
+class Dataset(Section):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     name: str
@@ -77,7 +77,7 @@ class Dataset(Part):
         return edits
 
 
-class Settings(Part):
+class SuiteSettings(Section):
     """The block `suite:` of a suite's file; what stands beside it is the base config, unless `config` names one."""
 
     datasets: list[Dataset] = Field(min_length=1)
@@ -93,7 +93,7 @@ class Settings(Part):
     """The suite's tables, and the table of each run that they are made of."""
 
     @model_validator(mode="after")
-    def _as_it_should_be(self) -> Settings:
+    def _as_it_should_be(self) -> SuiteSettings:
         names = [dataset.called for dataset in self.datasets]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"datasets: {twice[0]} is named twice; give each a label")
@@ -111,14 +111,14 @@ class Settings(Part):
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SuiteJob:
     """One dataset of a suite."""
 
     name: str
     """Its label, else the dataset's name."""
     named: Mapping[str, str]
     """What stands in front of its rows in the suite's tables."""
-    plan: Plan
+    plan: PipelinePlan
     run: RunFolder
 
 
@@ -126,8 +126,8 @@ class Job:
 class Suite:
     id: str
     folder: Path
-    settings: Settings
-    jobs: tuple[Job, ...]
+    settings: SuiteSettings
+    jobs: tuple[SuiteJob, ...]
     key: str
     """The same for suites that ask for the same."""
 
@@ -187,7 +187,7 @@ class Suite:
         write_atomic(self.folder / name, dump_json(data))
 
 
-def _rows(job: Job, source: str) -> list[dict[str, str]]:
+def _rows(job: SuiteJob, source: str) -> list[dict[str, str]]:
     path = inside(job.plan.lab, job.run.path / source, "suite.tables")
     try:
         with open_regular(path) as binary, io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
@@ -203,14 +203,14 @@ def _rows(job: Job, source: str) -> list[dict[str, str]]:
 # -- reading one
 
 
-def read_suite(path: Path, lab: Path) -> tuple[Settings, dict[str, Any], str]:
+def read_suite(path: Path, lab: Path) -> tuple[SuiteSettings, dict[str, Any], str]:
     """The settings, the base config, and the file that holds it."""
     document = read_document(path)
     data = document.plain()
     if not isinstance(data.get("suite"), dict):
         raise LabError("has no block `suite:`", file=path, hint="see docs/pipeline.md")
     try:
-        settings = Settings.model_validate(data["suite"])
+        settings = SuiteSettings.model_validate(data["suite"])
     except ValidationError as error:
         raise _wrong(document, error) from None
     beside = {key: value for key, value in data.items() if key != "suite"}
@@ -232,7 +232,7 @@ def _wrong(document: Document, error: ValidationError) -> LabError:
     line = next((n for end in range(len(where), 0, -1) if (n := document.line_of(tuple(where[:end])))), None)
     key = ".".join(map(str, where))
     if problem["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(where[-1]), list(Settings.model_fields), 1)
+        near = difflib.get_close_matches(str(where[-1]), list(SuiteSettings.model_fields), 1)
         said = f"unknown key {key!r}" + (f", did you mean {near[0]!r}?" if near else "")
     elif problem["type"] == "missing":
         said = f"{key!r} is missing"
@@ -241,7 +241,7 @@ def _wrong(document: Document, error: ValidationError) -> LabError:
     return LabError(said, file=document.path, line=line)
 
 
-def dataset_config(settings: Settings, base: Mapping[str, Any], dataset: Dataset) -> Any:
+def dataset_config(settings: SuiteSettings, base: Mapping[str, Any], dataset: Dataset) -> Any:
     """The config of one dataset: the base, its fields, where it goes, and last its edits."""
     fields = {**FIELDS, **settings.fields}
     edits: list[Edit | str] = []
@@ -256,7 +256,7 @@ def dataset_config(settings: Settings, base: Mapping[str, Any], dataset: Dataset
         raise LabError(f"dataset {dataset.called}: {error.message}", file=error.file, hint=error.hint) from None
 
 
-def make_suite(lab: Lab, study: Study, path: Path, suite_id: str | None, *, new: bool = False) -> Suite:
+def make_suite(lab: Lab, study: StudyConfig, path: Path, suite_id: str | None, *, new: bool = False) -> Suite:
     """Everything about a suite, checked before anything is started."""
     file = path if path.exists() or not (lab.folder / path).exists() else lab.folder / path
     settings, base, source = read_suite(file, lab.folder)
@@ -284,7 +284,7 @@ def make_suite(lab: Lab, study: Study, path: Path, suite_id: str | None, *, new:
         run = RunFolder(inside(lab.folder, roots[dataset.called] / chosen, "the run's folder"))
         named = {"dataset": dataset.name, **({"label": dataset.called} if labelled else {})}
         named["run"] = f"{run.path.parent.name}/{run.name}"
-        jobs.append(Job(dataset.called, named, plans[dataset.called], run))
+        jobs.append(SuiteJob(dataset.called, named, plans[dataset.called], run))
     places: dict[Path, str] = {}
     for job in jobs:
         if job.run.path in places:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from looplab.config.files import write_atomic
-from looplab.config.lab import Study
+from looplab.config.lab import StudyConfig
 from looplab.errors import LabError
 from looplab.measure.base import Batch
 from looplab.measure.discover import Reader, reader_of
@@ -32,7 +32,7 @@ _MAGIC = b"PAR1"
 _FOOTER_LIMIT = 1 << 20
 
 
-def measured(run_dir: Path, study: Study | None, *, final: bool) -> Batch:
+def measured(run_dir: Path, study: StudyConfig | None, *, final: bool) -> Batch:
     """All points of a run, read from whatever files it left; `final` as in `Source.poll`."""
     reader = Reader(run_dir) if study is None else reader_of(study, run_dir)
     return reader.poll(final)
@@ -79,7 +79,7 @@ def column(values: Sequence[Any], kind: Literal["TEXT", "REAL", "INTEGER"]) -> p
     return pa.Array.from_buffers(type_, count, [valid, pa.py_buffer(array(code, filled))])
 
 
-def archive_run(run_dir: Path, study: Study) -> Path | None:
+def archive_run(run_dir: Path, study: StudyConfig) -> Path | None:
     """Write the archive of an ended run, whole; None, and nothing is written, where nothing was measured."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -123,7 +123,7 @@ class Archiver:
     What goes wrong is kept in `problems` and told, never raised: a run without an archive has lost nothing.
     """
 
-    def __init__(self, study: Study, tell: Callable[[str], None] = lambda problem: None) -> None:
+    def __init__(self, study: StudyConfig, tell: Callable[[str], None] = lambda problem: None) -> None:
         self._study = study
         self._tell = tell
         self._pool = ThreadPoolExecutor(1, "looplab-archive")

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from looplab.config import paths
-from looplab.config.lab import Study
+from looplab.config.lab import StudyConfig
 from looplab.errors import LabError
 from looplab.ledger.study import RunRow, StudyLedger
 from looplab.measure.base import Batch, Curve
 from looplab.measure.summary import Directions, MetricSummary, Summariser, from_dict
 from looplab.report import curves, html, wording
-from looplab.report.gather import ARGUMENTS
+from looplab.report.facts import ARGUMENTS
 from looplab.runs import folder
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -44,7 +44,7 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RunComparison:
     study: str
     runs: tuple[RunRow, ...]
     """The first is what the others are measured against."""
@@ -56,7 +56,7 @@ class Comparison:
     """Of each run, thinned."""
 
 
-def compare(outputs: Path, study: Study, record: StudyLedger, names: Sequence[str]) -> Comparison:
+def compare(outputs: Path, study: StudyConfig, record: StudyLedger, names: Sequence[str]) -> RunComparison:
     rows = tuple(dict.fromkeys(record.run(name) for name in names))
     if len(rows) < 2:
         same = f"{' and '.join(names)} are the same run" if len(names) > 1 else "there is only one run"
@@ -71,7 +71,7 @@ def compare(outputs: Path, study: Study, record: StudyLedger, names: Sequence[st
     batches = [curves.read(outputs, row, study) for row in rows]
     summaries = [_summaries(outputs, row, batch, directions) for row, batch in zip(rows, batches, strict=True)]
     configs = [{**record.config_of(row, outputs / row.id), **_arguments(outputs, row)} for row in rows]
-    return Comparison(
+    return RunComparison(
         study.study,
         rows,
         differing(configs),
@@ -155,7 +155,7 @@ def _part(value: float, low: float, high: float) -> float:
     return min(1.0, max(0.0, (value / 2 - low / 2) / (high / 2 - low / 2))) if high > low else 0.5
 
 
-def sparks(comparison: Comparison, metric: str, width: int = 24) -> list[str]:
+def sparks(comparison: RunComparison, metric: str, width: int = 24) -> list[str]:
     """The curve of one metric for each run, all on the same axes; empty texts where it has no curves."""
     own = [batch.get(metric) for batch in comparison.curves]
     values = [value for curve in own if curve for value in curve.values if isfinite(value)]
@@ -165,7 +165,7 @@ def sparks(comparison: Comparison, metric: str, width: int = 24) -> list[str]:
     return [spark(curve, (min(steps), max(steps)), (min(values), max(values)), width) for curve in own]
 
 
-def compare_page(comparison: Comparison) -> str:
+def compare_page(comparison: RunComparison) -> str:
     """A page of its own with the tables and the curves of all runs on the same axes."""
     counts: dict[str, int] = {}
     for batch in comparison.curves:

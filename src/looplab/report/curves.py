@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 
-from looplab.config.lab import Study
+from looplab.config.lab import StudyConfig
 from looplab.ledger.study import RunRow
 from looplab.measure.base import Batch, Curve
 from looplab.measure.discover import reader_of
-from looplab.report.gather import RunFacts, StudyFacts
+from looplab.report.facts import RunFacts, StudyFacts
 
 MAX_DRAWN = 40
 MAX_POINTS = 400
@@ -45,12 +45,12 @@ def _spread(runs: Sequence[RunFacts], room: int) -> list[RunFacts]:
     return [runs[place * (len(runs) - 1) // max(1, room - 1)] for place in range(room)]
 
 
-def read(outputs: Path, row: RunRow, study: Study) -> Batch:
+def read(outputs: Path, row: RunRow, study: StudyConfig) -> Batch:
     """All that a run measured, from whatever files it left; the last line of a killed one may be half a number."""
     return reader_of(study, outputs / row.id).poll(final=row.status == "ok")
 
 
-def read_drawn(facts: StudyFacts, study: Study, *, points: int = MAX_POINTS) -> dict[str, Batch]:
+def read_drawn(facts: StudyFacts, study: StudyConfig, *, points: int = MAX_POINTS) -> dict[str, Batch]:
     """The curves of the chosen runs by run id, thinned."""
     drawn: dict[str, Batch] = {}
     for run in choose(facts):

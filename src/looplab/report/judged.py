@@ -13,10 +13,10 @@ from typing import Any
 
 import orjson
 
-from looplab.config.lab import Study
+from looplab.config.lab import StudyConfig
 from looplab.decide.mix import Credit, credit
 from looplab.judge import stats
-from looplab.judge.court import LEAST_SPREAD
+from looplab.judge.judge import LEAST_SPREAD
 from looplab.ledger.study import IMPORTED, RunRow, StudyLedger
 from looplab.report import wording
 
@@ -25,7 +25,7 @@ CHALLENGERS = ("base", "trial")
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class ReplicatedConfig:
     """The runs of one config from one start."""
 
     run: RunRow
@@ -55,7 +55,7 @@ class Point:
         return wording.mean(self.mean, self.sd, len(self.values))
 
 
-def points(rows: Sequence[RunRow]) -> dict[str, Point]:
+def points(rows: Sequence[RunRow]) -> dict[str, ReplicatedConfig]:
     """The points of a study by their first run, in order."""
     leads: dict[str, RunRow] = {}
     owner: dict[tuple[str, str | None], str] = {}
@@ -79,7 +79,7 @@ def points(rows: Sequence[RunRow]) -> dict[str, Point]:
         (copies if row.role == "reproduction" and lead != row.id else members).setdefault(lead, []).append(row)
     by_id = {row.id: row for row in rows}
     return {
-        lead: Point(by_id[lead], tuple(members[lead]), tuple(copies.get(lead, ())))
+        lead: ReplicatedConfig(by_id[lead], tuple(members[lead]), tuple(copies.get(lead, ())))
         for lead in sorted(members, key=lambda lead: by_id[lead].n)
     }
 
@@ -88,7 +88,7 @@ def points(rows: Sequence[RunRow]) -> dict[str, Point]:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class VerdictFacts:
     """A verdict with what it rests on. Effects are positive where it was better, whatever the goal."""
 
     run: str
@@ -168,7 +168,7 @@ class Judged:
     """Measured runs of the base, and how many are needed before anything is judged."""
     counts: dict[str, int]
     """Of the challengers' verdicts."""
-    judgements: tuple[Judgement, ...]
+    judgements: tuple[VerdictFacts, ...]
     """In the order in which they were given; the base's own is among them."""
     tests: tuple[UnderTest, ...]
     alpha: float
@@ -182,11 +182,11 @@ class Judged:
     held_out_said: str | None = None
     """What it said when it was last read."""
 
-    def of(self, run: str | None) -> Judgement | None:
+    def of(self, run: str | None) -> VerdictFacts | None:
         return next((one for one in self.judgements if one.run == run), None)
 
     @property
-    def challengers(self) -> list[Judgement]:
+    def challengers(self) -> list[VerdictFacts]:
         return [one for one in self.judgements if one.run != self.base]
 
     @property
@@ -247,7 +247,7 @@ class Judged:
         return told
 
 
-def judged(study: Study, record: StudyLedger, found: Mapping[str, Point]) -> Judged | None:
+def judged(study: StudyConfig, record: StudyLedger, found: Mapping[str, ReplicatedConfig]) -> Judged | None:
     """None where the study has no judge."""
     if study.judge is None or study.objective is None:
         return None
@@ -297,13 +297,13 @@ def judged(study: Study, record: StudyLedger, found: Mapping[str, Point]) -> Jud
     )
 
 
-def judged_now(study: Study, record: StudyLedger) -> Judged | None:
+def judged_now(study: StudyConfig, record: StudyLedger) -> Judged | None:
     """As `judged`, of the runs as they stand in the ledger."""
     return judged(study, record, points(record.runs())) if study.judge else None
 
 
-def _judgement(run: str, evidence: Mapping[str, Any], point: Point | None) -> Judgement:
-    return Judgement(
+def _judgement(run: str, evidence: Mapping[str, Any], point: ReplicatedConfig | None) -> VerdictFacts:
+    return VerdictFacts(
         run=run,
         verdict=evidence["verdict"],
         why=wording.plain(evidence.get("why", "")),
@@ -322,7 +322,11 @@ def _judgement(run: str, evidence: Mapping[str, Any], point: Point | None) -> Ju
 
 
 def _gain(
-    goal: str, verdicts: Mapping[str, Mapping[str, Any]], base: Point | None, champion: Point | None, sigma: float
+    goal: str,
+    verdicts: Mapping[str, Mapping[str, Any]],
+    base: ReplicatedConfig | None,
+    champion: ReplicatedConfig | None,
+    sigma: float,
 ) -> Gain | None:
     """The judge compares a challenger with the champion of its time; this is the champion of now against the base."""
     if champion is None or base is None or champion.run.id == base.run.id:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from looplab.measure.summary import MetricSummary
 from looplab.report import wording
-from looplab.report.gather import RunFacts, StudyFacts
+from looplab.report.facts import RunFacts, StudyFacts
 from looplab.report.importance import LABEL, Importance
 from looplab.report.wording import NOTHING
 from looplab.untrusted import clean_text

@@ -12,7 +12,7 @@ from looplab.config.files import write_atomic
 from looplab.measure.base import Batch
 from looplab.report import wording
 from looplab.report.curves import metrics_drawn
-from looplab.report.gather import KnobFacts, RunFacts, StudyFacts
+from looplab.report.facts import KnobFacts, RunFacts, StudyFacts
 from looplab.report.importance import Importance
 from looplab.untrusted import clean_line
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from looplab.config.files import write_atomic
-from looplab.config.lab import Study
+from looplab.config.lab import StudyConfig
 from looplab.ledger.study import StudyLedger
 from looplab.report import curves, html, markdown
-from looplab.report.gather import RunFacts, StudyFacts, gather
+from looplab.report.facts import RunFacts, StudyFacts, study_facts
 from looplab.report.importance import LABEL, Importance, Share, importance
 from looplab.report.judged import Judged
 from looplab.report.wording import to_json
@@ -21,12 +21,12 @@ MOST_TREES = 200
 MARKDOWN, HTML, SUMMARY = "report.md", "report.html", "summary.json"
 
 
-def write_reports(lab: Path, study: Study, record: StudyLedger, *, plots: bool = False) -> list[Path]:
+def write_reports(lab: Path, study: StudyConfig, record: StudyLedger, *, plots: bool = False) -> list[Path]:
     """Write them all and give their paths; with `plots` pictures too, where matplotlib is there."""
-    return write(gather(lab, study, record), study, plots=plots)
+    return write(study_facts(lab, study, record), study, plots=plots)
 
 
-def write(facts: StudyFacts, study: Study, *, plots: bool = False, to: Path | None = None) -> list[Path]:
+def write(facts: StudyFacts, study: StudyConfig, *, plots: bool = False, to: Path | None = None) -> list[Path]:
     """As `write_reports`, of facts that are gathered already; `to` is the folder, if it is not the study's own."""
     folder = to or facts.folder
     if to is None:

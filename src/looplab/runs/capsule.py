@@ -60,7 +60,7 @@ def _names(listed: bytes) -> list[str]:
 class Capsules:
     """Makes the capsules of one study; asks git, the interpreter and the machine only as often as needed."""
 
-    def __init__(self, lab: Path, study: Path, prints: Prints | None = None) -> None:
+    def __init__(self, lab: Path, study: Path, prints: Fingerprints | None = None) -> None:
         self._lab = lab
         self._study = study
         self._code: dict[str, Any] = {}
@@ -68,7 +68,7 @@ class Capsules:
         self._code_at = -math.inf
         self._pythons: dict[str, dict[str, Any]] = {}
         self._machine = machine()
-        self._prints = prints or Prints(lab, ())
+        self._prints = prints or Fingerprints(lab, ())
         self._env = redact_env({k: v for k, v in os.environ.items() if k.startswith(KEPT_VARIABLES)})
 
     def refresh(self, age: float = FRESH_S) -> None:
@@ -252,7 +252,7 @@ def doubt(code: Mapping[str, Any]) -> str | None:
     return f"it is not known which code ran: {code['why']}" if code.get("why") else None
 
 
-class Prints:
+class Fingerprints:
     """Hashes of files and folders of a lab; what was not touched since is not read again."""
 
     def __init__(self, lab: Path, paths: Sequence[Path]) -> None:

@@ -330,7 +330,7 @@ def hash_files(run_dir: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class RecordChange:
     """A recorded file that the run itself has changed."""
 
     name: str
@@ -342,7 +342,7 @@ class Change:
     restored: bool
 
 
-def restore(run_dir: Path, recorded: Mapping[str, str], contents: Mapping[str, bytes]) -> list[Change]:
+def restore(run_dir: Path, recorded: Mapping[str, str], contents: Mapping[str, bytes]) -> list[RecordChange]:
     """Compare files with their recorded hashes, and restore those that were changed.
 
     What the run wrote instead is kept beside the file, as `<name>.changed-<time>`.
@@ -364,7 +364,7 @@ def restore(run_dir: Path, recorded: Mapping[str, str], contents: Mapping[str, b
             path.parent.mkdir(exist_ok=True)
             write_atomic(path, content, sync=False)
         original = content is not None and hashlib.sha256(content).hexdigest() == digest
-        changes.append(Change(name, digest, found, original))
+        changes.append(RecordChange(name, digest, found, original))
     return changes
 
 

@@ -16,14 +16,14 @@ from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 
-from looplab.config.lab import Alert
+from looplab.config.lab import AlertConfig
 from looplab.runs.programs import ProgramError, run_program
 
 TIMEOUT_S = 10.0
 
 
 def send(
-    alert: Alert,
+    alert: AlertConfig,
     payload: Mapping[str, Any],
     failed: Callable[[str], None],
     *,

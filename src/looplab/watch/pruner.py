@@ -14,7 +14,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from looplab.config.lab import Prune
+from looplab.config.lab import PruneConfig
 from looplab.errors import LabError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class _Complete:
 
 
 class Pruner:
-    def __init__(self, settings: Prune, goal: Literal["max", "min"]) -> None:
+    def __init__(self, settings: PruneConfig, goal: Literal["max", "min"]) -> None:
         try:
             import optuna
         except ModuleNotFoundError as error:
@@ -156,7 +156,7 @@ def _better(best: float, value: float, goal: Literal["max", "min"]) -> float:
     return max(best, value) if goal == "max" else min(best, value)
 
 
-def _make(settings: Prune) -> BasePruner:
+def _make(settings: PruneConfig) -> BasePruner:
     from optuna.pruners import HyperbandPruner, MedianPruner, SuccessiveHalvingPruner, ThresholdPruner
 
     if settings.pruner == "median":

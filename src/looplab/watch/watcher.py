@@ -9,29 +9,29 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from looplab.config.expression import compile_expression
-from looplab.config.lab import Alert, Objective, WatchRule
+from looplab.config.lab import AlertConfig, ObjectiveConfig, WatchRule
 from looplab.errors import LabError
 from looplab.guard.guard import Guard
 from looplab.measure.base import Batch
 from looplab.measure.summary import Directions, Goal
-from looplab.watch.signs import (
+from looplab.watch.conditions import (
     BudgetUsed,
+    Condition,
     Diverged,
-    Doomed,
-    Found,
-    Level,
-    Live,
+    ExpressionCondition,
+    Match,
     NotFinite,
-    Sign,
+    Plateau,
+    PrunerCondition,
+    RunSnapshot,
     Stalled,
-    TooLong,
-    When,
+    Timeout,
 )
 
 if TYPE_CHECKING:
     from looplab.watch.pruner import Pruner
 
-__all__ = ["Alarm", "Live", "Watcher", "check", "names"]
+__all__ = ["Alarm", "RunSnapshot", "Watcher", "check", "names"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Alarm:
     requeues: int
     """How often in a row, from one run to the next."""
     note: str | None
-    alert: Alert | None
+    alert: AlertConfig | None
     text: str
     """A sentence with the numbers: `step 320: train.ot_pi_sum = 2.6e-85 (step >= 300 and train.ot_pi_sum < 1e-6)`."""
     step: float | None
@@ -74,7 +74,7 @@ class Alarm:
 class _Watched:
     """What was seen of one run."""
 
-    signs: list[Sign]
+    signs: list[Condition]
     """One for each rule."""
     fired: set[int] = field(default_factory=set)
     """The places of the rules that have fired."""
@@ -87,7 +87,9 @@ class _Watched:
 class Watcher:
     """The rules of a study, and what each has seen of each running run. A rule fires at most once in a run."""
 
-    def __init__(self, rules: Sequence[WatchRule], goal_of: Directions, objective: Objective | None = None) -> None:
+    def __init__(
+        self, rules: Sequence[WatchRule], goal_of: Directions, objective: ObjectiveConfig | None = None
+    ) -> None:
         self._rules = list(rules)
         self._names = names(rules)
         self._directions = goal_of
@@ -96,7 +98,7 @@ class Watcher:
         self._pruners = [None if rule.prune is None else self._pruner(rule) for rule in rules]
         self._runs: dict[str, _Watched] = {}
 
-    def look(self, run: Live, now: float) -> list[Alarm]:
+    def look(self, run: RunSnapshot, now: float) -> list[Alarm]:
         """The rules that fire now, in the order of the list. Also to be called when nothing is new, a few times a
         second, and once more when the run has ended: a quiet look is what closes a run's last step."""
         watched = self._watched(run.run_id)
@@ -105,7 +107,7 @@ class Watcher:
         alarms = []
         for place, sign in enumerate(watched.signs):
             fired = place in watched.fired
-            if fired and not isinstance(sign, Doomed):
+            if fired and not isinstance(sign, PrunerCondition):
                 continue  # a pruner learns from the whole run, also from one that it gave up and that was not stopped
             found = sign.look(run, now)
             if found is not None and not fired:
@@ -119,12 +121,12 @@ class Watcher:
         although the run has measured something: most often a metric's name is misspelt."""
         watched = self._watched(run_id)
         for sign in watched.signs:
-            if isinstance(sign, Doomed):
+            if isinstance(sign, PrunerCondition):
                 sign.ended(value, rest or {})
             elif rest and sign.unable is not None:
                 # The metric that it waited for may have come at the very end, as a last evaluation does.
                 for batch in (rest, {}):
-                    sign.look(Live(run_id, batch, None, 0.0, watched.seconds), watched.seconds)
+                    sign.look(RunSnapshot(run_id, batch, None, 0.0, watched.seconds), watched.seconds)
         self.forget(run_id)
         if not watched.measured:
             return []
@@ -149,7 +151,7 @@ class Watcher:
             watched = self._runs[run_id] = _Watched(signs)
         return watched
 
-    def _alarm(self, place: int, run_id: str, found: Found) -> Alarm:
+    def _alarm(self, place: int, run_id: str, found: Match) -> Alarm:
         rule = self._rules[place]
         return Alarm(
             rule=self._names[place],
@@ -164,20 +166,20 @@ class Watcher:
             values=found.values,
         )
 
-    def _sign(self, place: int, run_id: str) -> Sign:
+    def _sign(self, place: int, run_id: str) -> Condition:
         rule, expression, pruner = self._rules[place], self._expressions[place], self._pruners[place]
         if expression is not None:
-            return When(expression, self._directions)
+            return ExpressionCondition(expression, self._directions)
         if rule.diverge is not None:
             return Diverged(rule.diverge, self._goal(rule.diverge.metric))
         if rule.plateau is not None:
-            return Level(rule.plateau, self._goal(rule.plateau.metric))
+            return Plateau(rule.plateau, self._goal(rule.plateau.metric))
         if rule.stall is not None:
             return Stalled(rule.stall)
         if rule.timeout is not None:
-            return TooLong(rule.timeout)
+            return Timeout(rule.timeout)
         if pruner is not None:
-            return Doomed(run_id, _pruned(rule, self._objective), pruner)
+            return PrunerCondition(run_id, _pruned(rule, self._objective), pruner)
         if rule.budget:
             return BudgetUsed()
         return NotFinite(rule.nan if isinstance(rule.nan, list) else None)
@@ -210,7 +212,7 @@ def names(rules: Sequence[WatchRule]) -> list[str]:
 
 def check(
     rules: Sequence[WatchRule],
-    objective: Objective | None = None,
+    objective: ObjectiveConfig | None = None,
     holdout: str | None = None,
     guard: Guard | None = None,
     bases: Sequence[dict[str, Any]] = (),
@@ -234,7 +236,7 @@ def check(
                 raise LabError(f"the watch rule {name!r} cannot requeue: {wrong[0]}", hint="correct its edits")
 
 
-def _check_prune(name: str, rule: WatchRule, objective: Objective | None) -> None:
+def _check_prune(name: str, rule: WatchRule, objective: ObjectiveConfig | None) -> None:
     prune = rule.prune
     if prune is None:
         return
@@ -247,7 +249,7 @@ def _check_prune(name: str, rule: WatchRule, objective: Objective | None) -> Non
         raise LabError(f"the watch rule {name!r} has a max_resource below its min_resource, {prune.min_resource}")
 
 
-def _pruned(rule: WatchRule, objective: Objective | None) -> str:
+def _pruned(rule: WatchRule, objective: ObjectiveConfig | None) -> str:
     """The metric that a pruner looks at."""
     if rule.prune is not None and rule.prune.metric is not None:
         return rule.prune.metric
@@ -258,7 +260,7 @@ def _pruned(rule: WatchRule, objective: Objective | None) -> str:
     return objective.metric
 
 
-def _reads(rule: WatchRule, objective: Objective | None, metric: str) -> bool:
+def _reads(rule: WatchRule, objective: ObjectiveConfig | None, metric: str) -> bool:
     """Whether the rule asks for this metric by name."""
     asked: list[str] = list(rule.nan) if isinstance(rule.nan, list) else []
     if rule.when is not None:

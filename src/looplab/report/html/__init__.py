@@ -17,7 +17,7 @@ from typing import Any
 from looplab.measure.base import Batch, Curve
 from looplab.report import wording
 from looplab.report.curves import metrics_drawn, thin
-from looplab.report.gather import KnobFacts, RunFacts, StudyFacts, how_it_ended
+from looplab.report.facts import KnobFacts, RunFacts, StudyFacts, how_it_ended
 from looplab.report.importance import LABEL, Importance
 from looplab.report.judged import Judged, MixFacts
 

@@ -13,8 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from looplab.errors import LabError
-from looplab.judge.base import Docket, Entrant, Evidence, HeldOut, ReadHeldOut, Score, Settings, Sitting, Verdict
-from looplab.judge.court import Court
+from looplab.judge.base import (
+    Candidate,
+    Evidence,
+    HeldOut,
+    Judgement,
+    JudgeSettings,
+    JudgeState,
+    ReadHeldOut,
+    Score,
+    Verdict,
+)
+from looplab.judge.judge import Judge
 
 Value = Callable[[str, str | None, int], float | None]
 """(point, warm start, number) → what the run measures."""
@@ -25,12 +35,12 @@ class Lab:
     """Runs what the court wants, one run after the other, from a table of values."""
 
     value: Value
-    settings: Settings = field(default_factory=Settings)
+    settings: JudgeSettings = field(default_factory=JudgeSettings)
     seeds: bool = True
     held_out: ReadHeldOut | None = None
     budget: int = 200
-    docket: Docket = field(default_factory=Docket)
-    entrants: list[Entrant] = field(default_factory=list)
+    docket: JudgeState = field(default_factory=JudgeState)
+    entrants: list[Candidate] = field(default_factory=list)
     evidence: dict[str, Evidence] = field(default_factory=dict)
     alarms: list[str] = field(default_factory=list)
     controls: int = 0
@@ -44,10 +54,10 @@ class Lab:
 
     def enter(self, point: str, warm: str | None = None, control: bool = False, number: int = 0) -> None:
         score = self.score(point, warm, number)
-        self.entrants.append(Entrant(point, score.run, (score,), warm, control))
+        self.entrants.append(Candidate(point, score.run, (score,), warm, control))
 
-    def sit(self) -> Sitting:
-        sitting = Court(self.settings).sit(self.docket, self.entrants, self.held_out)
+    def sit(self) -> Judgement:
+        sitting = Judge(self.settings).sit(self.docket, self.entrants, self.held_out)
         self.docket = sitting.docket
         self.alarms += sitting.alarms
         self.evidence |= {evidence.point: evidence for evidence in sitting.verdicts}
@@ -125,7 +135,7 @@ def test_a_clear_improvement_is_promoted_with_its_numbers() -> None:
 
 def test_replicates_are_on_the_champions_seeds_and_the_trial_does_not_count() -> None:
     made = lab()
-    made.entrants.append(Entrant("lucky", "lucky", (Score("lucky", 100, 5.0, 1.0, "evaluator"),)))
+    made.entrants.append(Candidate("lucky", "lucky", (Score("lucky", 100, 5.0, 1.0, "evaluator"),)))
     wants = [(want.point, want.seed) for want in made.sit().wants]
     assert wants == [("lucky", 101), ("lucky", 102), ("lucky", 103)]
 
@@ -168,14 +178,14 @@ def test_alpha_is_never_exceeded_and_a_second_sitting_changes_nothing(salt: int,
         assert again == once_more
         assert not again.verdicts
         assert not again.alarms
-        assert Docket.from_dict(json.loads(json.dumps(made.docket.as_dict()))) == made.docket
+        assert JudgeState.from_dict(json.loads(json.dumps(made.docket.as_dict()))) == made.docket
 
 
 @given(st.integers(0, 10_000), st.randoms(use_true_random=False))
 @settings(max_examples=40, deadline=None)
 def test_the_goal_and_the_order_of_the_scores_do_not_matter(salt: int, rng: random.Random) -> None:
     truth = {"a": 1.0, "b": 2.0, "c": -1.0, "d": 0.0}
-    up, down = lab(truth, salt), Lab(lambda *key: -(world(truth, salt)(*key) or 0.0), Settings(goal="min"))
+    up, down = lab(truth, salt), Lab(lambda *key: -(world(truth, salt)(*key) or 0.0), JudgeSettings(goal="min"))
     up.challenge(*truth)
     down.challenge("base", *truth)
     assert up.docket == down.docket
@@ -186,8 +196,8 @@ def test_the_goal_and_the_order_of_the_scores_do_not_matter(salt: int, rng: rand
         rest = list(entrant.scores[1:])
         rng.shuffle(rest)
         mixed.append(replace(entrant, scores=(entrant.scores[0], *rest)))
-    court = Court(Settings())
-    assert court.sit(Docket(), mixed) == court.sit(Docket(), up.entrants)
+    court = Judge(JudgeSettings())
+    assert court.sit(JudgeState(), mixed) == court.sit(JudgeState(), up.entrants)
 
 
 def test_a_lost_test_costs_its_whole_alpha_even_when_it_stopped_early() -> None:
@@ -217,7 +227,7 @@ def test_without_seeds_a_large_effect_is_still_found() -> None:
 @pytest.mark.parametrize("goal", ["max", "min"])
 @pytest.mark.parametrize("by", ["test", "ratchet"])
 def test_what_is_not_a_number_wins_nothing(value: float | None, goal: str, by: str) -> None:
-    made = Lab(lambda p, w, n: value if p == "nan" else noise(p, n), Settings(goal=goal, by=by))  # type: ignore[arg-type]
+    made = Lab(lambda p, w, n: value if p == "nan" else noise(p, n), JudgeSettings(goal=goal, by=by))  # type: ignore[arg-type]
     assert made.challenge("base", "nan").verdict is Verdict.CRASH
     assert made.docket.champion == "base-cold-0"
 
@@ -248,9 +258,9 @@ def test_one_crashed_replicate_is_replaced_by_the_next_seed_and_said() -> None:
 
 @pytest.mark.parametrize("by", ["test", "ratchet"])
 def test_another_seed_is_no_change(by: str) -> None:
-    made = Lab(world({}), Settings(by=by))  # type: ignore[arg-type]
+    made = Lab(world({}), JudgeSettings(by=by))  # type: ignore[arg-type]
     made.challenge("base")
-    made.entrants.append(Entrant("base", "again", (Score("again", 7, 99.0, 1.0, "evaluator"),)))
+    made.entrants.append(Candidate("base", "again", (Score("again", 7, 99.0, 1.0, "evaluator"),)))
     sitting = made.sit()
     assert [(e.run, e.verdict, e.flags) for e in sitting.verdicts] == [("again", Verdict.DISCARD, ("no change",))]
     assert sitting.champion == "base-cold-0"
@@ -259,9 +269,9 @@ def test_another_seed_is_no_change(by: str) -> None:
 @pytest.mark.parametrize("by", ["test", "ratchet"])
 @pytest.mark.parametrize("fingerprint", ["other", ""])
 def test_another_evaluator_makes_a_challenger_void(by: str, fingerprint: str) -> None:
-    made = Lab(world({}), Settings(by=by))  # type: ignore[arg-type]
+    made = Lab(world({}), JudgeSettings(by=by))  # type: ignore[arg-type]
     made.challenge("base")
-    made.entrants.append(Entrant("cheat", "cheat", (Score("cheat", 100, 99.0, 1.0, fingerprint),)))
+    made.entrants.append(Candidate("cheat", "cheat", (Score("cheat", 100, 99.0, 1.0, fingerprint),)))
     sitting = made.sit()
     assert sitting.verdicts[0].verdict is Verdict.VOID
     assert sitting.alarms
@@ -300,9 +310,9 @@ def test_an_implausible_jump_is_repeated_and_said() -> None:
 
 
 def test_an_improvement_smaller_than_asked_for_is_not_kept() -> None:
-    made = Lab(lambda p, w, n: 0.1 * noise(p, n) + 0.5 * (p == "bit"), Settings(min_effect=0.7))
+    made = Lab(lambda p, w, n: 0.1 * noise(p, n) + 0.5 * (p == "bit"), JudgeSettings(min_effect=0.7))
     assert made.challenge("base", "bit").verdict is Verdict.DISCARD
-    relative = Lab(lambda p, w, n: 100 + 0.1 * noise(p, n) + 0.5 * (p == "bit"), Settings(min_relative=0.004))
+    relative = Lab(lambda p, w, n: 100 + 0.1 * noise(p, n) + 0.5 * (p == "bit"), JudgeSettings(min_relative=0.004))
     assert relative.challenge("base", "bit").verdict is Verdict.KEEP
 
 
@@ -365,7 +375,7 @@ def test_a_trainer_that_no_seed_reaches_never_promotes_anybody(truth: dict[str, 
 
 def test_a_deterministic_study_repeats_each_winner_once_and_has_no_statistics() -> None:
     truth = {"base": 1.0, "good": 1.25, "same": 1.25, "less": 0.5}
-    made = Lab(lambda p, w, n: truth[p], Settings(by="deterministic"))
+    made = Lab(lambda p, w, n: truth[p], JudgeSettings(by="deterministic"))
     made.challenge("base", "good", "same", "less")
     assert made.evidence["good"].verdict is Verdict.KEEP
     assert made.evidence["good"].p is None
@@ -377,16 +387,16 @@ def test_a_deterministic_study_repeats_each_winner_once_and_has_no_statistics() 
 
 @pytest.mark.parametrize("noisy", ["base", "good"])
 def test_a_study_that_is_declared_deterministic_and_is_not_promotes_nobody(noisy: str) -> None:
-    made = Lab(lambda p, w, n: (p == "good") + 1e-9 * n * (p == noisy), Settings(by="deterministic"))
+    made = Lab(lambda p, w, n: (p == "good") + 1e-9 * n * (p == noisy), JudgeSettings(by="deterministic"))
     assert made.challenge("base", "good").verdict is Verdict.INCONCLUSIVE
     assert any("deterministic" in alarm for alarm in made.alarms)
 
 
 def test_a_deterministic_challenger_that_is_worse_held_out_is_not_promoted() -> None:
-    made = Lab(lambda p, w, n: float(p == "good"), Settings(by="deterministic", min_effect=0.5))
+    made = Lab(lambda p, w, n: float(p == "good"), JudgeSettings(by="deterministic", min_effect=0.5))
     made.held_out = lambda champion, challenger: HeldOut({0: 1.0}, {0: 0.9})
     assert made.challenge("base", "good").verdict is Verdict.INCONCLUSIVE
-    made = Lab(lambda p, w, n: 0.4 * (p == "bit"), Settings(by="deterministic", min_effect=0.5))
+    made = Lab(lambda p, w, n: 0.4 * (p == "bit"), JudgeSettings(by="deterministic", min_effect=0.5))
     assert made.challenge("base", "bit").verdict is Verdict.DISCARD
 
 
@@ -430,7 +440,7 @@ def test_more_compute_is_said() -> None:
 
 
 def held(gain: float, asked: list[str]) -> ReadHeldOut:
-    def read(champion: Entrant, challenger: Entrant) -> HeldOut | None:
+    def read(champion: Candidate, challenger: Candidate) -> HeldOut | None:
         asked.append(challenger.point)
         seeds = range(101, 107)
         return HeldOut({s: noise(s) for s in seeds}, {s: noise(s) + gain + 0.1 * noise("c", s) for s in seeds})
@@ -478,17 +488,17 @@ def test_open_tests_go_on_against_a_new_champion_with_their_alpha() -> None:
 
 def test_a_closed_study_leaves_nobody_without_a_verdict() -> None:
     made = lab({"good": 1.0})
-    made.entrants.append(Entrant("open", "open", (Score("open", 100, 4.0, 1.0, "evaluator"),)))
+    made.entrants.append(Candidate("open", "open", (Score("open", 100, 4.0, 1.0, "evaluator"),)))
     made.sit()
     assert made.docket.tests
-    closed = Court(made.settings).close(made.docket, made.entrants)
+    closed = Judge(made.settings).close(made.docket, made.entrants)
     assert [(e.run, e.verdict) for e in closed.verdicts] == [("open", Verdict.INCONCLUSIVE)]
     assert not closed.docket.tests
     assert not closed.wants
 
 
 def test_the_ratchet_takes_any_improvement_and_says_what_it_is() -> None:
-    made = Lab(lambda p, w, n: {"base": 1.0, "hair": 1.0001, "less": 1.0}[p], Settings(by="ratchet"))
+    made = Lab(lambda p, w, n: {"base": 1.0, "hair": 1.0001, "less": 1.0}[p], JudgeSettings(by="ratchet"))
     made.challenge("base", "hair", "less")
     assert made.evidence["hair"].verdict is Verdict.KEEP
     assert made.evidence["hair"].flags == ("single run, no statistics",)
@@ -497,21 +507,21 @@ def test_the_ratchet_takes_any_improvement_and_says_what_it_is() -> None:
 
 
 def test_nothing_is_said_while_the_base_still_runs() -> None:
-    court = Court(Settings())
-    for entrants in ([], [Entrant("base", "b", ()), Entrant("x", "x", (Score("x", 0, 1.0),))]):
-        sitting = court.sit(Docket(), entrants)
+    court = Judge(JudgeSettings())
+    for entrants in ([], [Candidate("base", "b", ()), Candidate("x", "x", (Score("x", 0, 1.0),))]):
+        sitting = court.sit(JudgeState(), entrants)
         assert (sitting.verdicts, sitting.wants, sitting.champion) == ((), (), None)
 
 
 def test_a_docket_of_another_study_is_a_mistake() -> None:
     with pytest.raises(LabError, match="not among the entrants"):
-        Court(Settings()).sit(Docket(champion="gone"), [Entrant("b", "b", (Score("b", 0, 1.0),))])
+        Judge(JudgeSettings()).sit(JudgeState(champion="gone"), [Candidate("b", "b", (Score("b", 0, 1.0),))])
 
 
 @pytest.mark.parametrize("wrong", [{"alpha": 0.0}, {"floor": 1}, {"replicates": 1}, {"most": 2}, {"goal": "up"}])
 def test_settings_that_make_no_sense_are_refused_by_name(wrong: dict[str, object]) -> None:
     with pytest.raises(LabError, match=f"judge.{next(iter(wrong))}"):
-        Settings(**wrong)  # type: ignore[arg-type]
+        JudgeSettings(**wrong)  # type: ignore[arg-type]
 
 
 # -- exact ties
@@ -531,7 +541,7 @@ class TieLab(Lab):
 @pytest.mark.parametrize(("goal", "winner"), [("max", "more"), ("min", "less")])
 def test_an_exact_tie_is_broken_by_the_second_metric(by: str, goal: str, winner: str) -> None:
     ties: dict[str, float | None] = {"base": 1.0, "none": None, "same": 1.0, "more": 2.0, "less": 0.5}
-    settings = Settings(by=by, then=goal, then_metric="mean_reward", min_effect=0.1)  # type: ignore[arg-type]
+    settings = JudgeSettings(by=by, then=goal, then_metric="mean_reward", min_effect=0.1)  # type: ignore[arg-type]
     made = TieLab(lambda p, w, n: 0.75, settings, ties=ties)
     for point in ("base", "none", "same", "more", "less"):
         made.enter(point)
@@ -546,7 +556,7 @@ def test_an_exact_tie_is_broken_by_the_second_metric(by: str, goal: str, winner:
 def test_a_better_objective_counts_whatever_the_second_metric_says() -> None:
     ties: dict[str, float | None] = {"base": 1.0, "good": 0.0, "bad": 9.0}
     values = {"base": 0.5, "good": 0.6, "bad": 0.4}
-    made = TieLab(lambda p, w, n: values[p], Settings(by="ratchet", then="max"), ties=ties)
+    made = TieLab(lambda p, w, n: values[p], JudgeSettings(by="ratchet", then="max"), ties=ties)
     for point in ("base", "good", "bad"):
         made.enter(point)
         made.settle()
@@ -555,7 +565,7 @@ def test_a_better_objective_counts_whatever_the_second_metric_says() -> None:
 
 
 def test_without_a_second_metric_a_tie_is_no_improvement() -> None:
-    made = TieLab(lambda p, w, n: 0.75, Settings(by="ratchet"), ties={"base": 1.0, "more": 2.0})
+    made = TieLab(lambda p, w, n: 0.75, JudgeSettings(by="ratchet"), ties={"base": 1.0, "more": 2.0})
     made.enter("base")
     made.settle()
     assert made.challenge("more").verdict is Verdict.DISCARD
@@ -563,7 +573,7 @@ def test_without_a_second_metric_a_tie_is_no_improvement() -> None:
 
 def test_a_test_of_seeds_decides_on_the_objective_alone_and_says_so() -> None:
     ties: dict[str, float | None] = {"base": 1.0, "more": 2.0}
-    settings = Settings(then="max", then_metric="mean_reward")
+    settings = JudgeSettings(then="max", then_metric="mean_reward")
     made = TieLab(lambda p, w, n: 1.0, settings, ties=ties)
     made.enter("base")
     made.settle()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from looplab.config import paths
-from looplab.config.lab import Objective, Study, TieBreak
+from looplab.config.lab import ObjectiveConfig, StudyConfig, TieBreak
 from looplab.errors import LabError
 from looplab.guard.knobs import Knob, KnobTable
 from looplab.ledger.study import IMPORTED, ProposalRow, RunRow, StudyLedger, is_failed
@@ -26,7 +26,7 @@ from looplab.report import wording
 from looplab.report.judged import (
     Judged,
     MixFacts,
-    Point,
+    ReplicatedConfig,
     Reproduced,
     Watched,
     judged,
@@ -129,7 +129,7 @@ class Best:
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class BudgetFacts:
     """One kind of budget."""
 
     name: str
@@ -200,7 +200,7 @@ class StudyFacts:
     best_so_far: tuple[Best, ...]
     knobs: tuple[KnobFacts, ...]
     """Those that vary first, declared ones before others."""
-    budget: tuple[Budget, ...]
+    budget: tuple[BudgetFacts, ...]
     rejected: tuple[Rejection, ...]
     """Oldest first."""
     waiting: int
@@ -265,7 +265,7 @@ class StudyFacts:
         return [knob for knob in self.knobs if knob.varies]
 
 
-def gather(lab: Path, study: Study, record: StudyLedger) -> StudyFacts:
+def study_facts(lab: Path, study: StudyConfig, record: StudyLedger) -> StudyFacts:
     outputs = folder.study_folder(lab, study.study)
     table = KnobTable([Knob.make(path, spec) for path, spec in study.knobs.items()])
     files = [_Files.read(outputs / row.id, row, record) for row in record.runs()]
@@ -421,7 +421,7 @@ def _other_keys(files: Sequence[_Files], declared: Mapping[str, Knob], table: Kn
     return found[:MAX_OTHER_KEYS], max(0, len(found) - MAX_OTHER_KEYS)
 
 
-def _facts(study: Study, outputs: Path, file: _Files, knobs: dict[str, Any]) -> RunFacts:
+def _facts(study: StudyConfig, outputs: Path, file: _Files, knobs: dict[str, Any]) -> RunFacts:
     row = replace(file.row, reason=wording.plain(file.row.reason))
     run_dir = outputs / row.id
     notes = [*file.about.get("notes", ()), *file.summary.get("notes", ()), *file.problems]
@@ -455,7 +455,7 @@ def _facts(study: Study, outputs: Path, file: _Files, knobs: dict[str, Any]) -> 
     )
 
 
-def _measured_so_far(study: Study, run_dir: Path) -> dict[str, MetricSummary]:
+def _measured_so_far(study: StudyConfig, run_dir: Path) -> dict[str, MetricSummary]:
     goals = dict(study.measure.goals)
     if study.objective:
         goals[study.objective.metric] = study.objective.goal
@@ -505,7 +505,7 @@ def read_tail(log: Path, lines: int = TAIL_LINES) -> str:
     return "\n".join(shown[-lines:])
 
 
-def _mark_other_objectives(wanted: Objective | None, files: Sequence[_Files], runs: list[RunFacts]) -> list[str]:
+def _mark_other_objectives(wanted: ObjectiveConfig | None, files: Sequence[_Files], runs: list[RunFacts]) -> list[str]:
     """A run that was measured by an earlier objective is measured again from its summary, or not at all."""
     again = lost = 0
     for place, (file, run) in enumerate(zip(files, runs, strict=True)):
@@ -529,7 +529,7 @@ def _mark_other_objectives(wanted: Objective | None, files: Sequence[_Files], ru
     return notes
 
 
-def _with_points(runs: Sequence[RunFacts], found: Mapping[str, Point]) -> list[RunFacts]:
+def _with_points(runs: Sequence[RunFacts], found: Mapping[str, ReplicatedConfig]) -> list[RunFacts]:
     leads = {row.id: lead for lead, point in found.items() for row in (*point.runs, *point.copies)}
     done = []
     for run in runs:
@@ -629,7 +629,7 @@ def _grows_by_factors(numbers: Sequence[float]) -> bool:
     return max(steps) >= 2 * min(steps) and max(factors) <= 1.3 * min(factors)
 
 
-def _budget(study: Study, record: StudyLedger) -> tuple[Budget, ...]:
+def _budget(study: StudyConfig, record: StudyLedger) -> tuple[BudgetFacts, ...]:
     """What is used of each budget, as the engine counts it: with submitted commands and agents. Rounds and runs that a
     person gave on the command line count instead of the budget's, and are about this study alone."""
     from looplab.decide.agent import account_of  # takes a while to import, and `status` does not need it
@@ -639,8 +639,8 @@ def _budget(study: Study, record: StudyLedger) -> tuple[Budget, ...]:
     rounds, runs = said.get("rounds") or limits.rounds, said.get("runs") or limits.runs
     submitted = used.runs - record.usage().runs if said.get("runs") else 0
 
-    def one(name: str, spent: float, limit: float | None, show: Any) -> Budget:
-        return Budget(name, spent, limit, show(spent) + (f" of {show(limit)}" if limit is not None else ""))
+    def one(name: str, spent: float, limit: float | None, show: Any) -> BudgetFacts:
+        return BudgetFacts(name, spent, limit, show(spent) + (f" of {show(limit)}" if limit is not None else ""))
 
     parts = [
         one("rounds", used.rounds, rounds, lambda n: f"{n:g}"),

@@ -16,7 +16,7 @@ from looplab.config.files import read_config
 from looplab.errors import LabError
 from looplab.ledger.study import StudyLedger
 from looplab.runs import folder, tree
-from looplab.runs.capsule import Capsules, Prints, doubt
+from looplab.runs.capsule import Capsules, Fingerprints, doubt
 from looplab.runs.git import GitError, git, require_commit, work_tree
 from looplab.runs.names import inside
 from looplab.untrusted import UntrustedError, load_json, read_bounded
@@ -110,7 +110,7 @@ def place_of(lab: Path, run_id: str) -> Path | None:
     return link.resolve() if link.exists() else None
 
 
-def bring_back(lab: Path, outputs: Path, run_id: str, capsule: Mapping[str, Any]) -> list[str]:
+def checkout(lab: Path, outputs: Path, run_id: str, capsule: Mapping[str, Any]) -> list[str]:
     """Check the run's code out beside the lab, if it is another than today's; says what was done."""
     code = capsule.get("code") or {}
     commit = code.get("commit")
@@ -181,7 +181,7 @@ def drop(lab: Path, run_id: str) -> None:
         tree.remove(home, name)
 
 
-def differences(lab: Path, outputs: Path, capsule: Mapping[str, Any], data: Prints) -> list[str]:
+def differences(lab: Path, outputs: Path, capsule: Mapping[str, Any], data: Fingerprints) -> list[str]:
     """What is not as it was, beside the code."""
     now = Capsules(lab, outputs, data).make([], capsule["program"], {}, {})
     found = []

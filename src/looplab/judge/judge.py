@@ -35,16 +35,16 @@ from typing import Any
 from looplab.errors import LabError
 from looplab.judge import stats
 from looplab.judge.base import (
-    Docket,
-    Entrant,
+    Candidate,
     Evidence,
     HeldOut,
+    Judgement,
+    JudgeSettings,
+    JudgeState,
     OpenTest,
     ReadHeldOut,
-    Settings,
-    Sitting,
+    RunRequest,
     Verdict,
-    Want,
 )
 
 RATCHET = ("single run, no statistics",)
@@ -71,7 +71,7 @@ Key = tuple[str, str | None]
 class _Side:
     """An entrant with its values by number: the seed minus the base's, or the place in line if there are no seeds."""
 
-    entrant: Entrant
+    entrant: Candidate
     trial_number: int
     values: dict[int, float | None]
     """Signed so that more is better; None: crashed, or measured by another evaluator."""
@@ -124,19 +124,19 @@ class _Side:
         return stats.mean([score.cost for score in self.entrant.scores])
 
 
-class Court:
+class Judge:
     """Judges a study. Ask it again after every ended run, or after a round of them."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: JudgeSettings) -> None:
         self.settings = settings
 
-    def sit(self, docket: Docket, entrants: Sequence[Entrant], held_out: ReadHeldOut | None = None) -> Sitting:
+    def sit(self, docket: JudgeState, entrants: Sequence[Candidate], held_out: ReadHeldOut | None = None) -> Judgement:
         """The first entrant is the base; the others come in the order in which they were proposed."""
         session = _Session(self.settings, docket, entrants, held_out)
         session.judge()
         return session.end()
 
-    def close(self, docket: Docket, entrants: Sequence[Entrant]) -> Sitting:
+    def close(self, docket: JudgeState, entrants: Sequence[Candidate]) -> Judgement:
         """The study is over: whoever has a run that ended and no verdict yet gets `inconclusive`."""
         session = _Session(self.settings, docket, entrants, None)
         for side in session.pending():
@@ -150,7 +150,7 @@ class _Session:
     """One sitting: the docket as it changes, and what comes out."""
 
     def __init__(
-        self, settings: Settings, docket: Docket, entrants: Sequence[Entrant], held_out: ReadHeldOut | None
+        self, settings: JudgeSettings, docket: JudgeState, entrants: Sequence[Candidate], held_out: ReadHeldOut | None
     ) -> None:
         self.settings = settings
         self.before = docket
@@ -164,11 +164,11 @@ class _Session:
         self.given = dict(docket.verdicts)
         self.verdicts: list[Evidence] = []
         self.alarms: list[str] = []
-        self.wants: dict[tuple[Key, int], Want] = {}
+        self.wants: dict[tuple[Key, int], RunRequest] = {}
 
         self.sides: dict[Key, _Side] = {}
         self.by_run: dict[str, _Side] = {}
-        self.repeats: list[Entrant] = []
+        self.repeats: list[Candidate] = []
         """Entrants that differ only in their seed from one before them."""
         self.first_seed: int | None = None
         if entrants and entrants[0].scores:  # while the base runs, nothing can be said
@@ -184,8 +184,8 @@ class _Session:
         varies = any(len(side.finite) > 1 and not side.hardly_varies for side in self.sides.values())
         self.sigma = self.noise[0] if self.noise and varies else 0.0  # exactly 0, whatever the mean was rounded to
 
-    def _gather(self, entrants: Sequence[Entrant]) -> None:
-        merged: dict[Key, Entrant] = {}
+    def _gather(self, entrants: Sequence[Candidate]) -> None:
+        merged: dict[Key, Candidate] = {}
         for entrant in entrants:
             key = entrant.point, entrant.warm
             earlier = merged.get(key)
@@ -200,7 +200,7 @@ class _Session:
         for key, entrant in merged.items():
             self.sides[key] = self.by_run[entrant.run] = self._side(entrant, reference)
 
-    def _side(self, entrant: Entrant, reference: str) -> _Side:
+    def _side(self, entrant: Candidate, reference: str) -> _Side:
         values: dict[int, float | None] = {}
         names: dict[int, str] = {}
         foreign = []
@@ -227,9 +227,9 @@ class _Session:
 
     # --- what comes out
 
-    def end(self) -> Sitting:
+    def end(self) -> Judgement:
         fresh = tuple(dict.fromkeys(alarm for alarm in self.alarms if alarm not in self.before.alarms))
-        docket = Docket(
+        docket = JudgeState(
             champion=self.champion,
             tests=tuple(self.tests.values()),
             opened=self.before.opened + len(self.opened),
@@ -238,24 +238,24 @@ class _Session:
             alarms=self.before.alarms + fresh,
         )
         sigma = self.sigma if self.noise else None
-        return Sitting(
+        return Judgement(
             docket, tuple(self.verdicts), tuple(self.opened), tuple(self.wants.values()), self.champion, fresh, sigma
         )
 
     def give(self, side: _Side, verdict: Verdict, why: str, **rest: Any) -> None:
         self._give(side.entrant, verdict, why, **rest)
 
-    def _give(self, entrant: Entrant, verdict: Verdict, why: str, **rest: Any) -> None:
+    def _give(self, entrant: Candidate, verdict: Verdict, why: str, **rest: Any) -> None:
         self.given[entrant.run] = verdict.value
         sigma = self.sigma if self.noise else None
         champion = None if self.champion == entrant.run else self.champion
         rest = {"champion": champion, "sigma": sigma, **rest}
         self.verdicts.append(Evidence(entrant.run, entrant.point, verdict, why, **rest))
 
-    def want(self, entrant: Entrant, number: int, why: str) -> None:
+    def want(self, entrant: Candidate, number: int, why: str) -> None:
         key = entrant.point, entrant.warm
         seed = None if self.first_seed is None else self.first_seed + number
-        self.wants.setdefault((key, number), Want(*key, seed, number, why, entrant.control))
+        self.wants.setdefault((key, number), RunRequest(*key, seed, number, why, entrant.control))
 
     def want_unpaired(self, side: _Side, n: int, why: str) -> None:
         for number in range(len(side.values), len(side.values) + n):
@@ -551,7 +551,7 @@ class _Session:
         champion = self.by_run[self.champion or ""].entrant
         found = self.sides.get((champion.point, side.entrant.warm))
         return found or _Side(
-            Entrant(champion.point, "", (), side.entrant.warm, control=True), side.trial_number, {}, []
+            Candidate(champion.point, "", (), side.entrant.warm, control=True), side.trial_number, {}, []
         )
 
     def _want_control(self, side: _Side, control: _Side) -> None:
@@ -589,7 +589,7 @@ class _Session:
     def _hear(self, test: OpenTest) -> None:
         side = self.by_run[test.run]
         rival = self._control(side) if self._needs_control(side) else self.by_run[self.champion or ""]
-        bars = stats.bars(test.alpha, self.plan, self.settings.spending)
+        bars = stats.boundaries(test.alpha, self.plan, self.settings.spending)
         while test.run in self.tests:
             if rival.crashes > self.settings.crashes + len(rival.finite):
                 self._end(side, Verdict.INCONCLUSIVE, f"{rival.run} crashes with most seeds: nothing to compare with.")

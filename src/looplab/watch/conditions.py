@@ -15,7 +15,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from looplab.config.expression import Expression, ExpressionError, MissingName
-from looplab.config.lab import Diverge, Plateau
+from looplab.config.lab import DivergeConfig, PlateauConfig
 from looplab.measure.base import Batch, Curve
 from looplab.measure.names import FIELDS, MetricNames
 from looplab.measure.summary import Directions, Goal, MetricSummary, Summariser
@@ -28,7 +28,7 @@ NEAR = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
+class RunSnapshot:
     """A running run at the moment of a look. Its times, and the look's, are all of one clock."""
 
     run_id: str
@@ -45,7 +45,7 @@ class Live:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Match:
     """What a sign found."""
 
     text: str
@@ -56,18 +56,18 @@ class Found:
     """The numbers by name."""
 
 
-class Sign(Protocol):
+class Condition(Protocol):
     """Looks for one thing in one run."""
 
     unable: str | None
     """Why it cannot look at present, as for a metric that has not been measured yet."""
 
-    def look(self, run: Live, now: float) -> Found | None:
+    def look(self, run: RunSnapshot, now: float) -> Match | None:
         """What the new rows, or the time that went by, bring to light."""
         ...
 
 
-class When:
+class ExpressionCondition:
     """An expression over `step`, `seconds` and metrics.
 
     It is evaluated once for every step that any metric has, with the values known at that step, when all of that step
@@ -88,7 +88,7 @@ class When:
         self._touched: set[str] = set()
         self._open = False  # whether the last step is still to be evaluated
 
-    def look(self, run: Live, now: float) -> Found | None:
+    def look(self, run: RunSnapshot, now: float) -> Match | None:
         self._others["seconds"] = now - run.started
         if not run.batch:
             due, self._open = self._open or self._any_time, False
@@ -118,7 +118,7 @@ class When:
         ]
         return streams[0] if len(streams) == 1 else merge(*streams, key=itemgetter(0))
 
-    def _evaluate(self) -> Found | None:
+    def _evaluate(self) -> Match | None:
         known = len(self._metrics)
         for name in self._touched:
             summary = self._summariser.summary(name)
@@ -145,7 +145,7 @@ class When:
         said = ", ".join(f"{name} = {_number(value)}" for name, value in values.items() if name != "step")
         step = self._others.get("step")
         what = said if step is None else f"{_at(step)}: {said}" if said else _at(step)
-        return Found(f"{what} ({self._expression})", step, values)
+        return Match(f"{what} ({self._expression})", step, values)
 
 
 class NotFinite:
@@ -155,7 +155,7 @@ class NotFinite:
         self._metrics = metrics
         self.unable = None if metrics is None else f"{', '.join(metrics)} was not measured"
 
-    def look(self, run: Live, now: float) -> Found | None:
+    def look(self, run: RunSnapshot, now: float) -> Match | None:
         batch = run.batch
         if self._metrics is not None:
             batch = {metric: curve for metric in self._metrics if (curve := _curve(run.batch, metric))}
@@ -172,7 +172,7 @@ class NotFinite:
         if first is None:
             return None
         step, name, value = first
-        return Found(f"{_at(step)}: {name} is {_number(value)}", step, {name: value})
+        return Match(f"{_at(step)}: {name} is {_number(value)}", step, {name: value})
 
 
 class Diverged:
@@ -184,7 +184,7 @@ class Diverged:
     percent of the range of the values so far. Infinity on the bad side has diverged, NaN is not compared.
     """
 
-    def __init__(self, settings: Diverge, goal: Goal) -> None:
+    def __init__(self, settings: DivergeConfig, goal: Goal) -> None:
         self.unable: str | None = f"{settings.metric} was not measured"
         self._settings = settings
         self._sign = 1.0 if goal == "min" else -1.0  # times this, smaller is better
@@ -192,7 +192,7 @@ class Diverged:
         self._best_step = 0.0
         self._worst = -inf
 
-    def look(self, run: Live, now: float) -> Found | None:
+    def look(self, run: RunSnapshot, now: float) -> Match | None:
         metric, factor, after = self._settings.metric, self._settings.factor, self._settings.after
         curve = _curve(run.batch, metric)
         if curve is None:
@@ -205,7 +205,7 @@ class Diverged:
             if self._best is not None and value > self._limit(self._best):
                 best = self._best * self._sign
                 text = f"{_at(step)}: {metric} = {_number(raw)}, more than {factor:g} times worse than its best"
-                return Found(
+                return Match(
                     f"{text}, {_number(best)} at {_at(self._best_step)}", step, {metric: raw, f"{metric}.best": best}
                 )
             if isfinite(value):
@@ -222,18 +222,18 @@ class Diverged:
         return max(times, best + NEAR * factor * (self._worst - best))
 
 
-class Level:
+class Plateau:
     """No progress for `over` steps. Progress is measured from the last value that was progress, so that many small
     gains add up to one; a value that is not finite is none."""
 
-    def __init__(self, settings: Plateau, goal: Goal) -> None:
+    def __init__(self, settings: PlateauConfig, goal: Goal) -> None:
         self.unable: str | None = f"{settings.metric} was not measured"
         self._settings = settings
         self._sign = 1.0 if goal == "min" else -1.0
         self._mark: float | None = None
         self._mark_step = 0.0
 
-    def look(self, run: Live, now: float) -> Found | None:
+    def look(self, run: RunSnapshot, now: float) -> Match | None:
         metric, over, least = self._settings.metric, self._settings.over, self._settings.least
         curve = _curve(run.batch, metric)
         if curve is None:
@@ -248,7 +248,7 @@ class Level:
                 text = f"{_at(step)}: {metric} = {_number(raw)} has not improved"
                 text += f" by {_number(100 * least)} %" if least else ""
                 text += f" on {_number(mark)} of {_at(self._mark_step)}, {_number(over)} steps and more ago"
-                return Found(text, step, {metric: raw, f"{metric}.best": mark})
+                return Match(text, step, {metric: raw, f"{metric}.best": mark})
         return None
 
 
@@ -260,15 +260,15 @@ class Stalled:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
 
-    def look(self, run: Live, now: float) -> Found | None:
+    def look(self, run: RunSnapshot, now: float) -> Match | None:
         quiet = now - run.last_row
         if run.batch or quiet < self._seconds:
             return None
         last = "there was none yet" if run.step is None else f"the last was {_at(run.step)}"
-        return Found(f"no new row for {_seconds(quiet)}; {last}", run.step, {"seconds": quiet})
+        return Match(f"no new row for {_seconds(quiet)}; {last}", run.step, {"seconds": quiet})
 
 
-class TooLong:
+class Timeout:
     """A run that has taken so many seconds."""
 
     unable: str | None = None
@@ -276,12 +276,12 @@ class TooLong:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
 
-    def look(self, run: Live, now: float) -> Found | None:
+    def look(self, run: RunSnapshot, now: float) -> Match | None:
         seconds = now - run.started
         if seconds < self._seconds:
             return None
         text = f"it has run for {_seconds(seconds)}, {_seconds(self._seconds)} are allowed"
-        return Found(text, run.step, {"seconds": seconds})
+        return Match(text, run.step, {"seconds": seconds})
 
 
 class BudgetUsed:
@@ -289,11 +289,11 @@ class BudgetUsed:
 
     unable: str | None = None
 
-    def look(self, run: Live, now: float) -> Found | None:
-        return None if run.budget_used is None else Found(run.budget_used, run.step)
+    def look(self, run: RunSnapshot, now: float) -> Match | None:
+        return None if run.budget_used is None else Match(run.budget_used, run.step)
 
 
-class Doomed:
+class PrunerCondition:
     """A run that will not be among the good ones, by a pruner that has seen the others."""
 
     def __init__(self, run_id: str, metric: str, pruner: Pruner) -> None:
@@ -303,7 +303,7 @@ class Doomed:
         self._pruner = pruner
         self._rows = Curve()  # all so far: the pruner compares runs at the same step
 
-    def look(self, run: Live, now: float) -> Found | None:
+    def look(self, run: RunSnapshot, now: float) -> Match | None:
         curve = _curve(run.batch, self._metric)
         if curve is None:
             return None
@@ -313,7 +313,7 @@ class Doomed:
         for step, value in _points(curve):
             rows.add(step, value)
             if found is None and (why := self._pruner.doomed(self._run_id, rows.steps, rows.values)):
-                found = Found(why, step, {self._metric: value})
+                found = Match(why, step, {self._metric: value})
         return found
 
     def ended(self, value: float | None, rest: Batch) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from looplab.config.lab import RUN_FOLDER, Objective, Study, TieBreak
+from looplab.config.lab import RUN_FOLDER, ObjectiveConfig, StudyConfig, TieBreak
 from looplab.errors import LabError
 from looplab.launch.base import Exit
 from looplab.ledger.study import RunRow
@@ -16,7 +16,7 @@ from looplab.measure.base import Batch, merge
 from looplab.measure.discover import Reader, describe, reader_of
 from looplab.measure.missing import explain_missing
 from looplab.measure.summary import Directions, Summariser, check_at, objective_value, to_dict
-from looplab.report.gather import read_tail
+from looplab.report.facts import read_tail
 from looplab.runs import clock
 from looplab.runs.folder import RECORD, read_json, record_file
 
@@ -25,10 +25,10 @@ LAST_LINE = 300
 
 
 @dataclass(slots=True)
-class Gauge:
+class RunMetrics:
     """The metrics of one run, read as they come."""
 
-    study: Study
+    study: StudyConfig
     run_dir: Path
     reader: Reader = field(init=False)
     summariser: Summariser = field(init=False)
@@ -101,7 +101,7 @@ class Gauge:
         return self.reader.last_step
 
 
-def _tie_break(then: TieBreak, gauge: Gauge | None) -> dict[str, Any]:
+def _tie_break(then: TieBreak, gauge: RunMetrics | None) -> dict[str, Any]:
     """The part of `summary.json` about the metric that breaks ties; its value is None where it was not measured."""
     known = gauge is not None and gauge.failed is None and not gauge.reader.is_doubtful(then.metric)
     value = objective_value(gauge.summariser, then.metric, then.at) if gauge is not None and known else None
@@ -120,7 +120,7 @@ def tie_break_value(then: TieBreak | None, run_dir: Path) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def is_better(wanted: Objective, ours: tuple[float, float | None], theirs: tuple[float, float | None]) -> bool:
+def is_better(wanted: ObjectiveConfig, ours: tuple[float, float | None], theirs: tuple[float, float | None]) -> bool:
     """Whether a run is better than another, each given as its objective and its tie-break value.
 
     A tie stays a tie where one of them has not measured the metric that would break it.
@@ -151,7 +151,7 @@ def left_nothing(run_dir: Path) -> bool:
 
 
 def summarise(
-    run: RunRow, study: Study, gauge: Gauge | None, exit_: Exit, *, lab: Path, run_dir: Path
+    run: RunRow, study: StudyConfig, gauge: RunMetrics | None, exit_: Exit, *, lab: Path, run_dir: Path
 ) -> tuple[dict[str, Any], str, float | None]:
     """Return `summary.json`, the status and the objective. A run that did not end well has no objective; a metric that
     was not measured is missing, never 0."""

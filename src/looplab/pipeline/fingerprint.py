@@ -107,7 +107,7 @@ def code_part(lab: Path, patterns: Iterable[str], hashes: Hashes, where: str) ->
     return part
 
 
-def fingerprint(parts: Parts) -> str:
+def hash_parts(parts: Parts) -> str:
     return hashlib.sha256(canonical_json(parts)).hexdigest()
 
 

@@ -159,7 +159,7 @@ def start_ticks(pid: int) -> int:
         return 0
 
 
-def write_whole(path: str, text: str, folder: int = -1) -> None:
+def atomic_write(path: str, text: str, folder: int = -1) -> None:
     """Write a file atomically; with a descriptor of its folder, wherever that folder is now."""
     directory = None if folder < 0 else folder
     target = path if directory is None else path.rpartition("/")[2]
@@ -249,7 +249,7 @@ class Child:
         """Whether its process group is known to be gone: from then on its number may be given to another."""
 
 
-class Keeper:
+class Supervisor:
     def __init__(self, engine: socket.socket) -> None:
         self.engine = engine
         self.engine_gone = False
@@ -655,7 +655,7 @@ class Keeper:
                 if os.path.islink(record) or os.path.islink(os.path.dirname(record)):
                     continue  # the training has put a link in the place of its folder
             try:
-                write_whole(path, text, folder)
+                atomic_write(path, text, folder)
                 return True
             except (FileNotFoundError, NotADirectoryError):
                 continue  # the folder was deleted under us
@@ -679,4 +679,4 @@ class Keeper:
 if __name__ == "__main__":
     engine_fd = int(sys.argv[1])
     os.set_inheritable(engine_fd, False)  # a training that held it would hide the keeper's death from the engine
-    Keeper(socket.socket(fileno=engine_fd)).run()
+    Supervisor(socket.socket(fileno=engine_fd)).run()

@@ -24,7 +24,7 @@ import time
 
 PR_SET_CHILD_SUBREAPER = 36
 RLIMIT_LOCKS = 10
-"""Not enforced by Linux since version 2.4; see launch/keeper.py."""
+"""Not enforced by Linux since version 2.4; see launch/supervisor.py."""
 CHECK_S = 0.05
 LEFTOVER_GRACE_S = 2.0
 """What the agent left running gets no longer than this."""

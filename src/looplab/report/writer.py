@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from looplab.config.lab import Study
+from looplab.config.lab import StudyConfig
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
 from looplab.report.archive import Archiver, unarchived
@@ -19,9 +19,9 @@ PAUSE_S = 5.0
 """The shortest time between two reports; and they never take more than a tenth of the time."""
 
 
-class Desk:
+class ReportWriter:
     def __init__(
-        self, lab: Path, ledger: Path, study: Study, tell: Callable[[str], None] = lambda problem: None
+        self, lab: Path, ledger: Path, study: StudyConfig, tell: Callable[[str], None] = lambda problem: None
     ) -> None:
         self._lab = lab
         self._ledger = ledger

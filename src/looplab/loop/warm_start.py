@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from looplab.config.lab import WarmStart
+from looplab.config.lab import WarmStartConfig
 from looplab.config.paths import find, get, set_
 from looplab.errors import LabError
 from looplab.ledger.study import RunRow, StudyLedger
@@ -28,8 +28,8 @@ def value_at(config: Mapping[str, Any], path: str) -> Any:
     return get(config, places[0]) if places else None
 
 
-def begins_with(
-    warm: WarmStart | None, config: Mapping[str, Any], lab: Path, outputs: Path, record: StudyLedger | None
+def resolve(
+    warm: WarmStartConfig | None, config: Mapping[str, Any], lab: Path, outputs: Path, record: StudyLedger | None
 ) -> dict[str, Any] | None:
     """The weights that a run of this config begins with: `run` (None: of no run of this study), `path`, `sha256`.
     None: it begins afresh. A LabError says what is not there."""
@@ -46,7 +46,9 @@ def begins_with(
     return {"asked": asked, "run": run, "path": str(path), "sha256": digest}
 
 
-def _find(asked: str, warm: WarmStart, lab: Path, outputs: Path, record: StudyLedger | None) -> tuple[str | None, Path]:
+def _find(
+    asked: str, warm: WarmStartConfig, lab: Path, outputs: Path, record: StudyLedger | None
+) -> tuple[str | None, Path]:
     if asked == "best":
         best = record.best() if record is not None else None
         if best is None:
@@ -72,12 +74,12 @@ def _find(asked: str, warm: WarmStart, lab: Path, outputs: Path, record: StudyLe
     return run.id, find_checkpoint(warm, lab, outputs, run, record)
 
 
-def _roots(warm: WarmStart, lab: Path) -> list[Path]:
+def _roots(warm: WarmStartConfig, lab: Path) -> list[Path]:
     """The folders from which weights may be taken."""
     return [lab.resolve(), *(Path(folder).expanduser().resolve() for folder in warm.allow)]
 
 
-def _check_allowed(path: Path, warm: WarmStart, lab: Path) -> None:
+def _check_allowed(path: Path, warm: WarmStartConfig, lab: Path) -> None:
     """Refuse a file outside of the lab, unless the lab file allows its folder."""
     if not any(path.is_relative_to(root) for root in _roots(warm, lab)):
         raise LabError(
@@ -86,7 +88,9 @@ def _check_allowed(path: Path, warm: WarmStart, lab: Path) -> None:
         )
 
 
-def find_checkpoint(warm: WarmStart, lab: Path, outputs: Path, run: RunRow, record: StudyLedger | None = None) -> Path:
+def find_checkpoint(
+    warm: WarmStartConfig, lab: Path, outputs: Path, run: RunRow, record: StudyLedger | None = None
+) -> Path:
     """The weights that a run left: of the first pattern that matches anything, the newest file.
 
     Args:
@@ -122,7 +126,7 @@ def _changed_at(path: Path) -> float:
         return 0.0
 
 
-def _shared(pattern: str, warm: WarmStart, lab: Path, run: RunRow, record: StudyLedger | None) -> list[Path]:
+def _shared(pattern: str, warm: WarmStartConfig, lab: Path, run: RunRow, record: StudyLedger | None) -> list[Path]:
     """The files outside of the run folder that were written while the run was running, and no other run."""
     if run.started is None or run.ended is None:
         return []
@@ -150,7 +154,7 @@ def _owner(path: Path, outputs: Path) -> str | None:
     return name if folder.is_run(outputs / name) else None
 
 
-def continued(warm: WarmStart, config: dict[str, Any], start: Mapping[str, Any]) -> dict[str, Any]:
+def continued(warm: WarmStartConfig, config: dict[str, Any], start: Mapping[str, Any]) -> dict[str, Any]:
     """The same config, beginning with these weights."""
     for key, value in ((warm.mode, CONTINUE), (warm.source, start["path"])):
         for place in find(config, key):

@@ -56,12 +56,12 @@ class Outcome:
     runs: int
 
 
-def study(court: Judge, truth: Floats, noise: Floats, budget: int = BUDGET) -> Outcome:
+def study(judge: Judge, truth: Floats, noise: Floats, budget: int = BUDGET) -> Outcome:
     """A whole study, run by run as an engine would."""
     values = (truth[:, None] + noise).tolist()
     names = [f"r{i}" for i in range(len(truth))]
     scores: list[list[Score]] = [[] for _ in names]
-    docket, sitting = JudgeState(), None
+    state, judgement = JudgeState(), None
     runs = proposed = promotions = false = 0
     first_true = None
 
@@ -70,24 +70,24 @@ def study(court: Judge, truth: Floats, noise: Floats, budget: int = BUDGET) -> O
         runs += 1
         scores[point].append(Score(f"{names[point]}-{seed}", seed, values[point][seed]))
 
-    def sit() -> Judgement:
-        entrants = [Candidate(n, n, tuple(s)) for n, s in zip(names[:proposed], scores, strict=False)]
-        return court.sit(docket, entrants)
+    def evaluate() -> Judgement:
+        candidates = [Candidate(n, n, tuple(s)) for n, s in zip(names[:proposed], scores, strict=False)]
+        return judge.evaluate(state, candidates)
 
     while runs < budget:
-        if sitting is not None and sitting.wants:
-            for want in sitting.wants[: budget - runs]:
-                assert want.seed is not None
-                run(names.index(want.point), want.seed)
+        if judgement is not None and judgement.requests:
+            for request in judgement.requests[: budget - runs]:
+                assert request.seed is not None
+                run(names.index(request.point), request.seed)
         elif proposed < len(names):
             run(proposed, 0)
             proposed += 1
         else:
             break
-        before = docket.champion
-        sitting = sit()
-        docket = sitting.docket
-        for evidence in sitting.verdicts:
+        before = state.champion
+        judgement = evaluate()
+        state = judgement.state
+        for evidence in judgement.verdicts:
             if evidence.verdict == "keep" and before is not None and evidence.run != names[0]:
                 promotions += 1
                 better = truth[names.index(evidence.run)] > truth[names.index(evidence.champion or before)]
@@ -99,9 +99,9 @@ def study(court: Judge, truth: Floats, noise: Floats, budget: int = BUDGET) -> O
 
 def wilson(hits: int, n: int) -> tuple[float, float]:
     """The 95 % interval of a share."""
-    z, share = 1.96, hits / n
-    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
-    reach = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    z, alpha_share = 1.96, hits / n
+    middle = (alpha_share + z * z / (2 * n)) / (1 + z * z / n)
+    reach = z / (1 + z * z / n) * math.sqrt(alpha_share * (1 - alpha_share) / n + z * z / (4 * n * n))
     return max(0.0, middle - reach), min(1.0, middle + reach)
 
 
@@ -148,12 +148,12 @@ def rare(rng: np.random.Generator, n: int) -> Floats:
 def many(
     studies: int, seed: int, truth: World, noise: World, settings: JudgeSettings, long: bool = False
 ) -> list[Outcome]:
-    court = Judge(settings)
-    entrants, budget = (LONG_CHALLENGERS + 1, LONG_BUDGET) if long else (CHALLENGERS + 1, BUDGET)
+    judge = Judge(settings)
+    candidates, budget = (LONG_CHALLENGERS + 1, LONG_BUDGET) if long else (CHALLENGERS + 1, BUDGET)
     outcomes = []
     for i in range(studies):
         rng = np.random.default_rng([seed, i])
-        outcomes.append(study(court, truth(rng, entrants), noise(rng, entrants), budget))
+        outcomes.append(study(judge, truth(rng, candidates), noise(rng, candidates), budget))
     return outcomes
 
 
@@ -241,10 +241,10 @@ def main() -> None:
         n = studies if share_key == "power_1sigma" else others
         say(f"power, {name}: {n} studies ({time.perf_counter() - began:.0f} s)")
         outcomes = many(n, options.seed + 1, truth, noise, settings)
-        share, took = found(outcomes)
+        alpha_share, took = found(outcomes)
         wrong = false_share(outcomes)
-        print(f"  {name:22} {share:.3f}   median runs {took:.0f}   with a false promotion {wrong:.3f}   of {n}")
-        figures |= {share_key: share, runs_key: took}
+        print(f"  {name:22} {alpha_share:.3f}   median runs {took:.0f}   with a false promotion {wrong:.3f}   of {n}")
+        figures |= {share_key: alpha_share, runs_key: took}
 
     n_real = 30 if options.quick else 60
     say(f"{n_real} trainings ({time.perf_counter() - began:.0f} s)")

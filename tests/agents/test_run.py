@@ -187,7 +187,7 @@ def test_a_killed_warden_leaves_nothing_either(ask: Ask, folder: Path) -> None:
     threading.Thread(target=kill_warden, daemon=True).start()
     answer = ask(HANG, limits=Limits(wall_s=PATIENCE_S, grace_s=0.2))
     assert not answer.ok
-    assert "warden" in answer.why
+    assert "supervisor" in answer.why
     assert not any(alive(pid) for pid in pids(folder))
 
 
@@ -211,13 +211,13 @@ def test_a_killed_warden_leaves_no_daemon_without_an_environment(ask: Ask, folde
         for pid in pids(folder):
             with contextlib.suppress(OSError):
                 parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-                if b"warden.py" in Path(f"/proc/{parent}/cmdline").read_bytes():
+                if b"supervisor.py" in Path(f"/proc/{parent}/cmdline").read_bytes():
                     os.kill(parent, signal.SIGKILL)
                     return
 
     threading.Thread(target=kill_warden, daemon=True).start()
     answer = ask(textwrap.dedent(daemon) + HANG, limits=Limits(wall_s=PATIENCE_S, grace_s=0.2))
-    assert "warden" in answer.why
+    assert "supervisor" in answer.why
     assert not any(alive(pid) for pid in [*pids(folder), int((folder / "daemon").read_text())])
 
 
@@ -586,7 +586,7 @@ def test_calls_in_threads_do_not_mix(tmp_path: Path, folder: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_stays_behind(tmp_path: Path) -> Iterator[None]:
-    """No test leaves a process of its agent; a warden whose looplab was killed needs a moment to end."""
+    """No test leaves a process of its agent; a supervisor whose looplab was killed needs a moment to end."""
     yield
     until(lambda: not [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if carries(pid, tmp_path)])
 

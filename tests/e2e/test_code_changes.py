@@ -23,7 +23,7 @@ def judged(lab: Any) -> Any:
     lab.configure(
         objective={"metric": "score", "goal": "max"},
         knobs={"x": {"type": "float", "low": -1, "high": 1}},
-        judge={"floor": 3, "replicates": 2, "most": 3},
+        judge={"baseline_seeds": 3, "replicates": 2, "max_replicates": 3},
         seed="seed",
     )
     lab("run", "--rounds", "1")
@@ -61,7 +61,7 @@ def test_a_changed_trainer_is_told_on_the_terminal_in_the_book_status_verdict_an
 
 def test_a_changed_lab_file_is_told(judged: Any) -> None:
     lab = judged
-    lab.configure(judge={"floor": 3, "replicates": 2, "most": 3, "alpha": 0.2}, budget={"rounds": 9})
+    lab.configure(judge={"baseline_seeds": 3, "replicates": 2, "max_replicates": 3, "alpha": 0.2}, budget={"rounds": 9})
     lab("propose", "--change", "x@set=-0.5", "--parent", "base")
     done = lab("run", "--rounds", "2")
     assert "lab.yaml differs from that of earlier runs: judge.alpha" in done.out

@@ -173,7 +173,7 @@ def test_when_its_tries_are_used_up_the_reasons_are_in_its_next_question(piloted
 def test_what_the_judge_said_of_its_last_proposal_is_in_its_next_question(piloted: Any) -> None:
     piloted.write("next.md", "Improve it.\n{answer}\n")
     change(piloted, prompt="next.md")
-    piloted.configure(judge={"floor": 3, "replicates": 2})
+    piloted.configure(judge={"baseline_seeds": 3, "replicates": 2})
     script(piloted, {"file": proposal("train.lr@set=0.9")}, {"file": proposal("train.lr@set=0.4")})
     piloted("say", "lower rates, please")
     piloted("autopilot", "--runs", "2")

@@ -164,7 +164,7 @@ def test_the_judge_compares_runs_of_the_same_arguments(lab) -> None:
     lab.base(seed=1)
     lab.write("train.py", (lab.folder / "train.py").read_text().replace(
         "1 / step", '1 / step + config["seed"] * 1e-3 - 0.01 * len(sys.argv)'))  # fmt: skip
-    lab.configure(judge={"floor": 2, "replicates": 2, "most": 2}, slots={"count": 1, "gpus": "none"})
+    lab.configure(judge={"baseline_seeds": 2, "replicates": 2, "max_replicates": 2}, slots={"count": 1, "gpus": "none"})
     lab("run", "--rounds", "1")
     lab("run", "--cfgs", "configs/base.json", "--rounds", "1", "--", "--longer")
     runs = lab.all("run.json")

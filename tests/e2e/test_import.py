@@ -103,7 +103,7 @@ def test_a_dry_run_writes_nothing(lab: Any, autopilot: Path) -> None:
 
 
 def test_runs_after_an_import_are_counted_judged_and_best_on_their_own(lab: Any, autopilot: Path) -> None:
-    lab.configure(seed=None, judge={"floor": 2, "replicates": 2, "most": 3}, budget={"runs": 5})
+    lab.configure(seed=None, judge={"baseline_seeds": 2, "replicates": 2, "max_replicates": 3}, budget={"runs": 5})
     lab("import", autopilot)
     lab("run", "--rounds", "1")
     assert lab.count(role="base") == 1

@@ -27,7 +27,7 @@ def judged(lab: Any) -> Any:
         objective={"metric": "score", "goal": "max"},
         holdout={"metric": "held_out", "budget": 1},
         knobs={"x": {"type": "float", "low": 0, "high": 1}, "seed": {"type": "int", "low": 0}},
-        judge={"floor": 4, "replicates": 3, "most": 8},
+        judge={"baseline_seeds": 4, "replicates": 3, "max_replicates": 8},
         round_size=3,
         budget={"rounds": 2},
     )
@@ -111,7 +111,7 @@ def test_the_held_out_metric_is_read_before_a_promotion_only_and_shown_nowhere(j
 
 
 def test_a_study_that_promotes_nobody_reads_it_once_at_its_end(judged: Any) -> None:
-    judged.configure(judge={"floor": 4, "replicates": 3, "most": 3})
+    judged.configure(judge={"baseline_seeds": 4, "replicates": 3, "max_replicates": 3})
     judged.queue("x@set=0.52", "x@set=0.53", "x@set=0.54")
     done = judged("run")
     assert "keep" not in verdicts(judged).values()

@@ -23,7 +23,7 @@ def judged(lab: Any) -> Any:
     lab.configure(
         objective={"metric": "score", "goal": "max"},
         knobs={"x": {"type": "float", "low": 0, "high": 1}},
-        judge={"floor": 4, "replicates": 3, "most": 8},
+        judge={"baseline_seeds": 4, "replicates": 3, "max_replicates": 8},
         round_size=3,
         budget={"rounds": 2},
     )

@@ -33,10 +33,10 @@ def living(lab: Any) -> list[int]:
     return [p["pid"] for p in lab.all("process.json") if is_alive(p["pid"], p["start"], p["boot"])]
 
 
-def kill_keepers(lab: Any) -> None:
+def kill_supervisors(lab: Any) -> None:
     for process in lab.all("process.json"):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(process["keeper"], signal.SIGKILL)
+            os.kill(process["supervisor"], signal.SIGKILL)
 
 
 def killed(lab: Any, until: Any, *args: str | Path) -> int:
@@ -113,10 +113,10 @@ def test_a_daemon_without_an_environment_does_not_outlive_engine_and_supervisor(
     trainer = (lab.folder / "train.py").read_text()
     lab.write("train.py", trainer.replace('if config["meet"]', DAEMON + 'if config["meet"]', 1))
     lab.base(wait=str(gate))
-    lab.configure(launch={**lab.study["launch"], "linger": 0.1})
+    lab.configure(launch={**lab.study["launch"], "cleanup_timeout": 0.1})
     killed(lab, until)
     daemon = int(until(lambda: (lab.folder / "daemon").exists() and (lab.folder / "daemon").read_text(), "a daemon"))
-    kill_keepers(lab)
+    kill_supervisors(lab)
     if command == "resume":
         gate.touch()
     lab(command, code=None)

@@ -152,7 +152,7 @@ def test_plan_runs_the_labs_own_decide(lab) -> None:
 
 def test_plan_shows_the_seeds_of_the_noise_floor(lab) -> None:
     lab.base(seed=7)
-    lab.configure(judge={"floor": 2})
+    lab.configure(judge={"baseline_seeds": 2})
     told = lab("plan", "--json").json()
     assert [(entry["role"], entry["by"], entry["seed"]) for entry in told["runs"]] == [
         ("base", "base", 7),
@@ -223,7 +223,7 @@ def test_plan_shows_a_run_that_somebody_wants_to_see_again_with_edits(lab) -> No
 
 def test_plan_touches_nothing_after_an_engine_was_killed(lab) -> None:
     lab.base(wait="gate", seed=1)
-    lab.configure(judge={"floor": 2}, proposers=[{"search": "random"}])
+    lab.configure(judge={"baseline_seeds": 2}, proposers=[{"search": "random"}])
     engine = lab.start("run", "--rounds", "1")
     lab.until_at_work(2)
     engine.process.kill()

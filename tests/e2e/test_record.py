@@ -661,7 +661,7 @@ def test_a_change_of_the_rules_is_recorded_and_shown(done) -> None:
     done("resume")
     assert len(done("status", "--json").json()["studies"][0]["configured"]) == 1  # nothing changed
     knobs = {**done.study["knobs"], "train.lr": {"type": "float", "low": 0.001, "high": 0.5, "log": True}}
-    done.configure(knobs=knobs, judge={"alpha": 0.4, "floor": 2})
+    done.configure(knobs=knobs, judge={"alpha": 0.4, "baseline_seeds": 2})
     done("propose", "--change", "train.lr@set=0.25")
     done("run", "--runs", "6")
     configured = done("status", "--json").json()["studies"][0]["configured"]
@@ -678,7 +678,7 @@ def test_rules_that_changed_before_a_reproduction_are_recorded(done) -> None:
     (run,) = done.ask("SELECT id FROM runs WHERE n=1")[0]
     done("reproduce", run)
     assert len(done("status", "--json").json()["studies"][0]["configured"]) == 1  # nothing changed
-    done.configure(judge={"alpha": 0.4, "floor": 2})
+    done.configure(judge={"alpha": 0.4, "baseline_seeds": 2})
     done("reproduce", run)
     first, second = done("status", "--json").json()["studies"][0]["configured"]
     assert second["changes"].startswith("judge null → ")

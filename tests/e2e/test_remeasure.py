@@ -79,7 +79,7 @@ def test_the_judge_starts_over_with_the_new_values(lab: Any) -> None:
     )
     lab.write("configs/base.json", '{"x": 0.5, "seed": 3}')
     lab.configure(
-        objective={"metric": "a", "goal": "max"}, judge={"floor": 3, "replicates": 3, "most": 5}, round_size=4,
+        objective={"metric": "a", "goal": "max"}, judge={"baseline_seeds": 3, "replicates": 3, "max_replicates": 5}, round_size=4,
         knobs={"x": {"type": "float", "low": 0, "high": 1}, "seed": {"type": "int", "low": 0}}, budget={"rounds": 1},
     )  # fmt: skip
     lab.queue("x@set=0.9", "x@set=0.1")

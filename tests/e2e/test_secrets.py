@@ -169,7 +169,7 @@ def test_replicates_and_reproductions_get_the_secret_again(configured) -> None:
         CONFIGURED.replace('config["train"]["lr"], "note"', 'config["train"]["lr"] + config["seed"] / 1e3, "note"'),
     )
     lab.base(seed=1, db={"password": PASSWORD, "user": "ann"})
-    lab.configure(judge={"floor": 3}, seed="seed")
+    lab.configure(judge={"baseline_seeds": 3}, seed="seed")
     lab("run")
     assert lab.count(status="ok") == 3
     lab("reproduce", "1", code=None)

@@ -24,7 +24,7 @@ def unseeded(lab: Any) -> Any:
     lab.configure(
         objective={"metric": "score", "goal": "max"},
         knobs={"x": {"type": "float", "low": 0, "high": 1}, "y": {"type": "int", "low": 0}},
-        judge={"floor": 3, "replicates": 3, "most": 5},
+        judge={"baseline_seeds": 3, "replicates": 3, "max_replicates": 5},
         round_size=6,
         budget={"rounds": 1},
     )

@@ -337,10 +337,10 @@ def test_the_engine_ends_when_there_is_nothing_more_to_do(jobs: Any, until: Any)
 
 def test_the_engine_stays_as_long_as_its_patron_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("looplab.loop.submitting.IDLE_S", 0.0)
-    with subprocess.Popen(["sleep", "600"]) as patron:
-        queue = JobQueue(patron.pid)
+    with subprocess.Popen(["sleep", "600"]) as owner_pid:
+        queue = JobQueue(owner_pid.pid)
         assert queue.thinking
-        patron.kill()
+        owner_pid.kill()
     assert not queue.thinking
     assert not JobQueue(0).thinking
 

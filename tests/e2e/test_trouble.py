@@ -131,7 +131,7 @@ if os.fork() == 0:
 @pytest.mark.parametrize("session", ["pass", "os.setsid()"], ids=["in its group", "in a session of its own"])
 def test_what_a_trainer_leaves_behind_is_ended_and_its_slot_freed(lab, session: str) -> None:
     lab.write("train.py", LINGERING.format(leave="", session=session))
-    lab.configure(launch={**lab.study["launch"], "linger": 0.2, "grace": 0.2}, objective=None)
+    lab.configure(launch={**lab.study["launch"], "cleanup_timeout": 0.2, "grace": 0.2}, objective=None)
     lab.queue("train.lr@set=0.2")
     lab("run", "--concurrency", "1")
     assert statuses(lab) == ["ok", "ok"]

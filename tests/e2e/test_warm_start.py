@@ -166,7 +166,7 @@ def test_a_source_that_is_no_path_is_refused(warm: Any, asked: str) -> None:
 
 def test_more_training_is_no_better_config(warm: Any) -> None:
     """A ratchet would promote every warm start. The judge gives the champion's config the same start first."""
-    warm.configure(judge={"floor": 3, "replicates": 2, "most": 4}, budget={"rounds": 2})
+    warm.configure(judge={"baseline_seeds": 3, "replicates": 2, "max_replicates": 4}, budget={"rounds": 2})
     warm.queue([CONTINUE, "autopilot.resume_from@set=best", "x@set=0.0001"])
     warm("run")
     roles = [about["role"] for about in warm.all("run.json")]
@@ -178,7 +178,7 @@ def test_more_training_is_no_better_config(warm: Any) -> None:
 
 
 def test_a_config_that_is_better_at_equal_budget_is_promoted(warm: Any) -> None:
-    warm.configure(judge={"floor": 3, "replicates": 3, "most": 8}, budget={"rounds": 2})
+    warm.configure(judge={"baseline_seeds": 3, "replicates": 3, "max_replicates": 8}, budget={"rounds": 2})
     warm.queue([CONTINUE, "autopilot.resume_from@set=best", "x@set=0.5"])
     warm("run")
     trial = next(about for about in warm.all("run.json") if about["role"] == "trial")

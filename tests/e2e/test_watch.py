@@ -56,7 +56,7 @@ def test_a_hopeless_run_is_stopped_and_tried_again(watched: Any) -> None:
 
 def test_a_stopped_trial_has_had_its_chance(watched: Any) -> None:
     watched.write("configs/base.json", '{"reg": 5.0}')
-    watched.configure(judge={"floor": 2, "replicates": 2, "most": 2}, budget={"rounds": 2})
+    watched.configure(judge={"baseline_seeds": 2, "replicates": 2, "max_replicates": 2}, budget={"rounds": 2})
     watched.queue("reg@set=1")
     watched("run")
     stopped = [summary for summary in watched.all("summary.json") if summary["status"] == "stopped"]

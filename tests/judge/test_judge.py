@@ -39,8 +39,8 @@ class Lab:
     seeds: bool = True
     held_out: ReadHeldOut | None = None
     budget: int = 200
-    docket: JudgeState = field(default_factory=JudgeState)
-    entrants: list[Candidate] = field(default_factory=list)
+    state: JudgeState = field(default_factory=JudgeState)
+    candidates: list[Candidate] = field(default_factory=list)
     evidence: dict[str, Evidence] = field(default_factory=dict)
     alarms: list[str] = field(default_factory=list)
     controls: int = 0
@@ -54,30 +54,30 @@ class Lab:
 
     def enter(self, point: str, warm: str | None = None, control: bool = False, number: int = 0) -> None:
         score = self.score(point, warm, number)
-        self.entrants.append(Candidate(point, score.run, (score,), warm, control))
+        self.candidates.append(Candidate(point, score.run, (score,), warm, control))
 
-    def sit(self) -> Judgement:
-        sitting = Judge(self.settings).sit(self.docket, self.entrants, self.held_out)
-        self.docket = sitting.docket
-        self.alarms += sitting.alarms
-        self.evidence |= {evidence.point: evidence for evidence in sitting.verdicts}
-        spent = self.docket.spent + self.docket.reserved
+    def evaluate(self) -> Judgement:
+        judgement = Judge(self.settings).evaluate(self.state, self.candidates, self.held_out)
+        self.state = judgement.state
+        self.alarms += judgement.alarms
+        self.evidence |= {evidence.point: evidence for evidence in judgement.verdicts}
+        spent = self.state.spent + self.state.reserved
         assert spent <= self.settings.alpha * (1 + 1e-12)
-        return sitting
+        return judgement
 
     def settle(self) -> None:
         """Run what is wanted until nothing is."""
-        while (wants := self.sit().wants) and self.runs < self.budget:
-            for want in wants:
-                known = [(e.point, e.warm) for e in self.entrants]
-                if (want.point, want.warm) in known:
-                    place = known.index((want.point, want.warm))
-                    entrant = self.entrants[place]
-                    more = self.score(want.point, want.warm, want.number)
-                    self.entrants[place] = replace(entrant, scores=(*entrant.scores, more))
+        while (requests := self.evaluate().requests) and self.runs < self.budget:
+            for request in requests:
+                known = [(e.point, e.warm) for e in self.candidates]
+                if (request.point, request.warm) in known:
+                    place = known.index((request.point, request.warm))
+                    candidate = self.candidates[place]
+                    more = self.score(request.point, request.warm, request.number)
+                    self.candidates[place] = replace(candidate, scores=(*candidate.scores, more))
                 else:
-                    self.controls += want.control
-                    self.enter(want.point, want.warm, want.control, want.number)
+                    self.controls += request.control
+                    self.enter(request.point, request.warm, request.control, request.number)
 
     def challenge(self, *points: str) -> Evidence:
         for point in points:
@@ -86,7 +86,7 @@ class Lab:
         return self.evidence[points[-1]]
 
     def replicates(self, point: str) -> int:
-        return sum(len(entrant.scores) - 1 for entrant in self.entrants if entrant.point == point)
+        return sum(len(candidate.scores) - 1 for candidate in self.candidates if candidate.point == point)
 
 
 def noise(*key: object) -> float:
@@ -108,10 +108,12 @@ def test_the_base_runs_with_its_floor_of_seeds_before_anything_is_judged() -> No
     made = Lab(world({}))
     made.enter("base")
     made.enter("other")
-    sitting = made.sit()
-    assert not sitting.verdicts
-    assert sitting.champion == "base-cold-0"
-    assert [(want.point, want.seed) for want in sitting.wants] == [("base", 100 + n) for n in (1, 2, 3, 4)]
+    judgement = made.evaluate()
+    assert not judgement.verdicts
+    assert judgement.champion == "base-cold-0"
+    assert [(request.point, request.seed) for request in judgement.requests] == [
+        ("base", 100 + n) for n in (1, 2, 3, 4)
+    ]
     made.settle()
     assert made.evidence["base"].verdict is Verdict.KEEP
     assert made.evidence["base"].n == 5
@@ -121,30 +123,30 @@ def test_a_clear_improvement_is_promoted_with_its_numbers() -> None:
     made = lab({"good": 4.0})
     found = made.challenge("good")
     assert found.verdict is Verdict.KEEP
-    assert made.docket.champion == "good-cold-0"
+    assert made.state.champion == "good-cold-0"
     assert found.champion == "base-cold-0"
     assert found.p is not None
-    assert found.bar is not None
-    assert found.p <= found.bar
+    assert found.boundary is not None
+    assert found.p <= found.boundary
     assert found.low is not None
     assert found.high is not None
     assert found.effect is not None
     assert 0 < found.low < found.effect < found.high
-    assert made.docket.spent == 0.0  # what is proved costs nothing
+    assert made.state.spent == 0.0  # what is proved costs nothing
 
 
 def test_replicates_are_on_the_champions_seeds_and_the_trial_does_not_count() -> None:
     made = lab()
-    made.entrants.append(Candidate("lucky", "lucky", (Score("lucky", 100, 5.0, 1.0, "evaluator"),)))
-    wants = [(want.point, want.seed) for want in made.sit().wants]
-    assert wants == [("lucky", 101), ("lucky", 102), ("lucky", 103)]
+    made.candidates.append(Candidate("lucky", "lucky", (Score("lucky", 100, 5.0, 1.0, "evaluator"),)))
+    requests = [(request.point, request.seed) for request in made.evaluate().requests]
+    assert requests == [("lucky", 101), ("lucky", 102), ("lucky", 103)]
 
 
 def test_a_lucky_trial_is_found_out() -> None:
     made = Lab(lambda point, warm, n: 5.0 if (point, n) == ("lucky", 0) else noise(point, n))
     made.challenge("base", "lucky")
     assert made.evidence["lucky"].verdict in (Verdict.DISCARD, Verdict.INCONCLUSIVE)
-    assert made.docket.champion == "base-cold-0"
+    assert made.state.champion == "base-cold-0"
 
 
 def test_who_loses_the_screen_is_over_after_one_run() -> None:
@@ -154,7 +156,7 @@ def test_who_loses_the_screen_is_over_after_one_run() -> None:
     made.challenge("base", "worse", "hair")
     assert made.evidence["worse"].verdict is Verdict.DISCARD
     assert made.evidence["hair"].n == made.evidence["worse"].n == 1
-    assert made.docket.opened == 0
+    assert made.state.opened == 0
 
 
 @given(st.integers(0, 10_000))
@@ -174,11 +176,11 @@ def test_alpha_is_never_exceeded_and_a_second_sitting_changes_nothing(salt: int,
     for i in range(12):
         made.enter(f"p{i}")
         made.settle()  # `sit` looks after alpha
-        again, once_more = made.sit(), made.sit()
+        again, once_more = made.evaluate(), made.evaluate()
         assert again == once_more
         assert not again.verdicts
         assert not again.alarms
-        assert JudgeState.from_dict(json.loads(json.dumps(made.docket.as_dict()))) == made.docket
+        assert JudgeState.from_dict(json.loads(json.dumps(made.state.as_dict()))) == made.state
 
 
 @given(st.integers(0, 10_000), st.randoms(use_true_random=False))
@@ -188,23 +190,23 @@ def test_the_goal_and_the_order_of_the_scores_do_not_matter(salt: int, rng: rand
     up, down = lab(truth, salt), Lab(lambda *key: -(world(truth, salt)(*key) or 0.0), JudgeSettings(goal="min"))
     up.challenge(*truth)
     down.challenge("base", *truth)
-    assert up.docket == down.docket
+    assert up.state == down.state
     assert [e.effect for e in up.evidence.values()] == [e.effect for e in down.evidence.values()]
     # Everything at once, in any order.
     mixed = []
-    for entrant in up.entrants:
-        rest = list(entrant.scores[1:])
+    for candidate in up.candidates:
+        rest = list(candidate.scores[1:])
         rng.shuffle(rest)
-        mixed.append(replace(entrant, scores=(entrant.scores[0], *rest)))
+        mixed.append(replace(candidate, scores=(candidate.scores[0], *rest)))
     court = Judge(JudgeSettings())
-    assert court.sit(JudgeState(), mixed) == court.sit(JudgeState(), up.entrants)
+    assert court.evaluate(JudgeState(), mixed) == court.evaluate(JudgeState(), up.candidates)
 
 
 def test_a_lost_test_costs_its_whole_alpha_even_when_it_stopped_early() -> None:
     made = Lab(lambda point, warm, n: 9.0 if (point, n) == ("bad", 0) else noise(point, n) - 5 * (point == "bad"))
     found = made.challenge("base", "bad")
     assert found.look == 1
-    assert made.docket.spent == found.alpha == pytest.approx(made.settings.share * made.settings.alpha)
+    assert made.state.spent == found.alpha == pytest.approx(made.settings.alpha_share * made.settings.alpha)
 
 
 def test_pairs_see_what_seeds_hide() -> None:
@@ -220,7 +222,7 @@ def test_pairs_see_what_seeds_hide() -> None:
 def test_without_seeds_a_large_effect_is_still_found() -> None:
     made = Lab(world({"good": 5.0}), seeds=False)
     assert made.challenge("base", "good").verdict is Verdict.KEEP
-    assert {score.seed for entrant in made.entrants for score in entrant.scores} == {None}
+    assert {score.seed for candidate in made.candidates for score in candidate.scores} == {None}
 
 
 @pytest.mark.parametrize("value", [None, math.nan, math.inf, 1e200, -1e300])
@@ -229,7 +231,7 @@ def test_without_seeds_a_large_effect_is_still_found() -> None:
 def test_what_is_not_a_number_wins_nothing(value: float | None, goal: str, by: str) -> None:
     made = Lab(lambda p, w, n: value if p == "nan" else noise(p, n), JudgeSettings(goal=goal, by=by))  # type: ignore[arg-type]
     assert made.challenge("base", "nan").verdict is Verdict.CRASH
-    assert made.docket.champion == "base-cold-0"
+    assert made.state.champion == "base-cold-0"
 
 
 def test_a_base_that_crashed_makes_room_for_the_next() -> None:
@@ -238,7 +240,7 @@ def test_a_base_that_crashed_makes_room_for_the_next() -> None:
     made.enter("works")
     made.settle()
     assert made.evidence["broken"].verdict is Verdict.CRASH
-    assert made.docket.champion == "works-cold-0"
+    assert made.state.champion == "works-cold-0"
 
 
 def test_a_challenger_whose_replicates_crash_is_a_crash_and_is_not_asked_for_again() -> None:
@@ -246,7 +248,7 @@ def test_a_challenger_whose_replicates_crash_is_a_crash_and_is_not_asked_for_aga
     found = made.challenge("base", "frail")
     assert found.verdict is Verdict.CRASH
     assert made.replicates("frail") == 3
-    assert not made.docket.tests
+    assert not made.state.tests
 
 
 def test_one_crashed_replicate_is_replaced_by_the_next_seed_and_said() -> None:
@@ -260,10 +262,10 @@ def test_one_crashed_replicate_is_replaced_by_the_next_seed_and_said() -> None:
 def test_another_seed_is_no_change(by: str) -> None:
     made = Lab(world({}), JudgeSettings(by=by))  # type: ignore[arg-type]
     made.challenge("base")
-    made.entrants.append(Candidate("base", "again", (Score("again", 7, 99.0, 1.0, "evaluator"),)))
-    sitting = made.sit()
-    assert [(e.run, e.verdict, e.flags) for e in sitting.verdicts] == [("again", Verdict.DISCARD, ("no change",))]
-    assert sitting.champion == "base-cold-0"
+    made.candidates.append(Candidate("base", "again", (Score("again", 7, 99.0, 1.0, "evaluator"),)))
+    judgement = made.evaluate()
+    assert [(e.run, e.verdict, e.flags) for e in judgement.verdicts] == [("again", Verdict.DISCARD, ("no change",))]
+    assert judgement.champion == "base-cold-0"
 
 
 @pytest.mark.parametrize("by", ["test", "ratchet"])
@@ -271,40 +273,40 @@ def test_another_seed_is_no_change(by: str) -> None:
 def test_another_evaluator_makes_a_challenger_void(by: str, fingerprint: str) -> None:
     made = Lab(world({}), JudgeSettings(by=by))  # type: ignore[arg-type]
     made.challenge("base")
-    made.entrants.append(Candidate("cheat", "cheat", (Score("cheat", 100, 99.0, 1.0, fingerprint),)))
-    sitting = made.sit()
-    assert sitting.verdicts[0].verdict is Verdict.VOID
-    assert sitting.alarms
-    assert sitting.sigma == pytest.approx(made.sit().sigma)
+    made.candidates.append(Candidate("cheat", "cheat", (Score("cheat", 100, 99.0, 1.0, fingerprint),)))
+    judgement = made.evaluate()
+    assert judgement.verdicts[0].verdict is Verdict.VOID
+    assert judgement.alarms
+    assert judgement.sigma == pytest.approx(made.evaluate().sigma)
 
 
 def test_an_evaluator_that_changes_during_the_replicates_makes_the_challenger_void() -> None:
     made = lab({"good": 4.0})
     made.enter("good")
-    made.sit()
-    entrant = made.entrants[-1]
-    made.entrants[-1] = replace(entrant, scores=(*entrant.scores, Score("late", 101, 9.0, 1.0, "other")))
-    assert made.sit().verdicts[0].verdict is Verdict.VOID
-    assert not made.docket.tests
+    made.evaluate()
+    candidate = made.candidates[-1]
+    made.candidates[-1] = replace(candidate, scores=(*candidate.scores, Score("late", 101, 9.0, 1.0, "other")))
+    assert made.evaluate().verdicts[0].verdict is Verdict.VOID
+    assert not made.state.tests
 
 
 def test_a_champions_run_from_another_evaluator_is_left_out_with_an_alarm() -> None:
     made = lab()
-    entrant = made.entrants[0]
-    made.entrants[0] = replace(entrant, scores=(*entrant.scores, Score("odd", 105, 999.0, 1.0, "other")))
-    sitting = made.sit()
-    assert "odd" in sitting.alarms[0]
-    assert sitting.sigma is not None
-    assert sitting.sigma < 10
+    candidate = made.candidates[0]
+    made.candidates[0] = replace(candidate, scores=(*candidate.scores, Score("odd", 105, 999.0, 1.0, "other")))
+    judgement = made.evaluate()
+    assert "odd" in judgement.alarms[0]
+    assert judgement.sigma is not None
+    assert judgement.sigma < 10
 
 
 def test_an_implausible_jump_is_repeated_and_said() -> None:
     made = lab({"leak": 50.0})
     made.enter("leak")
-    sitting = made.sit()
-    assert "implausible" in sitting.alarms[0]
-    assert not sitting.verdicts
-    assert len(sitting.wants) == 3
+    judgement = made.evaluate()
+    assert "implausible" in judgement.alarms[0]
+    assert not judgement.verdicts
+    assert len(judgement.requests) == 3
     made.settle()
     assert "implausible jump" in made.evidence["leak"].flags
 
@@ -322,7 +324,7 @@ def test_repeats_that_are_equal_to_the_last_digit_promote_nobody(seeds: bool) ->
     found = made.challenge("base", "good")
     assert found.verdict is Verdict.INCONCLUSIVE
     assert "equal to the last digit" in found.why
-    assert made.docket.champion == made.evidence["base"].run
+    assert made.state.champion == made.evidence["base"].run
     assert any("equal to the last digit" in alarm for alarm in made.alarms)
     assert made.replicates("good") == 3  # no more are spent on it
     assert made.challenge("worse").verdict is Verdict.DISCARD
@@ -337,7 +339,7 @@ def test_repeats_that_differ_only_by_rounding_promote_nobody(seeds: bool) -> Non
     found = made.challenge("base", "good")
     assert found.verdict is Verdict.INCONCLUSIVE
     assert "equal but for rounding" in found.why
-    assert made.docket.champion == made.evidence["base"].run
+    assert made.state.champion == made.evidence["base"].run
     assert any("equal but for rounding" in alarm for alarm in made.alarms)
 
 
@@ -407,8 +409,8 @@ def test_a_warm_start_is_compared_with_the_champions_config_from_the_same_start(
     made = Lab(value)
     made.challenge("base")
     made.enter("more", warm="parent")
-    wants = made.sit().wants
-    assert [(w.point, w.warm, w.seed, w.control) for w in wants] == [("base", "parent", 100, True)]
+    requests = made.evaluate().requests
+    assert [(w.point, w.warm, w.seed, w.control) for w in requests] == [("base", "parent", 100, True)]
     made.settle()
     assert made.evidence["more"].verdict is not Verdict.KEEP  # it only trained longer
     assert made.controls == 1
@@ -426,15 +428,15 @@ def test_a_warm_start_is_compared_with_the_champions_config_from_the_same_start(
 def test_the_champion_trained_on_is_no_other_config() -> None:
     made = lab()
     made.enter("base", warm="parent")
-    sitting = made.sit()
-    assert [(e.verdict, e.flags) for e in sitting.verdicts] == [(Verdict.DISCARD, ("no change",))]
+    judgement = made.evaluate()
+    assert [(e.verdict, e.flags) for e in judgement.verdicts] == [(Verdict.DISCARD, ("no change",))]
 
 
 def test_more_compute_is_said() -> None:
     made = Lab(world({"good": 5.0}))
     made.challenge("base")
     made.enter("good")
-    made.entrants[-1] = replace(made.entrants[-1], scores=(replace(made.entrants[-1].scores[0], cost=9.0),))
+    made.candidates[-1] = replace(made.candidates[-1], scores=(replace(made.candidates[-1].scores[0], cost=9.0),))
     made.settle()
     assert any("the cost" in flag for flag in made.evidence["good"].flags)
 
@@ -461,9 +463,9 @@ def test_better_on_the_objective_and_worse_where_nobody_looked_is_no_promotion()
     made = Lab(world({"overfit": 4.0}), held_out=held(-1.0, []))
     found = made.challenge("base", "overfit")
     assert found.verdict is Verdict.INCONCLUSIVE
-    assert made.docket.champion == "base-cold-0"
+    assert made.state.champion == "base-cold-0"
     assert any("held-out" in alarm for alarm in made.alarms)
-    assert made.docket.spent > 0
+    assert made.state.spent > 0
 
 
 def test_a_held_out_budget_that_is_used_up_is_said() -> None:
@@ -477,7 +479,7 @@ def test_open_tests_go_on_against_a_new_champion_with_their_alpha() -> None:
     made = lab({"first": 6.0, "second": 6.0})
     made.enter("first")
     made.enter("second")
-    opened = made.sit().opened
+    opened = made.evaluate().opened
     assert [test.number for test in opened] == [1, 2]
     assert opened[1].alpha < opened[0].alpha
     made.settle()
@@ -488,13 +490,13 @@ def test_open_tests_go_on_against_a_new_champion_with_their_alpha() -> None:
 
 def test_a_closed_study_leaves_nobody_without_a_verdict() -> None:
     made = lab({"good": 1.0})
-    made.entrants.append(Candidate("open", "open", (Score("open", 100, 4.0, 1.0, "evaluator"),)))
-    made.sit()
-    assert made.docket.tests
-    closed = Judge(made.settings).close(made.docket, made.entrants)
+    made.candidates.append(Candidate("open", "open", (Score("open", 100, 4.0, 1.0, "evaluator"),)))
+    made.evaluate()
+    assert made.state.tests
+    closed = Judge(made.settings).close(made.state, made.candidates)
     assert [(e.run, e.verdict) for e in closed.verdicts] == [("open", Verdict.INCONCLUSIVE)]
-    assert not closed.docket.tests
-    assert not closed.wants
+    assert not closed.state.tests
+    assert not closed.requests
 
 
 def test_the_ratchet_takes_any_improvement_and_says_what_it_is() -> None:
@@ -508,17 +510,19 @@ def test_the_ratchet_takes_any_improvement_and_says_what_it_is() -> None:
 
 def test_nothing_is_said_while_the_base_still_runs() -> None:
     court = Judge(JudgeSettings())
-    for entrants in ([], [Candidate("base", "b", ()), Candidate("x", "x", (Score("x", 0, 1.0),))]):
-        sitting = court.sit(JudgeState(), entrants)
-        assert (sitting.verdicts, sitting.wants, sitting.champion) == ((), (), None)
+    for candidates in ([], [Candidate("base", "b", ()), Candidate("x", "x", (Score("x", 0, 1.0),))]):
+        judgement = court.evaluate(JudgeState(), candidates)
+        assert (judgement.verdicts, judgement.requests, judgement.champion) == ((), (), None)
 
 
 def test_a_docket_of_another_study_is_a_mistake() -> None:
     with pytest.raises(LabError, match="not among the entrants"):
-        Judge(JudgeSettings()).sit(JudgeState(champion="gone"), [Candidate("b", "b", (Score("b", 0, 1.0),))])
+        Judge(JudgeSettings()).evaluate(JudgeState(champion="gone"), [Candidate("b", "b", (Score("b", 0, 1.0),))])
 
 
-@pytest.mark.parametrize("wrong", [{"alpha": 0.0}, {"floor": 1}, {"replicates": 1}, {"most": 2}, {"goal": "up"}])
+@pytest.mark.parametrize(
+    "wrong", [{"alpha": 0.0}, {"baseline_seeds": 1}, {"replicates": 1}, {"max_replicates": 2}, {"goal": "up"}]
+)
 def test_settings_that_make_no_sense_are_refused_by_name(wrong: dict[str, object]) -> None:
     with pytest.raises(LabError, match=f"judge.{next(iter(wrong))}"):
         JudgeSettings(**wrong)  # type: ignore[arg-type]
@@ -560,7 +564,7 @@ def test_a_better_objective_counts_whatever_the_second_metric_says() -> None:
     for point in ("base", "good", "bad"):
         made.enter(point)
         made.settle()
-    assert made.docket.champion == "good-cold-0"
+    assert made.state.champion == "good-cold-0"
     assert made.evidence["bad"].verdict is Verdict.DISCARD
 
 

@@ -83,10 +83,10 @@ def test_looks_grow_to_the_last_and_their_bars_add_up_to_alpha(
     assert plan[0] == first
     assert plan[-1] == first + more
     assert list(plan) == sorted(set(plan))
-    bars = stats.boundaries(alpha, plan, power)
-    assert len(bars) == len(plan)
-    assert all(bar > 0 for bar in bars)
-    assert math.fsum(bars) == pytest.approx(alpha)
+    boundaries = stats.boundaries(alpha, plan, power)
+    assert len(boundaries) == len(plan)
+    assert all(boundary > 0 for boundary in boundaries)
+    assert math.fsum(boundaries) == pytest.approx(alpha)
 
 
 @given(st.integers(1, 23), st.floats(-3, 3), st.floats(0.01, 2))

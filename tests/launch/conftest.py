@@ -181,10 +181,10 @@ class Stand:
         self.until(lambda: not alive(pid))
 
     @staticmethod
-    def keeper_of(pid: int) -> int:
+    def supervisor_of(pid: int) -> int:
         parent = psutil.Process(pid).parent()
         assert parent is not None
-        assert any(part.endswith("keeper.py") for part in parent.cmdline())
+        assert any(part.endswith("supervisor.py") for part in parent.cmdline())
         return parent.pid
 
     # -- leaving nothing behind

@@ -1,4 +1,4 @@
-"""Runs outlive engines and keepers: what a new executor makes of them."""
+"""Runs outlive engines and supervisors: what a new executor makes of them."""
 
 from __future__ import annotations
 
@@ -117,14 +117,16 @@ def test_a_stopped_adopted_run_goes_with_its_whole_group(stand: Stand) -> None:
     stand.nothing_more(executor)
 
 
-@pytest.mark.parametrize("keeper_lives", [True, False])
-def test_a_stopped_adopted_run_that_does_not_go_is_killed(stand: Stand, keeper_lives: bool) -> None:
-    engine = stand.engine(stand.order(stand.python(FAMILY, stand.folder / "pids", "stubborn"), grace=60, linger=60))
+@pytest.mark.parametrize("supervisor_lives", [True, False])
+def test_a_stopped_adopted_run_that_does_not_go_is_killed(stand: Stand, supervisor_lives: bool) -> None:
+    engine = stand.engine(
+        stand.order(stand.python(FAMILY, stand.folder / "pids", "stubborn"), grace=60, cleanup_timeout=60)
+    )
     pids = stand.pids("pids", 2)
     stand.file("process.json")
     engine.kill()
-    if not keeper_lives:
-        stand.kill(stand.keeper_of(engine.pids["r1"]))
+    if not supervisor_lives:
+        stand.kill(stand.supervisor_of(engine.pids["r1"]))
     executor = stand.executor()
     executor.adopt("r1", stand.folder / "r1")
     executor.stop("r1", "stop", grace=0.3)
@@ -165,16 +167,16 @@ def test_an_order_behind_an_adopted_run_is_given_back(stand: Stand, how: str) ->
     assert not (stand.folder / "r2/train.log").exists()
 
 
-# -- the keeper is killed too
+# -- the supervisor is killed too
 
 
-def test_a_run_without_engine_and_keeper_is_waited_for_and_then_lost(stand: Stand) -> None:
+def test_a_run_without_engine_and_supervisor_is_waited_for_and_then_lost(stand: Stand) -> None:
     go = stand.folder / "go"
     engine = stand.engine(stand.order(stand.python(GATED, go, 7)))
     pid = engine.pids["r1"]
     stand.file("process.json")
     engine.kill()
-    stand.kill(stand.keeper_of(pid))
+    stand.kill(stand.supervisor_of(pid))
     executor = stand.executor()
     assert executor.adopt("r1", stand.folder / "r1")
     stand.nothing_more(executor)
@@ -193,20 +195,22 @@ def test_a_run_that_was_lost_before_it_could_be_adopted_is_told(stand: Stand) ->
     pid = engine.pids["r1"]
     stand.file("process.json")
     engine.kill()
-    stand.kill(stand.keeper_of(pid))
+    stand.kill(stand.supervisor_of(pid))
     stand.kill(pid)
     executor = stand.executor()
     assert executor.adopt("r1", stand.folder / "r1")
     assert stand.end(executor).reason == "lost"
 
 
-def test_what_a_run_without_a_keeper_leaves_behind_is_ended(stand: Stand) -> None:
-    engine = stand.engine(stand.order(stand.python(FAMILY, stand.folder / "pids", "stubborn"), linger=0.1, grace=0.1))
+def test_what_a_run_without_a_supervisor_leaves_behind_is_ended(stand: Stand) -> None:
+    engine = stand.engine(
+        stand.order(stand.python(FAMILY, stand.folder / "pids", "stubborn"), cleanup_timeout=0.1, grace=0.1)
+    )
     pid = engine.pids["r1"]
     pids = stand.pids("pids", 2)
     stand.file("process.json")
     engine.kill()
-    stand.kill(stand.keeper_of(pid))
+    stand.kill(stand.supervisor_of(pid))
     executor = stand.executor()
     executor.adopt("r1", stand.folder / "r1")
     stand.kill(pid)
@@ -215,13 +219,15 @@ def test_what_a_run_without_a_keeper_leaves_behind_is_ended(stand: Stand) -> Non
     assert not any(map(stand.alive, pids))
 
 
-def test_a_time_limit_holds_for_an_adopted_run_without_a_keeper(stand: Stand) -> None:
+def test_a_time_limit_holds_for_an_adopted_run_without_a_supervisor(stand: Stand) -> None:
     engine = stand.engine(stand.order(["/bin/sleep", "600"], timeout=600.0))
     pid = engine.pids["r1"]
     written = stand.file("process.json")
     engine.kill()
-    stand.kill(stand.keeper_of(pid))
-    (stand.folder / "r1/process.json").write_text(json.dumps({**written, "timeout": 1.0}))  # not the keeper's to hold
+    stand.kill(stand.supervisor_of(pid))
+    (stand.folder / "r1/process.json").write_text(
+        json.dumps({**written, "timeout": 1.0})
+    )  # not the supervisor's to hold
     executor = stand.executor()
     executor.adopt("r1", stand.folder / "r1")
     end = stand.end(executor)
@@ -229,11 +235,11 @@ def test_a_time_limit_holds_for_an_adopted_run_without_a_keeper(stand: Stand) ->
     assert not stand.alive(pid)
 
 
-def test_an_engine_whose_keeper_is_killed_goes_on_with_its_runs(stand: Stand) -> None:
+def test_an_engine_whose_supervisor_is_killed_goes_on_with_its_runs(stand: Stand) -> None:
     executor, go = stand.executor(), stand.folder / "go"
     executor.start(stand.order(stand.python(GATED, go, 7)))
     pid = stand.started(executor)
-    stand.kill(stand.keeper_of(pid))
+    stand.kill(stand.supervisor_of(pid))
     stand.nothing_more(executor)
     executor.start(stand.order(["/bin/true"], "r2"))
     assert stand.end(executor, "r2").ok
@@ -242,11 +248,11 @@ def test_an_engine_whose_keeper_is_killed_goes_on_with_its_runs(stand: Stand) ->
     assert stand.end(executor).reason == "lost"
 
 
-def test_an_order_to_a_keeper_that_was_just_killed_goes_to_the_next_one(stand: Stand) -> None:
+def test_an_order_to_a_supervisor_that_was_just_killed_goes_to_the_next_one(stand: Stand) -> None:
     executor = stand.executor()
     executor.start(stand.order(["/bin/sleep", "600"]))
     pid = stand.started(executor)
-    stand.kill(stand.keeper_of(pid))
+    stand.kill(stand.supervisor_of(pid))
     executor.start(stand.order(["/bin/true"], "r2"))  # nothing told the executor yet
     events = stand.events(executor, lambda events: any(isinstance(event, Ended) for event in events))
     assert not any(isinstance(event, Rejected) for event in events)
@@ -254,23 +260,23 @@ def test_an_order_to_a_keeper_that_was_just_killed_goes_to_the_next_one(stand: S
     assert stand.alive(pid)
 
 
-def test_a_stop_that_finds_the_keeper_killed_still_ends_the_run(stand: Stand) -> None:
+def test_a_stop_that_finds_the_supervisor_killed_still_ends_the_run(stand: Stand) -> None:
     executor = stand.executor()
     executor.start(stand.order(["/bin/sleep", "600"]))
     pid = stand.started(executor)
-    stand.kill(stand.keeper_of(pid))
+    stand.kill(stand.supervisor_of(pid))
     executor.stop("r1", "stop", grace=60)
     assert stand.end(executor).reason == "stop"
     assert not stand.alive(pid)
 
 
-def test_an_order_that_a_killed_keeper_never_read_is_given_back(stand: Stand) -> None:
+def test_an_order_that_a_killed_supervisor_never_read_is_given_back(stand: Stand) -> None:
     executor = stand.executor()
     executor.start(stand.order(["/bin/sleep", "600"]))
-    keeper_pid = stand.keeper_of(stand.started(executor))
-    os.kill(keeper_pid, signal.SIGSTOP)
+    supervisor_pid = stand.supervisor_of(stand.started(executor))
+    os.kill(supervisor_pid, signal.SIGSTOP)
     executor.start(stand.order(["/bin/true"], "r2"))
-    stand.kill(keeper_pid)
+    stand.kill(supervisor_pid)
     (event,) = stand.events(executor, lambda events: len(events) > 0)
     assert isinstance(event, Rejected)
     executor.start(stand.order(["/bin/true"], "r2"))
@@ -280,23 +286,23 @@ def test_an_order_that_a_killed_keeper_never_read_is_given_back(stand: Stand) ->
 # -- nothing was written down
 
 
-def start_and_kill_the_keeper_at_once(stand: Stand) -> tuple[LocalExecutor, str, int]:
-    """A run whose keeper was killed before it could write down which process it is; what it did write is removed."""
+def start_and_kill_the_supervisor_at_once(stand: Stand) -> tuple[LocalExecutor, str, int]:
+    """A run whose supervisor was killed before it could write down which process it is; what it did write is removed."""
     executor = stand.executor()
     executor.start(stand.order(["/bin/true"], "first"))
     stand.end(executor, "first")
     order = stand.order(stand.python(GATED, stand.folder / "go", 7))
     executor.start(order)
-    own = executor._keeper.pid  # it carries the mark itself while it starts the process
+    own = executor._supervisor.pid  # it carries the mark itself while it starts the process
     (pid,) = stand.until(lambda: [pid for pid in find_by_mark(order.run_dir) if pid != own])
-    stand.kill(stand.keeper_of(pid))
+    stand.kill(stand.supervisor_of(pid))
     for path in order.run_dir.glob("process.json*"):
         path.unlink()
     return executor, "r1", pid
 
 
 def test_a_run_of_which_nothing_was_written_down_is_found_by_its_mark(stand: Stand) -> None:
-    executor, run_id, pid = start_and_kill_the_keeper_at_once(stand)
+    executor, run_id, pid = start_and_kill_the_supervisor_at_once(stand)
     executor.close()
     executor = stand.executor()
     assert executor.adopt(run_id, stand.folder / run_id)
@@ -310,7 +316,7 @@ def test_a_run_of_which_nothing_was_written_down_is_found_by_its_mark(stand: Sta
 
 
 def test_a_run_of_which_nothing_was_written_down_can_be_stopped(stand: Stand) -> None:
-    executor, run_id, pid = start_and_kill_the_keeper_at_once(stand)
+    executor, run_id, pid = start_and_kill_the_supervisor_at_once(stand)
     executor.stop(run_id, "stop", grace=60)
     assert stand.end(executor, run_id).reason == "stop"
     assert not stand.alive(pid)
@@ -354,7 +360,7 @@ def test_a_number_that_now_belongs_to_another_is_left_alone(
         "pid": bystander.pid,
         "start": supervisor.start_ticks(bystander.pid),
         "boot": supervisor.boot_id(),
-        "keeper": 1,
+        "supervisor": 1,
     }
     process[wrong] = {"start": 12345, "boot": "another boot"}[wrong]
     executor = stand.executor()
@@ -364,12 +370,12 @@ def test_a_number_that_now_belongs_to_another_is_left_alone(
     assert bystander.poll() is None
 
 
-def test_a_keeper_with_the_number_of_an_earlier_one_is_not_waited_for(stand: Stand) -> None:
+def test_a_supervisor_with_the_number_of_an_earlier_one_is_not_waited_for(stand: Stand) -> None:
     executor = stand.executor()
     executor.start(stand.order(["/bin/sleep", "600"]))
-    new_keeper = stand.keeper_of(stand.started(executor))
+    new_supervisor = stand.supervisor_of(stand.started(executor))
     run_dir = left_folder(
-        stand, pid=2**22, start=1, boot=supervisor.boot_id(), keeper=new_keeper, keeper_start=1, started=1.0
+        stand, pid=2**22, start=1, boot=supervisor.boot_id(), supervisor=new_supervisor, supervisor_start=1, started=1.0
     )
     assert executor.adopt("left", run_dir)
     assert stand.end(executor, "left").reason == "lost"
@@ -378,13 +384,13 @@ def test_a_keeper_with_the_number_of_an_earlier_one_is_not_waited_for(stand: Sta
 # -- devices
 
 
-def test_a_device_stays_locked_while_a_training_without_engine_and_keeper_uses_it(stand: Stand) -> None:
+def test_a_device_stays_locked_while_a_training_without_engine_and_supervisor_uses_it(stand: Stand) -> None:
     slot, go = Slot("gpu0", devices=("0",)), stand.folder / "go"
     engine = stand.engine(stand.order(stand.python(GATED, go, 0), slot=slot))
     pid = engine.pids["r1"]
-    keeper_pid = stand.keeper_of(pid)
+    supervisor_pid = stand.supervisor_of(pid)
     engine.kill()
-    stand.kill(keeper_pid)
+    stand.kill(supervisor_pid)
     executor = stand.executor()
     waiting = stand.order(["/bin/true"], "r2", slot=slot)
     executor.start(waiting)
@@ -399,9 +405,9 @@ def test_however_many_devices_a_run_has_all_of_them_stay_locked(stand: Stand) ->
     devices = tuple(map(str, range(150)))
     engine = stand.engine(stand.order(["/bin/sleep", "600"], slot=Slot("all", devices=devices)))
     pid = engine.pids["r1"]
-    keeper_pid = stand.keeper_of(pid)
+    supervisor_pid = stand.supervisor_of(pid)
     engine.kill()
-    stand.kill(keeper_pid)
+    stand.kill(supervisor_pid)
     executor = stand.executor()
     for device in devices:
         executor.start(stand.order(["/bin/true"], f"on-{device}", slot=Slot("one", devices=(device,))))
@@ -433,7 +439,7 @@ def test_a_run_is_adopted_by_its_record_folder(stand: Stand) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", ["[]", "{}", '{"pid": "x", "start": 1, "keeper": 2, "boot": ""}', "torn"])
+@pytest.mark.parametrize("text", ["[]", "{}", '{"pid": "x", "start": 1, "supervisor": 2, "boot": ""}', "torn"])
 def test_what_a_run_writes_over_its_own_record_does_not_hide_it(stand: Stand, text: str) -> None:
     engine = stand.engine(stand.order(["/bin/sleep", "600"]))
     engine.kill()

@@ -560,7 +560,7 @@ def test_a_device_is_given_to_one_run_at_a_time_on_the_whole_machine(any_stand: 
 
 def test_other_devices_and_other_lanes_are_free(any_stand: Stand) -> None:
     executor = any_stand.executor()
-    slots = [Slot("gpu0", ("0",)), Slot("gpu1", ("1",)), Slot("gpu0.1", ("0",), lane=1)]
+    slots = [Slot("gpu0", ("0",)), Slot("gpu1", ("1",)), Slot("gpu0.1", ("0",), device_share=1)]
     for i, slot in enumerate(slots):
         executor.start(any_stand.order(["/bin/sleep", "600"], f"r{i}", slot=slot))
     events = any_stand.events(executor, lambda events: len(events) == 3)

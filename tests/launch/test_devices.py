@@ -17,7 +17,7 @@ ASK = """
 import json, sys
 from looplab.launch.devices import Devices
 devices = Devices()
-strangers = {device: [str(tenant) for tenant in devices.strangers(device)] for device in sys.argv[1:]}
+strangers = {device: [str(process) for process in devices.other_processes(device)] for device in sys.argv[1:]}
 print(json.dumps({"present": devices.present, "ids": devices.ids(), "strangers": strangers}))
 """
 

@@ -29,13 +29,16 @@ def test_without_devices_there_is_one_slot_or_as_many_as_asked_for() -> None:
 
 def test_every_device_is_a_slot() -> None:
     slots = make_slots(gpus=["0", "2"])
-    assert [(slot.name, slot.devices, slot.lane) for slot in slots] == [("gpu0", ("0",), 0), ("gpu2", ("2",), 0)]
+    assert [(slot.name, slot.devices, slot.device_share) for slot in slots] == [
+        ("gpu0", ("0",), 0),
+        ("gpu2", ("2",), 0),
+    ]
 
 
 def test_lanes_of_different_devices_come_first() -> None:
     slots = make_slots(gpus=["0", "1"], per_gpu=2)
     assert names(slots) == ["gpu0", "gpu1", "gpu0.1", "gpu1.1"]
-    assert [slot.lane for slot in slots] == [0, 0, 1, 1]
+    assert [slot.device_share for slot in slots] == [0, 0, 1, 1]
     assert [slot.devices for slot in slots] == [("0",), ("1",), ("0",), ("1",)]
 
 
@@ -133,7 +136,7 @@ def test_a_slot_with_all_cores_says_nothing_about_threads() -> None:
 def test_a_lock_is_one_file_a_device_and_lane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOOPLAB_LOCK_DIR", str(tmp_path / "a/b"))
     assert lock_paths(Slot("cpu0")) == []
-    assert lock_paths(Slot("g", ("0", "1"), lane=1)) == [tmp_path / f"a/b/gpu-{i}.1.lock" for i in (0, 1)]
+    assert lock_paths(Slot("g", ("0", "1"), device_share=1)) == [tmp_path / f"a/b/gpu-{i}.1.lock" for i in (0, 1)]
     assert lock_paths(Slot("m", ("MIG-1/2/3",))) == [tmp_path / "a/b/gpu-MIG-1_2_3.0.lock"]
     assert lock_folder().stat().st_mode & 0o777 == 0o700
 

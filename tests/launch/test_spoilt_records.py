@@ -18,16 +18,16 @@ from looplab.launch.local import read_exit, read_process
 Stand = Any
 """What the fixture `stand` gives; see conftest.py."""
 
-PROCESS = {"pid": 1, "start": 2, "boot": "b", "keeper": 3, "keeper_start": 4, "timeout": None, "grace": 1.0}
+PROCESS = {"pid": 1, "start": 2, "boot": "b", "supervisor": 3, "supervisor_start": 4, "timeout": None, "grace": 1.0}
 ODD: dict[str, object] = {
     "empty": {},
     "a list": [],
     "a text": "x",
-    "texts": {"pid": "1", "start": "2", "boot": "b", "keeper": "3", "code": "0"},
+    "texts": {"pid": "1", "start": "2", "boot": "b", "supervisor": "3", "code": "0"},
     "large numbers": {**PROCESS, "pid": 10**30, "code": 10**30},
     "negative numbers": {**PROCESS, "pid": -1, "code": -1},
     "lists": {**PROCESS, "start": [], "started": {}, "code": 0, "ended": []},
-    "no time": {**PROCESS, "keeper": float("nan"), "code": 0, "started": float("inf")},
+    "no time": {**PROCESS, "supervisor": float("nan"), "code": 0, "started": float("inf")},
 }
 
 
@@ -96,8 +96,8 @@ def test_an_end_that_the_supervisor_cannot_write_down_is_reported_once(
     run_dir.mkdir()
     (run_dir / "train.log").touch()
     ours = os.getpid()  # stands in for a supervisor that lives
-    process = {"pid": ours, "start": 1, "boot": supervisor.boot_id(), "keeper": ours}
-    (run_dir / "process.json").write_text(json.dumps({**process, "keeper_start": supervisor.start_ticks(ours)}))
+    process = {"pid": ours, "start": 1, "boot": supervisor.boot_id(), "supervisor": ours}
+    (run_dir / "process.json").write_text(json.dumps({**process, "supervisor_start": supervisor.start_ticks(ours)}))
     executor = stand.executor()
     assert executor.adopt("left", run_dir)
     events = stand.events(executor, lambda events: len(events) > 0)

@@ -61,7 +61,7 @@ def leaver(stand: Stand, how: str = "", name: str = "pids") -> list[str]:
 
 def test_a_daemon_with_an_empty_environment_is_ended_with_its_run(daemons: Stand) -> None:
     executor = daemons.executor()
-    executor.start(daemons.order(leaver(daemons), linger=0.1))
+    executor.start(daemons.order(leaver(daemons), cleanup_timeout=0.1))
     end = daemons.end(executor)
     (pid,) = daemons.pids("pids")
     assert not daemons.alive(pid)
@@ -70,19 +70,19 @@ def test_a_daemon_with_an_empty_environment_is_ended_with_its_run(daemons: Stand
 
 def test_a_daemon_with_an_empty_environment_is_ended_by_a_stop(daemons: Stand) -> None:
     executor = daemons.executor()
-    executor.start(daemons.order(leaver(daemons, "waits"), linger=600))
+    executor.start(daemons.order(leaver(daemons, "waits"), cleanup_timeout=600))
     (pid,) = daemons.pids("pids")
     executor.stop("r1", "stop", grace=60)
     assert daemons.end(executor).reason == "stop"
     assert not daemons.alive(pid)
 
 
-def test_a_daemon_with_an_empty_environment_is_ended_after_its_keeper_was_killed(daemons: Stand) -> None:
+def test_a_daemon_with_an_empty_environment_is_ended_after_its_supervisor_was_killed(daemons: Stand) -> None:
     executor = daemons.executor()
-    executor.start(daemons.order(leaver(daemons, "waits"), linger=0.1))
+    executor.start(daemons.order(leaver(daemons, "waits"), cleanup_timeout=0.1))
     (pid,) = daemons.pids("pids")
     trainer = daemons.started(executor)
-    daemons.kill(daemons.keeper_of(trainer))
+    daemons.kill(daemons.supervisor_of(trainer))
     (daemons.folder / "go-pids").touch()
     assert daemons.end(executor).reason == "lost"
     assert not daemons.alive(pid)
@@ -90,12 +90,12 @@ def test_a_daemon_with_an_empty_environment_is_ended_after_its_keeper_was_killed
 
 @pytest.mark.parametrize("how", ["ends by itself", "stop"])
 def test_a_daemon_with_an_empty_environment_is_ended_by_the_next_engine(daemons: Stand, how: str) -> None:
-    engine = daemons.engine(daemons.order(leaver(daemons, "waits"), linger=0.1, grace=60))
+    engine = daemons.engine(daemons.order(leaver(daemons, "waits"), cleanup_timeout=0.1, grace=60))
     (pid,) = daemons.pids("pids")
     daemons.file("process.json")
-    keeper_pid = daemons.keeper_of(engine.pids["r1"])
+    supervisor_pid = daemons.supervisor_of(engine.pids["r1"])
     engine.kill()
-    daemons.kill(keeper_pid)
+    daemons.kill(supervisor_pid)
     executor = daemons.executor()
     assert executor.adopt("r1", daemons.folder / "r1")
     if how == "stop":
@@ -108,8 +108,8 @@ def test_a_daemon_with_an_empty_environment_is_ended_by_the_next_engine(daemons:
 
 def test_a_daemon_is_ended_with_its_own_run_and_not_with_another(daemons: Stand) -> None:
     executor = daemons.executor()
-    executor.start(daemons.order(leaver(daemons, "waits", "pids-1"), "r1", linger=0.1))
-    executor.start(daemons.order(leaver(daemons, "", "pids-2"), "r2", linger=0.1))
+    executor.start(daemons.order(leaver(daemons, "waits", "pids-1"), "r1", cleanup_timeout=0.1))
+    executor.start(daemons.order(leaver(daemons, "", "pids-2"), "r2", cleanup_timeout=0.1))
     (first,) = daemons.pids("pids-1")
     daemons.end(executor, "r2")
     (second,) = daemons.pids("pids-2")
@@ -121,7 +121,7 @@ def test_a_daemon_is_ended_with_its_own_run_and_not_with_another(daemons: Stand)
 
 def test_a_daemon_that_erased_every_mark_is_ended_with_the_only_run(daemons: Stand) -> None:
     executor = daemons.executor()
-    executor.start(daemons.order(leaver(daemons, "erased"), linger=0.1))
+    executor.start(daemons.order(leaver(daemons, "erased"), cleanup_timeout=0.1))
     daemons.end(executor)
     (pid,) = daemons.pids("pids")
     assert not daemons.alive(pid)
@@ -129,7 +129,7 @@ def test_a_daemon_that_erased_every_mark_is_ended_with_the_only_run(daemons: Sta
 
 def test_a_daemon_that_erased_every_mark_is_ended_with_the_last_run_that_may_have_started_it(daemons: Stand) -> None:
     executor = daemons.executor()
-    executor.start(daemons.order(leaver(daemons, "erased", "pids-1"), "r1", linger=0.1))
+    executor.start(daemons.order(leaver(daemons, "erased", "pids-1"), "r1", cleanup_timeout=0.1))
     executor.start(daemons.order(["/bin/sleep", "600"], "r2"))
     daemons.end(executor, "r1")
     (pid,) = daemons.pids("pids-1")
@@ -141,12 +141,12 @@ def test_a_daemon_that_erased_every_mark_is_ended_with_the_last_run_that_may_hav
     assert not any(isinstance(event, Ended) for event in executor.poll(0.0))
 
 
-def test_the_keeper_itself_carries_no_tag(daemons: Stand) -> None:
+def test_the_supervisor_itself_carries_no_tag(daemons: Stand) -> None:
     executor = daemons.executor()
     executor.start(daemons.order(["/bin/sleep", "600"]))
     pid = daemons.started(executor)
     assert supervisor.tag_on(pid) == supervisor.tag_of(str(daemons.folder / "r1"))
-    assert supervisor.tag_on(daemons.keeper_of(pid)) == 0
+    assert supervisor.tag_on(daemons.supervisor_of(pid)) == 0
     assert find_by_mark(daemons.folder / "r1") == [pid]
 
 

@@ -52,7 +52,7 @@ def elsewhere(stand: Stand, **changes: object) -> Path:
     run_dir.mkdir()
     (run_dir / "train.log").touch()
     process = {
-        "pid": 1, "start": 1, "boot": supervisor.boot_id(), "host": os.uname().nodename, "namespace": 1, "keeper": 1,
+        "pid": 1, "start": 1, "boot": supervisor.boot_id(), "host": os.uname().nodename, "namespace": 1, "supervisor": 1,
         "tag": supervisor.tag_of(str(run_dir)), "locked": True, "started": 1000.0, "clock": 1.0,
     }  # fmt: skip
     (run_dir / "process.json").write_text(json.dumps({**process, **changes}))
@@ -60,7 +60,7 @@ def elsewhere(stand: Stand, **changes: object) -> Path:
 
 
 def held(run_dir: Path) -> int:
-    """A lock on the folder, as a keeper holds it."""
+    """A lock on the folder, as a supervisor holds it."""
     descriptor = os.open(run_dir, os.O_RDONLY)
     assert supervisor.hold(descriptor)
     return descriptor
@@ -109,7 +109,9 @@ def test_a_free_lock_on_a_network_disk_proves_nothing(stand: Stand, monkeypatch:
 
 @pytest.mark.parametrize("odd", ["nan", [], None, "1", 1e999])
 def test_a_process_file_with_odd_values_is_read_without_them(stand: Stand, odd: object) -> None:
-    run_dir = elsewhere(stand, clock=odd, started=odd, tag=odd, namespace=odd, grace=odd, timeout=odd, linger=odd)
+    run_dir = elsewhere(
+        stand, clock=odd, started=odd, tag=odd, namespace=odd, grace=odd, timeout=odd, cleanup_timeout=odd
+    )
     executor = stand.executor()
     assert executor.adopt("left", run_dir)
     assert stand.end(executor, "left").reason == "lost"
@@ -206,19 +208,19 @@ def test_a_copy_of_a_run_neither_adopts_nor_ends_the_processes_of_the_original(s
     assert stand.end(first).code == 3
 
 
-@pytest.mark.parametrize("keeper_lives", [True, False])
-def test_a_run_whose_folder_was_moved_is_adopted_at_the_new_place(stand: Stand, keeper_lives: bool) -> None:
+@pytest.mark.parametrize("supervisor_lives", [True, False])
+def test_a_run_whose_folder_was_moved_is_adopted_at_the_new_place(stand: Stand, supervisor_lives: bool) -> None:
     engine = stand.engine(stand.order(waiter(stand), grace=60))
     stand.file("process.json")
-    keeper_pid = stand.keeper_of(engine.pids["r1"])
+    supervisor_pid = stand.supervisor_of(engine.pids["r1"])
     engine.kill()
-    if not keeper_lives:
-        stand.kill(keeper_pid)
+    if not supervisor_lives:
+        stand.kill(supervisor_pid)
     (stand.folder / "r1").rename(stand.folder / "moved")
     executor = stand.executor()
     assert executor.adopt("r1", stand.folder / "moved")
     assert not any(isinstance(event, Ended) for event in executor.poll(0.1))
     (stand.folder / "go").touch()
-    assert stand.end(executor).code == (3 if keeper_lives else None)
-    assert (stand.folder / "moved" / "exit.json").exists() == keeper_lives
+    assert stand.end(executor).code == (3 if supervisor_lives else None)
+    assert (stand.folder / "moved" / "exit.json").exists() == supervisor_lives
     assert not (stand.folder / "r1").exists()

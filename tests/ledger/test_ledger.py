@@ -346,6 +346,7 @@ def test_runs_of_an_early_version_have_their_config_in_their_folder(tmp_path: Pa
             ledger.execute(f"DROP {what}")
         ledger.execute("DROP INDEX events_agents")
         ledger.execute("ALTER TABLE runs DROP COLUMN measured")
+        ledger.execute("ALTER TABLE studies RENAME COLUMN judge_state TO docket")
         ledger.execute("PRAGMA user_version=2")
     ledger.close()
     study = StudyLedger(Ledger(tmp_path / "ledger.db"), "s")

@@ -293,14 +293,14 @@ def test_a_long_log_is_read_in_portions_and_the_engine_hears_meanwhile(
         return finish(self, exit_, until)
 
     asked: list[None] = []
-    obey = Engine._obey
+    obey = Engine._handle_commands
 
     def obeying(self: Engine) -> None:
         asked.append(None)
         obey(self)
 
     monkeypatch.setattr(RunMetrics, "finish", counting)
-    monkeypatch.setattr(Engine, "_obey", obeying)
+    monkeypatch.setattr(Engine, "_handle_commands", obeying)
     rows = "".join(json.dumps({"step": n, "score": n}) + "\n" for n in range(400))
     lab.run(lambda run_dir, record: none((run_dir / "metrics.jsonl").write_text(rows)))
     runs, _ = lab.read()

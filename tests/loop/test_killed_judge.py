@@ -29,7 +29,7 @@ objective: {metric: score, goal: max}
 knobs: {x: {type: int, low: 0, high: 30}}
 proposers: [{rules: rules.yaml}]
 watch: [{name: too far, when: "step == 1 and score > 20", requeue: ["x@add=-15"]}]
-judge: {floor: 3, replicates: 2, most: 4}
+judge: {baseline_seeds: 3, replicates: 2, max_replicates: 4}
 slots: {count: 2, gpus: none}
 round_size: 2
 budget: {rounds: 4}

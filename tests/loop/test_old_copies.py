@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.loop.test_preview import (
     InstantExecutor,
-    Options,
+    RunOptions,
     WatchedEngine,
     ask_for_more,
     engine_life,
@@ -40,7 +40,7 @@ def copy_database(path: Path, to: Path) -> None:
 def test_after_a_reindex_of_an_old_copy_the_record_is_whole(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     study, with_seed, queue = random_study(chance)
-    study["judge"] = {"floor": 2, "replicates": 2, "most": chance.choice((2, 4))}
+    study["judge"] = {"baseline_seeds": 2, "replicates": 2, "max_replicates": chance.choice((2, 4))}
     folder = write_lab(tmp_path / "lab", study, seed=with_seed, queue=queue)
     path = folder / ".looplab" / "ledger.db"
     copies: list[Path] = []
@@ -53,7 +53,7 @@ def test_after_a_reindex_of_an_old_copy_the_record_is_whole(tmp_path: Path, seed
         ask_for_more(folder, chance)
         executor = InstantExecutor(train)
         ledger = Ledger(path)
-        engine = WatchedEngine(set_up(folder, Options()), ledger, executor)
+        engine = WatchedEngine(set_up(folder, RunOptions()), ledger, executor)
 
         def at_end(n: int, engine: WatchedEngine = engine) -> None:
             copy_now(n)
@@ -73,5 +73,5 @@ def test_after_a_reindex_of_an_old_copy_the_record_is_whole(tmp_path: Path, seed
         shutil.copyfile(copy, other / ".looplab" / "ledger.db")
         reindex(other / ".looplab" / "ledger.db", other)
         assert findings(other) == []
-        engine_life(set_up(other, Options()), drain_after=4)
+        engine_life(set_up(other, RunOptions()), drain_after=4)
         assert findings(other) == []

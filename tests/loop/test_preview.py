@@ -228,7 +228,12 @@ def random_study(chance: random.Random) -> tuple[dict[str, Any], bool, list[dict
     study["mix"] = chance.choice(("bandit", "order"))
     if chance.random() < 0.6:
         by = chance.choice(("test", "test", "ratchet"))
-        study["judge"] = {"by": by, "floor": chance.randint(2, 4), "replicates": 2, "most": chance.choice((2, 4))}
+        study["judge"] = {
+            "by": by,
+            "baseline_seeds": chance.randint(2, 4),
+            "replicates": 2,
+            "max_replicates": chance.choice((2, 4)),
+        }
     if chance.random() < 0.5:
         study["watch"] = [{"name": "slow", "when": "step > 5", "requeue": ["x@add=1"]}]
     if chance.random() < 0.5:
@@ -306,7 +311,7 @@ def test_what_a_preview_shows_is_what_the_next_engine_plans_first(tmp_path: Path
 
 
 def judged_lab(folder: Path, **more: Any) -> Path:
-    judge = {"floor": 3, "replicates": 2, "most": 2}
+    judge = {"baseline_seeds": 3, "replicates": 2, "max_replicates": 2}
     study = {**STUDY, "proposers": [{"queue": "queue.yaml"}], "judge": judge, "round_size": 4, **more}
     return write_lab(folder, study, queue=[{"edits": ["x@set=17"], "reason": "the best there is"}])
 

@@ -130,7 +130,7 @@ def test_what_is_recommended_is_stable_and_nearly_the_fastest(
 
 def test_a_probe_is_measured_by_its_throughput_alone() -> None:
     real = study(
-        judge={"floor": 3},
+        judge={"baseline_seeds": 3},
         holdout={"metric": "held"},
         budget={"runs": 2},
         track={"wandb": {"mode": "online"}},

@@ -23,7 +23,7 @@ def study() -> StudyConfig:
             "launch": {"command": ["true"]},
             "objective": {"metric": "loss", "goal": "min"},
             "holdout": {"metric": "secret_test", "budget": 1},
-            "judge": {"floor": 2},
+            "judge": {"baseline_seeds": 2},
         }
     )
 

@@ -45,7 +45,7 @@ budget: {runs: 400, wall: 10h}
 JUDGED = (
     LAB
     + """\
-judge: {floor: 4, replicates: 3, most: 6}
+judge: {baseline_seeds: 4, replicates: 3, max_replicates: 6}
 holdout: {metric: eval/secret, budget: 5}
 """
 )
@@ -65,7 +65,7 @@ class Maker:
 
     @property
     def outputs(self) -> Path:
-        return folder.study_folder(self.lab, self.study.study)
+        return folder.study_folder(self.lab, self.study.name)
 
     def new_round(self) -> None:
         with self.ledger.write():
@@ -158,15 +158,15 @@ class Maker:
 
     def judge(self) -> None:
         """Let the study's own judge look at all that has ended."""
-        bench = StudyJudge(self.study, self.record, self.outputs)
-        bench.load()
+        study_judge = StudyJudge(self.study, self.record, self.outputs)
+        study_judge.load()
         with self.ledger.write():
-            sitting = bench.sit()
-            assert sitting is not None
-            for run, verdict, evidence in evidence_of(sitting, None):
+            judgement = study_judge.evaluate()
+            assert judgement is not None
+            for run, verdict, evidence in evidence_of(judgement, None):
                 self.record.judged(run, verdict, evidence, {})
-            if sitting.champion is not None:
-                self.record.set_best(sitting.champion, self.record.run(sitting.champion).objective or 0.0)
+            if judgement.champion is not None:
+                self.record.set_best(judgement.champion, self.record.run(judgement.champion).objective or 0.0)
 
     def reject(self, edit: str, message: str, reason: str = "a try") -> None:
         with self.ledger.write():
@@ -190,7 +190,7 @@ def make(lab: Path, text: str = LAB) -> Maker:
     loaded = load_lab(lab)
     study = next(iter(loaded.studies.values()))
     ledger = Ledger(loaded.ledger_path)
-    record = StudyLedger(ledger, study.study)
+    record = StudyLedger(ledger, study.name)
     record.open(study.objective.metric if study.objective else None, study.objective.goal if study.objective else "min")
     return Maker(lab, study, ledger, record)
 

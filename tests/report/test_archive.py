@@ -209,9 +209,9 @@ def test_pyarrow_is_imported_only_when_there_is_something_to_archive_and_pandas_
     script = f"""
 import sys
 from pathlib import Path
-from looplab.config.lab import Study
+from looplab.config.lab import StudyConfig
 from looplab.report.archive import Archiver
-archiver = Archiver(Study.model_validate({{"study": "toy", "launch": {{"command": ["true"]}}}}))
+archiver = Archiver(StudyConfig.model_validate({{"study": "toy", "launch": {{"command": ["true"]}}}}))
 before = "pyarrow" in sys.modules
 archiver.submit(Path({str(run)!r}))
 archiver.close()

@@ -95,7 +95,7 @@ def rows(lab: Lab, sql: str, **options: Any) -> list[tuple[Any, ...]]:
 
 def archive_all(lab: Lab) -> None:
     for study in lab.studies.values():
-        for run in sorted((lab.folder / "outputs" / study.study).glob("0*")):
+        for run in sorted((lab.folder / "outputs" / study.name).glob("0*")):
             archive.archive_run(run, study)
 
 

@@ -34,7 +34,7 @@ def test_what_a_session_used_does_not_depend_on_the_clock(
     study = StudyLedger(Ledger(tmp_path / ".looplab/ledger.db"), "s")
     session = study.begin_session("host", 1, 1)
     monkeypatch.setattr(time, "time", lambda: REAL() + jump)
-    study.beat(session)
+    study.heartbeat(session)
     assert 0 <= study.usage().wall < 600
     study.end_session(session, "done")
     assert 0 <= study.usage().wall < 600

@@ -1,4 +1,4 @@
-"""An agent's process under its warden, as two streams of lines. When it is over, nothing of the agent is left."""
+"""An agent's process under its supervisor, as two streams of lines. When it is over, nothing of the agent is left."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHUNK = 1 << 16
 
 
 class AgentProcess:
-    """The agent under its warden, as two streams of lines."""
+    """The agent under its supervisor, as two streams of lines."""
 
     def __init__(self, argv: list[str], env: Mapping[str, str], cwd: Path, grace: float) -> None:
         self.ending = False
@@ -69,7 +69,7 @@ class AgentProcess:
             if stream is not None:
                 stream.close()
         self._popen.wait()
-        if not self._report:  # the warden itself was killed
+        if not self._report:  # the supervisor itself was killed
             kill_marked(self._mark)
 
     def end(self) -> None:
@@ -144,7 +144,7 @@ class AgentProcess:
         elif kind == "error":
             self.error = value
         elif kind != "signal":
-            self.error = "its warden was killed"
+            self.error = "its supervisor was killed"
 
 
 def _tag_of(mark: str) -> int:
@@ -160,7 +160,7 @@ def _is_marked(pid: int, mark: str) -> bool:
 
 
 def kill_marked(mark: str) -> None:
-    """Kill every process that carries the mark of an agent whose warden is gone."""
+    """Kill every process that carries the mark of an agent whose supervisor is gone."""
     give_up = time.monotonic() + agent_supervisor.GIVE_UP_S
     found = True
     while found and time.monotonic() < give_up:  # again: one of them may have started another meanwhile

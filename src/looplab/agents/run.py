@@ -4,7 +4,7 @@
 
 What the agent prints goes to the log as it comes, without secrets, and its errors to a file beside it; of very much
 output the log has the beginning and the end. The agent can write to its folder and to one for temporary files
-(sandbox.py). Whatever happens, to the agent or to looplab, nothing that it started outlives the call (warden.py).
+(sandbox.py). Whatever happens, to the agent or to looplab, nothing that it started outlives the call (supervisor.py).
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""The warden: the small process between looplab and an agent, which sees to it that nothing of the agent stays behind.
+"""The agent supervisor: a small process between looplab and an agent that leaves nothing of the agent behind.
 
-Run as a script by an isolated interpreter (`python -I -S warden.py FD GRACE TAG PROGRAM ARGS…`); it imports nothing of
-looplab. It starts the agent in a session of its own, with the standard streams that it was given itself, and holds one
-end of the socket FD. It ends the agent when a byte comes over the socket, and also when looplab dies, however it dies:
-then the socket is closed. Ending means SIGTERM to every process that descends from the agent, wherever it went (the
-warden inherits those whose parents are gone), and SIGKILL after GRACE seconds. What a finished agent leaves running is
-ended in the same way. All of them carry TAG, a resource limit that is inherited whatever becomes of the environment: by
-it looplab finds what is left if the warden itself is killed. At last one line goes to looplab: `exit CODE`,
-`signal NUMBER` or `error TEXT`.
+Run as a script by an isolated interpreter (`python -I -S supervisor.py FD GRACE TAG PROGRAM ARGS…`); it imports nothing
+of looplab. It starts the agent in its own session, with the standard streams that it was given itself, and holds one
+end of the socket FD. It ends the agent when a byte arrives on the socket, and when looplab dies for any reason, because
+that closes the socket. Ending means SIGTERM to every descendant of the agent, wherever it went (the supervisor is a
+subreaper, so it inherits orphans), and SIGKILL after GRACE seconds. Processes that a finished agent leaves running are
+ended in the same way. All of them carry TAG, a resource limit that is inherited whatever happens to the environment:
+looplab uses it to find what is left if the supervisor itself is killed. The last thing it sends is one line:
+`exit CODE`, `signal NUMBER` or `error TEXT`.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def check(folder: Path | None, name: str | None, cfgs: Sequence[Path] | None, mo
             commands = {base.name: base_command(setup, base) for base in setup.bases}
         told.append(
             {
-                "study": study.study,
+                "study": study.name,
                 "bases": [base.name for base in setup.bases],
                 "notes": list(setup.notes),
                 "queued": queued,
@@ -60,7 +60,7 @@ def check(folder: Path | None, name: str | None, cfgs: Sequence[Path] | None, mo
         if json:
             continue
         output.say(
-            f"study {study.study}: {len(setup.bases)} base config(s), {len(study.knobs)} knob(s), {queued} queued"
+            f"study {study.name}: {len(setup.bases)} base config(s), {len(study.knobs)} knob(s), {queued} queued"
         )
         for note in setup.notes:
             output.say(f"  note: {note}")

@@ -51,14 +51,14 @@ def import_runs(
     setup = prepare_study(lab, study, RunOptions(informal=True))
     mapped = dict(map(_pair, mapping))
     found, unreadable = _read(setup, folders, optuna, optuna_study, mapped)
-    outputs = study_folder(lab.folder, study.study)
+    outputs = study_folder(lab.folder, study.name)
     done: list[Imported] = []
     known: list[tuple[str, str, bool]] = []
     if dry_run:
         by_digest: dict[str, str] = {}
         by_path: dict[str, str] = {}
         if lab.ledger_path.exists():
-            by_digest, by_path = known_sources(StudyLedger(Ledger(lab.ledger_path), study.study), outputs)
+            by_digest, by_path = known_sources(StudyLedger(Ledger(lab.ledger_path), study.name), outputs)
         for run in found:
             if run.digest in by_digest or run.source in by_path:
                 known.append(_known(run, by_digest, by_path))
@@ -66,8 +66,8 @@ def import_runs(
                 fitted = fit_config(run, setup.bases[0], setup.guard, mapped)
                 done.append(Imported(run.source, "", run.objective, fitted, (*run.notes, *fitted.notes)))
     else:
-        with StudyLock(lab.folder, study.study):
-            record = StudyLedger(Ledger(lab.ledger_path, create=True), study.study)
+        with StudyLock(lab.folder, study.name):
+            record = StudyLedger(Ledger(lab.ledger_path, create=True), study.name)
             objective = study.objective
             record.open(objective.metric if objective else None, objective.goal if objective else "min")
             complete_imports(record, outputs)
@@ -80,7 +80,7 @@ def import_runs(
                 done.append(import_run(setup, record, run, fitted))
                 by_digest[run.digest] = by_path[run.source] = done[-1].run
             if done:
-                _note_in_book(outputs, study.study, done)
+                _note_in_book(outputs, study.name, done)
                 Syncer(outputs).close()
             record.ledger.close()
     _tell(setup, done, known, unreadable, dry_run=dry_run, json=json)
@@ -146,7 +146,7 @@ def _tell(
     if json:
         output.print_json(
             {
-                "study": setup.study.study,
+                "study": setup.study.name,
                 "dry_run": dry_run,
                 "imported": [one.as_dict() for one in done],
                 "known": [{"source": source, "run": run, "changed": changed} for source, run, changed in known],

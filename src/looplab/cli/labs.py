@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from looplab.cli import output
 from looplab.config.lab import LAB_FILE, Lab, StudyConfig, find_lab, load_lab
 from looplab.ledger import ledger as ledgers
 from looplab.ledger.ledger import Ledger
@@ -25,11 +26,14 @@ class LabContext:
 
     @property
     def outputs(self) -> Path:
-        return study_folder(self.lab.folder, self.study.study)
+        return study_folder(self.lab.folder, self.study.name)
 
 
 def open_lab(folder: Path | None) -> Lab:
-    return load_lab(find_lab(folder or Path.cwd()))
+    lab = load_lab(find_lab(folder or Path.cwd()))
+    for note in lab.notes:
+        output.warn(note)
+    return lab
 
 
 def find_study(lab: Lab, name: str | None) -> StudyConfig:
@@ -69,7 +73,7 @@ def open_place(folder: Path | None, study: str | None, *, create: bool = False, 
     lab = open_lab(folder)
     chosen = find_study(lab, study)
     ledger = open_for_reading(lab) if reading else Ledger(lab.ledger_path, create=create)
-    return LabContext(lab, chosen, ledger, StudyLedger(ledger, chosen.study))
+    return LabContext(lab, chosen, ledger, StudyLedger(ledger, chosen.name))
 
 
 def prepare_study(lab: Lab, study: StudyConfig, options: RunOptions) -> Setup:

@@ -49,9 +49,9 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
         return
     for study, facts in zip(studies, told, strict=True):
         engine = f"engine at work (pid {facts['engine']})" if facts["engine"] else "no engine at work"
-        output.say(f"study {study.study}: {engine}")
+        output.say(f"study {study.name}: {engine}")
         if ledger is None or not facts["counts"]:
-            folders = len(list(run_folders(study_folder(lab.folder, study.study))))
+            folders = len(list(run_folders(study_folder(lab.folder, study.name))))
             if folders and not facts["engine"]:
                 output.say(f"  {folders} run folder(s) that no ledger knows; `looplab reindex` rebuilds it from them\n")
                 continue
@@ -93,7 +93,7 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
             output.say(f"  configuration changed at {_when(change['at'])}: {change['changes']}")
         for alarm in facts["alarms"]:
             output.say(f"  ALARM: {alarm}")
-        record = StudyLedger(ledger, study.study)
+        record = StudyLedger(ledger, study.name)
         rows = {run.id: run for run in record.runs(state="running") + record.runs(limit=LATEST)}
         output.table(
             (
@@ -123,7 +123,7 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
 
 def _status_of(lab: Path, study: StudyConfig, ledger: Ledger | None) -> dict[str, Any]:
     metric = study.objective.metric if study.objective else None
-    facts: dict[str, Any] = {"study": study.study, "engine": None, "metric": metric, "counts": {}, "best": None}
+    facts: dict[str, Any] = {"study": study.name, "engine": None, "metric": metric, "counts": {}, "best": None}
     facts["not_comparable"] = 0
     facts["judge"] = None
     then = study.objective.then if study.objective else None
@@ -133,7 +133,7 @@ def _status_of(lab: Path, study: StudyConfig, ledger: Ledger | None) -> dict[str
                 "alarms": (), "configured": [], "agents": Account().to_dict(), "place": None,
                 "unreachable": [], "ended_early": None,
                 "agent_calls": {"calls": 0, "unusable": [], "summary": ""}}  # fmt: skip
-    record = StudyLedger(ledger, study.study)
+    record = StudyLedger(ledger, study.name)
     recorded = record.objective()
     if recorded is not None and recorded != metric:  # the values are of that one
         facts |= {"metric": recorded, "not_comparable": record.counts().get("ok", 0)}
@@ -141,14 +141,14 @@ def _status_of(lab: Path, study: StudyConfig, ledger: Ledger | None) -> dict[str
         facts["not_comparable"] = len(record.not_comparable())
     best = record.best()
     if then is not None and best is not None:
-        facts["tie_break"]["best"] = tie_break_value(then, study_folder(lab, study.study) / best.id)
+        facts["tie_break"]["best"] = tie_break_value(then, study_folder(lab, study.name) / best.id)
     court = judged_now(study, record)
     running = record.runs(state="running")
     move = find_move(lab)
     return {
         **facts,
         "judge": {**asdict(court), "headline": court.headline, "standing": court.standing} if court else None,
-        "engine": engine_pid(lab, study.study),
+        "engine": engine_pid(lab, study.name),
         "counts": record.counts(),
         "alarms": alarms_of(record, court),
         "configured": [
@@ -163,7 +163,7 @@ def _status_of(lab: Path, study: StudyConfig, ledger: Ledger | None) -> dict[str
         "best": asdict(best) if best else None,
         "running": [asdict(run) for run in running],
         "place": move and move.text,
-        "unreachable": [run.id for run in running if _is_unreachable(study_folder(lab, study.study) / run.id)],
+        "unreachable": [run.id for run in running if _is_unreachable(study_folder(lab, study.name) / run.id)],
     }
 
 

@@ -37,7 +37,7 @@ def plan(
     lab = open_lab(folder)
     study = lab.study(name)
     with contextlib.closing(LedgerCopy(lab.ledger_path)) as ledger:
-        options = saved_options(ledger, study.study, lab.folder) if resume else options
+        options = saved_options(ledger, study.name, lab.folder) if resume else options
         show_plan(lab, study, options, ledger, commands=commands, resume=resume, json=json)
 
 
@@ -65,7 +65,7 @@ def show_plan(
         output.print_json(_as_dict(setup, found, missing))
         return
     slots = ", ".join(s.name + (f" (cores {','.join(map(str, s.cores))})" if s.cores else "") for s in setup.slots)
-    output.say(f"study {study.study}, slots: {slots}")
+    output.say(f"study {study.name}, slots: {slots}")
     for note in (*setup.notes, *found.notes):
         if found.why_none is None or not note.endswith(found.why_none):  # which is said below
             output.say(f"note: {note}")
@@ -108,7 +108,7 @@ def show_plan(
 
 def _as_dict(setup: Setup, found: Preview, missing: list[str]) -> dict[str, Any]:
     return {
-        "study": setup.study.study,
+        "study": setup.study.name,
         "slots": [{"name": s.name, "devices": s.devices, "cores": s.cores} for s in setup.slots],
         "missing": missing,
         "notes": [*setup.notes, *found.notes],

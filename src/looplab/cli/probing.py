@@ -71,15 +71,15 @@ def _prepare(lab: Lab, study: StudyConfig, name: str, options: RunOptions) -> tu
 
 def _check_free(lab: Lab, study: StudyConfig, last: str, ledger: Ledger | None, fresh: bool) -> None:
     """What is measured beside other work is not the speed of this machine."""
-    pid = engine_pid(lab.folder, study.study)
+    pid = engine_pid(lab.folder, study.name)
     if pid is not None:
         raise BusyError(
-            f"study {study.study!r} is at work (pid {pid}), and would disturb what is measured",
+            f"study {study.name!r} is at work (pid {pid}), and would disturb what is measured",
             hint="let it end, or `looplab stop --drain`",
         )
     pid = engine_pid(lab.folder, last)
     if pid is not None:
-        raise BusyError(f"a probe of study {study.study!r} is at work (pid {pid})", hint="let it end")
+        raise BusyError(f"a probe of study {study.name!r} is at work (pid {pid})", hint="let it end")
     if fresh and ledger is not None:
         for run in StudyLedger(ledger, last).runs_open():
             if _may_be_alive(study_folder(lab.folder, last) / run.id):
@@ -91,7 +91,7 @@ def _check_free(lab: Lab, study: StudyConfig, last: str, ledger: Ledger | None, 
 
 def _may_be_alive(run_dir: Path) -> bool:
     """By its folder: an engine that was killed at the start of a run may have had no time to put that in the ledger,
-    nor the keeper to write down which process it is."""
+    nor the supervisor to write down which process it is."""
     record = record_folder(run_dir)
     if not (record / "train.log").exists() or (record / "exit.json").exists():
         return False
@@ -130,7 +130,7 @@ def _say_what_comes(setup: Setup, wanted: ProbeConfig, settings: list[Setting], 
 
 def _write(lab: Lab, study: StudyConfig, advice: Advice) -> Path:
     """The advice as an entry of a queue."""
-    name = "probe.json" if len(lab.studies) == 1 else f"{study.study}.probe.json"
+    name = "probe.json" if len(lab.studies) == 1 else f"{study.name}.probe.json"
     path = lab.folder / "proposals" / name
     path.parent.mkdir(exist_ok=True)
     entry = {"edits": list(advice.result.setting.edits), "reason": f"probe: {advice.reason}"}
@@ -147,7 +147,7 @@ def _tell(
     if json:
         output.print_line(
             {
-                "probe": setup.study.study,
+                "probe": setup.study.name,
                 "done": done,
                 "settings": [_plain(result) for result in results],
                 "recommended": None if advice is None else _plain(advice.result) | {"reason": advice.reason},
@@ -185,7 +185,7 @@ def _tell(
         _say_how_to_use(study, setup, edits)
     failed = next((reading for result in results for reading in result.readings if "failed" in reading.trouble), None)
     if failed is not None:
-        log = record_file(study_folder(lab.folder, setup.study.study) / failed.run, "train.log")
+        log = record_file(study_folder(lab.folder, setup.study.name) / failed.run, "train.log")
         output.say(f"what a failed run printed: {log}")
 
 
@@ -204,7 +204,7 @@ def _say_how_to_use(study: StudyConfig, setup: Setup, edits: tuple[str, ...]) ->
     if foreign:
         output.say(f"  {', '.join(foreign)} is no knob of the study: set it in {setup.bases[0].name} by hand")
         return
-    words = ["looplab", "propose", "--study", study.study, "--parent", "base", "--change", *edits]
+    words = ["looplab", "propose", "--study", study.name, "--parent", "base", "--change", *edits]
     output.say(f"  try it: {shlex.join(words)}")
 
 

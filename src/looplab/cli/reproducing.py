@@ -37,9 +37,9 @@ def reproduce(folder: Path | None, name: str | None, run: str, tolerance: float 
     if original.objective is None:
         raise LabError(f"run {original.id} has no objective, so there is nothing to compare", hint="choose another run")
     capsule = reproducing.read_capsule(record, place.outputs, original.id)
-    options = replace(last_options(place.ledger, study.study, lab.folder), asked_only=True, informal=True)
+    options = replace(last_options(place.ledger, study.name, lab.folder), asked_only=True, informal=True)
     setup = prepare_study(lab, study, options)
-    pid = engine_pid(lab.folder, study.study)
+    pid = engine_pid(lab.folder, study.name)
     runs = None if options.runs is None else options.runs + options.since_run
     used_up = refusal(study.budget, record, runs)
     if used_up is not None:
@@ -59,7 +59,7 @@ def reproduce(folder: Path | None, name: str | None, run: str, tolerance: float 
             output.say(f"not as it was: {line}")
     proposal = _ask(record, original)
     if pid is None:
-        with StudyLock(lab.folder, study.study), contextlib.closing(Ledger(lab.ledger_path)) as ledger:
+        with StudyLock(lab.folder, study.name), contextlib.closing(Ledger(lab.ledger_path)) as ledger:
             drive(setup, ledger, json)
     elif not json:
         output.say(f"the engine at work (pid {pid}) runs it when a slot is free")
@@ -68,7 +68,7 @@ def reproduce(folder: Path | None, name: str | None, run: str, tolerance: float 
     result = compare(original.objective, repeated.objective, noise[0] if noise else None, tolerance)
     with place.ledger.write():
         said = {key: value for key, value in asdict(result).items() if value == value}  # NaN has no place in the chain
-        place.ledger.record("reproduced", study.study, original.id, again=repeated.id, **said)
+        place.ledger.record("reproduced", study.name, original.id, again=repeated.id, **said)
     if not keep:
         reproducing.drop(lab.folder, original.id)
     if json:
@@ -122,12 +122,12 @@ def remeasure(folder: Path | None, name: str | None, names: Sequence[str], json:
     place = open_place(folder, name)
     record, study = place.record, place.study
     if study.objective is None:
-        raise LabError(f"study {study.study!r} has no objective", hint="name a metric with `objective` in lab.yaml")
+        raise LabError(f"study {study.name!r} has no objective", hint="name a metric with `objective` in lab.yaml")
     ended = record.runs(state="ended") if not names else [record.run(one) for one in names]
     setup = prepare_study(
-        place.lab, study, replace(last_options(place.ledger, study.study, place.lab.folder), informal=True)
+        place.lab, study, replace(last_options(place.ledger, study.name, place.lab.folder), informal=True)
     )
-    with StudyLock(place.lab.folder, study.study):
+    with StudyLock(place.lab.folder, study.name):
         found = measuring_again.remeasure(setup, record, ended)
         write_reports(place.lab.folder, study, record, plots=False)
     metric = study.objective.metric

@@ -78,10 +78,10 @@ def count_from_now(setup: Setup, ledger: Ledger | LedgerCopy) -> Setup:
     options = setup.options
     if not (options.cfgs or options.again):
         return setup
-    record = StudyLedger(ledger, setup.study.study)
+    record = StudyLedger(ledger, setup.study.name)
     last = None
     with contextlib.suppress(LabError):
-        last = last_options(ledger, setup.study.study, setup.lab)
+        last = last_options(ledger, setup.study.name, setup.lab)
     if last is not None and not options.again and replace(last, since_run=0, since_round=0) == options:
         return replace(setup, options=last)
     done = base_runs(setup, record)
@@ -111,10 +111,10 @@ def run(folder: Path | None, name: str | None, options: RunOptions, *, execute: 
     if detach and _has_secret(options.extra):
         raise LabError("a secret among the trainer's arguments does not reach a study in the background, since the "
                        "ledger does not keep it", hint="give it in the environment")  # fmt: skip
-    with StudyLock(lab.folder, study.study), contextlib.closing(Ledger(lab.ledger_path)) as ledger:
+    with StudyLock(lab.folder, study.name), contextlib.closing(Ledger(lab.ledger_path)) as ledger:
         setup = count_from_now(setup, ledger)
         with ledger.write():
-            _save_options(ledger, study.study, setup.options)
+            _save_options(ledger, study.name, setup.options)
         if not detach:
             _work(setup, ledger, json)
             return
@@ -128,8 +128,8 @@ def run_alone(
     study = lab.study(name)
     options = RunOptions(cfgs=(str(real_path(config)),), extra=tuple(extra), informal=informal, alone=True)
     setup = prepare_study(lab, study, options)
-    with StudyLock(lab.folder, study.study), contextlib.closing(Ledger(lab.ledger_path)) as ledger:
-        used = StudyLedger(ledger, study.study).usage()
+    with StudyLock(lab.folder, study.name), contextlib.closing(Ledger(lab.ledger_path)) as ledger:
+        used = StudyLedger(ledger, study.name).usage()
         _work(replace(setup, options=replace(options, runs=used.runs + 1, rounds=used.rounds + 1)), ledger, json)
 
 
@@ -137,14 +137,14 @@ def resume(folder: Path | None, name: str | None, detach: bool, json: bool) -> N
     lab = open_lab(folder)
     study = lab.study(name)
     with contextlib.closing(Ledger(lab.ledger_path, create=False)) as ledger:
-        record = StudyLedger(ledger, study.study)
-        if engine_pid(lab.folder, study.study) is not None and record.is_paused():
+        record = StudyLedger(ledger, study.name)
+        if engine_pid(lab.folder, study.name) is not None and record.is_paused():
             record.command("resume")
-            output.print_json({"study": study.study, "asked": "resume"}) if json else output.say("it goes on")
+            output.print_json({"study": study.name, "asked": "resume"}) if json else output.say("it goes on")
             return
-        options = saved_options(ledger, study.study, lab.folder)
+        options = saved_options(ledger, study.name, lab.folder)
     setup = prepare_study(lab, study, options)
-    with StudyLock(lab.folder, study.study), contextlib.closing(Ledger(lab.ledger_path)) as ledger:
+    with StudyLock(lab.folder, study.name), contextlib.closing(Ledger(lab.ledger_path)) as ledger:
         if not detach:
             _work(setup, ledger, json, resumed=True)
             return
@@ -247,13 +247,13 @@ def drive(setup: Setup, ledger: Ledger, json: bool) -> Outcome:
         for note in setup.notes:
             tell(EngineEvent("note", note))
         signals.warn_ctrl_c(lambda note: tell(EngineEvent("note", note)), "`looplab stop`, or SIGTERM")
-        desk.catch_up(StudyLedger(ledger, setup.study.study))
+        desk.catch_up(StudyLedger(ledger, setup.study.name))
         return engine.run()
 
 
 def _work(setup: Setup, ledger: Ledger, json: bool, *, resumed: bool = False) -> None:
     """Run the engine here and say what came of it."""
-    record = StudyLedger(ledger, setup.study.study)
+    record = StudyLedger(ledger, setup.study.name)
     before, unfinished = record.usage().runs, record.runs_open()
     outcome = drive(setup, ledger, json)
     counts = record.counts()
@@ -355,7 +355,7 @@ def show_leaders(record: StudyLedger, study: StudyConfig, limit: int = 12) -> No
 
 
 def _closing_words(setup: Setup, record: StudyLedger, why: str, counts: dict[str, int]) -> None:
-    outputs = setup.lab / "outputs" / setup.study.study
+    outputs = setup.lab / "outputs" / setup.study.name
     parts = ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
     output.say(f"\n{parts}" + (f"; {why}" if why else ""))
     if counts.get("failed"):
@@ -386,7 +386,7 @@ def _closing_words(setup: Setup, record: StudyLedger, why: str, counts: dict[str
 def _engine_snapshot(engine: Engine) -> ScreenState:
     rows = []
     for run in list(engine.running.values()):
-        gauge = engine.gauges.get(run.id)
+        gauge = engine.run_metrics.get(run.id)
         rows.append(
             Row(run, engine.slot_of(run.id), gauge.step if gauge else None, gauge.objective() if gauge else None)
         )
@@ -394,7 +394,7 @@ def _engine_snapshot(engine: Engine) -> ScreenState:
     progress = engine.progress
     total = progress.total
     return ScreenState(
-        engine.study.study,
+        engine.study.name,
         objective.metric if objective else "objective",
         tuple(rows),
         progress.done,
@@ -411,8 +411,8 @@ def _engine_snapshot(engine: Engine) -> ScreenState:
 
 def _detach(lab: Lab, study: StudyConfig, json: bool) -> None:
     """Start `resume` in a session of its own, and wait until it is really at work."""
-    log = lab.folder / ".looplab" / f"{study.study}.log"
-    argv = [sys.executable, "-m", "looplab", "resume", "--lab", str(lab.folder), "--study", study.study]
+    log = lab.folder / ".looplab" / f"{study.name}.log"
+    argv = [sys.executable, "-m", "looplab", "resume", "--lab", str(lab.folder), "--study", study.name]
     with append_own(log) as file:
         start = file.seek(0, os.SEEK_END)
         process = subprocess.Popen(
@@ -426,19 +426,19 @@ def _detach(lab: Lab, study: StudyConfig, json: bool) -> None:
                 break
             error = BusyError if process.returncode == BusyError.exit_code else LabError
             raise error(f"the engine ended at once: {said.removeprefix('looplab: ')}")
-        if engine_pid(lab.folder, study.study) == process.pid:
+        if engine_pid(lab.folder, study.name) == process.pid:
             break
         time.sleep(0.02)
     if json:
-        output.print_json({"pid": process.pid, "log": str(log), "study": study.study})
+        output.print_json({"pid": process.pid, "log": str(log), "study": study.name})
     else:
-        output.say(f"study {study.study} runs in the background (pid {process.pid}); it survives this terminal")
+        output.say(f"study {study.name} runs in the background (pid {process.pid}); it survives this terminal")
         output.say(f"watch: looplab attach   stop: looplab stop   log: {log}")
 
 
 def attach(folder: Path | None, name: str | None, json: bool) -> None:
     place = open_place(folder, name, reading=True)
-    study = place.study.study
+    study = place.study.name
     pid = engine_pid(place.lab.folder, study)
     if pid is None:
         raise LabError(
@@ -486,7 +486,7 @@ def _ledger_snapshot(place: LabContext, gauges: dict[str, Any]) -> ScreenState:
 
     ledger = open_for_reading(place.lab)  # the drawing thread needs a connection of its own
     try:
-        record = StudyLedger(ledger, place.study.study)
+        record = StudyLedger(ledger, place.study.name)
         rows = []
         for run in record.runs(state="running"):
             gauge = gauges.setdefault(run.id, RunMetrics(place.study, place.outputs / run.id))
@@ -496,7 +496,7 @@ def _ledger_snapshot(place: LabContext, gauges: dict[str, Any]) -> ScreenState:
         done = sum(number for state, number in counts.items() if state not in ("planned", "running"))
         objective = place.study.objective
         return ScreenState(
-            place.study.study, objective.metric if objective else "objective", tuple(rows), done,
+            place.study.name, objective.metric if objective else "objective", tuple(rows), done,
             record.usage().runs, counts.get("failed", 0), record.best(), None,
         )  # fmt: skip
     finally:
@@ -508,7 +508,7 @@ def _ledger_snapshot(place: LabContext, gauges: dict[str, Any]) -> ScreenState:
 
 def stop(folder: Path | None, name: str | None, run_name: str | None, drain: bool, json: bool) -> None:
     place = open_place(folder, name)
-    study = place.study.study
+    study = place.study.name
     run_row = place.record.run(run_name) if run_name else None
     pid = engine_pid(place.lab.folder, study)
     if run_row is not None and run_row.state != "running":
@@ -536,7 +536,7 @@ def _await_stop(place: LabContext, run_row: RunRow | None) -> bool:
         if run_row is not None:
             if place.record.run(run_row.id).state == "ended":
                 return True
-        elif engine_pid(place.lab.folder, place.study.study) is None:
+        elif engine_pid(place.lab.folder, place.study.name) is None:
             return True
         time.sleep(0.05)
     return False

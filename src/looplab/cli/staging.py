@@ -274,7 +274,7 @@ def case(
     with_case = [study for study in lab.studies.values() if study.case is not None]
     study = with_case[0] if name is None and len(with_case) == 1 else lab.study(name)
     if study.case is None:
-        raise LabError(f"study {study.study!r} has no case", file=lab.folder / "lab.yaml", hint="see case: in its docs")
+        raise LabError(f"study {study.name!r} has no case", file=lab.folder / "lab.yaml", hint="see case: in its docs")
     plan = make_plan(lab, study, read_call_config(lab.folder, config, edits), str(config), (), edits)
     run = choose_run(plan, run_id)
     given = {key: value for key, value in said.items() if value is not None}

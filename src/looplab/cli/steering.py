@@ -35,7 +35,7 @@ def autopilot(
     done: Mapping[str, object] = {}
     if lab.ledger_path.exists():
         with contextlib.closing(Ledger(lab.ledger_path)) as ledger:
-            record = StudyLedger(ledger, study.study)
+            record = StudyLedger(ledger, study.name)
             rounds += record.usage().rounds
             done = base_runs(setup, record)
     rounds += sum(base not in done for base in bases)
@@ -47,7 +47,7 @@ def _link_runs(lab: Lab, study: StudyConfig) -> None:
     """`runs/<id>` beside `outputs/<study>/<id>`, where nothing else is called so."""
     link = lab.folder / "runs"
     if not link.exists() and not link.is_symlink():
-        os.symlink(Path("outputs") / study.study, link)
+        os.symlink(Path("outputs") / study.name, link)
 
 
 def say(folder: Path | None, name: str | None, text: str, json: bool) -> None:
@@ -56,19 +56,19 @@ def say(folder: Path | None, name: str | None, text: str, json: bool) -> None:
         raise LabError("there is nothing to say", hint='looplab say "try lower entropy"')
     place.record.say(text.strip())
     if json:
-        output.print_json({"study": place.study.study, "said": text.strip()})
+        output.print_json({"study": place.study.name, "said": text.strip()})
     else:
         output.say("the agent is told with its next question")
 
 
 def pause(folder: Path | None, name: str | None, json: bool) -> None:
     place = open_place(folder, name)
-    pid = engine_pid(place.lab.folder, place.study.study)
+    pid = engine_pid(place.lab.folder, place.study.name)
     if pid is None:
-        raise LabError(f"no engine is at work on study {place.study.study!r}", hint="there is nothing to pause")
+        raise LabError(f"no engine is at work on study {place.study.name!r}", hint="there is nothing to pause")
     place.record.command("pause")
     if json:
-        output.print_json({"study": place.study.study, "engine": pid, "asked": "pause"})
+        output.print_json({"study": place.study.name, "engine": pid, "asked": "pause"})
     else:
         output.say("what runs goes on, nothing more is started; `looplab resume` goes on")
 

@@ -47,7 +47,7 @@ class JobContext:
     record: StudyLedger
 
     def folder(self, run: RunRow) -> Path:
-        return runs.study_folder(self.lab.folder, self.study.study) / run.id
+        return runs.study_folder(self.lab.folder, self.study.name) / run.id
 
 
 def submit(
@@ -67,7 +67,7 @@ def submit(
     job = submitting.make_job(lab.folder, Path.cwd(), argv, study.launch.env)
     with contextlib.closing(Ledger(lab.ledger_path)) as ledger:
         made = submitting.jobs_study(lab, study)
-        place = JobContext(lab, made, study.study, StudyLedger(ledger, made.study))
+        place = JobContext(lab, made, study.name, StudyLedger(ledger, made.name))
         with ledger.write():  # of two equal calls at the same moment the second finds the first
             proposal = None if again else submitting.find_job(place.record, job)
             how = JOINED
@@ -106,7 +106,7 @@ def check_dashes(argv: Sequence[str]) -> None:
         raise LabError("the command comes after `--`", hint="looplab submit -- python train.py --lr 0.1")
 
 
-def serve(folder: Path | None, name: str | None, patron: int) -> None:
+def serve(folder: Path | None, name: str | None, owner_pid: int) -> None:
     """Be the engine of a study's commands."""
     from looplab.cli.running import drive, last_options
     from looplab.measure.discover import Reader
@@ -116,13 +116,13 @@ def serve(folder: Path | None, name: str | None, patron: int) -> None:
     Reader(lab.folder, study.measure.sources)
     StdoutSource(lab.folder, study.measure.stdout)
     with (
-        StudyLock(lab.folder, study.study + JOBS_SUFFIX),
+        StudyLock(lab.folder, study.name + JOBS_SUFFIX),
         contextlib.closing(Ledger(lab.ledger_path)) as ledger,
     ):
         said = RunOptions()
         with contextlib.suppress(LabError):  # the study was never run
-            said = last_options(ledger, study.study, lab.folder)
-        drive(submitting.jobs_setup(lab, study, said, patron), ledger, json=False)
+            said = last_options(ledger, study.name, lab.folder)
+        drive(submitting.jobs_setup(lab, study, said, owner_pid), ledger, json=False)
 
 
 def _open(folder: Path | None, name: str | None) -> tuple[Lab, StudyConfig]:
@@ -240,7 +240,7 @@ class Caller:
 
     @property
     def _study(self) -> str:
-        return self._place.study.study
+        return self._place.study.name
 
     @property
     def _lab(self) -> Path:

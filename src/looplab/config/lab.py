@@ -26,6 +26,7 @@ from pydantic import (
 from looplab.config.edits import parse_edit
 from looplab.config.expression import compile_expression
 from looplab.config.files import Document, read_document
+from looplab.config.renamed import rename_keys
 from looplab.errors import LabError
 from looplab.untrusted import real_path
 
@@ -165,7 +166,9 @@ class LaunchConfig(Section):
     output_dir: Literal["run", "absent"] = "run"
     timeout: Duration | None = None
     grace: Duration = 10.0
-    linger: Duration = 5.0
+    """Seconds between SIGTERM and SIGKILL."""
+    cleanup_timeout: Duration = 5.0
+    """Seconds that leftover processes may live after the trainer exits."""
     cwd: Annotated[InLab, AfterValidator(check_cwd)] = "."
     """The folder that the trainer starts in, inside the lab; `run`: its run folder."""
 
@@ -406,11 +409,11 @@ class JudgeConfig(Section):
 
     by: Literal["test", "ratchet"] = "test"
     """`ratchet`: a single run, any improvement; no statistics."""
-    floor: int = Field(5, ge=2)
-    """Seeds of the base, before anything is compared with it."""
+    baseline_seeds: int = Field(5, ge=2)
+    """Seeds of the base config that are run before anything is compared with it."""
     replicates: int = Field(3, ge=2)
     """Pairs at the first look at a challenger."""
-    most: int = Field(24, ge=2)
+    max_replicates: int = Field(24, ge=2)
     """Pairs at the last look."""
     alpha: float = Field(0.05, gt=0, lt=0.5)
     """How likely a study may promote anything that is not better."""
@@ -419,8 +422,8 @@ class JudgeConfig(Section):
 
     @model_validator(mode="after")
     def _in_order(self) -> JudgeConfig:
-        if self.most < self.replicates:
-            raise ValueError("most is the number of pairs at the last look, at least as many as replicates")
+        if self.max_replicates < self.replicates:
+            raise ValueError("max_replicates is the number of pairs at the last look, at least as many as replicates")
         return self
 
 
@@ -664,7 +667,7 @@ STAGES_AS_TRAINER = [
 class StudyConfig(Section):
     """One question: base configs, knobs, objective, budget, proposers."""
 
-    study: Annotated[str, AfterValidator(check_study_name)]
+    name: Annotated[str, AfterValidator(check_study_name)] = Field(alias="study")
     launch: LaunchConfig
     base: TextsInLab = Field(default_factory=list)
     modes: dict[str, list[EditText]] = Field(default_factory=dict)
@@ -757,8 +760,11 @@ class Lab:
         folder: Path,
         studies: Mapping[str, StudyConfig],
         lines: Callable[..., int | None] = lambda study, *keys: None,
+        notes: Sequence[str] = (),
     ) -> None:
         self.folder = folder
+        self.notes = tuple(notes)
+        """What a person should know about the lab file: keys that have a new name."""
         self.studies = dict(studies)
         self._lines = lines
 
@@ -770,7 +776,7 @@ class Lab:
         except LabError as error:
             if error.file is not None:
                 raise
-            line = self._lines(study.study, *keys)
+            line = self._lines(study.name, *keys)
             raise LabError(error.message, file=self.folder / LAB_FILE, line=line, hint=error.hint) from None
 
     @property
@@ -826,18 +832,25 @@ def load_lab(folder: Path) -> Lab:
         blocks = [(data, ())]
     studies: dict[str, StudyConfig] = {}
     places: dict[str, tuple[str | int, ...]] = {}
-    for block, at in blocks:
+    notes: dict[str, None] = {}
+    for named, at in blocks:
+        block, old_keys = rename_keys(named)
+        for (section, key), new in old_keys.items():
+            line = _line(document, at, (section, key))
+            notes[
+                f"{path.name}:{line}: {section}.{key} is now {section}.{new}; the old name works in this release only"
+            ] = None
         study = _check(block, at, document, path)
-        if study.study in studies:
+        if study.name in studies:
             raise LabError(
-                f"two studies of the name {study.study!r}",
+                f"two studies of the name {study.name!r}",
                 file=path,
                 line=document.line_of((*at, "study")),
                 hint="rename one",
             )
-        studies[study.study] = study
-        places[study.study] = at
-    return Lab(folder, studies, lambda study, *keys: _line(document, places[study], keys))
+        studies[study.name] = study
+        places[study.name] = at
+    return Lab(folder, studies, lambda study, *keys: _line(document, places[study], keys), tuple(notes))
 
 
 def _check(block: dict[str, Any], at: tuple[str | int, ...], document: Document, path: Path) -> StudyConfig:

@@ -237,7 +237,7 @@ class AgentProposer:
         session = self._session if attempt > 1 and not self._failures else None
         prompt = ""
         try:
-            if self._unfinished is not None:  # it ends with its engine, unless its warden was killed too
+            if self._unfinished is not None:  # it ends with its engine, unless its supervisor was killed too
                 kill_marked(str(self._unfinished.absolute()))
                 self._unfinished = None
             prompt = self._prompt(study, n, attempt, parent, config, session)
@@ -246,7 +246,7 @@ class AgentProposer:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             remove(self._file)
             self._files.prepare(study)
-            call.log = new_log(self._logs, self._study.study)
+            call.log = new_log(self._logs, self._study.name)
             call.id = call.log.stem
         except Exception as error:
             if is_environmental(error):

@@ -95,7 +95,7 @@ def ask(proposer: Proposer, study: StudyLedger, n: int) -> list[Proposal]:
         proposer.problem = f"it failed: {describe_error(error)}"
         if proposer.problem != before:  # it is asked again and again; the record names each problem once
             with study.ledger.write():
-                study.ledger.record("proposer failed", study.study, proposer=proposer.name, why=proposer.problem)
+                study.ledger.record("proposer failed", study.name, proposer=proposer.name, why=proposer.problem)
         return []
 
 

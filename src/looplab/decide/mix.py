@@ -120,19 +120,19 @@ class Mix:
         if proposals:
             with study.ledger.write():
                 chosen = dict(Counter(proposal.proposer for proposal in proposals))
-                study.ledger.record(self.name, study.study, weights=self._weights, chosen=chosen)
+                study.ledger.record(self.name, study.name, weights=self._weights, chosen=chosen)
         return proposals
 
     def _allocate(self, study: StudyLedger, credits: Mapping[str, Credit], n: int) -> list[list[int]]:
         """For each of `n` proposals, the places of the proposers in the order in which they should be asked."""
         ledger = study.ledger
-        made = ledger.rows("SELECT count(*) FROM proposals WHERE study=?", (study.study,))[0][0]
+        made = ledger.rows("SELECT count(*) FROM proposals WHERE study=?", (study.name,))[0][0]
         rng = random.Random(f"{self._seed}:{made}")  # noqa: S311 (a choice, no secret)
         sql = (
             "SELECT proposer FROM proposals WHERE study=? AND proposer IN (SELECT value FROM json_each(?))"
             " ORDER BY id DESC LIMIT ?"
         )
-        rows = ledger.rows(sql, (study.study, json.dumps(self._names), self._turn - 1))
+        rows = ledger.rows(sql, (study.name, json.dumps(self._names), self._turn - 1))
         recent = [row["proposer"] for row in reversed(rows)]
         ranking = []
         for _ in range(n):
@@ -160,7 +160,7 @@ def _interleave(got: Mapping[int, Sequence[Proposal]], order: Sequence[int]) -> 
 
 def credit(study: StudyLedger, names: Sequence[str] | None = None) -> dict[str, Credit]:
     """What each proposer has achieved; of all that proposed anything if no names are given."""
-    counted = study.ledger.rows("SELECT proposer, count(*) FROM proposals WHERE study=? GROUP BY 1", (study.study,))
+    counted = study.ledger.rows("SELECT proposer, count(*) FROM proposals WHERE study=? GROUP BY 1", (study.name,))
     proposals = {row[0]: int(row[1]) for row in counted}
     names = tuple(names if names is not None else proposals)
     fates: dict[str, Counter[str]] = {name: Counter() for name in names}
@@ -197,11 +197,11 @@ def credit(study: StudyLedger, names: Sequence[str] | None = None) -> dict[str, 
 
 def _fates(study: StudyLedger) -> list[tuple[str, str]]:
     """What became of every proposed run, with its proposer, in the order in which they were planned."""
-    row = study.ledger.one("SELECT goal, docket FROM studies WHERE name=?", (study.study,))
+    row = study.ledger.one("SELECT goal, judge_state FROM studies WHERE name=?", (study.name,))
     larger = row is not None and row["goal"] == "max"
     runs = [run for run in study.runs() if run.state != "ended" or run.started is not None]  # others never were
     repeated = {run.point for run in runs if run.role == "replicate"}
-    judged = (row is not None and row["docket"] is not None) or any(run.verdict for run in runs)
+    judged = (row is not None and row["judge_state"] is not None) or any(run.verdict for run in runs)
     fates: dict[str, str] = {}
     bar: float | None = None
     for run in sorted(runs, key=lambda run: (run.ended is None, run.ended or 0.0, run.n)):

@@ -175,7 +175,7 @@ def said_section(record: StudyLedger) -> str:
 
 def _rejected(record: StudyLedger) -> list[str]:
     """The last rejected proposals, whoever made them, and the last submitted commands that were refused."""
-    jobs = StudyLedger(record.ledger, sibling_study(record.study)).proposals("rejected")[-SHOWN // 3 :]
+    jobs = StudyLedger(record.ledger, sibling_study(record.name)).proposals("rejected")[-SHOWN // 3 :]
     rows = record.proposals("rejected")[-SHOWN:]
     named = [(f"{' '.join(row.edits)} (by {row.proposer})", row) for row in rows]
     named += [(f"the submitted command {' '.join(row.edits)}", row) for row in jobs]

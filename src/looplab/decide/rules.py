@@ -147,7 +147,7 @@ class RulesProposer:
             "SELECT (SELECT count(*) FROM runs WHERE study=?1 AND state='ended'), (SELECT count(*) FROM runs WHERE"
             " study=?1), (SELECT best FROM studies WHERE name=?1), (SELECT max(n) FROM rounds WHERE study=?1)"
         )
-        return (self._stamp, *study.ledger.rows(sql, (study.study,))[0])
+        return (self._stamp, *study.ledger.rows(sql, (study.name,))[0])
 
     # -- from runs to proposals
 
@@ -291,11 +291,11 @@ class _View:
     @classmethod
     def of(cls, study: StudyLedger, ended: Sequence[PastRun], silences: Silences) -> _View:
         sql = "SELECT goal, (SELECT coalesce(max(n), 0) FROM rounds WHERE study=name) FROM studies WHERE name=?"
-        goal, round_ = study.ledger.one(sql, (study.study,)) or ("min", 0)
+        goal, round_ = study.ledger.one(sql, (study.name,)) or ("min", 0)
         fired: dict[str, dict[str, bool]] = {}
         last: dict[str, int] = {}
         sql = "SELECT source, status, round FROM proposals WHERE study=? AND source >= ? AND source < ?"
-        for row in study.ledger.rows(sql, (study.study, f"{NAME}:", f"{NAME};")):
+        for row in study.ledger.rows(sql, (study.name, f"{NAME}:", f"{NAME};")):
             _, run, key = row["source"].split(":", 2)
             stands = fired.setdefault(run, {})[key] = row["status"] != "rejected"
             if stands:

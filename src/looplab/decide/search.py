@@ -242,7 +242,7 @@ class SearchProposer:
         self.problem, self._note = self._note, None
         points, taken = self._look(study)
         sql = "SELECT count(*) FROM proposals WHERE study=? AND proposer=?"
-        before = int(study.ledger.rows(sql, (study.study, self.name))[0][0])
+        before = int(study.ledger.rows(sql, (study.name, self.name))[0][0])
         proposals: list[Proposal] = []
         for count in range(before, before + n):
             found = self._next(count, points, taken)

@@ -46,7 +46,7 @@ class StandIn:
     def _step(self, study: StudyLedger) -> list[Proposal]:
         """Change one knob of the champion; the draw follows from the number of proposals so far."""
         sql = "SELECT count(*) FROM proposals WHERE study=? AND proposer=?"
-        rng = random.Random(int(study.ledger.rows(sql, (study.study, self.name))[0][0]))  # noqa: S311 (no secret)
+        rng = random.Random(int(study.ledger.rows(sql, (study.name, self.name))[0][0]))  # noqa: S311 (no secret)
         best = study.best()
         seen = next((one for one in reversed(self._history.ended()) if best and one.run.id == best.id), None)
         values = self._guard.knob_values(seen.config) if seen is not None else {}

@@ -45,8 +45,8 @@ class VersionRuling:
 
 
 def judge(
-    measured: Measured, champion: Measured | None, name: str | None, settings: VersionJudging, goal: Literal["max", "min"],
-    spent: float,
+    measured: Measured, champion: Measured | None, name: str | None, settings: VersionJudging,
+    goal: Literal["max", "min"], spent: float,
 ) -> VersionRuling:  # fmt: skip
     """`spent` is the alpha of the tests before this one that were not won."""
     if champion is None:

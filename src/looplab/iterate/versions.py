@@ -55,8 +55,8 @@ class Iteration:
     """The versions of one lab. `tell` gets a line for people at every step."""
 
     def __init__(
-        self, lab: Path, settings: IterateConfig, book: VersionLedger, spec: AgentSpec, limits: Limits, options: IterateOptions,
-        tell: Callable[[str], None],
+        self, lab: Path, settings: IterateConfig, book: VersionLedger, spec: AgentSpec, limits: Limits,
+        options: IterateOptions, tell: Callable[[str], None],
     ) -> None:  # fmt: skip
         self.lab = lab.resolve()
         self.settings = settings
@@ -291,9 +291,9 @@ class Iteration:
         """Have an engine at work for what the agent submits. It is not the agent's own: that would end with it."""
         if not self._trains_here():
             return
-        study = load_lab(self.lab).study(self.settings.study).study
+        study = load_lab(self.lab).study(self.settings.study).name
         if engine_pid(self.lab, study + JOBS_SUFFIX) is None:
-            start_engine(self.lab, study, patron=os.getpid())
+            start_engine(self.lab, study, owner_pid=os.getpid())
 
     def _with_slots(self) -> AgentSpec:
         """The agent in its sandbox must reach the ledger, through which `looplab submit` speaks with the lab."""

@@ -37,11 +37,11 @@ class JudgeSettings:
     `deterministic`: the same config and seed always measure the same, which is checked by one repeat of each winner."""
     alpha: float = 0.05
     """The probability that a study whose challengers are all no better promotes one of them; for the whole study."""
-    floor: int = 5
+    baseline_seeds: int = 5
     """Seeds of the base, before anything is judged: the noise floor."""
     replicates: int = 3
     """Replicates of a challenger at the first look."""
-    most: int = 24
+    max_replicates: int = 24
     """Replicates of a challenger at the last look."""
     min_effect: float = 0.0
     """A smaller improvement is not worth a promotion; in units of the metric."""
@@ -49,7 +49,7 @@ class JudgeSettings:
     """The same as a share of the champion's mean; the larger of the two counts."""
     screen: float = 0.5
     """A first run must beat the champion by so many standard deviations of the noise to earn replicates."""
-    share: float = 0.15
+    alpha_share: float = 0.15
     """The part of the alpha still left that the next test gets."""
     growth: float = 1.6
     """Each look has so many times the replicates of the one before."""
@@ -69,12 +69,12 @@ class JudgeSettings:
             (self.goal not in ("max", "min"), "goal", "max or min"),
             (self.by not in ("test", "ratchet", "deterministic"), "by", "test, ratchet or deterministic"),
             (not 0 < self.alpha < 0.5, "alpha", "above 0 and below 0.5"),
-            (self.floor < 2, "floor", "2 or more: one run has no spread"),
+            (self.baseline_seeds < 2, "baseline_seeds", "2 or more: one run has no spread"),
             (self.replicates < 2, "replicates", "2 or more: one run has no spread"),
-            (self.most < self.replicates, "most", f"no less than replicates ({self.replicates})"),
+            (self.max_replicates < self.replicates, "max_replicates", f"no less than replicates ({self.replicates})"),
             (not self.min_effect >= 0, "min_effect", "0 or more"),
             (not self.min_relative >= 0, "min_relative", "0 or more"),
-            (not 0 < self.share < 1, "share", "above 0 and below 1"),
+            (not 0 < self.alpha_share < 1, "alpha_share", "above 0 and below 1"),
             (not self.growth > 1, "growth", "above 1"),
             (not self.spending > 0, "spending", "above 0"),
             (not 0 <= self.futility < 1, "futility", "from 0 to below 1"),
@@ -191,7 +191,7 @@ class Evidence:
     high: float | None = None
     p: float | None = None
     """One-sided p-value of the replicates; None where there was no test."""
-    bar: float | None = None
+    boundary: float | None = None
     """What p had to reach at this look."""
     alpha: float | None = None
     """The alpha of the whole test."""
@@ -232,12 +232,12 @@ class HeldOut:
 class Judgement:
     """What a sitting of the court decided, and what it asks for."""
 
-    docket: JudgeState
+    state: JudgeState
     verdicts: tuple[Evidence, ...]
     """The new ones."""
     opened: tuple[OpenTest, ...]
     """The new ones."""
-    wants: tuple[RunRequest, ...]
+    requests: tuple[RunRequest, ...]
     """Runs to do next, the most wanted first; those under way are among them."""
     champion: str | None
     """The first run of the champion after this sitting."""

@@ -71,7 +71,7 @@ Key = tuple[str, str | None]
 class _Side:
     """An entrant with its values by number: the seed minus the base's, or the place in line if there are no seeds."""
 
-    entrant: Candidate
+    candidate: Candidate
     trial_number: int
     values: dict[int, float | None]
     """Signed so that more is better; None: crashed, or measured by another evaluator."""
@@ -80,7 +80,7 @@ class _Side:
 
     @property
     def run(self) -> str:
-        return self.entrant.run
+        return self.candidate.run
 
     @property
     def trial(self) -> float | None:
@@ -121,7 +121,7 @@ class _Side:
 
     @property
     def cost(self) -> float:
-        return stats.mean([score.cost for score in self.entrant.scores])
+        return stats.mean([score.cost for score in self.candidate.scores])
 
 
 class Judge:
@@ -130,15 +130,17 @@ class Judge:
     def __init__(self, settings: JudgeSettings) -> None:
         self.settings = settings
 
-    def sit(self, docket: JudgeState, entrants: Sequence[Candidate], held_out: ReadHeldOut | None = None) -> Judgement:
+    def evaluate(
+        self, state: JudgeState, candidates: Sequence[Candidate], held_out: ReadHeldOut | None = None
+    ) -> Judgement:
         """The first entrant is the base; the others come in the order in which they were proposed."""
-        session = _Session(self.settings, docket, entrants, held_out)
+        session = _Session(self.settings, state, candidates, held_out)
         session.judge()
         return session.end()
 
-    def close(self, docket: JudgeState, entrants: Sequence[Candidate]) -> Judgement:
+    def close(self, state: JudgeState, candidates: Sequence[Candidate]) -> Judgement:
         """The study is over: whoever has a run that ended and no verdict yet gets `inconclusive`."""
-        session = _Session(self.settings, docket, entrants, None)
+        session = _Session(self.settings, state, candidates, None)
         for side in session.pending():
             session.give(side, Verdict.INCONCLUSIVE, "The study ended before this could be decided.")
         for test in list(session.tests.values()):
@@ -150,31 +152,31 @@ class _Session:
     """One sitting: the docket as it changes, and what comes out."""
 
     def __init__(
-        self, settings: JudgeSettings, docket: JudgeState, entrants: Sequence[Candidate], held_out: ReadHeldOut | None
+        self, settings: JudgeSettings, state: JudgeState, candidates: Sequence[Candidate], held_out: ReadHeldOut | None
     ) -> None:
         self.settings = settings
-        self.before = docket
+        self.before = state
         self.held_out = held_out
         self.sign = 1.0 if settings.goal == "max" else -1.0
-        self.plan = stats.looks(settings.replicates, settings.most, settings.growth)
-        self.champion = docket.champion
-        self.tests = {test.run: test for test in docket.tests}
+        self.plan = stats.looks(settings.replicates, settings.max_replicates, settings.growth)
+        self.champion = state.champion
+        self.tests = {test.run: test for test in state.tests}
         self.opened: list[OpenTest] = []
-        self.spent = docket.spent
-        self.given = dict(docket.verdicts)
+        self.spent = state.spent
+        self.given = dict(state.verdicts)
         self.verdicts: list[Evidence] = []
         self.alarms: list[str] = []
-        self.wants: dict[tuple[Key, int], RunRequest] = {}
+        self.requests: dict[tuple[Key, int], RunRequest] = {}
 
         self.sides: dict[Key, _Side] = {}
         self.by_run: dict[str, _Side] = {}
         self.repeats: list[Candidate] = []
         """Entrants that differ only in their seed from one before them."""
         self.first_seed: int | None = None
-        if entrants and entrants[0].scores:  # while the base runs, nothing can be said
+        if candidates and candidates[0].scores:  # while the base runs, nothing can be said
             if settings.by != "deterministic":  # there every repeat has the same seed
-                self.first_seed = entrants[0].scores[0].seed
-            self._gather([entrant for entrant in entrants if entrant.scores])
+                self.first_seed = candidates[0].scores[0].seed
+            self._gather([candidate for candidate in candidates if candidate.scores])
             if self.champion is not None and self.champion not in self.by_run:
                 raise LabError(
                     f"the docket's champion {self.champion} is not among the entrants",
@@ -184,28 +186,28 @@ class _Session:
         varies = any(len(side.finite) > 1 and not side.hardly_varies for side in self.sides.values())
         self.sigma = self.noise[0] if self.noise and varies else 0.0  # exactly 0, whatever the mean was rounded to
 
-    def _gather(self, entrants: Sequence[Candidate]) -> None:
+    def _gather(self, candidates: Sequence[Candidate]) -> None:
         merged: dict[Key, Candidate] = {}
-        for entrant in entrants:
-            key = entrant.point, entrant.warm
+        for candidate in candidates:
+            key = candidate.point, candidate.warm
             earlier = merged.get(key)
             if earlier is None:
-                merged[key] = entrant
+                merged[key] = candidate
             else:
-                self.repeats.append(entrant)
-                merged[key] = replace(earlier, scores=earlier.scores + entrant.scores)
-        standing = [entrant for entrant in merged.values() if entrant.run == self.champion]
-        standing += [entrant for entrant in merged.values() if entrant.scores[0].finite]
+                self.repeats.append(candidate)
+                merged[key] = replace(earlier, scores=earlier.scores + candidate.scores)
+        standing = [candidate for candidate in merged.values() if candidate.run == self.champion]
+        standing += [candidate for candidate in merged.values() if candidate.scores[0].finite]
         reference = standing[0].scores[0].fingerprint if standing else ""
-        for key, entrant in merged.items():
-            self.sides[key] = self.by_run[entrant.run] = self._side(entrant, reference)
+        for key, candidate in merged.items():
+            self.sides[key] = self.by_run[candidate.run] = self._side(candidate, reference)
 
-    def _side(self, entrant: Candidate, reference: str) -> _Side:
+    def _side(self, candidate: Candidate, reference: str) -> _Side:
         values: dict[int, float | None] = {}
         names: dict[int, str] = {}
         foreign = []
         trial = 0
-        for place, score in enumerate(entrant.scores):
+        for place, score in enumerate(candidate.scores):
             if self.first_seed is None:
                 number = place
             elif score.seed is None:
@@ -223,13 +225,13 @@ class _Session:
                 if value is None or (known is not None and names[number] <= score.run):
                     continue
             values[number], names[number] = value, score.run
-        return _Side(entrant, trial, values, foreign)
+        return _Side(candidate, trial, values, foreign)
 
     # --- what comes out
 
     def end(self) -> Judgement:
         fresh = tuple(dict.fromkeys(alarm for alarm in self.alarms if alarm not in self.before.alarms))
-        docket = JudgeState(
+        state = JudgeState(
             champion=self.champion,
             tests=tuple(self.tests.values()),
             opened=self.before.opened + len(self.opened),
@@ -239,27 +241,27 @@ class _Session:
         )
         sigma = self.sigma if self.noise else None
         return Judgement(
-            docket, tuple(self.verdicts), tuple(self.opened), tuple(self.wants.values()), self.champion, fresh, sigma
+            state, tuple(self.verdicts), tuple(self.opened), tuple(self.requests.values()), self.champion, fresh, sigma
         )
 
     def give(self, side: _Side, verdict: Verdict, why: str, **rest: Any) -> None:
-        self._give(side.entrant, verdict, why, **rest)
+        self._give(side.candidate, verdict, why, **rest)
 
-    def _give(self, entrant: Candidate, verdict: Verdict, why: str, **rest: Any) -> None:
-        self.given[entrant.run] = verdict.value
+    def _give(self, candidate: Candidate, verdict: Verdict, why: str, **rest: Any) -> None:
+        self.given[candidate.run] = verdict.value
         sigma = self.sigma if self.noise else None
-        champion = None if self.champion == entrant.run else self.champion
+        champion = None if self.champion == candidate.run else self.champion
         rest = {"champion": champion, "sigma": sigma, **rest}
-        self.verdicts.append(Evidence(entrant.run, entrant.point, verdict, why, **rest))
+        self.verdicts.append(Evidence(candidate.run, candidate.point, verdict, why, **rest))
 
-    def want(self, entrant: Candidate, number: int, why: str) -> None:
-        key = entrant.point, entrant.warm
+    def request(self, candidate: Candidate, number: int, why: str) -> None:
+        key = candidate.point, candidate.warm
         seed = None if self.first_seed is None else self.first_seed + number
-        self.wants.setdefault((key, number), RunRequest(*key, seed, number, why, entrant.control))
+        self.requests.setdefault((key, number), RunRequest(*key, seed, number, why, candidate.control))
 
-    def want_unpaired(self, side: _Side, n: int, why: str) -> None:
+    def request_unpaired(self, side: _Side, n: int, why: str) -> None:
         for number in range(len(side.values), len(side.values) + n):
-            self.want(side.entrant, number, why)
+            self.request(side.candidate, number, why)
 
     def over(self, test: OpenTest) -> None:
         """A test that is not won costs its whole alpha, also when it stopped early: it could have been won later, and
@@ -270,7 +272,7 @@ class _Session:
 
     def pending(self) -> list[_Side]:
         """Whose trial has ended and who has no verdict yet."""
-        return [side for run, side in self.by_run.items() if run not in self.given and not side.entrant.control]
+        return [side for run, side in self.by_run.items() if run not in self.given and not side.candidate.control]
 
     # --- the order of business
 
@@ -295,10 +297,10 @@ class _Session:
         at_rest = False
         while not at_rest:
             state = (self.champion, len(self.given), len(self.opened))
-            self.wants.clear()
+            self.requests.clear()
             for test in sorted(self.tests.values(), key=lambda test: (-test.look, test.number)):
                 if test.run in self.tests and test.run in self.by_run:
-                    self._hear(test)
+                    self._interim_look(test)
             for side in self.pending():
                 if side.run not in self.tests:
                     self._screen(side)
@@ -316,10 +318,10 @@ class _Session:
                 self.give(side, Verdict.KEEP, f"The base, from a single run: {self._value(side.finite)}.",
                           n=1, flags=("base", *RATCHET))  # fmt: skip
                 return True
-            floor = 2 if self.settings.by == "deterministic" else self.settings.floor
-            missing = floor - len(side.finite)
-            if missing > 0 and side.crashes < floor:
-                self._want_floor(side, missing)
+            baseline_seeds = 2 if self.settings.by == "deterministic" else self.settings.baseline_seeds
+            missing = baseline_seeds - len(side.finite)
+            if missing > 0 and side.crashes < baseline_seeds:
+                self._request_baseline(side, missing)
                 return False
             if len(side.finite) > 1:
                 self._keep_base(side)
@@ -358,26 +360,26 @@ class _Session:
             "numbers: fix the trainer's seed, or remove `deterministic`."
         )
 
-    def _want_floor(self, side: _Side, missing: int) -> None:
+    def _request_baseline(self, side: _Side, missing: int) -> None:
         if self.first_seed is None:
-            self.want_unpaired(side, missing, "the noise floor: the base once more")
+            self.request_unpaired(side, missing, "the noise floor: the base once more")
             return
         why = "the noise floor: the base with another seed"
         number = 0
         while missing:
             number += 1
             if number not in side.values:
-                self.want(side.entrant, number, why)
+                self.request(side.candidate, number, why)
                 missing -= 1
 
     def _tripwires(self, champion: _Side | None) -> None:
-        for entrant in self.repeats:
-            if entrant.run not in self.given and not entrant.control:
-                first = self.sides[entrant.point, entrant.warm].run
+        for candidate in self.repeats:
+            if candidate.run not in self.given and not candidate.control:
+                first = self.sides[candidate.point, candidate.warm].run
                 why = f"It differs from {first} only in its seed: no change. It counts as another run of {first}."
-                self._give(entrant, Verdict.DISCARD, why, flags=("no change",))
+                self._give(candidate, Verdict.DISCARD, why, flags=("no change",))
         for side in self.by_run.values():
-            if side.foreign and (side is champion or side.run in self.given or side.entrant.control):
+            if side.foreign and (side is champion or side.run in self.given or side.candidate.control):
                 for run in side.foreign:
                     self.alarms.append(f"{run} was measured by another evaluator or on other data; it is left out.")
         for side in self.pending():
@@ -390,8 +392,8 @@ class _Session:
             elif side.trial is None:
                 why = "It crashed, or its metric was missing or not finite: that wins nothing."
                 self._end(side, Verdict.CRASH, why)
-            elif champion is not None and side.entrant.point == champion.entrant.point:
-                start = f"the checkpoint of {side.entrant.warm}" if side.entrant.warm else "scratch"
+            elif champion is not None and side.candidate.point == champion.candidate.point:
+                start = f"the checkpoint of {side.candidate.warm}" if side.candidate.warm else "scratch"
                 why = f"It is the champion's config, trained from {start}: another amount of training, no other config."
                 self._end(side, Verdict.DISCARD, why, flags=("no change",))
             elif side.crashes >= self.settings.crashes:
@@ -427,7 +429,7 @@ class _Session:
         if self.settings.then is None:
             return None
         ours, theirs = (
-            next((score.tie for score in one.entrant.scores if score.finite), None) for one in (side, champion)
+            next((score.tie for score in one.candidate.scores if score.finite), None) for one in (side, champion)
         )
         if ours is None or theirs is None or not (math.isfinite(ours) and math.isfinite(theirs)):
             return None
@@ -460,7 +462,7 @@ class _Session:
             why = f"One run, {said}, whose repeats differ although the study is declared deterministic."
             self.give(side, Verdict.INCONCLUSIVE, why, **numbers)
         elif len(side.values) < 2:
-            self.want_unpaired(side, 1, f"{side.run} once more: it must measure exactly the same")
+            self.request_unpaired(side, 1, f"{side.run} once more: it must measure exactly the same")
         elif not side.is_constant:
             self._alarm_varies(side)
             why = f"{side.run} is {said}, but measured something else when repeated: it is not deterministic."
@@ -491,10 +493,10 @@ class _Session:
                 )
             left = self.settings.alpha - self.spent - math.fsum(test.alpha for test in self.tests.values())
             number = self.before.opened + len(self.opened) + 1
-            test = OpenTest(side.run, number, self.settings.share * max(left, 0.0))
+            test = OpenTest(side.run, number, self.settings.alpha_share * max(left, 0.0))
             self.opened.append(test)
             self.tests[side.run] = test
-            self._hear(test)
+            self._interim_look(test)
             return
         error = self.sigma * math.sqrt(1.0 + 1.0 / max(1, len(rival.finite)))
         single = stats.Comparison(effect, error, self.noise[1] if self.noise else 1, 1)
@@ -515,7 +517,7 @@ class _Session:
         assert side.trial is not None  # the tripwires have seen to it
         # The trial of a promoted champion was selected for being good; its replicates say what it is worth.
         base = next((run for run, verdict in self.given.items() if verdict == Verdict.KEEP), None)
-        known = rival.finite if rival.run == base or rival.entrant.control else rival.replicates
+        known = rival.finite if rival.run == base or rival.candidate.control else rival.replicates
         expected = stats.mean(known or rival.finite)
         same_seed = rival.values.get(side.trial_number) if self.first_seed is not None else None
         if same_seed is not None:
@@ -544,38 +546,40 @@ class _Session:
     # --- warm starts
 
     def _needs_control(self, side: _Side) -> bool:
-        return side.entrant.warm is not None and side.entrant.warm != self.by_run[self.champion or ""].entrant.warm
+        return (
+            side.candidate.warm is not None and side.candidate.warm != self.by_run[self.champion or ""].candidate.warm
+        )
 
     def _control(self, side: _Side) -> _Side:
         """The champion's config from the challenger's start, as far as it has been run."""
-        champion = self.by_run[self.champion or ""].entrant
-        found = self.sides.get((champion.point, side.entrant.warm))
+        champion = self.by_run[self.champion or ""].candidate
+        found = self.sides.get((champion.point, side.candidate.warm))
         return found or _Side(
-            Candidate(champion.point, "", (), side.entrant.warm, control=True), side.trial_number, {}, []
+            Candidate(champion.point, "", (), side.candidate.warm, control=True), side.trial_number, {}, []
         )
 
     def _want_control(self, side: _Side, control: _Side) -> None:
         if len(control.values) > self.settings.crashes:
-            why = f"The champion's config crashes when it starts from {side.entrant.warm}: nothing to compare with."
+            why = f"The champion's config crashes when it starts from {side.candidate.warm}: nothing to compare with."
             self.give(side, Verdict.INCONCLUSIVE, why, flags=("no control",))
             return
         number = max(0, side.trial_number)
         while number in control.values:
             number += 1
-        self.want(
-            control.entrant, number, f"the champion's config from the start of {side.run}, to compare at equal cost"
+        self.request(
+            control.candidate, number, f"the champion's config from the start of {side.run}, to compare at equal cost"
         )
 
     def _terms(self, side: _Side, rival: _Side) -> dict[str, Any]:
         """On what terms the two were compared."""
         flags = []
-        champion = self.by_run[self.champion or ""].entrant
+        champion = self.by_run[self.champion or ""].candidate
         if rival.run != champion.run:
-            flags.append(f"warm start, against the champion's config from {side.entrant.warm}")
-        elif champion.warm != side.entrant.warm:
-            flags.append("warm start" if side.entrant.warm else "the champion had a warm start")
+            flags.append(f"warm start, against the champion's config from {side.candidate.warm}")
+        elif champion.warm != side.candidate.warm:
+            flags.append("warm start" if side.candidate.warm else "the champion had a warm start")
         cost = None
-        if side.cost > 0 and rival.entrant.scores and rival.cost > 0:
+        if side.cost > 0 and rival.candidate.scores and rival.cost > 0:
             cost = side.cost / rival.cost
             if not 1 / COSTLY <= cost <= COSTLY:
                 flags.append(f"{_number(cost)} × the cost")
@@ -586,10 +590,10 @@ class _Session:
 
     # --- the test: replicates against the champion's, look by look
 
-    def _hear(self, test: OpenTest) -> None:
+    def _interim_look(self, test: OpenTest) -> None:
         side = self.by_run[test.run]
         rival = self._control(side) if self._needs_control(side) else self.by_run[self.champion or ""]
-        bars = stats.boundaries(test.alpha, self.plan, self.settings.spending)
+        boundaries = stats.boundaries(test.alpha, self.plan, self.settings.spending)
         while test.run in self.tests:
             if rival.crashes > self.settings.crashes + len(rival.finite):
                 self._end(side, Verdict.INCONCLUSIVE, f"{rival.run} crashes with most seeds: nothing to compare with.")
@@ -599,7 +603,7 @@ class _Session:
                 return
             test = replace(test, look=test.look + 1)
             self.tests[test.run] = test
-            self._look(test, side, rival, found, bars)
+            self._look(test, side, rival, found, boundaries)
 
     def _compare(self, side: _Side, rival: _Side, n: int) -> stats.Comparison | None:
         """The two by n replicates; None when runs are missing, which are then wanted."""
@@ -608,7 +612,7 @@ class _Session:
         if self.first_seed is None:
             ours, theirs = side.replicates, rival.replicates
             for who, missing in ((side, n - len(ours)), (rival, n - len(theirs))):
-                self.want_unpaired(who, max(0, missing), why.format(f"up to {n}"))
+                self.request_unpaired(who, max(0, missing), why.format(f"up to {n}"))
             if len(ours) < n or len(theirs) < n:
                 return None
             return stats.welch(ours, theirs, least)
@@ -621,28 +625,32 @@ class _Session:
                 continue  # a selected run, or a seed with which one of them crashed
             planned += 1
             if math.isnan(ours_):
-                self.want(side.entrant, number, why.format(planned))
+                self.request(side.candidate, number, why.format(planned))
             if math.isnan(theirs_):
-                self.want(rival.entrant, number, why.format(planned))
+                self.request(rival.candidate, number, why.format(planned))
             differences.append(ours_ - theirs_)
         if any(math.isnan(difference) for difference in differences):
             return None
         return stats.paired(differences, math.sqrt(2.0) * least)
 
     def _look(
-        self, test: OpenTest, side: _Side, rival: _Side, found: stats.Comparison, bars: tuple[float, ...]
+        self, test: OpenTest, side: _Side, rival: _Side, found: stats.Comparison, boundaries: tuple[float, ...]
     ) -> None:
         """One look: won, hopeless, at its end, or to be continued."""
-        p, bar, effect = found.p(), bars[test.look - 1], found.effect
+        p, boundary, effect = found.p(), boundaries[test.look - 1], found.effect
         low, high = found.interval()
         smallest = self._smallest_effect(rival)
-        numbers = {"effect": effect, "low": low, "high": high, "p": p, "bar": bar, "n": found.n, "alpha": test.alpha,
-                   "look": test.look, **self._terms(side, rival)}  # fmt: skip
+        numbers = {
+            "effect": effect, "low": low, "high": high, "p": p, "boundary": boundary, "n": found.n,
+            "alpha": test.alpha, "look": test.look, **self._terms(side, rival),
+        }  # fmt: skip
         if side.crashes:
             numbers["flags"] += (f"crashed with {side.crashes} of its seeds",)
-        said = f"{_effect(effect)} than {rival.run} over {found.n} replicates (p {_number(p)}, needed {_number(bar)})"
+        said = (
+            f"{_effect(effect)} than {rival.run} over {found.n} replicates (p {_number(p)}, needed {_number(boundary)})"
+        )
         last = test.look == len(self.plan)
-        if p <= bar and effect > 0 and effect >= smallest:
+        if p <= boundary and effect > 0 and effect >= smallest:
             if not self._is_suspicious(side):
                 self._promote(test, side, numbers, said)
                 return
@@ -655,8 +663,8 @@ class _Session:
             return
         # A handful of differences says little about their spread; the noise of the study helps to guess it.
         guess = math.sqrt((found.error**2 * found.n * (found.n - 1) + 8 * self.sigma**2) / (found.n + 3))
-        hope = stats.predictive_power(effect, guess, found.n, self.plan[-1], bars[-1])
-        if p <= bar and last:
+        hope = stats.predictive_power(effect, guess, found.n, self.plan[-1], boundaries[-1])
+        if p <= boundary and last:
             why = f"Too little: {said}; less than {_number(smallest)} is not worth a promotion."
             self._end(side, Verdict.DISCARD, why, **numbers)
         elif high <= smallest:
@@ -687,7 +695,7 @@ class _Session:
         """Whether the challenger is no worse on the held-out metric; if it is, its verdict is given here."""
         if self.held_out is None:
             return True
-        reading = self.held_out(old.entrant, side.entrant)
+        reading = self.held_out(old.candidate, side.candidate)
         worse = None if reading is None else self._held_out(reading)
         if worse is None:
             numbers["flags"] += ("held-out metric not read",)

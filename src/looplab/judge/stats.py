@@ -149,12 +149,12 @@ def welch(challenger: Sequence[float], champion: Sequence[float], least_spread: 
 
 
 @lru_cache(maxsize=64)
-def looks(first: int, most: int, growth: float) -> tuple[int, ...]:
+def looks(first: int, max_replicates: int, growth: float) -> tuple[int, ...]:
     """The numbers of replicates at which a test is looked at: `first`, then growing, the last one `most`."""
-    plan = [min(first, most)]
-    while plan[-1] < most:
+    plan = [min(first, max_replicates)]
+    while plan[-1] < max_replicates:
         following = max(plan[-1] + 1, round(plan[-1] * growth))
-        plan.append(most if following * growth > most * 1.25 else min(following, most))
+        plan.append(max_replicates if following * growth > max_replicates * 1.25 else min(following, max_replicates))
     return tuple(plan)
 
 
@@ -167,13 +167,13 @@ def boundaries(alpha: float, plan: tuple[int, ...], power: float) -> tuple[float
     return tuple(now - before for before, now in zip((0.0, *spent), spent, strict=False))
 
 
-def predictive_power(effect: float, spread_: float, n: int, most: int, bar: float) -> float:
+def predictive_power(effect: float, spread_: float, n: int, max_replicates: int, boundary: float) -> float:
     """The probability that a test which stands at `effect` after n of `most` runs passes `bar` at its end.
 
     The true effect is taken as unknown around what was seen; normal approximation, good enough to stop by.
     """
-    needed = NORMAL.inv_cdf(1.0 - bar) * spread_ / math.sqrt(most)
-    left = spread_ * math.sqrt((most - n) / (most * n))
+    needed = NORMAL.inv_cdf(1.0 - boundary) * spread_ / math.sqrt(max_replicates)
+    left = spread_ * math.sqrt((max_replicates - n) / (max_replicates * n))
     if left == 0.0:
         return 1.0 if effect > needed else 0.0
     return NORMAL.cdf((effect - needed) / left)

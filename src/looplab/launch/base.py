@@ -28,7 +28,7 @@ class Slot:
     """Device ids as the driver numbers them; empty for a slot without an accelerator."""
     cores: tuple[int, ...] = ()
     """Cores the run may use; empty: all."""
-    lane: int = 0
+    device_share: int = 0
     """Which of the `per_gpu` places on its device this is."""
 
 
@@ -47,7 +47,7 @@ class LaunchSpec:
     """What the run gets on top of the engine's own environment."""
     timeout: float | None = None
     grace: float = 10.0
-    linger: float = 5.0
+    cleanup_timeout: float = 5.0
     """How long what a training leaves behind may live on after it, before it is ended."""
     record_dir: Path | None = None
     """The folder for `train.log`, `process.json` and `exit.json`; None: the run folder."""

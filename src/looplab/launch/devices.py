@@ -51,7 +51,7 @@ class Devices:
         # As CUDA reads it: what comes after a name that is no device (`-1`, say) is not visible either.
         return list(takewhile(lambda name: name in there or name.startswith(("GPU-", "MIG-")), names))
 
-    def strangers(self, device: str) -> list[DeviceProcess]:
+    def other_processes(self, device: str) -> list[DeviceProcess]:
         """Processes that compute on the device and were not started by looplab."""
         if self._nvml is None:
             return []

@@ -1,4 +1,4 @@
-"""The local executor: trainings on this machine, started by a keeper that outlives the engine."""
+"""The local executor: trainings on this machine, started by a supervisor that outlives the engine."""
 
 from __future__ import annotations
 
@@ -30,15 +30,17 @@ from looplab.untrusted import UntrustedError, load_json, read_bounded
 UNSEEN_S = 2.0
 """How long a started run may stay without `process.json` before its process is looked for."""
 LOOK_AGAIN_S = 0.02
-GRACE_S, LINGER_S = 10.0, 5.0
+GRACE_S, CLEANUP_S = 10.0, 5.0
+EARLIER_KEYS = {"keeper": "supervisor", "keeper_start": "supervisor_start", "linger": "cleanup_timeout"}
+"""Keys of `process.json` as version 0.1 wrote them: its live runs are adopted too."""
 """For a run of which not even the limits were written down."""
-UNSEEN_END = "it ended while neither an engine nor its keeper was there to see its exit code"
+UNSEEN_END = "it ended while neither an engine nor its supervisor was there to see its exit code"
 LARGEST_RECORD = 1 << 20
-"""Bytes of `process.json` or `exit.json`; a larger file is not what a keeper writes."""
+"""Bytes of `process.json` or `exit.json`; a larger file is not what a supervisor writes."""
 OVERDUE_S = 5.0
 """Seconds after the end of a run's processes from which on a missing `exit.json` is reported."""
 UNWRITTEN_S = 0.2
-"""How long after a process `exit.json` may still come from a keeper that has just ended too."""
+"""How long after a process `exit.json` may still come from a supervisor that has just ended too."""
 FAR_S = 0.2
 """How often a run is looked at whose processes cannot be seen from here."""
 CLOCK_SET_S = 1.0
@@ -48,26 +50,26 @@ KEEPERS_TRIED = 3
 
 @dataclass(slots=True)
 class Adopted:
-    """A run that an earlier engine started, or whose keeper was killed."""
+    """A run that an earlier engine started, or whose supervisor was killed."""
 
     run_dir: Path
     record_dir: Path
     process: dict[str, Any]
-    """What `process.json` says: which process, which keeper, which limits."""
+    """What `process.json` says: which process, which supervisor, which limits."""
     group: int
     pidfd: int = -1
     """-1 once the process is gone and only its `exit.json` is awaited."""
     look_at: float = 0.0
-    """Once it is gone: when to look whether its keeper is gone too."""
+    """Once it is gone: when to look whether its supervisor is gone too."""
     deadline: float | None = None
     rest_at: float | None = None
-    """When the rest of a run without a keeper is to be ended; None as long as none was seen."""
+    """When the rest of a run without a supervisor is to be ended; None as long as none was seen."""
     asked: bool = False
     """Whether that rest was asked to go."""
     overdue_at: float | None = None
-    """When to report that the keeper does not write down its end; None: it lives, or that was reported."""
+    """When to report that the supervisor does not write down its end; None: it lives, or that was reported."""
     forged: Exit | None = None
-    """An end that was written down while the process was alive: not by its keeper, and not believed."""
+    """An end that was written down while the process was alive: not by its supervisor, and not believed."""
 
 
 class Where(StrEnum):
@@ -83,7 +85,7 @@ class Where(StrEnum):
 
 
 RECEIVED_BYTES = 1 << 16
-"""Read from the keeper at a time: a larger buffer would be mapped and unmapped by the kernel each time."""
+"""Read from the supervisor at a time: a larger buffer would be mapped and unmapped by the kernel each time."""
 
 
 @dataclass(slots=True)
@@ -96,7 +98,7 @@ class Stop:
 
 
 def _message(order: dict[str, Any]) -> bytes:
-    """Return an order for the keeper as a line of JSON."""
+    """Return an order for the supervisor as a line of JSON."""
     try:
         return orjson.dumps(order)
     except TypeError:  # paths that are not valid Unicode, which only escaped JSON keeps exactly
@@ -113,17 +115,20 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def read_process(record_dir: Path) -> dict[str, Any] | None:
-    """What `process.json` says; None where it is missing, or is not what a keeper writes."""
+    """What `process.json` says; None where it is missing, or is not what a supervisor writes."""
     process = read_json(record_dir / "process.json")
     if process is None or not isinstance(process.get("boot"), str):
         return None
-    if not all(_is_count(process.get(key)) for key in ("pid", "keeper")) or process["pid"] < 1:
+    for old, new in EARLIER_KEYS.items():
+        if old in process:
+            process.setdefault(new, process.pop(old))
+    if not all(_is_count(process.get(key)) for key in ("pid", "supervisor")) or process["pid"] < 1:
         return None
-    if not all(_is_count(ticks, 1 << 63) for ticks in (process.get("start"), process.get("keeper_start", 0))):
+    if not all(_is_count(ticks, 1 << 63) for ticks in (process.get("start"), process.get("supervisor_start", 0))):
         return None
     counts = {"namespace": 1 << 63, "tag": 1 << 63}
     odd = [key for key, limit in counts.items() if key in process and not _is_count(process[key], limit)]
-    amounts = ("started", "clock", "timeout", "grace", "linger")
+    amounts = ("started", "clock", "timeout", "grace", "cleanup_timeout")
     odd += [key for key in amounts if process.get(key) is not None and not _is_amount(process[key])]
     return {key: value for key, value in process.items() if key not in odd}
 
@@ -137,7 +142,7 @@ def _is_amount(value: object) -> bool:
 
 
 def read_exit(record_dir: Path) -> Exit | None:
-    """How the run ended; None where that is not written down yet, or not as a keeper writes it."""
+    """How the run ended; None where that is not written down yet, or not as a supervisor writes it."""
     ended = read_json(record_dir / "exit.json")
     if ended is None or "code" not in ended:
         return None
@@ -255,8 +260,8 @@ def describe(pid: int) -> dict[str, Any]:
         "pid": pid,
         "start": supervisor.start_ticks(pid),
         "boot": supervisor.boot_id(),
-        "keeper": parent,
-        "keeper_start": supervisor.start_ticks(parent) if parent else 0,
+        "supervisor": parent,
+        "supervisor_start": supervisor.start_ticks(parent) if parent else 0,
     }
 
 
@@ -290,7 +295,7 @@ class LocalExecutor:
         self._events: list[LaunchEvent] = []
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._wake_r, selectors.EVENT_READ, "wake")
-        self._start_keeper()  # now, so that it is up when the first run is decided on
+        self._start_supervisor()  # now, so that it is up when the first run is decided on
 
     def wake(self) -> None:
         """Make a `poll` that waits return at once; may be called from a signal handler or another thread."""
@@ -307,7 +312,7 @@ class LocalExecutor:
         if self._knows(run_id):
             return
         if after in self._adopted or after in self._waiting or after in self._far:
-            # The keeper of that run is another one, or dead: it is waited for here.
+            # The supervisor of that run is another one, or dead: it is waited for here.
             self._held[run_id] = (after, order, time.monotonic() + supervisor.HELD_S)
             return
         line = _message(
@@ -327,7 +332,7 @@ class LocalExecutor:
                 "label": folder,
                 "timeout": order.timeout,
                 "grace": order.grace,
-                "linger": order.linger,
+                "cleanup_timeout": order.cleanup_timeout,
             }
         )
         for _ in range(KEEPERS_TRIED):
@@ -355,7 +360,7 @@ class LocalExecutor:
             elif run_id in self._far:
                 signal_groups(find_by_mark(*self._far[run_id]), signal.SIGTERM)
         if run_id in self._running:
-            # Should the keeper be dead, this makes the run an adopted one, and `_watch` passes the stop on.
+            # Should the supervisor be dead, this makes the run an adopted one, and `_watch` passes the stop on.
             self._send(_message({"op": "stop", "id": run_id, "reason": reason, "grace": grace}))
 
     def cancel(self, run_id: str) -> None:
@@ -383,7 +388,7 @@ class LocalExecutor:
         elif process is not None:
             self._watch(run_id, run_dir, record_dir, process)
         else:
-            # Started, but its keeper had no time yet to write down which process it is.
+            # Started, but its supervisor had no time yet to write down which process it is.
             self._waiting[run_id] = (run_dir, record_dir, time.monotonic() + UNSEEN_S)
         return True
 
@@ -393,7 +398,7 @@ class LocalExecutor:
         elif self._waiting or self._adopted or self._far:
             timeout = min(timeout, self._patience())
         for key, _ in self._selector.select(timeout):
-            if key.data == "keeper":
+            if key.data == "supervisor":
                 self._listen()
             elif key.data == "wake":
                 with contextlib.suppress(BlockingIOError):
@@ -436,13 +441,13 @@ class LocalExecutor:
             self._stops.pop(run_id, None)
         self._events.append(Ended(run_id, exit_))
 
-    # -- the keeper
+    # -- the supervisor
 
     def _send(self, line: bytes) -> bool:
-        """Give the keeper an order. False: it was killed; its runs live on without it and are adopted."""
+        """Give the supervisor an order. False: it was killed; its runs live on without it and are adopted."""
         try:
             if self._socket is None:
-                self._start_keeper()
+                self._start_supervisor()
             assert self._socket is not None
             self._socket.sendall(line + b"\n")
         except ConnectionError:
@@ -451,9 +456,9 @@ class LocalExecutor:
             return False
         return True
 
-    def _start_keeper(self) -> None:
+    def _start_supervisor(self) -> None:
         ours, theirs = socket.socketpair()
-        self._keeper = subprocess.Popen(
+        self._supervisor = subprocess.Popen(
             [sys.executable, "-I", "-S", supervisor.__file__, str(theirs.fileno())],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
@@ -464,7 +469,7 @@ class LocalExecutor:
         theirs.close()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         self._socket = ours
-        self._selector.register(ours, selectors.EVENT_READ, "keeper")
+        self._selector.register(ours, selectors.EVENT_READ, "supervisor")
         self._socket.sendall(json.dumps({"op": "env", "env": dict(os.environ)}).encode() + b"\n")
 
     def _listen(self) -> None:
@@ -474,7 +479,7 @@ class LocalExecutor:
         except OSError:
             data = b""
         if not data:
-            self._keeper_lost()
+            self._supervisor_lost()
             return
         *lines, self._inbox = (self._inbox + data).split(b"\n")
         for line in lines:
@@ -498,13 +503,13 @@ class LocalExecutor:
         self._held.pop(run_id, None)
         self._events.append(Rejected(run_id, why))
 
-    def _keeper_lost(self) -> None:
+    def _supervisor_lost(self) -> None:
         if self._socket is None:
             return
         self._selector.unregister(self._socket)
         self._socket.close()
         self._socket, self._inbox = None, b""
-        self._keeper.poll()
+        self._supervisor.poll()
         running, self._running = self._running, {}
         for run_id, (folder, record) in running.items():
             if not self.adopt(run_id, Path(folder), Path(record)):
@@ -613,7 +618,7 @@ class LocalExecutor:
             )
         if ended is None and adopted.overdue_at is not None and now >= adopted.overdue_at:
             adopted.overdue_at = now + OVERDUE_S
-            if not find_by_mark(adopted.run_dir):  # else its keeper waits for what it left behind
+            if not find_by_mark(adopted.run_dir):  # else its supervisor waits for what it left behind
                 adopted.overdue_at = None
                 self._events.append(Delayed(run_id, str(adopted.record_dir / "exit.json")))
         if ended is not None:
@@ -628,11 +633,11 @@ class LocalExecutor:
         return None if ended == adopted.forged else ended
 
     def _rest_is_left(self, adopted: Adopted, now: float) -> bool:
-        """Whether a run without a keeper has processes left; they are ended as its keeper would have ended them."""
+        """Return whether a run without a supervisor has processes left, and end them as its supervisor would."""
         if not find_by_mark(adopted.run_dir, adopted.record_dir):
             return False
         if adopted.rest_at is None:
-            adopted.rest_at = now + adopted.process.get("linger", LINGER_S)
+            adopted.rest_at = now + adopted.process.get("cleanup_timeout", CLEANUP_S)
         elif now >= adopted.rest_at:
             self._signal(adopted, signal.SIGKILL if adopted.asked else signal.SIGTERM)
             adopted.asked = True
@@ -679,6 +684,6 @@ class LocalExecutor:
 
     @staticmethod
     def _is_kept(adopted: Adopted) -> bool:
-        """Whether the keeper of the run lives: then it holds the limits and writes down the end."""
+        """Whether the supervisor of the run lives: then it holds the limits and writes down the end."""
         process = adopted.process
-        return is_alive(process.get("keeper", 0), process.get("keeper_start", 0), process.get("boot", ""))
+        return is_alive(process.get("supervisor", 0), process.get("supervisor_start", 0), process.get("boot", ""))

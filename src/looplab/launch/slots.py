@@ -39,7 +39,11 @@ def make_slots(
         raise LabError(f"more than {MAX_SLOTS:,} slots cannot be used", hint="see slots in lab.yaml, and --concurrency")
     places: list[tuple[str, tuple[str, ...], int]]
     if gpus:
-        places = [(f"gpu{gpu}" + (f".{lane}" if lane else ""), (gpu,), lane) for lane in range(per_gpu) for gpu in gpus]
+        places = [
+            (f"gpu{gpu}" + (f".{device_share}" if device_share else ""), (gpu,), device_share)
+            for device_share in range(per_gpu)
+            for gpu in gpus
+        ]
         if count is not None and count > len(places):
             raise LabError(
                 f"concurrency {count} asks for more slots than {len(gpus)} device(s) with per_gpu={per_gpu} give",
@@ -49,7 +53,10 @@ def make_slots(
     else:
         places = [(f"cpu{i}", (), 0) for i in range(count or 1)]
     shares = _core_shares(len(places), cores, core_order() if available is None else list(available))
-    return [Slot(name, devices, share, lane) for (name, devices, lane), share in zip(places, shares, strict=True)]
+    return [
+        Slot(name, devices, share, device_share)
+        for (name, devices, device_share), share in zip(places, shares, strict=True)
+    ]
 
 
 def _core_shares(n: int, cores: str | Sequence[Sequence[int]], available: list[int]) -> list[tuple[int, ...]]:
@@ -126,4 +133,4 @@ def lock_paths(slot: Slot) -> list[Path]:
     if not slot.devices:
         return []
     folder = lock_folder()
-    return [folder / f"gpu-{device.replace('/', '_')}.{slot.lane}.lock" for device in slot.devices]
+    return [folder / f"gpu-{device.replace('/', '_')}.{slot.device_share}.lock" for device in slot.devices]

@@ -1,34 +1,35 @@
-"""The keeper: the small process that starts trainings, outlives the engine, and learns how each of them ended.
+"""The supervisor: a small process that starts trainers, outlives the engine, and records how each of them ended.
 
-Run as a script by an isolated interpreter (`python -I -S keeper.py FD`); it imports nothing of looplab, so that it
-starts in a few milliseconds and stays small. It speaks lines of JSON with the engine over the socket FD:
+Run as a script by an isolated interpreter (`python -I -S supervisor.py FD`); it imports nothing of looplab, so it
+starts in a few milliseconds and stays small. It exchanges lines of JSON with the engine over the socket FD:
 
-    engine → keeper   {"op": "env", "env": {...}}                 the environment all orders build on
-                      {"op": "start", "id", "dir", "record", "path", "argv", "env", "cwd", "cores", "locks", …}
-                      … "record": the folder for train.log, process.json and exit.json
-                      … "after": carried out when that run is over, so that a slot does not wait for the engine
-                      {"op": "stop", "id", "grace", "reason"}
-                      {"op": "cancel", "id"}                      a held order is not to be carried out
-    keeper → engine   {"ev": "started", "id", "pid", "at"}
-                      {"ev": "ended", "id", "exit": {...}}        the same that stands in exit.json
-                      {"ev": "busy", "id", "holder"}              not started: a device lock is held, or (null) the
-                                                                  order was held too long, or cancelled
-                      {"ev": "exists", "id"}                      the run was started before: nothing was started
+    engine → supervisor   {"op": "env", "env": {...}}             the environment that all starts build on
+                          {"op": "start", "id", "dir", "record", "path", "argv", "env", "cwd", "cores", "locks", …}
+                          … "record": the folder for train.log, process.json and exit.json
+                          … "after": start when that run has ended, so that a slot does not wait for the engine
+                          {"op": "stop", "id", "grace", "reason"}
+                          {"op": "cancel", "id"}                  drop a start that is being held
+    supervisor → engine   {"ev": "started", "id", "pid", "at"}
+                          {"ev": "ended", "id", "exit": {...}}    the content of exit.json
+                          {"ev": "busy", "id", "holder"}          not started: a device lock is held, or (null) the
+                                                                  start was held too long, or cancelled
+                          {"ev": "exists", "id"}                  the run was started before: nothing was started
 
 Promises:
-- A run is started at most once. `train.log` is created by the new process itself, exclusively, before it becomes the
+- A run is started at most once. The new process itself creates `train.log`, exclusively, before it becomes the
   trainer; a second start of the same run fails in the kernel, whoever asks for it.
-- `process.json` (which process, which keeper, its limits) and `exit.json` (code, signal, reason, usage) are whole or
-  absent.
-- When the engine dies, trainings continue and the keeper stays until the last of them has ended and is written down;
-  time limits hold meanwhile. A full disk makes it try again, never forget.
-- The end of a run means that its whole process group, and what escaped from it, is gone. A process is known as one of
-  the run by a limit that the kernel passes on to every descendant (`tag_of`), else by its environment. Orphans are
-  re-parented to the keeper; one that has erased both marks is ended with the last of the runs that may have started it.
-- A lock on the record folder is held as long as the keeper or a process of the run lives (`is_locked`). It can be seen
+- `process.json` (which process, which supervisor, its limits) and `exit.json` (code, signal, reason, usage) are
+  complete or absent.
+- When the engine dies, trainers continue, and the supervisor stays until the last of them has ended and its end is
+  recorded; time limits still apply. On a full disk it retries and never forgets.
+- The end of a run means that its whole process group, and whatever escaped from it, is gone. A process belongs to the
+  run if it carries a resource limit that the kernel passes on to every descendant (`tag_of`), else by its environment.
+  Orphans are re-parented to the supervisor; one that has erased both marks is ended with the last of the runs that may
+  have started it.
+- A lock on the record folder is held while the supervisor or a process of the run lives (`is_locked`). It is visible
   from other PID namespaces, where pids mean nothing.
 - Durations come from the monotonic clock: `ended` is `started` plus what that clock measured.
-- The record folder is held open: the files of a run reach it even if the lab is renamed meanwhile.
+- The record folder is kept open: the files of a run reach it even if the lab is renamed meanwhile.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ def is_held(descriptor: int, start: int = 0, length: int = 0) -> bool:
 
 
 def is_locked(record: str) -> bool:
-    """Whether the keeper or a process of the run with this record folder is alive, in whatever PID namespace."""
+    """Whether the supervisor or a process of the run with this record folder is alive, in whatever PID namespace."""
     try:
         descriptor = os.open(record, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -204,6 +205,7 @@ class Child:
     """One training, from its start until nothing of it is left."""
 
     __slots__ = (
+        "cleanup_timeout",
         "clock",
         "deadline",
         "emptied",
@@ -212,7 +214,6 @@ class Child:
         "grace",
         "id",
         "kill_at",
-        "linger",
         "locked",
         "locks",
         "pid",
@@ -241,7 +242,7 @@ class Child:
         self.timeout = order.get("timeout")
         self.deadline = self.clock + self.timeout if self.timeout else None
         self.grace = order.get("grace", 10.0)
-        self.linger = order.get("linger", 5.0)
+        self.cleanup_timeout = order.get("cleanup_timeout", 5.0)
         self.reason: str | None = None
         self.kill_at: float | None = None
         self.exit: Dict | None = None
@@ -472,11 +473,11 @@ class Supervisor:
                     "locked": child.locked,
                     "started": child.started,
                     "clock": child.clock,
-                    "keeper": os.getpid(),
-                    "keeper_start": self.ticks,
+                    "supervisor": os.getpid(),
+                    "supervisor_start": self.ticks,
                     "timeout": child.timeout,
                     "grace": child.grace,
-                    "linger": child.linger,
+                    "cleanup_timeout": child.cleanup_timeout,
                 }
                 self.save(child.record + "/process.json", json.dumps(process), child.place)
                 self.tell(ev="started", id=child.id, pid=child.pid, clock=child.clock)
@@ -546,7 +547,7 @@ class Supervisor:
 
     def rest_of(self, child: Child) -> list[int]:
         """The process groups that are left of a run: its own, and those of processes that left it for a session of
-        their own (they are re-parented to the keeper when their parent ends)."""
+        their own (they are re-parented to the supervisor when their parent ends)."""
         groups = []
         if not child.emptied:
             try:
@@ -579,7 +580,7 @@ class Supervisor:
         return self.suspects[pid] <= {child.id}
 
     def orphans(self) -> list[int]:
-        """The processes that were re-parented to the keeper."""
+        """The processes that were re-parented to the supervisor."""
         if self.kin < 0:
             return []
         part = text = os.pread(self.kin, 1 << 16, 0)
@@ -614,7 +615,7 @@ class Supervisor:
                 "max_rss_kb": usage.ru_maxrss,
                 "lingered": False,
             }
-            child.kill_at = now + (0.0 if child.reason else child.linger)
+            child.kill_at = now + (0.0 if child.reason else child.cleanup_timeout)
             self.leaving.append(child)
 
     def done(self, child: Child) -> None:
@@ -678,5 +679,5 @@ class Supervisor:
 
 if __name__ == "__main__":
     engine_fd = int(sys.argv[1])
-    os.set_inheritable(engine_fd, False)  # a training that held it would hide the keeper's death from the engine
+    os.set_inheritable(engine_fd, False)  # a training that held it would hide the supervisor's death from the engine
     Supervisor(socket.socket(fileno=engine_fd)).run()

@@ -181,14 +181,14 @@ def _differences(where: str, row: Mapping[str, Any] | sqlite3.Row, facts: Facts)
 
 
 def _compare_studies(ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
-    known = {row["name"]: row for row in ledger.rows("SELECT name, objective, goal, best, docket FROM studies")}
+    known = {row["name"]: row for row in ledger.rows("SELECT name, objective, goal, best, judge_state FROM studies")}
     for name, facts in replay.studies.items():
         if name not in known:
             yield Discrepancy("table", name, "the chain knows the study, the table does not")
             continue
         row = dict(known[name])
-        if "docket" in facts and row["docket"] is not None:
-            row["docket"] = hash_text(row["docket"])
+        if "judge_state" in facts and row["judge_state"] is not None:
+            row["judge_state"] = hash_text(row["judge_state"])
         compared = {column: said for column, said in facts.items() if column in row}
         yield from _differences(name, row, compared)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from looplab.config.paths import diff
+from looplab.config.renamed import rename_keys
 from looplab.ledger.ledger import Event
 from looplab.untrusted import dump_json, load_own_json
 
@@ -51,6 +52,8 @@ def configurations(events: Iterator[Event]) -> list[Configuration]:
     for event in events:
         if event.kind == CONFIGURED:
             body = event.data["configuration"]
+            if "study" in body:
+                body = {**body, "study": rename_keys(body["study"])[0]}
             changes = diff(found[-1].body, body) if found else {}
             found.append(Configuration(event.seq, event.at, event.data["hash"], body, changes))
     return found

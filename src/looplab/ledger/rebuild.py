@@ -563,12 +563,15 @@ def _rebuild_studies(ledger: Ledger, lab: Path, replay: Replay, rows: Mapping[Ke
         columns["best"] = best
         for column, value in columns.items():
             ledger.execute(f"UPDATE studies SET {column}=? WHERE name=?", (value, study))  # noqa: S608 (fixed names)
-        docket = ledger.rows("SELECT docket FROM studies WHERE name=?", (study,))[0]["docket"]
-        if "docket" in facts and (hash_text(docket) if docket is not None else None) != facts["docket"]:
+        judge_state = ledger.rows("SELECT judge_state FROM studies WHERE name=?", (study,))[0]["judge_state"]
+        if (
+            "judge_state" in facts
+            and (hash_text(judge_state) if judge_state is not None else None) != facts["judge_state"]
+        ):
             # The chain has only the hash of the judge's state. A lost or older state is of no use: all runs that are
             # there are judged again from the beginning.
-            ledger.execute("UPDATE studies SET docket=NULL WHERE name=?", (study,))
-            if facts["docket"] is not None:
+            ledger.execute("UPDATE studies SET judge_state=NULL WHERE name=?", (study,))
+            if facts["judge_state"] is not None:
                 ledger.execute("UPDATE runs SET verdict=NULL WHERE study=? AND verdict!='void'", (study,))
                 ledger.execute("UPDATE studies SET best=NULL WHERE name=?", (study,))
                 ledger.record("judge restarted", study, why="its state was lost with the ledger")

@@ -122,7 +122,7 @@ class Replay:
                 self.verdicts.setdefault(key, []).append(verdict)
                 yield from self._check_verdict(event)
             case "judge state":
-                self.studies.setdefault(study, {})["docket"] = data["hash"]
+                self.studies.setdefault(study, {})["judge_state"] = data["hash"]
             case "judge restarted":
                 self.restart_judge(study)
                 self.other_notes.append(
@@ -188,7 +188,7 @@ class Replay:
 
     def restart_judge(self, study: str) -> None:
         """Forget the judge's verdicts on a study; those of people stay."""
-        self.studies.setdefault(study, {}).update(best=None, docket=None)
+        self.studies.setdefault(study, {}).update(best=None, judge_state=None)
         for key, facts in self.runs.items():
             if key[0] == study and facts.get("verdict") != "void":
                 facts["verdict"] = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-VERSION = 3
+VERSION = 4
 
 JOURNALLED = "journal"
 """The key of `meta` that says that the ledger has a journal; one of an older version gets it with its next event."""
@@ -22,7 +22,7 @@ CREATE TABLE IF NOT EXISTS studies (
     objective TEXT,              -- metric name
     goal TEXT,                   -- max | min
     best TEXT,                   -- run id of the champion; without a judge, of the best measured run
-    docket TEXT                  -- what the judge has decided so far
+    judge_state TEXT             -- what the judge has decided so far
 );
 
 CREATE TABLE IF NOT EXISTS rounds (
@@ -118,6 +118,9 @@ CREATE INDEX events_alarm ON events (study) WHERE kind = 'alarm';
 CREATE INDEX events_configured ON events (study) WHERE kind = 'study configured';
 CREATE INDEX events_agents ON events (study) WHERE kind IN ('agent asked', 'agent answered');
 CREATE TABLE configs (hash TEXT PRIMARY KEY, body TEXT NOT NULL);
+""",
+    3: """
+ALTER TABLE studies RENAME COLUMN docket TO judge_state;
 """,
 }
 """What makes the tables of a version into those of the next."""

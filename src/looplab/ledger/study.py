@@ -177,7 +177,7 @@ def keep_config(ledger: Ledger, config_hash: str, config: Mapping[str, Any]) -> 
 class StudyLedger:
     def __init__(self, ledger: Ledger, study: str) -> None:
         self.ledger = ledger
-        self.study = study
+        self.name = study
         self._planned = 0  # the number of the last planned run, once known
 
     def open(self, objective: str | None, goal: str, at: str | None = None) -> int:
@@ -195,28 +195,28 @@ class StudyLedger:
         now = time.time()
         lost = 0
         with self.ledger.write():
-            row = self.ledger.one("SELECT objective, goal FROM studies WHERE name=?", (self.study,))
+            row = self.ledger.one("SELECT objective, goal FROM studies WHERE name=?", (self.name,))
             if row is None:
                 self.ledger.execute(
                     "INSERT INTO studies (name, created, objective, goal) VALUES (?,?,?,?)",
-                    (self.study, now, objective, goal),
+                    (self.name, now, objective, goal),
                 )
-                self.ledger.record("study opened", self.study, when=now, objective=objective, goal=goal)
+                self.ledger.record("study opened", self.name, when=now, objective=objective, goal=goal)
                 return 0
             moved = at is not None and self._recorded_at() not in (None, at)
             if (row["objective"], row["goal"]) == (objective, goal) and not moved:
                 return 0
-            self.ledger.execute("UPDATE studies SET objective=?, goal=? WHERE name=?", (objective, goal, self.study))
+            self.ledger.execute("UPDATE studies SET objective=?, goal=? WHERE name=?", (objective, goal, self.name))
             if row["objective"] is None:  # rebuilt from folders, or a study that had no objective
-                self.ledger.record("study opened", self.study, objective=objective, goal=goal)
+                self.ledger.record("study opened", self.name, objective=objective, goal=goal)
                 return 0
             cleared = row["objective"] != objective or moved
             if cleared:
                 sql = "UPDATE runs SET objective=NULL, measured=NULL WHERE study=? AND objective IS NOT NULL"
-                lost = self.ledger.execute(sql, (self.study,)).rowcount
-            self.ledger.execute("UPDATE studies SET best=NULL WHERE name=?", (self.study,))
-            self.ledger.record("objective changed", self.study, objective=objective, goal=goal, cleared=cleared)
-            if self.docket() is not None:
+                lost = self.ledger.execute(sql, (self.name,)).rowcount
+            self.ledger.execute("UPDATE studies SET best=NULL WHERE name=?", (self.name,))
+            self.ledger.record("objective changed", self.name, objective=objective, goal=goal, cleared=cleared)
+            if self.judge_state() is not None:
                 self.restart_judge("the objective was changed")
         return lost
 
@@ -229,13 +229,13 @@ class StudyLedger:
         """Return the objectives of all recorded configurations with their times, oldest first."""
         sql = "SELECT at, data FROM events WHERE study=? AND kind='study configured' ORDER BY seq"  # there is an index
         bodies = (
-            (row["at"], load_own_json(row["data"])["configuration"]) for row in self.ledger.rows(sql, (self.study,))
+            (row["at"], load_own_json(row["data"])["configuration"]) for row in self.ledger.rows(sql, (self.name,))
         )
         return [(at, (body.get("study") or {}).get("objective") or {}) for at, body in bodies]
 
     def objective(self) -> str | None:
         """Return the metric by which the runs in the table were measured."""
-        row = self.ledger.one("SELECT objective FROM studies WHERE name=?", (self.study,))
+        row = self.ledger.one("SELECT objective FROM studies WHERE name=?", (self.name,))
         return row["objective"] if row is not None else None
 
     def objective_changed_at(self) -> float:
@@ -254,13 +254,13 @@ class StudyLedger:
         digest = hash_config(kept)
         with self.ledger.write():
             if digest != self.configuration():
-                self.ledger.record(CONFIGURED, self.study, hash=digest, configuration=kept)
+                self.ledger.record(CONFIGURED, self.name, hash=digest, configuration=kept)
         return digest
 
     def configuration(self) -> str | None:
         """Return the hash of the last recorded configuration."""
         sql = "SELECT data FROM events WHERE study=? AND kind='study configured' ORDER BY seq DESC LIMIT 1"
-        row = self.ledger.one(sql, (self.study,))
+        row = self.ledger.one(sql, (self.name,))
         return load_own_json(row["data"])["hash"] if row else None
 
     def configured_options(self) -> dict[str, Any] | None:
@@ -271,39 +271,39 @@ class StudyLedger:
     def configurations(self) -> list[Configuration]:
         """Return all recorded configurations, oldest first."""
         sql = "SELECT * FROM events WHERE study=? AND kind='study configured' ORDER BY seq"
-        return configurations(map(Event.of, self.ledger.rows(sql, (self.study,))))
+        return configurations(map(Event.of, self.ledger.rows(sql, (self.name,))))
 
     # -- rounds
 
     def open_round(self) -> int | None:
         row = self.ledger.one(
-            "SELECT n FROM rounds WHERE study=? AND closed IS NULL ORDER BY n DESC LIMIT 1", (self.study,)
+            "SELECT n FROM rounds WHERE study=? AND closed IS NULL ORDER BY n DESC LIMIT 1", (self.name,)
         )
         return row["n"] if row else None
 
     def begin_round(self) -> int:
-        row = self.ledger.one("SELECT coalesce(max(n), 0) + 1 FROM rounds WHERE study=?", (self.study,))
+        row = self.ledger.one("SELECT coalesce(max(n), 0) + 1 FROM rounds WHERE study=?", (self.name,))
         assert row is not None
         n = int(row[0])
         now = time.time()
-        self.ledger.execute("INSERT INTO rounds (study, n, created) VALUES (?,?,?)", (self.study, n, now))
-        self.ledger.record("round began", self.study, when=now, round=n)
+        self.ledger.execute("INSERT INTO rounds (study, n, created) VALUES (?,?,?)", (self.name, n, now))
+        self.ledger.record("round began", self.name, when=now, round=n)
         return n
 
     def fill_round(self, n: int) -> None:
         """All runs of the round are decided on."""
-        self.ledger.execute("UPDATE rounds SET filled=1 WHERE study=? AND n=?", (self.study, n))
+        self.ledger.execute("UPDATE rounds SET filled=1 WHERE study=? AND n=?", (self.name, n))
 
     def unfilled_round(self) -> int | None:
         """A round in whose planning an engine was interrupted."""
-        row = self.ledger.one("SELECT n FROM rounds WHERE study=? AND closed IS NULL AND filled=0", (self.study,))
+        row = self.ledger.one("SELECT n FROM rounds WHERE study=? AND closed IS NULL AND filled=0", (self.name,))
         return row["n"] if row else None
 
     def close_round(self, n: int) -> None:
         now = time.time()
         with self.ledger.write():
-            self.ledger.execute("UPDATE rounds SET closed=? WHERE study=? AND n=?", (now, self.study, n))
-            self.ledger.record("round ended", self.study, when=now, round=n)
+            self.ledger.execute("UPDATE rounds SET closed=? WHERE study=? AND n=?", (now, self.name, n))
+            self.ledger.record("round ended", self.name, when=now, round=n)
 
     # -- proposals
 
@@ -330,7 +330,7 @@ class StudyLedger:
                 "INSERT INTO proposals (study, created, proposer, source, parent, edits, reason, hypothesis, status)"
                 " VALUES (?,?,?,?,?,?,?,?,'waiting')",
                 (
-                    self.study,
+                    self.name,
                     now,
                     proposer,
                     source,
@@ -342,7 +342,7 @@ class StudyLedger:
             )
             self.ledger.record(
                 "proposed",
-                self.study,
+                self.name,
                 when=now,
                 source=source,
                 proposal=cursor.lastrowid,
@@ -356,15 +356,15 @@ class StudyLedger:
 
     def has_source(self, source: str) -> bool:
         """Whether a proposal of this source was ever taken."""
-        return self.ledger.one("SELECT 1 FROM proposals WHERE study=? AND source=?", (self.study, source)) is not None
+        return self.ledger.one("SELECT 1 FROM proposals WHERE study=? AND source=?", (self.name, source)) is not None
 
     def queue_taken(self, file: str) -> str | None:
         """The hash of a queue file all of whose entries are in the ledger, when that was last so."""
-        row = self.ledger.one("SELECT value FROM meta WHERE key=?", (f"queue:{self.study}:{file}",))
+        row = self.ledger.one("SELECT value FROM meta WHERE key=?", (f"queue:{self.name}:{file}",))
         return row["value"] if row is not None else None
 
     def note_queue_taken(self, file: str, digest: str) -> None:
-        self.ledger.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (f"queue:{self.study}:{file}", digest))
+        self.ledger.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (f"queue:{self.name}:{file}", digest))
 
     def waiting(self, limit: int, proposer: str | None = None) -> list[ProposalRow]:
         """Proposals in the queue, oldest first."""
@@ -372,15 +372,15 @@ class StudyLedger:
             "SELECT * FROM proposals WHERE study=?1 AND status='waiting' AND (?2 IS NULL OR proposer=?2)"
             " ORDER BY id LIMIT ?3"
         )
-        return [_proposal(row) for row in self.ledger.rows(sql, (self.study, proposer, limit))]
+        return [_proposal(row) for row in self.ledger.rows(sql, (self.name, proposer, limit))]
 
     def count_waiting(self) -> int:
         sql = "SELECT count(*) FROM proposals WHERE study=? AND status='waiting'"
-        return int(self.ledger.rows(sql, (self.study,))[0][0])
+        return int(self.ledger.rows(sql, (self.name,))[0][0])
 
     def proposals(self, status: str | None = None) -> list[ProposalRow]:
         sql = "SELECT * FROM proposals WHERE study=? AND (? IS NULL OR status=?) ORDER BY id"
-        return [_proposal(row) for row in self.ledger.rows(sql, (self.study, status, status))]
+        return [_proposal(row) for row in self.ledger.rows(sql, (self.name, status, status))]
 
     def proposal(self, number: int) -> ProposalRow:
         row = self.ledger.one("SELECT * FROM proposals WHERE id=?", (number,)) if 0 <= number < 1 << 63 else None
@@ -392,7 +392,7 @@ class StudyLedger:
         """The guard said no, and why."""
         text = dump_json(redact_data(list(problems)))
         self.ledger.execute("UPDATE proposals SET status='rejected', problems=? WHERE id=?", (text, proposal))
-        self.ledger.record("rejected", self.study, proposal=proposal, problems=load_own_json(text))
+        self.ledger.record("rejected", self.name, proposal=proposal, problems=load_own_json(text))
 
     # -- runs
 
@@ -423,7 +423,7 @@ class StudyLedger:
             "INSERT INTO runs (study, id, n, round, proposal, proposer, parent, base, reason, config_hash, state,"
             " created, devices, role, point, seed, twin, warm) VALUES (?,?,?,?,?,?,?,?,?,?,'planned',?,?,?,?,?,?,?)",
             (
-                self.study,
+                self.name,
                 id_,
                 n,
                 round,
@@ -444,7 +444,7 @@ class StudyLedger:
         )
         rest = {key: value for key, value in body.items() if value is not None and key != "config"}
         text = dump_config(rest).decode()
-        self.ledger.execute("INSERT INTO plans VALUES (?,?,?)", (self.study, id_, text))
+        self.ledger.execute("INSERT INTO plans VALUES (?,?,?)", (self.name, id_, text))
         if "config" in body:
             keep_config(self.ledger, config_hash, body["config"])
         if proposal is not None:
@@ -452,13 +452,13 @@ class StudyLedger:
                 "UPDATE proposals SET status='accepted', run=?, round=? WHERE id=?", (id_, round, proposal)
             )
         self.ledger.record(
-            "planned", self.study, id_, when=now, n=n, round=round, proposal=proposal, proposer=proposer, parent=parent,
+            "planned", self.name, id_, when=now, n=n, round=round, proposal=proposal, proposer=proposer, parent=parent,
             base=base, config=config_hash, role=role, reason=reason, devices=devices, point=point or config_hash,
             seed=seed, plan=hash_text(text), **{k: v for k, v in (("twin", twin), ("warm", warm)) if v is not None},
         )  # fmt: skip
         self._planned = n  # only the engine plans, and there is one
         return RunRow(
-            self.study, id_, n, round, proposal, proposer, parent, base, reason, config_hash, "planned",
+            self.name, id_, n, round, proposal, proposer, parent, base, reason, config_hash, "planned",
             None, None, None, now, None, None, None, None, None, None, devices, role, point or config_hash, seed,
             twin, warm,
         )  # fmt: skip
@@ -487,7 +487,7 @@ class StudyLedger:
         """
         now, config_hash, reason = time.time(), hash_config(config), shorten(reason)
         columns = {
-            "study": self.study, "id": run, "n": n, "round": 0, "proposer": "import", "base": base, "reason": reason,
+            "study": self.name, "id": run, "n": n, "round": 0, "proposer": "import", "base": base, "reason": reason,
             "config_hash": config_hash, "state": "ended", "status": status, "created": now, "ended": now,
             "objective": objective, "role": IMPORTED, "point": point, "seed": seed,
         }  # fmt: skip
@@ -495,7 +495,7 @@ class StudyLedger:
         self.ledger.execute(f"INSERT INTO runs ({names}) VALUES ({marks})", tuple(columns.values()))  # noqa: S608
         keep_config(self.ledger, config_hash, config)
         self.ledger.record(
-            IMPORTED, self.study, run, when=now, n=n, round=0, proposal=None, proposer="import", parent=None, base=base,
+            IMPORTED, self.name, run, when=now, n=n, round=0, proposal=None, proposer="import", parent=None, base=base,
             config=config_hash, role=IMPORTED, reason=reason, devices=1, point=point, seed=seed, status=status,
             code=None, signal=None, ended=now, objective=objective, measured=None, files=dict(files),
             source=dict(source),
@@ -504,7 +504,7 @@ class StudyLedger:
     def imports(self) -> dict[str, dict[str, Any]]:
         """Return where the imported runs came from, by run: `kind`, `path`, `digest`."""
         sql = "SELECT run, data FROM events WHERE study=? AND kind=? ORDER BY seq"
-        return {run: load_own_json(data)["source"] for run, data in self.ledger.rows(sql, (self.study, IMPORTED))}
+        return {run: load_own_json(data)["source"] for run, data in self.ledger.rows(sql, (self.name, IMPORTED))}
 
     def next_number(self) -> int:
         """Return the number of the next run; only for whoever holds the study's lock."""
@@ -516,14 +516,14 @@ class StudyLedger:
             "SELECT max(coalesce((SELECT max(n) FROM runs WHERE study=?1), 0),"
             " coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE key=?2), 0))"
         )
-        return int(self.ledger.rows(sql, (self.study, LAST_NUMBER + self.study))[0][0])
+        return int(self.ledger.rows(sql, (self.name, LAST_NUMBER + self.name))[0][0])
 
     def plan_of(self, run: str) -> dict[str, Any] | None:
         sql = (
             "SELECT plans.body, configs.body AS config FROM plans JOIN runs ON runs.study=plans.study AND id=plans.run"
             " LEFT JOIN configs ON hash=config_hash WHERE plans.study=? AND plans.run=?"
         )
-        row = self.ledger.one(sql, (self.study, run))
+        row = self.ledger.one(sql, (self.name, run))
         if row is None:
             return None
         plan: dict[str, Any] = json.loads(row["body"])  # also reads ints beyond 64 bits
@@ -545,8 +545,8 @@ class StudyLedger:
 
     def launched(self, run: str, slot: str, files: Mapping[str, str]) -> None:
         """The run's folder is there and the executor has its order."""
-        self.ledger.execute("UPDATE runs SET state='running', slot=? WHERE study=? AND id=?", (slot, self.study, run))
-        self.ledger.record("launched", self.study, run, slot=slot, files=dict(files))
+        self.ledger.execute("UPDATE runs SET state='running', slot=? WHERE study=? AND id=?", (slot, self.name, run))
+        self.ledger.record("launched", self.name, run, slot=slot, files=dict(files))
 
     def launched_files(self, run: str) -> dict[str, str]:
         """The SHA-256 of the files that the run had when it was last launched; where secrets were taken out of one of
@@ -556,7 +556,7 @@ class StudyLedger:
             " ORDER BY seq"
         )
         files: dict[str, str] = {}
-        for kind, text in self.ledger.rows(sql, (self.study, run)):
+        for kind, text in self.ledger.rows(sql, (self.name, run)):
             recorded = load_own_json(text)["files"]
             files = (
                 recorded if kind == "launched" else files | {name: recorded[name] for name in files if name in recorded}
@@ -567,31 +567,31 @@ class StudyLedger:
         """The SHA-256 of all files of a run that must not change, by their path in the run folder."""
         files: dict[str, str] = {}
         sql = "SELECT data FROM events WHERE study=? AND (run=? OR kind='archived') ORDER BY seq"
-        for (text,) in self.ledger.rows(sql, (self.study, run)):
+        for (text,) in self.ledger.rows(sql, (self.name, run)):
             data = load_own_json(text)
             files |= data.get("files") or data.get("runs", {}).get(run, {})
         return files
 
     def record_changed(self, run: str, changes: Sequence[folder.RecordChange]) -> None:
         """Recorded files that the run itself has changed."""
-        self.ledger.record("record changed", self.study, run, changes=[asdict(change) for change in changes])
+        self.ledger.record("record changed", self.name, run, changes=[asdict(change) for change in changes])
 
     def forget_plans(self) -> None:
         """Plans of runs that have ended are not needed any more."""
         with self.ledger.write():
             self.ledger.execute(
                 "DELETE FROM plans WHERE study=?1 AND run IN (SELECT id FROM runs WHERE study=?1 AND state='ended')",
-                (self.study,),
+                (self.name,),
             )
 
     def started(self, run: str, pid: int | None, at: float) -> None:
-        self.ledger.execute("UPDATE runs SET pid=?, started=? WHERE study=? AND id=?", (pid, at, self.study, run))
+        self.ledger.execute("UPDATE runs SET pid=?, started=? WHERE study=? AND id=?", (pid, at, self.name, run))
 
     def returned(self, run: str, why: str) -> None:
         """The run could not start and goes back to the planned ones."""
         with self.ledger.write():
-            self.ledger.execute("UPDATE runs SET state='planned', slot=NULL WHERE study=? AND id=?", (self.study, run))
-            self.ledger.record("returned", self.study, run, why=why)
+            self.ledger.execute("UPDATE runs SET state='planned', slot=NULL WHERE study=? AND id=?", (self.name, run))
+            self.ledger.record("returned", self.name, run, why=why)
 
     def ended(
         self,
@@ -617,11 +617,11 @@ class StudyLedger:
         self.ledger.execute(
             "UPDATE runs SET state='ended', status=?, exit_code=?, signal=?, started=coalesce(?, started), ended=?,"
             " objective=?, measured=? WHERE study=? AND id=?",
-            (status, code, signal, started, ended, objective, measured, self.study, run),
+            (status, code, signal, started, ended, objective, measured, self.name, run),
         )
         said: dict[str, Any] = {"note": redact_text(note)} if note else {}
         self.ledger.record(
-            "ended", self.study, run, status=status, code=code, signal=signal, started=started, ended=ended,
+            "ended", self.name, run, status=status, code=code, signal=signal, started=started, ended=ended,
             objective=objective, measured=measured, files=dict(files), **said,
         )  # fmt: skip
 
@@ -636,27 +636,27 @@ class StudyLedger:
     ) -> None:
         """Record that an ended run was read again; `before` is the objective it had."""
         self.ledger.execute(
-            "UPDATE runs SET objective=?, measured=? WHERE study=? AND id=?", (objective, measured, self.study, run)
+            "UPDATE runs SET objective=?, measured=? WHERE study=? AND id=?", (objective, measured, self.name, run)
         )
         self.ledger.record(
-            "remeasured", self.study, run, objective=objective, before=before, measured=measured, files=dict(files)
+            "remeasured", self.name, run, objective=objective, before=before, measured=measured, files=dict(files)
         )
 
     def archived(self, runs: Mapping[str, Mapping[str, str]]) -> None:
         """Record the SHA-256 of the archives of ended runs, by run and path in its folder."""
         with self.ledger.write():
-            self.ledger.record("archived", self.study, runs={run: dict(files) for run, files in runs.items()})
+            self.ledger.record("archived", self.name, runs={run: dict(files) for run, files in runs.items()})
 
     def kept(self, paths: Mapping[str, str]) -> None:
         """Record the SHA-256 of files that belong to no single run, by their path in the study's folder."""
         if paths:
-            self.ledger.record("kept", self.study, paths=dict(paths))
+            self.ledger.record("kept", self.name, paths=dict(paths))
 
     def kept_files(self) -> dict[str, str]:
         """Return the last recorded SHA-256 of files that belong to no single run, by path in the study's folder."""
         sql = "SELECT data FROM events WHERE study=? AND kind='kept' ORDER BY seq"
         files: dict[str, str] = {}
-        for row in self.ledger.rows(sql, (self.study,)):
+        for row in self.ledger.rows(sql, (self.name,)):
             files |= load_own_json(row["data"])["paths"]
         return files
 
@@ -666,65 +666,65 @@ class StudyLedger:
             f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND measured=? AND point!=?"  # noqa: S608 (fixed texts)
             " ORDER BY n LIMIT 1"
         )
-        row = self.ledger.one(sql, (self.study, measured, run.point))
+        row = self.ledger.one(sql, (self.name, measured, run.point))
         return _run(row) if row else None
 
     def unreadable(self, run: str, what: str, why: str) -> None:
         """Record what of a run could not be read, measured or written down; `what` is a file or a step."""
-        self.ledger.record("unreadable", self.study, run, what=what, why=why)
+        self.ledger.record("unreadable", self.name, run, what=what, why=why)
 
     def alarm(self, run: str | None, text: str, **data: Any) -> None:
         """Record something that a person must look at before the results are believed."""
-        self.ledger.record("alarm", self.study, run, text=text, **data)
+        self.ledger.record("alarm", self.name, run, text=text, **data)
 
     def alarms(self) -> list[dict[str, Any]]:
         """Return the alarms, oldest first, each with its `run` and `text`."""
         sql = "SELECT run, data FROM events WHERE study=? AND kind='alarm' ORDER BY seq"
-        return [{"run": run, **load_own_json(data)} for run, data in self.ledger.rows(sql, (self.study,))]
+        return [{"run": run, **load_own_json(data)} for run, data in self.ledger.rows(sql, (self.name,))]
 
     def bests(self) -> list[str]:
         """The runs that were ever best, in that order."""
         sql = "SELECT run FROM events WHERE study=? AND kind='best' AND run IS NOT NULL ORDER BY seq"
-        return [row["run"] for row in self.ledger.rows(sql, (self.study,))]
+        return [row["run"] for row in self.ledger.rows(sql, (self.name,))]
 
     def set_best(self, run: str | None, objective: float | None) -> None:
-        self.ledger.execute("UPDATE studies SET best=? WHERE name=?", (run, self.study))
-        self.ledger.record("best", self.study, run, objective=objective)
+        self.ledger.execute("UPDATE studies SET best=? WHERE name=?", (run, self.name))
+        self.ledger.record("best", self.name, run, objective=objective)
 
     def best(self) -> RunRow | None:
-        row = self.ledger.one("SELECT best FROM studies WHERE name=?", (self.study,))
+        row = self.ledger.one("SELECT best FROM studies WHERE name=?", (self.name,))
         return self.run(row["best"]) if row and row["best"] else None
 
     def run(self, name: str) -> RunRow:
         """A run by its id, its number, or the beginning of its id; LATEST and BEST are names too."""
         name = mend_text(name)
-        where, parameters = "id=?", (self.study, name)  # type: tuple[str, tuple[Any, ...]]
+        where, parameters = "id=?", (self.name, name)  # type: tuple[str, tuple[Any, ...]]
         if name.upper() == "LATEST":
             where = "n=(SELECT max(n) FROM runs WHERE study=?1 AND role!='imported')"
-            parameters = (self.study,)
+            parameters = (self.name,)
         elif name.upper() == "BEST":
-            where, parameters = "id=(SELECT best FROM studies WHERE name=?1)", (self.study,)
+            where, parameters = "id=(SELECT best FROM studies WHERE name=?1)", (self.name,)
         elif name.isdecimal() and len(name) <= MAX_RUN_DIGITS:
-            where, parameters = "n=?", (self.study, int(name))
+            where, parameters = "n=?", (self.name, int(name))
         sql = f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND {where}"  # noqa: S608 (fixed texts)
         row = self.ledger.one(sql, parameters)
         if row is None and len(name) >= 4:
             sql = f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND substr(id, 1, ?)=?"  # noqa: S608
-            rows = self.ledger.rows(sql, (self.study, len(name), name))
+            rows = self.ledger.rows(sql, (self.name, len(name), name))
             if len(rows) > 1:
                 raise LabError(f"{name!r} could be any of {', '.join(r['id'] for r in rows[:5])}")
             row = rows[0] if rows else None
         if row is None:
-            known = self.ledger.rows("SELECT id FROM runs WHERE study=? ORDER BY n DESC LIMIT 3", (self.study,))
+            known = self.ledger.rows("SELECT id FROM runs WHERE study=? ORDER BY n DESC LIMIT 3", (self.name,))
             hint = f"the latest are {', '.join(r['id'] for r in known)}" if known else "the study has no runs yet"
-            raise LabError(f"study {self.study!r} has no run {name!r}", hint=hint)
+            raise LabError(f"study {self.name!r} has no run {name!r}", hint=hint)
         return _run(row)
 
     def runs(
         self, *, state: str | None = None, status: str | None = None, round: int | None = None, limit: int | None = None
     ) -> list[RunRow]:
         """Runs, oldest first; with `limit` the newest of them."""
-        where, parameters = ["study=?"], [self.study]  # type: tuple[list[str], list[Any]]
+        where, parameters = ["study=?"], [self.name]  # type: tuple[list[str], list[Any]]
         for name, value in (("state", state), ("status", status), ("round", round)):
             if value is not None:
                 where.append(f"{name}=?")
@@ -748,13 +748,13 @@ class StudyLedger:
             " AND role!='imported'"
             f" ORDER BY objective {order}, n LIMIT ?"
         )
-        return [_run(row) for row in self.ledger.rows(sql, (self.study, limit))]
+        return [_run(row) for row in self.ledger.rows(sql, (self.name, limit))]
 
     def counts(self) -> dict[str, int]:
         """How many runs stand where: planned, running, ok, failed, …; imported ones are counted as such."""
         sql = "SELECT state, status, role='imported', count(*) FROM runs WHERE study=? GROUP BY 1, 2, 3"
         counts: dict[str, int] = {}
-        for state, status, imported, number in self.ledger.rows(sql, (self.study,)):
+        for state, status, imported, number in self.ledger.rows(sql, (self.name,)):
             name = IMPORTED if imported else status if state == "ended" else state
             counts[name] = counts.get(name, 0) + number
         return counts
@@ -765,7 +765,7 @@ class StudyLedger:
             "SELECT 1 FROM runs WHERE study=? AND status='ok' AND role!='imported' AND (objective IS NOT NULL OR ?)"
             " LIMIT 1"
         )
-        return self.ledger.one(sql, (self.study, not measured)) is not None
+        return self.ledger.one(sql, (self.name, not measured)) is not None
 
     def not_comparable(self) -> list[RunRow]:
         """Runs that ended well, were measured by another objective, and were not measured again since."""
@@ -776,17 +776,17 @@ class StudyLedger:
             f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND status='ok' AND objective IS NULL"  # noqa: S608 (fixed)
             " AND coalesce(ended, 0) < ? ORDER BY n"
         )
-        return [_run(row) for row in self.ledger.rows(sql, (self.study, changed))]
+        return [_run(row) for row in self.ledger.rows(sql, (self.name, changed))]
 
     def runs_open(self) -> list[RunRow]:
         """Runs that are decided on or at work."""
         sql = f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND state != 'ended' ORDER BY n"  # noqa: S608 (fixed)
-        return [_run(row) for row in self.ledger.rows(sql, (self.study,))]
+        return [_run(row) for row in self.ledger.rows(sql, (self.name,))]
 
     def runs_of(self, point: str, warm: str | None = None) -> list[str]:
         """The runs of a config, whatever their seeds, that began with these weights; without imported ones."""
         sql = "SELECT id FROM runs WHERE study=? AND point=? AND warm IS ? AND role!='imported' ORDER BY n"
-        return [row["id"] for row in self.ledger.rows(sql, (self.study, point, warm))]
+        return [row["id"] for row in self.ledger.rows(sql, (self.name, point, warm))]
 
     def runs_by(self, proposer: str, limit: int) -> list[RunRow]:
         """The last runs that somebody proposed, oldest first, without what repeats them."""
@@ -794,11 +794,11 @@ class StudyLedger:
             f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND proposer=? AND role='trial'"  # noqa: S608 (fixed texts)
             " ORDER BY n DESC LIMIT ?"
         )
-        return [_run(row) for row in self.ledger.rows(sql, (self.study, proposer, limit))][::-1]
+        return [_run(row) for row in self.ledger.rows(sql, (self.name, proposer, limit))][::-1]
 
     def begun_with(self, warm: str | None) -> RunRow:
         """The first run that began with these weights."""
-        row = self.ledger.one("SELECT id FROM runs WHERE study=? AND warm=? ORDER BY n", (self.study, warm))
+        row = self.ledger.one("SELECT id FROM runs WHERE study=? AND warm=? ORDER BY n", (self.name, warm))
         if row is None:
             raise LabError(f"no run began with {warm}")
         return self.run(row["id"])
@@ -807,29 +807,29 @@ class StudyLedger:
         """Return the runs of the base configs, oldest first, by their `base_key`."""
         sql = f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND role='base' ORDER BY n"  # noqa: S608 (fixed texts)
         found: dict[str, list[RunRow]] = {}
-        for run in map(_run, self.ledger.rows(sql, (self.study,))):
+        for run in map(_run, self.ledger.rows(sql, (self.name,))):
             found.setdefault(run.base_key, []).append(run)
         return found
 
     # -- what the judge has decided
 
-    def docket(self) -> dict[str, Any] | None:
-        row = self.ledger.one("SELECT docket FROM studies WHERE name=?", (self.study,))
-        return load_own_json(row["docket"]) if row and row["docket"] else None
+    def judge_state(self) -> dict[str, Any] | None:
+        row = self.ledger.one("SELECT judge_state FROM studies WHERE name=?", (self.name,))
+        return load_own_json(row["judge_state"]) if row and row["judge_state"] else None
 
-    def set_docket(self, docket: Mapping[str, Any]) -> None:
+    def set_judge_state(self, judge_state: Mapping[str, Any]) -> None:
         """Keep what the judge has decided; under which conditions, and what it decided under others, stays."""
-        before = self.docket() or {}
-        text = dump_json({**{key: before[key] for key in ("conditions", "others") if key in before}, **docket})
-        self.ledger.execute("UPDATE studies SET docket=? WHERE name=?", (text, self.study))
-        self.ledger.record("judge state", self.study, hash=hash_text(text))
+        before = self.judge_state() or {}
+        text = dump_json({**{key: before[key] for key in ("conditions", "others") if key in before}, **judge_state})
+        self.ledger.execute("UPDATE studies SET judge_state=? WHERE name=?", (text, self.name))
+        self.ledger.record("judge state", self.name, hash=hash_text(text))
 
     def restart_judge(self, why: str) -> None:
         """Take back all verdicts but those of people; the events that gave them stay in the chain."""
-        self.ledger.execute("UPDATE studies SET docket=NULL, best=NULL WHERE name=?", (self.study,))
-        self.ledger.execute("UPDATE runs SET verdict=NULL WHERE study=? AND verdict!='void'", (self.study,))
-        self.ledger.execute("DELETE FROM verdicts WHERE study=? AND verdict!='void'", (self.study,))
-        self.ledger.record("judge restarted", self.study, why=why)
+        self.ledger.execute("UPDATE studies SET judge_state=NULL, best=NULL WHERE name=?", (self.name,))
+        self.ledger.execute("UPDATE runs SET verdict=NULL WHERE study=? AND verdict!='void'", (self.name,))
+        self.ledger.execute("DELETE FROM verdicts WHERE study=? AND verdict!='void'", (self.name,))
+        self.ledger.record("judge restarted", self.name, why=why)
 
     def judged(self, run: str, verdict: str, evidence: Mapping[str, Any], files: Mapping[str, str]) -> None:
         """A verdict on a run, with all that it rests on, and the files of the run that say so."""
@@ -837,17 +837,17 @@ class StudyLedger:
         if redact_text(text) != text:
             evidence = redact_data(dict(evidence))
             text = dump_json(evidence)
-        self.ledger.execute("UPDATE runs SET verdict=? WHERE study=? AND id=?", (verdict, self.study, run))
-        self.ledger.execute("INSERT INTO verdicts VALUES (?,?,?,?,?)", (self.study, run, now, verdict, text))
+        self.ledger.execute("UPDATE runs SET verdict=? WHERE study=? AND id=?", (verdict, self.name, run))
+        self.ledger.execute("INSERT INTO verdicts VALUES (?,?,?,?,?)", (self.name, run, now, verdict, text))
         self.ledger.record(
-            "judged", self.study, run, when=now, verdict=verdict, evidence=dict(evidence), files=dict(files)
+            "judged", self.name, run, when=now, verdict=verdict, evidence=dict(evidence), files=dict(files)
         )
 
     def verdicts(self) -> dict[str, dict[str, Any]]:
         """The last verdict on each run with its evidence, in the order in which they were given."""
         sql = "SELECT run, at, verdict, evidence FROM verdicts WHERE study=? ORDER BY rowid"
         found: dict[str, dict[str, Any]] = {}
-        for row in self.ledger.rows(sql, (self.study,)):
+        for row in self.ledger.rows(sql, (self.name,)):
             found.pop(row["run"], None)
             found[row["run"]] = {**load_own_json(row["evidence"]), "verdict": row["verdict"], "at": row["at"]}
         return found
@@ -855,55 +855,55 @@ class StudyLedger:
     def void_runs(self) -> list[str]:
         """Return the runs whose last verdict is `void`."""
         return [
-            row[0] for row in self.ledger.rows("SELECT id FROM runs WHERE study=? AND verdict='void'", (self.study,))
+            row[0] for row in self.ledger.rows("SELECT id FROM runs WHERE study=? AND verdict='void'", (self.name,))
         ]
 
     def watched(self, run: str, rule: str, text: str, stops: bool) -> None:
         """What a watch rule saw in a running run."""
-        self.ledger.record("watched", self.study, run, rule=rule, text=text, stops=stops)
+        self.ledger.record("watched", self.name, run, rule=rule, text=text, stops=stops)
 
     def watched_rules(self, run: str) -> list[tuple[str, bool]]:
         """The watch rules that have fired on a run, and whether they wanted it ended."""
         sql = "SELECT data FROM events WHERE study=? AND run=? AND kind='watched' ORDER BY seq"
-        seen = (load_own_json(row["data"]) for row in self.ledger.rows(sql, (self.study, run)))
+        seen = (load_own_json(row["data"]) for row in self.ledger.rows(sql, (self.name, run)))
         return [(data["rule"], data["stops"]) for data in seen]
 
     def asked_held_out(self) -> int:
         """How often the held-out metric was read so far."""
         sql = "SELECT count(*) FROM events WHERE study=? AND kind='held-out read'"
-        return int(self.ledger.rows(sql, (self.study,))[0][0])
+        return int(self.ledger.rows(sql, (self.name,))[0][0])
 
     def ask_held_out(self, champion: str, challenger: str, n: int, text: str) -> None:
-        self.ledger.record("held-out read", self.study, challenger, against=champion, n=n, text=text)
+        self.ledger.record("held-out read", self.name, challenger, against=champion, n=n, text=text)
 
     def said_held_out(self) -> str | None:
         """What the held-out metric said when it was last read."""
         sql = "SELECT data FROM events WHERE study=? AND kind='held-out read' ORDER BY seq DESC LIMIT 1"
-        row = self.ledger.one(sql, (self.study,))
+        row = self.ledger.one(sql, (self.name,))
         return load_own_json(row["data"]).get("text") if row is not None else None
 
     # -- budget
 
     def usage(self) -> BudgetUsage:
-        rounds = self.ledger.rows("SELECT count(*) FROM rounds WHERE study=?", (self.study,))[0][0]
+        rounds = self.ledger.rows("SELECT count(*) FROM rounds WHERE study=?", (self.name,))[0][0]
         wall = self.ledger.rows(
-            "SELECT coalesce(sum(max(0, coalesce(ended, seen) - began)), 0) FROM sessions WHERE study=?", (self.study,)
+            "SELECT coalesce(sum(max(0, coalesce(ended, seen) - began)), 0) FROM sessions WHERE study=?", (self.name,)
         )[0][0]
         hours, imported = self.ledger.rows(  # where nothing was started, the term is NULL and is not summed
             "SELECT coalesce(sum(max(0, coalesce(ended, ?) - started) * devices), 0) / 3600.0,"
             " coalesce(sum(role='imported'), 0) FROM runs WHERE study=?",
-            (clock.now(), self.study),
+            (clock.now(), self.name),
         )[0]
         return BudgetUsage(rounds, self._last_run() - imported, float(wall), float(hours))
 
     def shared_usage(self) -> BudgetUsage:
         """Return what the study and the commands submitted to it have used of their common budget."""
-        own, other = self.usage(), StudyLedger(self.ledger, sibling_study(self.study)).usage()
+        own, other = self.usage(), StudyLedger(self.ledger, sibling_study(self.name)).usage()
         if not other.runs and not other.wall:
             return own
         wall, until = 0.0, 0.0
         sql = "SELECT began, coalesce(ended, seen) FROM sessions WHERE study IN (?,?) ORDER BY began"
-        for began, last in self.ledger.rows(sql, (self.study, sibling_study(self.study))):
+        for began, last in self.ledger.rows(sql, (self.name, sibling_study(self.name))):
             wall += max(0.0, last - max(began, until))
             until = max(until, last)
         return BudgetUsage(own.rounds, own.runs + other.runs, wall, own.device_hours + other.device_hours)
@@ -915,26 +915,26 @@ class StudyLedger:
         with self.ledger.write():
             cursor = self.ledger.execute(
                 "INSERT INTO sessions (study, host, pid, ticks, began, seen) VALUES (?,?,?,?,?,?)",
-                (self.study, host, pid, ticks, now, now),
+                (self.name, host, pid, ticks, now, now),
             )
             assert cursor.lastrowid is not None
             self.ledger.record(
-                "engine began", self.study, when=now, session=cursor.lastrowid, host=host, pid=pid, ticks=ticks
+                "engine began", self.name, when=now, session=cursor.lastrowid, host=host, pid=pid, ticks=ticks
             )
             return cursor.lastrowid
 
-    def beat(self, session: int) -> None:
+    def heartbeat(self, session: int) -> None:
         self.ledger.execute("UPDATE sessions SET seen=? WHERE id=?", (clock.now(), session))
 
     def end_session(self, session: int, how: str, why: str = "") -> None:
         with self.ledger.write():
             now = clock.now()
             self.ledger.execute("UPDATE sessions SET seen=?, ended=?, how=? WHERE id=?", (now, now, how, session))
-            self.ledger.record("engine ended", self.study, when=now, session=session, how=how, why=shorten(why))
+            self.ledger.record("engine ended", self.name, when=now, session=session, how=how, why=shorten(why))
 
     def last_event(self, kind: str) -> int:
         """The number of the study's last event of a kind; 0 if there is none."""
-        row = self.ledger.one("SELECT max(seq) FROM events WHERE study=? AND kind=?", (self.study, kind))
+        row = self.ledger.one("SELECT max(seq) FROM events WHERE study=? AND kind=?", (self.name, kind))
         return int(row[0] or 0) if row is not None else 0
 
     def failed_because(self) -> str | None:
@@ -943,11 +943,11 @@ class StudyLedger:
         if last is None or last["ended"] is None or last["how"] != "failed":
             return None
         sql = "SELECT data FROM events WHERE study=? AND kind='engine ended' ORDER BY seq DESC LIMIT 1"
-        row = self.ledger.one(sql, (self.study,))
+        row = self.ledger.one(sql, (self.name,))
         return (load_own_json(row["data"]).get("why") if row is not None else None) or None
 
     def last_session(self) -> sqlite3.Row | None:
-        return self.ledger.one("SELECT * FROM sessions WHERE study=? ORDER BY id DESC LIMIT 1", (self.study,))
+        return self.ledger.one("SELECT * FROM sessions WHERE study=? ORDER BY id DESC LIMIT 1", (self.name,))
 
     def last_session_ended(self) -> bool:
         last = self.last_session()
@@ -956,18 +956,18 @@ class StudyLedger:
     # -- agents
 
     def asked_agent(self, call: str, **data: Any) -> None:
-        self.ledger.record("agent asked", self.study, call=call, **data)
+        self.ledger.record("agent asked", self.name, call=call, **data)
 
     def agent_answered(self, call: str, **data: Any) -> None:
-        self.ledger.record("agent answered", self.study, call=call, **data)
+        self.ledger.record("agent answered", self.name, call=call, **data)
 
     def agent_unconfined(self, text: str) -> None:
         """Record that an agent of this study can write outside its folder."""
-        self.ledger.record("agent not confined", self.study, text=text)
+        self.ledger.record("agent not confined", self.name, text=text)
 
     def files_changed(self, call: str, **data: Any) -> None:
         """Files of the lab that were changed while an agent was asked; `by` says by whom."""
-        self.ledger.record("files changed", self.study, call=call, **data)
+        self.ledger.record("files changed", self.name, call=call, **data)
 
     def agent_calls(self) -> list[dict[str, Any]]:
         """All calls, oldest first: what was asked, with what was answered under `answer` (None: not yet). Both have the
@@ -977,7 +977,7 @@ class StudyLedger:
             " ORDER BY seq"
         )
         calls: dict[str, dict[str, Any]] = {}
-        for seq, at, kind, text in self.ledger.rows(sql, (self.study,)):
+        for seq, at, kind, text in self.ledger.rows(sql, (self.name,)):
             data = {**load_own_json(text), "seq": seq, "at": at}
             if kind == "agent asked":
                 calls[data["call"]] = {**data, "answer": None}
@@ -988,11 +988,11 @@ class StudyLedger:
     def say(self, text: str) -> None:
         """What a person wants agents to know."""
         with self.ledger.write():
-            self.ledger.record("said", self.study, text=shorten(text))
+            self.ledger.record("said", self.name, text=shorten(text))
 
     def said(self, limit: int = 20) -> list[str]:
         sql = "SELECT data FROM events WHERE study=? AND kind='said' ORDER BY seq DESC LIMIT ?"
-        return [load_own_json(row["data"])["text"] for row in self.ledger.rows(sql, (self.study, limit))][::-1]
+        return [load_own_json(row["data"])["text"] for row in self.ledger.rows(sql, (self.name, limit))][::-1]
 
     # -- what people ask of a running engine
 
@@ -1001,21 +1001,21 @@ class StudyLedger:
         with self.ledger.write():
             self.ledger.execute(
                 "INSERT INTO commands (study, at, what, data) VALUES (?,?,?,?)",
-                (self.study, now, what, dump_json(data)),
+                (self.name, now, what, dump_json(data)),
             )
-            self.ledger.record("asked", self.study, when=now, what=what, **data)
+            self.ledger.record("asked", self.name, when=now, what=what, **data)
 
     def is_paused(self) -> bool:
         """Whether the last word to the engine was to pause."""
         sql = "SELECT what FROM commands WHERE study=? AND what IN ('pause', 'resume') ORDER BY id DESC LIMIT 1"
-        row = self.ledger.one(sql, (self.study,))
+        row = self.ledger.one(sql, (self.name,))
         return row is not None and row["what"] == "pause"
 
     def take_commands(self) -> list[tuple[str, dict[str, Any]]]:
-        rows = self.ledger.rows("SELECT id, what, data FROM commands WHERE study=? AND done IS NULL", (self.study,))
+        rows = self.ledger.rows("SELECT id, what, data FROM commands WHERE study=? AND done IS NULL", (self.name,))
         if rows:
             with self.ledger.write():
                 self.ledger.execute(
-                    "UPDATE commands SET done=? WHERE study=? AND done IS NULL", (time.time(), self.study)
+                    "UPDATE commands SET done=? WHERE study=? AND done IS NULL", (time.time(), self.name)
                 )
         return [(row["what"], load_own_json(row["data"])) for row in rows]

@@ -149,7 +149,7 @@ def base_runs(setup: Setup, record: StudyLedger) -> dict[str, list[RunRow]]:
     if not any(base.tracked for base in setup.bases):
         return found
     by_key: dict[str, list[RunRow]] = {}
-    outputs = folder.study_folder(setup.lab, setup.study.study)
+    outputs = folder.study_folder(setup.lab, setup.study.name)
     for key, runs in found.items():
         first = runs[0]
         try:
@@ -187,7 +187,7 @@ class Decider:
     def __init__(self, setup: Setup, ledger: StudyLedger | None) -> None:
         self._setup = setup
         self._ledger = ledger
-        self._outputs = folder.study_folder(setup.lab, setup.study.study)
+        self._outputs = folder.study_folder(setup.lab, setup.study.name)
         self._configs: dict[str, tuple[dict[str, Any], str]] = {}
 
     def decide(self, proposal: Proposal) -> Decision:

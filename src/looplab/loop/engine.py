@@ -69,7 +69,7 @@ MAX_NAMED = 100
 """Names of changed files or keys that an event holds."""
 REMEMBERED = 1000
 """How many of the last runs are looked at after a crash for what was not yet written in the lab book."""
-BEAT_S = 5.0
+HEARTBEAT_S = 5.0
 DEVICE_CHECK_S = 2.0
 WATCHED = "watch: "
 """How the reason of a stop begins that a watch rule asked for."""
@@ -153,10 +153,10 @@ class Engine:
         self, setup: Setup, ledger: Ledger, executor: Executor, tell: Callable[[EngineEvent], None] = lambda news: None
     ) -> None:
         self.setup = setup
-        self.study = StudyLedger(ledger, setup.study.study)
-        self.folder = folder.study_folder(setup.lab, setup.study.study)
+        self.study = StudyLedger(ledger, setup.study.name)
+        self.folder = folder.study_folder(setup.lab, setup.study.name)
         self.running: dict[str, RunRow] = {}
-        self.gauges: dict[str, RunMetrics] = {}
+        self.run_metrics: dict[str, RunMetrics] = {}
         self.best: RunRow | None = None
         self.draining = False
         self.progress = Progress()
@@ -167,13 +167,14 @@ class Engine:
         self._lines: list[str] = []  # for the lab book
         self._preparer = Preparer(setup)
         self._base_keys = [decide_base(setup, base).key for base in setup.bases]
-        self._bench = StudyJudge(setup.study, self.study, self.folder) if setup.study.judge is not None else None
+        self._study_judge = StudyJudge(setup.study, self.study, self.folder) if setup.study.judge is not None else None
         decider = Decider(setup, self.study)
-        self._planner = Planner(setup, self.study, decider, self._bench, self._tell, self._jot, executor.wake,
-                                warn=self._warn)  # fmt: skip
-        self._lookout = None
+        self._planner = Planner(
+            setup, self.study, decider, self._study_judge, self._tell, self._log_line, executor.wake, warn=self._warn
+        )
+        self._monitor = None
         if setup.study.watch:
-            self._lookout = RunMonitor(setup, self.study, self.folder, self._tell)
+            self._monitor = RunMonitor(setup, self.study, self.folder, self._tell)
         self._models: ModelKeeper | None = None
         if setup.study.warm_start is not None:
             self._models = ModelKeeper(setup.study.warm_start, self.folder, executor.wake, self.study)
@@ -185,7 +186,7 @@ class Engine:
         self._doubt: str | None = None  # why the code of the last run is not known; reported once
         self._code: tuple[str, Mapping[str, Any]] | None = None  # the run launched last, and its code
         self._prepared: dict[str, Prepared] = {}  # run → the files that it was started with
-        self._behind: dict[str, Ready] = {}  # slot → the run that the executor starts there next, by itself
+        self._prequeued: dict[str, Ready] = {}  # slot → the run that the executor starts there next, by itself
         self._blocked: dict[str, float] = {}  # slot → when to look at its device again
         self._adopting: set[str] = set()
         self._unreachable: set[str] = set()  # runs that may be alive on another host, or in another PID namespace
@@ -201,8 +202,8 @@ class Engine:
         self._configuration = self.study.configuration()  # its hash; verdicts name it
         self._version = -1
         self._latest: RunRow | None = None
-        self._pointing = False
-        self._pointed = 0.0
+        self._pointers_due = False
+        self._pointers_updated = 0.0
         self._anchors: Publisher | None = None
         self._promoted = False
 
@@ -212,7 +213,7 @@ class Engine:
         """Work until there is nothing more to do; the study's lock is held by the caller."""
         objective = self.setup.study.objective
         complete_imports(self.study, self.folder)
-        check_folders(self._ledger, self.setup.lab, self.study.study)
+        check_folders(self._ledger, self.setup.lab, self.study.name)
         is_full = not self.setup.options.asked_only
         at = objective.at if objective and is_full else None
         self.study.open(objective.metric if objective else None, objective.goal if objective else "min", at)
@@ -233,8 +234,8 @@ class Engine:
             self._anchors = Publisher(self._ledger.path, self.setup.lab, self.setup.study.anchor, self._note_now)
             self._anchors.request()
         backups = Backups(self._ledger.path, self._note_now)
-        self._place = PlaceMonitor(self.setup.lab, self.setup.study.study, self._ledger.path)
-        move = note_place(self.setup.lab, self.setup.study.study, self._ledger)
+        self._place = PlaceMonitor(self.setup.lab, self.setup.study.name, self._ledger.path)
+        move = note_place(self.setup.lab, self.setup.study.name, self._ledger)
         if move is not None:
             self._tell(EngineEvent("note", move.text))
         if switched is not None:
@@ -245,9 +246,9 @@ class Engine:
             self.study.take_commands()  # what was asked of an engine that is gone
             self._warn_of_agents()
             self._recover()
-            beat = time.monotonic()
+            last_heartbeat = time.monotonic()
             while True:
-                self._obey()
+                self._handle_commands()
                 # Two transactions: what is decided is in the ledger before any of it is started.
                 self._plan()
                 if self._is_over():
@@ -260,18 +261,18 @@ class Engine:
                 if self._models is not None:
                     self._keep_models(self._models.take())
                 self._tell_news()
-                if time.monotonic() - beat > BEAT_S:
-                    self.study.beat(session)
-                    beat = time.monotonic()
-                    if self._lookout is not None and self._lookout.budgets:
+                if time.monotonic() - last_heartbeat > HEARTBEAT_S:
+                    self.study.heartbeat(session)
+                    last_heartbeat = time.monotonic()
+                    if self._monitor is not None and self._monitor.budgets:
                         self._budget_used = self._planner.spent()
-            if self._bench is not None and not (self.draining or self._stopping or self.setup.options.asked_only):
+            if self._study_judge is not None and not (self.draining or self._stopping or self.setup.options.asked_only):
                 with self._ledger.write():
-                    self._write_down(self._bench.close())
-                    said = self._bench.last_look()
+                    self._record_judgement(self._study_judge.close())
+                    said = self._study_judge.last_look()
                     if said is not None:
                         self._tell(EngineEvent("judged", said))
-                        self._jot(labbook.line(time.time(), "end of the study", said, "no promotion", ""))
+                        self._log_line(labbook.line(time.time(), "end of the study", said, "no promotion", ""))
                 self._summaries.write()
             if self._models is not None:
                 self._keep_models(self._models.finish())
@@ -295,13 +296,13 @@ class Engine:
             self._planner.close()
             if self._models is not None:
                 self._models.close()
-            if self._lookout is not None:
-                self._lookout.close()
+            if self._monitor is not None:
+                self._monitor.close()
             is_ours = self._place.lost() is None  # else nothing is written where the lab was
             with contextlib.suppress(OSError):
                 if is_ours:
                     self._tell_news()
-                    self._point()
+                    self._update_pointers()
             with contextlib.suppress(sqlite3.DatabaseError, LabError):  # then the halt is reported already
                 self.study.end_session(session, how, self._why if self._failed else "")
             backups.close(copy=is_ours)
@@ -331,16 +332,16 @@ class Engine:
         """For threads of the engine, which are never inside its transaction."""
         self._tell_now(EngineEvent("note", text))
 
-    def _jot(self, line: str) -> None:
+    def _log_line(self, line: str) -> None:
         """A line for the lab book."""
         self._lines.append(line)
 
     def _warn(self, kind: str, text: str) -> None:
         """Tell people about agents: in the terminal and the lab book, and an alarm by the alerts of the watch rules."""
         self._tell(EngineEvent(kind, text))
-        self._jot(labbook.line(time.time(), kind, text, "", ""))
-        if kind == "alarm" and self._lookout is not None:
-            self._lookout.alert_all(text)
+        self._log_line(labbook.line(time.time(), kind, text, "", ""))
+        if kind == "alarm" and self._monitor is not None:
+            self._monitor.alert_all(text)
 
     def _warn_of_agents(self) -> None:
         """Say once which agents of the study can write outside their folders."""
@@ -360,7 +361,7 @@ class Engine:
         running = set(self.running)
         if self.draining or self._stopping:
             running -= self._unreachable  # they stay open, for an engine that can see them
-        if running or self._finished or self._behind:
+        if running or self._finished or self._prequeued:
             return False
         if self.draining or self._stopping:
             return True
@@ -403,20 +404,20 @@ class Engine:
                     self.study.returned(run.id, "the engine ended before it was started")
                 planned.append(run)
         self._planner.recover(planned)
-        if self._bench is not None:
-            self._bench.load()
+        if self._study_judge is not None:
+            self._study_judge.load()
             for run_id, evidence in self.study.verdicts().items():
                 self._summaries.add(run_id, {key: value for key, value in evidence.items() if key != "at"})
             self._summaries.write()
-        if self._lookout is not None:
-            for run_id, rule in self._lookout.recover(list(self.running.values())):
+        if self._monitor is not None:
+            for run_id, rule in self._monitor.recover(list(self.running.values())):
                 self._executor.stop(run_id, f"{WATCHED}{rule}", self.setup.study.launch.grace)
         if self._adopting:
             # Those that ended meanwhile are told at once; the rest is alive.
             self._listen(0.0)
             for run_id in (self._adopting & self.running.keys()) - self._unreachable:
                 self._tell(EngineEvent("adopted", f"run {run_id} is still at work: adopted", run_id))
-        if self._bench is not None:
+        if self._study_judge is not None:
             # What the judge asked of an engine that is gone is not recorded: it is worked out again.
             with self._ledger.write():
                 self._judge([])
@@ -425,7 +426,7 @@ class Engine:
         self._latest = ended[-1] if ended else None
         if self._models is not None:
             self._recover_models(ended)
-        self._pointing = True
+        self._pointers_due = True
         missing = labbook.missing(self.folder, [run.id for run in ended])
         if missing:
             self._note_in_book([run for run in ended if run.id in missing])
@@ -435,7 +436,7 @@ class Engine:
         if self.draining or self._stopping:
             return
         self._planner.refresh()
-        if self._behind or self._paused or self._planner.queue or not self._free:
+        if self._prequeued or self._paused or self._planner.queue or not self._free:
             return
         with self._ledger.write():
             self._planner.plan(idle=not self.running and not self._finished, free=len(self._free))
@@ -449,7 +450,9 @@ class Engine:
         self._failed = True
         self._why = why
         self._tell(EngineEvent("alarm", f"stopping: {why}"))
-        self._jot(labbook.line(time.time(), "ended early", why, "starts nothing more", "`looplab resume` continues"))
+        self._log_line(
+            labbook.line(time.time(), "ended early", why, "starts nothing more", "`looplab resume` continues")
+        )
 
     # -- launch
 
@@ -502,7 +505,7 @@ class Engine:
             text = f"run {run.id}: {said}. Results from before and after the change cannot be compared"
             self.study.alarm(run.id, text, since=was, code=names[:MAX_NAMED])
             self._tell(EngineEvent("alarm", text, run.id))
-            self._jot(labbook.line(time.time(), "alarm", text, "", ""))
+            self._log_line(labbook.line(time.time(), "alarm", text, "", ""))
 
     def _last_code(self, run: RunRow) -> tuple[str, Mapping[str, Any]]:
         """The last run that was launched before this one, and what its capsule says of its code."""
@@ -521,19 +524,19 @@ class Engine:
         with self._ledger.write():
             self.study.alarm(None, text, lab_file=keys[:MAX_NAMED])
         self._tell(EngineEvent("alarm", text))
-        self._jot(labbook.line(time.time(), "alarm", text, "", ""))
+        self._log_line(labbook.line(time.time(), "alarm", text, "", ""))
 
-    def _queue_behind(self) -> None:
+    def _prequeue(self) -> None:
         """Where runs are short, hand over the next run of each slot while the slot is still busy."""
         mean = self.progress.mean_s
         if not self._planner.queue or mean is None or mean > SHORT_S or self.draining or self._stopping or self._paused:
             return
         for run_id, slot in list(self._held.items()):
-            if slot.name not in self._behind:
+            if slot.name not in self._prequeued:
                 ready = self._prepare(slot)
                 if ready is not None:
                     self._executor.start(ready.order, after=run_id)
-                    self._behind[slot.name] = ready
+                    self._prequeued[slot.name] = ready
 
     def _prepare(self, slot: Slot) -> Ready | None:
         """Make the folder of the next run; None when there is no more. One that cannot be prepared has failed, and the
@@ -561,9 +564,9 @@ class Engine:
         if not slot.devices or not self.setup.devices.present or self.setup.share:
             return False
         for device in slot.devices:
-            strangers = self.setup.devices.strangers(device)
-            if strangers:
-                self._block(slot, f"device {device} is used by {', '.join(map(str, strangers))}")
+            others = self.setup.devices.other_processes(device)
+            if others:
+                self._block(slot, f"device {device} is used by {', '.join(map(str, others))}")
                 return True
         self._blocked.pop(slot.name, None)
         return False
@@ -584,7 +587,7 @@ class Engine:
             self._refresh_capsule()
             with self._ledger.write():
                 for event in events:
-                    self._take_in(event)
+                    self._handle_event(event)
                 # The next run first, the paperwork of the last one after: a device should not wait for a file.
                 self._launch()
                 until = time.monotonic() + PORTION_S
@@ -596,11 +599,11 @@ class Engine:
                         ended.append(self._record(run, exit_, run_dir))
                     else:
                         self._finished.append((run, exit_))
-                if self._bench is not None and ended:
+                if self._study_judge is not None and ended:
                     self._judge(ended)
                 for run in ended:
                     self._check_base(run)
-                self._queue_behind()
+                self._prequeue()
             self._summaries.write()
             if self._promoted and self._anchors is not None:
                 self._anchors.request()
@@ -609,22 +612,22 @@ class Engine:
                 self._note_in_book(ended)
                 newest = max(ended, key=lambda run: run.n)
                 self._latest = newest if self._latest is None or newest.n > self._latest.n else self._latest
-                self._pointing = True
+                self._pointers_due = True
             self._syncer.request()
         if not (self.draining or self._stopping):
             self._planner.fill()
-        if self._pointing and time.monotonic() - self._pointed > POINT_S:
-            self._point()
-        self._read_gauges()
+        if self._pointers_due and time.monotonic() - self._pointers_updated > POINT_S:
+            self._update_pointers()
+        self._read_metrics()
 
-    def _take_in(self, event: LaunchEvent) -> None:
+    def _handle_event(self, event: LaunchEvent) -> None:
         if isinstance(event, Started):
             self._unreachable.discard(event.run_id)
             self.study.started(event.run_id, event.pid, event.at)
             if event.run_id in self.running:
                 self.running[event.run_id] = replace(self.running[event.run_id], pid=event.pid, started=event.at)
         elif isinstance(event, Rejected):
-            self._give_back(event)
+            self._requeue(event)
         elif isinstance(event, Unreachable):
             self._unreachable.add(event.run_id)
             self._tell(
@@ -642,16 +645,16 @@ class Engine:
             self._unreachable.discard(event.run_id)
             slot = self._held.pop(event.run_id, None)
             self._finished.append((self.running.pop(event.run_id), event.exit))
-            if slot is not None and slot.name in self._behind:
-                self._launched(self._behind.pop(slot.name), slot)
+            if slot is not None and slot.name in self._prequeued:
+                self._launched(self._prequeued.pop(slot.name), slot)
             elif slot is not None:
                 self._free.append(slot)
 
-    def _give_back(self, refused: Rejected) -> None:
+    def _requeue(self, refused: Rejected) -> None:
         """A run that was not started is planned again."""
-        for name, ready in list(self._behind.items()):
+        for name, ready in list(self._prequeued.items()):
             if ready.run.id == refused.run_id:
-                self._planner.queue.appendleft(self._behind.pop(name).run)
+                self._planner.queue.appendleft(self._prequeued.pop(name).run)
                 return
         run = self.running.pop(refused.run_id)
         slot = self._held.pop(refused.run_id)
@@ -680,7 +683,7 @@ class Engine:
 
     def _has_read(self, run: RunRow, exit_: Exit, run_dir: Path, until: float) -> bool:
         """Read what a run has left at its end; False if the time ran out, and the rest is read later."""
-        gauge = self.gauges.get(run.id)
+        metrics = self.run_metrics.get(run.id)
         if run.id not in self._ending:
             notes = self._ending[run.id] = []
             with self._tolerant(run, "its record"):
@@ -693,24 +696,26 @@ class Engine:
                     exit_file = folder.record_file(run_dir, "exit.json")
                     if not exit_file.exists():  # the run has deleted the folder in which it should be
                         folder.write_json(exit_file, asdict(exit_))
-            if gauge is None and not left_nothing(run_dir):
-                gauge = self.gauges[run.id] = RunMetrics(self.setup.study, run_dir)
-        return gauge is None or gauge.finish(exit_, until)
+            if metrics is None and not left_nothing(run_dir):
+                metrics = self.run_metrics[run.id] = RunMetrics(self.setup.study, run_dir)
+        return metrics is None or metrics.finish(exit_, until)
 
     def _record(self, run: RunRow, exit_: Exit, run_dir: Path) -> RunRow:
         """Write down how a run ended and what it measured."""
         place = str(run_dir)
         is_there = os.path.isdir(place)
-        gauge = self.gauges.pop(run.id, None)
+        metrics = self.run_metrics.pop(run.id, None)
         record = folder.record_name(run_dir, "")
         log = f"{record}train.log"
-        for what, why in gauge.problems.items() if gauge is not None else ():
+        for what, why in metrics.problems.items() if metrics is not None else ():
             self.study.unreadable(run.id, what, why)
-        summary, status, objective = summarise(run, self.setup.study, gauge, exit_, lab=self.setup.lab, run_dir=run_dir)
+        summary, status, objective = summarise(
+            run, self.setup.study, metrics, exit_, lab=self.setup.lab, run_dir=run_dir
+        )
         files: dict[str, str] = {}
         # After the last reading: a file that is replaced would be read again from its start.
         with self._tolerant(run, "hiding secrets"):
-            left = () if gauge is None else (log, *LEFT_BEHIND)  # else it has neither printed nor written anything
+            left = () if metrics is None else (log, *LEFT_BEHIND)  # else it has neither printed nor written anything
             files = self._hide_secrets(run, run_dir, left) if is_there else {}
         print_ = self.setup.prints.digest()
         if print_:
@@ -718,7 +723,7 @@ class Engine:
             self._printed[run.id] = print_ if print_ == began_with else f"{began_with}, then {print_}"
             summary["fingerprint"] = self._printed[run.id]
         row = run.over(status, exit_.code, exit_.signal, exit_.started, exit_.ended or time.time(), objective)
-        measured = digest(gauge.summariser.result()) if gauge is not None and objective is not None else None
+        measured = digest(metrics.summariser.result()) if metrics is not None and objective is not None else None
         notes = self._ending.setdefault(run.id, [])
         if measured is not None:
             with self._tolerant(run, "comparing it with other runs"):
@@ -727,7 +732,7 @@ class Engine:
                     notes.append(unchanged)
         summary["measured"] = measured
         ours = (log, f"{record}process.json", f"{record}exit.json")
-        for name in (*ours, *LEFT_BEHIND) if gauge is not None else ours:
+        for name in (*ours, *LEFT_BEHIND) if metrics is not None else ours:
             try:
                 found = folder.hash_file(f"{place}/{name}") if is_there else None
             except Exception as error:
@@ -754,17 +759,17 @@ class Engine:
         if row.seconds is not None:
             self.progress.seconds += row.seconds
             self.progress.timed += 1
-        if self._lookout is not None:
+        if self._monitor is not None:
             with self._tolerant(run, "watch rules"):
-                self._lookout.ended(row, gauge, by_itself=exit_.reason is None)
+                self._monitor.ended(row, metrics, by_itself=exit_.reason is None)
         if self._models is not None and status == "ok":
             self._models.request("latest", row)
-        if self._bench is None and objective is not None and self._is_better(row, objective):
+        if self._study_judge is None and objective is not None and self._is_better(row, objective):
             self.best = row
             self.study.set_best(run.id, objective)
             if self._models is not None:
                 self._models.request("best", row)
-        if self._bench is not None and (exit_.reason or "").startswith(WATCHED) and run.role in ("base", "trial"):
+        if self._study_judge is not None and (exit_.reason or "").startswith(WATCHED) and run.role in ("base", "trial"):
             row = self._discard_stopped(row, str(exit_.reason).removeprefix(WATCHED))
         said = f"{status} in {row.seconds or 0:.1f} s"
         if objective is not None and self.setup.study.objective is not None:
@@ -813,7 +818,7 @@ class Engine:
         if not any(alarm.get("keys") == keys for alarm in self.study.alarms()):
             self.study.alarm(run.id, text, same_as=same.id, keys=keys)
             self._tell(EngineEvent("alarm", text, run.id))
-            self._jot(labbook.line(time.time(), "alarm", text, "", ""))
+            self._log_line(labbook.line(time.time(), "alarm", text, "", ""))
         return f"it measured exactly the same as {same.id}, to the last digit"
 
     def _restore_record(self, run: RunRow, run_dir: Path) -> str | None:
@@ -843,19 +848,19 @@ class Engine:
         said = f"the run changed {', '.join(change.name for change in changes)}, which only looplab writes"
         said += f"; what {', '.join(lost)} said is lost" if lost else "; restored"
         self._tell(EngineEvent("alarm", f"run {run.id}: {said}", run.id))
-        self._jot(labbook.line(time.time(), "alarm", f"run {run.id}: {said}", "", ""))
+        self._log_line(labbook.line(time.time(), "alarm", f"run {run.id}: {said}", "", ""))
         return said
 
     # -- judge
 
     def _judge(self, ended: list[RunRow]) -> None:
         """Let the court look at what has ended, and write down what it decides; inside the transaction."""
-        assert self._bench is not None
+        assert self._study_judge is not None
         for run in ended:
-            self._bench.take_in(run, self._printed.pop(run.id, ""))
-        sitting = self._bench.sit(self.study.runs_open())
-        if sitting is not None:
-            self._write_down(sitting)
+            self._study_judge.add_run(run, self._printed.pop(run.id, ""))
+        judgement = self._study_judge.evaluate(self.study.runs_open())
+        if judgement is not None:
+            self._record_judgement(judgement)
 
     def _discard_stopped(self, run: RunRow, rule: str) -> RunRow:
         """A trial that a watch rule has ended is not measured, but it has had its chance."""
@@ -869,23 +874,23 @@ class Engine:
         self.study.judged(run.id, "discard", evidence, self._summaries.add(run.id, evidence))
         return replace(run, verdict="discard")
 
-    def _write_down(self, sitting: Judgement) -> None:
-        champion = record_judgement(self.study, sitting, self._configuration, self._summaries.add)
-        for run_id, verdict, evidence in evidence_of(sitting, self._configuration):
+    def _record_judgement(self, judgement: Judgement) -> None:
+        champion = record_judgement(self.study, judgement, self._configuration, self._summaries.add)
+        for run_id, verdict, evidence in evidence_of(judgement, self._configuration):
             self._tell(EngineEvent("judged", f"run {run_id}: {verdict}. {evidence['why']}", run_id))
-            self._jot(labbook.line(time.time(), f"judged {run_id}", str(evidence["why"]), verdict, ""))
-        for test in sitting.opened:
+            self._log_line(labbook.line(time.time(), f"judged {run_id}", str(evidence["why"]), verdict, ""))
+        for test in judgement.opened:
             self._tell(
                 EngineEvent("note", f"run {test.run} earns replicates (test {test.number}, alpha {test.alpha:.3g})")
             )
-        for alarm in sitting.alarms:
+        for alarm in judgement.alarms:
             self._tell(EngineEvent("alarm", alarm))
-            self._jot(labbook.line(time.time(), "alarm", alarm, "", ""))
+            self._log_line(labbook.line(time.time(), "alarm", alarm, "", ""))
         if champion is not None:
             self.best = champion
             if self._models is not None:
                 self._models.request("best", champion)
-            self._pointing = self._promoted = True
+            self._pointers_due = self._promoted = True
 
     def _keep_models(self, copies: Sequence[KeptModel]) -> None:
         """Record copies of checkpoints, and give them their names: after a crash in between, the next engine copies
@@ -929,15 +934,15 @@ class Engine:
         )
         return is_better(wanted, (objective, ours), (self.best.objective, theirs))
 
-    def _point(self) -> None:
+    def _update_pointers(self) -> None:
         """LATEST and BEST; not more often than somebody could look at them."""
-        self._pointed = time.monotonic()
+        self._pointers_updated = time.monotonic()
         if self._latest is not None:
             folder.point(self.folder, "LATEST", self._latest.id)
         if self.best is not None:
             folder.point(self.folder, "BEST", self.best.id)
         self._ledger.note_head()
-        self._pointing = False
+        self._pointers_due = False
 
     def _note_in_book(self, runs: list[RunRow]) -> None:
         wanted = self.setup.study.objective
@@ -953,47 +958,47 @@ class Engine:
     def _write_in_book(self) -> None:
         lines, self._lines = self._lines, []
         if lines:
-            labbook.append(self.folder, self.study.study, lines)
+            labbook.append(self.folder, self.study.name, lines)
 
-    def _read_gauges(self) -> None:
+    def _read_metrics(self) -> None:
         now = time.monotonic()
-        every = GAUGE_S if self._lookout is None else WATCH_S
+        every = GAUGE_S if self._monitor is None else WATCH_S
         alarms = []
         running = list(self.running.items())
         if self._unread:  # those first that had no turn last time
-            running.sort(key=lambda item: gauge.polled if (gauge := self.gauges.get(item[0])) else 0.0)
+            running.sort(key=lambda item: metrics.polled if (metrics := self.run_metrics.get(item[0])) else 0.0)
         self._unread = False
         for run_id, run in running:
             if run.started is None and run_id not in self._adopting:
                 continue  # it has only just begun
-            gauge = self.gauges.get(run_id)
-            if gauge is None:
-                gauge = self.gauges[run_id] = RunMetrics(self.setup.study, self.folder / run_id, polled=now)
-            if now - gauge.polled > every:
-                batch = gauge.poll(until=now + PORTION_S)
-                if self._lookout is not None:
-                    alarms += [(run, alarm) for alarm in self._look(run, gauge, batch)]
+            metrics = self.run_metrics.get(run_id)
+            if metrics is None:
+                metrics = self.run_metrics[run_id] = RunMetrics(self.setup.study, self.folder / run_id, polled=now)
+            if now - metrics.polled > every:
+                batch = metrics.poll(until=now + PORTION_S)
+                if self._monitor is not None:
+                    alarms += [(run, alarm) for alarm in self._look(run, metrics, batch)]
                 if time.monotonic() > now + PORTION_S:
                     self._unread = True
                     break
-        if alarms and self._lookout is not None:
+        if alarms and self._monitor is not None:
             with self._ledger.write():
                 for run, alarm in alarms:
-                    self._lookout.heed(run, alarm)
+                    self._monitor.apply(run, alarm)
             for run, alarm in alarms:
                 if alarm.stops:
                     self._executor.stop(run.id, f"{WATCHED}{alarm.rule}", self.setup.study.launch.grace)
 
-    def _look(self, run: RunRow, gauge: RunMetrics, batch: Batch) -> list[Alarm]:
+    def _look(self, run: RunRow, metrics: RunMetrics, batch: Batch) -> list[Alarm]:
         """Return what the watch rules see in a run; rules that fail on what it measured are not asked again."""
-        assert self._lookout is not None
-        if gauge.failed is not None:
+        assert self._monitor is not None
+        if metrics.failed is not None:
             return []
         try:
-            return self._lookout.look(run, gauge, batch, self._budget_used)
+            return self._monitor.look(run, metrics, batch, self._budget_used)
         except Exception as error:  # noqa: BLE001 (whatever a run measures is that run's problem)
-            gauge.failed = f"watch rules: {describe(error)}"
-            self._tell(EngineEvent("alarm", f"run {run.id}: {gauge.failed}", run.id))
+            metrics.failed = f"watch rules: {describe(error)}"
+            self._tell(EngineEvent("alarm", f"run {run.id}: {metrics.failed}", run.id))
             return []
 
     # -- what people ask
@@ -1038,10 +1043,10 @@ class Engine:
                 self._models.request("best", self.best)
 
     def _cancel_behind(self) -> None:
-        for ready in self._behind.values():
+        for ready in self._prequeued.values():
             self._executor.cancel(ready.run.id)
 
-    def _obey(self) -> None:
+    def _handle_commands(self) -> None:
         while self._wishes:
             self._stop() if self._wishes.pop(0) == "stop" else self._drain()
         version = self._ledger.version()

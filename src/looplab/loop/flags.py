@@ -139,7 +139,7 @@ def apply_options(study: StudyConfig, options: RunOptions) -> tuple[StudyConfig,
     if options.variants is not None:
         if all(entry.rules is None for entry in study.proposers):
             raise LabError(
-                f"--variants-per-run: study {study.study!r} has no rules", hint="name them: proposers: [{rules: file}]"
+                f"--variants-per-run: study {study.name!r} has no rules", hint="name them: proposers: [{rules: file}]"
             )
         update["proposers"] = [
             entry if entry.rules is None else entry.model_copy(update={"variants": options.variants})
@@ -179,7 +179,7 @@ def hash_conditions(extra: Sequence[str], edits: Sequence[FlagEdit]) -> str:
 def current_conditions(study: StudyConfig, record: StudyLedger) -> str:
     """The conditions under which the study compares runs at the moment."""
     if study.judge is not None:
-        return str((record.docket() or {}).get("conditions", ""))
+        return str((record.judge_state() or {}).get("conditions", ""))
     best = record.best()
     latest = record.runs(limit=1)
     return best.conditions if best is not None else latest[0].conditions if latest else ""
@@ -195,15 +195,15 @@ def switch_conditions(setup: Setup, record: StudyLedger) -> str | None:
         return None
     with record.ledger.write():
         if setup.study.judge is not None:
-            kept = record.docket() or {}
+            kept = record.judge_state() or {}
             others = dict(kept.get("others", {}))
             others[before] = {key: value for key, value in kept.items() if key not in ("conditions", "others")}
-            docket = others.pop(now, None) or JudgeState().as_dict()
-            record.set_docket({**docket, "conditions": now, "others": others})
-            champion = docket.get("champion")
+            judge_state = others.pop(now, None) or JudgeState().as_dict()
+            record.set_judge_state({**judge_state, "conditions": now, "others": others})
+            champion = judge_state.get("champion")
             best = record.run(champion) if champion else None
         else:
-            outputs = study_folder(setup.lab, setup.study.study)
+            outputs = study_folder(setup.lab, setup.study.name)
             best = best_run(setup.study, record, now, outputs)
         if (best and best.id) != ((old := record.best()) and old.id):
             record.set_best(best.id if best else None, best.objective if best else None)

@@ -157,7 +157,7 @@ def complete_imports(record: StudyLedger, outputs: Path) -> None:
     """Finish imports that were interrupted; the caller holds the study's lock."""
     for staged in sorted(outputs.glob(f"{folder.STAGED}*")):
         run = staged.name.removeprefix(folder.STAGED)
-        row = record.ledger.one("SELECT role FROM runs WHERE study=? AND id=?", (record.study, run))
+        row = record.ledger.one("SELECT role FROM runs WHERE study=? AND id=?", (record.name, run))
         if row is not None and row["role"] == IMPORTED and not (outputs / run).exists():
             os.rename(staged, outputs / run)
         else:
@@ -176,7 +176,7 @@ def known_sources(record: StudyLedger, outputs: Path) -> tuple[dict[str, str], d
 
 def import_run(setup: Setup, record: StudyLedger, run: ForeignRun, fitted: Fitted) -> Imported:
     """Make a foreign run a run of the study; the caller holds the study's lock."""
-    outputs = folder.study_folder(setup.lab, setup.study.study)
+    outputs = folder.study_folder(setup.lab, setup.study.name)
     folder.make_study_folder(outputs)
     n = record.next_number()
     id_ = run_id(n)
@@ -194,7 +194,7 @@ def import_run(setup: Setup, record: StudyLedger, run: ForeignRun, fitted: Fitte
     source = {"kind": run.kind, "path": run.source, "digest": run.digest, "config": run.config_from}
     reason = redact_text(f"imported from {clean_line(run.source, MAX_NOTE)}")
     about = {
-        "id": id_, "study": record.study, "n": n, "round": 0, "parent": None, "base": base.name, "proposer": "import",
+        "id": id_, "study": record.name, "n": n, "round": 0, "parent": None, "base": base.name, "proposer": "import",
         "source": None, "reason": reason, "hypothesis": "", "notes": notes, "config_hash": hash_config(fitted.config),
         "role": IMPORTED, "point": point, "seed": seed, "twin": None, "warm": None, "warm_start": None,
         "created": time.time(), "imported": {**source, "assumed": list(fitted.assumed), "files": named},
@@ -232,7 +232,7 @@ def _summary(setup: Setup, run: ForeignRun, id_: str, notes: Sequence[str]) -> d
     if wanted is not None:
         objective = {"metric": wanted.metric, "goal": wanted.goal, "at": wanted.at, "value": run.objective}
     return {
-        "id": id_, "study": setup.study.study, "status": run.status, "exit_code": None, "signal": None,
+        "id": id_, "study": setup.study.name, "status": run.status, "exit_code": None, "signal": None,
         "reason": IMPORTED, "seconds": None, "steps": run.steps, "objective": objective, "verdict": None,
         "notes": list(notes), "metrics": to_dict(run.metrics), "measured": None,
     }  # fmt: skip

@@ -1,6 +1,6 @@
 """The judge at work in a study: ended runs go in, verdicts, a champion and wishes for more runs come out.
 
-The court itself is pure; this is where its docket is kept (in the ledger), and where the held-out metric is read.
+The court itself is pure; this is where its judge_state is kept (in the ledger), and where the held-out metric is read.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ class StudyJudge:
         self._study = study
         self._record = record
         self._outputs = outputs
-        self._court = Judge(
+        self._judge = Judge(
             JudgeSettings(
-                goal=study.objective.goal, by=study.judge_rule or "test", alpha=judge.alpha, floor=judge.floor,
-                replicates=judge.replicates, most=judge.most, min_effect=judge.min_effect.absolute,
+                goal=study.objective.goal, by=study.judge_rule or "test", alpha=judge.alpha,
+                baseline_seeds=judge.baseline_seeds,
+                replicates=judge.replicates, max_replicates=judge.max_replicates, min_effect=judge.min_effect.absolute,
                 min_relative=judge.min_effect.relative,
                 then=study.objective.then.goal if study.objective.then else None,
                 then_metric=study.objective.then.metric if study.objective.then else "",
@@ -64,13 +65,13 @@ class StudyJudge:
         self._configured: tuple[str | None, list[Configuration]] = (None, [])
         self._new = True
         self._conditions = ""
-        self.wants: tuple[RunRequest, ...] = ()
+        self.requests: tuple[RunRequest, ...] = ()
 
     @property
-    def floor(self) -> int:
-        return self._court.settings.floor if self._court.settings.by == "test" else 1
+    def baseline_seeds(self) -> int:
+        return self._judge.settings.baseline_seeds if self._judge.settings.by == "test" else 1
 
-    def take_in(self, run: RunRow, fingerprint: str = "") -> None:
+    def add_run(self, run: RunRow, fingerprint: str = "") -> None:
         """A run that has ended."""
         if run.conditions != self._conditions:
             return
@@ -97,9 +98,9 @@ class StudyJudge:
             if run.id in others:
                 continue  # measured by another objective, which says nothing about this one
             summary = folder.read_json(self._outputs / run.id, "summary.json", strict=False)
-            self.take_in(run, str(summary.get("fingerprint") or ""))
+            self.add_run(run, str(summary.get("fingerprint") or ""))
 
-    def sit(self, open_runs: Iterable[RunRow] = ()) -> Judgement | None:
+    def evaluate(self, open_runs: Iterable[RunRow] = ()) -> Judgement | None:
         """Look at everything once more, if anything is new, and write down what was decided; inside a transaction.
 
         A config whose first run has not ended is not looked at: its first run is the one it is selected by."""
@@ -111,43 +112,43 @@ class StudyJudge:
             if run.role in ("base", "trial"):
                 first[run.point, run.warm] = min(run.n, first.get((run.point, run.warm), run.n))
         waiting = {key for key, n in first.items() if key in self._groups and n < self._groups[key].n}
-        docket = self._docket()
-        entrants = [entrant for entrant in self._entrants() if (entrant.point, entrant.warm) not in waiting]
-        sitting = self._court.sit(docket, entrants, self._held_out if self._study.holdout else None)
-        sitting = self._with_differences(sitting)
-        self.wants = sitting.wants
-        if sitting.docket != docket:
-            self._record.set_docket(sitting.docket.as_dict())
-        return sitting
+        judge_state = self._judge_state()
+        candidates = [candidate for candidate in self._candidates() if (candidate.point, candidate.warm) not in waiting]
+        judgement = self._judge.evaluate(judge_state, candidates, self._held_out if self._study.holdout else None)
+        judgement = self._with_differences(judgement)
+        self.requests = judgement.requests
+        if judgement.state != judge_state:
+            self._record.set_judge_state(judgement.state.as_dict())
+        return judgement
 
     def close(self) -> Judgement:
         """Nothing more will be run: whoever waits for a verdict gets the only one that can be given."""
-        docket = self._docket()
-        sitting = self._with_differences(self._court.close(docket, self._entrants()))
-        if sitting.docket != docket:
-            self._record.set_docket(sitting.docket.as_dict())
-        return sitting
+        judge_state = self._judge_state()
+        judgement = self._with_differences(self._judge.close(judge_state, self._candidates()))
+        if judgement.state != judge_state:
+            self._record.set_judge_state(judgement.state.as_dict())
+        return judgement
 
-    def _docket(self) -> JudgeState:
+    def _judge_state(self) -> JudgeState:
         """Return what was decided so far. A run that is void since is not judged again, and its test is lost."""
-        kept = self._record.docket()
-        docket = JudgeState.from_dict(kept) if kept else JudgeState()
+        kept = self._record.judge_state()
+        judge_state = JudgeState.from_dict(kept) if kept else JudgeState()
         void = dict.fromkeys(self._record.void_runs(), "void")
-        lost = [test for test in docket.tests if test.run in void]
+        lost = [test for test in judge_state.tests if test.run in void]
         return replace(
-            docket,
-            tests=tuple(test for test in docket.tests if test not in lost),
-            spent=docket.spent + sum(test.alpha for test in lost),
-            verdicts=tuple({**dict(docket.verdicts), **void}.items()),
+            judge_state,
+            tests=tuple(test for test in judge_state.tests if test not in lost),
+            spent=judge_state.spent + sum(test.alpha for test in lost),
+            verdicts=tuple({**dict(judge_state.verdicts), **void}.items()),
         )
 
-    def _with_differences(self, sitting: Judgement) -> Judgement:
+    def _with_differences(self, judgement: Judgement) -> Judgement:
         """The same decisions, with verdicts that say what differs between the two sides beside the config.
 
         A changed evaluator makes numbers void; other code and another lab file may have changed what is compared, too.
         """
         verdicts = []
-        for evidence in sitting.verdicts:
+        for evidence in judgement.verdicts:
             groups = {group.run: group for group in self._groups.values()}
             sides = [groups[run] for run in (evidence.champion, evidence.run) if run in groups]
             runs = [score.run for group in sides for _, score in sorted(group.scores, key=lambda item: item[0])]
@@ -162,7 +163,7 @@ class StudyJudge:
                 said = " ".join(f"{text[0].upper()}{text[1:]} between the runs that are compared." for text in found)
                 evidence = replace(evidence, why=f"{evidence.why} {said}", flags=(*evidence.flags, *found))
             verdicts.append(evidence)
-        return replace(sitting, verdicts=tuple(verdicts))
+        return replace(judgement, verdicts=tuple(verdicts))
 
     def _code_differences(self, runs: Sequence[str]) -> list[str]:
         """The files that differ between the code of the first of these runs and that of the others."""
@@ -188,7 +189,7 @@ class StudyJudge:
         between = [one for one in self._configured[1][1:] if min(times) < one.at <= max(times)]
         return list(dict.fromkeys(key for one in between for key in compared_changes(one.changes)))
 
-    def _entrants(self) -> list[Candidate]:
+    def _candidates(self) -> list[Candidate]:
         found = []
         for (point, warm), group in sorted(self._groups.items(), key=lambda item: item[1].n):
             scores = tuple(score for _, score in sorted(group.scores, key=lambda item: item[0]))
@@ -202,8 +203,14 @@ class StudyJudge:
         asked = self._record.asked_held_out()
         if asked >= held_out.budget:
             return None
-        values = [{n if score.seed is None else score.seed: value for n, score in enumerate(entrant.scores)
-                   if (value := self._read(score.run)) is not None} for entrant in (champion, challenger)]  # fmt: skip
+        values = [
+            {
+                n if score.seed is None else score.seed: value
+                for n, score in enumerate(candidate.scores)
+                if (value := self._read(score.run)) is not None
+            }
+            for candidate in (champion, challenger)
+        ]
         self._record.ask_held_out(champion.run, challenger.run, asked + 1, self._said(champion, challenger, *values))
         return HeldOut(*values)
 
@@ -215,7 +222,7 @@ class StudyJudge:
         common = [key for key in here if key in there and key != (0 if first is None else first)]
         if len(common) < 2:
             return f"{challenger.run} and {champion.run} have too few held-out values in common."
-        sign = 1.0 if self._court.settings.goal == "max" else -1.0
+        sign = 1.0 if self._judge.settings.goal == "max" else -1.0
         found = paired([sign * (here[key] - there[key]) for key in common])
         low, high = found.interval()
         word = "better" if found.effect >= 0 else "worse"
@@ -227,19 +234,19 @@ class StudyJudge:
     def last_look(self) -> str | None:
         """At the end of a study that promoted nobody: what the held-out metric says of the most promising challenger.
         It changes no verdict; without it, the study would end without an answer."""
-        docket = self._record.docket()
-        if self._study.holdout is None or docket is None or self._record.asked_held_out():
+        judge_state = self._record.judge_state()
+        if self._study.holdout is None or judge_state is None or self._record.asked_held_out():
             return None
-        entrants = {entrant.run: entrant for entrant in self._entrants()}
-        champion = entrants.get(docket["champion"] or "")
+        candidates = {candidate.run: candidate for candidate in self._candidates()}
+        champion = candidates.get(judge_state["champion"] or "")
         tested = [
             (evidence["effect"], run)
             for run, evidence in self._record.verdicts().items()
-            if run in entrants and evidence.get("n", 0) > 1 and evidence.get("effect") is not None
+            if run in candidates and evidence.get("n", 0) > 1 and evidence.get("effect") is not None
         ]
         if champion is None or not tested:
             return None
-        self._held_out(champion, entrants[max(tested)[1]])
+        self._held_out(champion, candidates[max(tested)[1]])
         return self._record.said_held_out()
 
     def _read(self, run: str) -> float | None:
@@ -267,11 +274,11 @@ def veto(record: StudyLedger, run: RunRow, why: str) -> str | None:
     heirs = [record.run(run_id) for run_id in record.bests() if run_id not in void]
     heir = next((one for one in reversed(heirs) if one.conditions == run.conditions), None)
     record.set_best(heir.id if heir else None, heir.objective if heir else None)
-    kept = record.docket()
+    kept = record.judge_state()
     if kept is not None:
-        docket = JudgeState.from_dict(kept)
-        verdicts = tuple((one, "void" if one == run.id else verdict) for one, verdict in docket.verdicts)
-        record.set_docket(replace(docket, champion=heir.id if heir else None, verdicts=verdicts).as_dict())
+        judge_state = JudgeState.from_dict(kept)
+        verdicts = tuple((one, "void" if one == run.id else verdict) for one, verdict in judge_state.verdicts)
+        record.set_judge_state(replace(judge_state, champion=heir.id if heir else None, verdicts=verdicts).as_dict())
     return heir.id if heir else None
 
 
@@ -306,7 +313,7 @@ class SummaryWriter:
 
 def record_judgement(
     record: StudyLedger,
-    sitting: Judgement,
+    judgement: Judgement,
     configuration: str | None,
     files: Callable[[str, Mapping[str, object]], Mapping[str, str]] = lambda run, evidence: {},
 ) -> RunRow | None:
@@ -316,20 +323,20 @@ def record_judgement(
         configuration: the hash of the study's configuration, which the verdicts name.
         files: returns the hashes of the run's files that show a verdict.
     """
-    for run, verdict, evidence in evidence_of(sitting, configuration):
+    for run, verdict, evidence in evidence_of(judgement, configuration):
         record.judged(run, verdict, evidence, files(run, evidence))
-    best = record.best() if sitting.champion is not None else None
-    if sitting.champion is None or (best is not None and best.id == sitting.champion):
+    best = record.best() if judgement.champion is not None else None
+    if judgement.champion is None or (best is not None and best.id == judgement.champion):
         return None
-    champion = record.run(sitting.champion)
+    champion = record.run(judgement.champion)
     if champion.objective is not None:
         record.set_best(champion.id, champion.objective)
     return champion
 
 
-def evidence_of(sitting: Judgement, configuration: str | None) -> list[tuple[str, str, dict[str, object]]]:
+def evidence_of(judgement: Judgement, configuration: str | None) -> list[tuple[str, str, dict[str, object]]]:
     """The new verdicts: run, verdict, and what they rest on."""
     return [
         (e.run, e.verdict.value, {**asdict(e), "verdict": e.verdict.value, "configuration": configuration})
-        for e in sitting.verdicts
+        for e in judgement.verdicts
     ]

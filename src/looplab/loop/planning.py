@@ -58,7 +58,7 @@ class EngineEvent:
 class Planner:
     """Decides on runs; each is in the ledger before it is in the queue. Called inside a transaction."""
 
-    def __init__(self, setup: Setup, study: StudyLedger, decider: Decider, bench: StudyJudge | None,
+    def __init__(self, setup: Setup, study: StudyLedger, decider: Decider, study_judge: StudyJudge | None,
                  tell: Callable[[EngineEvent], None], book: Callable[[str], None],
                  wake: Callable[[], None] = lambda: None, asks: list[Ask] | None = None,
                  warn: Callable[[str, str], None] = lambda kind, text: None) -> None:  # fmt: skip
@@ -75,10 +75,10 @@ class Planner:
         self._setup = setup
         self._study = study
         self._decider = decider
-        self._bench = bench
+        self._study_judge = study_judge
         self._tell = tell
         self._book = book
-        outputs = folder.study_folder(setup.lab, study.study)
+        outputs = folder.study_folder(setup.lab, study.name)
         history = History(study, outputs, setup.conditions)
         self._proposers = make_proposers(
             setup, history, outputs, self._left, wake, asks, check=self._check, report=self._report_call, tell=warn
@@ -209,7 +209,7 @@ class Planner:
 
     def _follow_up(self, free: int) -> None:
         """What the open round still needs: replicates for the judge, and runs that watch sent back."""
-        wants = self._bench.wants if self._bench is not None else ()
+        wants = self._study_judge.requests if self._study_judge is not None else ()
         requeued = self._study.waiting(AHEAD, WATCH) if self._setup.study.watch else []
         requeued += self._study.waiting(AHEAD, AGAIN)
         if not wants and not requeued:
@@ -225,29 +225,29 @@ class Planner:
         counted: dict[tuple[str, str | None], int] = {}
         for point, warm, _ in under_way:
             counted[point, warm] = counted.get((point, warm), 0) + 1
-        for want in wants:
+        for request in wants:
             if room <= 0:
                 break
-            key = (want.point, want.warm)
-            if want.seed is not None:
-                if (*key, want.seed) in under_way:
+            key = (request.point, request.warm)
+            if request.seed is not None:
+                if (*key, request.seed) in under_way:
                     continue
             elif counted.get(key, 0) > 0:  # without seeds, one is as good as the other
                 counted[key] -= 1
                 continue
-            room -= self._repeat(want, round_)
+            room -= self._repeat(request, round_)
 
-    def _repeat(self, want: RunRequest, round_: int) -> bool:
+    def _repeat(self, request: RunRequest, round_: int) -> bool:
         """Plan a run that the judge asks for."""
         try:
-            twin = self._study.run(self._study.runs_of(want.point, None if want.control else want.warm)[0])
-            if want.control:
-                source = self._study.begun_with(want.warm)
-                decision = self._decider.control(twin, source, want.seed, want.why)
+            twin = self._study.run(self._study.runs_of(request.point, None if request.control else request.warm)[0])
+            if request.control:
+                source = self._study.begun_with(request.warm)
+                decision = self._decider.control(twin, source, request.seed, request.why)
             else:
-                decision = self._decider.repeat(twin, self._decider.plan_of(twin), want.seed, want.why)
+                decision = self._decider.repeat(twin, self._decider.plan_of(twin), request.seed, request.why)
         except LabError as error:
-            self._tell(EngineEvent("note", f"the judge wants {want.point} once more, but {error}"))
+            self._tell(EngineEvent("note", f"the judge wants {request.point} once more, but {error}"))
             return False
         self._take(decision, round_)
         return True
@@ -274,8 +274,8 @@ class Planner:
             run = self._take(base, round_)
             round_ = run.round
             planned += 1
-            if self._bench is not None and base.base == self._setup.bases[0].name and not self._has_judged():
-                self._lay_floor(run, base, round_)
+            if self._study_judge is not None and base.base == self._setup.bases[0].name and not self._has_judged():
+                self._plan_baseline(run, base, round_)
                 room = planned + min(room - planned, max(0, self._room()))
         while planned < room:
             proposals = self._proposals(room - planned)
@@ -305,14 +305,14 @@ class Planner:
         self._resting = until
 
     def _has_judged(self) -> bool:
-        kept = self._study.docket()
+        kept = self._study.judge_state()
         return kept is not None and JudgeState.from_dict(kept) != JudgeState()
 
-    def _lay_floor(self, run: RunRow, base: Decision, round_: int) -> None:
+    def _plan_baseline(self, run: RunRow, base: Decision, round_: int) -> None:
         """The noise first: the base with as many seeds as the judge needs, beside the first proposals."""
-        assert self._bench is not None
+        assert self._study_judge is not None
         room = self._room()
-        for k in range(1, min(self._bench.floor, 1 + max(0, room))):
+        for k in range(1, min(self._study_judge.baseline_seeds, 1 + max(0, room))):
             seed = None if base.seed is None else base.seed + k
             what = f"run {k + 1} (no seed reaches the trainer)" if seed is None else f"seed {seed}"
             decision = self._decider.repeat(run, base.body(), seed, f"noise floor: the base, {what}")
@@ -361,7 +361,7 @@ class Planner:
     def _complete_book(self) -> None:
         """Write the lines of failed calls that an engine did not come to write."""
         failed = [call for call in self._study.agent_calls()[-CALLS_CHECKED:] if is_failed(call)]
-        path = folder.study_folder(self._setup.lab, self._study.study)
+        path = folder.study_folder(self._setup.lab, self._study.name)
         missing = set(labbook.missing(path, [call["call"] for call in failed], "agent call"))
         for call in failed:
             if call["call"] in missing:

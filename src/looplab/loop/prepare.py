@@ -70,7 +70,7 @@ class Preparer:
         self._setup = setup
         study = setup.study
         self._launch = study.launch
-        self._outputs = folder.study_folder(setup.lab, study.study)
+        self._outputs = folder.study_folder(setup.lab, study.name)
         self._rendering = self._launch.config
         self._config_name = f"config.{self._rendering.format if self._rendering.as_ == 'file' else 'json'}"
         self._capsules = Capsules(setup.lab, self._outputs, setup.prints)
@@ -150,7 +150,7 @@ class Preparer:
             env,
             min(filter(None, (self._launch.timeout, job and job.get("timeout"))), default=None),
             self._launch.grace,
-            self._launch.linger,
+            self._launch.cleanup_timeout,
             record_dir,
         )
         return order, prepared
@@ -296,7 +296,7 @@ class Preparer:
             "out_dir": run_dir if self._launch.output_dir == "run" else f"{run_dir}/out",
             "config": config_file,
             "run_id": run_id,
-            "study": self._setup.study.study,
+            "study": self._setup.study.name,
             "lab": lab,
             "slot": slot.name,
             "devices": ",".join(slot.devices),

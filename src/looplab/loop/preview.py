@@ -69,9 +69,9 @@ def preview(setup: Setup, ledger: LedgerCopy) -> Preview:
         DamagedError: An engine would refuse to start.
     """
     ledger.check_end()
-    if engine_pid(setup.lab, setup.study.study) is None:  # else it makes folders meanwhile
-        check_folders(ledger, setup.lab, setup.study.study)
-    study = StudyLedger(ledger, setup.study.study)
+    if engine_pid(setup.lab, setup.study.name) is None:  # else it makes folders meanwhile
+        check_folders(ledger, setup.lab, setup.study.name)
+    study = StudyLedger(ledger, setup.study.name)
     objective = setup.study.objective
     at = objective.at if objective else None
     lost = study.open(objective.metric if objective else None, objective.goal if objective else "min", at)
@@ -83,17 +83,17 @@ def preview(setup: Setup, ledger: LedgerCopy) -> Preview:
     switched = switch_conditions(setup, study)
     study.forget_plans()
     open_runs = study.runs_open()
-    bench = None
+    study_judge = None
     if setup.study.judge is not None:
-        bench = StudyJudge(setup.study, study, folder.study_folder(setup.lab, setup.study.study))
-        bench.load()
+        study_judge = StudyJudge(setup.study, study, folder.study_folder(setup.lab, setup.study.name))
+        study_judge.load()
         with ledger.write():
-            sitting = bench.sit(open_runs)
-            if sitting is not None:
-                record_judgement(study, sitting, study.configuration())
+            judgement = study_judge.evaluate(open_runs)
+            if judgement is not None:
+                record_judgement(study, judgement, study.configuration())
     news: list[EngineEvent] = []
     asks: list[Ask] = []
-    planner = Planner(setup, study, Decider(setup, study), bench, news.append, lambda line: None, asks=asks)
+    planner = Planner(setup, study, Decider(setup, study), study_judge, news.append, lambda line: None, asks=asks)
     before, _ = ledger.head()
     planner.recover([run for run in open_runs if run.state == "planned"])
     for run in open_runs:  # they take the free slots first; what is left is a base that is run again

@@ -139,7 +139,7 @@ class ProbeLab(Lab):
     """The lab of a probe's study: what is wrong in it is told at its place in the real study."""
 
     def __init__(self, lab: Lab, real: StudyConfig, probe: StudyConfig) -> None:
-        super().__init__(lab.folder, {probe.study: probe})
+        super().__init__(lab.folder, {probe.name: probe})
         self._told: Callable[..., AbstractContextManager[None]] = lambda *keys: lab.at(real, *keys)
 
     def at(self, study: StudyConfig, *keys: str) -> Any:
@@ -149,7 +149,7 @@ class ProbeLab(Lab):
 def probe_of(study: StudyConfig) -> ProbeConfig:
     if study.probe is None:
         raise LabError(
-            f"study {study.study!r} does not say what to probe",
+            f"study {study.name!r} does not say what to probe",
             hint="add to lab.yaml, for example: probe: {sweep: {vec.num_workers: [1, 2, 4]}, metric: sps}",
         )
     return study.probe
@@ -157,7 +157,7 @@ def probe_of(study: StudyConfig) -> ProbeConfig:
 
 def probe_name(lab: Lab, study: StudyConfig, ledger: Ledger | None, fresh: bool) -> str:
     """The name of the study's latest probe (`drone.probe`, `drone.probe2`), or of the next one."""
-    first = f"{study.study}.probe"
+    first = f"{study.name}.probe"
     names = {row["name"] for row in ledger.rows("SELECT name FROM studies")} if ledger is not None else set()
     number = 1
     while (f"{first}{number + 1}") in names:
@@ -166,7 +166,7 @@ def probe_name(lab: Lab, study: StudyConfig, ledger: Ledger | None, fresh: bool)
         number += 1
     name = first if number == 1 else f"{first}{number}"
     if name in lab.studies:
-        raise LabError(f"the lab has a study {name!r}, which is the name of a probe of {study.study!r}",
+        raise LabError(f"the lab has a study {name!r}, which is the name of a probe of {study.name!r}",
                        hint="rename that study")  # fmt: skip
     return name
 
@@ -176,7 +176,7 @@ def probe_study(study: StudyConfig, name: str, mode: str | None) -> StudyConfig:
     probe = probe_of(study)
     if mode is not None and mode not in study.modes:
         known = ", ".join(study.modes) or "none"
-        raise LabError(f"study {study.study!r} has no mode {mode!r}", hint=f"modes: {known}")
+        raise LabError(f"study {study.name!r} has no mode {mode!r}", hint=f"modes: {known}")
     combinations = math.prod(len(values) for values in probe.sweep.values())
     if combinations == 0:
         raise LabError("probe.sweep: a key has no values to try", hint="give each key a list of values")
@@ -196,7 +196,7 @@ def probe_study(study: StudyConfig, name: str, mode: str | None) -> StudyConfig:
         wandb = wandb.model_copy(update={"mode": "offline"})  # it may be what is measured from, but is not published
     return study.model_copy(
         update={
-            "study": name,
+            "name": name,
             "launch": study.launch.model_copy(update={"timeout": probe.timeout}),
             "base": study.base[:1],
             "modes": {MODE: [*(study.modes[mode] if mode else ()), *probe.edits]},
@@ -288,8 +288,8 @@ def queue_up(setup: Setup, ledger: Ledger, settings: Sequence[Setting], repeats:
     """Put every run that is missing in the ledger's queue, and take out what the sweep no longer has; gives how many
     runs are to be made. The caller holds the study's lock."""
     study = setup.study
-    record = StudyLedger(ledger, study.study)
-    outputs = folder.study_folder(setup.lab, study.study)
+    record = StudyLedger(ledger, study.name)
+    outputs = folder.study_folder(setup.lab, study.name)
     assert study.objective is not None
     to_make = 0
     # Reads a file of every run, so before the transaction; the lock is held, so nothing changes meanwhile.
@@ -344,7 +344,7 @@ def _withdraw(record: StudyLedger, wanted: set[str]) -> None:
 
 
 def read_results(setup: Setup, record: StudyLedger, settings: Sequence[Setting], repeats: int) -> list[Result]:
-    outputs = folder.study_folder(setup.lab, setup.study.study)
+    outputs = folder.study_folder(setup.lab, setup.study.name)
     readings: dict[str, list[ProbeReading]] = {}
     for run in record.runs(state="ended"):
         if says_something(outputs, run):

@@ -49,12 +49,12 @@ def remeasure(setup: Setup, record: StudyLedger, runs: Sequence[RunRow]) -> list
     if objective is not None and record.open(objective.metric, objective.goal, objective.at):
         runs = [record.run(run.id) for run in runs]  # what they had was another objective
     configuration = record.configure(resolved_configuration(setup))
-    outputs = folder.study_folder(setup.lab, setup.study.study)
+    outputs = folder.study_folder(setup.lab, setup.study.name)
     found = [_remeasure_run(setup, record, run, outputs / run.id) for run in runs if _is_ours(run)]
     found += [_remeasure_import(setup, record, run, outputs / run.id) for run in runs if run.role == IMPORTED]
     if setup.study.judge is None:
         _find_best(setup, record, outputs)
-    elif any(one.changed for one in found if record.run(one.run).role != IMPORTED) or record.docket() is None:
+    elif any(one.changed for one in found if record.run(one.run).role != IMPORTED) or record.judge_state() is None:
         _judge_again(setup, record, outputs, configuration)
     best = record.best()
     if best is not None:
@@ -154,9 +154,9 @@ def _judge_again(setup: Setup, record: StudyLedger, outputs: Path, configuration
     with record.ledger.write():
         record.restart_judge("runs were measured again")
         if setup.conditions:
-            record.set_docket({**JudgeState().as_dict(), "conditions": setup.conditions})
+            record.set_judge_state({**JudgeState().as_dict(), "conditions": setup.conditions})
         judge.load()
-        judgement = judge.sit(record.runs_open())
+        judgement = judge.evaluate(record.runs_open())
         if judgement is not None:
             record_judgement(record, judgement, configuration, summaries.add)
     summaries.write()

@@ -228,7 +228,7 @@ def base_paths(lab: Path, study: StudyConfig, options: RunOptions) -> dict[str, 
     """The files of the base configs by their names, in order."""
     names = options.cfgs or tuple(study.base)
     if not names:
-        raise LabError(f"study {study.study!r} has no base config", hint="name one in lab.yaml (base:) or with --cfgs")
+        raise LabError(f"study {study.name!r} has no base config", hint="name one in lab.yaml (base:) or with --cfgs")
     found = [inside(lab, name, "base config") for name in names]
     shown = [str(path.relative_to(lab.resolve())) for path in found]
     twice = {name for name in shown if shown.count(name) > 1}
@@ -244,7 +244,7 @@ def load_bases(
     paths = base_paths(lab, study, options)
     if options.mode is not None and options.mode not in study.modes:
         known = ", ".join(study.modes) or "none"
-        raise LabError(f"study {study.study!r} has no mode {options.mode!r}", hint=f"modes: {known}")
+        raise LabError(f"study {study.name!r} has no mode {options.mode!r}", hint=f"modes: {known}")
     edits = [*(study.modes[options.mode] if options.mode else ()), *more_edits]
     bases = []
     for shown, path in paths.items():
@@ -355,7 +355,7 @@ def prepare(lab: Lab, study: StudyConfig, options: RunOptions) -> Setup:
     missing = missing_for_formal(study, slots, devices, bases, options.extra)
     if missing and not options.informal:
         raise LabError(
-            f"study {study.study!r} requires of a formal run: {'; '.join(missing)}",
+            f"study {study.name!r} requires of a formal run: {'; '.join(missing)}",
             hint="--informal runs without, and says so",
         )
     with lab.at(study, "launch", "cwd"):

@@ -60,16 +60,16 @@ OWN = ("LOOPLAB_LOCK_DIR", "LOOPLAB_DEBUG")
 
 def jobs_study(lab: Lab, study: StudyConfig) -> StudyConfig:
     """The study of the commands: launched, limited and measured as the real one, but with nothing to decide."""
-    name = study.study + JOBS_SUFFIX
+    name = study.name + JOBS_SUFFIX
     if name in lab.studies:
         raise LabError(
-            f"the lab has a study {name!r}, which is the name for the commands of {study.study!r}",
+            f"the lab has a study {name!r}, which is the name for the commands of {study.name!r}",
             hint="rename that study",
         )
     limits = [rule for rule in study.watch if rule.kind in LIMITS]
     return study.model_copy(
         update={
-            "study": name,
+            "name": name,
             "launch": study.launch.model_copy(update={"config": ConfigRendering(), "cwd": "."}),
             "base": [],
             "modes": {},
@@ -93,11 +93,11 @@ def jobs_study(lab: Lab, study: StudyConfig) -> StudyConfig:
     )
 
 
-def jobs_setup(lab: Lab, study: StudyConfig, said: RunOptions, patron: int = 0) -> Setup:
+def jobs_setup(lab: Lab, study: StudyConfig, said: RunOptions, owner_pid: int = 0) -> Setup:
     """What the engine of the commands needs; in the slots that the last `run` of the study was told to use."""
     made = jobs_study(lab, study)
     options = RunOptions(
-        continuous=True, concurrency=said.concurrency, gpus=said.gpus, share=said.share, informal=True, jobs=patron
+        continuous=True, concurrency=said.concurrency, gpus=said.gpus, share=said.share, informal=True, jobs=owner_pid
     )
     devices = Devices()
     share = made.slots.share if said.share is None else said.share
@@ -113,19 +113,19 @@ class JobQueue:
     name = JOB
     problem: str | None = None
 
-    def __init__(self, patron: int) -> None:
-        self._patron = (patron, supervisor.start_ticks(patron)) if patron else None
+    def __init__(self, owner_pid: int) -> None:
+        self._owner_pid = (owner_pid, supervisor.start_ticks(owner_pid)) if owner_pid else None
         self._last = clock.now()  # when there was last anything to do
 
     @property
     def thinking(self) -> bool:
-        if self._patron is not None and supervisor.start_ticks(self._patron[0]) == self._patron[1]:
+        if self._owner_pid is not None and supervisor.start_ticks(self._owner_pid[0]) == self._owner_pid[1]:
             return True
         return clock.now() - self._last < IDLE_S
 
     def propose(self, study: StudyLedger, n: int) -> list[Proposal]:
         rows = study.waiting(n, JOB)
-        ended = study.ledger.one("SELECT max(ended) FROM runs WHERE study=?", (study.study,))
+        ended = study.ledger.one("SELECT max(ended) FROM runs WHERE study=?", (study.name,))
         now = clock.now()
         self._last = now if rows else min(now, max(self._last, (ended and ended[0]) or 0.0))
         return [waiting(row) for row in rows]
@@ -134,13 +134,13 @@ class JobQueue:
         """There is nothing to let go of."""
 
 
-def start_engine(lab: Path, study: str, patron: int = 0) -> subprocess.Popen[bytes]:
+def start_engine(lab: Path, study: str, owner_pid: int = 0) -> subprocess.Popen[bytes]:
     """Start the engine of a study's commands in a session of its own; it ends by itself.
 
-    Who is ended with all that descends from it (an agent under its warden) should not be the one to start it: somebody
-    else does, and says for which process (`patron`) it has to stay.
+    A process that is ended with all its descendants (an agent under its supervisor) must not start it. Another process
+    does, and names the process for which the engine stays alive (`owner_pid`).
     """
-    argv = [sys.executable, "-m", "looplab", "submit", "--serve", str(patron), "--lab", str(lab), "--study", study]
+    argv = [sys.executable, "-m", "looplab", "submit", "--serve", str(owner_pid), "--lab", str(lab), "--study", study]
     env = {name: value for name, value in os.environ.items() if not name.startswith("LOOPLAB_") or name in OWN}
     log = engine_log(lab, study)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -243,7 +243,7 @@ def find_job(record: StudyLedger, job: SubmittedJob) -> int | None:
     """The last identical command, if it waits, runs, or has come to an end that nobody was told of."""
     rows = record.ledger.rows(
         "SELECT id, status, run, edits FROM proposals WHERE study=? AND source LIKE ? ORDER BY id DESC",
-        (record.study, f"{JOB}:{job.call}:%"),
+        (record.name, f"{JOB}:{job.call}:%"),
     )
     same = (row for row in rows if job.is_as(apply_edits({}, orjson.loads(row["edits"])).config["files"]))
     row = next(same, None)
@@ -269,19 +269,19 @@ def before(record: StudyLedger, proposal: int) -> int:
     """How many commands wait for a slot in front of this one."""
     waiting_before = "SELECT count(*) FROM proposals WHERE study=?1 AND id<?2 AND status='waiting'"
     planned_before = "SELECT count(*) FROM runs WHERE study=?1 AND proposal<?2 AND state='planned'"
-    rows = [record.ledger.rows(sql, (record.study, proposal)) for sql in (waiting_before, planned_before)]
+    rows = [record.ledger.rows(sql, (record.name, proposal)) for sql in (waiting_before, planned_before)]
     return sum(int(row[0][0]) for row in rows)
 
 
 def was_told(record: StudyLedger, run: str) -> bool:
     sql = "SELECT 1 FROM events WHERE study=? AND run=? AND kind='told'"
-    return record.ledger.one(sql, (record.study, run)) is not None
+    return record.ledger.one(sql, (record.name, run)) is not None
 
 
 def note_told(record: StudyLedger, run: RunRow) -> None:
     """Somebody has seen how the run ended; from now on the same command is a new run."""
     with record.ledger.write():
-        record.ledger.record("told", record.study, run.id)
+        record.ledger.record("told", record.name, run.id)
 
 
 def exit_code(run: RunRow) -> int:

@@ -69,16 +69,16 @@ class RunMonitor:
                     stopped.append((run.id, rule))
         return stopped
 
-    def look(self, run: RunRow, gauge: RunMetrics, batch: Batch, budget_used: str | None) -> list[Alarm]:
+    def look(self, run: RunRow, metrics: RunMetrics, batch: Batch, budget_used: str | None) -> list[Alarm]:
         started = run.started or run.created
-        live = RunSnapshot(run.id, batch, gauge.step, started, max(gauge.grown, started), budget_used)
+        live = RunSnapshot(run.id, batch, metrics.step, started, max(metrics.grown, started), budget_used)
         alarms = self._watcher.look(live, clock.now())
         if run.role in ("base", "trial"):
             return alarms
         # A repetition is wanted to its end, whatever it looks like on the way; only what has broken down is ended.
         return [alarm for alarm in alarms if alarm.rule not in self._impatient]
 
-    def heed(self, run: RunRow, alarm: Alarm) -> None:
+    def apply(self, run: RunRow, alarm: Alarm) -> None:
         """Write down what was seen, with what follows from it; inside a transaction, before the run is ended."""
         self._record.watched(run.id, alarm.rule, alarm.text, alarm.stops)
         said = f"{alarm.rule}: {alarm.text}" + (f" — {alarm.note}" if alarm.note else "")
@@ -97,7 +97,7 @@ class RunMonitor:
         targets = [rule.alert for rule in self._study.watch if rule.alert is not None]
         for place, alert in enumerate(targets):
             if alert not in targets[:place]:
-                self._alert(alert, {"study": self._study.study, "rule": "agent", "text": text})
+                self._alert(alert, {"study": self._study.name, "rule": "agent", "text": text})
 
     def _alert(self, alert: AlertConfig, payload: dict[str, object]) -> None:
         self._alerts = [thread for thread in self._alerts if thread.is_alive()]
@@ -125,14 +125,14 @@ class RunMonitor:
         id_ = self._record.propose(WATCH, edits, f"{alarm.rule}: {alarm.text}", parent=run.id, source=source)
         return f"tried again with {' '.join(edits)}" if id_ is not None else "sent back already"
 
-    def ended(self, run: RunRow, gauge: RunMetrics | None, by_itself: bool) -> None:
+    def ended(self, run: RunRow, metrics: RunMetrics | None, by_itself: bool) -> None:
         """A run is over. What it measured since the last look is looked at too: a trainer that dies of a NaN may be
         tried again with edits."""
-        rest = gauge.rest if gauge is not None else {}
-        if by_itself and gauge is not None:
+        rest = metrics.rest if metrics is not None else {}
+        if by_itself and metrics is not None:
             for batch in (rest, {}):
-                for alarm in self.look(run, gauge, batch, None):
-                    self.heed(run, replace(alarm, stops=False))
+                for alarm in self.look(run, metrics, batch, None):
+                    self.apply(run, replace(alarm, stops=False))
             rest = {}
         for unable in self._watcher.ended(run.id, run.objective, rest):
             if unable not in self._told:

@@ -16,9 +16,9 @@ from looplab.measure.base import Batch, merge
 from looplab.measure.discover import Reader, describe, reader_of
 from looplab.measure.missing import explain_missing
 from looplab.measure.summary import Directions, Summariser, check_at, objective_value, to_dict
-from looplab.report.facts import read_tail
 from looplab.runs import clock
 from looplab.runs.folder import RECORD, read_json, record_file
+from looplab.runs.logs import read_tail
 
 LAST_LINE = 300
 """Characters of a failed run's last line that are shown."""

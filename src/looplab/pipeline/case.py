@@ -58,7 +58,7 @@ def run_case(
     }  # fmt: skip
     program = find_stage_program(argv[0], plan.lab, env, "case.command")
     config.parent.mkdir(parents=True, exist_ok=True)
-    run.describe(plan.study.study, plan.source, plan.edits)
+    run.describe(plan.study.name, plan.source, plan.edits)
     write_atomic(config, dump_json(plan.config))
     before = _written(run.path, case.outputs)
     process: subprocess.Popen[bytes] | None = None

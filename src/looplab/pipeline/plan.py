@@ -80,11 +80,11 @@ class PipelinePlan:
     @property
     def root(self) -> Path:
         settings = self.study.pipeline
-        text = fill(settings.root, self.config, {"study": self.study.study}, "pipeline.root")
+        text = fill(settings.root, self.config, {"study": self.study.name}, "pipeline.root")
         if not text:
             raise LabError(f"pipeline.root: {settings.root} names a key that is null", file=self.source)
         root = inside(self.lab, text, "pipeline.root")
-        if root == study_folder(self.lab, self.study.study).resolve():
+        if root == study_folder(self.lab, self.study.name).resolve():
             raise LabError(
                 f"pipeline.root: {text} is where the study's own runs lie, with a LATEST of their own",
                 hint="let it be another folder, or rename the study",
@@ -219,7 +219,7 @@ def fill_argv(
         "run_dir": str(run.path),
         "run_id": run.name,
         "lab": str(plan.lab),
-        "study": plan.study.study,
+        "study": plan.study.name,
         "slot": slot.name,
         "devices": ",".join(slot.devices),
         **more,
@@ -252,13 +252,13 @@ def in_order(stages: Mapping[str, StageConfig]) -> list[str]:
 def pick_stages(study: StudyConfig, names: Iterable[str]) -> tuple[str, ...]:
     """The named stages in their order; all of them where none is named."""
     if not study.stages:
-        raise LabError(f"study {study.study!r} has no stages", file="lab.yaml", hint="see stages: in docs/pipeline.md")
+        raise LabError(f"study {study.name!r} has no stages", file="lab.yaml", hint="see stages: in docs/pipeline.md")
     wanted = list(names) or list(study.stages)
     for name in wanted:
         if name not in study.stages:
             near = get_close_matches(name, study.stages, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(study.stages)}"
-            raise LabError(f"study {study.study!r} has no stage {name!r}", hint=hint)
+            raise LabError(f"study {study.name!r} has no stage {name!r}", hint=hint)
     return tuple(stage for stage in in_order(study.stages) if stage in wanted)
 
 

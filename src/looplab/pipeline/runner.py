@@ -1,7 +1,7 @@
 """Running stages: one `StageRun` is a call on a run folder, and `drive` takes many of them through an executor.
 
 Whatever happens here may be cut off at any line, by kill -9 or a power cut. What makes that safe:
-- A stage at work belongs to the executor's keeper, not to us. It goes on without us; the next call finds it by the
+- A stage at work belongs to the executor's supervisor, not to us. It goes on without us; the next call finds it by the
   files in the run folder, attaches to it, and learns how it ended.
 - `NAME.begun.json` is there before the stage is, and `NAME.json` only after it is complete. An attempt that is not
   complete is resumed when its fingerprint is still the same; otherwise what it left is removed first.
@@ -118,7 +118,7 @@ class StageRun:
         self.run.write("stages/call.json", {**call, "began": began})
         self._forced_since = began if self.force else 0.0
         self.run.write(CONFIG, self._resolved())
-        self.run.describe(self.plan.study.study, self.plan.source, self.plan.edits)
+        self.run.describe(self.plan.study.name, self.plan.source, self.plan.edits)
 
     def _resolved(self) -> dict[str, Any]:
         """The config with the run's real name."""
@@ -283,7 +283,7 @@ class StageRun:
             "LOOPLAB_RUN_ID": run.name,
             "LOOPLAB_CONFIG": str(run.path / CONFIG),
             "LOOPLAB_METRICS": os.environ.get("LOOPLAB_METRICS") or str(run.path / "metrics.jsonl"),
-            "LOOPLAB_STUDY": plan.study.study,
+            "LOOPLAB_STUDY": plan.study.name,
             "LOOPLAB_LAB": str(plan.lab),
             "LOOPLAB_RESUME": "1" if self._begun["resume"] else "",
             **given,
@@ -536,4 +536,4 @@ def _stranger(slot: Slot, devices: Devices | None, share: bool) -> str | None:
     """Who computes on the slot's devices, if it is nobody of ours."""
     if share or devices is None or not devices.present:
         return None
-    return next((str(who) for device in slot.devices for who in devices.strangers(device)), None)
+    return next((str(who) for device in slot.devices for who in devices.other_processes(device)), None)

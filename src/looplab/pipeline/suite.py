@@ -264,7 +264,7 @@ def make_suite(lab: Lab, study: StudyConfig, path: Path, suite_id: str | None, *
         check_name(suite_id, "a suite's id")
     stages = pick_stages(study, settings.stages)
     configs = {dataset.called: dataset_config(settings, base, dataset) for dataset in settings.datasets}
-    key = hashlib.sha256(canonical_json({"stages": stages, "configs": configs, "study": study.study})).hexdigest()
+    key = hashlib.sha256(canonical_json({"stages": stages, "configs": configs, "study": study.name})).hexdigest()
     hashes = Hashes(lab.folder)  # one for all: they read the same model
     plans = {name: make_plan(lab, study, config, source, stages, (), hashes) for name, config in configs.items()}
     for plan in plans.values():

@@ -72,7 +72,7 @@ def compare(outputs: Path, study: StudyConfig, record: StudyLedger, names: Seque
     summaries = [_summaries(outputs, row, batch, directions) for row, batch in zip(rows, batches, strict=True)]
     configs = [{**record.config_of(row, outputs / row.id), **_arguments(outputs, row)} for row in rows]
     return RunComparison(
-        study.study,
+        study.name,
         rows,
         differing(configs),
         _metrics(summaries, study.objective.metric if study.objective else None, directions),

@@ -36,10 +36,10 @@ from looplab.report.judged import (
     watched,
 )
 from looplab.runs import folder
+from looplab.runs.logs import read_tail
 from looplab.untrusted import UntrustedError, open_regular
 
 FAILURES = ("failed", "timeout", "lost")
-TAIL_LINES = 20
 ARGUMENTS = "extra arguments"
 """Stands for a key where the arguments of the trainer beyond launch.command are shown."""
 MAX_OTHER_KEYS = 48
@@ -266,7 +266,7 @@ class StudyFacts:
 
 
 def study_facts(lab: Path, study: StudyConfig, record: StudyLedger) -> StudyFacts:
-    outputs = folder.study_folder(lab, study.study)
+    outputs = folder.study_folder(lab, study.name)
     table = KnobTable([Knob.make(path, spec) for path, spec in study.knobs.items()])
     files = [_Files.read(outputs / row.id, row, record) for row in record.runs()]
     declared: dict[str, Knob] = {}
@@ -315,7 +315,7 @@ def study_facts(lab: Path, study: StudyConfig, record: StudyLedger) -> StudyFact
     knobs = [_knob(key, declared.get(key), values) for key in [*declared, *others]]
     knobs = [knob for knob in knobs if knob.varies or knob.declared]
     return StudyFacts(
-        study=study.study,
+        study=study.name,
         folder=outputs,
         at=time.time(),
         metric=study.objective.metric if study.objective else None,
@@ -488,21 +488,6 @@ def find_wandb(log: Path) -> str | None:
     except (OSError, UntrustedError):
         return None
     return wording.plain(found[0].decode(errors="replace")) if found else None
-
-
-def read_tail(log: Path, lines: int = TAIL_LINES) -> str:
-    """The last lines of a log as a person saw them: of a progress bar, its last state."""
-    try:
-        with open_regular(log, follow=False) as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - _TAIL_BYTES))
-            text = file.read().decode(errors="replace")
-    except (OSError, UntrustedError):
-        return ""
-    if size > _TAIL_BYTES:
-        text = text.partition("\n")[2] or text
-    shown = [wording.plain(line.rstrip("\r").rpartition("\r")[2]).rstrip() for line in text.rstrip().split("\n")]
-    return "\n".join(shown[-lines:])
 
 
 def _mark_other_objectives(wanted: ObjectiveConfig | None, files: Sequence[_Files], runs: list[RunFacts]) -> list[str]:

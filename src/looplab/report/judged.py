@@ -251,7 +251,7 @@ def judged(study: StudyConfig, record: StudyLedger, found: Mapping[str, Replicat
     """None where the study has no judge."""
     if study.judge is None or study.objective is None:
         return None
-    kept = record.docket() or {}
+    kept = record.judge_state() or {}
     verdicts = record.verdicts()
     every = found
     found = {run: point for run, point in every.items() if point.run.conditions == kept.get("conditions", "")}
@@ -268,7 +268,7 @@ def judged(study: StudyConfig, record: StudyLedger, found: Mapping[str, Replicat
     champion, ground = found.get(kept.get("champion") or ""), found.get(base or "")
     sigma = noise[0] if noise else None
     rule = study.judge_rule or "test"
-    floor = {"test": study.judge.floor, "deterministic": 2, "ratchet": 1}[rule]
+    floor = {"test": study.judge.baseline_seeds, "deterministic": 2, "ratchet": 1}[rule]
     return Judged(
         by=rule,
         base=base,
@@ -377,7 +377,7 @@ def mix_facts(record: StudyLedger, rows: Sequence[RunRow]) -> MixFacts | None:
         weights.append((made, weights[-1][1]))
     repeats = {row.proposer for row in rows if row.role == "reproduction"}
     sql = "SELECT DISTINCT proposer FROM proposals WHERE study=? ORDER BY proposer"
-    names = [row[0] for row in record.ledger.rows(sql, (record.study,)) if row[0] not in repeats]
+    names = [row[0] for row in record.ledger.rows(sql, (record.name,)) if row[0] not in repeats]
     return MixFacts(credit(record, names), tuple(weights)) if names else None
 
 
@@ -421,4 +421,4 @@ def reproduced(record: StudyLedger) -> tuple[Reproduced, ...]:
 
 def _events(record: StudyLedger, kind: str) -> list[dict[str, Any]]:
     sql = "SELECT run, data FROM events WHERE study=? AND kind=? ORDER BY seq"
-    return [{**orjson.loads(row["data"]), "run": row["run"]} for row in record.ledger.rows(sql, (record.study, kind))]
+    return [{**orjson.loads(row["data"]), "run": row["run"]} for row in record.ledger.rows(sql, (record.name, kind))]

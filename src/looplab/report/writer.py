@@ -27,7 +27,7 @@ class ReportWriter:
         self._ledger = ledger
         self._study = study
         self._tell = tell
-        self._outputs = study_folder(lab, study.study)
+        self._outputs = study_folder(lab, study.name)
         self._archiver = Archiver(study, tell)
         self._due = threading.Event()
         self._closing = threading.Event()
@@ -79,7 +79,7 @@ class ReportWriter:
             return []  # the lab was moved away
         try:
             with contextlib.closing(Ledger(self._ledger, create=False)) as ledger:
-                record = StudyLedger(ledger, self._study.study)
+                record = StudyLedger(ledger, self._study.name)
                 self._record_archives(record)
                 return write_reports(self._lab, self._study, record, plots=plots)
         except Exception as error:  # noqa: BLE001 (a report can be written again; the study continues)

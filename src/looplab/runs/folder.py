@@ -4,7 +4,7 @@ Everything else in the run folder belongs to the trainer, whatever its name: Hug
 `config.json` of its own, others a `summary.json` or a `train.log`.
 
 `run.json` is written last: a folder that has it is whole, and one without it is not yet a run. The first process of
-the training creates `train.log`; the keeper adds `process.json` and `exit.json`.
+the training creates `train.log`; the supervisor adds `process.json` and `exit.json`.
 """
 
 from __future__ import annotations

@@ -5,14 +5,17 @@ from __future__ import annotations
 import codecs
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import BinaryIO
 
 from looplab.runs.redact import redact_text
+from looplab.untrusted import UntrustedError, clean_text, open_regular
 
 PORTION = 1 << 20
 LONGEST_PART = 1 << 20
 """Characters of a line that is not yet whole."""
 BLOCK = 1 << 16
+TAIL_LINES, TAIL_BYTES = 20, 1 << 14
 LONGEST_END = 16 << 20
 """Bytes at the end of a log in which its last lines are looked for."""
 
@@ -60,3 +63,18 @@ def seek_last_lines(file: BinaryIO, lines: int) -> None:
         end = file.read(block) + end
     kept = end.splitlines(keepends=True)[-lines:] if lines else []
     file.seek(size - sum(map(len, kept)))
+
+
+def read_tail(log: Path, lines: int = TAIL_LINES) -> str:
+    """Return the last lines of a log as a person saw them: of a progress bar, its last state. Empty without a log."""
+    try:
+        with open_regular(log, follow=False) as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except (OSError, UntrustedError):
+        return ""
+    if size > TAIL_BYTES:
+        text = text.partition("\n")[2] or text
+    shown = [line.rstrip("\r").rpartition("\r")[2] for line in text.rstrip().split("\n")[-lines:]]
+    return "\n".join(redact_text(clean_text(line)).rstrip() for line in shown)

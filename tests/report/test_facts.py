@@ -7,7 +7,8 @@ import pytest
 
 from looplab.config.lab import load_lab
 from looplab.ledger.study import JOBS_SUFFIX, StudyLedger
-from looplab.report.facts import StudyFacts, find_wandb, read_tail, study_facts
+from looplab.report.facts import StudyFacts, find_wandb, study_facts
+from looplab.runs.logs import read_tail
 
 
 def facts_of(maker: Any) -> StudyFacts:
@@ -187,7 +188,7 @@ def test_the_budget_is_told_with_its_limits(making: Any, maker: Any) -> None:
 
 def test_limits_of_the_command_line_are_told_instead_and_submitted_commands_apart(maker: Any) -> None:
     maker.train()
-    jobs = StudyLedger(maker.record.ledger, maker.study.study + JOBS_SUFFIX)
+    jobs = StudyLedger(maker.record.ledger, maker.study.name + JOBS_SUFFIX)
     with jobs.ledger.write():
         jobs.plan(round=jobs.begin_round(), proposal=None, proposer="job", parent=None, base="job", reason="",
                   config_hash="0", devices=1, body={})  # fmt: skip

@@ -1,4 +1,4 @@
-"""The keeper: what a training leaves behind, disks that are full, and the small things it writes."""
+"""The supervisor: what a training leaves behind, disks that are full, and the small things it writes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def await_end_of_the_trainer(stand: Stand) -> int:
 @pytest.mark.parametrize("how", ["child", "daemon"])
 def test_what_is_left_behind_may_end_by_itself_and_is_waited_for(stand: Stand, how: str) -> None:
     executor = stand.executor()
-    executor.start(stand.order(leaver(stand, how), linger=600))
+    executor.start(stand.order(leaver(stand, how), cleanup_timeout=600))
     (pid,) = stand.pids("pids")
     for _ in range(5):
         assert not any(isinstance(event, Ended) for event in executor.poll(0.05))
@@ -75,7 +75,7 @@ def test_what_is_left_behind_may_end_by_itself_and_is_waited_for(stand: Stand, h
 @pytest.mark.parametrize("how", ["child", "daemon", "stubborn child", "stubborn daemon"])
 def test_what_lingers_is_ended_before_the_run_is_told_to_have_ended(stand: Stand, how: str) -> None:
     executor = stand.executor()
-    executor.start(stand.order(leaver(stand, how), linger=0.1, grace=0.1 if "stubborn" in how else 600))
+    executor.start(stand.order(leaver(stand, how), cleanup_timeout=0.1, grace=0.1 if "stubborn" in how else 600))
     end = stand.end(executor)
     (pid,) = stand.pids("pids")
     assert not stand.alive(pid)
@@ -86,7 +86,7 @@ def test_what_lingers_is_ended_before_the_run_is_told_to_have_ended(stand: Stand
 @pytest.mark.parametrize("how", ["child", "daemon"])
 def test_what_lingers_is_ended_without_an_engine_too(stand: Stand, how: str) -> None:
     executor = stand.executor()
-    executor.start(stand.order(leaver(stand, how), linger=0.3))
+    executor.start(stand.order(leaver(stand, how), cleanup_timeout=0.3))
     executor.close()
     end = stand.file("exit.json")
     (pid,) = stand.pids("pids")
@@ -97,7 +97,9 @@ def test_what_lingers_is_ended_without_an_engine_too(stand: Stand, how: str) -> 
 def test_a_daemon_of_a_stopped_run_is_ended_without_waiting(stand: Stand) -> None:
     executor = stand.executor()
     code = LEAVES.replace("sys.exit(3)", "time.sleep(600)")
-    executor.start(stand.order(stand.python(code, "daemon", stand.folder / "pids", stand.folder / "go"), linger=600))
+    executor.start(
+        stand.order(stand.python(code, "daemon", stand.folder / "pids", stand.folder / "go"), cleanup_timeout=600)
+    )
     (pid,) = stand.pids("pids")
     executor.stop("r1", "stop", grace=60)
     end = stand.end(executor)
@@ -108,7 +110,7 @@ def test_a_daemon_of_a_stopped_run_is_ended_without_waiting(stand: Stand) -> Non
 @pytest.mark.parametrize("how", ["child", "daemon", "stubborn daemon"])
 def test_a_stop_ends_what_lingers(stand: Stand, how: str) -> None:
     executor = stand.executor()
-    executor.start(stand.order(leaver(stand, how), linger=600, grace=600))
+    executor.start(stand.order(leaver(stand, how), cleanup_timeout=600, grace=600))
     (pid,) = stand.pids("pids")
     await_end_of_the_trainer(stand)
     executor.stop("r1", "stop", grace=0.1)
@@ -119,9 +121,9 @@ def test_a_stop_ends_what_lingers(stand: Stand, how: str) -> None:
 
 def test_the_rest_of_one_run_is_not_taken_for_that_of_another(stand: Stand) -> None:
     executor = stand.executor()
-    executor.start(stand.order(leaver(stand, "daemon"), "r1", linger=600))
+    executor.start(stand.order(leaver(stand, "daemon"), "r1", cleanup_timeout=600))
     (pid,) = stand.pids("pids")
-    executor.start(stand.order(["/bin/true"], "r2", linger=0))
+    executor.start(stand.order(["/bin/true"], "r2", cleanup_timeout=0))
     end = stand.end(executor, "r2")
     assert end.ok
     assert not end.lingered
@@ -133,11 +135,11 @@ def test_a_group_number_that_went_to_another_is_left_alone(stand: Stand) -> None
     if not os.access(last_pid, os.W_OK):
         pytest.skip("the next process number can only be chosen by root")
     executor = stand.executor()
-    executor.start(stand.order(leaver(stand, "stubborn daemon"), linger=600, grace=600))
+    executor.start(stand.order(leaver(stand, "stubborn daemon"), cleanup_timeout=600, grace=600))
     (stray,) = stand.pids("pids")
     group = await_end_of_the_trainer(stand)
     executor.start(stand.order(["/bin/true"], "r2"))
-    assert set(stand.ends(executor, "r2")) == {"r2"}  # and so the keeper has seen the group gone
+    assert set(stand.ends(executor, "r2")) == {"r2"}  # and so the supervisor has seen the group gone
     other = None
     for _ in range(100):
         last_pid.write_text(str(group - 1))
@@ -159,44 +161,44 @@ def test_a_group_number_that_went_to_another_is_left_alone(stand: Stand) -> None
         other.wait()
 
 
-# -- the keeper itself
+# -- the supervisor itself
 
 
-def test_the_keeper_lives_as_long_as_the_last_of_its_runs(stand: Stand) -> None:
+def test_the_supervisor_lives_as_long_as_the_last_of_its_runs(stand: Stand) -> None:
     engine = stand.engine(*(stand.order(["/bin/sleep", "600"], run_id) for run_id in ("r1", "r2")))
-    keeper_pid = stand.keeper_of(engine.pids["r1"])
+    supervisor_pid = stand.supervisor_of(engine.pids["r1"])
     engine.kill()
     stand.kill(engine.pids["r1"])
     assert stand.file("exit.json", "r1")["signal"] == signal.SIGKILL
-    assert stand.alive(keeper_pid)
+    assert stand.alive(supervisor_pid)
     stand.kill(engine.pids["r2"])
-    stand.until(lambda: not stand.alive(keeper_pid))
+    stand.until(lambda: not stand.alive(supervisor_pid))
     assert stand.file("exit.json", "r2")["signal"] == signal.SIGKILL
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_the_keeper_does_not_go_when_it_is_asked_to(stand: Stand, number: signal.Signals) -> None:
+def test_the_supervisor_does_not_go_when_it_is_asked_to(stand: Stand, number: signal.Signals) -> None:
     executor = stand.executor()
     executor.start(stand.order(["/bin/sleep", "600"]))
-    keeper_pid = stand.keeper_of(stand.started(executor))
-    os.kill(keeper_pid, number)
+    supervisor_pid = stand.supervisor_of(stand.started(executor))
+    os.kill(supervisor_pid, number)
     executor.start(stand.order(["/bin/true"], "r2"))
     assert stand.end(executor, "r2").ok
-    assert stand.alive(keeper_pid)
+    assert stand.alive(supervisor_pid)
 
 
-def test_a_keeper_without_runs_goes_with_its_engine(stand: Stand) -> None:
+def test_a_supervisor_without_runs_goes_with_its_engine(stand: Stand) -> None:
     executor = stand.executor()
     executor.start(stand.order(["/bin/sleep", "600"]))
-    keeper_pid = stand.keeper_of(stand.started(executor))
+    supervisor_pid = stand.supervisor_of(stand.started(executor))
     executor.stop("r1", "stop", grace=60)
     stand.end(executor)
-    assert stand.alive(keeper_pid)
+    assert stand.alive(supervisor_pid)
     executor.close()
-    stand.until(lambda: not stand.alive(keeper_pid))
+    stand.until(lambda: not stand.alive(supervisor_pid))
 
 
-def test_a_run_folder_that_is_deleted_does_not_stop_the_keeper(stand: Stand) -> None:
+def test_a_run_folder_that_is_deleted_does_not_stop_the_supervisor(stand: Stand) -> None:
     executor = stand.executor()
     order = stand.order(["/bin/sleep", "600"])
     executor.start(order)
@@ -220,17 +222,17 @@ def test_a_run_folder_that_is_missing_is_told(stand: Stand) -> None:
 
 def test_the_process_file_says_which_process_it_is(stand: Stand) -> None:
     executor = stand.executor()
-    executor.start(stand.order(["/bin/sleep", "600"], timeout=500.0, grace=4.0, linger=3.0))
+    executor.start(stand.order(["/bin/sleep", "600"], timeout=500.0, grace=4.0, cleanup_timeout=3.0))
     pid = stand.started(executor)
-    keeper_pid = stand.keeper_of(pid)
+    supervisor_pid = stand.supervisor_of(pid)
     written = stand.file("process.json")
     assert written.pop("started") > 0
     assert written == {
         "pid": pid,
         "start": supervisor.start_ticks(pid),
         "boot": supervisor.boot_id(),
-        "keeper": keeper_pid,
-        "keeper_start": supervisor.start_ticks(keeper_pid),
+        "supervisor": supervisor_pid,
+        "supervisor_start": supervisor.start_ticks(supervisor_pid),
         "host": os.uname().nodename,
         "namespace": os.stat("/proc/self/ns/pid").st_ino,
         "tag": supervisor.tag_of(str(stand.folder / "r1")),
@@ -238,15 +240,15 @@ def test_the_process_file_says_which_process_it_is(stand: Stand) -> None:
         "clock": written["clock"],
         "timeout": 500.0,
         "grace": 4.0,
-        "linger": 3.0,
+        "cleanup_timeout": 3.0,
     }
 
 
-def test_the_keeper_needs_nothing_but_the_standard_library() -> None:
+def test_the_supervisor_needs_nothing_but_the_standard_library() -> None:
     code = """
 import sys
 before = set(sys.modules)
-exec(compile(open(sys.argv[1]).read(), "supervisor.py", "exec"), {"__name__": "keeper"})
+exec(compile(open(sys.argv[1]).read(), "supervisor.py", "exec"), {"__name__": "supervisor"})
 print(*sorted({"looplab", "orjson", "typing", "subprocess", "pathlib", "asyncio"} & set(sys.modules) - before))
 """
     argv = [sys.executable, "-I", "-S", "-c", code, supervisor.__file__]
@@ -285,23 +287,23 @@ with open(sys.argv[1], "wb", buffering=0) as file:
     executor = stand.executor()
     executor.start(stand.order(stand.python(fill, small_disk / "ballast")))
     assert stand.end(executor).code == 3
-    keeper_pid = executor._keeper.pid
+    supervisor_pid = executor._supervisor.pid
     executor.close()
-    assert stand.alive(keeper_pid)
+    assert stand.alive(supervisor_pid)
     stand.until(lambda: not [path for path in run_dir.iterdir() if path.name.startswith("exit.json")])
     (small_disk / "ballast").unlink()
     assert stand.file("exit.json")["code"] == 3
-    stand.until(lambda: not stand.alive(keeper_pid))
+    stand.until(lambda: not stand.alive(supervisor_pid))
 
 
 def test_a_file_that_was_only_partly_taken_is_not_left_behind(tmp_path: Path) -> None:
     code = """
 import resource, signal, sys
 sys.path.insert(0, sys.argv[1])
-import keeper
+import supervisor
 resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
 try:
-    supervisor.write_whole(sys.argv[2], '{"code": 0, "reason": null}')
+    supervisor.atomic_write(sys.argv[2], '{"code": 0, "reason": null}')
 except OSError as error:
     print(error.strerror)
 """

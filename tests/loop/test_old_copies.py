@@ -58,7 +58,7 @@ def test_after_a_reindex_of_an_old_copy_the_record_is_whole(tmp_path: Path, seed
         def at_end(n: int, engine: WatchedEngine = engine) -> None:
             copy_now(n)
             if n == 5:
-                engine.wish("drain")
+                engine.request("drain")
 
         executor.on_end = at_end
         engine.run()

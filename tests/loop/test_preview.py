@@ -182,7 +182,7 @@ def engine_life(setup: Setup, *, drain_after: int | None = None, kill_at: int | 
     ledger = Ledger(setup.lab / ".looplab" / "ledger.db")
     engine = WatchedEngine(setup, ledger, executor)
     if drain_after is not None:
-        executor.on_end = lambda n: engine.wish("drain") if n == drain_after else None
+        executor.on_end = lambda n: engine.request("drain") if n == drain_after else None
     try:
         engine.run()
     except Killed:

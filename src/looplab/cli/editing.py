@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from looplab.cli import output
-from looplab.cli.labs import LabContext, open_lab, open_place, prepare_study
+from looplab.cli.labs import LabContext, open_lab, open_place
 from looplab.config import paths
 from looplab.config.edits import apply_edits, parse_edit
 from looplab.config.files import read_document
@@ -21,6 +21,7 @@ from looplab.guard.knobs import Knob
 from looplab.ledger.ledger import Ledger
 from looplab.loop.decision import Decider, ProposalRejected
 from looplab.loop.flags import edits_of_flags
+from looplab.loop.session import check_study
 from looplab.loop.setup import RunOptions, Setup, agent_warnings
 from looplab.runs.disk import refuse_network_disk
 from looplab.runs.names import random_suffix
@@ -37,7 +38,7 @@ def check(folder: Path | None, name: str | None, cfgs: Sequence[Path] | None, mo
     studies = [lab.study(name)] if name else list(lab.studies.values())
     told = []
     for study in studies:
-        setup = prepare_study(
+        setup = check_study(
             lab, study, RunOptions(cfgs=tuple(str(real_path(p)) for p in cfgs or ()), mode=mode, informal=True)
         )
         queued = sum(len(read_queue(lab.folder / entry.queue)) for entry in study.proposers if entry.queue)
@@ -134,7 +135,7 @@ def propose(
 
 def _foresee(place: LabContext, proposal: Proposal) -> tuple[str | None, str | None]:
     """Why the guard would refuse the proposal if its turn were now, and what a person should know if it would not."""
-    setup = prepare_study(place.lab, place.study, RunOptions(informal=True))
+    setup = check_study(place.lab, place.study, RunOptions(informal=True))
     try:
         return None, Decider(setup, place.record).decide(proposal).warning
     except Exception as error:

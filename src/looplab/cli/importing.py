@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from looplab.cli import output
-from looplab.cli.labs import open_lab, prepare_study
+from looplab.cli.labs import open_lab
 from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
@@ -22,6 +22,7 @@ from looplab.loop.importing import (
     known_sources,
 )
 from looplab.loop.lock import StudyLock
+from looplab.loop.session import check_study
 from looplab.loop.setup import RunOptions, Setup
 from looplab.measure.foreign import ForeignRun, Unreadable, read_folder, read_optuna, run_folders
 from looplab.report import labbook
@@ -48,7 +49,7 @@ def import_runs(
         raise LabError("what should be imported?", hint="name folders with runs, or an Optuna storage with --optuna")
     lab = open_lab(folder)
     study = lab.study(name)
-    setup = prepare_study(lab, study, RunOptions(informal=True))
+    setup = check_study(lab, study, RunOptions(informal=True))
     mapped = dict(map(_pair, mapping))
     found, unreadable = _read(setup, folders, optuna, optuna_study, mapped)
     outputs = study_folder(lab.folder, study.name)

@@ -14,7 +14,7 @@ from looplab.ledger.study import JOBS_SUFFIX, StudyLedger
 from looplab.runs.folder import study_folder
 
 if TYPE_CHECKING:
-    from looplab.loop.setup import RunOptions, Setup
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,41 +74,3 @@ def open_place(folder: Path | None, study: str | None, *, create: bool = False, 
     chosen = find_study(lab, study)
     ledger = open_for_reading(lab) if reading else Ledger(lab.ledger_path, create=create)
     return LabContext(lab, chosen, ledger, StudyLedger(ledger, chosen.name))
-
-
-def prepare_study(lab: Lab, study: StudyConfig, options: RunOptions) -> Setup:
-    """Check everything before anything is written or started; mistakes in the lab file are reported with their line."""
-    from looplab.decide.queue import read_queue
-    from looplab.decide.rules import load_decide, read_rules
-    from looplab.guard.knobs import Knob
-    from looplab.launch.command import find_program
-    from looplab.loop.setup import find_cwd, make_guard, prepare
-    from looplab.measure.discover import Reader
-    from looplab.measure.stdout import StdoutSource
-
-    for path, spec in study.knobs.items():
-        with lab.at(study, "knobs", path):
-            Knob.make(path, spec)
-    with lab.at(study, "derive" if study.derive else "normalise"):
-        make_guard(study)
-    with lab.at(study, "launch", "cwd"):
-        cwd = find_cwd(lab.folder, study.launch.cwd)
-    with lab.at(study, "launch", "command"):
-        if "{" not in study.launch.command[0]:
-            find_program(study.launch.command[0], cwd, study.launch.env)
-    with lab.at(study, "measure", "sources"):
-        Reader(lab.folder, study.measure.sources)
-    with lab.at(study, "measure", "stdout"):
-        StdoutSource(lab.folder, study.measure.stdout)
-    for entry in study.proposers:
-        if entry.queue:
-            read_queue(lab.folder / entry.queue)
-        elif entry.rules:
-            rules = lab.folder / entry.rules
-            (load_decide if rules.suffix == ".py" else read_rules)(rules)
-        elif entry.search is not None:
-            from looplab.decide.search import check_packages
-
-            with lab.at(study, "proposers"):
-                check_packages(entry.search)
-    return prepare(lab, study, options)

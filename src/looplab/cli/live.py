@@ -49,7 +49,7 @@ def time_left(done: int, total: int | None, mean_s: float | None, slots: int) ->
 class LiveView:
     """Shows snapshots for as long as it is entered; `say` puts a line above them."""
 
-    def __init__(self, snapshot: Callable[[], ScreenState]) -> None:
+    def __init__(self, snapshot: Callable[[], ScreenState | None]) -> None:
         self._snapshot = snapshot
         self._live: Any = None
 
@@ -84,6 +84,8 @@ class LiveView:
         from rich.text import Text
 
         now = self._snapshot()
+        if now is None:
+            return Text("")
         slots = Table(box=None, pad_edge=False, header_style="bold", expand=False)
         for name in ("slot", "run", "step", now.metric, "time", "why"):
             slots.add_column(Text(clean_line(name)), no_wrap=True, max_width=48)

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from looplab.cli import output
-from looplab.cli.labs import open_lab, prepare_study
-from looplab.cli.running import count_from_now, relative_to_lab, saved_options
+from looplab.cli.labs import open_lab
 from looplab.config.lab import Lab, StudyConfig
 from looplab.errors import LabError
 from looplab.ledger.ledger import LedgerCopy
-from looplab.ledger.study import ProposalRow
+from looplab.ledger.study import ProposalRow, StudyLedger
 from looplab.loop.decision import PEOPLE
 from looplab.loop.prepare import FilledCommand
 from looplab.loop.preview import PlannedRun, Preview, preview
+from looplab.loop.session import check_study, count_from_now, options_to_resume, relative_to_lab
 from looplab.loop.setup import RunOptions, Setup, missing_for_formal
 
 
@@ -37,7 +37,7 @@ def plan(
     lab = open_lab(folder)
     study = lab.study(name)
     with contextlib.closing(LedgerCopy(lab.ledger_path)) as ledger:
-        options = saved_options(ledger, study.name, lab.folder) if resume else options
+        options = options_to_resume(StudyLedger(ledger, study.name), lab.folder) if resume else options
         show_plan(lab, study, options, ledger, commands=commands, resume=resume, json=json)
 
 
@@ -52,7 +52,7 @@ def show_plan(
     json: bool = False,
 ) -> None:
     options = replace(options, cfgs=relative_to_lab(lab.folder, options.cfgs))
-    setup = prepare_study(lab, study, replace(options, informal=True))
+    setup = check_study(lab, study, replace(options, informal=True))
     missing = (
         []
         if options.informal

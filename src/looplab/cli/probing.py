@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from looplab.cli import output
-from looplab.cli.labs import open_lab, prepare_study
-from looplab.cli.running import drive
+from looplab.cli.labs import open_lab
+from looplab.cli.running import TerminalSession
 from looplab.config.files import dump_json, write_atomic
 from looplab.config.lab import Lab, ProbeConfig, StudyConfig
 from looplab.errors import BusyError
@@ -20,8 +20,9 @@ from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
 from looplab.loop import probing
 from looplab.loop.engine import Ending
-from looplab.loop.lock import StudyLock, engine_pid
+from looplab.loop.lock import engine_pid
 from looplab.loop.probing import Advice, Result, Setting
+from looplab.loop.session import check_study
 from looplab.loop.setup import RunOptions, Setup, make_guard
 from looplab.runs.folder import record_file, record_folder, study_folder
 
@@ -45,12 +46,12 @@ def probe(
     if study.needs_exec and not execute:
         _show_settings(settings, json)
         return
-    with StudyLock(lab.folder, probe_name), contextlib.closing(Ledger(lab.ledger_path)) as ledger:
-        to_make = probing.queue_up(setup, ledger, settings, wanted.repeats)
+    with TerminalSession(lab, setup.study, json=json) as session:
+        to_make = probing.queue_up(setup, session.ledger, settings, wanted.repeats)
         if not json:
             _say_what_comes(setup, wanted, settings, to_make, slots)
-        outcome = drive(setup, ledger, json) if to_make else None
-        results = probing.read_results(setup, StudyLedger(ledger, probe_name), settings, wanted.repeats)
+        outcome = session.drive(setup) if to_make else None
+        results = probing.read_results(setup, session.record, settings, wanted.repeats)
     done = not any(result.missing for result in results)
     advice = probing.advise(results, wanted.metric) if done else None
     written = _write(lab, study, advice) if advice is not None else None
@@ -65,7 +66,7 @@ def _prepare(lab: Lab, study: StudyConfig, name: str, options: RunOptions) -> tu
     """How many runs the study would have at a time, and the setup of the probe, which has one."""
     with lab.at(study, "probe"):
         made = probing.probe_study(study, name, options.mode)
-        setup = prepare_study(probing.ProbeLab(lab, study, made), made, probing.probe_options(options))
+        setup = check_study(probing.ProbeLab(lab, study, made), made, probing.probe_options(options))
         return len(setup.slots), probing.in_one_slot(setup)
 
 

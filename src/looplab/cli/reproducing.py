@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import sys
 import time
@@ -11,16 +10,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from looplab.cli import output
-from looplab.cli.labs import open_place, prepare_study
-from looplab.cli.running import drive, last_options
+from looplab.cli.labs import open_place
+from looplab.cli.running import TerminalSession
 from looplab.errors import LabError
 from looplab.judge.reproduce import compare
 from looplab.judge.stats import pooled_spread
-from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import IMPORTED, RunRow, StudyLedger
 from looplab.loop import remeasure as measuring_again
 from looplab.loop import reproduce as reproducing
 from looplab.loop.lock import StudyLock, engine_pid
+from looplab.loop.session import check_study, last_options
 from looplab.loop.submitting import refusal, refuse
 from looplab.report.reports import write_reports
 
@@ -37,8 +36,8 @@ def reproduce(folder: Path | None, name: str | None, run: str, tolerance: float 
     if original.objective is None:
         raise LabError(f"run {original.id} has no objective, so there is nothing to compare", hint="choose another run")
     capsule = reproducing.read_capsule(record, place.outputs, original.id)
-    options = replace(last_options(place.ledger, study.name, lab.folder), asked_only=True, informal=True)
-    setup = prepare_study(lab, study, options)
+    options = replace(last_options(record, lab.folder), asked_only=True, informal=True)
+    setup = check_study(lab, study, options)
     pid = engine_pid(lab.folder, study.name)
     runs = None if options.runs is None else options.runs + options.since_run
     used_up = refusal(study.budget, record, runs)
@@ -59,8 +58,8 @@ def reproduce(folder: Path | None, name: str | None, run: str, tolerance: float 
             output.say(f"not as it was: {line}")
     proposal = _ask(record, original)
     if pid is None:
-        with StudyLock(lab.folder, study.name), contextlib.closing(Ledger(lab.ledger_path)) as ledger:
-            drive(setup, ledger, json)
+        with TerminalSession(lab, study, json=json) as session:
+            session.drive(setup)
     elif not json:
         output.say(f"the engine at work (pid {pid}) runs it when a slot is free")
     repeated = _wait(record, proposal)
@@ -124,9 +123,7 @@ def remeasure(folder: Path | None, name: str | None, names: Sequence[str], json:
     if study.objective is None:
         raise LabError(f"study {study.name!r} has no objective", hint="name a metric with `objective` in lab.yaml")
     ended = record.runs(state="ended") if not names else [record.run(one) for one in names]
-    setup = prepare_study(
-        place.lab, study, replace(last_options(place.ledger, study.name, place.lab.folder), informal=True)
-    )
+    setup = check_study(place.lab, study, replace(last_options(record, place.lab.folder), informal=True))
     with StudyLock(place.lab.folder, study.name):
         found = measuring_again.remeasure(setup, record, ended)
         write_reports(place.lab.folder, study, record, plots=False)

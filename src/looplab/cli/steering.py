@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from looplab.cli import output
-from looplab.cli.labs import open_lab, open_place, prepare_study
+from looplab.cli.labs import open_lab, open_place
 from looplab.cli.running import run as run_study
 from looplab.config.lab import Lab, StudyConfig
 from looplab.errors import LabError
@@ -17,6 +17,7 @@ from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
 from looplab.loop.decision import base_runs, decide_base
 from looplab.loop.lock import engine_pid
+from looplab.loop.session import check_study
 from looplab.loop.setup import RunOptions
 from looplab.runs.folder import point
 from looplab.runs.redact import redact_text
@@ -29,7 +30,7 @@ def autopilot(
     lab = open_lab(folder)
     study = lab.study(name)
     options = replace(options, autopilot=True)
-    setup = prepare_study(lab, study, options)
+    setup = check_study(lab, study, options)
     bases = [decide_base(setup, base).key for base in setup.bases]
     rounds = runs
     done: Mapping[str, object] = {}

@@ -19,9 +19,9 @@ from looplab.cli import output
 from looplab.config.lab import Lab, StudyConfig, find_lab, load_lab, parse_duration
 from looplab.errors import BusyError, LabError
 from looplab.ledger.ledger import Ledger
-from looplab.ledger.study import JOBS_SUFFIX, RunRow, StudyLedger
+from looplab.ledger.study import RunRow, StudyLedger
 from looplab.loop import submitting
-from looplab.loop.lock import StudyLock, engine_pid
+from looplab.loop.lock import engine_pid
 from looplab.loop.setup import RunOptions
 from looplab.runs import folder as runs
 from looplab.runs.logs import LogStream
@@ -108,21 +108,16 @@ def check_dashes(argv: Sequence[str]) -> None:
 
 def serve(folder: Path | None, name: str | None, owner_pid: int) -> None:
     """Be the engine of a study's commands."""
-    from looplab.cli.running import drive, last_options
-    from looplab.measure.discover import Reader
-    from looplab.measure.stdout import StdoutSource
+    from looplab.cli.running import TerminalSession
+    from looplab.loop.session import check_sources, last_options
 
     lab, study = _open(folder, name)
-    Reader(lab.folder, study.measure.sources)
-    StdoutSource(lab.folder, study.measure.stdout)
-    with (
-        StudyLock(lab.folder, study.name + JOBS_SUFFIX),
-        contextlib.closing(Ledger(lab.ledger_path)) as ledger,
-    ):
-        said = RunOptions()
+    check_sources(lab, study)
+    with TerminalSession(lab, submitting.jobs_study(lab, study), json=False) as session:
+        options = RunOptions()
         with contextlib.suppress(LabError):  # the study was never run
-            said = last_options(ledger, study.name, lab.folder)
-        drive(submitting.jobs_setup(lab, study, said, owner_pid), ledger, json=False)
+            options = last_options(StudyLedger(session.ledger, study.name), lab.folder)
+        session.drive(submitting.jobs_setup(lab, study, options, owner_pid))
 
 
 def _open(folder: Path | None, name: str | None) -> tuple[Lab, StudyConfig]:

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
@@ -25,6 +25,7 @@ from looplab.launch import supervisor
 from looplab.launch.base import Delayed, Ended, Exit, LaunchEvent, LaunchSpec, Rejected, Started, Unreachable
 from looplab.runs import clock
 from looplab.runs.disk import network_disk
+from looplab.runs.folder import record_folder
 from looplab.untrusted import UntrustedError, load_json, read_bounded
 
 UNSEEN_S = 2.0
@@ -233,6 +234,43 @@ def signal_groups(pids: Iterable[int], number: int) -> None:
     for group in groups - {os.getpgrp()}:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, number)
+
+
+def stop_without_engine(run_dirs: Sequence[Path], grace: float) -> tuple[list[str], list[str]]:
+    """End runs that live without an engine: SIGTERM, and SIGKILL after `grace` seconds.
+
+    Returns:
+        The names of the folders of the runs that were stopped, and of those whose processes cannot be seen from here.
+    """
+    found: list[tuple[Path, Path, dict[str, Any]]] = []
+    unseen = []
+    for run_dir in run_dirs:
+        record_dir = record_folder(run_dir)
+        process = read_process(record_dir)
+        where = where_is(process, record_dir)
+        if where is Where.ELSEWHERE:
+            unseen.append(run_dir.name)
+        elif where is Where.HERE and (is_running(run_dir, record_dir) or find_by_mark(run_dir, record_dir)):
+            found.append((run_dir, record_dir, process or {}))
+
+    def signal_all(number: int) -> bool:
+        """Signal every process that is left; return whether there is one."""
+        is_left = False
+        for run_dir, record_dir, process in found:
+            pids = find_by_mark(run_dir, record_dir)
+            if process and is_alive(process["pid"], process["start"], process["boot"]):
+                pids.append(process["pid"])
+            if number:
+                signal_groups(pids, number)
+            is_left |= bool(pids)
+        return is_left
+
+    signal_all(signal.SIGTERM)
+    deadline = time.monotonic() + grace
+    while time.monotonic() < deadline and signal_all(0):
+        time.sleep(0.05)
+    signal_all(signal.SIGKILL)
+    return [run_dir.name for run_dir, _, _ in found], unseen
 
 
 def is_running(run_dir: Path, record_dir: Path) -> bool:

@@ -273,6 +273,27 @@ class StudyLedger:
         sql = "SELECT * FROM events WHERE study=? AND kind='study configured' ORDER BY seq"
         return configurations(map(Event.of, self.ledger.rows(sql, (self.name,))))
 
+    # -- options of the last call
+
+    def save_options(self, options: Mapping[str, Any]) -> None:
+        """Keep the options of a call for `resume`, and record them if they differ from the last ones."""
+        key = f"options:{self.name}"
+        text = json.dumps(options)  # escaped: paths and arguments may be bytes that are not valid Unicode
+        with self.ledger.write():
+            before = self.ledger.one("SELECT value FROM meta WHERE key=?", (key,))
+            if before is None or before["value"] != text:
+                self.ledger.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (key, text))
+                self.ledger.record("options", self.name, text=text)
+
+    def saved_options(self) -> Any:
+        """Return the options of the last call as they were saved; None if there was none.
+
+        Raises:
+            ValueError: They cannot be read.
+        """
+        row = self.ledger.one("SELECT value FROM meta WHERE key=?", (f"options:{self.name}",))
+        return json.loads(row["value"]) if row is not None else None
+
     # -- rounds
 
     def open_round(self) -> int | None:

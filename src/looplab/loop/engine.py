@@ -14,12 +14,12 @@ import socket
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from looplab.config.paths import diff
 from looplab.decide.base import describe_error, is_environmental
@@ -33,12 +33,23 @@ from looplab.ledger.ledger import REPAIR, DamagedError, Ledger
 from looplab.ledger.rebuild import check_folders
 from looplab.ledger.study import IMPORTED, RunRow, StudyLedger
 from looplab.loop.decision import Decider, base_runs, decide_base
+from looplab.loop.events import (
+    AlarmRaised,
+    EngineEvent,
+    Listener,
+    Note,
+    RunAdopted,
+    RunEnded,
+    RunLaunched,
+    VerdictGiven,
+    Waiting,
+)
 from looplab.loop.flags import switch_conditions
 from looplab.loop.importing import complete_imports
 from looplab.loop.judging import StudyJudge, SummaryWriter, evidence_of, record_judgement
 from looplab.loop.models import KeptModel, ModelKeeper
 from looplab.loop.place import PlaceMonitor, note_place
-from looplab.loop.planning import EngineEvent, Planner
+from looplab.loop.planning import Planner
 from looplab.loop.prepare import PREPARED, Prepared, Preparer
 from looplab.loop.remeasure import remeasure
 from looplab.loop.setup import Setup, agent_warnings, compared_changes, resolved_configuration
@@ -148,10 +159,11 @@ class _Tolerant:
         return error is not None and self._engine._note_problem(self._run, self._what, error)
 
 
+WARNINGS = {"alarm": AlarmRaised, "note": Note}
+
+
 class Engine:
-    def __init__(
-        self, setup: Setup, ledger: Ledger, executor: Executor, tell: Callable[[EngineEvent], None] = lambda news: None
-    ) -> None:
+    def __init__(self, setup: Setup, ledger: Ledger, executor: Executor, tell: Listener = lambda event: None) -> None:
         self.setup = setup
         self.study = StudyLedger(ledger, setup.study.name)
         self.folder = folder.study_folder(setup.lab, setup.study.name)
@@ -192,7 +204,7 @@ class Engine:
         self._unreachable: set[str] = set()  # runs that may be alive on another host, or in another PID namespace
         self._stopping = False
         self._paused = False
-        self._wishes: list[str] = []
+        self._requests: list[str] = []
         remember({**os.environ, **setup.study.launch.env})
         self._finished: list[tuple[RunRow, Exit]] = []
         self._ending: dict[str, list[str]] = {}  # run that has ended → notes on what its files are like
@@ -237,9 +249,9 @@ class Engine:
         self._place = PlaceMonitor(self.setup.lab, self.setup.study.name, self._ledger.path)
         move = note_place(self.setup.lab, self.setup.study.name, self._ledger)
         if move is not None:
-            self._tell(EngineEvent("note", move.text))
+            self._tell(Note(move.text))
         if switched is not None:
-            self._tell(EngineEvent("note", switched))
+            self._tell(Note(switched))
         how = "failed"
         gc.freeze()  # what was imported lives as long as the engine: no need to look through it again and again
         try:
@@ -271,7 +283,7 @@ class Engine:
                     self._record_judgement(self._study_judge.close())
                     said = self._study_judge.last_look()
                     if said is not None:
-                        self._tell(EngineEvent("judged", said))
+                        self._tell(VerdictGiven(said))
                         self._log_line(labbook.line(time.time(), "end of the study", said, "no promotion", ""))
                 self._summaries.write()
             if self._models is not None:
@@ -330,7 +342,7 @@ class Engine:
 
     def _note_now(self, text: str) -> None:
         """For threads of the engine, which are never inside its transaction."""
-        self._tell_now(EngineEvent("note", text))
+        self._tell_now(Note(text))
 
     def _log_line(self, line: str) -> None:
         """A line for the lab book."""
@@ -338,7 +350,7 @@ class Engine:
 
     def _warn(self, kind: str, text: str) -> None:
         """Tell people about agents: in the terminal and the lab book, and an alarm by the alerts of the watch rules."""
-        self._tell(EngineEvent(kind, text))
+        self._tell(WARNINGS[kind](text))
         self._log_line(labbook.line(time.time(), kind, text, "", ""))
         if kind == "alarm" and self._monitor is not None:
             self._monitor.alert_all(text)
@@ -416,7 +428,7 @@ class Engine:
             # Those that ended meanwhile are told at once; the rest is alive.
             self._listen(0.0)
             for run_id in (self._adopting & self.running.keys()) - self._unreachable:
-                self._tell(EngineEvent("adopted", f"run {run_id} is still at work: adopted", run_id))
+                self._tell(RunAdopted(f"run {run_id} is still at work: adopted", run_id))
         if self._study_judge is not None:
             # What the judge asked of an engine that is gone is not recorded: it is worked out again.
             with self._ledger.write():
@@ -449,7 +461,7 @@ class Engine:
         self._drain()
         self._failed = True
         self._why = why
-        self._tell(EngineEvent("alarm", f"stopping: {why}"))
+        self._tell(AlarmRaised(f"stopping: {why}"))
         self._log_line(
             labbook.line(time.time(), "ended early", why, "starts nothing more", "`looplab resume` continues")
         )
@@ -482,10 +494,10 @@ class Engine:
         self.running[run.id] = run
         self._prepared[run.id] = ready.prepared
         self.study.launched(run.id, slot.name, ready.prepared.hashes)
-        self._tell(EngineEvent("launched", f"run {run.id} in {slot.name}: {run.reason}", run.id))
+        self._tell(RunLaunched(f"run {run.id} in {slot.name}: {run.reason}", run.id, slot=slot.name))
         doubt = ready.prepared.doubt
         if doubt is not None and doubt != self._doubt:
-            self._tell(EngineEvent("alarm", f"run {run.id}: {doubt}", run.id))
+            self._tell(AlarmRaised(f"run {run.id}: {doubt}", run.id))
         self._doubt = doubt
         self._alarm_if_code_changed(run, ready.prepared.code)
 
@@ -504,7 +516,7 @@ class Engine:
             said = f"the code differs from that of run {was}: {name_files(names)}"
             text = f"run {run.id}: {said}. Results from before and after the change cannot be compared"
             self.study.alarm(run.id, text, since=was, code=names[:MAX_NAMED])
-            self._tell(EngineEvent("alarm", text, run.id))
+            self._tell(AlarmRaised(text, run.id))
             self._log_line(labbook.line(time.time(), "alarm", text, "", ""))
 
     def _last_code(self, run: RunRow) -> tuple[str, Mapping[str, Any]]:
@@ -523,7 +535,7 @@ class Engine:
         text = f"lab.yaml differs from that of earlier runs: {name_files(keys)}. Verdicts before and after may differ"
         with self._ledger.write():
             self.study.alarm(None, text, lab_file=keys[:MAX_NAMED])
-        self._tell(EngineEvent("alarm", text))
+        self._tell(AlarmRaised(text))
         self._log_line(labbook.line(time.time(), "alarm", text, "", ""))
 
     def _prequeue(self) -> None:
@@ -573,7 +585,7 @@ class Engine:
 
     def _block(self, slot: Slot, why: str) -> None:
         if slot.name not in self._blocked:
-            self._tell(EngineEvent("waiting", f"{slot.name}: {why}; waiting (share: true shares it)"))
+            self._tell(Waiting(f"{slot.name}: {why}; waiting (share: true shares it)"))
         self._blocked[slot.name] = time.monotonic() + DEVICE_CHECK_S
 
     # -- measure and record
@@ -631,8 +643,7 @@ class Engine:
         elif isinstance(event, Unreachable):
             self._unreachable.add(event.run_id)
             self._tell(
-                EngineEvent(
-                    "waiting",
+                Waiting(
                     f"run {event.run_id} was started in {event.where}, where its processes cannot be seen from here; "
                     f"waiting for its end (`looplab stop {event.run_id}` gives it up)",
                     event.run_id,
@@ -640,7 +651,7 @@ class Engine:
             )
         elif isinstance(event, Delayed):
             said = f"run {event.run_id} has ended, but {event.path} cannot be written: is the disk full or read-only?"
-            self._tell(EngineEvent("waiting", f"{said} Waiting until it can", event.run_id))
+            self._tell(Waiting(f"{said} Waiting until it can", event.run_id))
         else:
             self._unreachable.discard(event.run_id)
             slot = self._held.pop(event.run_id, None)
@@ -775,7 +786,10 @@ class Engine:
         if objective is not None and self.setup.study.objective is not None:
             said += f", {self.setup.study.objective.metric} {objective:.6g}" + (" (best)" if self.best is row else "")
         note = "; ".join(filter(None, (note, *self._ending.pop(run.id, ()))))
-        self._tell(EngineEvent("ended", f"run {run.id} {said}" + (f": {note}" if note else ""), run.id))
+        text = f"run {run.id} {said}" + (f": {note}" if note else "")
+        self._tell(
+            RunEnded(text, run.id, status=status, objective=objective, seconds=row.seconds, is_best=self.best is row)
+        )
         return row
 
     def _hide_secrets(self, run: RunRow, run_dir: Path, names: Sequence[str]) -> dict[str, str]:
@@ -817,7 +831,7 @@ class Engine:
         )
         if not any(alarm.get("keys") == keys for alarm in self.study.alarms()):
             self.study.alarm(run.id, text, same_as=same.id, keys=keys)
-            self._tell(EngineEvent("alarm", text, run.id))
+            self._tell(AlarmRaised(text, run.id))
             self._log_line(labbook.line(time.time(), "alarm", text, "", ""))
         return f"it measured exactly the same as {same.id}, to the last digit"
 
@@ -847,7 +861,7 @@ class Engine:
         lost = [change.name for change in changes if not change.restored]
         said = f"the run changed {', '.join(change.name for change in changes)}, which only looplab writes"
         said += f"; what {', '.join(lost)} said is lost" if lost else "; restored"
-        self._tell(EngineEvent("alarm", f"run {run.id}: {said}", run.id))
+        self._tell(AlarmRaised(f"run {run.id}: {said}", run.id))
         self._log_line(labbook.line(time.time(), "alarm", f"run {run.id}: {said}", "", ""))
         return said
 
@@ -877,14 +891,12 @@ class Engine:
     def _record_judgement(self, judgement: Judgement) -> None:
         champion = record_judgement(self.study, judgement, self._configuration, self._summaries.add)
         for run_id, verdict, evidence in evidence_of(judgement, self._configuration):
-            self._tell(EngineEvent("judged", f"run {run_id}: {verdict}. {evidence['why']}", run_id))
+            self._tell(VerdictGiven(f"run {run_id}: {verdict}. {evidence['why']}", run_id, verdict=verdict))
             self._log_line(labbook.line(time.time(), f"judged {run_id}", str(evidence["why"]), verdict, ""))
         for test in judgement.opened:
-            self._tell(
-                EngineEvent("note", f"run {test.run} earns replicates (test {test.number}, alpha {test.alpha:.3g})")
-            )
+            self._tell(Note(f"run {test.run} earns replicates (test {test.number}, alpha {test.alpha:.3g})"))
         for alarm in judgement.alarms:
-            self._tell(EngineEvent("alarm", alarm))
+            self._tell(AlarmRaised(alarm))
             self._log_line(labbook.line(time.time(), "alarm", alarm, "", ""))
         if champion is not None:
             self.best = champion
@@ -909,7 +921,7 @@ class Engine:
                         raise
                     notes = [f"its model could not be kept: {describe(error)}"]
             for note in notes:
-                self._tell(EngineEvent("note", f"run {copy.run.id}: {note}", copy.run.id))
+                self._tell(Note(f"run {copy.run.id}: {note}", copy.run.id))
 
     def _recover_models(self, ended: Sequence[RunRow]) -> None:
         """Copy what an engine that was killed had no time to copy or name."""
@@ -998,15 +1010,15 @@ class Engine:
             return self._monitor.look(run, metrics, batch, self._budget_used)
         except Exception as error:  # noqa: BLE001 (whatever a run measures is that run's problem)
             metrics.failed = f"watch rules: {describe(error)}"
-            self._tell(EngineEvent("alarm", f"run {run.id}: {metrics.failed}", run.id))
+            self._tell(AlarmRaised(f"run {run.id}: {metrics.failed}", run.id))
             return []
 
     # -- what people ask
 
-    def wish(self, what: str) -> None:
-        """Ask for `stop` or `drain`; may be called from a signal handler. It is done between two steps, so that a run
-        which is being started at this moment is not missed."""
-        self._wishes.append(what)
+    def request(self, what: Literal["stop", "drain"]) -> None:
+        """Ask the engine to end; may be called from a signal handler or another thread. It is done between two steps,
+        so that a run which is being started at this moment is not missed."""
+        self._requests.append(what)
 
     def _stop(self) -> None:
         """End the running trainings; what is planned stays planned."""
@@ -1027,7 +1039,7 @@ class Engine:
         self._paused = paused
         if paused:
             self._cancel_behind()
-        self._tell(EngineEvent("note", "paused: starts nothing until `looplab resume`" if paused else "goes on"))
+        self._tell(Note("paused: starts nothing until `looplab resume`" if paused else "goes on"))
 
     def _veto(self, run_id: str, why: str) -> None:
         """A person does not want this run: it is not started, or ended, and never the best."""
@@ -1047,8 +1059,8 @@ class Engine:
             self._executor.cancel(ready.run.id)
 
     def _handle_commands(self) -> None:
-        while self._wishes:
-            self._stop() if self._wishes.pop(0) == "stop" else self._drain()
+        while self._requests:
+            self._stop() if self._requests.pop(0) == "stop" else self._drain()
         version = self._ledger.version()
         if version == self._version:
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from looplab.decide.base import (
@@ -24,6 +24,7 @@ from looplab.guard.guard import Problem
 from looplab.judge.base import JudgeState, RunRequest
 from looplab.ledger.study import BudgetUsage, RunRow, StudyLedger, is_failed
 from looplab.loop.decision import PEOPLE, Decider, Decision, ProposalRejected, base_runs, decide_base
+from looplab.loop.events import Listener, Note, ProposalRefused, RoundEnded, RoundPlanned, Waiting
 from looplab.loop.judging import StudyJudge
 from looplab.loop.reproduce import AGAIN
 from looplab.loop.setup import Setup, make_proposers
@@ -45,21 +46,11 @@ WATCH = "watch"
 """The proposer of runs that were stopped and are tried again with edits."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineEvent:
-    """Something that happened, for whoever watches."""
-
-    kind: str
-    """note | round | launched | adopted | ended | rejected | waiting | judged | alarm"""
-    text: str
-    run: str | None = None
-
-
 class Planner:
     """Decides on runs; each is in the ledger before it is in the queue. Called inside a transaction."""
 
     def __init__(self, setup: Setup, study: StudyLedger, decider: Decider, study_judge: StudyJudge | None,
-                 tell: Callable[[EngineEvent], None], book: Callable[[str], None],
+                 tell: Listener, book: Callable[[str], None],
                  wake: Callable[[], None] = lambda: None, asks: list[Ask] | None = None,
                  warn: Callable[[str, str], None] = lambda kind, text: None) -> None:  # fmt: skip
         """With `asks`, for a preview: no agent is called and no file is changed; the calls are noted there."""
@@ -176,7 +167,7 @@ class Planner:
         current = self._study.open_round()
         if current is not None and not self.thinking:
             self._study.close_round(current)
-            self._tell(EngineEvent("round", f"round {current} is done"))
+            self._tell(RoundEnded(f"round {current} is done", round=current))
         limit = self._limit("rounds")
         used = self._study.usage().rounds - self._since("rounds")
         if limit is not None and used >= limit:
@@ -191,7 +182,7 @@ class Planner:
         if self._filling is None:
             self._study.fill_round(n)
         count = len(self.queue) if self._filling is None else size
-        self._tell(EngineEvent("round", f"round {n}: {count} run(s)"))
+        self._tell(RoundPlanned(f"round {n}: {count} run(s)", round=n, runs=count))
         self._book_round(n, count)
         self._foresee(room if limit is None else min(room, (limit - used) * self._setup.round_size))
 
@@ -247,7 +238,7 @@ class Planner:
             else:
                 decision = self._decider.repeat(twin, self._decider.plan_of(twin), request.seed, request.why)
         except LabError as error:
-            self._tell(EngineEvent("note", f"the judge wants {request.point} once more, but {error}"))
+            self._tell(Note(f"the judge wants {request.point} once more, but {error}"))
             return False
         self._take(decision, round_)
         return True
@@ -301,7 +292,7 @@ class Planner:
         until = min((at for at in times if at is not None), default=None)
         if until is not None and self._resting is None and self.failure is None:
             wait = max(0.0, until - clock.now())
-            self._tell(EngineEvent("waiting", f"nothing else to try: the agent is asked again in {wait:.0f} s"))
+            self._tell(Waiting(f"nothing else to try: the agent is asked again in {wait:.0f} s"))
         self._resting = until
 
     def _has_judged(self) -> bool:
@@ -335,7 +326,7 @@ class Planner:
                 continue
             proposals = ask(proposer, self._study, n)
             if proposer.problem is not None and self._complaints.get(proposer.name) != proposer.problem:
-                self._tell(EngineEvent("note", f"{proposer.name}: {proposer.problem}"))
+                self._tell(Note(f"{proposer.name}: {proposer.problem}"))
             self._complaints[proposer.name] = proposer.problem or ""
             if self._stops_on_failure and isinstance(proposer, FallibleProposer) and proposer.failure is not None:
                 self.failure = f"{proposer.name}: {proposer.failure}"
@@ -355,7 +346,7 @@ class Planner:
     def _report_call(self, call: str, why: str, outcome: str) -> None:
         """Tell of a call of an agent that gave nothing usable."""
         why = clean_line(redact_text(why), MAX_PROBLEM)
-        self._tell(EngineEvent("waiting", f"agent, call {call}: {why}; {outcome}"))
+        self._tell(Waiting(f"agent, call {call}: {why}; {outcome}"))
         self._book(_call_line(time.time(), call, why, outcome))
 
     def _complete_book(self) -> None:
@@ -393,13 +384,13 @@ class Planner:
             problems = (Problem("proposal", None, "edit", describe_error(error)),)
         else:
             if decision.ineffective:
-                self._tell(
-                    EngineEvent("note", f"proposal {proposal.id} ({' '.join(proposal.edits)}): {decision.warning}")
-                )
+                self._tell(Note(f"proposal {proposal.id} ({' '.join(proposal.edits)}): {decision.warning}"))
             return True
         self._study.reject(proposal.id, [_plain(problem) for problem in problems])
         why = "; ".join(problem.message for problem in problems)
-        self._tell(EngineEvent("rejected", f"rejected: proposal {proposal.id} ({' '.join(proposal.edits)}): {why}"))
+        text = f"rejected: proposal {proposal.id} ({' '.join(proposal.edits)}): {why}"
+        messages = tuple(problem.message for problem in problems)
+        self._tell(ProposalRefused(text, proposal=proposal.id, problems=messages))
         return False
 
     def _take(self, decision: Decision, round_: int | None) -> RunRow:

@@ -15,10 +15,11 @@ from looplab.ledger.ledger import LedgerCopy
 from looplab.ledger.rebuild import check_folders
 from looplab.ledger.study import ProposalRow, RunRow, StudyLedger
 from looplab.loop.decision import Decider, decide_base
+from looplab.loop.events import EngineEvent
 from looplab.loop.flags import switch_conditions
 from looplab.loop.judging import StudyJudge, record_judgement
 from looplab.loop.lock import engine_pid
-from looplab.loop.planning import EngineEvent, Planner
+from looplab.loop.planning import Planner
 from looplab.loop.prepare import FilledCommand, Preparer
 from looplab.loop.setup import Base, Setup
 from looplab.runs import folder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -12,7 +11,8 @@ from looplab.config.lab import AlertConfig
 from looplab.decide.rules import resolve
 from looplab.guard.knobs import KnobTable
 from looplab.ledger.study import RunRow, StudyLedger
-from looplab.loop.planning import WATCH, EngineEvent
+from looplab.loop.events import AlarmRaised, Listener, Note
+from looplab.loop.planning import WATCH
 from looplab.loop.setup import Setup
 from looplab.measure.base import Batch
 from looplab.measure.discover import reader_of
@@ -29,7 +29,7 @@ ALERT_S = 15.0
 
 
 class RunMonitor:
-    def __init__(self, setup: Setup, record: StudyLedger, outputs: Path, tell: Callable[[EngineEvent], None]) -> None:
+    def __init__(self, setup: Setup, record: StudyLedger, outputs: Path, tell: Listener) -> None:
         study = setup.study
         goals = dict(study.measure.goals)
         if study.objective is not None:
@@ -86,7 +86,7 @@ class RunMonitor:
             said += f"; {self._requeue(run, alarm)}"
         elif alarm.stops:
             said += "; stopped"
-        self._tell(EngineEvent("alarm", f"run {run.id}: {said}", run.id))
+        self._tell(AlarmRaised(f"run {run.id}: {said}", run.id))
         if alarm.note:
             folder.add_note(self._outputs / run.id, f"{alarm.rule}: {alarm.text}: {alarm.note}")
         if alarm.alert is not None:
@@ -101,7 +101,7 @@ class RunMonitor:
 
     def _alert(self, alert: AlertConfig, payload: dict[str, object]) -> None:
         self._alerts = [thread for thread in self._alerts if thread.is_alive()]
-        self._alerts.append(send(alert, payload, lambda why: self._tell(EngineEvent("note", why)), folder=self._lab))
+        self._alerts.append(send(alert, payload, lambda why: self._tell(Note(why)), folder=self._lab))
 
     def close(self) -> None:
         """Wait for alerts that are on their way."""
@@ -137,4 +137,4 @@ class RunMonitor:
         for unable in self._watcher.ended(run.id, run.objective, rest):
             if unable not in self._told:
                 self._told.add(unable)
-                self._tell(EngineEvent("note", unable))
+                self._tell(Note(unable))

@@ -10,9 +10,11 @@ import looplab
 ROOT = Path(looplab.__file__).parent
 ROOMS = (
     "config", "guard", "runs", "ledger", "launch", "measure", "watch", "judge", "agents", "decide", "report", "loop",
-    "iterate", "pipeline", "ui", "cli",
+    "iterate", "pipeline", "api", "cli",
 )  # fmt: skip
 WING = {"trainkit": {"trainkit"}, "rl": {"trainkit", "rl"}, "recipes": {"trainkit", "rl", "recipes"}}
+TRAINS_ITSELF = {"api": {"trainkit"}}
+"""The caller of ask and tell is the trainer."""
 EVERYBODY = {"errors", "signals", "untrusted"}
 
 
@@ -35,7 +37,7 @@ def test_a_room_imports_only_rooms_above_it() -> None:
     wrong = []
     for place, room in enumerate(ROOMS):
         for file in (ROOT / room).rglob("*.py"):
-            below = imports(file) - set(ROOMS[: place + 1])
+            below = imports(file) - set(ROOMS[: place + 1]) - TRAINS_ITSELF.get(room, set())
             wrong += [f"{file.relative_to(ROOT)} imports {name}" for name in sorted(below)]
     assert not wrong
 

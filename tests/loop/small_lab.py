@@ -13,8 +13,8 @@ from looplab.config.lab import load_lab
 from looplab.launch.local import LocalExecutor
 from looplab.ledger.ledger import Ledger
 from looplab.loop.engine import Engine, Outcome
+from looplab.loop.events import EngineEvent
 from looplab.loop.lock import StudyLock
-from looplab.loop.planning import EngineEvent
 from looplab.loop.setup import RunOptions, prepare
 
 TRAINER = """

@@ -19,7 +19,7 @@ from looplab.ledger.ledger import Ledger, LedgerCopy
 from looplab.ledger.study import StudyLedger
 from looplab.loop.decision import Decider
 from looplab.loop.engine import Ending, Engine
-from looplab.loop.planning import EngineEvent, Planner
+from looplab.loop.events import EngineEvent, Planner
 from looplab.loop.setup import RunOptions, Setup
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=30)

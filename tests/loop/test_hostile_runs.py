@@ -20,7 +20,7 @@ from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import RunRow, StudyLedger
 from looplab.loop import engine as engine_module
 from looplab.loop.engine import Ending, Engine, HaltError
-from looplab.loop.planning import EngineEvent
+from looplab.loop.events import EngineEvent
 from looplab.loop.setup import RunOptions, prepare
 from looplab.measure import tail
 from looplab.measure.run_metrics import RunMetrics

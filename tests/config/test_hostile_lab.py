@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from looplab.cli.labs import prepare_study
 from looplab.config.lab import load_lab
 from looplab.errors import LabError
+from looplab.loop.session import check_study
 from looplab.loop.setup import RunOptions
 
 STUDY: dict[str, Any] = {
@@ -46,7 +46,7 @@ def check(folder: Path, study: Any, base: Any = None) -> None:
     (folder / "base.json").write_text(json.dumps({"x": 1.0} if base is None else base))
     (folder / "queue.yaml").write_text("proposals: [{edits: [x@set=2]}]")
     lab = load_lab(folder)
-    prepare_study(lab, lab.study(None), RunOptions())
+    check_study(lab, lab.study(None), RunOptions())
 
 
 @given(place=st.sampled_from(places(STUDY)), value=VALUES)

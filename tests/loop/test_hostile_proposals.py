@@ -19,7 +19,8 @@ from looplab.ledger.ledger import Ledger, LedgerCopy
 from looplab.ledger.study import StudyLedger
 from looplab.loop.decision import Decider
 from looplab.loop.engine import Ending, Engine
-from looplab.loop.events import EngineEvent, Planner
+from looplab.loop.events import EngineEvent
+from looplab.loop.planning import Planner
 from looplab.loop.setup import RunOptions, Setup
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=30)

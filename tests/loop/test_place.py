@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from tests.loop.small_lab import EngineThread, make_lab
 
-from looplab.cli.running import last_options, relative_to_lab
 from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
 from looplab.loop.engine import HaltError
 from looplab.loop.place import PlaceMonitor, find_move, note_place
+from looplab.loop.session import last_options, relative_to_lab
 
 
 @pytest.fixture
@@ -161,9 +161,9 @@ def test_configs_of_a_lab_that_was_moved_are_found_again(ledger: Ledger) -> None
     (lab / "configs/a.json").touch()
     text = '{"cfgs": ["/old/place/lab/configs/a.json", "/old/place/lab/configs/gone.json"]}'
     ledger.execute("INSERT INTO meta VALUES ('options:s', ?)", (text,))
-    assert last_options(ledger, "s", lab).cfgs == ("configs/a.json", "/old/place/lab/configs/gone.json")
+    assert last_options(StudyLedger(ledger, "s"), lab).cfgs == ("configs/a.json", "/old/place/lab/configs/gone.json")
     with pytest.raises(LabError):
-        last_options(ledger, "t", lab)
+        last_options(StudyLedger(ledger, "t"), lab)
 
 
 def test_a_folder_in_the_place_of_a_file_is_put_aside(ledger: Ledger) -> None:

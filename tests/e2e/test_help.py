@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 import pytest
+import typer.main
 
 from looplab.cli.app import app
+from looplab.cli.help import EXAMPLES, GROUPS
+from looplab.cli.main import spread
 
 COMMANDS = sorted(command.name or command.callback.__name__ for command in app.registered_commands if command.callback)
 
@@ -28,6 +32,20 @@ def test_every_command_has_help(lab, command: str) -> None:
     out = lab(command, "--help").out
     assert f"Usage: looplab {command}" in out
     assert len(out.splitlines()) > 3
+
+
+def test_every_command_is_in_one_group_and_its_example_can_be_parsed(lab) -> None:
+    groups = [name for names in GROUPS.values() for name in names]
+    assert sorted(groups) == sorted([*COMMANDS, "analyze"])
+    parser = typer.main.get_command(app)
+    for name, example in EXAMPLES.items():
+        words = spread(shlex.split(example)[1:])
+        assert words[0] == name
+        command = parser.get_command(None, name)
+        command.make_context(name, words[1:])  # fails if the example is wrong
+        assert example in " ".join(lab(name, "--help").out.split())
+    out = lab("--help").out
+    assert [out.index(f"\n{title}:\n") for title in GROUPS] == sorted(out.index(f"\n{title}:\n") for title in GROUPS)
 
 
 def test_help_of_run_names_what_follows_two_dashes(lab) -> None:

@@ -7,8 +7,11 @@ from typing import Annotated
 
 import typer
 
+from looplab.cli.help import GroupedCommands, add_examples
+
 app = typer.Typer(
     name="looplab",
+    cls=GroupedCommands,
     help="An autonomous laboratory for machine-learning training: run, measure, decide, judge, record.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -17,10 +20,10 @@ app = typer.Typer(
 )
 
 LabOption = Annotated[
-    Path | None, typer.Option("--lab", help="The lab's folder; else the one you are in.", show_default=False)
+    Path | None, typer.Option("--lab", help="The lab's folder (default: the lab you are in).", show_default=False)
 ]
 StudyOption = Annotated[
-    str | None, typer.Option("--study", help="Which study, where the lab has several.", show_default=False)
+    str | None, typer.Option("--study", help="The study, if the lab has several.", show_default=False)
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RunName = Annotated[str, typer.Argument(help="A run: its id, its number, LATEST or BEST.")]
@@ -41,8 +44,8 @@ Concurrency = Annotated[int | None, typer.Option("--concurrency", min=1, help="H
 Gpus = Annotated[
     list[str] | None, typer.Option("--gpus", help="Devices: 0,1,2,3; `none` for none.", show_default=False)
 ]
-Share = Annotated[bool | None, typer.Option("--share/--no-share", help="Use devices that others use too.")]
-Informal = Annotated[bool, typer.Option("--informal", help="Run without what the study requires.")]
+Share = Annotated[bool | None, typer.Option("--share/--no-share", help="Also use devices that others use.")]
+Informal = Annotated[bool, typer.Option("--informal", help="Run without what the study requires of a formal run.")]
 KeepGoing = Annotated[bool, typer.Option("--keep-going", help="Continue although no base config works.")]
 Extra = Annotated[
     list[str] | None,
@@ -74,9 +77,9 @@ Decide = Annotated[
 ]
 VariantsPerRun = Annotated[
     int | None,
-    typer.Option("--variants-per-run", min=1, help="Proposals that a run leads to by rules.", show_default=False),
+    typer.Option("--variants-per-run", min=1, help="Proposals that rules may derive from one run.", show_default=False),
 ]
-Again = Annotated[bool, typer.Option("--again", help="Run the configs once more that were run before.")]
+Again = Annotated[bool, typer.Option("--again", help="Run configs again that were run before.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -94,10 +97,10 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 @app.command()
 def init(
     recipe: Annotated[str, typer.Argument(help="Which recipe to start from.")] = "quickstart",
-    folder: Annotated[Path | None, typer.Argument(help="Where; else a folder of the recipe's name.")] = None,
+    folder: Annotated[Path | None, typer.Argument(help="The folder (default: the recipe's name).")] = None,
     json: Json = False,
 ) -> None:
-    """Make a lab from a recipe."""
+    """Create a lab from a recipe."""
     from looplab.cli import recipes
 
     recipes.init(recipe, folder, json)
@@ -108,15 +111,15 @@ def recipe(
     name: Annotated[str, typer.Argument(help="Which recipe.")],
     words: Annotated[list[str] | None, typer.Argument(help="Its command, with options; none lists them.")] = None,
 ) -> None:
-    """A command of a recipe itself, such as `looplab recipe esm fetch-model`."""
+    """Run a command that belongs to a recipe."""
     from looplab.cli import recipes
 
     recipes.command(name, words or [])
 
 
 @app.command()
-def demo(folder: Annotated[Path, typer.Argument(help="Where the demo's lab goes.")] = Path("demo")) -> None:
-    """Make the quickstart lab and run its study, start to end."""
+def demo(folder: Annotated[Path, typer.Argument(help="The folder of the demo's lab.")] = Path("demo")) -> None:
+    """Create the quickstart lab and run its study."""
     from looplab.cli import recipes
 
     recipes.demo(folder)
@@ -235,9 +238,9 @@ def resume(
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
-    """Go on after a stop or a crash.
+    """Continue after a stop or a crash.
 
-    With the options of the last `run`; trainings that are still alive are adopted.
+    Uses the options of the last `run`, and adopts trainings that are still alive.
     """
     from looplab.cli import running
 
@@ -258,14 +261,14 @@ def attach(lab: LabOption = None, study: StudyOption = None, json: Json = False)
 @app.command()
 def stop(
     run: Annotated[str | None, typer.Argument(help="Only this run.", show_default=False)] = None,
-    drain: Annotated[bool, typer.Option("--drain", help="Let what runs end; start nothing more.")] = False,
+    drain: Annotated[bool, typer.Option("--drain", help="Let the current runs finish, and start no more.")] = False,
     lab: LabOption = None,
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
-    """Stop a study now, or drain it, or stop one run.
+    """Stop a study, drain it, or stop one run.
 
-    Now: SIGTERM to each training and all its processes, SIGKILL after launch.grace.
+    Stopping sends SIGTERM to each training and all its processes, and SIGKILL after launch.grace.
     """
     from looplab.cli import running
 
@@ -281,18 +284,18 @@ def submit(
     timeout: Annotated[
         str | None, typer.Option("--timeout", help="End it after this time: 90, 30m, 2h.", show_default=False)
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Run it anew, whatever became of the last call.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Run it again, whatever became of the last call.")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait for its end.")] = False,
     serve: Annotated[int | None, typer.Option("--serve", hidden=True)] = None,
     lab: LabOption = None,
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
-    """Run a command in the study's slots: looplab submit -- python train.py
+    """Run a command in the study's slots.
 
-    It waits for a slot, gets its device, a run folder, the study's limits and budget; what it prints is streamed, and
-    its exit code is passed on (124: timeout). It goes on if you leave or are killed: the same call attaches to it, or
-    tells how it ended. Its environment is the engine's with launch.env, not yours.
+    It waits for a slot and gets its device, a run folder, and the study's limits and budget. Its output is streamed and
+    its exit code is passed on (124: timeout). It runs on if you leave or are killed: the same call attaches to it,
+    or reports its end. Its environment is the engine's with launch.env, not yours.
     """
     from looplab.cli import submitting
 
@@ -305,7 +308,7 @@ def submit(
 
 @app.command()
 def autopilot(
-    runs: Annotated[int, typer.Option("--runs", min=1, help="So many proposals, one after the other.")] = 1,
+    runs: Annotated[int, typer.Option("--runs", min=1, help="Proposals to try, one after the other.")] = 1,
     mode: Annotated[str | None, typer.Option("--mode", help="A mode of the study, such as quick or full.")] = None,
     gpus: Annotated[list[str] | None, typer.Option("--gpus", help="Devices, such as 0,1.")] = None,
     informal: Annotated[bool, typer.Option("--informal", help="Without what a formal run requires.")] = False,
@@ -317,11 +320,11 @@ def autopilot(
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
-    """Propose, check, train, measure, judge, write down; again and again.
+    """Let an agent try one proposal after the other.
 
-    Whoever the study's proposers are, a coding agent above all. People steer it with `say`, `pause`, `veto` and
-    proposals/next_config.json. A call of the agent that fails is repeated; when the agent gives up, the other
-    proposers or a search fill in, and it is asked again for the next proposal.
+    Uses all proposers of the study. Each proposal is checked, trained, measured, judged and recorded. People steer with
+    `say`, `pause`, `veto` and proposals/next_config.json. A failed agent call is repeated; when the agent gives up, the
+    other proposers or a search fill in, and it is asked again for the next proposal.
     """
     from dataclasses import replace
 
@@ -340,15 +343,16 @@ def probe(
     share: Share = None,
     informal: Informal = False,
     extra: Extra = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, whatever was measured before.")] = False,
-    exec_: Annotated[bool, typer.Option("--exec", help="Really run, where the study asks for this word.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over, ignoring what was measured before.")] = False,
+    exec_: Annotated[bool, typer.Option("--exec", help="Required to start runs if the study sets needs_exec.")] = False,
     lab: LabOption = None,
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
-    """Find the setting with the highest stable throughput on this machine.
+    """Find the fastest stable setting on this machine.
 
-    Runs every combination of the lab file's probe: for a short while, one at a time. Exit code 1: none was stable.
+    The one with the highest throughput. Runs every combination of the lab file's probe: for a short while, one at a
+    time. Exit code 1: none was stable.
     """
     from looplab.cli import probing, running
 
@@ -363,7 +367,7 @@ def say(
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
-    """Tell the agent something; it reads it with its next question."""
+    """Send a message to the agent, for its next prompt."""
     from looplab.cli import steering
 
     steering.say(lab, study, text, json)
@@ -371,7 +375,7 @@ def say(
 
 @app.command()
 def pause(lab: LabOption = None, study: StudyOption = None, json: Json = False) -> None:
-    """Start nothing more for now; `resume` goes on."""
+    """Start no more runs until `resume`."""
     from looplab.cli import steering
 
     steering.pause(lab, study, json)
@@ -385,7 +389,7 @@ def veto(
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
-    """Do not believe a run: it is stopped if it runs, and never the best."""
+    """Invalidate a run: stop it and exclude it from promotion."""
     from looplab.cli import steering
 
     steering.veto(lab, study, run, why, json)
@@ -393,14 +397,14 @@ def veto(
 
 @app.command("agent-log")
 def agent_log(
-    log: Annotated[str | None, typer.Argument(help="A log in agent_runs; the newest if not said.")] = None,
+    log: Annotated[str | None, typer.Argument(help="A log in agent_runs (default: the newest).")] = None,
     only: Annotated[
         str | None, typer.Option("--only", help="commands, outputs, messages, or final.", show_default=False)
     ] = None,
     lab: LabOption = None,
     json: Json = False,
 ) -> None:
-    """What an agent did: its words, its commands, what they printed."""
+    """Show an agent's messages, commands and their output."""
     from looplab.cli import steering
 
     if only not in (None, "commands", "outputs", "messages", "final"):
@@ -418,7 +422,7 @@ def propose(
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
-    """Put a proposal in the study's queue."""
+    """Add a proposal to the study's queue."""
     from looplab.cli import editing
 
     editing.propose(lab, study, change, reason, hypothesis, parent, json)
@@ -445,10 +449,10 @@ def import_(
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
-    """Make recorded runs of other tools runs of a study.
+    """Import runs that other tools recorded.
 
-    Search, rules and agents use them; the judge does not, and no budget counts them. What was imported before is not
-    imported again. Exit code 1: nothing could be imported.
+    Search, rules and agents use them; the judge does not, and no budget counts them. What was imported before is
+    skipped. Exit code 1: nothing could be imported.
     """
     from looplab.cli import importing
 
@@ -479,9 +483,9 @@ def edit(
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
-    """Write one variant of a config.
+    """Write a variant of a config.
 
-    Its name is `<stem>_<6 chars>`; its parent and the reason are recorded.
+    It is named `<stem>_<6 chars>`; its parent and the reason are recorded.
     """
     from looplab.cli import editing
 
@@ -495,7 +499,7 @@ def edit(
 
 @app.command()
 def status(lab: LabOption = None, study: StudyOption = None, json: Json = False) -> None:
-    """Where the lab's studies stand."""
+    """Show the state of the lab's studies."""
     from looplab.cli import looking
 
     looking.status(lab, study, json)
@@ -503,7 +507,7 @@ def status(lab: LabOption = None, study: StudyOption = None, json: Json = False)
 
 @app.command()
 def show(run: RunName = "LATEST", lab: LabOption = None, study: StudyOption = None, json: Json = False) -> None:
-    """One run: its origin, its changes, its measurements."""
+    """Show one run: its origin, its changes and its metrics."""
     from looplab.cli import looking
 
     looking.show(lab, study, run, json)
@@ -512,13 +516,13 @@ def show(run: RunName = "LATEST", lab: LabOption = None, study: StudyOption = No
 @app.command()
 def logs(
     run: RunName = "LATEST",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the log grows.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing as the log grows.")] = False,
     lines: Annotated[int | None, typer.Option("--lines", "-n", min=0, help="Only the last lines.")] = None,
     lab: LabOption = None,
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
-    """What a run printed."""
+    """Print what a run printed."""
     from looplab.cli import looking
 
     looking.logs(lab, study, run, follow, lines, json)
@@ -532,7 +536,7 @@ def diff(
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
-    """How two configs differ."""
+    """Show how two configs differ."""
     from looplab.cli import looking
 
     looking.diff(lab, study, a, b, json)
@@ -541,15 +545,15 @@ def diff(
 @app.command()
 def reproduce(
     run: RunName = "BEST",
-    tolerance: Annotated[float | None, typer.Option(help="What counts as the same; the noise if not said.")] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the code that was checked out.")] = False,
+    tolerance: Annotated[float | None, typer.Option(help="Difference that counts as equal (default: noise).")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the code that was checked out.")] = False,
     lab: LabOption = None,
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
-    """Run a run once more from its capsule and compare.
+    """Run a run again from its capsule and compare.
 
-    Its code is checked out beside the lab if it is another than today's. Exit code 1: not reproduced.
+    Its code is checked out next to the lab if it differs from today's. Exit code 1: not reproduced.
     """
     from looplab.cli import reproducing
 
@@ -558,15 +562,16 @@ def reproduce(
 
 @app.command()
 def remeasure(
-    runs: Annotated[list[str] | None, typer.Argument(help="Runs to read again; all if none is named.")] = None,
+    runs: Annotated[list[str] | None, typer.Argument(help="Runs to read again (default: all).")] = None,
     lab: LabOption = None,
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
-    """Read ended runs again after `measure` or `objective` was corrected.
+    """Read ended runs again.
 
-    Nothing is run. Each changed run is an event; its old summary is kept. The best run is worked out again, and a judge
-    starts over with the new values. Exit code 1: no run has the objective.
+    For a corrected `measure` or `objective`. Nothing is run. Each changed run is recorded as an event, and its old
+    summary is kept. The best run is determined again, and the judge starts over with the new values. Exit code 1: no
+    run has the objective.
     """
     from looplab.cli import reproducing
 
@@ -580,9 +585,9 @@ def report(
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
-    """Write the study's reports again: Markdown, HTML, plots.
+    """Write the study's reports: Markdown, HTML and plots.
 
-    They are also written when an engine has done its work.
+    An engine writes them too, while it runs and when it ends.
     """
     from looplab.cli import reporting
 
@@ -597,7 +602,7 @@ def compare(
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
-    """Runs side by side: configs, metrics, curves."""
+    """Compare runs side by side: configs, metrics and curves."""
     from looplab.cli import reporting
 
     reporting.compare(lab, study, runs, html, json)
@@ -610,7 +615,7 @@ def query(
     lab: LabOption = None,
     json: Json = False,
 ) -> None:
-    """Ask in SQL about all runs of the lab."""
+    """Query all runs of the lab with SQL."""
     from looplab.cli import querying
 
     querying.query(lab, sql, json, csv)
@@ -626,7 +631,7 @@ def export(
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
-    """Write all tables to files."""
+    """Write all tables to CSV or Parquet files."""
     from looplab.cli import querying
 
     querying.export(lab, csv, parquet, study, json)
@@ -634,7 +639,12 @@ def export(
 
 # -- what others left
 
-analyze = typer.Typer(help="Summarise runs that looplab did not make.", no_args_is_help=True, rich_markup_mode=None)
+analyze = typer.Typer(
+    help="Summarise runs that looplab did not make.",
+    epilog=f"Example: {EXAMPLES['analyze']}",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 app.add_typer(analyze, name="analyze")
 Entity = Annotated[str, typer.Option("--entity", help="The W&B entity.")]
 Project = Annotated[str, typer.Option("--project", help="The W&B project.")]
@@ -644,11 +654,11 @@ OutJson = Annotated[Path | None, typer.Option("--out-json", help="Also write the
 @analyze.command("offline")
 def analyze_offline(
     outputs_root: Annotated[Path, typer.Option("--outputs-root", help="Where the run folders are.")] = Path("outputs"),
-    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many, the newest first.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most this many, the newest first.")] = 100,
     out_json: OutJson = None,
     json: Json = False,
 ) -> None:
-    """Folders on this disk: W&B, TensorBoard, CSV, logs."""
+    """Summarise folders on this disk: W&B, TensorBoard, CSV, logs."""
     from looplab.cli import analysing
 
     analysing.offline(outputs_root, limit, out_json, json)
@@ -658,11 +668,11 @@ def analyze_offline(
 def analyze_wandb(
     entity: Entity,
     project: Project,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many, the newest first.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most this many, the newest first.")] = 100,
     out_json: OutJson = None,
     json: Json = False,
 ) -> None:
-    """Runs on a W&B server (needs WANDB_API_KEY)."""
+    """Summarise runs on a W&B server (needs WANDB_API_KEY)."""
     from looplab.cli import analysing
 
     analysing.wandb(entity, project, limit, out_json, json)
@@ -673,7 +683,7 @@ def fetch_config(
     entity: Entity,
     project: Project,
     run: Annotated[list[str], typer.Option("--run", help="The id of a W&B run; may be given several times.")],
-    out_dir: Annotated[Path, typer.Option("--out-dir", help="Where fromwandb_<ID>.json goes.")] = Path("."),
+    out_dir: Annotated[Path, typer.Option("--out-dir", help="The folder for fromwandb_<ID>.json.")] = Path("."),
     json: Json = False,
 ) -> None:
     """Fetch the configs of W&B runs as base configs."""
@@ -688,7 +698,7 @@ def fetch_config(
 @app.command()
 def iterate(
     start: Annotated[str, typer.Argument(help="The first version to make; or `status`: what became of them.")],
-    end: Annotated[int | None, typer.Argument(help="The last one; START if not said.", show_default=False)] = None,
+    end: Annotated[int | None, typer.Argument(help="The last version (default: START).", show_default=False)] = None,
     extra: Annotated[
         list[str] | None, typer.Argument(help="After `--`: further arguments of the agent.", show_default=False)
     ] = None,
@@ -697,18 +707,18 @@ def iterate(
     ] = None,
     model: Annotated[str | None, typer.Option("--model", help="The agent's model.", show_default=False)] = None,
     retries: Annotated[
-        int | None, typer.Option("--retries", min=0, help="How often it may mend what a gate refused.")
+        int | None, typer.Option("--retries", min=0, help="How often it may correct what a gate refused.")
     ] = None,
     continue_on_failure: Annotated[
-        bool, typer.Option("--continue-on-failure", help="Go on with the next version when one fails.")
+        bool, typer.Option("--continue-on-failure", help="Continue with the next version when one fails.")
     ] = False,
     lab: LabOption = None,
     json: Json = False,
 ) -> None:
-    """Have an agent write the next versions of the code: looplab iterate 2 4
+    """Have an agent write the next versions of the code.
 
-    Each in a git worktree of its own; gates, the frozen evaluation and a test against the champion decide. Killed, the
-    same command goes on where it was. Exit code 1: a version failed.
+    Each version has its own git worktree; gates, the frozen evaluation and a test against the champion decide. After a
+    kill, the same command continues where it was. Exit code 1: a version failed.
     """
     from looplab.cli import iterating
 
@@ -718,12 +728,12 @@ def iterate(
 @app.command()
 def tour(
     out: Annotated[
-        Path | None, typer.Option("--out", help="Where; else outputs/tour.html.", show_default=False)
+        Path | None, typer.Option("--out", help="The file (default: outputs/tour.html).", show_default=False)
     ] = None,
     lab: LabOption = None,
     json: Json = False,
 ) -> None:
-    """One page over all versions: metrics, verdicts, what changed, what was learned."""
+    """Write one page about all versions and their verdicts."""
     from looplab.cli import iterating
 
     iterating.tour(lab, out, json)
@@ -734,19 +744,20 @@ def tour(
 
 Config = Annotated[Path, typer.Option("--config", help="The config.", show_default=False)]
 RunId = Annotated[
-    str | None, typer.Option("--run-id", help="Which run: its name, or `latest`; else see below.", show_default=False)
+    str | None,
+    typer.Option("--run-id", help="The run: its name, or `latest`.", show_default=False),
 ]
-NewRun = Annotated[bool, typer.Option("--new", help="A new one, whatever is there.")]
+NewRun = Annotated[bool, typer.Option("--new", help="Begin a new one, whatever exists.")]
 Edits = Annotated[
     list[str] | None, typer.Option("--edit", help="An edit on the config: path@op=value.", show_default=False)
 ]
-Force = Annotated[bool, typer.Option("--force", help="Run stages again that are complete and unchanged.")]
+Force = Annotated[bool, typer.Option("--force", help="Also run stages that are complete and unchanged.")]
 
 
 @app.command()
 def stage(
     config: Config,
-    stages: Annotated[list[str] | None, typer.Argument(help="Which stages; all if none is named.")] = None,
+    stages: Annotated[list[str] | None, typer.Argument(help="The stages (default: all).")] = None,
     run_id: RunId = None,
     new: NewRun = False,
     edit: Edits = None,
@@ -760,8 +771,8 @@ def stage(
 ) -> None:
     """Run stages of a pipeline: mine, select, memory, eval.
 
-    What is complete and unchanged is skipped, what was cut off is resumed. Without --run-id, later stages go on with
-    the latest run, and first stages resume a run that was cut off, or begin a new one. Ctrl-C stops the stage.
+    Complete and unchanged stages are skipped, interrupted ones are resumed. Without --run-id, later stages continue the
+    latest run, and first stages resume an interrupted run or begin a new one. Ctrl-C stops the stage.
     """
     from looplab.cli import staging
 
@@ -781,9 +792,9 @@ def suite(
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
-    """Run the same stages over several datasets, one a slot.
+    """Run the same stages over several datasets, one per slot.
 
-    The same command again goes on where it was cut off. Ctrl-C begins nothing more, a second Ctrl-C stops.
+    The same command again continues after an interruption. Ctrl-C starts nothing more, a second Ctrl-C stops.
     """
     from looplab.cli import staging
 
@@ -797,13 +808,13 @@ def case(
     example_ids: Annotated[str | None, typer.Option("--example-ids", help="0,6", show_default=False)] = None,
     max_new_tokens: Annotated[int | None, typer.Option("--max-new-tokens", min=1, show_default=False)] = None,
     methods: Annotated[str | None, typer.Option("--methods", help="greedy,esm", show_default=False)] = None,
-    tag: Annotated[str | None, typer.Option("--tag", help="What its files are called.", show_default=False)] = None,
+    tag: Annotated[str | None, typer.Option("--tag", help="The name of its files.", show_default=False)] = None,
     edit: Edits = None,
     lab: LabOption = None,
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
-    """Look at a few examples closely; prints the files that were made."""
+    """Examine a few examples closely; prints the files it wrote."""
     from looplab.cli import staging
 
     said = {"example_ids": example_ids, "max_new_tokens": max_new_tokens, "methods": methods, "tag": tag}
@@ -849,14 +860,15 @@ def doctor(
     secrets: Annotated[
         bool, typer.Option("--secrets", help="Look for recorded secrets (the only check so far).")
     ] = False,
-    scrub: Annotated[bool, typer.Option("--scrub", help="Take secrets out of files; the record says so.")] = False,
+    scrub: Annotated[bool, typer.Option("--scrub", help="Remove secrets from files; the record notes it.")] = False,
     lab: LabOption = None,
     json: Json = False,
 ) -> None:
-    """Look for secrets in the ledger and in files of runs, agents and logs.
+    """Look for secrets in the record.
 
-    A secret is the value of a variable or of a config key with such a name, or a text of a known shape. Values are not
-    printed. Exit code 1: some were found. The chain of the ledger is never changed.
+    Searches the ledger and the files of runs, agents and logs. A secret is the value of a variable or config key whose
+    name says so, or a text of a known shape. Values are not printed. Exit code 1: some were found. The chain of the
+    ledger is never changed.
     """
     from looplab.cli import doctor as doctoring
 
@@ -874,8 +886,8 @@ def anchor(
 ) -> None:
     """Publish the head of the record, and print it.
 
-    Kept where nobody who can write the lab can change it, the line shows later, with `verify --against`, whether
-    anything recorded so far was rewritten.
+    Keep the line where nobody who can write to the lab can change it: `verify --against` then shows whether anything
+    recorded so far was rewritten.
     """
     from looplab.cli import record
 
@@ -884,9 +896,9 @@ def anchor(
 
 @app.command()
 def reindex(lab: LabOption = None, json: Json = False) -> None:
-    """Repair the ledger: bring back its events from the journal, and rebuild its tables from them and the run folders.
+    """Repair the ledger from the journal and the run folders.
 
-    Nothing is deleted; a damaged ledger is put aside.
+    Events come back from the journal, tables are rebuilt from them. Nothing is deleted; a damaged ledger is put aside.
     """
     from looplab.cli import record
 
@@ -896,12 +908,18 @@ def reindex(lab: LabOption = None, json: Json = False) -> None:
 @app.command()
 def restore(
     backup: Annotated[
-        Path | None, typer.Argument(help="A file of .looplab/backups; without it the newest one that is intact.")
+        Path | None, typer.Argument(help="A file of .looplab/backups (default: the newest that is intact).")
     ] = None,
     lab: LabOption = None,
     json: Json = False,
 ) -> None:
-    """Put the ledger aside and take a backup for it, brought up to date from the journal and the run folders."""
+    """Replace the ledger by a backup.
+
+    The backup is brought up to date from the journal and the run folders. The old ledger is put aside.
+    """
     from looplab.cli import record
 
     record.restore(lab, backup, json)
+
+
+add_examples(app)

@@ -21,11 +21,11 @@ from tests.conftest import PATIENCE_S
 
 from looplab.agents.base import (
     AgentEvent,
+    AgentSession,
     AgentSpec,
     Answer,
     Limits,
     Message,
-    Session,
     TokenPrice,
     Trouble,
     Usage,
@@ -90,7 +90,7 @@ def test_a_turn_gives_its_answer_and_its_log(ask: Ask) -> None:
     assert (answer.ok, answer.why, answer.exit_code, answer.attempts) == (True, "", 0, 1)
     assert answer.text == "you said make it better ☂"
     assert answer.usage == Usage(100, 40, 10)
-    assert answer.session == Session("t1", Usage(100, 40, 10, scope="session"))
+    assert answer.session == AgentSession("t1", Usage(100, 40, 10, scope="session"))
     assert answer.summary.commands == answer.summary.failed_commands == 1
     assert (answer.summary.messages, answer.summary.files) == (2, ("a.py",))
     assert seen == list(read_log(answer.log))
@@ -268,7 +268,7 @@ def test_codex_tells_its_tokens_only_in_its_own_file_while_it_works(ask: Ask, tm
     assert answer.why == "token limit: 600 of 500"
     # Resumed without its total: what was before stands in the file.
     body = 'message("x"); tell(type="turn.completed", usage={"input_tokens": 650, "output_tokens": 5})'
-    answer = ask(body, environ=environ, resume=Session("01a1-77"))
+    answer = ask(body, environ=environ, resume=AgentSession("01a1-77"))
     assert answer.usage == Usage(50, 0, 5)
 
 

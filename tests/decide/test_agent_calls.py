@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from looplab.agents.base import Answer, Session, Summary, Usage
+from looplab.agents.base import AgentSession, Answer, Summary, Usage
 from looplab.config.lab import load_lab
 from looplab.decide import agent
 from looplab.decide.agent import AgentProposer
@@ -66,7 +66,7 @@ class Lab:
         self.reports: list[tuple[str, str]] = []
         self.check: Callable[[Proposal], list[Problem]] | None = None
         self.stand_in: StandIn | None = None
-        self.session: Session | None = None
+        self.session: AgentSession | None = None
         self.now = time.time()
         monkeypatch.setattr(agent, "run_agent", self.run_agent)
         monkeypatch.setattr(agent.clock, "now", lambda: self.now)
@@ -285,7 +285,7 @@ def test_a_template_without_places_for_them_gets_what_people_say_and_what_was_re
 
 
 def test_a_conversation_that_continues_still_hears_what_people_say(lab: Lab) -> None:
-    lab.session = Session("s1")
+    lab.session = AgentSession("s1")
     lab.study.say("lower rates, please")
     lab.answers = ["nothing", answer("x@set=2")]
     lab.propose(lab.proposer())

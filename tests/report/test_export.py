@@ -9,7 +9,7 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 
-from looplab.config.lab import Lab, load_lab
+from looplab.config.lab import LabConfig, load_lab
 from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
@@ -21,7 +21,7 @@ REASON = 'a "reason",\nwith a second line'
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> Lab:
+def lab(tmp_path: Path) -> LabConfig:
     """Two studies of one ended run each, written as an engine writes them."""
     text = "launch: {command: [train]}\nknobs: {x: {type: int}}\nstudies: [{study: one}, {study: two}]\n"
     (tmp_path / "lab.yaml").write_text(text)
@@ -46,7 +46,7 @@ def lab(tmp_path: Path) -> Lab:
     return lab
 
 
-def test_every_view_becomes_a_csv_file_that_any_reader_understands(lab: Lab, tmp_path: Path) -> None:
+def test_every_view_becomes_a_csv_file_that_any_reader_understands(lab: LabConfig, tmp_path: Path) -> None:
     written = export(lab, tmp_path / "new" / "out", "csv")
     assert [(file.view, file.path.name) for file in written] == [(view, f"{view}.csv") for view in VIEWS]
     assert sorted(path.name for path in (tmp_path / "new/out").iterdir()) == sorted(f"{view}.csv" for view in VIEWS)
@@ -64,7 +64,7 @@ def test_every_view_becomes_a_csv_file_that_any_reader_understands(lab: Lab, tmp
     assert (tmp_path / "new/out/verdicts.csv").read_text().startswith('"study","run"')
 
 
-def test_parquet_files_hold_the_same_with_their_types(lab: Lab, tmp_path: Path) -> None:
+def test_parquet_files_hold_the_same_with_their_types(lab: LabConfig, tmp_path: Path) -> None:
     written = export(lab, tmp_path / "out", "parquet")
     assert {file.view: file.rows for file in written} == {
         "runs": 2,
@@ -79,7 +79,7 @@ def test_parquet_files_hold_the_same_with_their_types(lab: Lab, tmp_path: Path) 
     assert pq.read_table(tmp_path / "out/knobs.parquet").to_pylist()[0]["number"] == 5
 
 
-def test_one_study_can_be_exported_alone(lab: Lab, tmp_path: Path) -> None:
+def test_one_study_can_be_exported_alone(lab: LabConfig, tmp_path: Path) -> None:
     written = export(lab, tmp_path / "out", "csv", study="two")
     assert {file.view: file.rows for file in written if file.view in ("runs", "metrics", "knobs")} == {
         "runs": 1,
@@ -88,7 +88,7 @@ def test_one_study_can_be_exported_alone(lab: Lab, tmp_path: Path) -> None:
     }
 
 
-def test_an_export_replaces_the_one_before_and_leaves_other_files(lab: Lab, tmp_path: Path) -> None:
+def test_an_export_replaces_the_one_before_and_leaves_other_files(lab: LabConfig, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out/notes.txt").write_text("mine")
     export(lab, tmp_path / "out", "csv", study="two")
@@ -98,7 +98,7 @@ def test_an_export_replaces_the_one_before_and_leaves_other_files(lab: Lab, tmp_
     assert names == {*(f"{view}.csv" for view in VIEWS), "notes.txt"}
 
 
-def test_where_nothing_can_be_written_the_error_says_so(lab: Lab, tmp_path: Path) -> None:
+def test_where_nothing_can_be_written_the_error_says_so(lab: LabConfig, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
     with pytest.raises(LabError, match="cannot write"):
         export(lab, tmp_path / "taken", "csv")

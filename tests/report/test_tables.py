@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.conftest import PATIENCE_S
 
-from looplab.config.lab import Lab, load_lab
+from looplab.config.lab import LabConfig, load_lab
 from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
@@ -68,7 +68,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def lab(made: Path, tmp_path: Path) -> Lab:
+def lab(made: Path, tmp_path: Path) -> LabConfig:
     """A copy, without archives."""
     folder = tmp_path / made.name
     shutil.copytree(made, folder)
@@ -78,7 +78,9 @@ def lab(made: Path, tmp_path: Path) -> Lab:
 
 
 @pytest.fixture(scope="module")
-def archived(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Lab, duckdb.DuckDBPyConnection]]:
+def archived(
+    made: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[LabConfig, duckdb.DuckDBPyConnection]]:
     """A copy with all archives, and a connection to it, for tests that change nothing."""
     folder = tmp_path_factory.mktemp("archived") / made.name
     shutil.copytree(made, folder)
@@ -88,18 +90,18 @@ def archived(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
         yield lab, connection
 
 
-def rows(lab: Lab, sql: str, **options: Any) -> list[tuple[Any, ...]]:
+def rows(lab: LabConfig, sql: str, **options: Any) -> list[tuple[Any, ...]]:
     with connect(lab, **options) as connection:
         return [tuple(row.values()) for row in ask(connection, sql).to_pylist()]
 
 
-def archive_all(lab: Lab) -> None:
+def archive_all(lab: LabConfig) -> None:
     for study in lab.studies.values():
         for run in sorted((lab.folder / "outputs" / study.name).glob("0*")):
             archive.archive_run(run, study)
 
 
-def test_runs_of_all_studies_stand_in_one_table(lab: Lab) -> None:
+def test_runs_of_all_studies_stand_in_one_table(lab: LabConfig) -> None:
     assert rows(lab, "SELECT study, n, status, objective FROM runs ORDER BY study, n") == [
         ("one", 1, "ok", 3),
         ("one", 2, "ok", 15),
@@ -109,20 +111,20 @@ def test_runs_of_all_studies_stand_in_one_table(lab: Lab) -> None:
     ]
 
 
-def test_a_run_knows_its_folder_and_how_long_it_took(lab: Lab) -> None:
+def test_a_run_knows_its_folder_and_how_long_it_took(lab: LabConfig) -> None:
     for run, folder, seconds, started, ended in rows(lab, "SELECT id, folder, seconds, started, ended FROM runs"):
         assert Path(folder, "record/run.json").exists()
         assert Path(folder).name == run
         assert seconds == ended - started
 
 
-def test_every_column_of_the_ledger_is_there(lab: Lab) -> None:
+def test_every_column_of_the_ledger_is_there(lab: LabConfig) -> None:
     with sqlite3.connect(lab.ledger_path) as db:
         columns = [row[1] for row in db.execute("PRAGMA table_info(runs)")]
     assert [row[0] for row in rows(lab, "DESCRIBE runs")] == [*columns, "seconds", "folder"]
 
 
-def test_metrics_are_the_same_from_archives_and_from_the_trainers_files(lab: Lab) -> None:
+def test_metrics_are_the_same_from_archives_and_from_the_trainers_files(lab: LabConfig) -> None:
     sql = "SELECT * FROM metrics ORDER BY ALL"
     live = rows(lab, sql)
     assert len(live) == 15
@@ -138,7 +140,7 @@ def test_metrics_are_the_same_from_archives_and_from_the_trainers_files(lab: Lab
     assert rows(lab, sql) == live
 
 
-def test_a_damaged_archive_or_one_of_a_strange_form_is_passed_over(lab: Lab) -> None:
+def test_a_damaged_archive_or_one_of_a_strange_form_is_passed_over(lab: LabConfig) -> None:
     live = rows(lab, "SELECT * FROM metrics ORDER BY ALL")
     archive_all(lab)
     first, second, *_ = sorted(lab.folder.glob("outputs/one/*/record/metrics.parquet"))
@@ -147,7 +149,7 @@ def test_a_damaged_archive_or_one_of_a_strange_form_is_passed_over(lab: Lab) -> 
     assert rows(lab, "SELECT * FROM metrics ORDER BY ALL") == live
 
 
-def test_a_question_for_one_run_opens_only_its_archive(lab: Lab) -> None:
+def test_a_question_for_one_run_opens_only_its_archive(lab: LabConfig) -> None:
     archive_all(lab)
     with connect(lab) as connection:
         (run,) = ask(connection, "SELECT id FROM runs WHERE study = 'two'").to_pylist()
@@ -155,7 +157,7 @@ def test_a_question_for_one_run_opens_only_its_archive(lab: Lab) -> None:
         assert "Scanning Files: 1/5" in str(connection.execute(sql).fetchall())
 
 
-def test_an_archive_of_a_run_that_is_not_ended_is_not_believed(lab: Lab) -> None:
+def test_an_archive_of_a_run_that_is_not_ended_is_not_believed(lab: LabConfig) -> None:
     archive_all(lab)
     with sqlite3.connect(lab.ledger_path) as db:
         db.execute("UPDATE runs SET state = 'running', status = NULL WHERE study = 'two'")
@@ -166,7 +168,7 @@ def test_an_archive_of_a_run_that_is_not_ended_is_not_believed(lab: Lab) -> None
     assert rows(lab, sql) == [(1, 1), (2, 2), (3, 3), (4, 44)]
 
 
-def test_a_planned_run_is_in_the_table_before_it_has_a_folder(lab: Lab) -> None:
+def test_a_planned_run_is_in_the_table_before_it_has_a_folder(lab: LabConfig) -> None:
     ledger = Ledger(lab.ledger_path)
     record = StudyLedger(ledger, "two")
     with ledger.write():
@@ -179,7 +181,7 @@ def test_a_planned_run_is_in_the_table_before_it_has_a_folder(lab: Lab) -> None:
     assert rows(lab, "SELECT count(DISTINCT run) FROM metrics WHERE study = 'two'") == [(1,)]
 
 
-def test_knobs_are_what_may_change_and_what_did(lab: Lab) -> None:
+def test_knobs_are_what_may_change_and_what_did(lab: LabConfig) -> None:
     found = rows(
         lab, "SELECT r.n, k.key, k.value, k.number FROM knobs k JOIN runs r ON r.id = k.run AND r.study = 'one'"
     )
@@ -190,7 +192,7 @@ def test_knobs_are_what_may_change_and_what_did(lab: Lab) -> None:
     assert {row[0] for row in rows(lab, "SELECT DISTINCT key FROM knobs WHERE study = 'two'")} == {"x", "kind"}
 
 
-def test_a_config_value_of_any_kind_is_told_as_text(lab: Lab) -> None:
+def test_a_config_value_of_any_kind_is_told_as_text(lab: LabConfig) -> None:
     config = '{"x": NaN, "kind": "b\\ud800", "big": 1' + "0" * 400 + ', "flag": true, "none": null}'
     with sqlite3.connect(lab.ledger_path) as db:
         db.execute("UPDATE runs SET config_hash='00' WHERE study='two'")
@@ -207,7 +209,7 @@ def test_a_config_value_of_any_kind_is_told_as_text(lab: Lab) -> None:
     ]
 
 
-def test_proposals_verdicts_and_events_are_there(lab: Lab) -> None:
+def test_proposals_verdicts_and_events_are_there(lab: LabConfig) -> None:
     found = rows(lab, "SELECT status, count(*) FROM proposals GROUP BY status ORDER BY status")
     assert found == [("accepted", 3), ("rejected", 1)]
     assert rows(lab, "SELECT edits::JSON->>0 FROM proposals WHERE status = 'rejected'") == [("x@set=5000",)]
@@ -215,7 +217,7 @@ def test_proposals_verdicts_and_events_are_there(lab: Lab) -> None:
     assert rows(lab, "SELECT count(*) FROM events WHERE kind = 'ended'") == [(5,)]
 
 
-def test_one_study_can_be_asked_alone(lab: Lab) -> None:
+def test_one_study_can_be_asked_alone(lab: LabConfig) -> None:
     archive_all(lab)
     for view in ("runs", "metrics", "knobs", "events"):
         assert rows(lab, f"SELECT DISTINCT study FROM {view}", study="two") == [("two",)]
@@ -224,7 +226,7 @@ def test_one_study_can_be_asked_alone(lab: Lab) -> None:
         connect(lab, study="twoo")
 
 
-def test_a_study_that_left_the_lab_file_is_still_there(lab: Lab) -> None:
+def test_a_study_that_left_the_lab_file_is_still_there(lab: LabConfig) -> None:
     text = (lab.folder / "lab.yaml").read_text()
     (lab.folder / "lab.yaml").write_text(text[: text.index("  - study: two")])
     lab = load_lab(lab.folder)
@@ -233,7 +235,7 @@ def test_a_study_that_left_the_lab_file_is_still_there(lab: Lab) -> None:
     assert rows(lab, "SELECT count(*) FROM knobs", study="two") == [(0,)]
 
 
-def test_asking_while_somebody_writes_waits_for_nobody_and_changes_nothing(lab: Lab) -> None:
+def test_asking_while_somebody_writes_waits_for_nobody_and_changes_nothing(lab: LabConfig) -> None:
     ledger = Ledger(lab.ledger_path)
     with ledger.write():
         ledger.record("note", "one")
@@ -243,14 +245,14 @@ def test_asking_while_somebody_writes_waits_for_nobody_and_changes_nothing(lab: 
     ledger.close()
 
 
-def test_outputs_may_lie_behind_a_link(lab: Lab, tmp_path: Path) -> None:
+def test_outputs_may_lie_behind_a_link(lab: LabConfig, tmp_path: Path) -> None:
     archive_all(lab)
     (lab.folder / "outputs").rename(tmp_path / "disk")
     (lab.folder / "outputs").symlink_to(tmp_path / "disk")
     assert rows(lab, "SELECT count(*) FROM metrics") == [(15,)]
 
 
-def test_a_lab_without_a_ledger_is_told(tmp_path: Path, lab: Lab) -> None:
+def test_a_lab_without_a_ledger_is_told(tmp_path: Path, lab: LabConfig) -> None:
     shutil.rmtree(lab.ledger_path.parent)
     with pytest.raises(LabError, match="no ledger yet"):
         connect(lab)
@@ -287,7 +289,7 @@ def test_a_lab_without_a_ledger_is_told(tmp_path: Path, lab: Lab) -> None:
         "-- nothing",
     ],
 )
-def test_only_questions_pass(archived: tuple[Lab, duckdb.DuckDBPyConnection], tmp_path: Path, sql: str) -> None:
+def test_only_questions_pass(archived: tuple[LabConfig, duckdb.DuckDBPyConnection], tmp_path: Path, sql: str) -> None:
     lab, connection = archived
     before = {path: path.read_bytes() for path in lab.folder.rglob("*.parquet")}
     files = [tmp_path / "written", next(iter(before))]
@@ -313,7 +315,7 @@ def test_only_questions_pass(archived: tuple[Lab, duckdb.DuckDBPyConnection], tm
     ],
 )
 def test_a_question_reads_nothing_but_the_lab_s_own_tables(
-    archived: tuple[Lab, duckdb.DuckDBPyConnection], tmp_path: Path, sql: str
+    archived: tuple[LabConfig, duckdb.DuckDBPyConnection], tmp_path: Path, sql: str
 ) -> None:
     lab, connection = archived
     secret = tmp_path / "secret.csv"
@@ -340,11 +342,11 @@ def test_a_question_reads_nothing_but_the_lab_s_own_tables(
         "SELECT to_timestamp(created), [1, 2], {'a': 1}, 1.5::DECIMAL(4, 2), 'x'::BLOB, INTERVAL 1 DAY FROM runs",
     ],
 )
-def test_questions_of_any_form_are_answered(archived: tuple[Lab, duckdb.DuckDBPyConnection], sql: str) -> None:
+def test_questions_of_any_form_are_answered(archived: tuple[LabConfig, duckdb.DuckDBPyConnection], sql: str) -> None:
     assert len(ask(archived[1], sql)) > 0
 
 
-def test_a_wrong_question_is_answered_in_short_with_the_names_of_the_views(lab: Lab) -> None:
+def test_a_wrong_question_is_answered_in_short_with_the_names_of_the_views(lab: LabConfig) -> None:
     with connect(lab) as connection:
         with pytest.raises(LabError) as caught:
             ask(connection, "SELECT objectiv FROM runs")
@@ -366,7 +368,7 @@ def test_only_the_views_that_a_question_names_are_made() -> None:
         assert views_of(unclear) == VIEWS
 
 
-def test_the_tables_of_a_connection_are_the_views_and_no_more(lab: Lab) -> None:
+def test_the_tables_of_a_connection_are_the_views_and_no_more(lab: LabConfig) -> None:
     assert {row[0] for row in rows(lab, "SHOW TABLES")} == set(VIEWS)
     assert {row[0] for row in rows(lab, "SHOW TABLES", views=("runs", "metrics"))} == {"runs", "metrics"}
 

@@ -174,7 +174,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class AgentSession:
     """A conversation that can be gone on with."""
 
     id: str
@@ -205,7 +205,7 @@ class Answer:
     """Why it is not ok; empty if it is."""
     usage: Usage
     """Of this call alone, all attempts together."""
-    session: Session | None
+    session: AgentSession | None
     summary: Summary
     seconds: float
     attempts: int

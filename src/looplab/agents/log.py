@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from looplab.agents.base import AgentEvent, Answer, Command, End, Message, Output, Session, Summary, Trouble, Usage
+from looplab.agents.base import AgentEvent, AgentSession, Answer, Command, End, Message, Output, Summary, Trouble, Usage
 from looplab.agents.lines import LONGEST_RECORD, Lines, decode
 from looplab.agents.run import ADAPTERS
 from looplab.errors import LabError
@@ -65,7 +65,7 @@ def read_end(path: Path) -> Answer | None:
     if last is None:
         return None
     usage = read_usage(last.get("usage"))
-    session = Session(last["session"]) if last.get("session") else None
+    session = AgentSession(last["session"]) if last.get("session") else None
     return Answer(
         bool(last["ok"]), last.get("text") or "", last.get("why") or "", usage, session, Summary(),
         last.get("seconds") or 0.0, last.get("attempts") or 1, last.get("exit_code"), path,

@@ -28,6 +28,7 @@ from looplab.agents.account import Meter, plus, priced
 from looplab.agents.base import (
     Adapter,
     AgentEvent,
+    AgentSession,
     AgentSpec,
     Answer,
     Command,
@@ -37,7 +38,6 @@ from looplab.agents.base import (
     Message,
     Output,
     Request,
-    Session,
     Start,
     Summary,
     Trouble,
@@ -126,7 +126,7 @@ def run_agent(
     cwd: Path,
     log: Path,
     limits: Limits | None = None,
-    resume: Session | None = None,
+    resume: AgentSession | None = None,
     schema: Mapping[str, Any] | None = None,
     extra_env: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
@@ -184,7 +184,7 @@ class _AgentCall:
     def run(
         self,
         prompt: str,
-        resume: Session | None,
+        resume: AgentSession | None,
         schema: Mapping[str, Any] | None,
         scratch: Path,
         sleep: Callable[[float], object],
@@ -224,7 +224,7 @@ class _AgentCall:
                 return self._end(story, attempt)
             if story.progress and story.session and not self._forgets():
                 # What it did is in the session: asked anew, it would do it twice.
-                resume, prompt = Session(story.session, story.meter.total), GO_ON
+                resume, prompt = AgentSession(story.session, story.meter.total), GO_ON
                 argv = [self.program, *self.adapter.argv(self.spec, replace(request, resume=story.session))]
 
     def _pause(self, story: _Story, attempt: int, waited: float, chance: Callable[[], float]) -> float | None:
@@ -246,7 +246,7 @@ class _AgentCall:
 
     # -- one attempt
 
-    def _attempt(self, argv: list[str], prompt: str, resume: Session | None, earlier: _Story | None) -> _Story:
+    def _attempt(self, argv: list[str], prompt: str, resume: AgentSession | None, earlier: _Story | None) -> _Story:
         story = _Story(Meter(resume.total if resume else None), resume.id if resume else "")
         if earlier is not None:
             story.counts, story.files, story.troubles = earlier.counts, earlier.files, earlier.troubles
@@ -379,7 +379,7 @@ class _AgentCall:
                 self.on_event(Trouble(text))
 
     def _end(self, story: _Story, attempts: int) -> Answer:
-        session = Session(story.session, story.meter.total) if story.session else None
+        session = AgentSession(story.session, story.meter.total) if story.session else None
         answer = Answer(
             ok=not story.why,
             text=story.text,

@@ -18,7 +18,7 @@ from typing import Any
 
 from looplab.api.study import EngineThread
 from looplab.config.files import dump_json, write_atomic
-from looplab.config.lab import Lab, StudyConfig
+from looplab.config.lab import LabConfig, StudyConfig
 from looplab.errors import LabError
 from looplab.launch.base import Ended, Exit, LaunchEvent, LaunchSpec, Rejected, Started
 from looplab.launch.local import read_exit
@@ -49,7 +49,7 @@ class AskTell:
             loop.tell(trial, {"loss": train(**trial.config)})
     """
 
-    def __init__(self, lab: Lab, study: StudyConfig, setup: Setup) -> None:
+    def __init__(self, lab: LabConfig, study: StudyConfig, setup: Setup) -> None:
         self._executor = CallerExecutor()
         self._engine = EngineThread(lab, study, setup, executor=lambda: self._executor)
 

@@ -11,13 +11,13 @@ from looplab.errors import LabError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from looplab.config.lab import Lab
+    from looplab.config.lab import LabConfig
 
 
-class Loaded:
+class LabFrames:
     """The tables of a lab as they stood at one moment, each made into a frame when it is first asked for."""
 
-    def __init__(self, lab: Lab, study: str | None) -> None:
+    def __init__(self, lab: LabConfig, study: str | None) -> None:
         from looplab.report.tables import connect
 
         self.folder = lab.folder
@@ -62,7 +62,7 @@ class Loaded:
         return f"<looplab {self.folder}" + (f", study {self.study}>" if self.study else ">")
 
 
-def load(study: str | None = None, lab: Path | str | None = None) -> Loaded:
+def load(study: str | None = None, lab: Path | str | None = None) -> LabFrames:
     """The lab in this folder, or the one that the working directory lies in; all studies, or one."""
     try:
         import pandas  # noqa: F401
@@ -70,4 +70,4 @@ def load(study: str | None = None, lab: Path | str | None = None) -> Loaded:
         raise LabError("looplab.load needs pandas", hint="pip install pandas") from None
     from looplab.config.lab import find_lab, load_lab
 
-    return Loaded(load_lab(find_lab(Path(lab) if lab is not None else Path.cwd())), study)
+    return LabFrames(load_lab(find_lab(Path(lab) if lab is not None else Path.cwd())), study)

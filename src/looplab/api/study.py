@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from looplab.config.lab import Lab as LabConfig
-from looplab.config.lab import StudyConfig, find_lab, load_lab
+from looplab.config.lab import LabConfig, StudyConfig, find_lab, load_lab
 from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger, open_for_reading
 from looplab.ledger.study import RunRow, StudyLedger

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from looplab.cli.help import GroupedCommands, add_examples
+from looplab.cli.help import EXAMPLES, GroupedCommands, add_examples
 
 app = typer.Typer(
     name="looplab",

@@ -11,7 +11,7 @@ from pathlib import Path
 from looplab.cli import output
 from looplab.cli.labs import open_lab
 from looplab.config.files import read_config
-from looplab.config.lab import Lab
+from looplab.config.lab import LabConfig
 from looplab.config.paths import show
 from looplab.errors import BusyError, LabError
 from looplab.ledger.leaks import SecretFinder, find_leaks, scrub
@@ -59,7 +59,7 @@ def _advice(left: set[str], *, scrubs: bool) -> list[str]:
     return lines
 
 
-def _finder(lab: Lab) -> SecretFinder:
+def _finder(lab: LabConfig) -> SecretFinder:
     """Knows the secrets of the environment, of the lab file and of the base configs."""
     env = dict(os.environ)
     values: dict[str, str] = {}
@@ -72,7 +72,7 @@ def _finder(lab: Lab) -> SecretFinder:
     return SecretFinder(env, {label: value for label, value in values.items() if len(value) >= SHORTEST})
 
 
-def _refuse_while_running(lab: Lab) -> None:
+def _refuse_while_running(lab: LabConfig) -> None:
     for name in lab.studies:
         for study in (name, name + JOBS_SUFFIX):
             pid = engine_pid(lab.folder, study)

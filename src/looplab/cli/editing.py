@@ -13,7 +13,7 @@ from looplab.cli.labs import LabContext, open_lab, open_place
 from looplab.config import paths
 from looplab.config.edits import apply_edits, parse_edit
 from looplab.config.files import read_document
-from looplab.config.lab import Lab, find_lab, load_lab
+from looplab.config.lab import LabConfig, find_lab, load_lab
 from looplab.decide.base import Proposal, describe_error, is_environmental
 from looplab.decide.queue import read_queue
 from looplab.errors import LabError
@@ -200,14 +200,14 @@ def edit(
         run_alone(lab, study, variant, json=json, **alone)
 
 
-def _keys_of_flags(lab: Lab | None, study: str | None) -> Mapping[str, str]:
+def _keys_of_flags(lab: LabConfig | None, study: str | None) -> Mapping[str, str]:
     """What the lab file says about the keys that flags edit; nothing if it is not clear which study is meant."""
     if lab is None or (study is None and len(lab.studies) > 1):
         return {}
     return lab.study(study).flags
 
 
-def _lab_around(folder: Path | None, target: Path) -> Lab | None:
+def _lab_around(folder: Path | None, target: Path) -> LabConfig | None:
     """The lab whose ledger gets parent and reason; outside of a lab there is none to write to."""
     try:
         found = find_lab(folder or real_path(target))
@@ -218,7 +218,7 @@ def _lab_around(folder: Path | None, target: Path) -> Lab | None:
     return load_lab(found)
 
 
-def _record(lab: Lab, variant: Path, base: Path, changes: Sequence[str], reason: str) -> None:
+def _record(lab: LabConfig, variant: Path, base: Path, changes: Sequence[str], reason: str) -> None:
     ledger = Ledger(lab.ledger_path)
     with ledger.write():
         ledger.record(

@@ -14,7 +14,7 @@ from looplab.agents.run import ADAPTERS
 from looplab.cli import output
 from looplab.cli.labs import open_for_reading
 from looplab.config.files import write_atomic
-from looplab.config.lab import Lab
+from looplab.config.lab import LabConfig
 from looplab.decide.agent import account_of
 from looplab.errors import LabError
 from looplab.iterate import settings as reading
@@ -88,7 +88,7 @@ def _open(folder: Path | None) -> tuple[Path, Ledger]:
     path = lab / ".looplab" / "ledger.db"
     if not path.exists():
         raise LabError("no version was made here yet", hint="start with `looplab iterate 2 3`")
-    return lab, open_for_reading(Lab(lab, {}))
+    return lab, open_for_reading(LabConfig(lab, {}))
 
 
 def _print(book: VersionLedger) -> None:

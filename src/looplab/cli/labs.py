@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from looplab.cli import output
-from looplab.config.lab import LAB_FILE, Lab, StudyConfig, find_lab, load_lab
+from looplab.config.lab import LAB_FILE, LabConfig, StudyConfig, find_lab, load_lab
 from looplab.ledger import ledger as ledgers
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import JOBS_SUFFIX, StudyLedger
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LabContext:
-    lab: Lab
+    lab: LabConfig
     study: StudyConfig
     ledger: Ledger
     record: StudyLedger
@@ -29,14 +29,14 @@ class LabContext:
         return study_folder(self.lab.folder, self.study.name)
 
 
-def open_lab(folder: Path | None) -> Lab:
+def open_lab(folder: Path | None) -> LabConfig:
     lab = load_lab(find_lab(folder or Path.cwd()))
     for note in lab.notes:
         output.warn(note)
     return lab
 
 
-def find_study(lab: Lab, name: str | None) -> StudyConfig:
+def find_study(lab: LabConfig, name: str | None) -> StudyConfig:
     """A study of the lab, or `<study>.jobs`: the one of the commands that were submitted to it."""
     from looplab.loop.submitting import jobs_study
 
@@ -45,7 +45,7 @@ def find_study(lab: Lab, name: str | None) -> StudyConfig:
     return lab.study(name)
 
 
-def open_record(folder: Path | None) -> Lab:
+def open_record(folder: Path | None) -> LabConfig:
     """The lab for a command about its record alone: one that has versions and no study, so no lab.yaml, will do."""
     from looplab.iterate.settings import FILE
 
@@ -54,11 +54,11 @@ def open_record(folder: Path | None) -> Lab:
         if (place / LAB_FILE).exists():
             break
         if (place / FILE).exists():
-            return Lab(place, {})
+            return LabConfig(place, {})
     return open_lab(folder)
 
 
-def open_for_reading(lab: Lab) -> Ledger:
+def open_for_reading(lab: LabConfig) -> Ledger:
     """Open the ledger for a command that does not write to it."""
     return ledgers.open_for_reading(lab.ledger_path)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from looplab.cli import output
 from looplab.cli.labs import open_lab
-from looplab.config.lab import Lab, StudyConfig
+from looplab.config.lab import LabConfig, StudyConfig
 from looplab.errors import LabError
 from looplab.ledger.ledger import LedgerCopy
 from looplab.ledger.study import ProposalRow, StudyLedger
@@ -42,7 +42,7 @@ def plan(
 
 
 def show_plan(
-    lab: Lab,
+    lab: LabConfig,
     study: StudyConfig,
     options: RunOptions,
     ledger: LedgerCopy,

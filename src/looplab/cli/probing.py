@@ -13,7 +13,7 @@ from looplab.cli import output
 from looplab.cli.labs import open_lab
 from looplab.cli.running import TerminalSession
 from looplab.config.files import dump_json, write_atomic
-from looplab.config.lab import Lab, ProbeConfig, StudyConfig
+from looplab.config.lab import LabConfig, ProbeConfig, StudyConfig
 from looplab.errors import BusyError
 from looplab.launch.local import is_running, read_process
 from looplab.ledger.ledger import Ledger
@@ -62,7 +62,7 @@ def probe(
         sys.exit(1)
 
 
-def _prepare(lab: Lab, study: StudyConfig, name: str, options: RunOptions) -> tuple[int, Setup]:
+def _prepare(lab: LabConfig, study: StudyConfig, name: str, options: RunOptions) -> tuple[int, Setup]:
     """How many runs the study would have at a time, and the setup of the probe, which has one."""
     with lab.at(study, "probe"):
         made = probing.probe_study(study, name, options.mode)
@@ -70,7 +70,7 @@ def _prepare(lab: Lab, study: StudyConfig, name: str, options: RunOptions) -> tu
         return len(setup.slots), probing.in_one_slot(setup)
 
 
-def _check_free(lab: Lab, study: StudyConfig, last: str, ledger: Ledger | None, fresh: bool) -> None:
+def _check_free(lab: LabConfig, study: StudyConfig, last: str, ledger: Ledger | None, fresh: bool) -> None:
     """What is measured beside other work is not the speed of this machine."""
     pid = engine_pid(lab.folder, study.name)
     if pid is not None:
@@ -129,7 +129,7 @@ def _say_what_comes(setup: Setup, wanted: ProbeConfig, settings: list[Setting], 
         )
 
 
-def _write(lab: Lab, study: StudyConfig, advice: Advice) -> Path:
+def _write(lab: LabConfig, study: StudyConfig, advice: Advice) -> Path:
     """The advice as an entry of a queue."""
     name = "probe.json" if len(lab.studies) == 1 else f"{study.name}.probe.json"
     path = lab.folder / "proposals" / name
@@ -140,8 +140,8 @@ def _write(lab: Lab, study: StudyConfig, advice: Advice) -> Path:
 
 
 def _tell(
-    lab: Lab, study: StudyConfig, setup: Setup, results: list[Result], advice: Advice | None, written: Path | None,
-    done: bool, json: bool,
+    lab: LabConfig, study: StudyConfig, setup: Setup, results: list[Result], advice: Advice | None,
+    written: Path | None, done: bool, json: bool,
 ) -> None:  # fmt: skip
     assert setup.study.objective is not None
     metric = setup.study.objective.metric

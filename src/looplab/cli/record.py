@@ -10,7 +10,7 @@ from pathlib import Path
 
 from looplab.cli import output
 from looplab.cli.labs import open_for_reading, open_lab, open_record
-from looplab.config.lab import AnchorConfig, Lab
+from looplab.config.lab import AnchorConfig, LabConfig
 from looplab.errors import BusyError
 from looplab.ledger import anchors, rebuild
 from looplab.ledger import audit as auditing
@@ -86,7 +86,7 @@ def restore(folder: Path | None, backup: Path | None, json: bool) -> None:
     _print_rebuild(rebuild.restore(lab.ledger_path, lab.folder, backup), json)
 
 
-def _idle_lab(folder: Path | None) -> Lab:
+def _idle_lab(folder: Path | None) -> LabConfig:
     """Return the lab, in which no engine may be running."""
     lab = open_lab(folder)
     for study in [*lab.studies, *(study + JOBS_SUFFIX for study in lab.studies)]:

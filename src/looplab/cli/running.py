@@ -15,7 +15,7 @@ from looplab import signals
 from looplab.cli import output
 from looplab.cli.labs import LabContext, open_for_reading, open_lab, open_place
 from looplab.cli.live import LiveView, Row, ScreenState, time_left
-from looplab.config.lab import Lab, StudyConfig
+from looplab.config.lab import LabConfig, StudyConfig
 from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger, LedgerCopy
 from looplab.ledger.study import StudyLedger
@@ -84,7 +84,13 @@ def run(folder: Path | None, name: str | None, options: RunOptions, *, execute: 
 
 
 def run_alone(
-    lab: Lab, name: str | None, config: Path, *, extra: Sequence[str] = (), informal: bool = False, json: bool = False
+    lab: LabConfig,
+    name: str | None,
+    config: Path,
+    *,
+    extra: Sequence[str] = (),
+    informal: bool = False,
+    json: bool = False,
 ) -> None:
     """Run one config now, once: what waits in the queue keeps waiting, and `resume` keeps its options."""
     study = lab.study(name)
@@ -119,7 +125,7 @@ def resume(folder: Path | None, name: str | None, detach: bool, json: bool) -> N
 class TerminalSession(Session):
     """A session whose engine is shown here: a live view in a terminal, lines in a pipe, JSON lines on request."""
 
-    def __init__(self, lab: Lab, study: StudyConfig, *, json: bool) -> None:
+    def __init__(self, lab: LabConfig, study: StudyConfig, *, json: bool) -> None:
         terminals = output.terminals()
         super().__init__(lab, study, listeners=[self._show], on_hangup=lambda: output.mute(*terminals))
         self._json = json
@@ -269,7 +275,7 @@ def _engine_snapshot(engine: Engine) -> ScreenState:
 # -- the engine in the background
 
 
-def _detach(lab: Lab, study: StudyConfig, json: bool) -> None:
+def _detach(lab: LabConfig, study: StudyConfig, json: bool) -> None:
     pid, log = start_detached(lab, study)
     if json:
         output.print_json({"pid": pid, "log": str(log), "study": study.name})

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from looplab import signals
 from looplab.cli import output
 from looplab.cli.labs import open_lab
-from looplab.config.lab import Lab, StudyConfig
+from looplab.config.lab import LabConfig, StudyConfig
 from looplab.errors import LabError
 from looplab.launch.devices import Devices
 from looplab.launch.local import LocalExecutor
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 FAILED, INTERRUPTED = 1, 130
 
 
-def _open(folder: Path | None, name: str | None) -> tuple[Lab, StudyConfig]:
+def _open(folder: Path | None, name: str | None) -> tuple[LabConfig, StudyConfig]:
     """The lab and the study; where one of several studies has stages, it is meant."""
     lab = open_lab(folder)
     staged = [study for study in lab.studies.values() if study.stages]

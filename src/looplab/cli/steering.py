@@ -11,7 +11,7 @@ from pathlib import Path
 from looplab.cli import output
 from looplab.cli.labs import open_lab, open_place
 from looplab.cli.running import run as run_study
-from looplab.config.lab import Lab, StudyConfig
+from looplab.config.lab import LabConfig, StudyConfig
 from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
@@ -44,7 +44,7 @@ def autopilot(
     run_study(folder, name, replace(options, rounds=rounds), execute=True, detach=detach, json=json)
 
 
-def _link_runs(lab: Lab, study: StudyConfig) -> None:
+def _link_runs(lab: LabConfig, study: StudyConfig) -> None:
     """`runs/<id>` beside `outputs/<study>/<id>`, where nothing else is called so."""
     link = lab.folder / "runs"
     if not link.exists() and not link.is_symlink():

@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from looplab import signals
 from looplab.cli import output
-from looplab.config.lab import Lab, StudyConfig, find_lab, load_lab, parse_duration
+from looplab.config.lab import LabConfig, StudyConfig, find_lab, load_lab, parse_duration
 from looplab.errors import BusyError, LabError
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import RunRow, StudyLedger
@@ -40,7 +40,7 @@ NEW, JOINED, EARLIER = "new", "joined", "earlier"
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    lab: Lab
+    lab: LabConfig
     study: StudyConfig
     """Of the commands, not the one that was named."""
     named: str
@@ -120,7 +120,7 @@ def serve(folder: Path | None, name: str | None, owner_pid: int) -> None:
         session.drive(submitting.jobs_setup(lab, study, options, owner_pid))
 
 
-def _open(folder: Path | None, name: str | None) -> tuple[Lab, StudyConfig]:
+def _open(folder: Path | None, name: str | None) -> tuple[LabConfig, StudyConfig]:
     lab = load_lab(submitting.home_of(find_lab(folder or Path.cwd())))
     return lab, lab.study(name)
 

@@ -752,7 +752,7 @@ class StudyConfig(Section):
         return self
 
 
-class Lab:
+class LabConfig:
     """A folder with a lab.yaml."""
 
     def __init__(
@@ -815,7 +815,7 @@ def find_lab(start: Path) -> Path:
     )
 
 
-def load_lab(folder: Path) -> Lab:
+def load_lab(folder: Path) -> LabConfig:
     """Read and check the lab file. A single study stands at the top level; several stand in `studies:`, and what
     stands beside that list is what they have in common."""
     path = folder / LAB_FILE
@@ -850,7 +850,7 @@ def load_lab(folder: Path) -> Lab:
             )
         studies[study.name] = study
         places[study.name] = at
-    return Lab(folder, studies, lambda study, *keys: _line(document, places[study], keys), tuple(notes))
+    return LabConfig(folder, studies, lambda study, *keys: _line(document, places[study], keys), tuple(notes))
 
 
 def _check(block: dict[str, Any], at: tuple[str | int, ...], document: Document, path: Path) -> StudyConfig:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from looplab.agents.account import Account, Allowance
-from looplab.agents.base import AgentSpec, Answer, Limits, Session, Summary, TokenPrice
+from looplab.agents.base import AgentSession, AgentSpec, Answer, Limits, Summary, TokenPrice
 from looplab.agents.integrity import CallGuard
 from looplab.agents.lines import named_secrets
 from looplab.agents.log import read_end, read_usage
@@ -162,7 +162,7 @@ class AgentProposer:
         self._allowance = Allowance(study.budget.tokens, study.budget.usd)
         check_spec(self._spec, self._limits())
         self._call: _PendingCall | None = None
-        self._session: Session | None = None
+        self._session: AgentSession | None = None
         self._recovered = False
         self._unfinished: Path | None = None  # the log of a call that an earlier engine began
         self._stop = threading.Event()
@@ -261,7 +261,7 @@ class AgentProposer:
 
     def _prompt(
         self, study: StudyLedger, n: int, attempt: int, parent: RunRow | None, config: Mapping[str, Any],
-        session: Session | None,
+        session: AgentSession | None,
     ) -> str:  # fmt: skip
         """The question; after a refused answer, with the reasons at its end."""
         refused = refusals_of(study)
@@ -277,7 +277,7 @@ class AgentProposer:
         )  # fmt: skip
         return f"{prompt}\n{again}" if again else prompt
 
-    def _work(self, call: _PendingCall, prompt: str, session: Session | None, limits: Limits) -> None:
+    def _work(self, call: _PendingCall, prompt: str, session: AgentSession | None, limits: Limits) -> None:
         """In the thread: ask, and keep what was written where it can be found again."""
         try:
             self._files.begin(call.id)

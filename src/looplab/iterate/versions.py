@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from looplab.agents.base import AgentEvent, AgentSpec, Answer, Command, Limits, Message, Session, Trouble
+from looplab.agents.base import AgentEvent, AgentSession, AgentSpec, Answer, Command, Limits, Message, Trouble
 from looplab.agents.confine import landlock_version
 from looplab.agents.log import read_end
 from looplab.agents.process import kill_marked
@@ -265,7 +265,7 @@ class Iteration:
         session = None
         text: list[str] = []
         if earlier is not None and earlier.ok and earlier.session and earlier.cli == self.spec.cli:
-            session = Session(earlier.session)  # it knows what it was asked
+            session = AgentSession(earlier.session)  # it knows what it was asked
         else:
             text.append(prompt.make(self.settings, number, self.previous(number), self.lab, self._trains_here()))
         if ask > 1:

@@ -21,7 +21,7 @@ from looplab.ledger import journal
 from looplab.ledger.backup import FOLDER, backups, read_hashes
 from looplab.ledger.journal import Journal
 from looplab.ledger.ledger import HEAD_FILE, Event, Ledger
-from looplab.ledger.replay import Discrepancy, Facts, Key, Replay, hash_text
+from looplab.ledger.replay import Discrepancy, EventReplay, Facts, Key, hash_text
 from looplab.ledger.schema import JOURNALLED
 from looplab.runs import folder
 from looplab.untrusted import UntrustedError, read_bounded
@@ -59,7 +59,7 @@ def audit(ledger: Ledger, lab: Path, running: Collection[str] = ()) -> Audit:
         running: Studies with a running engine: their pointers may lag behind.
     """
     findings: list[Discrepancy] = []
-    seq, head, replay = 0, "", Replay()
+    seq, head, replay = 0, "", EventReplay()
     with _collecting(findings, "ledger", ledger.path.name), ledger.lenient():
         seq, head = ledger.head()
         findings.extend(_check_database(ledger))
@@ -140,7 +140,7 @@ def _check_database(ledger: Ledger) -> Iterator[Discrepancy]:
             yield Discrepancy("ledger", ledger.path.name, str(row[0]))
 
 
-def _recorded(lab: Path, replay: Replay) -> Iterator[tuple[str, Path, Mapping[str, str]]]:
+def _recorded(lab: Path, replay: EventReplay) -> Iterator[tuple[str, Path, Mapping[str, str]]]:
     for (study, run), files in replay.files.items():
         yield f"{study}/{run}", folder.study_folder(lab, study) / run, files
     for study, files in replay.kept.items():
@@ -150,7 +150,7 @@ def _recorded(lab: Path, replay: Replay) -> Iterator[tuple[str, Path, Mapping[st
 # -- tables
 
 
-def _compare_tables(ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
+def _compare_tables(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
     findings: list[Discrepancy] = []
     tables: dict[str, Callable[[], Iterable[Discrepancy]]] = {
         "studies": lambda: _compare_studies(ledger, replay),
@@ -180,7 +180,7 @@ def _differences(where: str, row: Mapping[str, Any] | sqlite3.Row, facts: Facts)
         yield Discrepancy("table", where, f"{column} is {value!r} in the table, another in the chain")
 
 
-def _compare_studies(ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
+def _compare_studies(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
     known = {row["name"]: row for row in ledger.rows("SELECT name, objective, goal, best, judge_state FROM studies")}
     for name, facts in replay.studies.items():
         if name not in known:
@@ -193,7 +193,7 @@ def _compare_studies(ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
         yield from _differences(name, row, compared)
 
 
-def _compare_rounds(ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
+def _compare_rounds(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
     seen = set()
     for row in ledger.rows("SELECT * FROM rounds"):
         key = (row["study"], row["n"])
@@ -206,7 +206,7 @@ def _compare_rounds(ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
         yield Discrepancy("table", f"{study} round {n}", "the chain knows it, the table does not")
 
 
-def _compare_proposals(ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
+def _compare_proposals(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
     seen = set()
     for row in ledger.rows("SELECT * FROM proposals"):
         seen.add(row["id"])
@@ -221,7 +221,7 @@ def _compare_proposals(ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
         yield Discrepancy("table", f"proposal {number}", "the chain knows it, the table does not")
 
 
-def _compare_runs(ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
+def _compare_runs(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
     seen = set()
     for row in ledger.rows("SELECT * FROM runs"):
         key = (row["study"], row["id"])
@@ -235,7 +235,7 @@ def _compare_runs(ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
         yield Discrepancy("table", f"{study}/{run}", "the chain knows the run, the table does not")
 
 
-def _compare_plans(ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
+def _compare_plans(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
     for row in ledger.rows("SELECT study, run, body FROM plans"):
         said = replay.plans.get((row["study"], row["run"]))
         if said is not None and hash_text(row["body"]) != said:
@@ -248,7 +248,7 @@ def _compare_configs(ledger: Ledger) -> Iterator[Discrepancy]:
             yield Discrepancy("table", f"config {row['hash']}", "the config in the table has another hash")
 
 
-def _compare_verdicts(ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
+def _compare_verdicts(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
     found: dict[Key, list[Facts]] = {}
     for row in ledger.rows("SELECT study, run, at, verdict, evidence FROM verdicts ORDER BY rowid"):
         one: Facts = {"at": row["at"], "verdict": row["verdict"], "evidence": json.loads(row["evidence"])}
@@ -262,7 +262,7 @@ def _compare_verdicts(ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
             yield from _differences(where, one, facts)
 
 
-def _compare_sessions(ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
+def _compare_sessions(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
     first = min(replay.sessions, default=None)
     for row in ledger.rows("SELECT * FROM sessions"):
         if first is None or row["id"] < first:
@@ -274,7 +274,7 @@ def _compare_sessions(ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
             yield from _differences(f"session {row['id']}", row, facts)
 
 
-def _compare_commands(ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
+def _compare_commands(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
     rows = ledger.rows("SELECT study, at, what, data FROM commands ORDER BY id")
     if len(rows) != len(replay.commands):
         yield Discrepancy("table", "commands", f"{len(rows)} in the table, {len(replay.commands)} in the chain")
@@ -282,7 +282,7 @@ def _compare_commands(ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
         yield from _differences(f"command {facts['what']}", {**dict(row), "data": json.loads(row["data"])}, facts)
 
 
-def _compare_options(ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
+def _compare_options(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
     for study, text in replay.options.items():
         row = ledger.one("SELECT value FROM meta WHERE key=?", (f"options:{study}",))
         if row is None or row["value"] != text:
@@ -292,7 +292,7 @@ def _compare_options(ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
 # -- journal and head
 
 
-def _compare_journal(ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
+def _compare_journal(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
     if ledger.journal is None:
         return
     head = ledger.head()[0]
@@ -343,7 +343,7 @@ def _only_noted_differs(ledger: Ledger) -> bool:
     return noted is not None and noted[0] <= ledger.head()[0] and ledger.first_broken_link(noted=False) is None
 
 
-def _compare_backups(ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
+def _compare_backups(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
     """Compare each backup with the beginning of the chain."""
     for path in backups(ledger.path):
         name = f"{FOLDER}/{path.name}"
@@ -365,7 +365,7 @@ def _compare_backups(ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
 # -- files of a study
 
 
-def _unknown_folders(study: str, study_dir: Path, replay: Replay) -> Iterator[Discrepancy]:
+def _unknown_folders(study: str, study_dir: Path, replay: EventReplay) -> Iterator[Discrepancy]:
     for path in folder.run_folders(study_dir):
         if (study, path.name) not in replay.runs:
             yield Discrepancy("folder", f"{study}/{path.name}", "a run folder that the chain does not know")
@@ -387,7 +387,7 @@ def _shared_files(study: str, study_dir: Path) -> Iterator[Discrepancy]:
             )
 
 
-def _pointers(study: str, study_dir: Path, replay: Replay, notes: list[str]) -> Iterator[Discrepancy]:
+def _pointers(study: str, study_dir: Path, replay: EventReplay, notes: list[str]) -> Iterator[Discrepancy]:
     for name in ("BEST", "LATEST"):
         where = f"{study}/{name}"
         try:
@@ -407,7 +407,7 @@ def _pointers(study: str, study_dir: Path, replay: Replay, notes: list[str]) -> 
                 yield Discrepancy("file", where, f"it names {pointed}; the best run is {best}")
 
 
-def _lab_book(study: str, study_dir: Path, ledger: Ledger, replay: Replay) -> Iterator[Discrepancy]:
+def _lab_book(study: str, study_dir: Path, ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
     """Lines of the lab book that contradict the chain. People write in it too: other lines are theirs."""
     try:
         text = read_bounded(study_dir / "labbook.md", MAX_BOOK).decode(errors="replace")

@@ -22,7 +22,7 @@ from looplab.ledger.audit import events_of
 from looplab.ledger.backup import FOLDER, backups, intact, open_backup, read_hashes
 from looplab.ledger.journal import MAX_SEQ, Journal, Link
 from looplab.ledger.ledger import GENESIS, HEAD_FILE, REPAIR, DamagedError, Ledger, link
-from looplab.ledger.replay import ENDED, PLANNED, Facts, Key, Replay, hash_text
+from looplab.ledger.replay import ENDED, PLANNED, EventReplay, Facts, Key, hash_text
 from looplab.ledger.schema import JOURNALLED, LAST_NUMBER
 from looplab.ledger.study import IMPORTED, keep_config
 from looplab.runs import folder
@@ -286,7 +286,7 @@ def _put_foreign_backups_aside(ledger: Ledger) -> list[str]:
 
 def _rebuild_tables(ledger: Ledger, lab: Path, done: Reindexed) -> None:
     is_new = ledger.head()[0] == 0
-    replay = Replay()
+    replay = EventReplay()
     for event in events_of(ledger):
         with contextlib.suppress(KeyError, TypeError, AttributeError, ValueError):
             for _ in replay.apply(event):
@@ -357,7 +357,7 @@ def _complete(key: Key, row: Facts) -> Facts:
     return {"study": key[0], "id": key[1], **row}
 
 
-def _row_of(key: Key, run_dir: Path, old: Facts, replay: Replay) -> Facts:
+def _row_of(key: Key, run_dir: Path, old: Facts, replay: EventReplay) -> Facts:
     """The row of a run: from the chain where that knows it, else from its folder, which knows what happened since."""
     said = replay.runs.get(key)
     about, summary, process, exit_ = (
@@ -443,7 +443,7 @@ def _replace_rows(ledger: Ledger, table: str, rows: Sequence[Facts]) -> None:
         ledger.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", tuple(row.values()))  # noqa: S608
 
 
-def _rebuild_proposals(ledger: Ledger, replay: Replay, done: Reindexed) -> None:
+def _rebuild_proposals(ledger: Ledger, replay: EventReplay, done: Reindexed) -> None:
     dropped = {(study, run) for study, runs in done.dropped.items() for run in runs}
     old = {row["id"]: dict(row) for row in ledger.rows("SELECT * FROM proposals")}
     rows = []
@@ -495,7 +495,7 @@ def _recover_proposal(ledger: Ledger, key: Key, run_dir: Path, row: Facts) -> in
     return 1
 
 
-def _record_run(ledger: Ledger, key: Key, row: Facts, replay: Replay, run_dir: Path | None) -> int:
+def _record_run(ledger: Ledger, key: Key, row: Facts, replay: EventReplay, run_dir: Path | None) -> int:
     """Record the run as it is in the table now, unless the chain says the same; return how many were recorded."""
     said = replay.runs.get(key)
     if said is not None and all(row.get(column) == value for column, value in said.items()):
@@ -520,7 +520,7 @@ def _rebuild_config(ledger: Ledger, run_dir: Path, config_hash: str) -> None:
         keep_config(ledger, config_hash, config)
 
 
-def _rebuild_rounds(ledger: Ledger, replay: Replay, rows: Mapping[Key, Facts]) -> dict[str, list[int]]:
+def _rebuild_rounds(ledger: Ledger, replay: EventReplay, rows: Mapping[Key, Facts]) -> dict[str, list[int]]:
     """Rebuild the rounds; return those that the chain does not know, by study."""
     old = {(row["study"], row["n"]): dict(row) for row in ledger.rows("SELECT * FROM rounds")}
     unknown: dict[str, list[int]] = {}
@@ -542,7 +542,9 @@ def _rebuild_rounds(ledger: Ledger, replay: Replay, rows: Mapping[Key, Facts]) -
     return unknown
 
 
-def _rebuild_studies(ledger: Ledger, lab: Path, replay: Replay, rows: Mapping[Key, Facts], done: Reindexed) -> None:
+def _rebuild_studies(
+    ledger: Ledger, lab: Path, replay: EventReplay, rows: Mapping[Key, Facts], done: Reindexed
+) -> None:
     for study in {*replay.studies, *(study for study, _ in rows)}:
         facts = replay.studies.get(study, {})
         first = min((row["created"] for (one, _), row in rows.items() if one == study), default=time.time())
@@ -579,7 +581,7 @@ def _rebuild_studies(ledger: Ledger, lab: Path, replay: Replay, rows: Mapping[Ke
                 done.judged_again.append(study)
 
 
-def _rebuild_rest(ledger: Ledger, replay: Replay) -> None:
+def _rebuild_rest(ledger: Ledger, replay: EventReplay) -> None:
     verdicts = [
         {"study": study, "run": run, "at": one["at"], "verdict": one["verdict"], "evidence": dump_json(one["evidence"])}
         for (study, run), given in replay.verdicts.items()

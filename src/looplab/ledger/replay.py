@@ -45,7 +45,7 @@ def hash_text(text: str) -> str:
 
 
 @dataclass(slots=True)
-class Replay:
+class EventReplay:
     """What the chain says, row by row and file by file."""
 
     studies: dict[str, Facts] = field(default_factory=dict)

@@ -19,7 +19,7 @@ from typing import Any
 
 from looplab.config import paths
 from looplab.config.edits import Edit, Op
-from looplab.config.lab import BudgetConfig, Lab, ObjectiveConfig, ProbeConfig, Require, StudyConfig, WatchRule
+from looplab.config.lab import BudgetConfig, LabConfig, ObjectiveConfig, ProbeConfig, Require, StudyConfig, WatchRule
 from looplab.decide.base import Proposal
 from looplab.decide.queue import QueueProposer
 from looplab.errors import LabError
@@ -135,10 +135,10 @@ class Advice:
 # -- the study of a probe
 
 
-class ProbeLab(Lab):
+class ProbeLab(LabConfig):
     """The lab of a probe's study: what is wrong in it is told at its place in the real study."""
 
-    def __init__(self, lab: Lab, real: StudyConfig, probe: StudyConfig) -> None:
+    def __init__(self, lab: LabConfig, real: StudyConfig, probe: StudyConfig) -> None:
         super().__init__(lab.folder, {probe.name: probe})
         self._told: Callable[..., AbstractContextManager[None]] = lambda *keys: lab.at(real, *keys)
 
@@ -155,7 +155,7 @@ def probe_of(study: StudyConfig) -> ProbeConfig:
     return study.probe
 
 
-def probe_name(lab: Lab, study: StudyConfig, ledger: Ledger | None, fresh: bool) -> str:
+def probe_name(lab: LabConfig, study: StudyConfig, ledger: Ledger | None, fresh: bool) -> str:
     """The name of the study's latest probe (`drone.probe`, `drone.probe2`), or of the next one."""
     first = f"{study.name}.probe"
     names = {row["name"] for row in ledger.rows("SELECT name FROM studies")} if ledger is not None else set()

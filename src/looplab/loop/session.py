@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 
 from looplab import signals
-from looplab.config.lab import Lab, StudyConfig
+from looplab.config.lab import LabConfig, StudyConfig
 from looplab.decide.queue import read_queue
 from looplab.errors import BusyError, LabError
 from looplab.guard.knobs import Knob
@@ -82,7 +82,7 @@ class Session:
 
     def __init__(
         self,
-        lab: Lab,
+        lab: LabConfig,
         study: StudyConfig,
         *,
         listeners: Sequence[Listener] = (),
@@ -196,7 +196,7 @@ class Session:
 # -- before a session
 
 
-def check_study(lab: Lab, study: StudyConfig, options: RunOptions) -> Setup:
+def check_study(lab: LabConfig, study: StudyConfig, options: RunOptions) -> Setup:
     """Check everything before anything is written or started; mistakes in the lab file are reported with their line."""
     from looplab.decide.rules import load_decide, read_rules
 
@@ -225,7 +225,7 @@ def check_study(lab: Lab, study: StudyConfig, options: RunOptions) -> Setup:
     return prepare(lab, study, options)
 
 
-def check_sources(lab: Lab, study: StudyConfig) -> None:
+def check_sources(lab: LabConfig, study: StudyConfig) -> None:
     """Raise LabError if the study's metric sources cannot be used."""
     with lab.at(study, "measure", "sources"):
         Reader(lab.folder, study.measure.sources)
@@ -330,7 +330,7 @@ def check_detachable(options: RunOptions) -> None:
 # -- engines elsewhere
 
 
-def start_detached(lab: Lab, study: StudyConfig) -> tuple[int, Path]:
+def start_detached(lab: LabConfig, study: StudyConfig) -> tuple[int, Path]:
     """Start `resume` in its own session and wait until its engine runs; return its pid and its log."""
     log = lab.folder / ".looplab" / f"{study.name}.log"
     argv = [sys.executable, "-m", "looplab", "resume", "--lab", str(lab.folder), "--study", study.name]
@@ -353,7 +353,7 @@ def start_detached(lab: Lab, study: StudyConfig) -> tuple[int, Path]:
     return process.pid, log
 
 
-def stop_study(lab: Lab, study: StudyConfig, record: StudyLedger, run: RunRow | None, *, drain: bool) -> str:
+def stop_study(lab: LabConfig, study: StudyConfig, record: StudyLedger, run: RunRow | None, *, drain: bool) -> str:
     """Stop a study, or one run of it, wherever its engine is; return what was done, in words."""
     pid = engine_pid(lab.folder, study.name)
     if run is not None and run.state != "running":
@@ -381,7 +381,7 @@ def stop_study(lab: Lab, study: StudyConfig, record: StudyLedger, run: RunRow | 
     return f"no engine is running; {what}"
 
 
-def _await_stop(lab: Lab, study: StudyConfig, record: StudyLedger, run: RunRow | None) -> bool:
+def _await_stop(lab: LabConfig, study: StudyConfig, record: StudyLedger, run: RunRow | None) -> bool:
     deadline = time.monotonic() + study.launch.grace + STOP_S
     while time.monotonic() < deadline:
         if run is not None:

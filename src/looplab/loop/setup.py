@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from looplab.config.edits import apply_edits
 from looplab.config.files import hash_config, read_config
-from looplab.config.lab import RUN_FOLDER, Lab, SearchConfig, StudyConfig
+from looplab.config.lab import RUN_FOLDER, LabConfig, SearchConfig, StudyConfig
 from looplab.config.paths import Concrete, find, get, has, leaves, show
 from looplab.decide.base import Proposal, Proposer
 from looplab.decide.history import History
@@ -339,7 +339,7 @@ def missing_for_formal(
     return missing
 
 
-def prepare(lab: Lab, study: StudyConfig, options: RunOptions) -> Setup:
+def prepare(lab: LabConfig, study: StudyConfig, options: RunOptions) -> Setup:
     """Check everything that can be checked before anything is written or started."""
     study, told = apply_options(study, options)
     guard = make_guard(study)
@@ -415,7 +415,7 @@ def find_cwd(lab: Path, cwd: str) -> Path:
     return folder
 
 
-def find_prints(lab: Lab, study: StudyConfig) -> Fingerprints:
+def find_prints(lab: LabConfig, study: StudyConfig) -> Fingerprints:
     """The data and what measures; an error if some of it is missing."""
     printed = []
     for what in ("data", "evaluator"):

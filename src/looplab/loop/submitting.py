@@ -29,7 +29,7 @@ import orjson
 
 from looplab.config.edits import Edit, Op, apply_edits
 from looplab.config.files import canonical_json
-from looplab.config.lab import LAB_FILE, BudgetConfig, ConfigRendering, Lab, Require, StudyConfig
+from looplab.config.lab import LAB_FILE, BudgetConfig, ConfigRendering, LabConfig, Require, StudyConfig
 from looplab.decide.base import Proposal
 from looplab.decide.queue import waiting
 from looplab.errors import LabError
@@ -58,7 +58,7 @@ OWN = ("LOOPLAB_LOCK_DIR", "LOOPLAB_DEBUG")
 # -- the study of the commands
 
 
-def jobs_study(lab: Lab, study: StudyConfig) -> StudyConfig:
+def jobs_study(lab: LabConfig, study: StudyConfig) -> StudyConfig:
     """The study of the commands: launched, limited and measured as the real one, but with nothing to decide."""
     name = study.name + JOBS_SUFFIX
     if name in lab.studies:
@@ -93,7 +93,7 @@ def jobs_study(lab: Lab, study: StudyConfig) -> StudyConfig:
     )
 
 
-def jobs_setup(lab: Lab, study: StudyConfig, said: RunOptions, owner_pid: int = 0) -> Setup:
+def jobs_setup(lab: LabConfig, study: StudyConfig, said: RunOptions, owner_pid: int = 0) -> Setup:
     """What the engine of the commands needs; in the slots that the last `run` of the study was told to use."""
     made = jobs_study(lab, study)
     options = RunOptions(

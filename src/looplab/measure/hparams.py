@@ -42,7 +42,7 @@ def _note_event(message: bytes, found: dict[str, Any]) -> None:
                     _note_plugin(message, plugin, found, budget)
 
 
-def _note_plugin(data: bytes, plugin: wire.Field, found: dict[str, Any], budget: wire.DecodeBudget) -> None:
+def _note_plugin(data: bytes, plugin: wire.WireField, found: dict[str, Any], budget: wire.DecodeBudget) -> None:
     parts = list(wire.fields(data, plugin.start, plugin.end, budget))
     if not any(part.number == 1 and wire.text(data, part) == "hparams" for part in parts):
         return
@@ -54,7 +54,7 @@ def _note_plugin(data: bytes, plugin: wire.Field, found: dict[str, Any], budget:
                 _note_entry(data, entry, found, budget)
 
 
-def _note_entry(data: bytes, entry: wire.Field, found: dict[str, Any], budget: wire.DecodeBudget) -> None:
+def _note_entry(data: bytes, entry: wire.WireField, found: dict[str, Any], budget: wire.DecodeBudget) -> None:
     name = ""
     value: float | str | bool | None = None
     for part in wire.fields(data, entry.start, entry.end, budget):
@@ -72,7 +72,7 @@ def _note_entry(data: bytes, entry: wire.Field, found: dict[str, Any], budget: w
         found[name] = value
 
 
-def _inner(data: bytes, start: int, end: int, number: int, budget: wire.DecodeBudget) -> list[wire.Field]:
+def _inner(data: bytes, start: int, end: int, number: int, budget: wire.DecodeBudget) -> list[wire.WireField]:
     """The messages with this field number."""
     return [
         part for part in wire.fields(data, start, end, budget) if part.number == number and part.kind == wire.LENGTH

@@ -293,7 +293,7 @@ def _scalars(data: bytes, end: int, other_plugins: set[str]) -> tuple[float, lis
     return float(step), scalars
 
 
-def _scalar(data: bytes, message: wire.Field, other_plugins: set[str], budget: wire.DecodeBudget) -> _Scalar | None:
+def _scalar(data: bytes, message: wire.WireField, other_plugins: set[str], budget: wire.DecodeBudget) -> _Scalar | None:
     tag = ""
     plain = tensor = None
     for part in wire.fields(data, message.start, message.end, budget):
@@ -312,7 +312,7 @@ def _scalar(data: bytes, message: wire.Field, other_plugins: set[str], budget: w
     return _of_tensor(data, tensor, tag, budget)
 
 
-def _plugin(data: bytes, metadata: wire.Field, budget: wire.DecodeBudget) -> str:
+def _plugin(data: bytes, metadata: wire.WireField, budget: wire.DecodeBudget) -> str:
     for part in wire.fields(data, metadata.start, metadata.end, budget):
         if part.number == 1 and part.kind == wire.LENGTH:
             for inner in wire.fields(data, part.start, part.end, budget):
@@ -321,10 +321,10 @@ def _plugin(data: bytes, metadata: wire.Field, budget: wire.DecodeBudget) -> str
     return ""
 
 
-def _of_tensor(data: bytes, tensor: wire.Field, tag: str, budget: wire.DecodeBudget) -> _Scalar | None:
+def _of_tensor(data: bytes, tensor: wire.WireField, tag: str, budget: wire.DecodeBudget) -> _Scalar | None:
     """The element of a tensor that has one; a tensor of more is a histogram or the like."""
     dtype = 0
-    found: wire.Field | None = None
+    found: wire.WireField | None = None
     for part in wire.fields(data, tensor.start, tensor.end, budget):
         if part.number == _DTYPE:
             dtype = part.value
@@ -351,7 +351,7 @@ def _of_tensor(data: bytes, tensor: wire.Field, tag: str, budget: wire.DecodeBud
     return _Scalar(tag, float(wire.signed(bits)))
 
 
-def _elements(data: bytes, shape: wire.Field, budget: wire.DecodeBudget) -> int:
+def _elements(data: bytes, shape: wire.WireField, budget: wire.DecodeBudget) -> int:
     count = 1
     for dimension in wire.fields(data, shape.start, shape.end, budget):
         if dimension.number == 2 and dimension.kind == wire.LENGTH:

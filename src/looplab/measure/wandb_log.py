@@ -239,7 +239,7 @@ def _history(record: bytes) -> tuple[int, int] | None:
     return None
 
 
-def _item(data: bytes, item: wire.Field, budget: wire.DecodeBudget | None = None) -> tuple[list[str], Any, bytes]:
+def _item(data: bytes, item: wire.WireField, budget: wire.DecodeBudget | None = None) -> tuple[list[str], Any, bytes]:
     """One item of history, config or summary: the path of its name, its value, and the bytes that say the name.
 
     The bytes are empty unless the name comes first and a JSON value follows, as nearly always.
@@ -359,7 +359,7 @@ class _MetaReader:
                 codes = [inner.value for inner in wire.fields(record, part.start, part.end) if inner.number == 1]
                 self._run.exit_code = wire.signed(codes[0]) if codes else 0
 
-    def _note_values(self, record: bytes, message: wire.Field, into: dict[tuple[str, ...], bytes]) -> None:
+    def _note_values(self, record: bytes, message: wire.WireField, into: dict[tuple[str, ...], bytes]) -> None:
         cut = _cut(record, message.start, message.end, self._known)
         if cut is not None:
             into.update(zip(*cut, strict=True))
@@ -377,7 +377,7 @@ class _MetaReader:
                     self._known[key] = path
 
 
-def _note_run(record: bytes, message: wire.Field, run: WandbRun) -> None:
+def _note_run(record: bytes, message: wire.WireField, run: WandbRun) -> None:
     for part in wire.fields(record, message.start, message.end):
         if part.number in _RUN_TEXTS:
             setattr(run, _RUN_TEXTS[part.number], wire.text(record, part))
@@ -392,7 +392,7 @@ def _note_run(record: bytes, message: wire.Field, run: WandbRun) -> None:
             run.started = seconds.get(1, 0) + seconds.get(2, 0) / 1e9
 
 
-def _update(record: bytes, message: wire.Field, values: dict[str, Any]) -> None:
+def _update(record: bytes, message: wire.WireField, values: dict[str, Any]) -> None:
     for part in wire.fields(record, message.start, message.end):
         if part.number == 1:
             _put(values, *_item(record, part)[:2])

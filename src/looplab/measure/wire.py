@@ -16,7 +16,7 @@ class WireError(ValueError):
     """These bytes are not a message."""
 
 
-class Field(NamedTuple):
+class WireField(NamedTuple):
     """One field of a message, not yet interpreted."""
 
     number: int
@@ -39,7 +39,9 @@ class DecodeBudget:
         self.left = MOST_FIELDS
 
 
-def fields(data: bytes, start: int = 0, end: int | None = None, budget: DecodeBudget | None = None) -> Iterator[Field]:
+def fields(
+    data: bytes, start: int = 0, end: int | None = None, budget: DecodeBudget | None = None
+) -> Iterator[WireField]:
     """The fields of the message in `data[start:end]`."""
     stop = len(data) if end is None else end
     place = start
@@ -52,7 +54,7 @@ def fields(data: bytes, start: int = 0, end: int | None = None, budget: DecodeBu
         kind = tag & 7
         if kind == VARINT:
             value, after = varint(data, place, stop)
-            yield Field(tag >> 3, kind, value, place, after)
+            yield WireField(tag >> 3, kind, value, place, after)
         else:
             if kind == LENGTH:
                 length, place = varint(data, place, stop)
@@ -63,7 +65,7 @@ def fields(data: bytes, start: int = 0, end: int | None = None, budget: DecodeBu
                 raise WireError(f"wire type {kind}")
             if after > stop:
                 raise WireError("a field runs over the end of its message")
-            yield Field(tag >> 3, kind, 0, place, after)
+            yield WireField(tag >> 3, kind, 0, place, after)
         place = after
 
 
@@ -80,7 +82,7 @@ def varint(data: bytes, place: int, stop: int) -> tuple[int, int]:
     raise WireError("a number runs over the end of its message")
 
 
-def text(data: bytes, field: Field) -> str:
+def text(data: bytes, field: WireField) -> str:
     return data[field.start : field.end].decode("utf-8", "replace")
 
 
@@ -94,7 +96,7 @@ def zigzag(value: int) -> int:
     return (value >> 1) ^ -(value & 1)
 
 
-def double(data: bytes, field: Field) -> float:
+def double(data: bytes, field: WireField) -> float:
     if field.kind != FIXED64:
         raise WireError("a double has eight bytes")
     value: float = unpack_from("<d", data, field.start)[0]

@@ -14,7 +14,7 @@ from typing import Any
 
 from looplab.config.edits import apply_edits
 from looplab.config.files import read_config
-from looplab.config.lab import Lab, StageConfig, StudyConfig
+from looplab.config.lab import LabConfig, StageConfig, StudyConfig
 from looplab.config.paths import diff, find, get, parse, same, set_
 from looplab.errors import LabError
 from looplab.launch.base import Slot
@@ -274,7 +274,7 @@ def read_call_config(lab: Path, path: Path, edits: Sequence[str]) -> dict[str, A
 
 
 def make_plan(
-    lab: Lab,
+    lab: LabConfig,
     study: StudyConfig,
     config: Mapping[str, Any],
     source: str,

@@ -21,7 +21,7 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator, model_
 
 from looplab.config.edits import Edit, Op, apply_edits, parse_edit
 from looplab.config.files import Document, canonical_json, dump_json, plain, read_config, read_document, write_atomic
-from looplab.config.lab import STUDY_NAME, Lab, Section, StudyConfig
+from looplab.config.lab import STUDY_NAME, LabConfig, Section, StudyConfig
 from looplab.config.paths import find
 from looplab.errors import BusyError, LabError
 from looplab.pipeline.fingerprint import Hashes
@@ -256,7 +256,7 @@ def dataset_config(settings: SuiteSettings, base: Mapping[str, Any], dataset: Da
         raise LabError(f"dataset {dataset.called}: {error.message}", file=error.file, hint=error.hint) from None
 
 
-def make_suite(lab: Lab, study: StudyConfig, path: Path, suite_id: str | None, *, new: bool = False) -> Suite:
+def make_suite(lab: LabConfig, study: StudyConfig, path: Path, suite_id: str | None, *, new: bool = False) -> Suite:
     """Everything about a suite, checked before anything is started."""
     file = path if path.exists() or not (lab.folder / path).exists() else lab.folder / path
     settings, base, source = read_suite(file, lab.folder)

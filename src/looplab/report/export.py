@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from looplab.config.lab import Lab
+from looplab.config.lab import LabConfig
 from looplab.errors import LabError
 from looplab.report.tables import VIEWS, connect
 
@@ -30,7 +30,7 @@ class Exported:
     rows: int
 
 
-def export(lab: Lab, folder: Path, form: Form, study: str | None = None) -> list[Exported]:
+def export(lab: LabConfig, folder: Path, form: Form, study: str | None = None) -> list[Exported]:
     """Write every view into the folder, each file whole; a file of the same name is replaced."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

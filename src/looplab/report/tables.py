@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from looplab.config import paths
-from looplab.config.lab import Lab
+from looplab.config.lab import LabConfig
 from looplab.errors import LabError
 from looplab.ledger.ledger import LedgerCopy
 from looplab.report import archive
@@ -51,7 +51,7 @@ class _Run(NamedTuple):
     """As JSON; None for a run of an early version, whose config is only in its folder."""
 
 
-def connect(lab: Lab, *, views: Collection[str] = VIEWS, study: str | None = None) -> duckdb.DuckDBPyConnection:
+def connect(lab: LabConfig, *, views: Collection[str] = VIEWS, study: str | None = None) -> duckdb.DuckDBPyConnection:
     """A DuckDB connection with these views, of one study or of all, as the lab stands at this moment."""
     import duckdb
 
@@ -145,7 +145,7 @@ def _add(connection: duckdb.DuckDBPyConnection, name: str, table: pa.Table) -> N
 # -- the ledger
 
 
-def _read_ledger(lab: Lab, study: str | None, with_configs: bool) -> tuple[dict[str, pa.Table], list[_Run]]:
+def _read_ledger(lab: LabConfig, study: str | None, with_configs: bool) -> tuple[dict[str, pa.Table], list[_Run]]:
     """The tables of the ledger and the runs in it, all of the same moment."""
     path = lab.ledger_path
     configs: dict[str, str] = {}
@@ -178,7 +178,7 @@ def _read_ledger(lab: Lab, study: str | None, with_configs: bool) -> tuple[dict[
     return tables, runs
 
 
-def _check_study(db: LedgerCopy, lab: Lab, study: str | None) -> None:
+def _check_study(db: LedgerCopy, lab: LabConfig, study: str | None) -> None:
     """A study that was taken out of the lab file is still known by its runs."""
     if study is not None and not db.execute("SELECT 1 FROM runs WHERE study=? LIMIT 1", (study,)).fetchone():
         lab.study(study)
@@ -207,7 +207,7 @@ def _with_folder(table: pa.Table, runs: Sequence[_Run]) -> pa.Table:
 # -- metrics
 
 
-def _add_metrics(connection: duckdb.DuckDBPyConnection, lab: Lab, runs: Sequence[_Run]) -> list[str]:
+def _add_metrics(connection: duckdb.DuckDBPyConnection, lab: LabConfig, runs: Sequence[_Run]) -> list[str]:
     """The view over the archives and over what has none; gives the paths that it must be able to read."""
     archives: list[str] = []
     live: list[_Run] = []
@@ -236,7 +236,7 @@ def _no_pattern(path: str) -> str:
     return "".join(f"[{char}]" if char in "*?[" else char for char in path)
 
 
-def _read_live(lab: Lab, runs: Sequence[_Run]) -> pa.Table:
+def _read_live(lab: LabConfig, runs: Sequence[_Run]) -> pa.Table:
     """The points of runs without an archive, from the trainers' own files."""
     import pyarrow as pa
 
@@ -259,7 +259,7 @@ def _with_names(study: str, run: str, points: pa.Table) -> pa.Table:
 # -- knobs
 
 
-def _knobs(lab: Lab, runs: Sequence[_Run]) -> pa.Table:
+def _knobs(lab: LabConfig, runs: Sequence[_Run]) -> pa.Table:
     """The leaves of each run's config that are knobs, or that differ from the base in some run of the study, so that
     every run has a value for what any of them changed."""
     import pyarrow as pa

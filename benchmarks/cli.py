@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 from looplab.ledger.ledger import Ledger
+from looplab.ledger.plan import RunPlan
 from looplab.ledger.study import StudyLedger
 
 LOOPLAB = Path(sys.executable).with_name("looplab")
@@ -44,7 +45,7 @@ def make_lab(folder: Path) -> None:
         for i in range(RUNS):
             run = study.plan(
                 round=1, proposal=None, proposer="search", parent=None, base="base.json", reason="to fill the ledger",
-                config_hash=f"{i:016x}", devices=1, body={},
+                config_hash=f"{i:016x}", devices=1, plan=RunPlan({}),
             )  # fmt: skip
             if i < RUNS - 6:
                 study.ended(

@@ -60,6 +60,7 @@ from looplab.decide.search import SearchProposer
 from looplab.guard.guard import Guard
 from looplab.guard.knobs import Knob
 from looplab.ledger.ledger import Ledger
+from looplab.ledger.plan import RunPlan
 from looplab.ledger.study import StudyLedger
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -242,7 +243,7 @@ class Lab:
         with self.ledger.write():
             run = self.study.plan(
                 round=self.round, proposal=proposal, proposer=proposer, parent=parent, base="base", reason="",
-                config_hash=canonical_json(config).decode(), devices=1, body={"config": config}, role=role,
+                config_hash=canonical_json(config).decode(), devices=1, plan=RunPlan(config), role=role,
             )  # fmt: skip
         value = self.problem.measure(config, self.seed)
         (self.outputs / run.id / "record").mkdir(parents=True)

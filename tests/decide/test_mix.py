@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from looplab.decide.base import Proposal
 from looplab.decide.mix import HALF_LIFE, TURN, Mix, credit
 from looplab.ledger.ledger import Ledger
+from looplab.ledger.plan import RunPlan
 from looplab.ledger.study import StudyLedger
 
 
@@ -62,7 +63,7 @@ def run(
         id_ = study.propose(proposer, ["x@set=1"], "") if role == "trial" else None
         row = study.plan(
             round=1, proposal=id_, proposer=proposer, parent=None, base="b", reason="", config_hash="h", devices=1,
-            body={}, role=role, point=point,
+            plan=RunPlan({}), role=role, point=point,
         )  # fmt: skip
         if ended:
             study.ended(

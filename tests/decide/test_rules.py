@@ -18,6 +18,7 @@ from looplab.errors import LabError
 from looplab.guard.guard import Guard
 from looplab.guard.knobs import Knob, KnobTable
 from looplab.ledger.ledger import Ledger
+from looplab.ledger.plan import RunPlan
 from looplab.ledger.study import RunRow, StudyLedger
 from looplab.measure.base import Curve
 from looplab.measure.summary import Summariser, to_dict
@@ -133,7 +134,7 @@ class Lab:
             round_ = self.study.open_round() or self.study.begin_round()
             run = self.study.plan(
                 round=round_, proposal=id_, proposer="x", parent=None, base="b", reason="",
-                config_hash=hash_config(config), devices=1, body={"config": config}, role=role,
+                config_hash=hash_config(config), devices=1, plan=RunPlan(config), role=role,
             )  # fmt: skip
         return self.end(run, config, metrics, objective, status) if metrics is not None else run
 

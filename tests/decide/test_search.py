@@ -22,6 +22,7 @@ from looplab.errors import LabError
 from looplab.guard.guard import Guard
 from looplab.guard.knobs import Knob
 from looplab.ledger.ledger import Ledger
+from looplab.ledger.plan import RunPlan
 from looplab.ledger.study import StudyLedger
 
 BASE: dict[str, Any] = {"lr": 0.1, "width": 8, "batch": 32, "opt": "adam", "warm": True, "name": "x", "a": {"w": 1.0}}
@@ -71,7 +72,7 @@ class Lab:
             config = self.guard.check(self.base, proposal.edits).require()
             run = self.study.plan(
                 round=self.round, proposal=number, proposer=proposal.proposer, parent=None, base="b", reason="",
-                config_hash=canonical_json(config).decode(), devices=1, body={"config": config},
+                config_hash=canonical_json(config).decode(), devices=1, plan=RunPlan(config),
             )  # fmt: skip
         return run.id, config
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from looplab.ledger.ledger import Ledger
+from looplab.ledger.plan import RunPlan
 from looplab.ledger.study import StudyLedger
 
 BLOCKER = """
@@ -92,7 +93,7 @@ def pretend_runs(folder: Path, n: int) -> None:
             config = {**base, "train": {"lr": lr, "batch": 16}}
             run = record.plan(
                 round=1, proposal=None, proposer="queue", parent=None, base="configs/base.json", reason="", devices=1,
-                config_hash=f"pretended {i}", body={"config": config},
+                config_hash=f"pretended {i}", plan=RunPlan(config),
             )  # fmt: skip
             run_dir = folder / "outputs" / "toy" / run.id
             run_dir.mkdir()

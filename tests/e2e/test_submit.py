@@ -13,6 +13,7 @@ import pytest
 
 from looplab.config.edits import apply_edits
 from looplab.ledger.ledger import Ledger
+from looplab.ledger.plan import RunPlan
 from looplab.ledger.study import StudyLedger
 from looplab.loop.submitting import JobQueue, SubmittedJob
 
@@ -384,7 +385,7 @@ def test_time_that_two_engines_were_at_work_counts_once(tmp_path: Path) -> None:
             reason="",
             config_hash="",
             devices=1,
-            body={},
+            plan=RunPlan({}),
         )
     for study in ("toy", JOBS):
         usage = StudyLedger(ledger, study).shared_usage()

@@ -19,6 +19,7 @@ from looplab.ledger.audit import audit
 from looplab.ledger.backup import back_up, backups, intact
 from looplab.ledger.journal import Journal, Link
 from looplab.ledger.ledger import DamagedError, Ledger, LedgerCopy
+from looplab.ledger.plan import RunPlan
 from looplab.ledger.study import StudyLedger
 from looplab.runs import folder
 
@@ -147,7 +148,7 @@ def test_garbage_is_no_ledger(tmp_path: Path) -> None:
 def plan(study: StudyLedger, **changes: object) -> str:
     facts: dict = {
         "round": 1, "proposal": None, "proposer": "queue", "parent": None, "base": "b.json", "reason": "",
-        "config_hash": hash_config({}), "devices": 2, "body": {"config": {}},
+        "config_hash": hash_config({}), "devices": 2, "plan": RunPlan({}),
     }  # fmt: skip
     with study.ledger.write():
         return study.plan(**{**facts, **changes}).id
@@ -318,17 +319,17 @@ def test_a_config_is_kept_once_as_it_is(ledger: Ledger, tmp_path: Path) -> None:
     config = {"z": 1, "a": {"big": 10**30, "inf": float("inf"), "one": 1.0, "text": "ä\ud800"}}
     study = StudyLedger(ledger, "s")
     study.open(None, "min")
-    runs = [plan(study, config_hash=hash_config(config), body={"config": config, "notes": ["x"]}) for _ in range(3)]
+    runs = [plan(study, config_hash=hash_config(config), plan=RunPlan(config, notes=("x",))) for _ in range(3)]
     assert len(ledger.rows("SELECT * FROM configs")) == 1
     for run in runs:
         assert repr(study.config_of(study.run(run), tmp_path)) == repr(config)
-        assert repr(study.plan_of(run)) == repr({"notes": ["x"], "config": config})
+        assert repr(study.plan_of(run)) == repr(RunPlan(config, notes=("x",)))
 
 
 def test_a_changed_config_is_found(ledger: Ledger, tmp_path: Path) -> None:
     study = StudyLedger(ledger, "s")
     study.open(None, "min")
-    plan(study, config_hash=hash_config({"x": 1}), body={"config": {"x": 1}})
+    plan(study, config_hash=hash_config({"x": 1}), plan=RunPlan({"x": 1}))
     assert audit(ledger, tmp_path).findings == ()
     ledger.execute("UPDATE configs SET body='{\"x\": 2}'")
     assert [finding.where for finding in audit(ledger, tmp_path).findings] == [f"config {hash_config({'x': 1})}"]
@@ -350,7 +351,7 @@ def test_runs_of_an_early_version_have_their_config_in_their_folder(tmp_path: Pa
         ledger.execute("PRAGMA user_version=2")
     ledger.close()
     study = StudyLedger(Ledger(tmp_path / "ledger.db"), "s")
-    assert study.plan_of(runs[1]) == {"config": config}
+    assert study.plan_of(runs[1]) == RunPlan(config)
     run_dir = tmp_path / runs[0]
     run_dir.mkdir()
     (run_dir / "run.json").write_text("{}")

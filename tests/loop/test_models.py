@@ -12,6 +12,7 @@ import pytest
 
 from looplab.config.lab import WarmStartConfig
 from looplab.ledger.ledger import Ledger
+from looplab.ledger.plan import RunPlan
 from looplab.ledger.study import StudyLedger
 from looplab.loop import models
 from looplab.loop.models import ModelKeeper, copy_file
@@ -23,7 +24,7 @@ def runs(tmp_path: Path) -> Any:
     with study.ledger.write():
         row = study.plan(
             round=1, proposal=None, proposer="base", parent=None, base="b", reason="", config_hash="x", devices=1,
-            body={"config": {}},
+            plan=RunPlan({}),
         )  # fmt: skip
 
     def make(n: int) -> Any:

@@ -17,6 +17,7 @@ import pytest
 from looplab.config.lab import load_lab
 from looplab.launch.base import Ended, Exit, LaunchEvent, LaunchSpec, Started
 from looplab.ledger.ledger import Ledger, LedgerCopy
+from looplab.ledger.plan import RunPlan
 from looplab.ledger.study import RunRow, StudyLedger
 from looplab.loop.engine import Engine
 from looplab.loop.preview import UNDRAWN, Preview, preview
@@ -166,14 +167,14 @@ class WatchedEngine(Engine):
             self.rejected = [e.data["proposal"] for e in self._ledger.events(after=before) if e.kind == "rejected"]
             new = [] if unfinished else list(self._planner.queue)
             ids = {run.id: f"{run.n:04d}-{UNDRAWN}" for run in new}
-            self.first = [facts(run, self.study.plan_of(run.id) or {}, ids) for run in new]
+            self.first = [facts(run, self.study.plan_of(run.id), ids) for run in new]
 
 
 def facts(run: RunRow, plan: Any, ids: dict[str, str]) -> dict[str, Any]:
     row = replace(run, id=ids.get(run.id, run.id), parent=ids.get(run.parent or "", run.parent),
                   twin=ids.get(run.twin or "", run.twin), created=0.0)  # fmt: skip
     named = {name: getattr(row, name) for name in RunRow.__slots__}
-    return {**named, "plan": {key: value for key, value in plan.items() if key != "parent"}}
+    return {**named, "plan": plan}
 
 
 def engine_life(setup: Setup, *, drain_after: int | None = None, kill_at: int | None = None) -> WatchedEngine:
@@ -264,7 +265,7 @@ def ask_for_more(folder: Path, chance: random.Random) -> None:
         with ledger.write():
             round_ = jobs.open_round() or jobs.begin_round()
             jobs.plan(round=round_, proposal=None, proposer="job", parent=None, base="job", reason="", config_hash="0",
-                      devices=1, body={})  # fmt: skip
+                      devices=1, plan=RunPlan({}))  # fmt: skip
     ledger.close()
 
 
@@ -377,7 +378,7 @@ def test_an_answer_that_an_agent_gave_before_its_engine_died_is_planned(tmp_path
         StudyLedger(ledger, "toy").asked_agent("call", log="call.jsonl", n=1, attempt=1, parent=None, cli="command")
     ledger.close()
     found = look(set_up(folder, RunOptions()))
-    assert [(planned.row.proposer, planned.plan["edits"]) for planned in found.runs] == [("agent", ["x@set=9"])]
+    assert [(planned.row.proposer, planned.plan.edits) for planned in found.runs] == [("agent", ("x@set=9",))]
 
 
 def test_a_preview_while_runs_are_unfinished_says_when_more_are_planned(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from looplab.config.files import dump_json
 from looplab.config.lab import StudyConfig, load_lab
 from looplab.launch.base import Exit
 from looplab.ledger.ledger import Ledger
+from looplab.ledger.plan import RunPlan
 from looplab.ledger.study import RunRow, StudyLedger
 from looplab.loop.judging import StudyJudge, evidence_of
 from looplab.measure.run_metrics import RunMetrics, summarise
@@ -81,17 +82,16 @@ class Maker:
         if not self.round:
             self.new_round()
         parent_config = BASE if parent is None else folder.read_json(self.outputs / parent.id, "config.json")
-        body = {
-            "hypothesis": hypothesis,
-            "config": config,
-            "diff_parent": paths.diff(parent_config, config),
-            "diff_base": paths.diff(BASE, config),
-            "notes": [],
-        }
+        plan = RunPlan(
+            config,
+            diff_parent=paths.diff(parent_config, config),
+            diff_base=paths.diff(BASE, config),
+            hypothesis=hypothesis,
+        )
         with self.ledger.write():
             return self.record.plan(
                 round=self.round, proposal=None, proposer=proposer, parent=parent.id if parent else None,
-                base="configs/base.json", reason=reason, config_hash=str(hash(json.dumps(config))), devices=1, body=body,
+                base="configs/base.json", reason=reason, config_hash=str(hash(json.dumps(config))), devices=1, plan=plan,
                 role=role or ("base" if proposer == "base" else "replicate" if twin else "trial"),
                 point=str(hash(json.dumps({key: value for key, value in config.items() if key != "seed"}))),
                 seed=config.get("seed"), twin=twin.id if twin else None,
@@ -100,11 +100,11 @@ class Maker:
     def launch(self, run: RunRow) -> Path:
         plan = self.record.plan_of(run.id)
         assert plan is not None
-        about = {"id": run.id, "n": run.n, "hypothesis": plan["hypothesis"], "notes": plan["notes"]}
+        about = {"id": run.id, "n": run.n, "hypothesis": plan.hypothesis, "notes": list(plan.notes)}
         files = {
             "run.json": dump_json(about),
-            "config.json": dump_json(plan["config"]),
-            "config_diff.json": dump_json({"parent": plan["diff_parent"], "base": plan["diff_base"]}),
+            "config.json": dump_json(plan.config),
+            "config_diff.json": dump_json({"parent": plan.diff_parent, "base": plan.diff_base}),
         }
         run_dir = self.outputs / run.id
         hashes = folder.create(run_dir, files)

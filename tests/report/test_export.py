@@ -12,6 +12,7 @@ import pytest
 from looplab.config.lab import LabConfig, load_lab
 from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger
+from looplab.ledger.plan import RunPlan
 from looplab.ledger.study import StudyLedger
 from looplab.report.export import export
 from looplab.report.tables import VIEWS
@@ -33,7 +34,7 @@ def lab(tmp_path: Path) -> LabConfig:
         with ledger.write():
             run = record.plan(
                 round=1, proposal=None, proposer="base", parent=None, base="base.json", reason=REASON, config_hash="00",
-                devices=1, body={"config": {"x": 5}},
+                devices=1, plan=RunPlan({"x": 5}),
             )  # fmt: skip
             record.ended(
                 run.id, status="ok", code=0, signal=None, started=1.5, ended=4.0, objective=0.25, files={}

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from looplab.config.lab import load_lab
+from looplab.ledger.plan import RunPlan
 from looplab.ledger.study import JOBS_SUFFIX, StudyLedger
 from looplab.report.facts import StudyFacts, find_wandb, study_facts
 from looplab.runs.logs import read_tail
@@ -191,7 +192,7 @@ def test_limits_of_the_command_line_are_told_instead_and_submitted_commands_apar
     jobs = StudyLedger(maker.record.ledger, maker.study.name + JOBS_SUFFIX)
     with jobs.ledger.write():
         jobs.plan(round=jobs.begin_round(), proposal=None, proposer="job", parent=None, base="job", reason="",
-                  config_hash="0", devices=1, body={})  # fmt: skip
+                  config_hash="0", devices=1, plan=RunPlan({}))  # fmt: skip
 
     def shown() -> tuple[str, str]:
         parts = {part.name: part.shown for part in facts_of(maker).budget}

@@ -20,6 +20,7 @@ from tests.conftest import PATIENCE_S
 from looplab.config.lab import LabConfig, load_lab
 from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger
+from looplab.ledger.plan import RunPlan
 from looplab.ledger.study import StudyLedger
 from looplab.report import archive, tables
 from looplab.report.tables import VIEWS, ask, connect, views_of
@@ -174,7 +175,7 @@ def test_a_planned_run_is_in_the_table_before_it_has_a_folder(lab: LabConfig) ->
     with ledger.write():
         record.plan(
             round=1, proposal=None, proposer="person", parent=None, base="base.json", reason="later", config_hash="00",
-            devices=1, body={},
+            devices=1, plan=RunPlan({}),
         )  # fmt: skip
     ledger.close()
     assert rows(lab, "SELECT state, seconds FROM runs WHERE study = 'two' ORDER BY n")[1] == ("planned", None)

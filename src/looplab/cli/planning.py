@@ -80,7 +80,7 @@ def show_plan(
         )
     for planned in found.runs:
         if planned.row.role not in ("base", "replicate") or planned.row.proposer in PEOPLE:
-            for note in planned.plan.get("notes", ()):
+            for note in planned.plan.notes:
                 output.say(f"note on run {planned.row.n}: {note}")
     if found.why_none is not None:
         output.say(f"no run would be planned: {found.why_none}")
@@ -123,7 +123,7 @@ def _as_dict(setup: Setup, found: Preview, missing: list[str]) -> dict[str, Any]
 
 
 def _run_as_dict(planned: PlannedRun) -> dict[str, Any]:
-    row, body = planned.row, planned.plan
+    row, plan = planned.row, planned.plan
     return {
         "id": row.id,
         "n": row.n,
@@ -137,12 +137,12 @@ def _run_as_dict(planned: PlannedRun) -> dict[str, Any]:
         "twin": row.twin,
         "seed": row.seed,
         "config_hash": row.config_hash,
-        "edits": body.get("edits"),
-        "changes": body.get("diff_parent"),
-        "notes": body.get("notes"),
-        "config": body.get("config"),
+        "edits": plan.edits,
+        "changes": plan.diff_parent,
+        "notes": plan.notes,
+        "config": plan.config,
         "slot": planned.slot.name,
-        "extra": body.get("extra"),
+        "extra": plan.extra,
         **(planned.command.as_dict() if planned.command else {"argv": [], "env": {}, "cwd": None, "folder": None}),
         "problem": planned.problem,
     }
@@ -158,7 +158,7 @@ def _table_row(planned: PlannedRun) -> tuple[str, ...]:
     row = planned.row
     return (
         str(row.n), str(row.round), row.role, row.proposer, row.parent or row.base or "-",
-        _changes(planned.plan.get("diff_parent", {})), row.reason,
+        _changes(planned.plan.diff_parent), row.reason,
     )  # fmt: skip
 
 

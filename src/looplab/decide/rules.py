@@ -177,8 +177,8 @@ class RulesProposer:
             if seen.run.id not in self._hashes and seen.run.role != IMPORTED:
                 self._hashes[seen.run.id] = _hash(seen.config)
         for run in (*study.runs(state="planned"), *study.runs(state="running")):
-            if run.id not in self._hashes and (plan := study.plan_of(run.id)) is not None and "config" in plan:
-                self._hashes[run.id] = _hash(plan["config"])
+            if run.id not in self._hashes and (plan := study.plan_of(run.id)) is not None:
+                self._hashes[run.id] = _hash(plan.config)
         return set(self._hashes.values())
 
     def _drafts(self, seen: PastRun, view: _View) -> Iterator[RuleProposal]:

@@ -301,7 +301,7 @@ class SearchProposer:
                 plan = study.plan_of(run.id)
                 if plan is None:
                     continue
-                self._placed(run.id, plan["config"])
+                self._placed(run.id, plan.config)
             found.append((run, self._params[run.id]))
         points: dict[tuple[Any, ...], SearchPoint] = {}
         for refused in self._rejected(study):

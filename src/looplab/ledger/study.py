@@ -15,6 +15,7 @@ from looplab.config.files import hash_config
 from looplab.errors import LabError
 from looplab.ledger.configuration import CONFIGURED, Configuration, configurations, storable
 from looplab.ledger.ledger import Event, Ledger
+from looplab.ledger.plan import RunPlan
 from looplab.ledger.replay import hash_text
 from looplab.ledger.schema import LAST_NUMBER
 from looplab.runs import clock, folder
@@ -428,7 +429,7 @@ class StudyLedger:
         reason: str,
         config_hash: str,
         devices: int,
-        body: Mapping[str, Any],
+        plan: RunPlan,
         role: str = "trial",
         point: str = "",
         seed: int | None = None,
@@ -463,11 +464,9 @@ class StudyLedger:
                 warm,
             ),
         )
-        rest = {key: value for key, value in body.items() if value is not None and key != "config"}
-        text = dump_config(rest).decode()
+        text = dump_config(plan.to_dict()).decode()
         self.ledger.execute("INSERT INTO plans VALUES (?,?,?)", (self.name, id_, text))
-        if "config" in body:
-            keep_config(self.ledger, config_hash, body["config"])
+        keep_config(self.ledger, config_hash, plan.config)
         if proposal is not None:
             self.ledger.execute(
                 "UPDATE proposals SET status='accepted', run=?, round=? WHERE id=?", (id_, round, proposal)
@@ -539,7 +538,8 @@ class StudyLedger:
         )
         return int(self.ledger.rows(sql, (self.name, LAST_NUMBER + self.name))[0][0])
 
-    def plan_of(self, run: str) -> dict[str, Any] | None:
+    def plan_of(self, run: str) -> RunPlan | None:
+        """Return the plan of a run; None once the run has ended and it is forgotten."""
         sql = (
             "SELECT plans.body, configs.body AS config FROM plans JOIN runs ON runs.study=plans.study AND id=plans.run"
             " LEFT JOIN configs ON hash=config_hash WHERE plans.study=? AND plans.run=?"
@@ -547,10 +547,8 @@ class StudyLedger:
         row = self.ledger.one(sql, (self.name, run))
         if row is None:
             return None
-        plan: dict[str, Any] = json.loads(row["body"])  # also reads ints beyond 64 bits
-        if "config" not in plan and row["config"] is not None:  # a plan of an early version has its config
-            plan["config"] = json.loads(row["config"])
-        return plan
+        config = json.loads(row["config"]) if row["config"] is not None else None  # also reads ints beyond 64 bits
+        return RunPlan.from_dict(json.loads(row["body"]), config)
 
     def config_of(self, run: RunRow, run_dir: Path) -> dict[str, Any]:
         """The config of a run.

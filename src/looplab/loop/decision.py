@@ -15,6 +15,7 @@ from looplab.config.paths import Concrete, diff, find, has
 from looplab.decide.base import BEST, Proposal
 from looplab.errors import LabError
 from looplab.guard.guard import Problem
+from looplab.ledger.plan import RunPlan
 from looplab.ledger.study import CONDITIONS, RunRow, StudyLedger
 from looplab.loop.reproduce import AGAIN, place_of
 from looplab.loop.setup import Base, Setup
@@ -27,42 +28,29 @@ PEOPLE = ("queue", "person")
 """The proposers behind which people stand."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """A run that may be: its config and where it comes from."""
+    """A run that may be: its plan, where it comes from, and its role."""
 
-    proposer: str
-    reason: str
-    hypothesis: str
-    proposal: int | None
-    source: str | None
-    parent: str | None
-    base: str
-    edits: tuple[str, ...]
-    config: dict[str, Any]
+    plan: RunPlan
     config_hash: str
-    diff_parent: dict[str, Any]
-    diff_base: dict[str, Any]
-    notes: tuple[str, ...]
     point: str
     """The hash of the config without its seed."""
     seed: int | None
+    proposer: str
+    reason: str
+    base: str
+    """The base config at the root of its ancestry."""
+    proposal: int | None = None
+    parent: str | None = None
+    """The run that it starts from; None: a base config."""
     role: str = "trial"
     twin: str | None = None
+    """The run that it repeats."""
     warm: str | None = None
-    """The run, or the file, whose weights it begins with."""
-    start: dict[str, Any] | None = None
-    """These weights: `run`, `path`, `sha256`."""
-    place: str | None = None
-    """A folder to run in instead of the lab: the lab as it was at some time."""
+    """The run, or the file, whose weights it starts from."""
     ineffective: tuple[str, ...] = ()
-    """Why an edit of the proposal has no effect, if one has none; these are among `notes`."""
-    job: bool = False
-    """The config is no trainer's but a command: `argv`, `cwd`, `files`, `timeout`."""
-    extra: tuple[str, ...] = ()
-    """Arguments of the trainer beyond launch.command, without secrets."""
-    call_edits: tuple[str, ...] = ()
-    """What the flags of the call have changed in the config."""
+    """Why an edit of the proposal has no effect, if one has none; these are among the plan's notes."""
     key: str = ""
     """Name, content and conditions of a base config; empty for other runs."""
 
@@ -73,27 +61,6 @@ class Decision:
             return None
         repeats = (f"it repeats run {self.twin}",) if self.twin is not None else ()
         return "; ".join((*self.ineffective, *repeats))
-
-    def body(self) -> dict[str, Any]:
-        """What is kept until the run's folder is there."""
-        return {
-            "proposer": self.proposer,
-            "reason": self.reason,
-            "hypothesis": self.hypothesis,
-            "source": self.source,
-            "parent": self.parent,
-            "base": self.base,
-            "edits": list(self.edits),
-            "config": self.config,
-            "diff_parent": self.diff_parent,
-            "diff_base": self.diff_base,
-            "notes": list(self.notes),
-            "place": self.place,
-            "start": self.start,
-            "job": self.job or None,
-            "extra": list(self.extra),
-            "call_edits": list(self.call_edits) or None,
-        }
 
 
 class ProposalRejected(Exception):
@@ -163,21 +130,30 @@ def base_runs(setup: Setup, record: StudyLedger) -> dict[str, list[RunRow]]:
 
 def decide_base(setup: Setup, base: Base) -> Decision:
     point = hash_point(setup.untracked(base.config), setup.seed, setup.study.warm_start, setup.conditions)
+    extra = tuple(redact_argv(setup.options.extra))
     return Decision(
-        "base", f"base config {base.name}", "", None, None, None, base.name, (), base.config, hash_config(base.config),
-        {}, {}, base.notes, point, setup.seed_of(base.config), "base",
-        extra=tuple(redact_argv(setup.options.extra)), call_edits=setup.edits,
+        plan=RunPlan(base.config, notes=base.notes, extra=extra, call_edits=setup.edits),
+        config_hash=hash_config(base.config),
+        point=point,
+        seed=setup.seed_of(base.config),
+        proposer="base",
+        reason=f"base config {base.name}",
+        base=base.name,
+        role="base",
         key=base_key(setup, base.name, base.config, setup.conditions),
-    )  # fmt: skip
+    )
 
 
 def decide_job(proposal: Proposal) -> Decision:
     """A command that was handed in: it is run as it stands."""
     config = apply_edits({}, proposal.edits).config
     point = hash_config({key: value for key, value in config.items() if key != "timeout"})
+    plan = RunPlan(
+        config, edits=proposal.edits, diff_base=diff({}, config), source=proposal.source, is_job=True, extra=()
+    )
     return Decision(
-        JOB, proposal.reason, "", proposal.id, proposal.source, None, JOB, proposal.edits, config, hash_config(config),
-        {}, diff({}, config), (), point, None, job=True,
+        plan=plan, config_hash=hash_config(config), point=point, seed=None, proposer=JOB, reason=proposal.reason,
+        base=JOB, proposal=proposal.id,
     )  # fmt: skip
 
 
@@ -228,15 +204,33 @@ class Decider:
             )
             why = "; ".join((why, *(text for text in ruling.ineffective if text not in why)))
             raise ProposalRejected((Problem("config", list(proposal.edits), "repeated", why),))
+        plan = RunPlan(
+            ruling.config,
+            edits=proposal.edits,
+            diff_parent=changed,
+            diff_base=changed if parent is None else diff(base.config, ruling.config),
+            notes=ruling.notes,
+            hypothesis=proposal.hypothesis,
+            source=proposal.source,
+            start=start,
+            extra=self._extra,
+            call_edits=self._setup.edits,
+        )
         return Decision(
-            proposal.proposer, proposal.reason, proposal.hypothesis, proposal.id, proposal.source, parent, base.name,
-            proposal.edits, ruling.config, whole, changed,
-            changed if parent is None else diff(base.config, ruling.config), ruling.notes,
-            point, self._setup.seed_of(ruling.config),
-            "replicate" if known else "trial", known[0] if known else None, source, start,
+            plan=plan,
+            config_hash=whole,
+            point=point,
+            seed=self._setup.seed_of(ruling.config),
+            proposer=proposal.proposer,
+            reason=proposal.reason,
+            base=base.name,
+            proposal=proposal.id,
+            parent=parent,
+            role="replicate" if known else "trial",
+            twin=known[0] if known else None,
+            warm=source,
             ineffective=ruling.ineffective,
-            extra=self._extra, call_edits=self._setup.edits,
-        )  # fmt: skip
+        )
 
     @cached_property
     def _extra(self) -> tuple[str, ...]:
@@ -252,59 +246,60 @@ class Decider:
             return f"only the seed differs from run {known[0]}: that is a repeat, not a new idea"
         return f"an exact repeat of run {exact}: the same config" + (" with the same seed" if seed is not None else "")
 
-    def repeat(self, twin: RunRow, plan: Mapping[str, Any], seed: int | None, why: str, by: str = "judge") -> Decision:
-        """The same config once more, with this seed; None: with the seed it had, if any."""
+    def repeat(self, twin: RunRow, plan: RunPlan, seed: int | None, why: str, by: str = "judge") -> Decision:
+        """Decide on the same config once more, with this seed; None: with the seed it had, if any."""
         place = self._setup.seed
-        config, _ = hide_values(self._setup.track(plan["config"]))
+        config, _ = hide_values(self._setup.track(plan.config))
         if seed is None:
             seed = twin.seed
         elif place is not None:
             config = with_value(config, place, seed)
-        changed = diff(plan["config"], config)
         base = self._setup.base(twin.base)
+        repeated = RunPlan(
+            config,
+            diff_parent=diff(plan.config, config),
+            diff_base=diff(base.config, config),
+            start=plan.start,
+            extra=plan.extra or (),
+            call_edits=plan.call_edits,
+        )
         return Decision(
-            by, why, "", None, None, twin.id, base.name, (), config, hash_config(config), changed,
-            diff(base.config, config), (), twin.point, seed, "replicate", twin.id, twin.warm, plan.get("start"),
-            extra=tuple(plan.get("extra", ())), call_edits=tuple(plan.get("call_edits") or ()),
+            plan=repeated, config_hash=hash_config(config), point=twin.point, seed=seed, proposer=by, reason=why,
+            base=base.name, parent=twin.id, role="replicate", twin=twin.id, warm=twin.warm,
         )  # fmt: skip
 
     def _again(self, proposal: Proposal, twin: RunRow) -> Decision:
-        """Exactly the same once more, in the lab as it was then."""
+        """Decide on exactly the same once more, in the lab as it was then."""
         decision = self.repeat(twin, self.plan_of(twin), twin.seed, proposal.reason, AGAIN)
         place = place_of(self._setup.lab, twin.id)
-        return replace(
-            decision,
-            role="reproduction",
-            proposal=proposal.id,
-            source=proposal.source,
-            place=str(place) if place else None,
-        )
+        plan = replace(decision.plan, source=proposal.source, place=str(place) if place else None)
+        return replace(decision, role="reproduction", proposal=proposal.id, plan=plan)
 
     def control(self, champion: RunRow, source: RunRow, seed: int | None, why: str) -> Decision:
-        """The champion's config, beginning with the weights that another run began with."""
+        """Decide on the champion's config, starting from the weights that another run started from."""
         warm = self._setup.study.warm_start
         plan = self.plan_of(champion)
-        start = self.plan_of(source).get("start")
+        start = self.plan_of(source).start
         if warm is None or start is None:
-            raise LabError(f"run {source.id} began afresh")
-        config = continued(warm, copy.deepcopy(plan["config"]), start)
-        decision = self.repeat(champion, {**plan, "config": config, "start": start}, seed, why)
+            raise LabError(f"run {source.id} did not start from the weights of another run")
+        config = continued(warm, copy.deepcopy(plan.config), start)
+        decision = self.repeat(champion, replace(plan, config=config, start=start), seed, why)
         return replace(decision, role="control", warm=source.warm)
 
-    def plan_of(self, run: RunRow) -> dict[str, Any]:
-        """The plan of a run; once that is forgotten, its config and the weights that it began with."""
+    def plan_of(self, run: RunRow) -> RunPlan:
+        """Return the plan of a run; once that is forgotten, its config and the weights that it started from."""
         assert self._ledger is not None
         plan = self._ledger.plan_of(run.id)
         if plan is not None:
             return plan
         path = folder.require(self._outputs / run.id)
         about = folder.read_json(path, "run.json", strict=False)
-        return {
-            "config": self._ledger.config_of(run, path),
-            "start": about.get("warm_start"),
-            "extra": about.get("extra", []),
-            "call_edits": about.get("call_edits"),
-        }
+        return RunPlan(
+            self._ledger.config_of(run, path),
+            start=about.get("warm_start"),
+            extra=tuple(about.get("extra", ())),
+            call_edits=tuple(about.get("call_edits") or ()),
+        )
 
     def _origin(self, proposal: Proposal) -> tuple[str | None, Base, dict[str, Any]]:
         """The run that the proposal starts from (None: a base), its base, and its config."""

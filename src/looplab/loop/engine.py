@@ -556,7 +556,7 @@ class Engine:
         while self._planner.queue:
             run = self._planner.queue.popleft()
             decision = self._planner.plans.get(run.id)
-            plan = decision.body() if decision else self.study.plan_of(run.id)
+            plan = decision.plan if decision else self.study.plan_of(run.id)
             assert plan is not None
             try:
                 order, prepared = self._preparer.prepare(run, plan, slot)

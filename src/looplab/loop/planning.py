@@ -306,7 +306,7 @@ class Planner:
         for k in range(1, min(self._study_judge.baseline_seeds, 1 + max(0, room))):
             seed = None if base.seed is None else base.seed + k
             what = f"run {k + 1} (no seed reaches the trainer)" if seed is None else f"seed {seed}"
-            decision = self._decider.repeat(run, base.body(), seed, f"noise floor: the base, {what}")
+            decision = self._decider.repeat(run, base.plan, seed, f"noise floor: the base, {what}")
             self._take(decision, round_)
 
     def _foresee(self, room: int) -> None:
@@ -399,7 +399,7 @@ class Planner:
         run = self._study.plan(
             round=round_, proposal=decision.proposal, proposer=decision.proposer, parent=decision.parent,
             base=decision.base, reason=decision.reason, config_hash=decision.config_hash,
-            devices=max(1, len(self._setup.slots[0].devices)), body=decision.body(), role=decision.role,
+            devices=max(1, len(self._setup.slots[0].devices)), plan=decision.plan, role=decision.role,
             point=decision.point, seed=decision.seed, twin=decision.twin, warm=decision.warm,
         )  # fmt: skip
         self.plans[run.id] = decision

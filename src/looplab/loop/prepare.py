@@ -7,7 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from looplab.launch.base import LaunchSpec, Slot
 from looplab.launch.command import build_argv, fill, find_program, render, render_environment
 from looplab.launch.slots import slot_environment
 from looplab.launch.tracking import wandb_environment
+from looplab.ledger.plan import RunPlan
 from looplab.ledger.study import RunRow
 from looplab.loop.setup import FIRST_SEED, SEEDS, Setup
 from looplab.loop.warm_start import check_start
@@ -86,23 +87,23 @@ class Preparer:
         """Look at the code of the lab; `prepare` then starts no program for that."""
         self._capsules.refresh()
 
-    def prepare(self, run: RunRow, plan: Mapping[str, Any], slot: Slot) -> tuple[LaunchSpec, Prepared]:
+    def prepare(self, run: RunRow, plan: RunPlan, slot: Slot) -> tuple[LaunchSpec, Prepared]:
         """Make the run's folder, whole; returns the order and the files of its record."""
         run_dir = self._outputs / run.id
         record_dir = run_dir / folder.RECORD
         plan = self._revealed(run, plan)
-        config = plan["config"]
-        lab = plan.get("place") or str(self._setup.lab)
-        job = config if plan.get("job") else None  # a submitted command: its config says what to run, and where
+        config = plan.config
+        lab = plan.place or str(self._setup.lab)
+        job = config if plan.is_job else None  # a submitted command: its config says what to run, and where
         home = self._home(lab, job)
         cwd = run_dir if job is None and self._launch.cwd == RUN_FOLDER else home
         run_path = str(run_dir)
         config_file = f"{run_path}/{folder.RECORD}/{self._config_name}"
         variables = self._variables(run.id, run.seed, run_path, config_file, slot, lab)
-        start = plan.get("start")
+        start = plan.start
         if start is not None and self._setup.study.warm_start is not None:
             check_start(start)
-        argv = self._fill_command(plan, variables, home)
+        argv = self._fill_command(plan, run.base, variables, home)
         own = self._own_environment(run.id, run.seed, run.round, variables, slot)
         if job is not None:
             del own["LOOPLAB_CONFIG"]  # its trainer has a config of its own
@@ -130,7 +131,7 @@ class Preparer:
         unknown = doubt(capsule["code"])
         if unknown is not None:
             about["notes"] = [*about["notes"], unknown]
-        own_code = capsule["code"] if job is None and plan.get("place") is None else None
+        own_code = capsule["code"] if job is None and plan.place is None else None
         files = {
             **self._planned_files(run, plan),
             "run.json": dump_json(about, finite=True),
@@ -155,9 +156,9 @@ class Preparer:
         )
         return order, prepared
 
-    def rebuild(self, run: RunRow, plan: Mapping[str, Any] | None) -> dict[str, bytes]:
+    def rebuild(self, run: RunRow, plan: RunPlan | None) -> dict[str, bytes]:
         """The prepared files of a run of an earlier engine, as far as the ledger knows their content."""
-        files = {"run.json": dump_json(_about(run, plan or {}), finite=True)}
+        files = {"run.json": dump_json(_about(run, plan or RunPlan({})), finite=True)}
         if plan is not None:
             files |= self._planned_files(run, self._revealed(run, plan))
         return _by_path(files)
@@ -188,11 +189,11 @@ class Preparer:
         """Whether the config of a run has secrets."""
         return bool(self._setup.bases) and bool(self._setup.base(run.base).secrets)
 
-    def _revealed(self, run: RunRow, plan: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The plan with the config that the trainer gets, secrets included."""
-        if plan.get("job") or not self.hides(run):
+    def _revealed(self, run: RunRow, plan: RunPlan) -> RunPlan:
+        """Return the plan with the config that the trainer gets, secrets included."""
+        if plan.is_job or not self.hides(run):
             return plan
-        return {**plan, "config": self._setup.reveal(plan["config"], self._setup.base(run.base))}
+        return replace(plan, config=self._setup.reveal(plan.config, self._setup.base(run.base)))
 
     def _check_revealed(self, run: RunRow, config: Mapping[str, Any]) -> None:
         """Refuse to start a run whose config lacks a secret."""
@@ -208,36 +209,38 @@ class Preparer:
                 hint="it is in no other place: write it there",
             )
 
-    def _planned_files(self, run: RunRow, plan: Mapping[str, Any]) -> dict[str, bytes]:
-        """The files that follow from the plan alone."""
-        override = {"parent": run.parent, "base": run.base, "proposer": run.proposer, "edits": plan["edits"]}
-        if plan.get("call_edits"):
-            override["call_edits"] = plan["call_edits"]
+    def _planned_files(self, run: RunRow, plan: RunPlan) -> dict[str, bytes]:
+        """Return the files that follow from the plan alone."""
+        override: dict[str, Any] = {
+            "parent": run.parent, "base": run.base, "proposer": run.proposer, "edits": list(plan.edits),
+        }  # fmt: skip
+        if plan.call_edits:
+            override["call_edits"] = list(plan.call_edits)
         files = {
-            "config.json": dump_json(plan["config"]),
+            "config.json": dump_json(plan.config),
             "override.json": dump_json(override, finite=True),
-            "config_diff.json": dump_json({"parent": plan["diff_parent"], "base": plan["diff_base"]}),
+            "config_diff.json": dump_json({"parent": plan.diff_parent, "base": plan.diff_base}),
         }
         if self._config_name not in files:
-            files[self._config_name] = dump_config(Path(self._config_name), plan["config"])
+            files[self._config_name] = dump_config(Path(self._config_name), plan.config)
         return files
 
     def command(
-        self, run_id: str, plan: Mapping[str, Any], slot: Slot, *, seed: int | None, round_: int
+        self, run_id: str, plan: RunPlan, slot: Slot, *, base: str | None, seed: int | None, round_: int
     ) -> FilledCommand:
         """The command that `prepare` would give this run, secrets hidden; touches no file."""
         run_dir = f"{self._outputs}/{run_id}"
-        lab = plan.get("place") or str(self._setup.lab)
-        job = plan["config"] if plan.get("job") else None
+        lab = plan.place or str(self._setup.lab)
+        job = plan.config if plan.is_job else None
         config_file = f"{run_dir}/{folder.RECORD}/{self._config_name}"
         variables = self._variables(run_id, seed, run_dir, config_file, slot, lab)
         home = self._home(lab, job)
         own = self._own_environment(run_id, seed, round_, variables, slot)
         if job is not None:
             del own["LOOPLAB_CONFIG"]
-        given = self._given_environment(plan["config"], variables)
+        given = self._given_environment(plan.config, variables)
         cwd = run_dir if job is None and self._launch.cwd == RUN_FOLDER else str(home)
-        argv = redact_argv(self._fill_command(plan, variables, home))
+        argv = redact_argv(self._fill_command(plan, base, variables, home))
         return FilledCommand(argv, {**own, **redact_env(given)}, run_dir, cwd)
 
     def _home(self, lab: str, job: Mapping[str, Any] | None) -> Path:
@@ -248,13 +251,13 @@ class Preparer:
             self._homes[where] = inside(Path(lab), where[1], "launch.cwd")
         return self._homes[where]
 
-    def _fill_command(self, plan: Mapping[str, Any], variables: Mapping[str, str], home: Path) -> list[str]:
-        config, warm, start = plan["config"], self._setup.study.warm_start, plan.get("start")
-        if plan.get("job"):
+    def _fill_command(self, plan: RunPlan, base: str | None, variables: Mapping[str, str], home: Path) -> list[str]:
+        config, warm, start = plan.config, self._setup.study.warm_start, plan.start
+        if plan.is_job:
             argv = list(config["argv"])
         else:
-            changed = {key: "old" not in change for key, change in plan["diff_base"].items()}
-            changed |= self._setup.base(plan["base"]).tracked
+            changed = {key: "old" not in change for key, change in plan.diff_base.items()}
+            changed |= self._setup.base(base).tracked
             arguments = render(config, self._rendering, changed)
             files_in = home if self._launch.cwd == RUN_FOLDER else None
             argv = build_argv(self._launch.command, variables, arguments, self._extra_of(plan), files_in, config)
@@ -263,16 +266,14 @@ class Preparer:
             argv += [fill(text, named, "warm_start.arguments", config) for text in warm.arguments]
         return argv
 
-    def _extra_of(self, plan: Mapping[str, Any]) -> Sequence[str]:
+    def _extra_of(self, plan: RunPlan) -> Sequence[str]:
         """The arguments that the run was decided on with, not those of today's call; secrets are known only from the
         call."""
-        said = self._setup.options.extra
-        recorded = plan.get("extra")
-        if recorded is None or recorded == self._redacted_extra:
-            return said
-        if any(HIDDEN in word for word in recorded):
+        if plan.extra is None or list(plan.extra) == self._redacted_extra:
+            return self._setup.options.extra
+        if any(HIDDEN in word for word in plan.extra):
             raise LabError("its arguments had a secret, which is not kept", hint="give the same arguments after `--`")
-        return [str(word) for word in recorded]
+        return [str(word) for word in plan.extra]
 
     @cached_property
     def _redacted_extra(self) -> list[str]:
@@ -331,7 +332,7 @@ class Preparer:
         }
 
 
-def _about(run: RunRow, plan: Mapping[str, Any]) -> dict[str, Any]:
+def _about(run: RunRow, plan: RunPlan) -> dict[str, Any]:
     """What `run.json` says by the ledger alone."""
     return {
         "id": run.id,
@@ -341,19 +342,19 @@ def _about(run: RunRow, plan: Mapping[str, Any]) -> dict[str, Any]:
         "parent": run.parent,
         "base": run.base,
         "proposer": run.proposer,
-        "source": plan.get("source"),
+        "source": plan.source,
         "reason": run.reason,
-        "hypothesis": plan.get("hypothesis", ""),
-        "notes": plan.get("notes", []),
+        "hypothesis": plan.hypothesis,
+        "notes": list(plan.notes),
         "config_hash": run.config_hash,
         "role": run.role,
         "point": run.point,
         "seed": run.seed,
         "twin": run.twin,
         "warm": run.warm,
-        "warm_start": plan.get("start"),
-        "extra": plan.get("extra", []),
-        "call_edits": plan.get("call_edits") or [],
+        "warm_start": plan.start,
+        "extra": list(plan.extra or ()),
+        "call_edits": list(plan.call_edits),
         "created": run.created,
     }
 

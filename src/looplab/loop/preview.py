@@ -4,14 +4,14 @@ or asked of an agent."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from looplab.decide.agent import Ask
 from looplab.errors import LabError
 from looplab.launch.base import Slot
 from looplab.ledger.ledger import LedgerCopy
+from looplab.ledger.plan import RunPlan
 from looplab.ledger.rebuild import check_folders
 from looplab.ledger.study import ProposalRow, RunRow, StudyLedger
 from looplab.loop.decision import Decider, decide_base
@@ -33,8 +33,8 @@ class PlannedRun:
     """A run that would be started, or that an earlier engine left unfinished."""
 
     row: RunRow
-    plan: Mapping[str, Any]
-    """Its config and where it comes from, as the ledger keeps it until the run has a folder; empty if that is gone."""
+    plan: RunPlan
+    """Its plan as the ledger keeps it until the run has ended; empty if that is gone."""
     slot: Slot
     """Where it would run. Once all slots are taken, the one that it would have if they became free in turn."""
     command: FilledCommand | None
@@ -131,7 +131,7 @@ def base_command(setup: Setup, base: Base) -> FilledCommand:
     """How a run of the base would be started in the first slot, with secrets hidden."""
     decision = decide_base(setup, base)
     name = f"{1:04d}-{UNDRAWN}"
-    return Preparer(setup).command(name, decision.body(), setup.slots[0], seed=decision.seed, round_=1)
+    return Preparer(setup).command(name, decision.plan, setup.slots[0], base=base.name, seed=decision.seed, round_=1)
 
 
 def _place(
@@ -145,7 +145,7 @@ def _place(
     ids = {run.id: f"{run.n:04d}-{UNDRAWN}" for run in new}
     placed = []
     for run in (*unfinished, *new):
-        plan = study.plan_of(run.id) or {}
+        plan = study.plan_of(run.id)
         slot = (slots.get(run.slot or "") if run.state == "running" else None) or next(turns)
         row = replace(
             run,
@@ -155,8 +155,9 @@ def _place(
         )
         command = problem = None
         try:
-            command = preparer.command(row.id, plan, slot, seed=row.seed, round_=row.round) if plan else None
+            if plan is not None:
+                command = preparer.command(row.id, plan, slot, base=row.base, seed=row.seed, round_=row.round)
         except LabError as error:
             problem = str(error)
-        placed.append(PlannedRun(row, plan, slot, command, problem))
+        placed.append(PlannedRun(row, plan or RunPlan({}), slot, command, problem))
     return tuple(placed)

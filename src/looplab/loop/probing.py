@@ -251,7 +251,7 @@ def find_settings(setup: Setup, probe: ProbeConfig) -> list[Setting]:
         except ProposalRejected as rejected:
             found.append(Setting(wanted, edits, None, str(rejected)))
             continue
-        real = {path: _standing(decision.config, path, value) for path, value in wanted.items()}
+        real = {path: _standing(decision.plan.config, path, value) for path, value in wanted.items()}
         twin = known.get(decision.config_hash)
         if twin is not None:
             found.append(Setting(wanted, edits, None, f"it comes to the same as {twin.name}"))

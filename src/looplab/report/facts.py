@@ -19,6 +19,7 @@ from looplab.config import paths
 from looplab.config.lab import ObjectiveConfig, StudyConfig, TieBreak
 from looplab.errors import LabError
 from looplab.guard.knobs import Knob, KnobTable
+from looplab.ledger.plan import RunPlan
 from looplab.ledger.study import IMPORTED, ProposalRow, RunRow, StudyLedger, is_failed
 from looplab.measure.discover import reader_of
 from looplab.measure.summary import Directions, MetricSummary, Summariser, from_dict, objective_value
@@ -395,10 +396,8 @@ class _Files:
                 return {}
 
         if row.state == "planned":
-            plan = record.plan_of(row.id) or {}
-            return cls(
-                row, plan, plan.get("config", {}), plan.get("diff_parent", {}), plan.get("diff_base", {}), {}, []
-            )
+            plan = record.plan_of(row.id) or RunPlan({})
+            return cls(row, plan.to_dict(), plan.config, dict(plan.diff_parent), dict(plan.diff_base), {}, [])
         changes = load("config_diff.json")
         summary = load("summary.json") if row.state == "ended" else {}
         about = load("run.json")

@@ -336,7 +336,7 @@ def test_after_every_kill_in_the_middle_of_saving_there_is_a_whole_checkpoint(tm
 def test_importing_trainkit_brings_in_neither_torch_nor_numpy_nor_its_own_later_parts() -> None:
     code = (
         "import sys; from looplab import trainkit; early = set(sys.modules)\n"
-        "trainkit.Checkpoints, trainkit.Everything, trainkit.stopping, trainkit.load_into, trainkit.flatten\n"
+        "trainkit.Checkpoints, trainkit.TrainingState, trainkit.stopping, trainkit.load_into, trainkit.flatten\n"
         "print(sorted(early & {'json', 'looplab.trainkit.checkpoint', 'threading', 'typing'}), sorted({'torch', 'numpy'} & set(sys.modules)))"
     )
     done = subprocess.run(

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from looplab.errors import LabError
-from looplab.trainkit.whole import write_whole
+from looplab.trainkit.atomic import atomic_write
 
 AUDIT = "global_step_reconstructed"
 """The field that says how: its formula, the factors, where they are from, the value before, and when."""
@@ -206,10 +206,10 @@ def _measured(path: Path) -> tuple[dict[str, set[int]], int | None]:
 def _replace(path: Path, content: dict[str, Any], where: dict[str, Any], step: int, audit: dict[str, Any]) -> None:
     kept = path.with_name(f"{path.name}.bak")
     if not kept.exists():  # the first is the original
-        write_whole(kept, path.read_bytes())
+        atomic_write(kept, path.read_bytes())
     where["global_step"] = step
     where[AUDIT] = audit
-    write_whole(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+    atomic_write(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def main(argv: list[str] | None = None) -> int:

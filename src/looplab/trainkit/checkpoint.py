@@ -25,12 +25,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from looplab.errors import LabError
+from looplab.trainkit.atomic import atomic_write, fsync_dir
 from looplab.trainkit.state import flatten, kind_of, rebuild
-from looplab.trainkit.tensors import Broken, contents, pack, take
-from looplab.trainkit.whole import sync_folder, write_whole
+from looplab.trainkit.tensors import CorruptCheckpoint, contents, pack, take
 
 FORMAT = 1
 TENSORS, MANIFEST = "tensors.safetensors", "manifest.json"
@@ -40,7 +40,7 @@ _NAME = re.compile(r"(?!step_)[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True)
-class Loaded:
+class Checkpoint:
     """A checkpoint that was read and found whole."""
 
     path: Path
@@ -143,11 +143,11 @@ class Checkpoints:
             digest = _write_synced(temporary / TENSORS, memoryview(buffer)[:size])
             manifest["files"] = [{"name": TENSORS, "size": size, "sha256": digest}]
             _write_synced(temporary / MANIFEST, memoryview(_sealed(manifest)))
-            sync_folder(temporary)
+            fsync_dir(temporary)
             os.rename(temporary, target)
-            sync_folder(self.folder)
+            fsync_dir(self.folder)
             for pointer in sorted({"latest", manifest["name"]}):
-                write_whole(self.folder / pointer, f"{target.name}\n".encode())
+                atomic_write(self.folder / pointer, f"{target.name}\n".encode())
             self._remove_old(target)
         except OSError as error:
             raise LabError(
@@ -186,7 +186,7 @@ class Checkpoints:
                 shutil.rmtree(gone, ignore_errors=True)
 
 
-def load(path: str | os.PathLike[str], check: bool = True) -> Loaded:
+def load(path: str | os.PathLike[str], check: bool = True) -> Checkpoint:
     """Read a checkpoint: its folder, or a file such as `checkpoints/best` that names one. Nothing is unpickled.
 
     Tensors are copies of their own, on the CPU, of the kind that was saved. `check=False` does not look at the hash of
@@ -203,24 +203,26 @@ def load(path: str | os.PathLike[str], check: bool = True) -> Loaded:
         entry = manifest["files"][0]
         with open(tensors, "rb") as file:
             if os.fstat(file.fileno()).st_size != entry["size"]:
-                raise Broken(f"the file has {os.fstat(file.fileno()).st_size} bytes, not {entry['size']}", file=tensors)
+                raise CorruptCheckpoint(
+                    f"the file has {os.fstat(file.fileno()).st_size} bytes, not {entry['size']}", file=tensors
+                )
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except (OSError, KeyError) as error:
-        raise Broken(f"the tensors cannot be read: {error}", file=tensors) from error
+        raise CorruptCheckpoint(f"the tensors cannot be read: {error}", file=tensors) from error
     with ThreadPoolExecutor(1) as pool:  # hashing takes longer than copying, and lets other threads run
         digest = pool.submit(lambda: hashlib.sha256(data).hexdigest()) if check else None
         pieces = contents(data, str(tensors))
         try:
             state = rebuild(manifest["state"], lambda name, kind: take(data, pieces[name], kind))
         except KeyError as error:
-            raise Broken(f"the tensor {error} is not in the file", file=tensors) from error
+            raise CorruptCheckpoint(f"the tensor {error} is not in the file", file=tensors) from error
         if digest is not None and digest.result() != entry["sha256"]:
-            raise Broken("the tensors are not those that were written: the SHA-256 differs", file=tensors)
+            raise CorruptCheckpoint("the tensors are not those that were written: the SHA-256 differs", file=tensors)
     counters = rebuild(manifest["counters"], lambda name, kind: None)
-    return Loaded(path, manifest["step"], manifest["name"], counters, manifest["created"], state)
+    return Checkpoint(path, manifest["step"], manifest["name"], counters, manifest["created"], state)
 
 
-def newest(folder: str | os.PathLike[str], tell: Callable[[str], object] = print) -> Loaded | None:
+def newest(folder: str | os.PathLike[str], tell: Callable[[str], object] = print) -> Checkpoint | None:
     """The last whole checkpoint anywhere under a folder, or None. What is broken is told and passed over.
 
     The last is that of the highest step; of one step a plain save (`latest`) comes after one by another name, and then
@@ -230,14 +232,14 @@ def newest(folder: str | os.PathLike[str], tell: Callable[[str], object] = print
     for path in _folders(Path(folder)):
         try:
             manifest = _read_manifest(path)
-        except Broken as error:
+        except CorruptCheckpoint as error:
             tell(f"passed over: {error}")
             continue
         found.append(((manifest["step"], manifest["name"] == "latest", manifest["created"]), path))
     for _, path in sorted(found, reverse=True):
         try:
             return load(path)
-        except Broken as error:
+        except CorruptCheckpoint as error:
             tell(f"passed over: {error}")
     return None
 
@@ -276,11 +278,11 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads(written)
         del manifest["sha256"]
     except OSError as error:
-        raise Broken(f"the manifest cannot be read: {error.strerror}", file=path) from error
+        raise CorruptCheckpoint(f"the manifest cannot be read: {error.strerror}", file=path) from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Broken("this is no manifest of a checkpoint", file=path) from error
+        raise CorruptCheckpoint("this is no manifest of a checkpoint", file=path) from error
     if _sealed(manifest) != written:
-        raise Broken("the manifest is not the one that was written: the SHA-256 differs", file=path)
+        raise CorruptCheckpoint("the manifest is not the one that was written: the SHA-256 differs", file=path)
     if manifest["format"] != FORMAT:
         raise LabError(f"the checkpoint has format {manifest['format']}, this looplab reads {FORMAT}", file=path)
     return dict(manifest)
@@ -297,3 +299,11 @@ def _write_synced(path: Path, data: memoryview) -> str:
                 piece = piece[file.write(piece) or 0 :]
         os.fsync(file.fileno())
     return digest.hexdigest()
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        from looplab.trainkit.deprecated import renamed
+
+        return renamed(__name__, name)

@@ -1,9 +1,9 @@
 """Exact resume: all that a training's next step depends on, in one state, and put back where it was.
 
-    everything = Everything(model=model, optimizer=optimizer, scheduler=scheduler, counters=counters)
-    everything.resume("checkpoints")
+    state = TrainingState(model=model, optimizer=optimizer, scheduler=scheduler, counters=counters)
+    state.resume("checkpoints")
     …
-    everything.save(checkpoints, step)
+    state.save(checkpoints, step)
 
 It holds the parts' own state dicts, every random generator, the counters, and how long metrics.jsonl was. On resuming,
 the metrics are cut back to that length: the steps since then are done again, and their rows must not be there twice.
@@ -17,10 +17,10 @@ import random
 import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from looplab.errors import LabError
-from looplab.trainkit.checkpoint import Checkpoints, Loaded, newest
+from looplab.trainkit.checkpoint import Checkpoint, Checkpoints, newest
 from looplab.trainkit.log import Logger, current
 from looplab.trainkit.weights import clean, load_into
 
@@ -28,7 +28,7 @@ _TAIL = 4096
 """Bytes before the cut by which the metrics are known to be the same file."""
 
 
-class Everything:
+class TrainingState:
     """What a training consists of. Restoring refuses whatever is missing, unexpected or of another shape."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Everything:
         """
         file = None if source is None else str(source)
         if not {"parts", "rng", "generators", "counters", "metrics"} <= set(state):
-            raise LabError("this is no state of an Everything", file=file, hint="read it with load() instead")
+            raise LabError("this is not the state of a TrainingState", file=file, hint="read it with load() instead")
         allowed = {allow} if isinstance(allow, str) else set(allow)
         differences: list[str] = []
         rng = state["rng"] if self._rng else {}
@@ -112,7 +112,7 @@ class Everything:
 
     def resume(
         self, folder: str | os.PathLike[str], allow: str | Collection[str] = (), tell: Callable[[str], object] = print
-    ) -> Loaded | None:
+    ) -> Checkpoint | None:
         """Go on from the newest whole checkpoint under a folder. None, and nothing changed, where there is none."""
         loaded = newest(folder, tell)
         if loaded is not None:
@@ -208,3 +208,11 @@ def _set_rng(name: str, it: Any, state: Any) -> None:
             it.set_state(state)
     except (ValueError, TypeError, RuntimeError) as error:
         raise LabError(f"the generator {name} cannot take its state: {error}") from error
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        from looplab.trainkit.deprecated import renamed
+
+        return renamed(__name__, name)

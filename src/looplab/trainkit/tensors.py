@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from looplab.errors import LabError
 from looplab.trainkit.state import kind_of
@@ -35,7 +35,7 @@ _ALIGNED = 64
 """The data begins at a multiple of this many bytes."""
 
 
-class Broken(LabError):
+class CorruptCheckpoint(LabError):
     """A file that is not what was once written."""
 
 
@@ -87,9 +87,9 @@ def contents(data: Any, file: str) -> dict[str, Piece]:
             pieces[name] = Piece(entry["dtype"], tuple(entry["shape"]), begin, end)
             width = DTYPES[_NAMES[entry["dtype"]]][1]
             if not 8 + length <= begin <= end <= len(data) or end - begin != width * prod(entry["shape"]):
-                raise Broken(f"the tensor {name} has no place in the file", file=file)
+                raise CorruptCheckpoint(f"the tensor {name} has no place in the file", file=file)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise Broken("the header of the tensors cannot be read", file=file) from error
+        raise CorruptCheckpoint("the header of the tensors cannot be read", file=file) from error
     return pieces
 
 
@@ -180,3 +180,11 @@ def _move(moves: list[tuple[int, int, int]]) -> None:
 
     for target, source, size in moves:
         ctypes.memmove(target, source, size)
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        from looplab.trainkit.deprecated import renamed
+
+        return renamed(__name__, name)

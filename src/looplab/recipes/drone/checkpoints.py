@@ -29,7 +29,7 @@ def save(path: Path, policy: Policy, optimizer: torch.optim.Optimizer, settings:
         "policy": trainkit.clean(policy.state_dict()),
         "optimizer": optimizer.state_dict(),
     }
-    trainkit.write_whole(path, lambda file: torch.save(content, file))
+    trainkit.atomic_write(path, lambda file: torch.save(content, file))
 
 
 def load(path: Path, policy: Policy, optimizer: torch.optim.Optimizer, train: Train) -> tuple[int, list[str]]:

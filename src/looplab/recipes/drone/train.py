@@ -107,7 +107,7 @@ class Trainer:
         self.began = time.perf_counter()
         self.identity = identity
         self.resume = out / "resume"
-        self.everything = trainkit.Everything(
+        self.training_state = trainkit.TrainingState(
             model=self.policy,
             optimizer=self.optimizer,
             generators={"chance": self.chance},
@@ -149,7 +149,7 @@ class Trainer:
             if left is not None:
                 print(f"{self.resume} is of other settings, weights or code, and is removed")
             return False
-        for note in self.everything.restore(left.state, source=left.path):
+        for note in self.training_state.restore(left.state, source=left.path):
             print(note)
         self.observation = self.fleet.observe()
         print(f"going on from {left.path}: {self.steps:,} steps are done")
@@ -176,10 +176,10 @@ class Trainer:
                 self._update(updates)
                 if self.epoch % train.checkpoint_interval == 0 or self.epoch == updates:
                     self._save()
-                    self.everything.save(states, self.steps)
+                    self.training_state.save(states, self.steps)
             if self.epoch < updates:  # the best is judged where it is without an interruption too
                 self._save_weights("latest")
-                self.everything.save(states, self.steps)
+                self.training_state.save(states, self.steps)
         self._summarise()
         if self.epoch < updates:
             print(f"stopped by {stop.name} after {self.steps:,} steps; the same command goes on from there")
@@ -266,7 +266,7 @@ class Trainer:
             },
         }
         text = json.dumps(content, indent=2) + "\n"
-        trainkit.write_whole(self.out / "trainer_summary.json", text.encode())
+        trainkit.atomic_write(self.out / "trainer_summary.json", text.encode())
 
 
 def _require_device(device: str) -> None:

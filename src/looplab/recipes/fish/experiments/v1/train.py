@@ -274,14 +274,14 @@ def identity(settings: Settings, smoke: bool) -> str:
     return digest.hexdigest()
 
 
-def go_on(trainer: Trainer, everything: trainkit.Everything, folder: Path, identity: str) -> bool:
+def go_on(trainer: Trainer, training_state: trainkit.TrainingState, folder: Path, identity: str) -> bool:
     """Take up the training that was interrupted here; false where there is none."""
     left = trainkit.newest(folder)
     if left is None or left.counters.get("identity") != identity:
         if left is not None:
             print(f"{folder} is of other settings or other code, and is removed: beginning anew")
         return False
-    for note in everything.restore(left.state, source=left.path):
+    for note in training_state.restore(left.state, source=left.path):
         print(note)
     trainer.observation = trainer.school.observe()
     print(f"going on from {left.path}: {left.step} iterations are done")
@@ -300,10 +300,10 @@ def run(settings: Settings, out: Path, smoke: bool) -> dict[str, Any]:
     resume = out / "resume"
     with trainkit.Logger(log_file) as logger, trainkit.Checkpoints(resume, keep=1) as states:
         parts = {"school": trainer.school}
-        everything = trainkit.Everything(
+        training_state = trainkit.TrainingState(
             model=trainer.policy, optimizer=trainer.optimizer, parts=parts, counters=done, metrics=logger
         )
-        if go_on(trainer, everything, resume, done["identity"]):
+        if go_on(trainer, training_state, resume, done["identity"]):
             rows = done["rows"]
         else:  # what is here is of a training that this one replaces
             shutil.rmtree(resume, ignore_errors=True)
@@ -336,7 +336,7 @@ def run(settings: Settings, out: Path, smoke: bool) -> dict[str, Any]:
                     names = (*now, "survival_rate")
                     trace = [{"iteration": i, **{n: r[n] for n in names}} for i, r in enumerate(rows, 1)]
                     write_json(out / "schedule_trace.json", {"trace": trace})
-                    everything.save(states, iteration)
+                    training_state.save(states, iteration)
                     print(
                         f"{iteration:4}/{settings.iterations}  survival {row['survival_rate']:.3f}  reward "
                         f"{row['mean_reward']:.3f}  entropy {row['entropy']:.2f}  {row['sps']:,.0f} samples/s",

@@ -27,8 +27,8 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def silent(said: str) -> None:
-    raise AssertionError(said)
+def fail(message: str) -> None:
+    raise AssertionError(message)
 
 
 def test_a_checkpoint_is_a_folder_with_a_manifest_that_says_what_is_in_it(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_what_is_saved_is_the_state_of_that_moment(tmp_path: Path, monkeypatch: 
         live["weights"][:] = 99
         live["moments"][0] += 1
         live["rate"] = -1.0
-        assert trainkit.newest(tmp_path, silent) is None
+        assert trainkit.newest(tmp_path, fail) is None
         goes_on.set()
         checkpoints.wait()
     loaded = trainkit.load(path).state
@@ -83,7 +83,7 @@ def test_the_last_ones_stay_and_so_does_what_has_a_name(tmp_path: Path) -> None:
     assert names(tmp_path) == ["before_tuning", "best", "latest", *kept]
     assert trainkit.load(tmp_path / "best").step == 1
     assert trainkit.load(tmp_path / "before_tuning").step == 2
-    newest = trainkit.newest(tmp_path, silent)
+    newest = trainkit.newest(tmp_path, fail)
     assert newest is not None
     assert (newest.step, newest.name) == (5, "latest")
 
@@ -109,18 +109,18 @@ def test_a_step_saved_twice_is_two_checkpoints_and_a_plain_save_comes_after_a_na
     assert [name for name in names(tmp_path) if name.startswith("step_")] == [
         f"step_0000000008{end}" for end in ("", "-2", "-3")
     ]
-    newest = trainkit.newest(tmp_path, silent)
+    newest = trainkit.newest(tmp_path, fail)
     assert newest is not None
     assert newest.state["weights"][0] == 2
     assert trainkit.load(tmp_path / "latest").state["weights"][0] == 3
 
 
 def test_the_newest_is_found_at_any_depth_by_its_step(tmp_path: Path) -> None:
-    assert trainkit.newest(tmp_path / "nothing", silent) is None
+    assert trainkit.newest(tmp_path / "nothing", fail) is None
     for step, place in ((10, "a/checkpoints"), (30, "a/deep/er"), (20, "b")):
         with trainkit.Checkpoints(tmp_path / place) as checkpoints:
             checkpoints.save(state(step), step)
-    newest = trainkit.newest(tmp_path, silent)
+    newest = trainkit.newest(tmp_path, fail)
     assert newest is not None
     assert newest.path == tmp_path / "a/deep/er/step_0000000030"
 
@@ -162,7 +162,7 @@ def test_what_is_broken_is_passed_over_and_said(tmp_path: Path, kind: str) -> No
     assert newest is not None
     assert newest.step == 2
     assert len(said) == 1
-    assert said[0].startswith(f"passed over: {paths[2]}")
+    assert said[0].startswith(f"skipped: {paths[2]}")
     with pytest.raises(LabError):
         trainkit.load(paths[2])
 
@@ -187,14 +187,14 @@ def test_a_format_of_the_future_is_refused_and_not_passed_over(tmp_path: Path) -
         path = checkpoints.save(state(1), 1)
     manifest = json.loads((path / "manifest.json").read_text())
     del manifest["sha256"]
-    (path / "manifest.json").write_bytes(checkpoint._sealed({**manifest, "format": 2}))
+    (path / "manifest.json").write_bytes(checkpoint._with_checksum({**manifest, "format": 2}))
     with pytest.raises(LabError, match="format 2, this looplab reads 1"):
-        trainkit.newest(tmp_path, silent)
+        trainkit.newest(tmp_path, fail)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", "step_5", ".hidden", "a b"])
 def test_a_name_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
-    with trainkit.Checkpoints(tmp_path) as checkpoints, pytest.raises(LabError, match="is no name"):
+    with trainkit.Checkpoints(tmp_path) as checkpoints, pytest.raises(LabError, match="is not a valid checkpoint name"):
         checkpoints.save({}, 1, name)
 
 
@@ -206,7 +206,7 @@ def test_a_save_after_the_end_is_still_written(tmp_path: Path) -> None:
 
 def test_mistakes_are_told(tmp_path: Path) -> None:
     with trainkit.Checkpoints(tmp_path) as checkpoints:
-        with pytest.raises(LabError, match="whole number from 0, not -1"):
+        with pytest.raises(LabError, match="an int ≥ 0, not -1"):
             checkpoints.save({}, -1)
         with pytest.raises(LabError, match="counter best is a tensor"):
             checkpoints.save({}, 1, counters={"best": np.zeros(2)})

@@ -41,6 +41,14 @@ def test_a_script_with_the_former_imports_runs_and_sees_the_warnings(tmp_path: P
         assert any(f"old.py:{line}: DeprecationWarning" in said and new in said for said in done.stderr.splitlines())
 
 
+def test_cut_warns_and_truncates(tmp_path: Path) -> None:
+    logger = trainkit.Logger(tmp_path / "metrics.jsonl")
+    logger.log(loss=1.0)
+    with pytest.warns(DeprecationWarning, match="renamed to Logger.truncate"):
+        logger.cut(0)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b""
+
+
 def test_a_name_that_never_existed_is_an_attribute_error() -> None:
     for module in {old.rpartition(".")[0] for old in NEW_NAMES}:
         with pytest.raises(AttributeError, match="has no attribute 'nothing'"):

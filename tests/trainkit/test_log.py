@@ -238,7 +238,7 @@ def test_what_is_no_dict_or_has_no_names_is_refused(tmp_path: Path) -> None:
     with trainkit.Logger(tmp_path / "metrics.jsonl") as logger:
         with pytest.raises(TypeError, match="must be a dict"):
             logger.log([("loss", 1.0)])  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="must be a string"):
+        with pytest.raises(TypeError, match="must be strings"):
             logger.log({("loss",): 1.0})  # type: ignore[dict-item]
         with pytest.raises(TypeError, match="'time'"):
             logger.log({"time": "noon"})
@@ -264,14 +264,14 @@ def test_what_is_read_back_equals_what_was_logged(tmp_path_factory: pytest.TempP
 
 
 def test_a_trainer_that_invents_names_does_not_fill_the_memory(tmp_path: Path) -> None:
-    from looplab.trainkit.log import _MOST_TEMPLATES, _templates
+    from looplab.trainkit.log import _MAX_TEMPLATES, _templates
 
     path = tmp_path / "metrics.jsonl"
     with trainkit.Logger(path) as logger:
-        for number in range(_MOST_TEMPLATES + 10):
+        for number in range(_MAX_TEMPLATES + 10):
             logger.log({f"sample {number}": 1.0})
-    assert len(_templates) <= _MOST_TEMPLATES
-    assert len(rows(path)) == _MOST_TEMPLATES + 10
+    assert len(_templates) <= _MAX_TEMPLATES
+    assert len(rows(path)) == _MAX_TEMPLATES + 10
 
 
 def test_threads_never_mix_their_rows_or_share_a_step(tmp_path: Path) -> None:

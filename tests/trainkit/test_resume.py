@@ -182,7 +182,7 @@ def test_metrics_of_another_run_are_left_alone(tmp_path: Path, there: int) -> No
         other.log(other=value)
     state = trainkit.TrainingState(metrics=one, rng=False).state()
     (said,) = trainkit.TrainingState(metrics=tmp_path / "other.jsonl", rng=False).restore(state)
-    assert "is not the file of the checkpoint" in said
+    assert "is not the metrics file of the checkpoint" in said
     assert len((tmp_path / "other.jsonl").read_text().splitlines()) == there
 
 
@@ -190,14 +190,14 @@ def test_a_state_without_a_part_is_refused_unless_that_is_allowed(tmp_path: Path
     optimizer, counters = Part(1), {"step": 5}
     state = trainkit.TrainingState(counters=counters, metrics=False).state()
     training_state = trainkit.TrainingState(optimizer=optimizer, counters=counters, metrics=False)
-    with pytest.raises(LabError, match="the part optimizer is missing in it"):
+    with pytest.raises(LabError, match="the part optimizer is missing in the saved state"):
         training_state.restore(state)
     counters["step"] = 9
-    assert training_state.restore(state, allow="missing") == ["the part optimizer is missing in it"]
+    assert training_state.restore(state, allow="missing") == ["the part optimizer is missing in the saved state"]
     assert counters == {"step": 5}
-    with pytest.raises(LabError, match="the part optimizer is missing here"):
+    with pytest.raises(LabError, match="the part optimizer is missing in the current state"):
         trainkit.TrainingState(metrics=False).restore(training_state.state())
-    with pytest.raises(LabError, match="the generator own is missing here"):
+    with pytest.raises(LabError, match="the generator own is missing in the current state"):
         trainkit.TrainingState(metrics=False).restore(
             trainkit.TrainingState(generators={"own": random.Random(1)}).state()
         )
@@ -206,13 +206,13 @@ def test_a_state_without_a_part_is_refused_unless_that_is_allowed(tmp_path: Path
 
 
 def test_mistakes_with_parts_are_told(tmp_path: Path) -> None:
-    with pytest.raises(LabError, match="cannot be called 'model'"):
+    with pytest.raises(LabError, match="cannot be named 'model'"):
         trainkit.TrainingState(parts={"model": Part(1)})
     with pytest.raises(LabError, match="own is a Part, not a random generator"):
         trainkit.TrainingState(generators={"own": Part(1)}, metrics=False).state()
     state = trainkit.TrainingState(parts={"a": Part(1)}, metrics=False).state()
     state["parts"]["a"] = {}
-    with pytest.raises(LabError, match="the a cannot take its state"):
+    with pytest.raises(LabError, match="cannot restore the a"):
         trainkit.TrainingState(parts={"a": Part(1)}, metrics=False).restore(state)
 
 

@@ -19,7 +19,7 @@ import torch
 
 from looplab import trainkit
 from looplab.errors import LabError
-from looplab.trainkit.tensors import contents, pack, take
+from looplab.trainkit.tensors import pack, read_header, read_tensor
 
 TORCH = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
@@ -88,9 +88,9 @@ def test_every_state_comes_back_as_it_was(state: Any) -> None:
     assert same(trainkit.unflatten(tree, flat), state)
     read = json.loads(json.dumps(tree, allow_nan=False))
     data, size = pack(flat)
-    pieces = contents(memoryview(data)[:size], "memory")
+    header = read_header(memoryview(data)[:size], "memory")
     kinds = dict(_kinds(tree))
-    assert same(trainkit.unflatten(read, {name: take(data, pieces[name], kinds[name]) for name in flat}), state)
+    assert same(trainkit.unflatten(read, {name: read_tensor(data, header[name], kinds[name]) for name in flat}), state)
 
 
 def _kinds(tree: Any) -> Any:
@@ -123,10 +123,10 @@ def test_views_and_parameters_are_saved_by_their_values() -> None:
     odd |= {"conjugated": torch.tensor([1 + 2j], dtype=torch.complex64).conj(), "array": np.arange(6).reshape(2, 3).T}
     _, flat = trainkit.flatten(odd)
     data, size = pack(flat)
-    pieces = contents(memoryview(data)[:size], "memory")
+    header = read_header(memoryview(data)[:size], "memory")
     for name, tensor in odd.items():
         kind = "numpy" if name == "array" else "torch"
-        assert (take(data, pieces[name], kind) == tensor).all(), name
+        assert (read_tensor(data, header[name], kind) == tensor).all(), name
 
 
 def test_a_buffer_is_used_again_where_it_is_large_enough() -> None:

@@ -119,9 +119,9 @@ def test_every_difference_is_listed_and_the_network_stays_as_it_was() -> None:
     said = str(refused.value)
     assert said.startswith("some/file: ")
     for one in (
-        "body.0.weight is (9, 3) in it, (4, 3) here",
-        "head.bias is missing in it, (2,) here",
-        "head.extra is (3,) in it, missing here",
+        "body.0.weight is (9, 3) in the checkpoint, (4, 3) in the module",
+        "head.bias is missing in the checkpoint, (2,) in the module",
+        "head.extra is (3,) in the checkpoint, missing in the module",
     ):
         assert one in said
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())

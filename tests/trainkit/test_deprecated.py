@@ -38,7 +38,7 @@ def test_a_script_with_the_former_imports_runs_and_sees_the_warnings(tmp_path: P
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "a.txt").read_bytes() == b"a"
     for line, new in ((1, "TrainingState"), (1, "atomic_write"), (2, "CorruptCheckpoint"), (3, "atomic_write")):
-        assert any(f"old.py:{line}: DeprecationWarning" in said and new in said for said in done.stderr.splitlines())
+        assert any(f"old.py:{line}: DeprecationWarning" in text and new in text for text in done.stderr.splitlines())
 
 
 def test_cut_warns_and_truncates(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Exact resume: a training that was killed and went on ends with the very weights of one that was not."""
+"""Exact resume: a run that was killed and resumed ends with the same weights, to the bit, as one that was not."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def train(folder, die_at, first_seed):
 
 
 codes = []
-for folder, die_at, seed in json.loads(sys.argv[1]):  # each in a process of its own, forked to import torch only once
+for folder, die_at, seed in json.loads(sys.argv[1]):  # each in its own process, forked so that torch is imported once
     os.makedirs(folder, exist_ok=True)
     if (child := os.fork()) == 0:
         train(folder, die_at, seed)
@@ -101,10 +101,14 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name != "time"} for row in read]
 
 
-def test_a_killed_training_goes_on_to_the_very_same_end(tmp_path: Path) -> None:
+def test_a_killed_and_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    runs = [(str(whole), 0, 7), (str(killed), 11, 7), (str(killed), 0, 8)]  # the seed of the last start must not matter
+    runs = [
+        (str(whole), 0, 7),
+        (str(killed), 11, 7),
+        (str(killed), 0, 8),
+    ]  # the seed of the resumed process must not matter
     argv = [sys.executable, "-c", TRAINER, json.dumps(runs)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.stdout == f"[0, {-signal.SIGKILL}, 0]\n", done.stderr
@@ -113,7 +117,7 @@ def test_a_killed_training_goes_on_to_the_very_same_end(tmp_path: Path) -> None:
     assert [row["step"] for row in rows(killed)] == list(range(20))
 
 
-# --- the rest without torch
+# --- without torch
 
 
 class Part:
@@ -127,7 +131,7 @@ class Part:
         self.value = state["value"]
 
 
-def test_every_generator_draws_what_it_would_have_drawn(tmp_path: Path) -> None:
+def test_every_generator_continues_its_sequence(tmp_path: Path) -> None:
     own = {
         "pcg": np.random.default_rng(1),
         "philox": np.random.Generator(np.random.Philox(2)),
@@ -150,7 +154,7 @@ def test_every_generator_draws_what_it_would_have_drawn(tmp_path: Path) -> None:
     assert draw() == first
 
 
-def test_rows_after_the_checkpoint_are_cut_and_counting_goes_on(tmp_path: Path) -> None:
+def test_rows_after_the_checkpoint_are_truncated_and_counting_continues(tmp_path: Path) -> None:
     with trainkit.Logger(tmp_path / "metrics.jsonl") as logger:
         training_state = trainkit.TrainingState(metrics=logger, rng=False)
         for value in range(3):
@@ -163,7 +167,7 @@ def test_rows_after_the_checkpoint_are_cut_and_counting_goes_on(tmp_path: Path) 
     assert [(row["step"], row["value"]) for row in rows(tmp_path)] == [(n, n) for n in range(4)]
 
 
-def test_a_checkpoint_from_before_the_first_row_leaves_none(tmp_path: Path) -> None:
+def test_a_checkpoint_older_than_the_first_row_truncates_all_rows(tmp_path: Path) -> None:
     logger = trainkit.Logger(tmp_path / "metrics.jsonl")
     training_state = trainkit.TrainingState(metrics=logger, rng=False)
     state = training_state.state()
@@ -173,20 +177,20 @@ def test_a_checkpoint_from_before_the_first_row_leaves_none(tmp_path: Path) -> N
     assert [(row["step"], row["value"]) for row in rows(tmp_path)] == [(0, 2)]
 
 
-@pytest.mark.parametrize("there", [1, 50])
-def test_metrics_of_another_run_are_left_alone(tmp_path: Path, there: int) -> None:
+@pytest.mark.parametrize("other_rows", [1, 50])
+def test_metrics_of_another_run_are_left_alone(tmp_path: Path, other_rows: int) -> None:
     one, other = (trainkit.Logger(tmp_path / name) for name in ("one.jsonl", "other.jsonl"))
     for value in range(5):
         one.log(value=value)
-    for value in range(there):
+    for value in range(other_rows):
         other.log(other=value)
     state = trainkit.TrainingState(metrics=one, rng=False).state()
-    (said,) = trainkit.TrainingState(metrics=tmp_path / "other.jsonl", rng=False).restore(state)
-    assert "is not the metrics file of the checkpoint" in said
-    assert len((tmp_path / "other.jsonl").read_text().splitlines()) == there
+    (difference,) = trainkit.TrainingState(metrics=tmp_path / "other.jsonl", rng=False).restore(state)
+    assert "is not the metrics file of the checkpoint" in difference
+    assert len((tmp_path / "other.jsonl").read_text().splitlines()) == other_rows
 
 
-def test_a_state_without_a_part_is_refused_unless_that_is_allowed(tmp_path: Path) -> None:
+def test_a_state_without_a_part_is_rejected_unless_that_is_allowed(tmp_path: Path) -> None:
     optimizer, counters = Part(1), {"step": 5}
     state = trainkit.TrainingState(counters=counters, metrics=False).state()
     training_state = trainkit.TrainingState(optimizer=optimizer, counters=counters, metrics=False)
@@ -205,7 +209,7 @@ def test_a_state_without_a_part_is_refused_unless_that_is_allowed(tmp_path: Path
         training_state.restore({"model": 1})
 
 
-def test_mistakes_with_parts_are_told(tmp_path: Path) -> None:
+def test_invalid_parts_are_reported(tmp_path: Path) -> None:
     with pytest.raises(LabError, match="cannot be named 'model'"):
         trainkit.TrainingState(parts={"model": Part(1)})
     with pytest.raises(LabError, match="own is a Part, not a random generator"):

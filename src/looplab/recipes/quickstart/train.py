@@ -77,7 +77,7 @@ def activation_grad(a: Floats) -> Floats:
 
 
 def log_softmax(logits: Floats) -> Floats:
-    z = logits - logits.max(axis=1, keepdims=True)
+    z: Floats = logits - logits.max(axis=1, keepdims=True)
     total: Floats = np.exp(z).sum(axis=1, keepdims=True)
     return z - np.log(total)
 

@@ -79,7 +79,7 @@ def main() -> None:
                 computed = 1000 * (time.thread_time() - computed)  # without the time that others had the core
                 rest, _ = timed(checkpoints.wait)
                 theirs, _ = timed(
-                    lambda state=state: trainkit.write_whole(file, lambda opened: torch.save(state, opened))
+                    lambda state=state: trainkit.atomic_write(file, lambda opened: torch.save(state, opened))
                 )
                 load, loaded = timed(lambda path=path: trainkit.load(path))
                 assert same(loaded.state, state), "what was loaded is not what was saved"

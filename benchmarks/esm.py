@@ -31,13 +31,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import looplab
-from looplab.recipes.esm.esm.backends import Injection, Sampling
+from looplab.recipes.esm.esm.backends import Injection, SamplingParams
 from looplab.recipes.esm.esm.backends.hf import HFBackend
 from looplab.recipes.esm.esm.select import dpp
 from looplab.recipes.esm.esm.tiny.task import examples
 
 MODEL = Path(looplab.__file__).parent / "recipes/esm/model"
-GREEDY = Sampling(64)
+GREEDY = SamplingParams(64)
 
 
 class Peers:
@@ -45,7 +45,7 @@ class Peers:
 
     def __init__(self, folder: Path) -> None:
         self.backend = HFBackend(str(folder))
-        self.backend.ends = frozenset()
+        self.backend.eos_tokens = frozenset()
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.model.generation_config.eos_token_id = None
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, padding_side="left")
@@ -71,13 +71,13 @@ class Peers:
 
     def ours(self, prompts: list[str], tokens: int, steered: bool = True) -> list[list[int]]:
         rows = range(len(prompts))
-        session = self.backend.open(prompts, rows)
+        session = self.backend.start_session(prompts, rows)
         if steered:
-            session.states(rows, range(self.backend.n_layers))
+            session.hidden_states(rows, range(self.backend.n_layers))
         wishes = self.injections[: len(prompts)] if steered else [None] * len(prompts)
         # A delimiter that never comes: looking for it is part of the work.
-        pieces = session.generate(rows, [tokens] * len(prompts), wishes, "\n\n\n\n", GREEDY)
-        return [piece.tokens for piece in pieces]
+        completions = session.generate(rows, [tokens] * len(prompts), wishes, "\n\n\n\n", GREEDY)
+        return [completion.tokens for completion in completions]
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:
@@ -104,23 +104,23 @@ def control_point(peers: Peers, prompts: list[str], tokens: int, repeats: int) -
         np.argpartition(-near, 16, axis=1)
 
     def kept(session: Any) -> None:
-        retrieve(session.states(rows, layers))
+        retrieve(session.hidden_states(rows, layers))
         for wishes in probes:
             session.generate(rows, [8] * count, wishes, "\n\n\n\n", GREEDY, commit=False)
 
     def again(prefixes: list[str]) -> None:
-        retrieve(backend.open(prefixes, rows).states(rows, layers))
+        retrieve(backend.start_session(prefixes, rows).hidden_states(rows, layers))
         for wishes in probes:
-            backend.open(prefixes, rows).generate(rows, [8] * count, wishes, "\n\n\n\n", GREEDY)
+            backend.start_session(prefixes, rows).generate(rows, [8] * count, wishes, "\n\n\n\n", GREEDY)
 
     times: dict[str, list[float]] = {"kept": [], "again": [], "prefill": [], "ratio": []}
     for _ in range(repeats):
-        session = backend.open(prompts, rows)
+        session = backend.start_session(prompts, rows)
         session.generate(rows, [tokens] * count, [None] * count, None, GREEDY)
         prefixes = [prompt + session.text(row) for row, prompt in enumerate(prompts)]
         times["kept"].append(1000 * cpu_seconds(lambda session=session: kept(session)))
         times["again"].append(1000 * cpu_seconds(lambda prefixes=prefixes: again(prefixes)))
-        times["prefill"].append(1000 * cpu_seconds(lambda prefixes=prefixes: backend.open(prefixes, rows)))
+        times["prefill"].append(1000 * cpu_seconds(lambda prefixes=prefixes: backend.start_session(prefixes, rows)))
         times["ratio"].append(times["again"][-1] / times["kept"][-1])
     return {name: statistics.median(values) for name, values in times.items()}
 

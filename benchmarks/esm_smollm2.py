@@ -29,7 +29,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from looplab.errors import LabError
 from looplab.recipes.esm.esm import evaluate, memory, mine, select, stats
 from looplab.recipes.esm.esm.backends.base import Backend, make_backend
-from looplab.recipes.esm.esm.config import Settings, settings
+from looplab.recipes.esm.esm.config import EsmSettings, parse_settings
 from looplab.recipes.esm.esm.data import splits
 
 KINDS = ("addition1", "addition2")
@@ -38,10 +38,10 @@ LAYERS = (15, 20, 25)  # of 30
 SCALES = (0.5, 1.0, 2.0)
 
 
-def plan(model: Path, kind: str, out: Path, quick: bool) -> Settings:
+def plan(model: Path, kind: str, out: Path, quick: bool) -> EsmSettings:
     """Everything but layer and scale."""
     train, dev, test = (6, 6, 6) if quick else (48, 48, 200)
-    return settings({
+    return parse_settings({
         "seed": 0,
         "model": {"name_or_path": str(model), "backend": "transformers", "dtype": "float32", "max_model_len": 512},
         "task": {
@@ -62,17 +62,19 @@ def plan(model: Path, kind: str, out: Path, quick: bool) -> Settings:
     })  # fmt: skip
 
 
-def say(*words: object) -> None:
-    print(*words, flush=True)
+def log(*tokenizer: object) -> None:
+    print(*tokenizer, flush=True)
 
 
-def choose(base: Settings, backend: Backend, run_dir: Path, quick: bool) -> tuple[Settings, dict[str, Any]]:
+def choose(base: EsmSettings, backend: Backend, run_dir: Path, quick: bool) -> tuple[EsmSettings, dict[str, Any]]:
     """The layer and scale with the highest accuracy on dev; equal ones: the gentler scale, then the lower layer."""
     questions = splits(base.task).dev
     quiet: dict[str, Any] = {"split": "dev", "say": lambda _: None}
-    plain = evaluate.run(base, backend, questions, run_dir / "dev", wanted=evaluate.methods(base, ["greedy"]), **quiet)
-    wanted = evaluate.methods(base, ["esm"])
-    best: tuple[float, Settings] | None = None
+    plain = evaluate.run(
+        base, backend, questions, run_dir / "dev", methods=evaluate.requested_methods(base, ["greedy"]), **quiet
+    )
+    methods = evaluate.requested_methods(base, ["esm"])
+    best: tuple[float, EsmSettings] | None = None
     tried = {}
     for scale in SCALES[-1:] if quick else SCALES:
         for layer in LAYERS[:1] if quick else LAYERS:
@@ -80,9 +82,9 @@ def choose(base: Settings, backend: Backend, run_dir: Path, quick: bool) -> tupl
             one = base.changed({"online.layers": [layer], "online.k_scale": scale})
             folder = run_dir / "dev" / name.replace(" ", "_")
             whole = one.changed({"eval.artifact_run_dir": str(run_dir)})
-            report = evaluate.run(whole, backend, questions, folder, wanted=wanted, **quiet)
+            report = evaluate.run(whole, backend, questions, folder, methods=methods, **quiet)
             tried[name] = round(report.accuracy("esm"), 4)
-            say(f"  dev: {name}: {tried[name]:.3f} (greedy {plain.accuracy('greedy'):.3f})")
+            log(f"  dev: {name}: {tried[name]:.3f} (greedy {plain.accuracy('greedy'):.3f})")
             if best is None or tried[name] > best[0]:
                 best = (tried[name], one)
     assert best is not None
@@ -97,20 +99,20 @@ def trial(model: Path, kind: str, out: Path, quick: bool) -> dict[str, Any]:
     cpu = time.process_time()
     backend = make_backend(base.model, base.prompt.chat)
     try:
-        counts = mine.run(base, backend, splits(base.task).train, run_dir, say)
-        say(f"{kind}: mined {counts}")
+        counts = mine.run(base, backend, splits(base.task).train, run_dir, log)
+        log(f"{kind}: mined {counts}")
         found["mined"] = counts
         try:
             select.run(base, run_dir)
             memory.run(base, run_dir)
         except LabError as error:  # nothing mined is a finding too
-            say(f"{kind}: {error}")
+            log(f"{kind}: {error}")
             return found | {"no_memory": str(error)}
         chosen, tried = choose(base, backend, run_dir, quick)
         found |= tried | {"layer": chosen.online.layers, "k_scale": chosen.online.k_scale}
-        wanted = evaluate.methods(chosen, METHODS)
+        methods = evaluate.requested_methods(chosen, METHODS)
         test = splits(base.task).test
-        report = evaluate.run(chosen, backend, test, run_dir, split="test", wanted=wanted, say=say)
+        report = evaluate.run(chosen, backend, test, run_dir, split="test", methods=methods, log=log)
     finally:
         backend.close()
     for name in METHODS:
@@ -124,7 +126,7 @@ def trial(model: Path, kind: str, out: Path, quick: bool) -> dict[str, Any]:
             "tokens": round(sum(row["tokens_used"] for row in rows) / len(rows), 1),
             "probe_tokens": round(sum(row["probe_tokens_used"] for row in rows) / len(rows), 1),
         }  # fmt: skip
-        say(f"{kind}: {name:17} {found[name]}")
+        log(f"{kind}: {name:17} {found[name]}")
     return found | {"n": len(report.examples), "cpu_s": round(time.process_time() - cpu)}
 
 
@@ -147,7 +149,7 @@ def main() -> int:
     except LabError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    say(json.dumps(results))
+    log(json.dumps(results))
     return 0
 
 

@@ -40,8 +40,8 @@ from looplab import recipes
 RECIPE = Path(recipes.__file__).parent / "fish"
 sys.path.insert(0, str(RECIPE))
 from evaluate import evaluate, interval, random_policy  # noqa: E402
-from fish_env import ACTIONS, OBSERVATIONS, FishSchool  # noqa: E402
-from fish_gym import DOES, SEES, FishEnv  # noqa: E402
+from fish_env import NUM_ACTIONS, OBS_DIM, FishSchool  # noqa: E402
+from fish_gym import ACTION_SPACE, OBSERVATION_SPACE, FishEnv  # noqa: E402
 
 ENVS = 128
 Steps = Callable[[int], None]
@@ -51,8 +51,8 @@ Steps = Callable[[int], None]
 class Idle(gym.Env[Any, Any]):
     """What is left of an environment when it does nothing."""
 
-    observation_space, action_space = SEES, DOES
-    nothing = np.zeros(OBSERVATIONS, np.float32)
+    observation_space, action_space = OBSERVATION_SPACE, ACTION_SPACE
+    nothing = np.zeros(OBS_DIM, np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         return self.nothing, {}
@@ -71,7 +71,7 @@ def subproc(make: Callable[[], gym.Env[Any, Any]]) -> tuple[Steps, Callable[[], 
 
     def steps(count: int) -> None:
         for _ in range(count):
-            envs.step(rng.integers(0, ACTIONS, ENVS))
+            envs.step(rng.integers(0, NUM_ACTIONS, ENVS))
 
     return steps, envs.close
 
@@ -83,7 +83,7 @@ def sync() -> Steps:
 
     def steps(count: int) -> None:
         for _ in range(count):
-            envs.step(rng.integers(0, ACTIONS, ENVS))
+            envs.step(rng.integers(0, NUM_ACTIONS, ENVS))
 
     return steps
 
@@ -94,7 +94,7 @@ def school(num_fish: int = 1) -> Steps:
 
     def steps(count: int) -> None:
         for _ in range(count):
-            ponds.step(rng.integers(0, ACTIONS, (ENVS, num_fish)))
+            ponds.step(rng.integers(0, NUM_ACTIONS, (ENVS, num_fish)))
 
     return steps
 

@@ -187,7 +187,7 @@ def train(training: Training, out: Path) -> None:
     }
     restarts = sum(report.restarts for report in envs.diagnostics())
     told = {"result": result, "restarts": restarts, "seconds": time.monotonic() - began}
-    trainkit.write_whole(out / "result.json", json.dumps(told).encode())
+    trainkit.atomic_write(out / "result.json", json.dumps(told).encode())
     envs.close()
 
 
@@ -533,7 +533,7 @@ def policy_of(runner: Runner, backend: str | None) -> Any:
 def save_compiled(training: Training, out: Path) -> None:
     train(training, out)
     _, runner = build(training, out)
-    runner.everything.resume(out / "checkpoints")
+    runner.training_state.resume(out / "checkpoints")
     state = policy_of(runner, training.backend).state_dict()
     if all(name.startswith("_orig_mod.") for name in state) != bool(training.backend):
         raise RuntimeError(f"these are other names than expected: {', '.join(state)}")
@@ -546,7 +546,7 @@ def load_compiled(training: Training, out: Path, source: Path) -> None:
     result = json.loads((source / "result.json").read_text())["result"]
     _, runner = build(training, out)
     said: list[str] = []
-    runner.everything.resume(source / "checkpoints", tell=said.append)
+    runner.training_state.resume(source / "checkpoints", tell=said.append)
     learner = runner.learner
     if said or digest(learner.state_dict()) != result["learner"]:
         raise RuntimeError(f"what was loaded is not what was saved: {said}")

@@ -1,4 +1,4 @@
-"""The parts of the act_ot recipe: the transport loss, the pairing, the demonstrations."""
+"""The act_ot recipe: transport loss, pairing, demonstrations."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def loss_config(features: list[dict[str, Any]] | None = None, **changes: Any) ->
 def test_a_plan_between_pairs_has_the_mass_of_the_closed_form(costs: list[float], reg: float, tau: float) -> None:
     cost = np.full((len(costs), len(costs)), 1.0)
     np.fill_diagonal(cost, costs)
-    plan, gave_up = ot_loss.transport_plan(cost, loss_config(reg=reg, tau_src=tau, tau_tgt=tau))
-    assert not gave_up
+    plan, numerical_errors = ot_loss.transport_plan(cost, loss_config(reg=reg, tau_src=tau, tau_tgt=tau))
+    assert not numerical_errors
     assert np.array_equal(plan, np.diag(np.diag(plan)))
     assert plan.sum() == pytest.approx(np.mean(np.exp(-np.array(costs) / (reg + 2 * tau))), rel=1e-2)
 
 
-def test_where_the_kernel_is_zero_tau_has_no_effect_and_reg_has() -> None:
-    cost = np.diag([1.0, 80.0])  # 80 / 0.1 is beyond what a double can hold
+def test_if_the_kernel_underflows_reg_has_an_effect_and_tau_has_none() -> None:
+    cost = np.diag([1.0, 80.0])  # exp(-80 / 0.1) underflows in float64
     masses = [ot_loss.transport_plan(cost, loss_config(tau_src=tau, tau_tgt=tau)) for tau in (0.05, 5.0)]
-    assert all(gave_up for _, gave_up in masses)
+    assert all(numerical_errors for _, numerical_errors in masses)
     expected = np.mean([math.exp(-10.0), 0.0])
     assert [plan.sum() for plan, _ in masses] == pytest.approx([expected, expected])
-    plan, gave_up = ot_loss.transport_plan(cost, loss_config(reg=0.5, tau_src=5.0, tau_tgt=5.0))
-    assert not gave_up
+    plan, numerical_errors = ot_loss.transport_plan(cost, loss_config(reg=0.5, tau_src=5.0, tau_tgt=5.0))
+    assert not numerical_errors
     assert plan.sum() > 1000 * expected
 
 
@@ -62,7 +62,7 @@ def test_without_the_heuristic_mass_may_leave_the_pairs() -> None:
 # --- the loss
 
 
-def test_the_loss_is_the_cost_that_the_plan_moves_and_its_gradient_leaves_the_plan_alone() -> None:
+def test_the_loss_is_plan_times_cost_and_its_gradient_ignores_the_plan() -> None:
     torch.manual_seed(0)
     camera = {"name": "camera", "use_learned_embed": True, "weight_embed": 0.3, "term_weight": 2.0}
     config = loss_config([camera, LABEL_ONLY], heuristic=False, reg=1.0, tau_src=1.0, tau_tgt=1.0)
@@ -85,7 +85,7 @@ def test_the_loss_is_the_cost_that_the_plan_moves_and_its_gradient_leaves_the_pl
     assert labels[0].grad is None
 
 
-def test_a_plan_that_is_not_finite_gives_no_loss() -> None:
+def test_there_is_no_loss_if_the_plan_is_not_finite() -> None:
     label = torch.tensor([[[math.nan, 1.0]]])
     found = ot_loss.transport_loss(loss_config(), ({}, {}), ({"action": label}, {"action": label}))
     assert found.loss is None
@@ -99,12 +99,12 @@ def test_a_plan_that_is_not_finite_gives_no_loss() -> None:
         ([{"name": "action", "use_learned_embed": True, "weight_embed": 0.1}], "no learned embedding of action"),
         ([{"name": "sound", "weight_label": 0.1}], "sound has no label"),
         ([{**LABEL_ONLY, "weight_lable": 0.1}], "unknown key ot.loss_config.features.0.weight_lable"),
-        ([{**LABEL_ONLY, "dim_slice": [8, 0]}], "dim_slice is two whole numbers"),
-        ([{**LABEL_ONLY, "weight_label": -1}], "weight_label is a number from 0"),
+        ([{**LABEL_ONLY, "dim_slice": [8, 0]}], "dim_slice must be two integers"),
+        ([{**LABEL_ONLY, "weight_label": -1}], "weight_label must be a number ≥ 0"),
         ([LABEL_ONLY, LABEL_ONLY], "same term"),
     ],
 )
-def test_a_feature_that_makes_no_sense_is_named(features: list[dict[str, Any]], message: str) -> None:
+def test_invalid_features_are_reported(features: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         loss_config(features)
 
@@ -112,11 +112,11 @@ def test_a_feature_that_makes_no_sense_is_named(features: list[dict[str, Any]], 
 # --- the pairs
 
 
-def test_the_cheapest_way_through_a_small_matrix_is_found() -> None:
+def test_time_warping_finds_the_cheapest_path_of_a_small_matrix() -> None:
     cost = np.abs(np.subtract.outer([0.0, 1.0, 2.0], [0.0, 0.0, 1.0, 2.0, 2.0]))
-    assert pairs.warp(cost) == (0.0, [(0, 0), (0, 1), (1, 2), (2, 3), (2, 4)])
-    distance, way = pairs.warp(np.array([[1.0, 9.0], [9.0, 2.0], [9.0, 3.0]]))
-    assert way == [(0, 0), (1, 1), (2, 1)]
+    assert pairs.dynamic_time_warping(cost) == (0.0, [(0, 0), (0, 1), (1, 2), (2, 3), (2, 4)])
+    distance, path = pairs.dynamic_time_warping(np.array([[1.0, 9.0], [9.0, 2.0], [9.0, 3.0]]))
+    assert path == [(0, 0), (1, 1), (2, 1)]
     assert distance == pytest.approx(2.0)
 
 
@@ -125,26 +125,26 @@ def test_the_nearest_source_episode_comes_first_with_its_frames() -> None:
     (found,) = pairs.pair_episodes([ramp + 3.0, np.repeat(ramp, 2, axis=0)], [ramp])
     assert [pair.source for pair in found] == [1, 0]
     assert found[0].distance == pytest.approx(0.0)
-    assert [list(frames) for frames in found[0].pairing] == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+    assert [list(frames) for frames in found[0].alignment] == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
 
 
-def test_near_episodes_are_preferred_by_sharpness_and_cutoff() -> None:
+def test_sharpness_and_cutoff_prefer_near_episodes() -> None:
     distances = np.array([0.1, 0.5, 2.0])
 
-    def ratio(sampling: pairs.Sampling) -> np.ndarray:
-        chances = pairs.weights(distances, sampling)
-        assert chances.sum() == pytest.approx(1.0)
-        return chances / chances[0]
+    def ratio(sampling: pairs.PairSamplingConfig) -> np.ndarray:
+        probs = pairs.episode_probs(distances, sampling)
+        assert probs.sum() == pytest.approx(1.0)
+        return probs / probs[0]
 
-    assert ratio(pairs.Sampling(sharpness=0.0)) == pytest.approx([1, 1, 1])
-    assert ratio(pairs.Sampling(sharpness=2.0)) == pytest.approx(np.exp(-2.0 * (distances - 0.1)))
+    assert ratio(pairs.PairSamplingConfig(sharpness=0.0)) == pytest.approx([1, 1, 1])
+    assert ratio(pairs.PairSamplingConfig(sharpness=2.0)) == pytest.approx(np.exp(-2.0 * (distances - 0.1)))
     expected = 1 / (1 + np.exp(10.0 * (distances - 0.4)))
-    assert ratio(pairs.Sampling(sharpness=10.0, cutoff=0.4)) == pytest.approx(expected / expected[0])
-    for sampling in (pairs.Sampling(sharpness=1e6), pairs.Sampling(sharpness=1e6, cutoff=0.01)):
+    assert ratio(pairs.PairSamplingConfig(sharpness=10.0, cutoff=0.4)) == pytest.approx(expected / expected[0])
+    for sampling in (pairs.PairSamplingConfig(sharpness=1e6), pairs.PairSamplingConfig(sharpness=1e6, cutoff=0.01)):
         assert ratio(sampling) == pytest.approx([1, 0, 0])
 
 
-def sampler(sampling: pairs.Sampling) -> tuple[pairs.PairSampler, np.ndarray]:
+def sampler(sampling: pairs.PairSamplingConfig) -> tuple[pairs.PairSampler, np.ndarray]:
     """Three source episodes of 4, 7 and 5 frames, two target episodes of 5 and 6."""
     rng = np.random.default_rng(0)
     source = [rng.normal(size=(n, 2)) for n in (4, 7, 5)]
@@ -155,11 +155,11 @@ def sampler(sampling: pairs.Sampling) -> tuple[pairs.PairSampler, np.ndarray]:
 
 @settings(max_examples=40, deadline=None)
 @given(window=st.integers(0, 40), sharpness=st.floats(0, 50), seed=st.integers(0, 1000), no_window=st.booleans())
-def test_the_window_never_leaves_the_episode(window: int, sharpness: float, seed: int, no_window: bool) -> None:
-    some, starts = sampler(pairs.Sampling(window, 1, sharpness, None, no_window))
-    source, target = some.draw(30, np.random.default_rng(seed))
+def test_the_window_stays_within_the_episode(window: int, sharpness: float, seed: int, no_window: bool) -> None:
+    some, starts = sampler(pairs.PairSamplingConfig(window, 1, sharpness, None, no_window))
+    source, target = some.sample(30, np.random.default_rng(seed))
     episodes = np.searchsorted(starts, source, side="right") - 1
-    for first, end in ((0, 5), (5, 11)):  # with one episode to choose from, all of a target's partners lie in it
+    for first, end in ((0, 5), (5, 11)):  # topk is 1: all frames come from one episode
         assert len(set(episodes[(target >= first) & (target < end)])) <= 1
     assert source.min() >= 0
     assert source.max() < 16
@@ -171,37 +171,39 @@ def test_topk_keeps_the_nearest_episodes() -> None:
     drawn = {}
     for topk in (1, 2, None):
         some = pairs.PairSampler(
-            found, np.array([0, 4, 8, 12]), np.array([0, 4]), pairs.Sampling(topk_src_episodes=topk)
+            found, np.array([0, 4, 8, 12]), np.array([0, 4]), pairs.PairSamplingConfig(topk_src_episodes=topk)
         )
-        drawn[topk] = set((some.draw(200, np.random.default_rng(0))[0] // 4).tolist())
+        drawn[topk] = set((some.sample(200, np.random.default_rng(0))[0] // 4).tolist())
     assert drawn == {1: {1}, 2: {1, 2}, None: {0, 1, 2}}
 
 
-def test_without_a_window_the_pairing_is_kept() -> None:
+def test_without_a_window_aligned_frames_are_sampled() -> None:
     same = [np.arange(6.0)[:, None]]
-    exact = pairs.PairSampler(pairs.pair_episodes(same, same), np.array([0, 6]), np.array([0, 6]), pairs.Sampling())
-    source, target = exact.draw(50, np.random.default_rng(0))
+    exact = pairs.PairSampler(
+        pairs.pair_episodes(same, same), np.array([0, 6]), np.array([0, 6]), pairs.PairSamplingConfig()
+    )
+    source, target = exact.sample(50, np.random.default_rng(0))
     assert np.array_equal(source, target)
 
 
 @pytest.mark.parametrize(
     ("ot", "message"),
     [
-        ({"window_size": 20.5}, "ot.window_size is a whole number from 0, not 20.5"),
-        ({"topk_src_episodes": 0}, "ot.topk_src_episodes is a whole number from 1"),
-        ({"sharpness": -1}, "ot.sharpness is a number from 0"),
-        ({"cutoff": "near"}, "ot.cutoff is a number from 0"),
+        ({"window_size": 20.5}, "ot.window_size must be an integer ≥ 0, not 20.5"),
+        ({"topk_src_episodes": 0}, "ot.topk_src_episodes must be an integer ≥ 1"),
+        ({"sharpness": -1}, "ot.sharpness must be a number ≥ 0"),
+        ({"cutoff": "near"}, "ot.cutoff must be a number ≥ 0"),
     ],
 )
-def test_a_wrong_way_of_sampling_is_named(ot: dict[str, Any], message: str) -> None:
+def test_invalid_sampling_keys_are_reported(ot: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        pairs.Sampling.read(ot)
+        pairs.PairSamplingConfig.read(ot)
 
 
 # --- the demonstrations
 
 
-def test_demonstrations_are_the_same_each_time_and_differ_between_the_domains(tmp_path: Path) -> None:
+def test_demonstrations_are_deterministic_and_differ_between_the_domains(tmp_path: Path) -> None:
     made = demos.load_demos(tmp_path / "a", 3, 2, 2)
     again = demos.load_demos(tmp_path / "b", 3, 2, 2)
     kept = demos.load_demos(tmp_path / "a", 3, 2, 2)
@@ -223,6 +225,6 @@ def test_a_chunk_ends_with_its_episode() -> None:
     assert np.array_equal(actions[0], made.actions[:4])
     assert np.array_equal(actions[1], np.repeat(made.actions[last : last + 1], 4, axis=0))
     assert pad.tolist() == [[False] * 4, [False, True, True, True]]
-    second = made.part(1, 2)
+    second = made.select_episodes(1, 2)
     assert second.episodes == 1
     assert np.array_equal(second.states, made.states[last + 1 :])

@@ -1,4 +1,4 @@
-"""The trainer of the act_ot recipe, with the flags that a user, or the laboratory, gives it."""
+"""The trainer of the act_ot recipe, started with the flags of a user or of the lab."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def main() -> Iterator[Callable[[list[str]], None]]:
-    """train.py's own `main`, loaded as a script is: with the files beside it. Importing PyTorch takes seconds, so most
+    """`main` of train.py, loaded like a script, with the modules next to it. Importing PyTorch takes seconds, so most
     tests share one process."""
     siblings = ("demos", "ot_loss", "pairs", "policy")
     before, keep = {name: sys.modules.pop(name, None) for name in siblings}, list(sys.path)
@@ -78,7 +78,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 def softer(tmp_path: Path) -> Path:
-    """The baseline with the advice that is given for a plan without mass."""
+    """The baseline with the settings recommended for a plan without mass."""
     config = json.loads(json.dumps(BASELINE))
     config["ot"]["loss_config"] |= {"reg": 0.5, "tau_src": 3.0, "tau_tgt": 3.0}
     config["ot"]["loss_config"]["features"][3]["weight_label"] = 0.002
@@ -129,7 +129,7 @@ def test_trainers_that_start_at_once_share_the_data_and_the_same_seed_gives_the_
 
 
 @pytest.mark.slow
-def test_without_transport_the_same_batches_are_seen_and_looplab_is_not_needed(
+def test_without_transport_the_batches_are_the_same_and_looplab_is_not_needed(
     main: Any, tmp_path: Path, data: Path
 ) -> None:
     few = (*FEW, "--steps=4", "--log_freq=1")
@@ -142,15 +142,15 @@ def test_without_transport_the_same_batches_are_seen_and_looplab_is_not_needed(
     assert json.loads((tmp_path / "bc" / "trainer_summary.json").read_text())["steps"] == 4
 
 
-def test_a_loss_that_is_not_a_number_ends_the_run_with_a_message(main: Any, tmp_path: Path, data: Path) -> None:
+def test_a_loss_that_is_not_finite_stops_the_run_with_a_message(main: Any, tmp_path: Path, data: Path) -> None:
     lr = ("--optimizer.lr=1e30", "--policy.optimizer_lr=1e30")
-    # Which of the two comes first is up to the order of additions.
+    # Whether it is nan or inf depends on the order of additions.
     with pytest.raises(SystemExit, match=r"the loss is (nan|inf) at step .*; lower optimizer.lr"):
         main(flags(tmp_path / "run", data, *FEW, *lr, "--steps=50"))
     assert rows(tmp_path / "run" / "metrics.jsonl")[-1]["train/loss"] in ("NaN", "Infinity")
 
 
-def test_a_plan_that_is_not_finite_is_counted_and_nothing_else_is_put_in_its_place(
+def test_steps_with_a_plan_that_is_not_finite_are_counted_and_not_logged(
     main: Any, tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never_finite(cost: Any, config: Any) -> Any:
@@ -163,7 +163,7 @@ def test_a_plan_that_is_not_finite_is_counted_and_nothing_else_is_put_in_its_pla
     assert not any("train/ot_loss" in row or "train/ot_pi_sum" in row for row in found)
 
 
-def test_the_same_numbers_go_to_wandb_where_it_is_asked_for(main: Any, tmp_path: Path, data: Path) -> None:
+def test_metrics_are_logged_to_wandb_if_enabled(main: Any, tmp_path: Path, data: Path) -> None:
     pytest.importorskip("wandb")
     main(flags(tmp_path / "run", data, *FEW, "--steps=2", "--wandb.enable=true", "--wandb.mode", "offline"))
     assert list((tmp_path / "run").glob("wandb/offline-run-*/run-*.wandb"))
@@ -172,21 +172,21 @@ def test_the_same_numbers_go_to_wandb_where_it_is_asked_for(main: Any, tmp_path:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ((), "exists already; name another one"),
+        ((), "already exists; choose another one"),
         (("--steps",), "--steps needs a value"),
         (("--stepps=3",), "unknown key stepps"),
-        (("--steps.more=3",), "steps is not a group of keys"),
+        (("--steps.more=3",), "steps is not a section"),
         (("--config_path=nowhere.json",), "cannot read nowhere.json"),
-        (("--batch_size=12.5",), "batch_size is a whole number from 1, not 12.5"),
+        (("--batch_size=12.5",), "batch_size must be an integer ≥ 1, not 12.5"),
         (("--optimizer.lr=0.1",), "change both together"),
         (("--policy.chunk=3",), "unknown key policy.chunk"),
         (("--policy.device=tpu",), "policy.device must be cpu, cuda or mps"),
         (("--ot.lambda=3",), "unknown key ot.lambda"),
-        (("--ot.bc_src_weight=null",), "ot.bc_src_weight is a number from 0, not None"),
-        (("--output_dir=",), "there is no output_dir"),
+        (("--ot.bc_src_weight=null",), "ot.bc_src_weight must be a number ≥ 0, not None"),
+        (("--output_dir=",), "output_dir is missing"),
     ],
 )
-def test_a_mistake_is_named_before_anything_is_written(
+def test_an_invalid_config_is_reported_before_anything_is_written(
     main: Any, tmp_path: Path, data: Path, wrong: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(SystemExit, match=message):
@@ -194,7 +194,7 @@ def test_a_mistake_is_named_before_anything_is_written(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_lab_is_whole(tmp_path: Path) -> None:
+def test_the_lab_passes_its_check(tmp_path: Path) -> None:
     for command in (["init", "act_ot", str(tmp_path / "lab")], ["check", "--lab", str(tmp_path / "lab")]):
         done = subprocess.run(
             [sys.executable, "-m", "looplab", *command], capture_output=True, text=True, timeout=PATIENCE_S

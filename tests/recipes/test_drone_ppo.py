@@ -1,4 +1,4 @@
-"""The learner of the drone recipe: advantages, Muon, the update."""
+"""PPO of the drone recipe: advantages, Muon, the update."""
 
 from __future__ import annotations
 
@@ -11,54 +11,56 @@ pytest.importorskip("torch")
 import torch
 
 from looplab.recipes.drone.ppo import (
-    Diverged,
+    DronePolicy,
+    DroneRollout,
     Muon,
-    Policy,
-    Rollout,
-    advantages,
+    NonFiniteUpdate,
+    compute_advantages,
     make_optimizer,
-    orthogonalised,
+    orthogonalize,
     update,
 )
-from looplab.recipes.drone.settings import Train
+from looplab.recipes.drone.settings import TrainConfig
 
 STEPS, AGENTS = 8, 16
-TRAIN = Train(batch_size=128, minibatch_size=128, max_minibatch_size=128, bptt_horizon=STEPS, update_epochs=2)
+TRAIN = TrainConfig(batch_size=128, minibatch_size=128, max_minibatch_size=128, bptt_horizon=STEPS, update_epochs=2)
 
 
-def rollout(policy: Policy) -> tuple[Rollout, torch.Tensor]:
-    """Random states; an action is the better, the nearer it is to 0.5."""
-    chance = torch.Generator().manual_seed(3)
-    observations = torch.randn(STEPS, AGENTS, 24, generator=chance)
+def rollout(policy: DronePolicy) -> tuple[DroneRollout, torch.Tensor]:
+    """Random observations; the reward is highest for actions of 0.5."""
+    rng = torch.Generator().manual_seed(3)
+    obs = torch.randn(STEPS, AGENTS, 24, generator=rng)
     with torch.no_grad():
-        mean, values = policy(observations)
-        actions = mean + policy.log_std.exp() * torch.randn(mean.shape, generator=chance)
+        mean, values = policy(obs)
+        actions = mean + policy.log_std.exp() * torch.randn(mean.shape, generator=rng)
         log_probs = policy.log_prob(mean, actions)
     rewards = -(actions - 0.5).square().sum(-1)
-    return Rollout(observations, actions, log_probs, values, rewards, torch.ones(STEPS, AGENTS)), torch.zeros(AGENTS)
+    return DroneRollout(obs, actions, log_probs, values, rewards, torch.ones(STEPS, AGENTS)), torch.zeros(AGENTS)
 
 
-def make(train: Train = TRAIN) -> tuple[Policy, torch.optim.Optimizer, torch.Generator]:
+def make(train: TrainConfig = TRAIN) -> tuple[DronePolicy, torch.optim.Optimizer, torch.Generator]:
     torch.manual_seed(0)
-    policy = Policy(24, 4)
+    policy = DronePolicy(24, 4)
     return policy, make_optimizer(policy, train), torch.Generator().manual_seed(0)
 
 
-def test_advantages_are_those_of_a_case_worked_out_by_hand() -> None:
-    # gamma 0.5, lambda 0.5; the first drone ends after its second step, the second one flies on.
+def test_advantages_match_a_hand_computed_example() -> None:
+    # gamma 0.5, lambda 0.5; the episode of the first drone ends after its second step, that of the second continues.
     rewards = torch.tensor([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
     values = torch.tensor([[0.5, 0.5], [1.0, 1.0], [1.5, 1.5]])
     done = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 0.0]])
     nothing = torch.zeros(3, 2, 1)
-    found = advantages(Rollout(nothing, nothing, rewards, values, rewards, done), torch.tensor([2.0, 2.0]), 0.5, 0.5)
+    found = compute_advantages(
+        DroneRollout(nothing, nothing, rewards, values, rewards, done), torch.tensor([2.0, 2.0]), 0.5, 0.5
+    )
     # last: 3 + 0.5 * 2 - 1.5 = 2.5
     # second: ended 2 - 1 = 1; flying 2 + 0.5 * 1.5 - 1 + 0.25 * 2.5 = 2.375
     # first: 1 + 0.5 * 1 - 0.5 = 1, + 0.25 * 1 = 1.25, or + 0.25 * 2.375 = 1.59375
     assert torch.allclose(found, torch.tensor([[1.25, 1.59375], [1.0, 2.375], [2.5, 2.5]]))
 
 
-def test_log_probabilities_and_entropy_are_those_of_a_normal_distribution() -> None:
-    policy = Policy(24, 4)
+def test_log_prob_and_entropy_match_a_normal_distribution() -> None:
+    policy = DronePolicy(24, 4)
     mean, actions = torch.randn(5, 4), torch.randn(5, 4)
     normal = torch.distributions.Normal(mean, policy.log_std.exp())
     assert torch.allclose(policy.log_prob(mean, actions), normal.log_prob(actions).sum(-1), atol=1e-5)
@@ -66,12 +68,12 @@ def test_log_probabilities_and_entropy_are_those_of_a_normal_distribution() -> N
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (64, 24), (4, 64), (1, 64)])
-def test_orthogonalised_matrices_have_singular_values_near_one_and_keep_their_directions(
+def test_orthogonalize_brings_singular_values_near_one_and_keeps_their_directions(
     shape: tuple[int, int],
 ) -> None:
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     u, s, v = torch.linalg.svd(matrix, full_matrices=False)
-    found = orthogonalised(matrix)
+    found = orthogonalize(matrix)
     assert found.shape == matrix.shape
     sizes = torch.linalg.svdvals(found)
     large = s > 0.03 * torch.linalg.vector_norm(s)  # five iterations do not lift the very smallest all the way
@@ -79,7 +81,7 @@ def test_orthogonalised_matrices_have_singular_values_near_one_and_keep_their_di
     assert (torch.diag(u.T @ found @ v.T)[large] > 0.6).all()
 
 
-def test_muon_orthogonalises_the_steps_of_matrices_and_is_adamw_for_the_rest() -> None:
+def test_muon_orthogonalizes_steps_of_matrices_and_is_adamw_otherwise() -> None:
     matrix, vector = torch.nn.Parameter(torch.randn(32, 32)), torch.nn.Parameter(torch.randn(8))
     twin = torch.nn.Parameter(vector.detach().clone())
     muon = Muon([matrix, vector], lr=0.01, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1)
@@ -100,45 +102,45 @@ def test_muon_orthogonalises_the_steps_of_matrices_and_is_adamw_for_the_rest() -
 @pytest.mark.parametrize("name", ["muon", "adam", "adamw"])
 def test_every_optimizer_learns_the_better_action(name: str) -> None:
     train = replace(TRAIN, optimizer=name, learning_rate=0.01, ent_coef=0.0)
-    policy, optimizer, chance = make(train)
+    policy, optimizer, rng = make(train)
     means = []
     for _ in range(30):
-        flown, after = rollout(policy)
-        losses = update(policy, optimizer, flown, after, train, chance)
-        means.append(float(flown.rewards.mean()))
+        collected, next_values = rollout(policy)
+        losses = update(policy, optimizer, collected, next_values, train, rng)
+        means.append(float(collected.rewards.mean()))
     assert means[-1] > means[0] + 0.5
     assert set(losses) == {
         "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "explained_variance",
     }  # fmt: skip
 
 
-def test_a_minibatch_in_pieces_gives_the_same_weights_as_a_whole_one() -> None:
+def test_gradient_accumulation_does_not_change_the_weights() -> None:
     weights = []
-    for piece in (128, 32):
-        train = replace(TRAIN, max_minibatch_size=piece, optimizer="adam")
-        policy, optimizer, chance = make(train)
-        update(policy, optimizer, *rollout(policy), train, chance)
+    for chunk in (128, 32):
+        train = replace(TRAIN, max_minibatch_size=chunk, optimizer="adam")
+        policy, optimizer, rng = make(train)
+        update(policy, optimizer, *rollout(policy), train, rng)
         weights.append(torch.cat([p.detach().flatten() for p in policy.parameters()]))
     # Adam's first step is the sign of the gradient: where that is next to 0, rounding may turn it around.
     assert (weights[0] - weights[1]).abs().lt(1e-5).float().mean() > 0.999
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_lower_precision_is_near_to_full_precision(precision: str) -> None:
+def test_lower_precision_is_close_to_full_precision(precision: str) -> None:
     found = []
     for wanted in ("float32", precision):
         train = replace(TRAIN, precision=wanted, update_epochs=1)
-        policy, optimizer, chance = make(train)
-        found.append(update(policy, optimizer, *rollout(policy), train, chance))
+        policy, optimizer, rng = make(train)
+        found.append(update(policy, optimizer, *rollout(policy), train, rng))
     assert found[1]["value_loss"] == pytest.approx(found[0]["value_loss"], rel=0.05)
     assert found[1]["value_loss"] != found[0]["value_loss"]
 
 
-def test_a_gradient_that_is_no_number_is_refused_before_it_reaches_the_weights() -> None:
-    policy, optimizer, chance = make()
-    flown, after = rollout(policy)
-    flown.rewards[0, 0] = float("nan")
+def test_a_gradient_that_is_not_finite_is_never_applied() -> None:
+    policy, optimizer, rng = make()
+    collected, next_values = rollout(policy)
+    collected.rewards[0, 0] = float("nan")
     before = [p.detach().clone() for p in policy.parameters()]
-    with pytest.raises(Diverged, match="not finite"):
-        update(policy, optimizer, flown, after, TRAIN, chance)
+    with pytest.raises(NonFiniteUpdate, match="not finite"):
+        update(policy, optimizer, collected, next_values, TRAIN, rng)
     assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True))

@@ -29,8 +29,8 @@ from looplab.errors import LabError
 from looplab.guard import Guard, Knob
 from looplab.launch.command import render
 from looplab.recipes.drone import checkpoints
-from looplab.recipes.drone.ppo import Policy, Rollout, make_optimizer, update
-from looplab.recipes.drone.settings import KEYS, Settings, Train, add_flags, read_settings
+from looplab.recipes.drone.ppo import DronePolicy, DroneRollout, make_optimizer, update
+from looplab.recipes.drone.settings import KEYS, DroneConfig, TrainConfig, add_flags, read_config
 
 RECIPE = Path(recipes.__file__).parent / "drone"
 QUICK, FULL = (RECIPE / "configs" / f"baseline_{name}.json" for name in ("quick", "full"))
@@ -67,10 +67,10 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def settings(*flags: str, file: Path = QUICK) -> Settings:
+def read(*flags: str, file: Path = QUICK) -> DroneConfig:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     add_flags(parser)
-    return read_settings(file, vars(parser.parse_args(flags)))
+    return read_config(file, vars(parser.parse_args(flags)))
 
 
 # --- training
@@ -113,7 +113,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_same_seed_gives_the_same_numbers_and_the_same_weights(first: Path, tmp_path: Path) -> None:
+def test_the_same_seed_produces_the_same_metrics_and_weights(first: Path, tmp_path: Path) -> None:
     assert train(tmp_path / "again", *SMALL).returncode == 0
     assert metrics(tmp_path / "again", ("time", "sps")) == metrics(first, ("time", "sps"))
     latest = Path("checkpoints", "latest.pt")
@@ -126,14 +126,14 @@ from pathlib import Path
 import numpy as np
 sys.path.insert(0, sys.argv[1])
 train = runpy.run_path(sys.argv[1] + "/train.py")
-trainer = train["Trainer"](train["Settings"](), Path(sys.argv[2]), "")
+trainer = train["DroneTrainer"](train["DroneConfig"](), Path(sys.argv[2]), "")
 trainer.policy.register_forward_pre_hook(lambda _, inputs: print(inputs[0].data_ptr() % 64))
-buffer = np.zeros(trainer.observation.size + 1, np.float32)
-trainer._look(buffer[1:].reshape(trainer.observation.shape))  # NumPy itself aligns to 16 bytes only
+buffer = np.zeros(trainer.obs.size + 1, np.float32)
+trainer._forward(buffer[1:].reshape(trainer.obs.shape))  # NumPy itself aligns to 16 bytes only
 """
 
 
-def test_the_policy_reads_from_addresses_that_are_the_same_to_its_kernels(tmp_path: Path) -> None:
+def test_observations_are_aligned_in_memory(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", READS, str(RECIPE), str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.stdout, done.returncode) == ("0\n", 0), done.stderr
@@ -163,11 +163,11 @@ def test_sigterm_leaves_a_checkpoint_that_can_be_loaded(tmp_path: Path) -> None:
             assert time.monotonic() < patience
             time.sleep(0.02)
         process.send_signal(signal.SIGTERM)
-        said, _ = process.communicate(timeout=PATIENCE_S)
+        stdout, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 143
-    assert "stopped by SIGTERM" in said
-    config = Train()
-    policy = Policy(24, 4)
+    assert "stopped by SIGTERM" in stdout
+    config = TrainConfig()
+    policy = DronePolicy(24, 4)
     steps, notes = checkpoints.load(out / "checkpoints" / "latest.pt", policy, make_optimizer(policy, config), config)
     assert (
         steps
@@ -177,7 +177,7 @@ def test_sigterm_leaves_a_checkpoint_that_can_be_loaded(tmp_path: Path) -> None:
     assert notes == []
 
 
-def test_a_training_that_diverges_says_so_and_exits_with_one(tmp_path: Path) -> None:
+def test_a_run_that_diverges_is_reported_and_exits_with_one(tmp_path: Path) -> None:
     done = train(tmp_path / "run", *SMALL, "--train.learning-rate", "1e30", "--train.optimizer", "adam")
     assert done.returncode == 1
     assert "the training diverged in update 1" in done.stderr
@@ -185,13 +185,13 @@ def test_a_training_that_diverges_says_so_and_exits_with_one(tmp_path: Path) -> 
     assert "Traceback" not in done.stderr
 
 
-def test_the_files_work_wherever_they_are_copied_to_and_a_mistake_is_told_without_a_traceback(tmp_path: Path) -> None:
+def test_a_copied_lab_works_and_errors_have_no_traceback(tmp_path: Path) -> None:
     shutil.copytree(RECIPE, tmp_path / "lab", ignore=shutil.ignore_patterns("__pycache__"))
     argv = [sys.executable, "train.py", "--out", "run", "--train.bptt-horizon", "32"]
     env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(argv, cwd=tmp_path / "lab", env=env, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 2
-    assert done.stderr.startswith("train.batch_size is 2048, but the drones give 4096 steps an update")
+    assert done.stderr.startswith("train.batch_size is 2048, but the environments produce 4096 steps per update")
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "lab" / "run").exists()
 
@@ -199,14 +199,14 @@ def test_the_files_work_wherever_they_are_copied_to_and_a_mistake_is_told_withou
 # --- settings
 
 
-def test_a_flag_counts_more_than_the_file_and_the_file_more_than_the_defaults(tmp_path: Path) -> None:
+def test_flags_override_the_file_and_the_file_overrides_the_defaults(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"train": {"gamma": 0.5, "ent_coef": 1, "anneal_lr": False}}))
-    read = settings("--train.gamma", "0.25", "--train.total_timesteps", "1e6", file=file)
-    assert (read.train.gamma, read.train.ent_coef, read.train.clip_coef) == (0.25, 1.0, 0.2)
-    assert type(read.train.ent_coef) is float
-    assert (read.train.total_timesteps, type(read.train.total_timesteps)) == (1_000_000, int)
-    assert not read.train.anneal_lr
+    loaded = read("--train.gamma", "0.25", "--train.total_timesteps", "1e6", file=file)
+    assert (loaded.train.gamma, loaded.train.ent_coef, loaded.train.clip_coef) == (0.25, 1.0, 0.2)
+    assert type(loaded.train.ent_coef) is float
+    assert (loaded.train.total_timesteps, type(loaded.train.total_timesteps)) == (1_000_000, int)
+    assert not loaded.train.anneal_lr
 
 
 @pytest.mark.parametrize(
@@ -214,80 +214,80 @@ def test_a_flag_counts_more_than_the_file_and_the_file_more_than_the_defaults(tm
     [(["--train.compile"], True), (["--train.compile", "True"], True), (["--train.compile", "false"], False), (["--train.no-compile"], False)],
 )  # fmt: skip
 def test_booleans_are_switches_or_take_a_value(flags: list[str], value: bool) -> None:
-    assert settings(*flags).train.compile is value
+    assert read(*flags).train.compile is value
 
 
 @pytest.mark.parametrize("booleans", ["switch", "value"])
 def test_the_config_as_rendered_flags_is_the_same_config(booleans: str) -> None:
     config = json.loads(FULL.read_text())
     flags = render(config, ConfigRendering.model_validate({"as": "flags", "booleans": booleans}))
-    assert settings(*flags) == settings(file=FULL)
-    assert asdict(settings(file=FULL)) == config
+    assert read(*flags) == read(file=FULL)
+    assert asdict(read(file=FULL)) == config
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--train.minibatch-size", "1000"], "train.minibatch_size (1000) must divide train.batch_size (2048)"),
         (["--train.max-minibatch-size", "1000"], "train.max_minibatch_size (1000) must divide train.minibatch_size"),
         (["--vec.num-workers", "3"], "must be a multiple of vec.num_workers (3) (the next one is 6)"),
         (["--env.num-drones", "4"], "set train.batch_size, train.minibatch_size and train.max_minibatch_size to 1024"),
         (["--train.optimizer", "sgd"], "train.optimizer must be one of muon, adam, adamw, not 'sgd'"),
-        (["--train.gamma", "much"], "train.gamma takes a number, not 'much'"),
-        (["--train.gamma", "nan"], "train.gamma takes a number, not nan"),
-        (["--train.update-epochs", "2.5"], "train.update_epochs takes a whole number, not 2.5"),
-        (["--train.gamma", "1.5"], "train.gamma must be within 0 … 1"),
-        (["--train.learning-rate", "0"], "train.learning_rate must be above 0"),
+        (["--train.gamma", "much"], "train.gamma must be a number, not 'much'"),
+        (["--train.gamma", "nan"], "train.gamma must be a number, not nan"),
+        (["--train.update-epochs", "2.5"], "train.update_epochs must be an integer, not 2.5"),
+        (["--train.gamma", "1.5"], "train.gamma must be between 0 and 1"),
+        (["--train.learning-rate", "0"], "train.learning_rate must be > 0"),
         (["--env-name", "drone_race"], "env_name must be one of drone_hover, drone_pickplace"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_its_key(flags: list[str], said: str) -> None:
-    with pytest.raises(LabError) as refused:
-        settings(*flags)
-    assert said in str(refused.value)
+def test_invalid_values_are_rejected_with_their_key(flags: list[str], message: str) -> None:
+    with pytest.raises(LabError) as rejected:
+        read(*flags)
+    assert message in str(rejected.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('{"train": {"learning_rat": 0.1}}', "unknown key 'train.learning_rat' (did you mean 'train.learning_rate'?)"),
-        ('{"train": {"compile": 1}}', "train.compile takes true or false, not 1"),
+        ('{"train": {"compile": 1}}', "train.compile must be true or false, not 1"),
         ('{"train": ', "the config is not JSON"),
         ("[]", "must be a JSON object"),
     ],
 )
-def test_a_wrong_file_is_named(tmp_path: Path, text: str, said: str) -> None:
+def test_an_invalid_file_is_reported(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(LabError) as refused:
-        settings(file=tmp_path / "config.json")
-    assert str(refused.value).startswith(str(tmp_path / "config.json"))
-    assert said in str(refused.value)
+    with pytest.raises(LabError) as rejected:
+        read(file=tmp_path / "config.json")
+    assert str(rejected.value).startswith(str(tmp_path / "config.json"))
+    assert message in str(rejected.value)
 
 
 # --- checkpoints
 
 
-def trained(train: Train) -> tuple[Policy, torch.optim.Optimizer]:
+def trained(train: TrainConfig) -> tuple[DronePolicy, torch.optim.Optimizer]:
     torch.manual_seed(1)
-    policy = Policy(24, 4)
+    policy = DronePolicy(24, 4)
     optimizer = make_optimizer(policy, train)
     learn(policy, optimizer, train)
     return policy, optimizer
 
 
-def learn(policy: Policy, optimizer: torch.optim.Optimizer, train: Train) -> None:
-    chance = torch.Generator().manual_seed(5)
-    a, b, c = (torch.randn(16, 128, size, generator=chance) for size in (24, 4, 4))
-    flown = Rollout(a, b, c[..., 0], c[..., 1], c[..., 2], (c[..., 3] > 1).float())
-    update(policy, optimizer, flown, torch.zeros(128), train, chance)
+def learn(policy: DronePolicy, optimizer: torch.optim.Optimizer, train: TrainConfig) -> None:
+    rng = torch.Generator().manual_seed(5)
+    a, b, c = (torch.randn(16, 128, size, generator=rng) for size in (24, 4, 4))
+    rollout = DroneRollout(a, b, c[..., 0], c[..., 1], c[..., 2], (c[..., 3] > 1).float())
+    update(policy, optimizer, rollout, torch.zeros(128), train, rng)
 
 
 @pytest.mark.parametrize("name", ["muon", "adam", "adamw"])
-def test_what_was_saved_goes_on_exactly_as_what_was_not(tmp_path: Path, name: str) -> None:
-    config = Settings(train=Train(optimizer=name))
+def test_a_loaded_checkpoint_continues_exactly(tmp_path: Path, name: str) -> None:
+    config = DroneConfig(train=TrainConfig(optimizer=name))
     policy, optimizer = trained(config.train)
     checkpoints.save(tmp_path / "a.pt", policy, optimizer, config, 77)
-    loaded = Policy(24, 4)
+    loaded = DronePolicy(24, 4)
     again = make_optimizer(loaded, config.train)
     assert checkpoints.load(tmp_path / "a.pt", loaded, again, config.train) == (77, [])
     assert same(policy.state_dict(), loaded.state_dict())
@@ -297,47 +297,51 @@ def test_what_was_saved_goes_on_exactly_as_what_was_not(tmp_path: Path, name: st
     assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
 
 
-def test_the_knobs_of_this_run_count_more_than_those_of_the_checkpoint(tmp_path: Path) -> None:
-    policy, optimizer = trained(Train(adam_beta1=0.5))
-    checkpoints.save(tmp_path / "a.pt", policy, optimizer, Settings(), 0)
-    again = make_optimizer(policy, Train(adam_beta1=0.8))
-    checkpoints.load(tmp_path / "a.pt", policy, again, Train(adam_beta1=0.8))
+def test_hyperparameters_of_this_run_override_those_of_the_checkpoint(tmp_path: Path) -> None:
+    policy, optimizer = trained(TrainConfig(adam_beta1=0.5))
+    checkpoints.save(tmp_path / "a.pt", policy, optimizer, DroneConfig(), 0)
+    again = make_optimizer(policy, TrainConfig(adam_beta1=0.8))
+    checkpoints.load(tmp_path / "a.pt", policy, again, TrainConfig(adam_beta1=0.8))
     assert all(group["betas"] == (0.8, 0.999) for group in again.param_groups)
 
 
-def test_another_optimizer_takes_the_weights_only_and_says_so(tmp_path: Path) -> None:
-    policy, optimizer = trained(Train())
-    checkpoints.save(tmp_path / "a.pt", policy, optimizer, Settings(), 0)
-    loaded, adam = Policy(24, 4), Train(optimizer="adam")
+def test_another_optimizer_loads_only_the_weights_and_says_so(tmp_path: Path) -> None:
+    policy, optimizer = trained(TrainConfig())
+    checkpoints.save(tmp_path / "a.pt", policy, optimizer, DroneConfig(), 0)
+    loaded, adam = DronePolicy(24, 4), TrainConfig(optimizer="adam")
     _, notes = checkpoints.load(tmp_path / "a.pt", loaded, make_optimizer(loaded, adam), adam)
     assert notes == ["weights only: the checkpoint's optimizer is muon, ours is adam"]
     assert same(policy.state_dict(), loaded.state_dict())
 
 
-def test_a_checkpoint_of_another_network_is_refused_and_so_is_what_is_none(tmp_path: Path) -> None:
-    policy, optimizer = trained(Train())
+def test_checkpoints_of_another_network_and_other_files_are_rejected(tmp_path: Path) -> None:
+    policy, optimizer = trained(TrainConfig())
     good = tmp_path / "good.pt"
-    checkpoints.save(good, policy, optimizer, Settings(), 0)
+    checkpoints.save(good, policy, optimizer, DroneConfig(), 0)
     (tmp_path / "torn.pt").write_bytes(good.read_bytes()[:-500])
     torch.save({"weights": torch.zeros(3)}, tmp_path / "strange.pt")
-    wide = Policy(30, 4)
-    with pytest.raises(LabError, match=r"actor\.0\.weight is \(64, 24\) in it, \(64, 30\) here"):
-        checkpoints.load(good, wide, make_optimizer(wide, Train()), Train())
-    for name, said in (("torn", "no checkpoint"), ("strange", "no checkpoint"), ("missing", "no such checkpoint")):
-        with pytest.raises(LabError, match=said):
-            checkpoints.load(tmp_path / f"{name}.pt", policy, optimizer, Train())
+    wide = DronePolicy(30, 4)
+    with pytest.raises(LabError, match=r"actor\.0\.weight is \(64, 24\) in the checkpoint, \(64, 30\) in the module"):
+        checkpoints.load(good, wide, make_optimizer(wide, TrainConfig()), TrainConfig())
+    for name, message in (
+        ("torn", "not a checkpoint"),
+        ("strange", "not a checkpoint"),
+        ("missing", "no such checkpoint"),
+    ):
+        with pytest.raises(LabError, match=message):
+            checkpoints.load(tmp_path / f"{name}.pt", policy, optimizer, TrainConfig())
 
 
-def test_the_run_to_continue_from_is_found_beside_the_run(tmp_path: Path) -> None:
-    policy, optimizer = trained(Train())
+def test_the_run_to_continue_from_is_found_next_to_the_run(tmp_path: Path) -> None:
+    policy, optimizer = trained(TrainConfig())
     for age, name in ((100, "run-1"), (50, "run-2")):
         for kind in ("latest", "best"):
             path = tmp_path / name / "checkpoints" / f"{kind}.pt"
-            checkpoints.save(path, policy, optimizer, Settings(), 0)
+            checkpoints.save(path, policy, optimizer, DroneConfig(), 0)
             os.utime(path, (time.time() - age,) * 2)
     (tmp_path / "BEST").write_text("run-1\n")
     out = tmp_path / "run-3"
-    assert checkpoints.find(out, settings()) is None
+    assert checkpoints.find(out, read()) is None
     wanted = {
         "latest": tmp_path / "run-2" / "checkpoints" / "latest.pt",
         "best": tmp_path / "run-1" / "checkpoints" / "best.pt",
@@ -345,11 +349,10 @@ def test_the_run_to_continue_from_is_found_beside_the_run(tmp_path: Path) -> Non
     }
     for source, path in wanted.items():
         assert (
-            checkpoints.find(out, settings("--autopilot.resume-mode=continue", f"--autopilot.resume-from={source}"))
-            == path
+            checkpoints.find(out, read("--autopilot.resume-mode=continue", f"--autopilot.resume-from={source}")) == path
         )
     with pytest.raises(LabError, match="has such a checkpoint"):
-        checkpoints.find(tmp_path / "elsewhere" / "run-1", settings("--autopilot.resume-mode=continue"))
+        checkpoints.find(tmp_path / "elsewhere" / "run-1", read("--autopilot.resume-mode=continue"))
 
 
 # --- the lab
@@ -374,7 +377,7 @@ def test_the_lab_admits_its_profiles_and_derives_the_batch() -> None:
     assert {problem.rule for problem in refused} == {"not a knob", "knob range"}
 
 
-def test_the_prompt_has_a_place_for_all_that_an_agent_is_told() -> None:
+def test_the_prompt_has_a_placeholder_for_every_field() -> None:
     text = (RECIPE / "prompts" / "next.md").read_text()
     for name in FIELDS:
         assert text.count(f"{{{name}}}") == 1

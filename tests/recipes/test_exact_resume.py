@@ -34,7 +34,7 @@ import torch
 from looplab import recipes, trainkit
 from looplab.recipes.drone.checkpoints import identity
 from looplab.recipes.drone.drones import Fleet
-from looplab.recipes.drone.settings import Settings
+from looplab.recipes.drone.settings import DroneConfig
 from looplab.recipes.fish.fish_env import STEPS, FishSchool
 
 RECIPES = Path(recipes.__file__).parent
@@ -233,7 +233,7 @@ def test_a_killed_training_ends_as_one_that_was_not(kind: str, tmp_path: Path, s
     for row in (1, *moments):  # the first kill comes before anything is saved
         assert kill_at(server, kind, out, row) == -signal.SIGKILL
     assert server.finish(kind, out) == whole(kind)
-    assert said(out).count("going on from") >= len(moments)
+    assert said(out).count("resuming from") >= len(moments)
 
 
 @pytest.mark.slow
@@ -247,7 +247,7 @@ def test_sigterm_saves_the_very_update_and_exits_with_143(
     assert int(state.name.removeprefix("step_")) == rows(out)[-1]["step"]
     assert kill_at(server, kind, out, len(rows(out)) + 3, signal.SIGINT) == 130
     assert server.finish(kind, out) == whole(kind)
-    assert said(out).count("going on from") == 2
+    assert said(out).count("resuming from") == 2
 
 
 def test_a_training_killed_in_its_evaluation_goes_on_with_the_evaluation(
@@ -259,7 +259,7 @@ def test_a_training_killed_in_its_evaluation_goes_on_with_the_evaluation(
     os.kill(pid, signal.SIGKILL)
     server.when(pid, lambda: False)
     assert server.finish("fish", out) == whole("fish")
-    assert f"{ROWS} iterations are done" in said(out)
+    assert f"at iteration {ROWS}" in said(out)
 
 
 @pytest.mark.slow
@@ -281,7 +281,7 @@ def test_going_on_needs_no_weights_to_begin_with(tmp_path: Path, server: Server,
 @pytest.mark.parametrize("kind", ["muon", "fish"])
 def test_a_finished_training_started_again_begins_anew(kind: str, server: Server, folder: Path, whole: Whole) -> None:
     assert whole(kind) == server.finish(kind, folder / kind)
-    assert "going on from" not in said(folder / kind)
+    assert "resuming from" not in said(folder / kind)
     if kind == "muon":
         assert len((folder / kind / "metrics.before.jsonl").read_text().splitlines()) == ROWS
 
@@ -296,7 +296,7 @@ def test_other_settings_do_not_go_on_with_what_was_left(
     out = tmp_path / "changed"
     kill_at(server, kind, out, 15)
     assert [row["step"] for row in server.finish(kind, out, flag)["rows"]] == steps
-    assert "is of other settings" in said(out)
+    assert "belongs to another config" in said(out)
 
 
 def test_a_broken_state_is_told_and_the_training_begins_anew(tmp_path: Path, server: Server, whole: Whole) -> None:
@@ -305,58 +305,58 @@ def test_a_broken_state_is_told_and_the_training_begins_anew(tmp_path: Path, ser
     (tensors,) = (out / "resume").glob("step_*/tensors.safetensors")
     tensors.write_bytes(tensors.read_bytes()[:-1])
     assert server.finish("muon", out) == whole("muon")
-    assert "passed over" in said(out)
+    assert "skipped" in said(out)
 
 
 def test_changed_code_is_another_training(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text("1")
-    one, again = (identity(Settings(), None, [file]) for _ in range(2))
+    one, again = (identity(DroneConfig(), None, [file]) for _ in range(2))
     file.write_text("2")
-    assert one == again != identity(Settings(), None, [file])
+    assert one == again != identity(DroneConfig(), None, [file])
 
 
-# --- the worlds and the ponds
+# --- environments
 
 
 @pytest.mark.parametrize("task", ["drone_hover", "drone_pickplace"])
-def test_a_fleet_goes_on_from_its_state_exactly(task: str) -> None:
+def test_a_fleet_continues_exactly_from_its_state(task: str) -> None:
     rng = np.random.default_rng(1)
     fleet, other = (Fleet(task, 4, 3, seed=5, workers=2) for _ in range(2))
     for _ in range(60):
         step = fleet.step(rng.normal(0, 0.5, (12, 4)).astype(np.float32))
     other.load_state_dict(fleet.state_dict())
-    np.testing.assert_array_equal(other.observe(), step.observations)
+    np.testing.assert_array_equal(other.observe(), step.obs)
     ends = 0
     for _ in range(60):
         actions = rng.normal(0, 0.5, (12, 4)).astype(np.float32)
         one, two = fleet.step(actions), other.step(actions)
-        ends += len(one.ended.length)
-        for name in ("observations", "rewards", "done"):
+        ends += len(one.finished.lengths)
+        for name in ("obs", "rewards", "dones"):
             np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
-        np.testing.assert_array_equal(one.ended.returned, two.ended.returned)
+        np.testing.assert_array_equal(one.finished.returns, two.finished.returns)
     assert ends > 5
-    with pytest.raises(ValueError, match=r"episode is \(2, 3\) in it, \(2, 2\) here"):
+    with pytest.raises(ValueError, match=r"episode has the shape \(2, 3\), expected \(2, 2\)"):
         Fleet(task, 4, 2, seed=5, workers=2).load_state_dict(fleet.state_dict())
 
 
-def test_a_school_goes_on_from_its_state_exactly() -> None:
+def test_a_school_continues_exactly_from_its_state() -> None:
     rng = np.random.default_rng(1)
     school, other = (FishSchool(3, 4, seed=5) for _ in range(2))
     school.clock[:] = STEPS - 60
     for _ in range(40):
         step = school.step(rng.integers(0, 5, (3, 4)))
     other.load_state_dict(school.state_dict())
-    np.testing.assert_array_equal(other.observe(), step.observations)
+    np.testing.assert_array_equal(other.observe(), step.obs)
     over = 0
     for _ in range(40):
         actions = rng.integers(0, 5, (3, 4))
         one, two = school.step(actions), other.step(actions)
-        over += int(one.over.sum())
-        for name in ("observations", "rewards", "acted", "died", "over"):
+        over += int(one.dones.sum())
+        for name in ("obs", "rewards", "acted", "died", "dones"):
             np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
     assert over >= 3
-    with pytest.raises(ValueError, match=r"episode is \(3,\) in it, \(2,\) here"):
+    with pytest.raises(ValueError, match=r"episode has the shape \(3,\), expected \(2,\)"):
         FishSchool(2, 4).load_state_dict(school.state_dict())
 
 

@@ -1,4 +1,4 @@
-"""The ponds of the fish recipe: how fish and predator move, what is paid, who gives samples, and that many are as one."""
+"""The environment of the fish recipe: dynamics, rewards, observations, and vectorization."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from looplab import recipes
 
 RECIPE = Path(recipes.__file__).parent / "fish"
-sys.path.insert(0, str(RECIPE))  # the lab's files import each other as they do where they are copied to
+sys.path.insert(0, str(RECIPE))  # the modules of the lab import each other by name
 
 import fish_env  # noqa: E402
 from fish_env import DT, KEEP, KILL, LEFT, RADIUS, RIGHT, SLOW_DOWN, SPEED_UP, STEPS, VISION, FishSchool, Reward  # noqa: E402
@@ -33,7 +33,7 @@ def pond(*fish: tuple[float, float], predator: tuple[float, float] = FAR, reward
     return school
 
 
-def act(school: FishSchool, *actions: int) -> fish_env.Step:
+def act(school: FishSchool, *actions: int) -> fish_env.FishStep:
     return school.step(np.array([actions]))
 
 
@@ -41,10 +41,10 @@ def place(school: FishSchool, fish: int = 0) -> tuple[float, ...]:
     return tuple(school.position[:, 0, fish].tolist())
 
 
-# --- how they move
+# --- dynamics
 
 
-def test_a_fish_swims_straight_on_at_its_speed() -> None:
+def test_a_fish_swims_straight_at_its_speed() -> None:
     school = pond((0.0, 5.0))
     act(school, KEEP)
     assert place(school) == pytest.approx((1.0 * DT, 5.0))
@@ -76,7 +76,7 @@ def test_the_wall_stops_a_fish() -> None:
     assert place(school) == pytest.approx((RADIUS, 0.0))
 
 
-def test_the_predator_falls_towards_the_nearest_living_fish() -> None:
+def test_the_predator_accelerates_towards_the_nearest_living_fish() -> None:
     school = pond((0.0, 5.0), (0.0, -5.0), predator=(0.0, 1.0))
     school.speed[:] = 0.0
     act(school, KEEP, KEEP)
@@ -96,27 +96,27 @@ def test_the_predator_bounces_off_the_wall_and_loses_speed() -> None:
     assert np.hypot(*school.velocity[:, 0]) == pytest.approx(0.85 * np.hypot(1.95, 1.0), rel=0.01)
 
 
-# --- what is paid
+# --- rewards
 
 
-def test_a_safe_fish_is_paid_for_living_and_for_the_distance() -> None:
+def test_the_reward_of_a_safe_fish() -> None:
     assert act(pond((0.0, 5.0)), KEEP).rewards[0, 0] == pytest.approx(0.1 * (2 + 5))
 
 
-def test_a_fish_near_the_predator_is_paid_less() -> None:
+def test_the_reward_is_lower_near_the_predator() -> None:
     school = pond((-1.0 * DT, 2.0), predator=(0.0, 0.0))
     step = act(school, KEEP)
     gap = 2.0 - 0.5 * DT * DT
     assert step.rewards[0, 0] == pytest.approx(0.1 * (2 + 5 * gap / VISION), rel=1e-4)
 
 
-def test_a_fish_near_the_wall_is_paid_less() -> None:
+def test_the_reward_is_lower_near_the_wall() -> None:
     school = pond((9.4, 0.0))
     step = act(school, KEEP)
     assert step.rewards[0, 0] == pytest.approx(0.1 * (2 + 5 - 2 * 0.5), rel=1e-4)
 
 
-def test_death_costs_50_on_top_and_comes_nearer_than_the_reach() -> None:
+def test_death_costs_50_and_happens_within_the_kill_radius() -> None:
     school = pond((-1.0 * DT, KILL - 0.01), (-1.0 * DT, -KILL - 0.02), predator=(0.0, 0.0))
     school.velocity[:, 0] = (0.0, 0.0)
     step = act(school, KEEP, KEEP)
@@ -125,7 +125,7 @@ def test_death_costs_50_on_top_and_comes_nearer_than_the_reach() -> None:
     assert school.death_step.tolist() == [[1, STEPS]]
 
 
-def test_crowds_and_common_courses_can_be_priced() -> None:
+def test_density_and_divergence_shape_the_reward() -> None:
     shaped = Reward(density=1.0, density_target=0.25, divergence=2.0)
     plain, priced = (pond((0.0, 5.0), (1.0, 5.0), (0.0, -3.0), reward=reward) for reward in (None, shaped))
     for school in (plain, priced):
@@ -135,44 +135,44 @@ def test_crowds_and_common_courses_can_be_priced() -> None:
     assert difference[0] == pytest.approx([0.1 * (2.0 - 0.25), 0.1 * (2.0 - 0.25), 0.0], abs=1e-5)
 
 
-# --- what a fish sees
+# --- observations
 
 
 def test_a_fish_sees_the_predator_in_its_own_frame_and_only_nearby() -> None:
     school = pond((0.0, 5.0), predator=(2.0, 5.0))
     school.heading[:, 0, 0] = (0.0, 1.0)  # north: what is in the east is on the right
-    seen = school.observe()[0, 0]
-    assert seen[4:8] == pytest.approx([1.0, 2.0 / VISION, 0.0, -2.0 / VISION])
+    obs = school.observe()[0, 0]
+    assert obs[4:8] == pytest.approx([1.0, 2.0 / VISION, 0.0, -2.0 / VISION])
     school.predator[:, 0] = (4.0, 5.0)
     assert school.observe()[0, 0, 4:10] == pytest.approx([0.0, 1.0, 0.0, 0.0, 0.0, 0.0])
 
 
-def test_a_fish_sees_living_neighbours_and_a_lonely_one_nobody() -> None:
+def test_only_living_neighbours_are_observed() -> None:
     school = pond((0.0, 5.0), (1.0, 5.0), (0.0, 7.0), (0.0, -5.0))
-    seen = school.observe()[0]
-    assert seen.shape == (4, 18)
-    assert seen[0, 11:] == pytest.approx([2 / 3, 0.5 / VISION, 1.0 / VISION, 1.0, 0.0, 1.0 / VISION, 0.0])
-    assert seen[3, 11:] == pytest.approx(np.zeros(7))
+    obs = school.observe()[0]
+    assert obs.shape == (4, 18)
+    assert obs[0, 11:] == pytest.approx([2 / 3, 0.5 / VISION, 1.0 / VISION, 1.0, 0.0, 1.0 / VISION, 0.0])
+    assert obs[3, 11:] == pytest.approx(np.zeros(7))
     school.alive[0, 1] = False
     assert school.observe()[0, 0, 11:] == pytest.approx([1 / 3, 0.0, 2.0 / VISION, 1.0, 0.0, 0.0, 2.0 / VISION])
 
 
-# --- each fish for itself
+# --- individual fish
 
 
-def test_each_fish_does_its_own_action() -> None:
+def test_each_fish_has_its_own_action() -> None:
     school = pond((0.0, 5.0), (4.0, 5.0), (-4.0, 5.0))
     act(school, LEFT, RIGHT, SPEED_UP)
     assert school.heading[1, 0].tolist() == pytest.approx([0.5, -0.5, 0.0])
     assert school.speed[0].tolist() == [1.0, 1.0, 1.5]
 
 
-def test_one_action_for_all_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"\(1, 3\), one for each fish, not \(1, 1\)"):
+def test_one_action_for_all_is_rejected() -> None:
+    with pytest.raises(ValueError, match=r"\(1, 3\), one per fish, not \(1, 1\)"):
         act(pond((0.0, 5.0), (4.0, 5.0), (-4.0, 5.0)), KEEP)
 
 
-def test_a_dead_fish_gives_no_more_transitions_and_the_others_live_on() -> None:
+def test_a_dead_fish_yields_no_more_transitions() -> None:
     school = pond((0.0, 0.5), (0.0, 8.0), predator=(0.0, 0.0))
     first = act(school, KEEP, KEEP)
     assert first.acted.tolist() == [[True, True]]
@@ -182,38 +182,38 @@ def test_a_dead_fish_gives_no_more_transitions_and_the_others_live_on() -> None:
     assert second.acted.tolist() == [[False, True]]
     assert not second.died.any()
     assert second.rewards[0, 0] == 0.0
-    assert not second.observations[0, 0].any()
-    assert second.observations[0, 1].any()
+    assert not second.obs[0, 0].any()
+    assert second.obs[0, 1].any()
     assert place(school, 0) == where
-    assert not second.over[0]
+    assert not second.dones[0]
 
 
-def test_a_pond_is_over_when_all_are_dead_or_time_is_up_and_starts_again() -> None:
+def test_an_episode_ends_when_all_are_dead_or_time_is_up_and_the_pond_is_reset() -> None:
     school = FishSchool(2, 3, seed=5)
     school.position[:, 0] = 0.2  # on top of the predator
     step = school.step(np.zeros((2, 3), np.int64))
-    assert step.over.tolist() == [True, False]
+    assert step.dones.tolist() == [True, False]
     assert school.alive.all()
     assert school.clock.tolist() == [0, 1]
-    assert step.observations[0, :, 10].tolist() == [0.0, 0.0, 0.0]
+    assert step.obs[0, :, 10].tolist() == [0.0, 0.0, 0.0]
     school.clock[1] = STEPS - 1
-    assert school.step(np.zeros((2, 3), np.int64)).over.tolist() == [False, True]
+    assert school.step(np.zeros((2, 3), np.int64)).dones.tolist() == [False, True]
     assert school.episode.tolist() == [2, 2]
 
 
-def test_fish_start_within_the_pond_and_not_beside_the_predator() -> None:
+def test_fish_start_within_the_pond_and_away_from_the_predator() -> None:
     school = FishSchool(200, 25, seed=3)
     distance = np.hypot(*school.position)
     assert distance.min() >= fish_env.START_GAP - 1e-5
     assert distance.max() <= RADIUS - 1.0 + 1e-5
 
 
-# --- many are as one
+# --- vectorization
 
 
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**31), ponds=st.integers(1, 5), fish=st.integers(1, 27), chance=st.integers(0, 2**31))
-def test_a_pond_among_many_is_step_by_step_the_single_pond_with_its_seed(
+def test_a_pond_among_many_is_identical_to_the_single_pond_with_its_seed(
     seed: int, ponds: int, fish: int, chance: int
 ) -> None:
     rng = np.random.default_rng(chance)
@@ -222,23 +222,23 @@ def test_a_pond_among_many_is_step_by_step_the_single_pond_with_its_seed(
     for school in (many, *singles):
         school.clock[:] = STEPS - 25  # so that a restart is among the steps
     for _ in range(40):
-        actions = rng.integers(0, fish_env.ACTIONS, (ponds, fish))
+        actions = rng.integers(0, fish_env.NUM_ACTIONS, (ponds, fish))
         step = many.step(actions)
         for number, single in enumerate(singles):
             alone = single.step(actions[number : number + 1])
-            for name in ("observations", "rewards", "acted", "died", "over"):
+            for name in ("obs", "rewards", "acted", "died", "dones"):
                 np.testing.assert_array_equal(getattr(step, name)[number], getattr(alone, name)[0], name)
 
 
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 2**31), fish=st.integers(1, 30))
-def test_whatever_fish_do_all_stays_finite_and_within_the_pond(seed: int, fish: int) -> None:
+def test_the_state_stays_finite_and_within_the_pond(seed: int, fish: int) -> None:
     rng = np.random.default_rng(seed)
     school = FishSchool(3, fish, seed=seed, reward=Reward(density=1.0, divergence=1.0))
     for _ in range(60):
-        step = school.step(rng.integers(0, fish_env.ACTIONS, (3, fish)))
+        step = school.step(rng.integers(0, fish_env.NUM_ACTIONS, (3, fish)))
         assert np.isfinite(step.rewards).all()
-        assert np.abs(step.observations).max() <= 2.0
+        assert np.abs(step.obs).max() <= 2.0
         assert not (step.died & ~step.acted).any()
     assert np.hypot(*school.position).max() <= RADIUS * 1.0001
     assert np.hypot(*school.predator).max() <= RADIUS * 1.0001
@@ -247,7 +247,7 @@ def test_whatever_fish_do_all_stays_finite_and_within_the_pond(seed: int, fish: 
 # --- gymnasium
 
 
-def test_a_single_fish_is_a_proper_gymnasium_environment() -> None:
+def test_a_single_fish_passes_the_gymnasium_checks() -> None:
     pytest.importorskip("gymnasium")
     from fish_gym import FishEnv
     from gymnasium.utils.env_checker import check_env
@@ -256,38 +256,38 @@ def test_a_single_fish_is_a_proper_gymnasium_environment() -> None:
     check_env(FishEnv(num_fish=4), skip_render_check=True)
 
 
-def test_a_single_fish_lives_the_same_life_as_in_the_vector() -> None:
+def test_a_single_fish_env_matches_the_vectorized_one() -> None:
     pytest.importorskip("gymnasium")
     from fish_gym import FishEnv
 
     rng = np.random.default_rng(0)
     school, env = FishSchool(1, 1, seed=11, restart=False), FishEnv()
-    seen, _ = env.reset(seed=11)
-    np.testing.assert_array_equal(seen, school.observe()[0, 0])
+    obs, _ = env.reset(seed=11)
+    np.testing.assert_array_equal(obs, school.observe()[0, 0])
     ended = False
     while not ended:
-        action = rng.integers(0, fish_env.ACTIONS)
+        action = rng.integers(0, fish_env.NUM_ACTIONS)
         step = school.step(np.array([[action]]))
-        seen, reward, terminated, truncated, _ = env.step(action)
-        np.testing.assert_array_equal(seen, step.observations[0, 0])
+        obs, reward, terminated, truncated, _ = env.step(action)
+        np.testing.assert_array_equal(obs, step.obs[0, 0])
         assert reward == step.rewards[0, 0]
         assert terminated == step.died[0, 0]
         ended = terminated or truncated
-        assert ended == step.over[0]
+        assert ended == step.dones[0]
 
 
-def test_a_school_has_a_row_for_each_fish() -> None:
+def test_a_school_has_one_row_per_fish() -> None:
     pytest.importorskip("gymnasium")
     from fish_gym import SchoolEnv
 
     env = SchoolEnv(num_fish=5)
-    seen, _ = env.reset(seed=2)
-    assert seen.shape == (5, 18)
+    obs, _ = env.reset(seed=2)
+    assert obs.shape == (5, 18)
     ended = np.zeros(5, np.bool_)
     info: dict[str, Any] = {}
     for _ in range(STEPS):
         before = ended
-        seen, rewards, terminated, truncated, info = env.step(env.action_space.sample())
+        obs, rewards, terminated, truncated, info = env.step(env.action_space.sample())
         assert rewards.shape == terminated.shape == truncated.shape == (5,)
         assert (rewards[before] == 0).all()
         np.testing.assert_array_equal(info["acted"], ~before)

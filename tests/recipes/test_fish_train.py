@@ -24,10 +24,10 @@ from looplab.config.lab import load_lab
 from looplab.errors import LabError
 
 RECIPE = Path(recipes.__file__).parent / "fish"
-sys.path.insert(0, str(RECIPE))  # the lab's files import each other as they do where they are copied to
+sys.path.insert(0, str(RECIPE))  # the modules of the lab import each other by name
 
 import evaluate as frozen  # noqa: E402
-from fish_env import ACTIONS, OBSERVATIONS, STEPS, FishSchool  # noqa: E402
+from fish_env import NUM_ACTIONS, OBS_DIM, STEPS, FishSchool  # noqa: E402
 
 from looplab.recipes.fish.experiments.v1 import train as v1  # noqa: E402
 
@@ -42,7 +42,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def smoke(lab: Path) -> Path:
-    """What a smoke training leaves."""
+    """Output of a smoke run."""
     out = lab / "scratch"
     done = train(lab, "--smoke", "--out", str(out))
     assert done.returncode == 0, done.stderr
@@ -63,10 +63,10 @@ def checkpoint(folder: Path, **changed: Any) -> Path:
     """A good checkpoint with random weights, or one in which something is changed."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(4)
-    sizes = [OBSERVATIONS, 8, ACTIONS]
+    sizes = [OBS_DIM, 8, NUM_ACTIONS]
     arrays = {
         name: rng.normal(size=shape).astype(np.float32)
-        for name, shape in {"w0": (OBSERVATIONS, 8), "b0": (8,), "w1": (8, ACTIONS), "b1": (ACTIONS,)}.items()
+        for name, shape in {"w0": (OBS_DIM, 8), "b0": (8,), "w1": (8, NUM_ACTIONS), "b1": (NUM_ACTIONS,)}.items()
     }
     arrays |= {name: value for name, value in changed.items() if name in ("w0", "b1", "w2")}
     np.savez(folder / "policy.npz", **arrays)
@@ -79,7 +79,7 @@ def checkpoint(folder: Path, **changed: Any) -> Path:
 # --- training
 
 
-def test_a_smoke_training_leaves_all_that_a_version_must_have(smoke: Path) -> None:
+def test_a_smoke_run_writes_all_required_artifacts(smoke: Path) -> None:
     rows = [json.loads(line) for line in (smoke / "logs/metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 3]
     assert {"survival_rate", "mean_reward", "entropy", "value_loss", "learning_rate"} <= rows[0].keys()
@@ -92,7 +92,7 @@ def test_a_smoke_training_leaves_all_that_a_version_must_have(smoke: Path) -> No
     assert {path.name for path in (smoke / "checkpoints").iterdir()} == {"policy.json", "policy_000003.npz"}
 
 
-def test_every_schedule_reaches_its_declared_end_with_a_row_to_show_for_it(smoke: Path) -> None:
+def test_every_schedule_reaches_its_declared_end(smoke: Path) -> None:
     declared = json.loads((smoke / "schedule.json").read_text())
     trace = json.loads((smoke / "schedule_trace.json").read_text())["trace"]
     assert [row["iteration"] for row in trace] == [1, 2, 3]
@@ -103,69 +103,69 @@ def test_every_schedule_reaches_its_declared_end_with_a_row_to_show_for_it(smoke
         assert values[-1] == wanted["end"]
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_seed_others(smoke: Path, tmp_path: Path) -> None:
+def test_weights_depend_only_on_the_seed(smoke: Path, tmp_path: Path) -> None:
     for seed in (0, 1):
-        v1.run(v1.read_settings(None, {"smoke": True, "seed": seed}), tmp_path / str(seed), smoke=True)
+        v1.run(v1.read_config(None, {"smoke": True, "seed": seed}), tmp_path / str(seed), smoke=True)
     first, again, other = (
         frozen.load_policy(out / "checkpoints").sha256 for out in (smoke, tmp_path / "0", tmp_path / "1")
     )
     assert first == again != other
 
 
-def test_the_policy_reads_from_addresses_that_are_the_same_to_its_kernels() -> None:
-    trainer = v1.Trainer(v1.Settings(num_envs=6, num_fish=3, steps=4))
+def test_observations_are_aligned_in_memory() -> None:
+    trainer = v1.FishTrainer(v1.FishConfig(num_envs=6, num_fish=3, steps=4))
     seen: list[int] = []
     trainer.policy.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].data_ptr() % 64))
-    buffer = np.zeros(6 * 3 * OBSERVATIONS + 1, np.float32)
-    trainer.observation = buffer[1:].reshape(6, 3, OBSERVATIONS)  # NumPy itself aligns to 16 bytes only
-    trainer.play()
+    buffer = np.zeros(6 * 3 * OBS_DIM + 1, np.float32)
+    trainer.obs = buffer[1:].reshape(6, 3, OBS_DIM)  # NumPy itself aligns to 16 bytes only
+    trainer.collect()
     assert seen == [0] * 5
 
 
-def test_too_few_ponds_are_refused_unless_it_is_a_smoke_test() -> None:
-    with pytest.raises(LabError, match=r"num_envs is 32, but 64 is the least \(or try --smoke\)"):
-        v1.read_settings(None, {"smoke": False, "num_envs": 32})
-    assert v1.read_settings(None, {"smoke": True, "num_envs": 32}).num_envs == 32
+def test_too_few_ponds_are_rejected_unless_it_is_a_smoke_test() -> None:
+    with pytest.raises(LabError, match=r"num_envs is 32, but must be at least 64 \(or use --smoke\)"):
+        v1.read_config(None, {"smoke": False, "num_envs": 32})
+    assert v1.read_config(None, {"smoke": True, "num_envs": 32}).num_envs == 32
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ("[1]", "the config must be a JSON object"),
         ("{", "the config is not JSON"),
         ('{"learning": 1}', "unknown keys: learning"),
-        ('{"epochs": 1.5}', "epochs takes a whole number, not 1.5"),
-        ('{"epochs": 0}', "epochs must be 1 or more, not 0"),
-        ('{"gamma": 2}', "gamma must be within 0 … 1, not 2.0"),
+        ('{"epochs": 1.5}', "epochs must be an integer, not 1.5"),
+        ('{"epochs": 0}', "epochs must be at least 1, not 0"),
+        ('{"gamma": 2}', "gamma must be between 0 and 1, not 2.0"),
     ],
 )
-def test_a_wrong_config_is_refused_with_the_key(config: str, said: str, tmp_path: Path) -> None:
+def test_an_invalid_config_is_rejected_with_its_key(config: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(config)
-    with pytest.raises(LabError, match=f"config.json: {said}"):
-        v1.read_settings(file, {"smoke": False})
+    with pytest.raises(LabError, match=f"config.json: {message}"):
+        v1.read_config(file, {"smoke": False})
 
 
-def test_dead_fish_are_no_samples_and_death_ends_a_life() -> None:
-    trainer = v1.Trainer(v1.Settings(num_envs=6, num_fish=4, steps=20))
+def test_dead_fish_are_not_samples_and_death_is_a_termination() -> None:
+    trainer = v1.FishTrainer(v1.FishConfig(num_envs=6, num_fish=4, steps=20))
     trainer.school.position[:, 0] = 0.2  # the fish of the first pond are on top of the predator
     trainer.school.position[:, 1, 0] = 0.2  # and one of the second
-    trainer.observation = trainer.school.observe()
-    rollout, after = trainer.play()
-    acted, done = (x.reshape(20, 6, 4) for x in (rollout.acted, rollout.done))
+    trainer.obs = trainer.school.observe()
+    rollout, next_values = trainer.collect()
+    acted, done = (x.reshape(20, 6, 4) for x in (rollout.acted, rollout.dones))
     assert done[0, 0].all()
-    assert acted[1, 0].all()  # their pond has started again
+    assert acted[1, 0].all()  # their pond has been reset
     assert done[0, 1].tolist() == [True, False, False, False]
     assert not acted[1:, 1, 0].any()
     assert acted[:, 1, 1:].sum() > 0
-    found = v1.advantages(rollout, after, 0.99, 0.95).reshape(20, 6, 4)
+    found = v1.compute_advantages(rollout, next_values, 0.99, 0.95).reshape(20, 6, 4)
     alone = (rollout.rewards - rollout.values).reshape(20, 6, 4)
-    assert found[0, 1, 0] == pytest.approx(float(alone[0, 1, 0]))  # nothing of what came after counts
+    assert found[0, 1, 0] == pytest.approx(float(alone[0, 1, 0]))  # no bootstrapping after death
 
 
-def test_the_saved_policy_acts_as_the_trained_network_does(tmp_path: Path) -> None:
+def test_the_saved_policy_acts_like_the_trained_network(tmp_path: Path) -> None:
     torch.manual_seed(3)
-    policy = v1.Policy(16)
+    policy = v1.FishPolicy(16)
     torch.nn.init.normal_(policy.actor[4].weight)
     v1.save_policy(tmp_path, policy, 7)
     seen = FishSchool(5, 6, seed=1).observe()  # the best two actions of a fish are 0.012 apart, rounding is 1e-6
@@ -188,7 +188,7 @@ def test_curves_are_drawn_without_matplotlib_too(tmp_path: Path, monkeypatch: py
 # --- the frozen evaluation
 
 
-def test_the_evaluation_says_the_same_each_time_and_needs_no_torch(lab: Path, tmp_path: Path) -> None:
+def test_the_evaluation_is_deterministic_and_needs_no_torch(lab: Path, tmp_path: Path) -> None:
     good = checkpoint(tmp_path / "good")
     blocked = "import sys; sys.modules['torch'] = None; sys.argv = sys.argv[1:]; import runpy; runpy.run_path(sys.argv[0], run_name='__main__')"
     results = []
@@ -211,49 +211,49 @@ def test_the_evaluation_says_the_same_each_time_and_needs_no_torch(lab: Path, tm
     assert 1 <= steps[0] <= steps[-1] <= STEPS
 
 
-def test_more_episodes_begin_with_the_same_ponds(tmp_path: Path) -> None:
+def test_more_episodes_start_with_the_same_ponds(tmp_path: Path) -> None:
     policy = frozen.load_policy(checkpoint(tmp_path))
     few, more = (frozen.evaluate(policy, episodes)["survival_values"] for episodes in (3, 5))
     assert more[:3] == few
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
-        ({"format": "other"}, "this is no policy of the format 'fish-policy-1'"),
-        ({"sizes": [18, 9, 5]}, r"w0 is float32 \(18, 8\), but `sizes` says float32 \(18, 9\)"),
-        ({"sizes": [18, 8, 8, 5]}, "the weights are not those of `sizes`"),
-        ({"sizes": [17, 8, 5]}, "`sizes` does not fit the fish"),
-        ({"sizes": [18, 10**9, 5]}, "`sizes` must be a list of whole numbers within"),
+        ({"format": "other"}, "this is not a policy of the format 'fish-policy-1'"),
+        ({"sizes": [18, 9, 5]}, r"w0 is float32 \(18, 8\), but `sizes` requires float32 \(18, 9\)"),
+        ({"sizes": [18, 8, 8, 5]}, "the weights do not match `sizes`"),
+        ({"sizes": [17, 8, 5]}, "`sizes` does not match the environment"),
+        ({"sizes": [18, 10**9, 5]}, "`sizes` must be a list of integers from"),
         ({"activation": "exec"}, "`activation` must be one of tanh, relu"),
-        ({"weights": "../policy.npz"}, "`weights` must name a file of the same folder"),
-        ({"weights": "gone.npz"}, "the weights cannot be read: No such file"),
+        ({"weights": "../policy.npz"}, "`weights` must name a file in the same folder"),
+        ({"weights": "gone.npz"}, "cannot read the weights: No such file"),
         ({"b1": np.full(5, np.nan, np.float32)}, "the weights are not all finite"),
         ({"b1": np.zeros(5)}, "b1 is float64"),
         ({"b1": np.array([print] * 5, object)}, "the weights"),
-        ({"w2": np.zeros(3, np.float32)}, "the weights are not those of `sizes`: found b0, b1, w0, w1, w2"),
+        ({"w2": np.zeros(3, np.float32)}, "the weights do not match `sizes`: found b0, b1, w0, w1, w2"),
     ],
 )
-def test_a_wrong_checkpoint_is_refused_and_the_reason_is_said(
-    changed: dict[str, Any], said: str, tmp_path: Path
+def test_an_invalid_checkpoint_is_rejected_with_the_reason(
+    changed: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(LabError, match=said):
+    with pytest.raises(LabError, match=message):
         frozen.load_policy(checkpoint(tmp_path, **changed))
 
 
 @pytest.mark.parametrize("torn", ["policy.json", "policy.npz"])
-def test_a_torn_checkpoint_is_refused(torn: str, tmp_path: Path) -> None:
+def test_a_torn_checkpoint_is_rejected(torn: str, tmp_path: Path) -> None:
     file = checkpoint(tmp_path) / torn
     file.write_bytes(file.read_bytes()[:-40])
     with pytest.raises(LabError, match=torn):
         frozen.load_policy(tmp_path)
 
 
-def test_the_command_refuses_without_a_traceback_and_writes_nothing(lab: Path, tmp_path: Path) -> None:
+def test_the_script_fails_without_a_traceback_and_writes_nothing(lab: Path, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     done = evaluated(lab, "--checkpoint", str(tmp_path / "nowhere"), "--out", str(out))
     assert done.returncode == 2
-    assert done.stderr.endswith("(train first, or name the folder with policy.json)\n")
+    assert done.stderr.endswith("(train first, or pass the folder with policy.json)\n")
     assert "Traceback" not in done.stderr
     assert not out.exists()
 
@@ -264,7 +264,7 @@ def test_the_command_refuses_without_a_traceback_and_writes_nothing(lab: Path, t
 def test_every_knob_of_the_lab_is_a_key_of_the_config_which_has_the_trainers_defaults() -> None:
     study = load_lab(RECIPE).study(None)
     config = json.loads((RECIPE / "configs/v1.json").read_text())
-    assert v1.read_settings(RECIPE / "configs/v1.json", {"smoke": False}) == v1.Settings()
+    assert v1.read_config(RECIPE / "configs/v1.json", {"smoke": False}) == v1.FishConfig()
     assert study.knobs.keys() <= config.keys()
     assert all((RECIPE / name).is_file() for name in study.evaluator)
 

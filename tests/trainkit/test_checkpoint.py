@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, the newest whole one is found, and a trainer learns of what could not be written."""
+"""Checkpoints: atomic, the newest intact one is found, and failed writes are reported to the trainer."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def silent(said: str) -> None:
-    raise AssertionError(said)
+def fail(message: str) -> None:
+    raise AssertionError(message)
 
 
-def test_a_checkpoint_is_a_folder_with_a_manifest_that_says_what_is_in_it(tmp_path: Path) -> None:
+def test_a_checkpoint_is_a_folder_with_tensors_and_a_manifest(tmp_path: Path) -> None:
     with trainkit.Checkpoints(tmp_path) as checkpoints:
         path = checkpoints.save(state(7), 12, counters={"epoch": 3, "best": np.float32(0.5)})
         checkpoints.wait()
@@ -47,16 +47,16 @@ def test_a_checkpoint_is_a_folder_with_a_manifest_that_says_what_is_in_it(tmp_pa
     assert (loaded.step, loaded.name, loaded.counters, loaded.path) == (12, "latest", {"epoch": 3, "best": 0.5}, path)
     assert loaded.state["moments"][0].tolist() == [7] * 10
     assert (loaded.state["rate"], loaded.state["raw"]) == (7 / 3, b"ab")
-    loaded.state["weights"][0] = 5  # a copy of its own, which may be changed
+    loaded.state["weights"][0] = 5  # a writable copy
     assert trainkit.load(tmp_path / "latest").state["weights"].tolist() == [7] * 1000
 
 
-def test_what_is_saved_is_the_state_of_that_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    goes_on = threading.Event()
+def test_the_state_is_copied_when_save_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_write = threading.Event()
     real = checkpoint._write_synced
 
     def late(path: Path, data: memoryview) -> str:
-        assert goes_on.wait(PATIENCE_S)
+        assert may_write.wait(PATIENCE_S)
         return real(path, data)
 
     monkeypatch.setattr(checkpoint, "_write_synced", late)
@@ -66,14 +66,14 @@ def test_what_is_saved_is_the_state_of_that_moment(tmp_path: Path, monkeypatch: 
         live["weights"][:] = 99
         live["moments"][0] += 1
         live["rate"] = -1.0
-        assert trainkit.newest(tmp_path, silent) is None
-        goes_on.set()
+        assert trainkit.newest(tmp_path, fail) is None
+        may_write.set()
         checkpoints.wait()
     loaded = trainkit.load(path).state
     assert (loaded["weights"].max(), loaded["moments"][0][0], loaded["rate"]) == (1, 1, 1 / 3)
 
 
-def test_the_last_ones_stay_and_so_does_what_has_a_name(tmp_path: Path) -> None:
+def test_the_last_ones_and_the_named_ones_are_kept(tmp_path: Path) -> None:
     with trainkit.Checkpoints(tmp_path, keep=2) as checkpoints:
         for step in range(6):
             checkpoints.save(
@@ -83,19 +83,19 @@ def test_the_last_ones_stay_and_so_does_what_has_a_name(tmp_path: Path) -> None:
     assert names(tmp_path) == ["before_tuning", "best", "latest", *kept]
     assert trainkit.load(tmp_path / "best").step == 1
     assert trainkit.load(tmp_path / "before_tuning").step == 2
-    newest = trainkit.newest(tmp_path, silent)
+    newest = trainkit.newest(tmp_path, fail)
     assert newest is not None
     assert (newest.step, newest.name) == (5, "latest")
 
 
-def test_all_stay_where_that_is_wanted(tmp_path: Path) -> None:
+def test_keep_none_keeps_all(tmp_path: Path) -> None:
     with trainkit.Checkpoints(tmp_path, keep=None, background=False) as checkpoints:
         for step in range(4):
             assert checkpoints.save(state(step), step).is_dir()
     assert len(names(tmp_path)) == 5
 
 
-def test_who_goes_back_to_an_earlier_step_keeps_what_is_saved_from_there(tmp_path: Path) -> None:
+def test_checkpoints_saved_after_going_back_to_an_earlier_step_are_kept(tmp_path: Path) -> None:
     with trainkit.Checkpoints(tmp_path, keep=1) as checkpoints:
         checkpoints.save(state(1), 200)
         path = checkpoints.save(state(2), 150)
@@ -109,18 +109,18 @@ def test_a_step_saved_twice_is_two_checkpoints_and_a_plain_save_comes_after_a_na
     assert [name for name in names(tmp_path) if name.startswith("step_")] == [
         f"step_0000000008{end}" for end in ("", "-2", "-3")
     ]
-    newest = trainkit.newest(tmp_path, silent)
+    newest = trainkit.newest(tmp_path, fail)
     assert newest is not None
     assert newest.state["weights"][0] == 2
     assert trainkit.load(tmp_path / "latest").state["weights"][0] == 3
 
 
 def test_the_newest_is_found_at_any_depth_by_its_step(tmp_path: Path) -> None:
-    assert trainkit.newest(tmp_path / "nothing", silent) is None
+    assert trainkit.newest(tmp_path / "nothing", fail) is None
     for step, place in ((10, "a/checkpoints"), (30, "a/deep/er"), (20, "b")):
         with trainkit.Checkpoints(tmp_path / place) as checkpoints:
             checkpoints.save(state(step), step)
-    newest = trainkit.newest(tmp_path, silent)
+    newest = trainkit.newest(tmp_path, fail)
     assert newest is not None
     assert newest.path == tmp_path / "a/deep/er/step_0000000030"
 
@@ -153,21 +153,21 @@ def damage(path: Path, kind: str) -> None:
     ["bit of the tensors", "bit in the header", "bit in the length", "tensors cut", "tensors empty", "tensors gone",
      "bit of the manifest", "digit of the manifest", "manifest cut", "manifest empty", "manifest gone"],
 )  # fmt: skip
-def test_what_is_broken_is_passed_over_and_said(tmp_path: Path, kind: str) -> None:
+def test_a_corrupt_checkpoint_is_skipped_and_reported(tmp_path: Path, kind: str) -> None:
     with trainkit.Checkpoints(tmp_path, keep=None) as checkpoints:
         paths = [checkpoints.save(state(step), step) for step in (1, 2, 3)]
     damage(paths[2], kind)
-    said: list[str] = []
-    newest = trainkit.newest(tmp_path, said.append)
+    messages: list[str] = []
+    newest = trainkit.newest(tmp_path, messages.append)
     assert newest is not None
     assert newest.step == 2
-    assert len(said) == 1
-    assert said[0].startswith(f"passed over: {paths[2]}")
+    assert len(messages) == 1
+    assert messages[0].startswith(f"skipped: {paths[2]}")
     with pytest.raises(LabError):
         trainkit.load(paths[2])
 
 
-def test_a_flipped_bit_anywhere_is_found(tmp_path: Path) -> None:
+def test_a_flipped_bit_anywhere_is_detected(tmp_path: Path) -> None:
     with trainkit.Checkpoints(tmp_path) as checkpoints:
         path = checkpoints.save({"w": np.arange(9, dtype="f4"), "lr": 0.25, "text": "ab"}, 1)
     for file in path.iterdir():
@@ -182,31 +182,31 @@ def test_a_flipped_bit_anywhere_is_found(tmp_path: Path) -> None:
     assert trainkit.load(path).state["lr"] == 0.25
 
 
-def test_a_format_of_the_future_is_refused_and_not_passed_over(tmp_path: Path) -> None:
+def test_a_newer_format_is_an_error_and_not_skipped(tmp_path: Path) -> None:
     with trainkit.Checkpoints(tmp_path) as checkpoints:
         path = checkpoints.save(state(1), 1)
     manifest = json.loads((path / "manifest.json").read_text())
     del manifest["sha256"]
-    (path / "manifest.json").write_bytes(checkpoint._sealed({**manifest, "format": 2}))
+    (path / "manifest.json").write_bytes(checkpoint._with_checksum({**manifest, "format": 2}))
     with pytest.raises(LabError, match="format 2, this looplab reads 1"):
-        trainkit.newest(tmp_path, silent)
+        trainkit.newest(tmp_path, fail)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", "step_5", ".hidden", "a b"])
-def test_a_name_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
-    with trainkit.Checkpoints(tmp_path) as checkpoints, pytest.raises(LabError, match="is no name"):
+def test_an_invalid_name_is_rejected(tmp_path: Path, name: str) -> None:
+    with trainkit.Checkpoints(tmp_path) as checkpoints, pytest.raises(LabError, match="is not a valid checkpoint name"):
         checkpoints.save({}, 1, name)
 
 
-def test_a_save_after_the_end_is_still_written(tmp_path: Path) -> None:
+def test_a_save_after_close_is_still_written(tmp_path: Path) -> None:
     with trainkit.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(state(1), 1)
     assert trainkit.load(checkpoints.save(state(2), 2)).step == 2
 
 
-def test_mistakes_are_told(tmp_path: Path) -> None:
+def test_invalid_arguments_are_reported(tmp_path: Path) -> None:
     with trainkit.Checkpoints(tmp_path) as checkpoints:
-        with pytest.raises(LabError, match="whole number from 0, not -1"):
+        with pytest.raises(LabError, match="an int ≥ 0, not -1"):
             checkpoints.save({}, -1)
         with pytest.raises(LabError, match="counter best is a tensor"):
             checkpoints.save({}, 1, counters={"best": np.zeros(2)})
@@ -216,7 +216,7 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
         trainkit.load(tmp_path / "missing")
 
 
-# --- a disk that is full
+# --- a full disk
 
 FULL = """
 import errno, json, os, resource, sys
@@ -230,24 +230,24 @@ checkpoints.save({"a": bytes(1000)}, 1)
 checkpoints.wait()
 if limited:
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
-said = []
+errors = []
 for call in (lambda: checkpoints.save({"a": b"small"}, 3), checkpoints.wait, checkpoints.close):
     checkpoints.save({"a": bytes(900_000)}, 2)
     try:
         call()
     except LabError as error:
-        said.append(str(error))
+        errors.append(str(error))
         cause = error.__cause__.errno
 left = sorted(os.listdir(folder))
 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 with trainkit.Checkpoints(folder) as again:
     again.save({"a": b"fits"}, 4)
-print(json.dumps([said, left, errno.errorcode[cause], trainkit.newest(folder).step]))
+print(json.dumps([errors, left, errno.errorcode[cause], trainkit.newest(folder).step]))
 """
 
 
 @pytest.mark.parametrize("kind", ["limited", "full"])
-def test_a_full_disk_reaches_the_trainer_and_harms_nothing(tmp_path: Path, kind: str) -> None:
+def test_a_full_disk_raises_and_leaves_earlier_checkpoints_intact(tmp_path: Path, kind: str) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     if kind == "full" and (
@@ -256,7 +256,7 @@ def test_a_full_disk_reaches_the_trainer_and_harms_nothing(tmp_path: Path, kind:
             ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(disk)], capture_output=True
         ).returncode
     ):
-        pytest.skip("a disk of 512 kB cannot be mounted here")
+        pytest.skip("cannot mount a 512 kB disk")
     try:
         done = subprocess.run(
             [sys.executable, "-c", FULL, str(disk), kind], capture_output=True, text=True, timeout=PATIENCE_S
@@ -265,9 +265,9 @@ def test_a_full_disk_reaches_the_trainer_and_harms_nothing(tmp_path: Path, kind:
         if kind == "full":
             subprocess.run(["umount", str(disk)], check=True)
     assert done.returncode == 0, done.stderr
-    said, left, cause, newest = json.loads(done.stdout)
-    assert len(said) == 3
-    assert all("the checkpoint of step 2 could not be written" in one for one in said)
+    errors, left, cause, newest = json.loads(done.stdout)
+    assert len(errors) == 3
+    assert all("the checkpoint of step 2 could not be written" in one for one in errors)
     assert left == ["latest", "step_0000000001"]
     assert cause == {"limited": "EFBIG", "full": "ENOSPC"}[kind]
     assert newest == 4
@@ -282,11 +282,11 @@ from looplab import trainkit
 
 folder, kills, width = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 trainkit.Checkpoints, trainkit.newest  # imported once, before the forks
-chance = random.Random(5)
-whole = torn = last = 0
+rng = random.Random(5)
+intact = torn = last = 0
 messages = []
 for number in range(kills):
-    told, tell = os.pipe()
+    reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         found = trainkit.newest(folder, messages.append)
@@ -296,20 +296,20 @@ for number in range(kills):
             step += 1
             checkpoints.save({"a": step.to_bytes(8, "little") * width, "step": step}, step, ("latest", "best")[step % 2])
             if step > (found.step if found else 0) + 1:
-                os.write(tell, b".")  # the one before is whole
-    os.close(tell)
-    os.read(told, 1)
-    time.sleep(chance.uniform(0, 0.02))
+                os.write(writer, b".")  # the previous one is complete
+    os.close(writer)
+    os.read(reader, 1)
+    time.sleep(rng.uniform(0, 0.02))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    os.close(told)
+    os.close(reader)
     torn += any(path.name.startswith(".") for path in folder.iterdir())
     found = trainkit.newest(folder, messages.append)
     pointed = trainkit.load(folder / "latest")
     if found and found.step > last and found.state["a"] == found.step.to_bytes(8, "little") * width:
-        whole += pointed.state["a"] == pointed.step.to_bytes(8, "little") * width
+        intact += pointed.state["a"] == pointed.step.to_bytes(8, "little") * width
         last = found.step
-print(json.dumps({"whole": whole, "torn": torn, "messages": messages, "left": len(list(folder.iterdir())), "last": last}))
+print(json.dumps({"intact": intact, "torn": torn, "messages": messages, "left": len(list(folder.iterdir())), "last": last}))
 """
 
 
@@ -322,21 +322,21 @@ def killed(folder: Path, kills: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kills", [25, pytest.param(200, marks=pytest.mark.long)])
-def test_after_every_kill_in_the_middle_of_saving_there_is_a_whole_checkpoint(tmp_path: Path, kills: int) -> None:
+def test_after_every_kill_during_saving_there_is_an_intact_checkpoint(tmp_path: Path, kills: int) -> None:
     result = killed(tmp_path, kills)
-    assert result["whole"] == kills
-    assert result["torn"] > 0  # the kills did hit the writing
-    assert result["messages"] == []  # what is half written is not even seen
+    assert result["intact"] == kills
+    assert result["torn"] > 0  # some kills did interrupt a write
+    assert result["messages"] == []  # partial checkpoints are invisible to readers
     assert result["left"] < 12
 
 
 # --- the import
 
 
-def test_importing_trainkit_brings_in_neither_torch_nor_numpy_nor_its_own_later_parts() -> None:
+def test_importing_trainkit_imports_neither_torch_nor_numpy_nor_its_lazy_modules() -> None:
     code = (
         "import sys; from looplab import trainkit; early = set(sys.modules)\n"
-        "trainkit.Checkpoints, trainkit.Everything, trainkit.stopping, trainkit.load_into, trainkit.flatten\n"
+        "trainkit.Checkpoints, trainkit.TrainingState, trainkit.stopping, trainkit.load_into, trainkit.flatten\n"
         "print(sorted(early & {'json', 'looplab.trainkit.checkpoint', 'threading', 'typing'}), sorted({'torch', 'numpy'} & set(sys.modules)))"
     )
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The trainer's logger: rows that are whole, strict JSON, exact, and survive kills, forks, threads and full disks."""
+"""The metrics logger: strict JSON, exact numbers, and rows that survive kills, forks, threads and full disks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 def logged(tmp_path: Path, *args: Any, **values: Any) -> dict[str, Any]:
-    """The row that one call leaves, without its time."""
+    """Return the row that one call writes, without its time."""
     path = tmp_path / "one.jsonl"
     path.unlink(missing_ok=True)
     with trainkit.Logger(path) as logger:
@@ -48,7 +48,7 @@ def logged(tmp_path: Path, *args: Any, **values: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A trainer that nobody launched, in its own working directory."""
+    """A standalone trainer in its own working directory: no LOOPLAB_ variables."""
     for name in ("LOOPLAB_METRICS", "LOOPLAB_RUN_DIR", "LOOPLAB_CONFIG", "LOOPLAB_SEED"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
@@ -83,7 +83,7 @@ def test_metrics_may_be_a_dict_or_keywords_or_both(tmp_path: Path) -> None:
     assert logged(tmp_path, OrderedDict(loss=0.3, acc=1), 10) == expected
 
 
-def test_the_clock_is_unix_seconds_unless_the_row_brings_its_own(tmp_path: Path) -> None:
+def test_the_time_is_unix_seconds_unless_the_row_has_its_own(tmp_path: Path) -> None:
     import time
 
     path = tmp_path / "metrics.jsonl"
@@ -98,7 +98,7 @@ def test_the_clock_is_unix_seconds_unless_the_row_brings_its_own(tmp_path: Path)
     assert third["time"] >= first["time"]
 
 
-def test_a_step_left_out_follows_the_one_before(tmp_path: Path) -> None:
+def test_the_default_step_is_the_previous_one_plus_one(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     with trainkit.Logger(path) as logger:
         logger.log(loss=1.0)
@@ -132,7 +132,7 @@ def test_appending_to_a_file_continues_its_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [math.nan, math.inf, "10", [1]])
-def test_a_step_that_is_no_finite_number_is_refused(tmp_path: Path, step: Any) -> None:
+def test_a_step_that_is_not_a_finite_number_is_rejected(tmp_path: Path, step: Any) -> None:
     path = tmp_path / "metrics.jsonl"
     with trainkit.Logger(path) as logger:
         with pytest.raises(TypeError, match="step"):
@@ -143,7 +143,7 @@ def test_a_step_that_is_no_finite_number_is_refused(tmp_path: Path, step: Any) -
     assert [row["step"] for row in rows(path)] == [0]
 
 
-def test_a_torn_row_of_a_killed_trainer_is_ended_before_the_next_row(tmp_path: Path) -> None:
+def test_a_torn_row_of_a_killed_trainer_is_terminated_before_the_next_row(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 6, "loss": 0.5}\n{"step": 7, "lo')
     with trainkit.Logger(path) as logger:
@@ -154,7 +154,7 @@ def test_a_torn_row_of_a_killed_trainer_is_ended_before_the_next_row(tmp_path: P
     assert [strict(line)["step"] for line in (lines[0], *lines[2:])] == [6, 7, 8]
 
 
-def test_a_whole_last_row_that_lacks_only_its_newline_is_kept(tmp_path: Path) -> None:
+def test_a_complete_last_row_without_its_newline_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 6, "loss": 0.5}')
     with trainkit.Logger(path) as logger:
@@ -223,7 +223,7 @@ def test_nested_dicts_are_joined_with_slashes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [np.zeros(2), [1.0], (1.0,), object(), 1j, np.complex128(1), b"bytes", {1.0}])
-def test_a_value_that_is_no_scalar_is_refused_by_name(tmp_path: Path, value: Any) -> None:
+def test_a_value_that_is_not_a_scalar_is_rejected_by_name(tmp_path: Path, value: Any) -> None:
     path = tmp_path / "metrics.jsonl"
     with trainkit.Logger(path) as logger:
         logger.log({"loss": 1.0, "eval/hist": 1.0})
@@ -234,11 +234,11 @@ def test_a_value_that_is_no_scalar_is_refused_by_name(tmp_path: Path, value: Any
     assert len(rows(path)) == 1
 
 
-def test_what_is_no_dict_or_has_no_names_is_refused(tmp_path: Path) -> None:
+def test_anything_but_a_dict_with_string_keys_is_rejected(tmp_path: Path) -> None:
     with trainkit.Logger(tmp_path / "metrics.jsonl") as logger:
         with pytest.raises(TypeError, match="must be a dict"):
             logger.log([("loss", 1.0)])  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="must be a string"):
+        with pytest.raises(TypeError, match="must be strings"):
             logger.log({("loss",): 1.0})  # type: ignore[dict-item]
         with pytest.raises(TypeError, match="'time'"):
             logger.log({"time": "noon"})
@@ -253,7 +253,7 @@ TEXTS = st.text(max_size=8)
 def test_what_is_read_back_equals_what_was_logged(tmp_path_factory: pytest.TempPathFactory, table: list[Any]) -> None:
     path = tmp_path_factory.mktemp("rows") / "metrics.jsonl"
     with trainkit.Logger(path) as logger:
-        for metrics in [*table, *table]:  # the second time by the short way
+        for metrics in [*table, *table]:  # the second time on the fast path
             logger.log(metrics)
     expected = [{name: value for name, value in metrics.items() if value is not None} for metrics in [*table, *table]]
     got = rows(path) if path.exists() else []
@@ -263,18 +263,18 @@ def test_what_is_read_back_equals_what_was_logged(tmp_path_factory: pytest.TempP
     assert got == expected
 
 
-def test_a_trainer_that_invents_names_does_not_fill_the_memory(tmp_path: Path) -> None:
-    from looplab.trainkit.log import _MOST_TEMPLATES, _templates
+def test_new_names_in_every_row_do_not_fill_the_memory(tmp_path: Path) -> None:
+    from looplab.trainkit.log import _MAX_TEMPLATES, _templates
 
     path = tmp_path / "metrics.jsonl"
     with trainkit.Logger(path) as logger:
-        for number in range(_MOST_TEMPLATES + 10):
+        for number in range(_MAX_TEMPLATES + 10):
             logger.log({f"sample {number}": 1.0})
-    assert len(_templates) <= _MOST_TEMPLATES
-    assert len(rows(path)) == _MOST_TEMPLATES + 10
+    assert len(_templates) <= _MAX_TEMPLATES
+    assert len(rows(path)) == _MAX_TEMPLATES + 10
 
 
-def test_threads_never_mix_their_rows_or_share_a_step(tmp_path: Path) -> None:
+def test_rows_of_threads_never_interleave_or_share_a_step(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     with trainkit.Logger(path) as logger:
         threads = [
@@ -289,7 +289,7 @@ def test_threads_never_mix_their_rows_or_share_a_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_forked_workers_never_mix_their_rows(tmp_path: Path) -> None:
+def test_rows_of_forked_workers_never_interleave(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     code = """
 import os, sys
@@ -341,7 +341,7 @@ thread.join()
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs timers")
-def test_a_signal_handler_may_log_whatever_it_interrupts(tmp_path: Path) -> None:
+def test_a_signal_handler_can_log_at_any_time(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     code = """
 import signal
@@ -380,17 +380,17 @@ for step in range(10**9):
         [sys.executable, "-c", code], env={**os.environ, "LOOPLAB_METRICS": str(path)}, stdout=subprocess.PIPE
     )
     assert trainer.stdout is not None
-    with trainer, trainer.stdout as told:
-        while (line := told.readline()) != b"500\n":
+    with trainer, trainer.stdout as stdout:
+        while (line := stdout.readline()) != b"500\n":
             assert line, "the trainer ended by itself"
         trainer.kill()
-        last = int([line, *told.read().split()][-1])
+        last = int([line, *stdout.read().split()][-1])
     seen = [strict(line)["step"] for line in path.read_text().splitlines()[: last + 1]]
     assert seen == list(range(last + 1)), "all but, at most, the row that the kill interrupted"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs resource limits")
-def test_a_disk_that_was_full_for_a_while_tears_one_row_only(tmp_path: Path) -> None:
+def test_a_temporarily_full_disk_tears_only_one_row(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     code = """
 import resource
@@ -414,7 +414,7 @@ trainkit.log(loss=2.0)
     assert [strict(line)["loss"] for line in lines[failed + 1 :]] == [2.0]
 
 
-def test_a_closed_logger_says_so(tmp_path: Path) -> None:
+def test_logging_to_a_closed_logger_raises(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     with trainkit.Logger(path) as logger:
         logger.log(loss=1.0)
@@ -424,7 +424,7 @@ def test_a_closed_logger_says_so(tmp_path: Path) -> None:
     assert len(rows(path)) == 1
 
 
-def test_folders_are_made_and_the_file_only_by_the_first_row(tmp_path: Path) -> None:
+def test_the_first_row_creates_the_file_and_its_folders(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "er" / "metrics.jsonl"
     logger = trainkit.Logger(path)
     assert not path.parent.exists()
@@ -433,7 +433,7 @@ def test_folders_are_made_and_the_file_only_by_the_first_row(tmp_path: Path) -> 
     assert len(rows(path)) == 1
 
 
-def test_log_goes_where_the_variables_say(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_follows_the_environment_variables(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainkit.log(loss=0.0)
     assert [row["loss"] for row in rows(alone / "metrics.jsonl")] == [0.0]
     monkeypatch.setenv("LOOPLAB_RUN_DIR", str(alone / "run"))
@@ -444,7 +444,7 @@ def test_log_goes_where_the_variables_say(alone: Path, monkeypatch: pytest.Monke
     assert [(row["step"], row["loss"]) for row in rows(alone / "elsewhere.jsonl")] == [(7, 2.0)]
 
 
-def test_a_trainer_that_changes_its_directory_stays_with_its_file(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trainer_that_changes_directory_keeps_its_file(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOOPLAB_METRICS", "here.jsonl")
     trainkit.log(loss=0.0)
     (alone / "other").mkdir()
@@ -453,7 +453,7 @@ def test_a_trainer_that_changes_its_directory_stays_with_its_file(alone: Path, m
     assert len(rows(alone / "here.jsonl")) == 2
 
 
-def test_the_summary_lies_beside_the_metrics_and_is_replaced_whole(
+def test_the_summary_is_next_to_the_metrics_and_replaced_atomically(
     alone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOOPLAB_RUN_DIR", str(alone / "run"))
@@ -470,14 +470,14 @@ def test_the_summary_lies_beside_the_metrics_and_is_replaced_whole(
     )
 
 
-def test_a_summary_that_cannot_be_put_in_place_leaves_no_leftovers(tmp_path: Path) -> None:
+def test_a_summary_that_cannot_be_written_leaves_no_temporary_file(tmp_path: Path) -> None:
     (tmp_path / "trainer_summary.json" / "in the way").mkdir(parents=True)
     with pytest.raises(OSError):
         trainkit.Logger(tmp_path / "metrics.jsonl").summary({"final": 1.0})
     assert [file.name for file in tmp_path.iterdir()] == ["trainer_summary.json"]
 
 
-def test_the_run_folder_is_the_working_directory_unless_told(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_run_folder_is_the_working_directory_by_default(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert trainkit.run_dir().resolve() == alone.resolve()
     monkeypatch.setenv("LOOPLAB_RUN_DIR", str(alone / "run"))
     assert trainkit.run_dir() == alone / "run"
@@ -522,7 +522,7 @@ def test_a_bad_config_is_explained(alone: Path, content: bytes | None, message: 
     assert str(path) in str(caught.value)
 
 
-def test_importing_and_logging_loads_no_room_and_no_third_party(alone: Path) -> None:
+def test_importing_and_logging_imports_only_the_standard_library(alone: Path) -> None:
     code = """
 import sys
 before = set(sys.modules)

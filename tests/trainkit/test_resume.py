@@ -1,4 +1,4 @@
-"""Exact resume: a training that was killed and went on ends with the very weights of one that was not."""
+"""Exact resume: a run that was killed and resumed ends with the same weights, to the bit, as one that was not."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def train(folder, die_at, first_seed):
     own, mine = np.random.default_rng(1), torch.Generator().manual_seed(2)
     old, base = np.random.RandomState(3), random.Random(4)
     window, counters = Window(), {"step": 0, "best": float("inf")}
-    everything = trainkit.Everything(
+    training_state = trainkit.TrainingState(
         model=torch.compile(model, backend="eager") if die_at else model,  # the resumed one is not compiled
         optimizer=optimizer, scheduler=scheduler, scaler=scaler, parts={"window": window}, counters=counters,
         generators={"own": own, "mine": mine, "old": old, "base": base},
     )
-    everything.resume(f"{folder}/checkpoints")
+    training_state.resume(f"{folder}/checkpoints")
     with trainkit.Checkpoints(f"{folder}/checkpoints") as checkpoints:
         while counters["step"] < 20:
             x = torch.from_numpy(np.random.randn(16, 8) + own.normal(size=(16, 8)) * old.rand()).float()
@@ -73,7 +73,7 @@ def train(folder, die_at, first_seed):
                 checkpoints.wait()
                 os.kill(os.getpid(), signal.SIGKILL)
             if counters["step"] % 4 == 0:
-                everything.save(checkpoints, counters["step"])
+                training_state.save(checkpoints, counters["step"])
     tree, tensors = trainkit.flatten({
         "model": trainkit.clean(model.state_dict()), "optimizer": optimizer.state_dict(),
         "scheduler": scheduler.state_dict(), "scaler": scaler.state_dict(), "counters": counters,
@@ -86,7 +86,7 @@ def train(folder, die_at, first_seed):
 
 
 codes = []
-for folder, die_at, seed in json.loads(sys.argv[1]):  # each in a process of its own, forked to import torch only once
+for folder, die_at, seed in json.loads(sys.argv[1]):  # each in its own process, forked so that torch is imported once
     os.makedirs(folder, exist_ok=True)
     if (child := os.fork()) == 0:
         train(folder, die_at, seed)
@@ -101,10 +101,14 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name != "time"} for row in read]
 
 
-def test_a_killed_training_goes_on_to_the_very_same_end(tmp_path: Path) -> None:
+def test_a_killed_and_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    runs = [(str(whole), 0, 7), (str(killed), 11, 7), (str(killed), 0, 8)]  # the seed of the last start must not matter
+    runs = [
+        (str(whole), 0, 7),
+        (str(killed), 11, 7),
+        (str(killed), 0, 8),
+    ]  # the seed of the resumed process must not matter
     argv = [sys.executable, "-c", TRAINER, json.dumps(runs)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.stdout == f"[0, {-signal.SIGKILL}, 0]\n", done.stderr
@@ -113,7 +117,7 @@ def test_a_killed_training_goes_on_to_the_very_same_end(tmp_path: Path) -> None:
     assert [row["step"] for row in rows(killed)] == list(range(20))
 
 
-# --- the rest without torch
+# --- without torch
 
 
 class Part:
@@ -127,14 +131,14 @@ class Part:
         self.value = state["value"]
 
 
-def test_every_generator_draws_what_it_would_have_drawn(tmp_path: Path) -> None:
+def test_every_generator_continues_its_sequence(tmp_path: Path) -> None:
     own = {
         "pcg": np.random.default_rng(1),
         "philox": np.random.Generator(np.random.Philox(2)),
         "old": np.random.RandomState(3),
         "base": random.Random(4),
     }
-    everything = trainkit.Everything(generators=own, metrics=False)
+    training_state = trainkit.TrainingState(generators=own, metrics=False)
 
     def draw() -> list[float]:
         drawn = [random.gauss(0, 1), np.random.normal(), own["pcg"].normal(), own["philox"].normal()]
@@ -142,77 +146,79 @@ def test_every_generator_draws_what_it_would_have_drawn(tmp_path: Path) -> None:
 
     draw()
     with trainkit.Checkpoints(tmp_path) as checkpoints:
-        everything.save(checkpoints, 1)
+        training_state.save(checkpoints, 1)
     first = draw()
     assert draw() != first
-    loaded = everything.resume(tmp_path)
+    loaded = training_state.resume(tmp_path)
     assert loaded is not None
     assert draw() == first
 
 
-def test_rows_after_the_checkpoint_are_cut_and_counting_goes_on(tmp_path: Path) -> None:
+def test_rows_after_the_checkpoint_are_truncated_and_counting_continues(tmp_path: Path) -> None:
     with trainkit.Logger(tmp_path / "metrics.jsonl") as logger:
-        everything = trainkit.Everything(metrics=logger, rng=False)
+        training_state = trainkit.TrainingState(metrics=logger, rng=False)
         for value in range(3):
             logger.log(value=value)
-        state = everything.state()
+        state = training_state.state()
         for value in range(100, 300):
             logger.log(value=value)
-        assert everything.restore(state) == []
+        assert training_state.restore(state) == []
         logger.log(value=3)
     assert [(row["step"], row["value"]) for row in rows(tmp_path)] == [(n, n) for n in range(4)]
 
 
-def test_a_checkpoint_from_before_the_first_row_leaves_none(tmp_path: Path) -> None:
+def test_a_checkpoint_older_than_the_first_row_truncates_all_rows(tmp_path: Path) -> None:
     logger = trainkit.Logger(tmp_path / "metrics.jsonl")
-    everything = trainkit.Everything(metrics=logger, rng=False)
-    state = everything.state()
+    training_state = trainkit.TrainingState(metrics=logger, rng=False)
+    state = training_state.state()
     logger.log(value=1)
-    everything.restore(state)
+    training_state.restore(state)
     logger.log(value=2)
     assert [(row["step"], row["value"]) for row in rows(tmp_path)] == [(0, 2)]
 
 
-@pytest.mark.parametrize("there", [1, 50])
-def test_metrics_of_another_run_are_left_alone(tmp_path: Path, there: int) -> None:
+@pytest.mark.parametrize("other_rows", [1, 50])
+def test_metrics_of_another_run_are_left_alone(tmp_path: Path, other_rows: int) -> None:
     one, other = (trainkit.Logger(tmp_path / name) for name in ("one.jsonl", "other.jsonl"))
     for value in range(5):
         one.log(value=value)
-    for value in range(there):
+    for value in range(other_rows):
         other.log(other=value)
-    state = trainkit.Everything(metrics=one, rng=False).state()
-    (said,) = trainkit.Everything(metrics=tmp_path / "other.jsonl", rng=False).restore(state)
-    assert "is not the file of the checkpoint" in said
-    assert len((tmp_path / "other.jsonl").read_text().splitlines()) == there
+    state = trainkit.TrainingState(metrics=one, rng=False).state()
+    (difference,) = trainkit.TrainingState(metrics=tmp_path / "other.jsonl", rng=False).restore(state)
+    assert "is not the metrics file of the checkpoint" in difference
+    assert len((tmp_path / "other.jsonl").read_text().splitlines()) == other_rows
 
 
-def test_a_state_without_a_part_is_refused_unless_that_is_allowed(tmp_path: Path) -> None:
+def test_a_state_without_a_part_is_rejected_unless_that_is_allowed(tmp_path: Path) -> None:
     optimizer, counters = Part(1), {"step": 5}
-    state = trainkit.Everything(counters=counters, metrics=False).state()
-    everything = trainkit.Everything(optimizer=optimizer, counters=counters, metrics=False)
-    with pytest.raises(LabError, match="the part optimizer is missing in it"):
-        everything.restore(state)
+    state = trainkit.TrainingState(counters=counters, metrics=False).state()
+    training_state = trainkit.TrainingState(optimizer=optimizer, counters=counters, metrics=False)
+    with pytest.raises(LabError, match="the part optimizer is missing in the saved state"):
+        training_state.restore(state)
     counters["step"] = 9
-    assert everything.restore(state, allow="missing") == ["the part optimizer is missing in it"]
+    assert training_state.restore(state, allow="missing") == ["the part optimizer is missing in the saved state"]
     assert counters == {"step": 5}
-    with pytest.raises(LabError, match="the part optimizer is missing here"):
-        trainkit.Everything(metrics=False).restore(everything.state())
-    with pytest.raises(LabError, match="the generator own is missing here"):
-        trainkit.Everything(metrics=False).restore(trainkit.Everything(generators={"own": random.Random(1)}).state())
-    with pytest.raises(LabError, match="no state of an Everything"):
-        everything.restore({"model": 1})
+    with pytest.raises(LabError, match="the part optimizer is missing in the current state"):
+        trainkit.TrainingState(metrics=False).restore(training_state.state())
+    with pytest.raises(LabError, match="the generator own is missing in the current state"):
+        trainkit.TrainingState(metrics=False).restore(
+            trainkit.TrainingState(generators={"own": random.Random(1)}).state()
+        )
+    with pytest.raises(LabError, match="not the state of a TrainingState"):
+        training_state.restore({"model": 1})
 
 
-def test_mistakes_with_parts_are_told(tmp_path: Path) -> None:
-    with pytest.raises(LabError, match="cannot be called 'model'"):
-        trainkit.Everything(parts={"model": Part(1)})
+def test_invalid_parts_are_reported(tmp_path: Path) -> None:
+    with pytest.raises(LabError, match="cannot be named 'model'"):
+        trainkit.TrainingState(parts={"model": Part(1)})
     with pytest.raises(LabError, match="own is a Part, not a random generator"):
-        trainkit.Everything(generators={"own": Part(1)}, metrics=False).state()
-    state = trainkit.Everything(parts={"a": Part(1)}, metrics=False).state()
+        trainkit.TrainingState(generators={"own": Part(1)}, metrics=False).state()
+    state = trainkit.TrainingState(parts={"a": Part(1)}, metrics=False).state()
     state["parts"]["a"] = {}
-    with pytest.raises(LabError, match="the a cannot take its state"):
-        trainkit.Everything(parts={"a": Part(1)}, metrics=False).restore(state)
+    with pytest.raises(LabError, match="cannot restore the a"):
+        trainkit.TrainingState(parts={"a": Part(1)}, metrics=False).restore(state)
 
 
 def test_nothing_to_resume_from_is_a_fresh_start(tmp_path: Path) -> None:
-    assert trainkit.Everything(metrics=False).resume(tmp_path) is None
+    assert trainkit.TrainingState(metrics=False).resume(tmp_path) is None

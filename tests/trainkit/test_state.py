@@ -1,4 +1,4 @@
-"""A state as JSON and tensors, and back: nothing is lost on the way, and other readers of safetensors can follow."""
+"""State to JSON plus tensors and back: lossless, and readable by the safetensors library."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import torch
 
 from looplab import trainkit
 from looplab.errors import LabError
-from looplab.trainkit.tensors import contents, pack, take
+from looplab.trainkit.tensors import pack, read_header, read_tensor
 
 TORCH = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
@@ -31,7 +31,7 @@ SHAPES = [(), (1,), (0,), (3,), (2, 3), (0, 4), (2, 1, 5)]
 
 
 def filled(shape: tuple[int, ...], dtype: Any) -> Any:
-    """A tensor of any type, made of its bytes."""
+    """Return a tensor of any dtype, filled bytewise."""
     width = torch.empty((), dtype=dtype).element_size()
     count = math.prod(shape)
     raw = torch.arange(count * width, dtype=torch.uint8) * 37 % (2 if dtype is torch.bool else 120)
@@ -39,14 +39,14 @@ def filled(shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal in type and in every bit."""
+    """Equal in type and bit for bit."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
         if one.dtype != other.dtype or one.shape != other.shape:
             return False
         return one.numel() == 0 or torch.equal(*(it.reshape(-1).view(torch.uint8) for it in (one, other)))
-    if isinstance(one, np.ndarray | np.generic):  # in the order of bytes of this machine
+    if isinstance(one, np.ndarray | np.generic):  # in native byte order
         a, b = (it.astype(it.dtype.newbyteorder("=")) for it in (one, other))
         return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
     if isinstance(one, dict):
@@ -83,14 +83,14 @@ states = st.recursive(
 
 @given(states)
 @settings(max_examples=100, deadline=None)
-def test_every_state_comes_back_as_it_was(state: Any) -> None:
+def test_every_state_round_trips(state: Any) -> None:
     tree, flat = trainkit.flatten(state)
     assert same(trainkit.unflatten(tree, flat), state)
     read = json.loads(json.dumps(tree, allow_nan=False))
     data, size = pack(flat)
-    pieces = contents(memoryview(data)[:size], "memory")
+    header = read_header(memoryview(data)[:size], "memory")
     kinds = dict(_kinds(tree))
-    assert same(trainkit.unflatten(read, {name: take(data, pieces[name], kinds[name]) for name in flat}), state)
+    assert same(trainkit.unflatten(read, {name: read_tensor(data, header[name], kinds[name]) for name in flat}), state)
 
 
 def _kinds(tree: Any) -> Any:
@@ -101,7 +101,7 @@ def _kinds(tree: Any) -> Any:
             yield from _kinds(item)
 
 
-def test_the_file_is_what_safetensors_reads(tmp_path: Path) -> None:
+def test_the_safetensors_library_reads_the_file(tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.torch")
     state = {str(dtype): {str(shape): filled(shape, dtype) for shape in SHAPES} for dtype in TORCH}
     _, flat = trainkit.flatten({**state, "__metadata__": torch.ones(2), "odd \ud800 näme": torch.ones(3)})
@@ -123,13 +123,13 @@ def test_views_and_parameters_are_saved_by_their_values() -> None:
     odd |= {"conjugated": torch.tensor([1 + 2j], dtype=torch.complex64).conj(), "array": np.arange(6).reshape(2, 3).T}
     _, flat = trainkit.flatten(odd)
     data, size = pack(flat)
-    pieces = contents(memoryview(data)[:size], "memory")
+    header = read_header(memoryview(data)[:size], "memory")
     for name, tensor in odd.items():
         kind = "numpy" if name == "array" else "torch"
-        assert (take(data, pieces[name], kind) == tensor).all(), name
+        assert (read_tensor(data, header[name], kind) == tensor).all(), name
 
 
-def test_a_buffer_is_used_again_where_it_is_large_enough() -> None:
+def test_a_buffer_is_reused_if_it_is_large_enough() -> None:
     small, large = {"a": torch.ones(10)}, {"a": torch.ones(1000)}
     first, size = pack(large)
     again, less = pack(small, first)
@@ -139,7 +139,7 @@ def test_a_buffer_is_used_again_where_it_is_large_enough() -> None:
     assert more is not first
 
 
-def test_dicts_of_other_kinds_come_back_plain_but_counters_stay() -> None:
+def test_other_dict_types_come_back_as_dicts_but_counters_stay() -> None:
     tree, flat = trainkit.flatten([OrderedDict(a=1), Counter({30: 2})])
     read = trainkit.unflatten(tree, flat)
     assert [type(item) for item in read] == [dict, Counter]
@@ -155,12 +155,12 @@ def test_dicts_of_other_kinds_come_back_plain_but_counters_stay() -> None:
         (torch.empty(2, device="meta"), "float32"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_held_is_refused_by_its_place(value: Any, what: str) -> None:
-    with pytest.raises(LabError, match=what) as refused:
+def test_unsupported_values_are_rejected_with_their_path(value: Any, what: str) -> None:
+    with pytest.raises(LabError, match=what) as rejected:
         pack(trainkit.flatten({"parts": [{}, {"x": value}]})[1])
-    assert "at parts/1/x" in str(refused.value)
+    assert "at parts/1/x" in str(rejected.value)
 
 
-def test_a_key_that_json_cannot_hold_is_refused() -> None:
+def test_unsupported_keys_are_rejected() -> None:
     with pytest.raises(LabError, match="a key of type bytes at a"):
         trainkit.flatten({"a": {b"k": 1}})

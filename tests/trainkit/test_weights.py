@@ -1,4 +1,4 @@
-"""Weights into modules: compiled or not, wrapped or not, and never silently only some of them."""
+"""Loading weights: compiled or wrapped or not, and never silently only a part of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from looplab.errors import LabError
 
 
 class Net(nn.Module):
-    """A network with a part that can be compiled by itself, and buffers."""
+    """A network with buffers and a submodule that can be compiled on its own."""
 
     def __init__(self, width: int = 4) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ def part(net: Any) -> Any:
 
 
 class Wrapped(nn.Module):
-    """As DistributedDataParallel keeps what it wraps."""
+    """Wraps a module as DistributedDataParallel does."""
 
     def __init__(self, module: Any) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ WAYS: dict[str, Callable[[nn.Module], Any]] = {
 
 @pytest.mark.parametrize("saved", WAYS)
 @pytest.mark.parametrize("loaded", WAYS)
-def test_weights_of_one_fit_the_other_strictly_through_a_file(tmp_path: Path, saved: str, loaded: str) -> None:
+def test_weights_saved_from_any_wrapper_load_into_any_other(tmp_path: Path, saved: str, loaded: str) -> None:
     torch.manual_seed(1)
     one = WAYS[saved](Net())
     x = torch.randn(5, 3)
@@ -82,53 +82,53 @@ def test_weights_of_one_fit_the_other_strictly_through_a_file(tmp_path: Path, sa
     assert torch.equal(one(x), other(x))
 
 
-def test_clean_names_are_those_of_the_bare_network() -> None:
+def test_clean_names_are_those_of_the_unwrapped_module() -> None:
     bare = list(Net().state_dict())
     for way in WAYS.values():
         assert list(trainkit.clean(way(Net()).state_dict())) == bare
 
 
-def test_a_part_that_is_really_called_module_keeps_its_name() -> None:
+def test_a_submodule_that_is_really_named_module_keeps_its_name() -> None:
     net = nn.ModuleDict({"module": nn.Linear(1, 1), "other": nn.Linear(1, 1)})
     assert list(trainkit.clean(net.state_dict())) == list(net.state_dict())
     assert trainkit.load_into(net, net.state_dict()) == []
     both = nn.ModuleDict({"module": nn.Linear(1, 1), "weight": nn.Linear(1, 1)})
-    both.register_parameter("bias", nn.Parameter(torch.zeros(7)))  # module.bias and bias: not one and the same
+    both.register_parameter("bias", nn.Parameter(torch.zeros(7)))  # module.bias and bias are different weights
     state = {name: torch.full_like(tensor, 3.0) for name, tensor in both.state_dict().items()}
     assert trainkit.load_into(both, state) == []
     assert all(bool((tensor == 3).all()) for tensor in both.parameters())
 
 
-def test_two_weights_of_one_clean_name_are_refused() -> None:
+def test_two_weights_with_the_same_clean_name_are_rejected() -> None:
     with pytest.raises(LabError, match="the same name"):
         trainkit.clean({"a": 1, "_orig_mod.a": 2})
 
 
-def odd() -> dict[str, torch.Tensor]:
-    """One missing, one unexpected, one of another shape."""
+def mismatched() -> dict[str, torch.Tensor]:
+    """Weights with one name missing, one unexpected, and one of another shape."""
     state = Net().state_dict()
     del state["head.bias"]
     return {**state, "head.extra": torch.zeros(3), "body.0.weight": torch.zeros(9, 3)}
 
 
-def test_every_difference_is_listed_and_the_network_stays_as_it_was() -> None:
+def test_every_difference_is_listed_and_the_module_is_unchanged() -> None:
     net = Net()
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    with pytest.raises(LabError) as refused:
-        trainkit.load_into(net, odd(), source="some/file")
-    said = str(refused.value)
-    assert said.startswith("some/file: ")
+    with pytest.raises(LabError) as rejected:
+        trainkit.load_into(net, mismatched(), source="some/file")
+    message = str(rejected.value)
+    assert message.startswith("some/file: ")
     for one in (
-        "body.0.weight is (9, 3) in it, (4, 3) here",
-        "head.bias is missing in it, (2,) here",
-        "head.extra is (3,) in it, missing here",
+        "body.0.weight is (9, 3) in the checkpoint, (4, 3) in the module",
+        "head.bias is missing in the checkpoint, (2,) in the module",
+        "head.extra is (3,) in the checkpoint, missing in the module",
     ):
-        assert one in said
+        assert one in message
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
 
 
-def test_what_fits_is_taken_where_that_is_allowed_and_the_rest_is_returned() -> None:
-    net, state = Net(), odd()
+def test_with_allow_what_fits_is_loaded_and_the_rest_is_returned() -> None:
+    net, state = Net(), mismatched()
     assert len(trainkit.load_into(net, state, allow="partial")) == 3
     assert torch.equal(net.head.weight, state["head.weight"])
     assert len(trainkit.load_into(Net(), state, allow=("missing", "unexpected", "shape"))) == 3

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from looplab.errors import LabError
+from looplab.trainkit.atomic import atomic_write
 from looplab.trainkit.log import Logger
-from looplab.trainkit.whole import write_whole
 
 SCHEMA_VERSION = 1
 """Counts up when a field is added, or means something else."""
@@ -259,7 +259,7 @@ def to_parquet(jsonl: str | os.PathLike[str], target: str | os.PathLike[str], mo
                 writer.write_batch(pa.record_batch(columns, schema=schema))
                 count += len(batch)
 
-    write_whole(target, write)
+    atomic_write(target, write)
     return count
 
 

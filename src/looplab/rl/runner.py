@@ -25,7 +25,7 @@ from looplab.rl.metrics import TIMES, Sinks
 from looplab.rl.policies import Policy
 from looplab.rl.replay import Replay
 from looplab.trainkit.checkpoint import Checkpoints
-from looplab.trainkit.resume import Everything
+from looplab.trainkit.resume import TrainingState
 from looplab.trainkit.stop import stopping
 
 
@@ -198,13 +198,13 @@ class Runner:
             parts["envs"] = envs
         if replay is not None:
             parts["replay"] = replay
-        self.everything = Everything(parts=parts, counters=self.counters, metrics=sinks.metrics)
+        self.training_state = TrainingState(parts=parts, counters=self.counters, metrics=sinks.metrics)
         self.checkpoints = Checkpoints(out / "checkpoints", keep=plan.keep)
 
     def run(self, resume: Path | None = None) -> None:
         """Train to the end. A signal or an error saves first, and then goes its way: see `stopping`."""
         where = resume or self.checkpoints.folder
-        loaded = self.everything.resume(where, tell=self._tell)
+        loaded = self.training_state.resume(where, tell=self._tell)
         if loaded is not None:
             self._tell(f"going on from {loaded.path}: step {self.counters['global_step']:,}")
             if not self.counters["whole"]:
@@ -301,7 +301,7 @@ class Runner:
     def save(self) -> None:
         began = time.perf_counter()
         self.source.settle()
-        self.everything.save(self.checkpoints, self.counters["global_step"])
+        self.training_state.save(self.checkpoints, self.counters["global_step"])
         self._times["checkpoint_ms"] += 1000 * (time.perf_counter() - began)
 
     def _save_last(self) -> None:

@@ -1,5 +1,4 @@
-"""What a trainer imports: it logs its metrics, says how it ended, learns where it runs and with which config, saves
-checkpoints, resumes from them exactly, and ends well when it is told to.
+"""The library that a trainer imports: metrics, config, seed, checkpoints, exact resume, and a clean stop on signals.
 
     from looplab import trainkit
 
@@ -7,19 +6,20 @@ checkpoints, resumes from them exactly, and ends well when it is told to.
     trainkit.log({"train/loss": 0.3, "val/accuracy": 0.9}, step=10)
     trainkit.summary({"test/accuracy": 0.91})
 
-    everything = trainkit.Everything(model=model, optimizer=optimizer, counters=counters)
-    everything.resume("checkpoints")
+    state = trainkit.TrainingState(model=model, optimizer=optimizer, counters=counters)
+    state.resume("checkpoints")
     with trainkit.Checkpoints("checkpoints") as checkpoints:
-        with trainkit.stopping(save=lambda: everything.save(checkpoints, counters["step"])) as stop:
+        with trainkit.stopping(save=lambda: state.save(checkpoints, counters["step"])) as stop:
             while counters["step"] < last and not stop:
                 ...
 
-The laboratory and the trainer meet only in files and four variables: LOOPLAB_RUN_DIR, LOOPLAB_METRICS,
-LOOPLAB_CONFIG and LOOPLAB_SEED. Without them a trainer runs just as well alone, in its working directory.
-This package lives in somebody else's process: it needs nothing but the standard library, and of that the smallest
-part; json and pathlib are imported by the calls that return what they make, and the modules of the checkpoints, of
-resuming and of stopping when one of their names is first used. Torch and numpy are never imported before a call is
-given something of theirs.
+The laboratory and the trainer communicate through files and four environment variables only: LOOPLAB_RUN_DIR,
+LOOPLAB_METRICS, LOOPLAB_CONFIG and LOOPLAB_SEED. Without them the trainer runs standalone, in its working directory.
+
+This package lives in the trainer's process, so it depends on the standard library only and imports in about a
+millisecond: json and pathlib are imported by the functions that need them, and the modules for checkpoints, resuming
+and stopping when one of their names is first used. Torch and numpy are never imported, unless a checkpoint that is
+loaded contains their tensors.
 """
 
 from __future__ import annotations
@@ -29,49 +29,53 @@ import os
 from looplab.errors import LabError
 from looplab.trainkit.log import Logger, log, summary
 
-TYPE_CHECKING = False  # the typing module alone would take longer to import than all of this package
+TYPE_CHECKING = False  # importing typing would take longer than importing this whole package
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from looplab.trainkit.checkpoint import Checkpoints, Loaded, load, newest
-    from looplab.trainkit.resume import Everything
+    from looplab.trainkit.atomic import atomic_write
+    from looplab.trainkit.checkpoint import Checkpoint, Checkpoints, load, newest
+    from looplab.trainkit.resume import TrainingState
     from looplab.trainkit.state import flatten, unflatten
     from looplab.trainkit.stop import Stopper, stopping
     from looplab.trainkit.weights import clean, load_into
-    from looplab.trainkit.whole import write_whole
 
 __all__ = [
-    "Checkpoints", "Everything", "Loaded", "Logger", "Stopper", "clean", "config", "flatten", "load", "load_into",
-    "log", "newest", "run_dir", "seed", "stopping", "summary", "unflatten", "write_whole",
+    "Checkpoint", "Checkpoints", "Logger", "Stopper", "TrainingState", "atomic_write", "clean", "config", "flatten",
+    "load", "load_into", "log", "newest", "run_dir", "seed", "stopping", "summary", "unflatten",
 ]  # fmt: skip
 
-_LATER = {
-    "Checkpoints": "checkpoint", "Loaded": "checkpoint", "load": "checkpoint", "newest": "checkpoint",
-    "Everything": "resume", "flatten": "state", "unflatten": "state", "Stopper": "stop", "stopping": "stop",
-    "clean": "weights", "load_into": "weights", "write_whole": "whole",
+_LAZY = {
+    "Checkpoint": "checkpoint", "Checkpoints": "checkpoint", "load": "checkpoint", "newest": "checkpoint",
+    "TrainingState": "resume", "flatten": "state", "unflatten": "state", "Stopper": "stop", "stopping": "stop",
+    "clean": "weights", "load_into": "weights", "atomic_write": "atomic",
 }  # fmt: skip
-"""Names that are imported when they are first used, and from where."""
+"""Names that are imported on first use, and the module that defines them."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+    if name in _LAZY:
+        from importlib import import_module
 
-    found = globals()[name] = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
-    return found
+        value = globals()[name] = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+        return value
+    if name in ("Everything", "Loaded", "write_whole"):
+        from looplab.trainkit.deprecated import renamed
+
+        return renamed(__name__, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def run_dir() -> Path:
-    """The folder of this run: $LOOPLAB_RUN_DIR, else the working directory."""
+    """Return the folder of this run: $LOOPLAB_RUN_DIR, or the working directory."""
     from pathlib import Path
 
     return Path(os.environ.get("LOOPLAB_RUN_DIR") or ".")
 
 
 def config(default_path: str | os.PathLike[str] | None = None) -> dict[str, Any]:
-    """The config of this run, from the JSON file that $LOOPLAB_CONFIG names, else from `default_path`."""
+    """Load the config of this run from the JSON file $LOOPLAB_CONFIG, or from `default_path` if that is not set."""
     import json
 
     path = os.environ.get("LOOPLAB_CONFIG") or default_path
@@ -92,7 +96,7 @@ def config(default_path: str | os.PathLike[str] | None = None) -> dict[str, Any]
 
 
 def seed(default: int = 0) -> int:
-    """The seed of this run: $LOOPLAB_SEED, else `default`."""
+    """Return the seed of this run: $LOOPLAB_SEED, or `default` if that is not set."""
     text = os.environ.get("LOOPLAB_SEED")
     if not text:
         return default

@@ -1,65 +1,66 @@
-"""The logger of a trainer: one row of metrics, one line of strict JSON, one write.
+"""Metrics logger: each row is one line of strict JSON, appended with one write.
 
     {"step": 10, "time": 1712345678.123, "loss": 0.3}
 
-A row is handed to the system in a single call, on a file opened for appending. So it is out of the process when
-`log` returns, rows of threads and of forked workers never mix, and a kill can tear only the row that it interrupts;
-whoever opens the file next ends that torn line before writing its own.
-Numbers are written exactly: what is read back equals what was logged. NaN and the infinities are written as the
-strings "NaN", "Infinity" and "-Infinity"; a None is left out, because missing is missing.
+A row is written with a single system call to a file opened with O_APPEND. So it has left the process when `log`
+returns, rows of threads and forked workers never interleave, and a kill can tear only the row being written; the next
+process that opens the file terminates the torn line first.
+
+Numbers round-trip exactly. NaN and the infinities are written as the strings "NaN", "Infinity" and "-Infinity"; None
+values are left out.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from _thread import RLock  # the same as threading.RLock; importing threading takes longer than all of trainkit
+from _thread import RLock  # threading.RLock; importing threading would take longer than importing trainkit
 from time import time
 
 try:
-    # What json.dumps itself uses for a string. Importing json whole takes longer than all of trainkit; importing it
-    # only when the first row needs it would break a signal handler that logs in the middle of that import.
+    # The function json.dumps uses for strings. Importing json takes longer than importing trainkit; importing it with
+    # the first row would break a signal handler that logs during that import.
     from _json import encode_basestring_ascii as _quote
 except ImportError:  # a Python without the C accelerator
     from json.encoder import encode_basestring_ascii as _quote
 
-TYPE_CHECKING = False  # type checkers take it for true; at run time typing and collections.abc are not imported
+TYPE_CHECKING = False  # true for type checkers; avoids importing typing and collections.abc at run time
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
     from typing import Any, Self
 
 _PLAIN = frozenset((float, int))
-"""Types whose `str` is JSON, given a finite number. Exactly these: a bool is an int too, a numpy float64 a float."""
+"""Types whose `str` is JSON if the number is finite. Subclasses (bool, numpy.float64) take the slow path."""
 
-_MOST_TEMPLATES = 512
-"""A trainer that invents new names in every row must not fill the memory with their templates."""
+_MAX_TEMPLATES = 512
+"""Limit of the template cache, for trainers that use new names in every row."""
 
 _ROW_START = b'{"step": '
-"""How a row of this logger begins."""
+"""First bytes of every row."""
 
 _TAIL = 1 << 20
-"""How many bytes at the end of an existing file are searched for the last step."""
+"""Bytes at the end of an existing file that are searched for the last step."""
 
 _templates: dict[tuple[str, ...], str] = {}
-"""By the names in a row: the row as a format string, with a place for the step, the time and each value."""
+"""Names in a row → format string of the row, with placeholders for the step, the time and the values."""
 
 _lock = RLock()
-"""Guards opening and the counting of steps. Re-entrant, so that a signal handler may log whatever it interrupts."""
+"""Guards opening files and counting steps. Re-entrant, so that signal handlers can log at any time."""
 
 
-def _renew_lock() -> None:
+def _replace_lock() -> None:
     global _lock
     _lock = RLock()
 
 
 if hasattr(os, "register_at_fork"):
-    # The thread that held the lock does not exist in a forked child, which would wait for it forever.
-    os.register_at_fork(after_in_child=_renew_lock)
+    # A forked child does not have the thread that held the lock, and would deadlock.
+    os.register_at_fork(after_in_child=_replace_lock)
 
 
 class Logger:
-    """Appends rows to one file, which the first row creates. Safe to use from threads and in forked processes."""
+    """Appends rows to a file, which the first row creates. Safe to use from threads and forked processes."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.path.abspath(os.fspath(path))
@@ -68,11 +69,17 @@ class Logger:
         self._closed = False
 
     def log(self, metrics: Mapping[str, Any] | None = None, /, step: float | None = None, **values: Any) -> None:
-        """Write one row. A step left out is the step of the row before plus 1; the first is 0.
+        """Append one row.
 
-        A value may be a number, a bool (written as 0 or 1), a string, a None (left out), anything with `.item()` such
-        as a numpy scalar or a tensor of one element, or a dict, whose names are joined to its own with "/". A `step`
-        or `time` among the metrics stands in for the step or the clock. Anything else is a TypeError naming the metric.
+        Args:
+            metrics: Values by name: numbers, bools (written as 0 or 1), strings, None (left out), anything with
+                `.item()` such as a numpy scalar or a one-element tensor, or dicts, whose names are joined with "/".
+                The names `step` and `time` override the step and the clock.
+            step: Default: the step of the previous row plus 1, from 0.
+            values: More metrics, as keyword arguments.
+
+        Raises:
+            TypeError: A value cannot be logged; the message names the metric.
         """
         if values:
             metrics = values if metrics is None else {**metrics, **values}
@@ -80,8 +87,8 @@ class Logger:
             metrics = _as_dict(metrics)
         clock: float | str = f"{time():.3f}"
 
-        # Nearly every row has the names of an earlier one and plain finite numbers, and skips the work below. A sum
-        # minus itself is 0, unless a NaN or an infinity is in it; where finite numbers overflow, the long way is right.
+        # Fast path: the names of an earlier row, and plain finite numbers. A sum minus itself is 0 unless it contains
+        # NaN or an infinity. If finite numbers overflow, the slow path handles them.
         template = _templates.get(tuple(metrics))
         numbers = metrics.values()
         try:
@@ -104,14 +111,14 @@ class Logger:
         if type(step) is int:
             self._step = step
         else:
-            step = self._count(step)
+            step = self._next_step(step)
         row = (template % (step, clock, *numbers)).encode()
         written = os.write(self._fd, row)
         if written != len(row):
             self._write_rest(row[written:])
 
     def summary(self, metrics: Mapping[str, Any] | None = None, /, **values: Any) -> None:
-        """Write `trainer_summary.json` beside the metrics, whole or not at all; a later call replaces it."""
+        """Write `trainer_summary.json` next to the metrics, atomically. A later call replaces it."""
         flat = _flatten({**_as_dict(metrics), **values})
         body = ",\n".join(f"  {_quote(name)}: {value}" for name, value in flat.items())
         path = os.path.join(os.path.dirname(self.path), "trainer_summary.json")
@@ -129,10 +136,10 @@ class Logger:
                     os.unlink(temporary)
                 raise
 
-    def cut(self, size: int) -> None:
-        """Cut the file back to its first `size` bytes: what a resumed trainer writes again must not be there twice.
+    def truncate(self, size: int) -> None:
+        """Truncate the file to its first `size` bytes, so that a resumed trainer does not log steps twice.
 
-        The step goes on from the last row that is left. A file that is not longer is left as it is.
+        Counting continues from the last remaining row. A shorter file is left alone.
         """
         with _lock:
             self._release()
@@ -146,8 +153,15 @@ class Logger:
             finally:
                 os.close(fd)
 
+    def cut(self, size: int) -> None:
+        """Former name of `truncate`; it works for one more release."""
+        import warnings
+
+        warnings.warn("Logger.cut was renamed to Logger.truncate", DeprecationWarning, stacklevel=2)
+        self.truncate(size)
+
     def close(self) -> None:
-        """Close the file. Logging to a closed logger is a ValueError."""
+        """Close the file. Logging to a closed logger raises ValueError."""
         with _lock:
             self._closed = True
             self._release()
@@ -169,7 +183,7 @@ class Logger:
             os.makedirs(os.path.dirname(self.path), exist_ok=True)
             fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
             try:
-                self._step = _continue(fd, self._step)
+                self._step = _last_step(fd, self._step)
             except BaseException:
                 os.close(fd)
                 raise
@@ -180,15 +194,15 @@ class Logger:
         if fd >= 0:
             os.close(fd)
 
-    def _count(self, step: object) -> float:
-        """The step of this row, where it is not simply an int."""
+    def _next_step(self, step: object) -> float:
+        """Return the step of this row if it was not given as an int."""
         with _lock:
             self._step = self._step + 1 if step is None else _finite("step", _encode("step", step))
             return self._step
 
     def _write_rest(self, rest: bytes) -> None:
-        """A disk that fills up may take half a row. If it refuses the rest, the next row opens the file anew, which
-        ends the torn line."""
+        """Write the rest of a row after a partial write (the disk is nearly full). If that fails, close the file: the
+        next row reopens it, which terminates the torn line."""
         try:
             while rest:
                 rest = rest[os.write(self._fd, rest) :]
@@ -199,11 +213,11 @@ class Logger:
 
 
 def _flatten(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float | str]:
-    """All names in one level, with finite numbers as they are and every other value as its JSON text."""
+    """Flatten nested names. Finite numbers stay numbers, all other values become JSON text."""
     flat: dict[str, float | str] = {}
     for key, value in metrics.items():
         if not isinstance(key, str | int):
-            raise TypeError(f"the name of a metric must be a string, not {key!r}")
+            raise TypeError(f"metric names must be strings, not {key!r}")
         name = f"{prefix}{key}"
         if isinstance(value, dict):
             flat.update(_flatten(value, f"{name}/"))
@@ -216,13 +230,15 @@ def _encode(name: str, value: Any) -> float | str:
     if not isinstance(value, float | int | str):
         item = getattr(value, "item", None)
         if not callable(item):
-            raise TypeError(f"metric {name!r}: a number or a string is needed, not a {type(value).__name__}")
+            raise TypeError(f"metric {name!r}: expected a number or a string, not a {type(value).__name__}")
         try:
             plain = item()
-        except (TypeError, ValueError, RuntimeError) as error:  # what arrays and tensors of several elements raise
-            raise TypeError(f"metric {name!r}: one value is needed, not a whole {type(value).__name__}") from error
+        except (TypeError, ValueError, RuntimeError) as error:  # an array or tensor with several elements
+            raise TypeError(
+                f"metric {name!r}: expected a single value, not a {type(value).__name__} of several"
+            ) from error
         if not isinstance(plain, float | int | str):
-            raise TypeError(f"metric {name!r}: a number or a string is needed, not a {type(value).__name__}")
+            raise TypeError(f"metric {name!r}: expected a number or a string, not a {type(value).__name__}")
         value = plain
     if isinstance(value, str):
         return _quote(value)
@@ -251,19 +267,19 @@ def _as_dict(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
 def _template(names: tuple[str, ...]) -> str:
     template = _templates.get(names)
     if template is None:
-        places = "".join(f", {_quote(name).replace('%', '%%')}: %s" for name in names)
-        template = f'{{"step": %s, "time": %s{places}}}\n'
-        if len(_templates) >= _MOST_TEMPLATES:
+        placeholders = "".join(f", {_quote(name).replace('%', '%%')}: %s" for name in names)
+        template = f'{{"step": %s, "time": %s{placeholders}}}\n'
+        if len(_templates) >= _MAX_TEMPLATES:
             _templates.clear()
         _templates[names] = template
     return template
 
 
-def _continue(fd: int, step: float) -> float:
-    """Ready the file for the next row: end a torn line, and return the last step it holds, or else `step`."""
+def _last_step(fd: int, default: float) -> float:
+    """Return the last step in an open file, or `default`. Terminates a torn last line first."""
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or status.st_size == 0:
-        return step
+        return default
     os.lseek(fd, max(0, status.st_size - _TAIL), os.SEEK_SET)
     tail = os.read(fd, _TAIL)
     if not tail.endswith(b"\n"):
@@ -276,18 +292,21 @@ def _continue(fd: int, step: float) -> float:
                 continue
             if last - last == 0:
                 return int(last) if last.is_integer() else last
-    return step
+    return default
 
 
 _default: Logger | None = None
-"""The logger of this process, made by its first row."""
+"""The logger behind `log` and `summary`; None before their first call."""
 _default_path = ""
-"""The path that the variables named when it was made."""
+"""Its path, as given by the environment when it was created."""
 
 
-def current() -> Logger:
-    """The logger of this process. It follows the variables, but not the working directory: a trainer that moves into
-    another folder goes on in the same file."""
+def default_logger() -> Logger:
+    """Return the logger behind `log` and `summary`.
+
+    It follows changes of the environment variables, but not of the working directory: a trainer that changes directory
+    continues in the same file.
+    """
     global _default, _default_path
     path = os.environ.get("LOOPLAB_METRICS") or f"{os.environ.get('LOOPLAB_RUN_DIR') or '.'}/metrics.jsonl"
     if _default is None or path != _default_path:
@@ -299,13 +318,13 @@ def current() -> Logger:
 
 
 def log(metrics: Mapping[str, Any] | None = None, /, step: float | None = None, **values: Any) -> None:
-    """Write one row to $LOOPLAB_METRICS, else to metrics.jsonl in $LOOPLAB_RUN_DIR, else to ./metrics.jsonl.
+    """Append one row to $LOOPLAB_METRICS; if that is not set, to metrics.jsonl in $LOOPLAB_RUN_DIR or in `.`.
 
     `log({"loss": 0.3}, step=10)` and `log(step=10, loss=0.3)` write the same row; see `Logger.log`.
     """
-    current().log(metrics, step, **values)
+    default_logger().log(metrics, step, **values)
 
 
 def summary(metrics: Mapping[str, Any] | None = None, /, **values: Any) -> None:
-    """Write how the run ended to trainer_summary.json beside the metrics; see `Logger.summary`."""
-    current().summary(metrics, **values)
+    """Write final metrics to trainer_summary.json, next to the metrics file; see `Logger.summary`."""
+    default_logger().summary(metrics, **values)

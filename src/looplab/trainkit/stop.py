@@ -1,15 +1,16 @@
-"""Ending a training well: a signal is looked at between two steps, and what was learned is saved.
+"""Graceful stop on signals: finish the current step, save, exit with the right code.
 
     with trainkit.stopping(save=save_latest) as stop:
         while step < last and not stop:
             train_one_step()
 
-The first SIGINT, SIGTERM or SIGHUP only makes `stop` true (one that was ignored before, by nohup or for a job in the
-background, stays ignored). When the block is left because of it, `save` runs and the process exits with 130, 143 or
-129, as shells count it. A second signal ends the process at once, whatever it does.
-An exception in the block runs `save` too and goes on its way, to a traceback and exit code 1; if a signal was there
-first, it is printed and the exit code is the signal's, because killed workers are what a signal to a whole process
-group often looks like. A block that just ends saves nothing: that is the trainer's own last save.
+The first SIGINT, SIGTERM or SIGHUP only makes `stop` true (a signal that was already ignored, by nohup or for a
+background job, stays ignored). When the block then ends, `save` runs and the process exits with 130, 143 or 129, as
+shells report it. A second signal kills the process immediately.
+
+An exception in the block also runs `save`, then propagates. If a signal came first, the exception is printed and the
+exit code is the signal's: a signal to a whole process group often shows up as an exception about killed workers.
+A block that ends normally saves nothing; the final save is up to the trainer.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from looplab.errors import LabError
 
 
 class Stopper:
-    """Takes the signals while its block runs; true once one has come."""
+    """Handles signals within a `with` block; true once a signal has arrived. In the main thread only."""
 
     def __init__(self, save: Callable[[], object] | None = None) -> None:
         self.signal: int | None = None
-        """The signal that came first."""
+        """The first signal that arrived; None if there was none."""
         self._save = save
-        self._before: signals.Handlers = {}
+        self._previous: signals.Handlers = {}
         self._process = os.getpid()
 
     def __bool__(self) -> bool:
@@ -41,15 +42,15 @@ class Stopper:
 
     @property
     def name(self) -> str | None:
-        """The name of the signal: SIGTERM, …"""
+        """Name of the signal (SIGTERM, …); None if there was none."""
         return None if self.signal is None else signal.Signals(self.signal).name
 
     def __enter__(self) -> Self:
         if threading.current_thread() is not threading.main_thread():
-            raise LabError("signals can be taken in the main thread only", hint="open the block there")
+            raise LabError("signals can be handled in the main thread only", hint="open the block there")
         self.signal = None
         self._process = os.getpid()
-        self._before = signals.install(self._take)
+        self._previous = signals.install(self._handle)
         return self
 
     def __exit__(
@@ -59,8 +60,8 @@ class Stopper:
             if os.getpid() == self._process and self._save is not None and (error is not None or self):
                 self._save()
         finally:
-            signals.restore(self._before)
-            self._before = {}
+            signals.restore(self._previous)
+            self._previous = {}
         if self.signal is not None and os.getpid() == self._process:
             if error is not None and not isinstance(error, SystemExit):
                 import traceback
@@ -68,16 +69,16 @@ class Stopper:
                 traceback.print_exception(error)
             sys.exit(128 + self.signal)
 
-    def _take(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a forked worker: it ends as if nobody had taken the signal
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a forked worker: default behaviour
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
         self.signal = number
-        # The next one is the kernel's, so that it ends even a process that hangs outside of Python.
-        for taken in self._before:
-            signal.signal(taken, signal.SIG_DFL)
+        # The kernel handles the next one, which then also kills a process that hangs outside Python.
+        for handled in self._previous:
+            signal.signal(handled, signal.SIG_DFL)
 
 
 stopping = Stopper
-"""The same, as it reads best: `with stopping(save=…) as stop`."""
+"""Alias that reads well: `with stopping(save=…) as stop`."""

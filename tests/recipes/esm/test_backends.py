@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 import looplab
 from looplab.errors import LabError
-from looplab.recipes.esm.esm.backends import Injection, Piece, Sampling, make_backend
+from looplab.recipes.esm.esm.backends import Completion, Injection, SamplingParams, make_backend
 from looplab.recipes.esm.esm.backends.draw import draw, log_softmax, uniform
-from looplab.recipes.esm.esm.backends.toy import LAYERS, WIDTH, ToyBackend, _minds, problem
+from looplab.recipes.esm.esm.backends.toy import LAYERS, WIDTH, ToyBackend, _mind_directions, make_problem
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -38,15 +38,15 @@ def load(name: str) -> ModuleType:
 
 
 CONFORMANCE, CHECKPOINTS = load("conformance"), load("checkpoints")
-GREEDY = Sampling(64)
+GREEDY = SamplingParams(64)
 ROUNDING = 1e-3
 """Tolerance of states and log-probabilities. Kernels of x86 in float32 differ by up to 1e-4 in the states, which a strong
 injection makes as large as 100, and by 2e-5 in the log-probabilities; an error of the arithmetic is 1e-2 or more."""
 
 
 def toy_subject(_: Callable[..., Path]) -> Any:
-    prompts = (*(problem(n).question for n in (0, 7, 30, 401, 2)), problem(3, slips=True).question)
-    return CONFORMANCE.Subject(ToyBackend(), prompts, Injection(_minds()[2], 2, 3.0), begin=5, tolerance=1e-6)
+    prompts = (*(make_problem(n).question for n in (0, 7, 30, 401, 2)), make_problem(3, slips=True).question)
+    return CONFORMANCE.Subject(ToyBackend(), prompts, Injection(_mind_directions()[2], 2, 3.0), begin=5, tolerance=1e-6)
 
 
 def checkpoint_subject(folder: Path, fast: bool = True) -> Any:
@@ -95,7 +95,7 @@ def subject(request: pytest.FixtureRequest, checkpoint: Callable[..., Path]) -> 
 
 
 @pytest.mark.parametrize("promise", CONFORMANCE.PROMISES, ids=lambda promise: promise.__name__)
-def test_the_backend_keeps_its_promise(subject: Any, promise: Callable[[Any], None]) -> None:
+def test_the_backend_satisfies_the_contract(subject: Any, promise: Callable[[Any], None]) -> None:
     promise(subject)
 
 
@@ -105,16 +105,16 @@ def test_the_same_calls_on_the_same_batch_have_the_same_bits(subject: Any) -> No
     def run() -> list[Any]:
         count = len(subject.prompts)
         rows = range(count)
-        session = subject.backend.open(subject.prompts, rows)
+        session = subject.backend.start_session(subject.prompts, rows)
         wishes = [subject.strong if row % 2 else None for row in rows]
-        pieces = session.generate(rows, range(3, 3 + count), [None] * count, None, GREEDY)
-        states = session.states(rows, range(subject.backend.n_layers))
-        pieces += session.generate(rows, [4] * count, wishes, None, GREEDY, commit=False)
-        pieces += session.generate(rows, [9] * count, wishes[::-1], None, CONFORMANCE.WARM)
-        return [[(piece.tokens, piece.logprobs) for piece in pieces], states.tobytes()]
+        completions = session.generate(rows, range(3, 3 + count), [None] * count, None, GREEDY)
+        states = session.hidden_states(rows, range(subject.backend.n_layers))
+        completions += session.generate(rows, [4] * count, wishes, None, GREEDY, commit=False)
+        completions += session.generate(rows, [9] * count, wishes[::-1], None, CONFORMANCE.WARM)
+        return [[(completion.tokens, completion.logprobs) for completion in completions], states.tobytes()]
 
     first = run()
-    subject.backend.open(subject.prompts[:3], range(3)).generate(range(3), [7] * 3, [None] * 3, None, GREEDY)
+    subject.backend.start_session(subject.prompts[:3], range(3)).generate(range(3), [7] * 3, [None] * 3, None, GREEDY)
     assert run() == first
 
 
@@ -130,7 +130,7 @@ def reference(folder: Path) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def hf_greedy(model: Any, tokenizer: Any, prompts: list[str], limit: int) -> list[Piece]:
+def hf_greedy(model: Any, tokenizer: Any, prompts: list[str], limit: int) -> list[Completion]:
     """The greedy answers of `generate`, padded on the left, up to the end of the text."""
     batch = tokenizer(prompts, return_tensors="pt", padding=True)
     with torch.inference_mode():
@@ -147,7 +147,7 @@ def hf_greedy(model: Any, tokenizer: Any, prompts: list[str], limit: int) -> lis
     for row, tokens in enumerate(out.sequences[:, batch["input_ids"].shape[1] :].tolist()):
         ended = tokenizer.eos_token_id in tokens
         end = tokens.index(tokenizer.eos_token_id) + 1 if ended else limit
-        found.append(Piece(tokens[:end], "", logprobs[row][:end], "eos" if ended else "length"))
+        found.append(Completion(tokens[:end], "", logprobs[row][:end], "eos" if ended else "length"))
     return found
 
 
@@ -174,12 +174,12 @@ def test_greedy_tokens_equal_those_of_generate(model_folder: Path) -> None:
     prompts = prompts_for(model_folder)
     expected = hf_greedy(*reference(model_folder), prompts, 48)
     for fast in (True, False):
-        session = HFBackend(str(model_folder), fast=fast).open(prompts, [0] * len(prompts))
-        pieces = session.generate(range(len(prompts)), [48] * len(prompts), [None] * len(prompts), None, GREEDY)
-        CONFORMANCE.assert_same(pieces, expected, ROUNDING)
+        session = HFBackend(str(model_folder), fast=fast).start_session(prompts, [0] * len(prompts))
+        completions = session.generate(range(len(prompts)), [48] * len(prompts), [None] * len(prompts), None, GREEDY)
+        CONFORMANCE.assert_same(completions, expected, ROUNDING)
 
 
-def test_the_fast_forward_gives_the_numbers_of_the_module(checkpoint: Callable[..., Path]) -> None:
+def test_the_fast_forward_pass_matches_the_module(checkpoint: Callable[..., Path]) -> None:
     from looplab.recipes.esm.esm.backends.hf import HFBackend
     from looplab.recipes.esm.esm.backends.llama import LlamaCore
 
@@ -191,12 +191,12 @@ def test_the_fast_forward_gives_the_numbers_of_the_module(checkpoint: Callable[.
         tokens = tokenizer([prompt, prompt], return_tensors="pt")["input_ids"]
         with torch.inference_mode():
             out = model(input_ids=tokens, output_hidden_states=True)
-        states = backend.open([prompt], [0]).states([0], range(2))
+        states = backend.start_session([prompt], [0]).hidden_states([0], range(2))
         size = float(out.hidden_states[1].abs().max())
         np.testing.assert_allclose(states[0, 0] / size, out.hidden_states[1][0, -1] / size, rtol=0, atol=1e-4)
         logprobs = torch.log_softmax(out.logits[0, -1], -1)
-        piece = backend.open([prompt], [0]).generate([0], [1], [None], None, GREEDY)[0]
-        assert piece.logprobs[0] == pytest.approx(float(logprobs.max()), abs=ROUNDING)
+        completion = backend.start_session([prompt], [0]).generate([0], [1], [None], None, GREEDY)[0]
+        assert completion.logprobs[0] == pytest.approx(float(logprobs.max()), abs=ROUNDING)
 
 
 def test_an_injection_equals_a_hook_on_the_whole_sequence(model_folder: Path) -> None:
@@ -211,9 +211,9 @@ def test_an_injection_equals_a_hook_on_the_whole_sequence(model_folder: Path) ->
         Injection(rng.normal(size=backend.width).astype(np.float32), 0, 2.0),
         Injection(rng.normal(size=backend.width).astype(np.float32), 1, -3.0),
     ]
-    session = backend.open([prompt], [0])
-    pieces = [session.generate([0], [6], [wish], None, GREEDY)[0] for wish in wishes]
-    found = CONFORMANCE.joined(*(piece for piece in pieces if piece.tokens))
+    session = backend.start_session([prompt], [0])
+    completions = [session.generate([0], [6], [wish], None, GREEDY)[0] for wish in wishes]
+    found = CONFORMANCE.joined(*(completion for completion in completions if completion.tokens))
 
     tokens, logprobs = tokenizer(prompt)["input_ids"], []
     start = len(tokens)
@@ -237,32 +237,32 @@ def test_an_injection_equals_a_hook_on_the_whole_sequence(model_folder: Path) ->
             logprob, token = model(input_ids=torch.tensor([tokens])).logits[0, -1].log_softmax(-1).max(-1)
             tokens.append(int(token))
             logprobs.append(float(logprob))
-            if tokens[-1] in backend.ends:
+            if tokens[-1] in backend.eos_tokens:
                 break
     assert session.tokens(0) == found.tokens
-    finish = "eos" if tokens[-1] in backend.ends else "length"
-    CONFORMANCE.assert_same([found], [Piece(tokens[start:], "", logprobs, finish)], ROUNDING)
+    finish = "eos" if tokens[-1] in backend.eos_tokens else "length"
+    CONFORMANCE.assert_same([found], [Completion(tokens[start:], "", logprobs, finish)], ROUNDING)
 
 
-def test_a_row_differs_between_batches_by_rounding_alone(checkpoint: Callable[..., Path]) -> None:
+def test_rows_differ_between_batches_only_by_rounding(checkpoint: Callable[..., Path]) -> None:
     from looplab.recipes.esm.esm.backends.hf import HFBackend
 
     backend = HFBackend(str(checkpoint("llama")))
-    words = CHECKPOINTS.WORDS
+    tokenizer = CHECKPOINTS.WORDS
     rng = np.random.default_rng(1)
-    prompts = [" ".join(rng.choice(words, size=size)) for size in rng.integers(1, 20, size=48)]
+    prompts = [" ".join(rng.choice(tokenizer, size=size)) for size in rng.integers(1, 20, size=48)]
 
-    def run(chosen: list[int]) -> tuple[Any, list[Piece]]:
-        session = backend.open([prompts[n] for n in chosen], chosen)
+    def run(chosen: list[int]) -> tuple[Any, list[Completion]]:
+        session = backend.start_session([prompts[n] for n in chosen], chosen)
         rows = range(len(chosen))
-        states = session.states(rows, range(2))
+        states = session.hidden_states(rows, range(2))
         return states, session.generate(rows, [20] * len(chosen), [None] * len(chosen), None, GREEDY)
 
-    states, pieces = run(list(range(48)))
+    states, completions = run(list(range(48)))
     for chosen in ([0], [5, 3], [47, 1, 20, 9, 30, 31, 2], list(range(47, -1, -2))):
         found = run(chosen)
         np.testing.assert_allclose(found[0], states[chosen], rtol=0, atol=ROUNDING)
-        CONFORMANCE.assert_same(found[1], [pieces[n] for n in chosen], ROUNDING)
+        CONFORMANCE.assert_same(found[1], [completions[n] for n in chosen], ROUNDING)
 
 
 def test_rows_finish_at_different_times_and_leave_the_batch(checkpoint: Callable[..., Path]) -> None:
@@ -270,19 +270,19 @@ def test_rows_finish_at_different_times_and_leave_the_batch(checkpoint: Callable
 
     backend = HFBackend(str(checkpoint("llama")))
     count = len(CHECKPOINTS.PROMPTS)
-    whole = backend.open(CHECKPOINTS.PROMPTS, range(count))
+    whole = backend.start_session(CHECKPOINTS.PROMPTS, range(count))
     expected = whole.generate(range(count), [40] * count, [None] * count, None, GREEDY)
     sizes: list[int] = []
     step = backend.core.step
     backend.core.step = lambda tokens, *rest: sizes.append(len(tokens)) or step(tokens, *rest)  # type: ignore[method-assign]
-    session = backend.open(CHECKPOINTS.PROMPTS, range(count))
+    session = backend.start_session(CHECKPOINTS.PROMPTS, range(count))
     limits = [3, 40, 1, 17, 9, 17]
-    pieces = session.generate(range(count), limits, [None] * count, None, GREEDY)
-    assert [len(piece.tokens) for piece in pieces] == limits
+    completions = session.generate(range(count), limits, [None] * count, None, GREEDY)
+    assert [len(completion.tokens) for completion in completions] == limits
     assert sum(sizes) == sum(limit - 1 for limit in limits)  # the first token comes from the prefill
     for row in range(count):
         rest = session.generate([row], [40 - limits[row]], [None], None, GREEDY)[0]
-        CONFORMANCE.assert_same([CONFORMANCE.joined(pieces[row], rest)], [expected[row]], ROUNDING)
+        CONFORMANCE.assert_same([CONFORMANCE.joined(completions[row], rest)], [expected[row]], ROUNDING)
 
 
 def test_a_prompt_that_occurs_often_is_prefilled_once(checkpoint: Callable[..., Path]) -> None:
@@ -292,46 +292,49 @@ def test_a_prompt_that_occurs_often_is_prefilled_once(checkpoint: Callable[..., 
     seen: list[int] = []
     prefill = backend.core.prefill
     backend.core.prefill = lambda tokens, *rest: seen.append(len(tokens)) or prefill(tokens, *rest)  # type: ignore[method-assign]
-    session = backend.open([CHECKPOINTS.PROMPTS[0]] * 5 + [CHECKPOINTS.PROMPTS[1]] * 3, range(8))
+    session = backend.start_session([CHECKPOINTS.PROMPTS[0]] * 5 + [CHECKPOINTS.PROMPTS[1]] * 3, range(8))
     assert sum(seen) == 2
-    pieces = session.generate(range(8), [9] * 8, [None] * 8, None, GREEDY)
-    CONFORMANCE.assert_same(pieces, [pieces[0]] * 5 + [pieces[5]] * 3, ROUNDING)
+    completions = session.generate(range(8), [9] * 8, [None] * 8, None, GREEDY)
+    CONFORMANCE.assert_same(completions, [completions[0]] * 5 + [completions[5]] * 3, ROUNDING)
 
 
-def test_an_answer_longer_than_the_room_made_for_it_goes_on(checkpoint: Callable[..., Path]) -> None:
+def test_an_answer_longer_than_the_cache_continues(checkpoint: Callable[..., Path]) -> None:
     from looplab.recipes.esm.esm.backends.hf import HFBackend
 
     backend = HFBackend(str(checkpoint("llama")), max_model_len=300)
-    session = backend.open(CHECKPOINTS.PROMPTS[:2], [0, 1])
-    pieces = session.generate([0, 1], [999, 999], [None, None], None, GREEDY)
-    lengths = [len(tokens) for tokens in backend.words.encode(CHECKPOINTS.PROMPTS[:2], 300)]
-    assert [length + len(piece.tokens) for length, piece in zip(lengths, pieces, strict=True)] == [300, 300]
-    assert {piece.finish for piece in pieces} == {"length"}
+    session = backend.start_session(CHECKPOINTS.PROMPTS[:2], [0, 1])
+    completions = session.generate([0, 1], [999, 999], [None, None], None, GREEDY)
+    lengths = [len(tokens) for tokens in backend.tokenizer.encode(CHECKPOINTS.PROMPTS[:2], 300)]
+    assert [length + len(completion.tokens) for length, completion in zip(lengths, completions, strict=True)] == [
+        300,
+        300,
+    ]
+    assert {completion.finish for completion in completions} == {"length"}
     expected = hf_greedy(*reference(checkpoint("llama")), list(CHECKPOINTS.PROMPTS[:2]), 120)
-    begun = [Piece(piece.tokens[:120], "", piece.logprobs[:120], "length") for piece in pieces]
+    begun = [Completion(completion.tokens[:120], "", completion.logprobs[:120], "length") for completion in completions]
     CONFORMANCE.assert_same(begun, expected, ROUNDING)
 
 
-def test_text_that_ends_is_over(checkpoint: Callable[..., Path]) -> None:
+def test_a_row_that_has_ended_generates_nothing(checkpoint: Callable[..., Path]) -> None:
     from looplab.recipes.esm.esm.backends.hf import HFBackend
 
     backend = HFBackend(str(checkpoint("llama")))
-    free = backend.open(CHECKPOINTS.PROMPTS[:1], [0]).generate([0], [10], [None], None, GREEDY)[0]
-    backend.ends = frozenset({free.tokens[6]})
+    free = backend.start_session(CHECKPOINTS.PROMPTS[:1], [0]).generate([0], [10], [None], None, GREEDY)[0]
+    backend.eos_tokens = frozenset({free.tokens[6]})
     first = free.tokens.index(free.tokens[6])
-    session = backend.open(CHECKPOINTS.PROMPTS[:1], [0])
-    piece = session.generate([0], [10], [None], None, GREEDY)[0]
-    assert (piece.tokens, piece.finish) == (free.tokens[: first + 1], "eos")
+    session = backend.start_session(CHECKPOINTS.PROMPTS[:1], [0])
+    completion = session.generate([0], [10], [None], None, GREEDY)[0]
+    assert (completion.tokens, completion.finish) == (free.tokens[: first + 1], "eos")
     after = session.generate([0], [10], [None], None, GREEDY)[0]
     assert (after.tokens, after.text, after.finish) == ([], "", "eos")
 
 
-def test_a_token_may_carry_text_beyond_the_delimiter(checkpoint: Callable[..., Path]) -> None:
+def test_a_token_may_contain_text_beyond_the_delimiter(checkpoint: Callable[..., Path]) -> None:
     """Words of the tokenizer, forced through: the piece keeps what the last token brought."""
     from looplab.recipes.esm.esm.backends.hf import HFBackend
 
     backend = HFBackend(str(checkpoint("llama")))
-    script = [*backend.words.encode(["one"], 99)[0], *backend.words.encode(["\n\nSo"], 99)[0]]
+    script = [*backend.tokenizer.encode(["one"], 99)[0], *backend.tokenizer.encode(["\n\nSo"], 99)[0]]
     core, step, prefill = backend.core, backend.core.step, backend.core.prefill
     queue: Iterator[int] = iter([*script, 6, 6])
 
@@ -342,30 +345,30 @@ def test_a_token_may_carry_text_beyond_the_delimiter(checkpoint: Callable[..., P
 
     core.step = lambda *given: forced(step(*given))  # type: ignore[method-assign]
     core.prefill = lambda *given: forced(prefill(*given))  # type: ignore[method-assign]
-    session = backend.open(["now"], [0])
-    piece = session.generate([0], [20], [None], "\n\n", GREEDY)[0]
-    assert (piece.text, piece.finish, piece.tokens) == ("one\n\nSo", "delimiter", script)
+    session = backend.start_session(["now"], [0])
+    completion = session.generate([0], [20], [None], "\n\n", GREEDY)[0]
+    assert (completion.text, completion.finish, completion.tokens) == ("one\n\nSo", "delimiter", script)
 
 
 def test_a_delimiter_may_end_within_a_character(tmp_path: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    from looplab.recipes.esm.esm.backends.checkpoint import Words
+    from looplab.recipes.esm.esm.backends.checkpoint import TokenizerWrapper
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     plain = Tokenizer(models.BPE({byte: n for n, byte in enumerate(alphabet)}, []))
     plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     plain.decoder = decoders.ByteLevel()
-    words = Words(PreTrainedTokenizerFast(tokenizer_object=plain), chat=False)
-    tokens = words.encode(["好的。"], 99)[0]
+    tokenizer = TokenizerWrapper(PreTrainedTokenizerFast(tokenizer_object=plain), chat=False)
+    tokens = tokenizer.encode(["好的。"], 99)[0]
     assert len(tokens) == 9
-    assert tokens[-1] in words.enders("。")
-    assert words.text([], tokens) == "好的。"
-    assert "。" not in words.text([], tokens[:-1])
+    assert tokens[-1] in tokenizer.delimiter_tokens("。")
+    assert tokenizer.text([], tokens) == "好的。"
+    assert "。" not in tokenizer.text([], tokens[:-1])
 
 
-def test_a_model_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_model_is_reported(tmp_path: Path) -> None:
     from looplab.recipes.esm.esm.backends.hf import HFBackend
 
     with pytest.raises(LabError, match="no model folder"):
@@ -374,14 +377,14 @@ def test_a_model_that_is_not_there_is_told(tmp_path: Path) -> None:
         HFBackend(str(tmp_path))
 
 
-def test_prompts_that_do_not_fit_are_told(checkpoint: Callable[..., Path]) -> None:
+def test_prompts_that_are_too_long_are_reported(checkpoint: Callable[..., Path]) -> None:
     from looplab.recipes.esm.esm.backends.hf import HFBackend
 
     backend = HFBackend(str(checkpoint("llama")), max_model_len=16)
-    with pytest.raises(LabError, match="max_model_len leaves room for 15"):
-        backend.open(["one " * 40], [0])
+    with pytest.raises(LabError, match="max_model_len allows 15"):
+        backend.start_session(["one " * 40], [0])
     with pytest.raises(LabError, match="empty"):
-        backend.open([""], [0])
+        backend.start_session([""], [0])
     with pytest.raises(LabError, match="chat template"):
         HFBackend(str(checkpoint("llama")), chat=True)
 
@@ -397,7 +400,7 @@ def test_the_fingerprint_is_of_weights_and_tokenizer(checkpoint: Callable[..., P
     assert fingerprint(tmp_path) != fingerprint(folder)
 
 
-def test_a_backend_is_made_by_its_name(checkpoint: Callable[..., Path]) -> None:
+def test_a_backend_is_created_by_name(checkpoint: Callable[..., Path]) -> None:
     def settings(backend: str) -> Any:
         return SimpleNamespace(
             backend=backend,
@@ -415,7 +418,7 @@ def test_a_backend_is_made_by_its_name(checkpoint: Callable[..., Path]) -> None:
     if importlib.util.find_spec("vllm") is None:
         with pytest.raises(LabError, match="vLLM cannot be imported"):
             make_backend(settings("vllm"))
-    with pytest.raises(LabError, match="'tensorrt' is not known"):
+    with pytest.raises(LabError, match=r"unknown model\.backend 'tensorrt'"):
         make_backend(settings("tensorrt"))
 
 
@@ -423,18 +426,18 @@ def test_a_backend_is_made_by_its_name(checkpoint: Callable[..., Path]) -> None:
 
 
 def toy_accuracy(wish: Injection | None, slips: bool = False) -> float:
-    problems = [problem(n, slips) for n in range(120)]
+    problems = [make_problem(n, slips) for n in range(120)]
     rows = range(120)
-    session = ToyBackend().open([p.question for p in problems], rows)
+    session = ToyBackend().start_session([p.question for p in problems], rows)
     session.generate(rows, [64] * 120, [None] * 120, "\n\n", GREEDY)
     session.generate(rows, [64] * 120, [wish] * 120, None, GREEDY)
     return float(np.mean([session.text(row).rpartition("#### ")[2] == p.gold for row, p in enumerate(problems)]))
 
 
 def test_the_toy_can_be_steered_but_not_out_of_slips() -> None:
-    good = Injection(_minds()[3], 3, 2.0)
+    good = Injection(_mind_directions()[3], 3, 2.0)
     other = np.random.default_rng(1).normal(size=WIDTH).astype(np.float32)
-    other -= other @ _minds()[3] * _minds()[3]
+    other -= other @ _mind_directions()[3] * _mind_directions()[3]
     random = Injection(other / np.linalg.norm(other), 3, 2.0)
     assert toy_accuracy(None) == toy_accuracy(random) < 0.6
     assert toy_accuracy(good) == 1.0
@@ -442,12 +445,12 @@ def test_the_toy_can_be_steered_but_not_out_of_slips() -> None:
 
 
 def test_the_mean_difference_of_toy_states_is_a_direction_that_helps() -> None:
-    problems = [problem(n) for n in range(60)]
+    problems = [make_problem(n) for n in range(60)]
     rows = range(60)
-    session = ToyBackend().open([p.question for p in problems], rows)
-    session.generate(rows, [64] * 60, [None] * 60, "\n\n", Sampling(64, temperature=1.0))
-    states = session.states(rows, range(LAYERS))
-    session.generate(rows, [64] * 60, [None] * 60, None, Sampling(64, temperature=1.0))
+    session = ToyBackend().start_session([p.question for p in problems], rows)
+    session.generate(rows, [64] * 60, [None] * 60, "\n\n", SamplingParams(64, temperature=1.0))
+    states = session.hidden_states(rows, range(LAYERS))
+    session.generate(rows, [64] * 60, [None] * 60, None, SamplingParams(64, temperature=1.0))
     right = np.array([session.text(row).endswith(f"#### {p.gold}") for row, p in enumerate(problems)])
     vector = states[right, 3].mean(axis=0) - states[~right, 3].mean(axis=0)
     assert toy_accuracy(Injection(vector, 3, 1.0)) > toy_accuracy(None) + 0.3
@@ -463,21 +466,21 @@ def test_a_uniform_number_is_in_range_and_repeatable(seed: int, salt: int, posit
     assert value == uniform(seed, salt, position)
 
 
-def test_draws_follow_the_distribution() -> None:
+def test_samples_follow_the_distribution() -> None:
     logits = np.log(np.array([[0.5, 0.3, 0.15, 0.05]], dtype=np.float32)).repeat(4000, axis=0)
-    plain, logprobs = draw(logits, range(4000), [0] * 4000, Sampling(1, temperature=1.0))
+    plain, logprobs = draw(logits, range(4000), [0] * 4000, SamplingParams(1, temperature=1.0))
     shares = np.bincount(plain, minlength=4) / 4000
     np.testing.assert_allclose(shares, [0.5, 0.3, 0.15, 0.05], atol=0.03)
     np.testing.assert_allclose(logprobs, log_softmax(logits)[0][plain], atol=1e-6)
-    nucleus, _ = draw(logits, range(4000), [0] * 4000, Sampling(1, temperature=1.0, top_p=0.7))
+    nucleus, _ = draw(logits, range(4000), [0] * 4000, SamplingParams(1, temperature=1.0, top_p=0.7))
     np.testing.assert_allclose(np.bincount(nucleus, minlength=4) / 4000, [0.625, 0.375, 0, 0], atol=0.03)
-    cold, _ = draw(logits, range(4000), [0] * 4000, Sampling(1, temperature=0.1))
+    cold, _ = draw(logits, range(4000), [0] * 4000, SamplingParams(1, temperature=0.1))
     assert np.mean(cold == 0) > 0.98
 
 
 @given(st.floats(0.0, 1.0), st.floats(0.05, 5.0), st.integers(0, 10**6))
 def test_top_p_keeps_the_likeliest_tokens_and_never_none(top_p: float, temperature: float, seed: int) -> None:
     logits = np.random.default_rng(seed).normal(size=(1, 20)).astype(np.float32) * 3
-    token, _ = draw(logits, [seed], [1], Sampling(1, temperature=temperature, top_p=top_p))
+    token, _ = draw(logits, [seed], [1], SamplingParams(1, temperature=temperature, top_p=top_p))
     weights = np.exp(log_softmax(logits / temperature))[0]
     assert weights[weights > weights[token[0]]].sum() <= max(top_p, 0) + 1e-9

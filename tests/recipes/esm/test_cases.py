@@ -34,38 +34,38 @@ def done(config_file: Callable[..., Path], tmp_path: Path) -> tuple[Path, Path]:
     return config, run_dir
 
 
-def test_examples_are_named_by_place_or_id() -> None:
+def test_examples_are_selected_by_index_or_id() -> None:
     assert cases.pick(EXAMPLES, "0, dev-5,0") == [EXAMPLES[0], EXAMPLES[2]]
     with pytest.raises(LabError, match="0 to 4, or an id such as dev-3"):
         cases.pick(EXAMPLES, "5")
 
 
-def test_the_cases_of_an_evaluation_show_what_was_mended(done: tuple[Path, Path]) -> None:
+def test_the_cases_of_an_evaluation_show_what_was_fixed(done: tuple[Path, Path]) -> None:
     text = (done[1] / "cases" / "cases_T64.md").read_text()
     compared = json.loads((done[1] / "tables" / "compare_T64.json").read_bytes())
-    assert f"## Mended by ESM: {compared['win']}" in text
+    assert f"## Fixed by ESM: {compared['win']}" in text
     assert f"### {compared['win_ids'][0]}" in text
     assert "injected `pair_" in text
 
 
-def test_a_case_shows_prompt_offers_decision_and_segments(done: tuple[Path, Path]) -> None:
+def test_a_case_shows_prompt_candidates_decisions_and_segments(done: tuple[Path, Path]) -> None:
     config, run_dir = done
     compared = json.loads((run_dir / "tables" / "compare_T64.json").read_bytes())
     file = stages.case(config, run_dir, f"0,{compared['win_ids'][-1]}", "greedy,esm", "dbg", None, quiet)
     assert file == run_dir / "cases" / "dbg_greedy-esm_T64.md"
     text = file.read_text()
     for part in (
-        "Right answer:",
-        "#### greedy: wrong",
-        "#### esm: right",
+        "Correct answer:",
+        "#### greedy: incorrect",
+        "#### esm: correct",
         "**Segment 2**: injected",
-        "| offer | cos |",
+        "| candidate | cos |",
     ):
         assert part in text
     assert len((run_dir / "eval" / "dbg_ESM_T64" / "per_example.jsonl").read_text().splitlines()) == 2
 
 
-def test_looking_at_answers_that_are_there_is_no_new_reading(config_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_looking_at_stored_answers_is_not_a_new_reading(config_file: Callable[..., Path], tmp_path: Path) -> None:
     config, run_dir = config_file({"eval.split": "test"}), tmp_path / "outputs" / "toy" / "first"
     for stage in ("mine", "select", "memory", "eval"):
         stages.STAGES[stage](config, run_dir, quiet)
@@ -76,7 +76,7 @@ def test_looking_at_answers_that_are_there_is_no_new_reading(config_file: Callab
     assert reads.read_text().count('"begin"') == 2
 
 
-def test_a_tag_that_is_a_path_is_refused(done: tuple[Path, Path]) -> None:
+def test_a_tag_that_is_a_path_is_rejected(done: tuple[Path, Path]) -> None:
     with pytest.raises(LabError, match="tag"):
         stages.case(*done, "0", "greedy", "../x", None, quiet)
 
@@ -106,8 +106,17 @@ def test_the_recipe_runs_where_it_was_copied_to(config_file: Callable[..., Path]
     shutil.copytree(RECIPE, lab, ignore=shutil.ignore_patterns("__pycache__", "__init__.py", "model"))
     config = config_file({"task.generator.n_train": 16, "task.generator.n_dev": 8})
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "run.py", words[0], "--config", str(config), "--run-dir", "outputs/a/b", *words[1:]]
+    def run(*tokenizer: str) -> subprocess.CompletedProcess[str]:
+        command = [
+            sys.executable,
+            "run.py",
+            tokenizer[0],
+            "--config",
+            str(config),
+            "--run-dir",
+            "outputs/a/b",
+            *tokenizer[1:],
+        ]
         return subprocess.run(command, cwd=lab, capture_output=True, text=True, check=False)
 
     early = run("eval")
@@ -121,13 +130,13 @@ def test_the_recipe_runs_where_it_was_copied_to(config_file: Callable[..., Path]
     assert (lab / made.stdout.splitlines()[-1]).read_text().startswith("# x: tiny dev, T_max 32")
 
 
-def test_the_lab_is_whole(tmp_path: Path) -> None:
+def test_the_lab_passes_its_check(tmp_path: Path) -> None:
     for command in (["init", "esm", str(tmp_path / "lab")], ["check", "--lab", str(tmp_path / "lab")]):
         done = subprocess.run([sys.executable, "-m", "looplab", *command], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_study_turns_only_online_settings_and_looks_at_dev() -> None:
+def test_the_study_tunes_only_online_settings_on_dev() -> None:
     study = load_lab(RECIPE).study(None)
     assert all(knob.startswith("online.") for knob in study.knobs)
     assert study.objective.metric.startswith("dev/")

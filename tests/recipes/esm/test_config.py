@@ -7,7 +7,7 @@ import pytest
 
 from looplab.errors import LabError
 from looplab.recipes.esm.esm import config
-from looplab.recipes.esm.esm.config import load, resolve_layers, settings
+from looplab.recipes.esm.esm.config import load, parse_settings, resolve_layers
 
 CONFIGS = Path(config.__file__).parents[1] / "configs"
 SECTIONS = {
@@ -44,7 +44,7 @@ def test_the_recipe_has_the_configs_that_its_guide_names() -> None:
 
 
 def test_a_short_file_gets_every_default() -> None:
-    found = settings({"task": {"dataset": "gsm8k"}})
+    found = parse_settings({"task": {"dataset": "gsm8k"}})
     assert (found.offline_mine.K, found.offline_mine.eta0, found.offline_select.epsilon) == (8, 0.001, 1e-4)
     assert (found.online.k_retrieve, found.online.L, found.online.rho, found.decode.max_new_tokens) == (16, 2, 0.1, 256)
     assert (found.control_points.M, found.control_points.segment_delimiter, found.task.data_root) == (
@@ -56,24 +56,24 @@ def test_a_short_file_gets_every_default() -> None:
 
 
 def test_an_unknown_key_is_named_with_its_line_and_a_near_one(tmp_path: Path) -> None:
-    said = refused(tmp_path, "task:\n  dataset: tiny\nonline:\n  beta: 2\n  k_retrive: 3\n")
-    assert "some.yaml:5" in said
-    assert "online.k_retrive" in said
-    assert "did you mean k_retrieve" in said
+    message = refused(tmp_path, "task:\n  dataset: tiny\nonline:\n  beta: 2\n  k_retrive: 3\n")
+    assert "some.yaml:5" in message
+    assert "online.k_retrive" in message
+    assert "did you mean k_retrieve" in message
 
 
 def test_an_unknown_section_is_named(tmp_path: Path) -> None:
     assert "did you mean offline_mine" in refused(tmp_path, "task: {dataset: tiny}\nofline_mine: {K: 4}\n")
 
 
-def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
-    said = refused(tmp_path, "task: {dataset: tiny}\ndecode: {top_p: 0}\nonline: {beta: -1}\n")
-    assert "decode.top_p" in said
-    assert "online.beta" in said
+def test_all_errors_are_reported_at_once(tmp_path: Path) -> None:
+    message = refused(tmp_path, "task: {dataset: tiny}\ndecode: {top_p: 0}\nonline: {beta: -1}\n")
+    assert "decode.top_p" in message
+    assert "online.beta" in message
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "expected"),
     [
         ("offline_mine: {K: '8'}", "offline_mine.K"),
         ("offline_mine: {temperature: 0}", "offline_mine.temperature"),
@@ -86,15 +86,15 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
         ("outputs: {run_id: 20251216_130915}", "in quotes"),
     ],
 )
-def test_a_wrong_value_is_named(line: str, told: str, tmp_path: Path) -> None:
-    said = refused(tmp_path, f"task: {{dataset: tiny}}\n{line}\n")
-    assert told in said
-    assert "some.yaml:2" in said
+def test_an_invalid_value_is_reported(line: str, expected: str, tmp_path: Path) -> None:
+    message = refused(tmp_path, f"task: {{dataset: tiny}}\n{line}\n")
+    assert expected in message
+    assert "some.yaml:2" in message
 
 
 def test_mining_the_test_split_is_refused(tmp_path: Path) -> None:
-    said = refused(tmp_path, "task: {dataset: gsm8k, train_split: test, eval_split: test}\n")
-    assert "must be different" in said
+    message = refused(tmp_path, "task: {dataset: gsm8k, train_split: test, eval_split: test}\n")
+    assert "must be different" in message
 
 
 @pytest.mark.parametrize("text", ["", "- a\n", "task: [\n", "task: {dataset: a, dataset: b}\n"])
@@ -114,7 +114,7 @@ def test_old_names_are_read_with_a_note(tmp_path: Path) -> None:
 
 
 def test_an_old_name_beside_its_new_one_is_refused(tmp_path: Path) -> None:
-    assert "both are given" in refused(tmp_path, "task: {dataset: tiny}\nonline: {k: 5, k_retrieve: 5}\n")
+    assert "remove one of them" in refused(tmp_path, "task: {dataset: tiny}\nonline: {k: 5, k_retrieve: 5}\n")
 
 
 def test_a_wrong_value_under_an_old_name_has_its_line(tmp_path: Path) -> None:
@@ -122,14 +122,14 @@ def test_a_wrong_value_under_an_old_name_has_its_line(tmp_path: Path) -> None:
 
 
 def test_changed_settings_are_checked_again() -> None:
-    found = settings({"task": {"dataset": "tiny"}})
+    found = parse_settings({"task": {"dataset": "tiny"}})
     assert found.changed({"decode.max_new_tokens": 64}).decode.max_new_tokens == 64
     with pytest.raises(LabError, match="did you mean max_new_tokens"):
         found.changed({"decode.max_new_token": 64})
 
 
 def test_a_suite_gives_each_dataset_its_own_settings() -> None:
-    found = settings(
+    found = parse_settings(
         {
             "task": {"dataset": "gsm8k", "max_train_examples": 9},
             "suite": {
@@ -152,7 +152,7 @@ def test_a_suite_gives_each_dataset_its_own_settings() -> None:
 
 def test_two_datasets_of_a_suite_cannot_share_a_folder() -> None:
     with pytest.raises(LabError, match="own `label`"):
-        settings({"task": {"dataset": "tiny"}, "suite": {"datasets": [{"name": "tiny"}, {"name": "tiny"}]}})
+        parse_settings({"task": {"dataset": "tiny"}, "suite": {"datasets": [{"name": "tiny"}, {"name": "tiny"}]}})
 
 
 def test_layers_are_indices_or_shares_of_the_depth() -> None:

@@ -78,7 +78,7 @@ def test_every_row_of_a_published_dataset_is_read_and_its_own_solution_is_right(
 
 
 @pytest.mark.parametrize("dataset", SIZES)
-def test_the_parts_of_a_published_dataset_share_no_question(dataset: str) -> None:
+def test_the_splits_of_a_published_dataset_share_no_question(dataset: str) -> None:
     parts = real(dataset)
     check_disjoint(parts)
     assert min(len(parts.train), len(parts.dev), len(parts.test)) >= 20
@@ -143,7 +143,7 @@ def test_a_published_dev_file_is_used_when_it_is_named(tmp_path: Path) -> None:
     assert [len(parts.train), len(parts.dev), len(parts.test)] == [10, 5, 5]
 
 
-def test_a_few_shared_questions_are_dropped_and_told(tmp_path: Path) -> None:
+def test_a_few_shared_questions_are_dropped_with_a_note(tmp_path: Path) -> None:
     test = questions(200, 300) | {"  what IS 7 and   0": "7"}
     parts = splits(task("gsm8k", write_gsm8k(tmp_path, train=questions(0, 200), test=test)))
     assert len(parts.train) + len(parts.dev) == 199
@@ -151,7 +151,7 @@ def test_a_few_shared_questions_are_dropped_and_told(tmp_path: Path) -> None:
     assert "train-7 = test-100" in parts.notes[0]
 
 
-def test_files_that_share_many_questions_are_refused_with_a_pair(tmp_path: Path) -> None:
+def test_files_that_share_many_questions_are_rejected(tmp_path: Path) -> None:
     write_gsm8k(tmp_path, train=questions(0, 200), test=questions(190, 300))
     with pytest.raises(LabError, match="train-190 = test-0"):
         splits(task("gsm8k", tmp_path))
@@ -216,10 +216,10 @@ def test_a_row_in_another_form_is_named_with_its_file(line: str, tmp_path: Path)
         splits(task("gsm8k", tmp_path))
 
 
-def test_an_empty_part_is_an_error_where_it_is_wanted() -> None:
+def test_an_empty_split_is_an_error_when_it_is_loaded() -> None:
     empty = task("tiny", generator=GeneratorSettings(n_train=3, n_dev=0, n_test=3))
     assert len(load_split(empty, "train")) == 3
-    with pytest.raises(LabError, match="the dev part of tiny is empty"):
+    with pytest.raises(LabError, match="the dev split of tiny is empty"):
         load_split(empty, "dev")
 
 

@@ -16,8 +16,8 @@ from looplab.recipes.esm.esm import demo
 RECIPE = Path(looplab.__file__).parent / "recipes" / "esm"
 
 
-def last_line(*words: str) -> dict[str, float]:
-    command = [sys.executable, str(RECIPE / "run.py"), "demo", *words]
+def last_line(*tokenizer: str) -> dict[str, float]:
+    command = [sys.executable, str(RECIPE / "run.py"), "demo", *tokenizer]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])

@@ -12,11 +12,11 @@ import pytest
 from looplab.errors import LabError
 from looplab.recipes.esm.esm import evaluate, files, memory, mine, select
 from looplab.recipes.esm.esm.backends.toy import ToyBackend
-from looplab.recipes.esm.esm.config import Settings
+from looplab.recipes.esm.esm.config import EsmSettings
 from looplab.recipes.esm.esm.data import splits
 from looplab.recipes.esm.esm.evaluate import Method, Report
 
-Toy = Callable[..., Settings]
+Toy = Callable[..., EsmSettings]
 ABLATIONS = ["no_memory", "no_probing", "random_direction", "shuffled_retrieval", "mean_vector"]
 
 
@@ -24,7 +24,7 @@ def quiet(text: str) -> None:
     pass
 
 
-def offline(settings: Settings, run_dir: Path) -> None:
+def offline(settings: EsmSettings, run_dir: Path) -> None:
     mine.run(settings, ToyBackend(), splits(settings.task).train, run_dir, quiet)
     select.run(settings, run_dir)
     memory.run(settings, run_dir)
@@ -38,18 +38,18 @@ def mined(toy: Toy, tmp_path: Path) -> Path:
     return run_dir
 
 
-def answer(settings: Settings, run_dir: Path, say: Callable[[str], None] = quiet, **options: Any) -> Report:
+def answer(settings: EsmSettings, run_dir: Path, log: Callable[[str], None] = quiet, **options: Any) -> Report:
     split = settings.eval.split
-    wanted = options.pop("wanted", None) or evaluate.methods(settings)
+    methods = options.pop("methods", None) or evaluate.requested_methods(settings)
     examples = getattr(splits(settings.task), split)
     backend = options.pop("backend", None) or ToyBackend()
-    return evaluate.run(settings, backend, examples, run_dir, split=split, wanted=wanted, say=say, **options)
+    return evaluate.run(settings, backend, examples, run_dir, split=split, methods=methods, log=log, **options)
 
 
 class NoModel(ToyBackend):
     """Fails as soon as anything is generated."""
 
-    def open(self, prompts: Any, seeds: Any) -> Any:
+    def start_session(self, prompts: Any, seeds: Any) -> Any:
         raise AssertionError("the model was asked")
 
 
@@ -66,9 +66,9 @@ def test_from_questions_to_a_gain_with_all_controls(toy: Toy, mined: Path) -> No
 
 def test_only_what_is_random_is_repeated(toy: Toy) -> None:
     settings = toy({"eval.ablations": ABLATIONS, "eval.seeds": [5, 6]})
-    tags = [method.tag(64) for method in evaluate.methods(settings)]
+    tags = [method.tag(64) for method in evaluate.requested_methods(settings)]
     assert [tag for tag in tags if tag.endswith("_s6")] == ["random_direction_T64_s6", "shuffled_retrieval_T64_s6"]
-    sampled = evaluate.methods(settings.changed({"decode.temperature": 0.5}))
+    sampled = evaluate.requested_methods(settings.changed({"decode.temperature": 0.5}))
     assert len(sampled) == 2 * 7
 
 
@@ -79,9 +79,9 @@ class Counting(ToyBackend):
         super().__init__()
         self.asked: list[int] = []
 
-    def open(self, prompts: Any, seeds: Any) -> Any:
+    def start_session(self, prompts: Any, seeds: Any) -> Any:
         self.asked.append(len(prompts))
-        return super().open(prompts, seeds)
+        return super().start_session(prompts, seeds)
 
 
 @pytest.mark.parametrize("kept", [0, 1, 16, 25, 39])
@@ -109,7 +109,7 @@ def test_a_recorded_answer_is_never_replaced(toy: Toy, mined: Path) -> None:
     answer(toy({"online.batch_size_examples": 10}), mined, backend=backend)  # 20 to 29 are one batch
     assert backend.asked == [10, 10]
     assert file.read_bytes().splitlines(keepends=True)[:25] == lines[:25]
-    assert [row["example_id"] for row in files.read_lines(file)] == [f"addition2-dev-0-{n}" for n in range(40)]
+    assert [row["example_id"] for row in files.read_jsonl(file)] == [f"addition2-dev-0-{n}" for n in range(40)]
 
 
 def test_greedy_and_no_memory_make_the_same_calls(toy: Toy, mined: Path) -> None:
@@ -117,8 +117,8 @@ def test_greedy_and_no_memory_make_the_same_calls(toy: Toy, mined: Path) -> None
     calls: list[tuple[Any, ...]] = []
 
     class Recording(ToyBackend):
-        def open(self, prompts: Any, seeds: Any) -> Any:
-            session = super().open(prompts, seeds)
+        def start_session(self, prompts: Any, seeds: Any) -> Any:
+            session = super().start_session(prompts, seeds)
             generate = session.generate
 
             def recorded(*given: Any, **options: Any) -> Any:
@@ -130,18 +130,18 @@ def test_greedy_and_no_memory_make_the_same_calls(toy: Toy, mined: Path) -> None
             return session
 
     for name in ("greedy", "no_memory"):
-        answer(toy(), mined, wanted=[Method(name, 0)], backend=Recording())
+        answer(toy(), mined, methods=[Method(name, 0)], backend=Recording())
     half = len(calls) // 2
     assert half > 2
     assert calls[:half] == calls[half:]
 
 
-def test_a_complete_evaluation_asks_nothing(toy: Toy, mined: Path) -> None:
+def test_a_complete_evaluation_generates_nothing(toy: Toy, mined: Path) -> None:
     first = answer(toy(), mined)
     assert answer(toy(), mined, backend=NoModel()).rows == first.rows
 
 
-def test_answers_of_other_settings_are_not_taken_for_these(toy: Toy, mined: Path) -> None:
+def test_answers_of_other_settings_are_not_reused(toy: Toy, mined: Path) -> None:
     answer(toy(), mined)
     other = answer(toy({"online.k_scale": 0.0}), mined)
     assert other.accuracy("esm") == other.accuracy("greedy")
@@ -149,13 +149,13 @@ def test_answers_of_other_settings_are_not_taken_for_these(toy: Toy, mined: Path
 
 def test_the_same_config_reads_the_test_set_once(toy: Toy, mined: Path) -> None:
     settings = toy({"eval.split": "test"})
-    said: list[str] = []
+    messages: list[str] = []
     first = answer(settings, mined)
-    again = answer(settings, mined, said.append, backend=NoModel())
+    again = answer(settings, mined, messages.append, backend=NoModel())
     assert first.test_reads == again.test_reads == 1
     assert again.rows == first.rows
-    assert "no new reading" in said[0]
-    lines = files.read_lines(evaluate.reads_file(settings))
+    assert "no new reading" in messages[0]
+    lines = files.read_jsonl(evaluate.reads_file(settings))
     assert [line["event"] for line in lines] == ["begin", "done"]
     assert lines[1]["results"] == {name: first.accuracy(name) for name in ("greedy", "esm")}
 
@@ -168,33 +168,36 @@ def test_another_run_of_the_same_config_gets_the_stored_answers(toy: Toy, mined:
     assert second.rows == first.rows
 
 
-def test_another_config_is_another_reading_and_says_so(toy: Toy, mined: Path) -> None:
+def test_another_config_is_a_new_reading(toy: Toy, mined: Path) -> None:
     answer(toy({"eval.split": "test"}), mined)
-    said: list[str] = []
+    messages: list[str] = []
     changed = toy({"eval.split": "test", "online.k_scale": 2.0})
-    assert answer(changed, mined, said.append).test_reads == 2
-    assert "reading 2 of the test set" in said[0]
+    assert answer(changed, mined, messages.append).test_reads == 2
+    assert "reading 2 of the test set" in messages[0]
     assert answer(toy({"eval.split": "test"}), mined).test_reads == 1  # back to the first: no third
 
 
-def test_a_reading_counts_from_its_beginning(toy: Toy, mined: Path) -> None:
+def test_a_reading_counts_when_it_starts(toy: Toy, mined: Path) -> None:
     settings = toy({"eval.split": "test"})
     with pytest.raises(AssertionError, match="asked"):
         answer(settings, mined, backend=NoModel())
     assert answer(toy({"eval.split": "test", "online.beta": 2.0}), mined).test_reads == 2
 
 
-def test_dev_is_free(toy: Toy, mined: Path) -> None:
+def test_dev_is_not_counted(toy: Toy, mined: Path) -> None:
     answer(toy(), mined)
     assert not evaluate.reads_file(toy()).exists()
 
 
-def test_a_memory_of_another_model_is_refused_with_all_differences(toy: Toy, mined: Path) -> None:
+def test_a_memory_of_another_model_is_rejected_with_all_differences(toy: Toy, mined: Path) -> None:
     class Other(ToyBackend):
         fingerprint = "other"
         width = 32
 
-    with pytest.raises(LabError, match=r"model is 'toy-.*' there, 'other' here; width is 16 there, 32 here"):
+    with pytest.raises(
+        LabError,
+        match=r"model is 'toy-.*' in the memory, 'other' in this config; width is 16 in the memory, 32 in this config",
+    ):
         answer(toy(), mined, backend=Other())
     with pytest.raises(LabError, match="segment_delimiter"):
         answer(toy({"control_points.segment_delimiter": "."}), mined)
@@ -204,7 +207,7 @@ def test_questions_that_were_mined_cannot_be_evaluated(toy: Toy, mined: Path) ->
     settings = toy()
     examples = [*splits(settings.task).dev, splits(settings.task).train[3]]
     with pytest.raises(LabError, match=r"1 questions .* mined .* addition2-train-0-3"):
-        evaluate.run(settings, ToyBackend(), examples, mined, split="dev", wanted=[Method("esm", 0)], say=quiet)
+        evaluate.run(settings, ToyBackend(), examples, mined, split="dev", methods=[Method("esm", 0)], log=quiet)
 
 
 def test_artifacts_are_found_through_latest(toy: Toy, mined: Path) -> None:
@@ -217,7 +220,7 @@ def test_artifacts_are_found_through_latest(toy: Toy, mined: Path) -> None:
         evaluate.artifact_dir(settings, Path("x"))
 
 
-def test_missing_artifacts_say_how_to_make_them(toy: Toy, tmp_path: Path) -> None:
+def test_missing_artifacts_are_reported_with_a_hint(toy: Toy, tmp_path: Path) -> None:
     with pytest.raises(LabError, match="looplab stage --config CONFIG mine select memory"):
         answer(toy(), tmp_path / "nothing")
 
@@ -232,7 +235,7 @@ def test_a_changed_memory_is_another_experiment(toy: Toy, mined: Path) -> None:
     assert answer(settings, mined).test_reads == 2
 
 
-def test_a_rival_may_have_settings_of_its_own_within_one_reading(toy: Toy, mined: Path) -> None:
+def test_a_baseline_can_have_its_own_settings_within_one_reading(toy: Toy, mined: Path) -> None:
     settings = toy({"eval.split": "test", "eval.ablations": ["no_probing"]})
     report = answer(settings, mined, own={"no_probing": toy({"online.k_scale": 0.0})})
     assert report.accuracy("no_probing") == report.accuracy("greedy") < report.accuracy("esm")

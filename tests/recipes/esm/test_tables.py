@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from looplab.recipes.esm.esm import tables
-from looplab.recipes.esm.esm.config import Settings, settings
+from looplab.recipes.esm.esm.config import EsmSettings, parse_settings
 from looplab.recipes.esm.esm.data import Example
 from looplab.recipes.esm.esm.evaluate import Report
 
@@ -24,8 +24,8 @@ def row(correct: bool, tokens: int = 10, probes: int = 0, chosen: str | None = N
 
 
 @pytest.fixture
-def config() -> Settings:
-    return settings({"task": {"dataset": "gsm8k"}, "eval": {"ablations": ["random_direction"]}})
+def config() -> EsmSettings:
+    return parse_settings({"task": {"dataset": "gsm8k"}, "eval": {"ablations": ["random_direction"]}})
 
 
 @pytest.fixture
@@ -44,7 +44,9 @@ def read(file: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(lines))
 
 
-def test_the_main_table_has_accuracy_interval_cost_and_count(report: Report, config: Settings, tmp_path: Path) -> None:
+def test_the_main_table_has_accuracy_interval_cost_and_count(
+    report: Report, config: EsmSettings, tmp_path: Path
+) -> None:
     tables.write(report, config, tmp_path)
     (main,) = read(tmp_path / "tables" / "main_results_single.csv")
     assert list(main)[:5] == ["dataset", "split", "T_max", "Greedy-CoT", "ESM"]
@@ -59,7 +61,7 @@ def test_the_main_table_has_accuracy_interval_cost_and_count(report: Report, con
     )
 
 
-def test_an_ablation_with_seeds_shows_their_range(report: Report, config: Settings, tmp_path: Path) -> None:
+def test_an_ablation_with_seeds_shows_their_range(report: Report, config: EsmSettings, tmp_path: Path) -> None:
     tables.write(report, config, tmp_path)
     rows = {line["variant"]: line for line in read(tmp_path / "tables" / "ablation.csv")}
     assert list(rows) == ["greedy", "esm", "random_direction"]
@@ -77,7 +79,7 @@ def test_rates_are_over_steps_where_the_memory_could_act(report: Report) -> None
     assert tables.diagnostics(report, "greedy")["tool_step_rate"] == 0
 
 
-def test_the_comparison_names_its_questions(report: Report, config: Settings, tmp_path: Path) -> None:
+def test_the_comparison_names_its_questions(report: Report, config: EsmSettings, tmp_path: Path) -> None:
     tables.write(report, config, tmp_path)
     found = json.loads((tmp_path / "tables" / "compare_T256.json").read_bytes())
     assert found["win_ids"] == [f"test-{i}" for i in range(4, 8)]
@@ -85,9 +87,7 @@ def test_the_comparison_names_its_questions(report: Report, config: Settings, tm
     assert tuple(found[name] for name in counts) == (4, 0, 4, 2, 4, 6)
 
 
-def test_a_backend_that_answers_otherwise_without_a_memory_is_told_of(
-    report: Report, config: Settings, tmp_path: Path
-) -> None:
+def test_differences_without_a_memory_are_reported(report: Report, config: EsmSettings, tmp_path: Path) -> None:
     report.rows["no_memory"] = report.rows["greedy"]
     assert tables.write(report, config, tmp_path) == []
     report.rows["no_memory"] = [[row(i < 5) for i in range(10)]]
@@ -96,7 +96,7 @@ def test_a_backend_that_answers_otherwise_without_a_memory_is_told_of(
 
 def test_greedy_alone_leaves_the_other_cells_empty(report: Report, tmp_path: Path) -> None:
     alone = Report("dev", report.examples, 256, {"greedy": report.rows["greedy"]})
-    tables.write(alone, settings({"task": {"dataset": "gsm8k"}, "eval": {"methods": ["greedy"]}}), tmp_path)
+    tables.write(alone, parse_settings({"task": {"dataset": "gsm8k"}, "eval": {"methods": ["greedy"]}}), tmp_path)
     (main,) = read(tmp_path / "tables" / "main_results_single.csv")
     assert (main["ESM"], main["delta"], main["mcnemar_p"]) == ("", "", "")
     assert not (tmp_path / "tables" / "ablation.csv").exists()

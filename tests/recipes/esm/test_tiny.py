@@ -24,7 +24,7 @@ def test_no_question_is_in_two_splits_or_in_the_training_texts() -> None:
         assert all(task.split_of(text.question) == "corpus" for text in islice(task.texts(kind, 0), 500))
 
 
-def test_a_questions_split_is_fixed_for_ever() -> None:
+def test_the_split_of_a_question_is_fixed() -> None:
     # The shipped model was trained on `corpus`: another hash would let it be tested on what it has learnt.
     assert task.split_of("Leo has 10 eggs. Leo loses 5. Leo loses 2. How many eggs now?") == "corpus"
     assert task.split_of("Ann has 14 coins. Ann gets 3 more. Ann loses 5. Ann loses 4. How many coins now?") == "train"
@@ -75,7 +75,7 @@ def test_the_shipped_model_loads_and_its_hash_is_the_one_in_its_readme() -> None
     assert (model.config.num_hidden_layers, model.config.hidden_size) == (4, 128)
 
 
-def test_the_tokenizer_gives_every_text_back() -> None:
+def test_the_tokenizer_is_lossless() -> None:
     transformers = pytest.importorskip("transformers")
     words = transformers.AutoTokenizer.from_pretrained(MODEL, local_files_only=True)
     for kind in ("steerable", "slips"):
@@ -120,5 +120,5 @@ def test_training_is_repeatable_and_replaces_an_older_model_but_nothing_else(tmp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
     (tmp_path / "c").mkdir()
     (tmp_path / "c/thesis.txt").write_text("mine")
-    with pytest.raises(LabError, match="something else"):
+    with pytest.raises(LabError, match="something other than a model"):
         main(["--steps", "1", "--out", str(tmp_path / "c")])

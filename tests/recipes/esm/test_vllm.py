@@ -52,12 +52,12 @@ def subject(folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("promise", CONFORMANCE.PROMISES, ids=lambda promise: promise.__name__)
-def test_vllm_keeps_its_promise(subject: Any, promise: Any) -> None:
+def test_vllm_satisfies_the_contract(subject: Any, promise: Any) -> None:
     promise(subject)
 
 
-def test_vllm_and_transformers_give_the_same_steered_tokens_and_states(subject: Any, folder: Path) -> None:
-    from looplab.recipes.esm.esm.backends import Sampling
+def test_vllm_and_transformers_agree_on_steered_tokens_and_states(subject: Any, folder: Path) -> None:
+    from looplab.recipes.esm.esm.backends import SamplingParams
     from looplab.recipes.esm.esm.backends.hf import HFBackend
 
     other = HFBackend(str(folder))
@@ -70,12 +70,12 @@ def test_vllm_and_transformers_give_the_same_steered_tokens_and_states(subject: 
     rows = range(count)
     results = []
     for backend in (subject.backend, other):
-        session = backend.open(subject.prompts, rows)
-        first = session.generate(rows, [6] * count, [None] * count, None, Sampling(64))
-        second = session.generate(rows, [6] * count, [subject.strong, None] * (count // 2), None, Sampling(64))
-        states = session.states(rows, range(3))
-        third = session.generate(rows, [20] * count, [None, subject.strong] * (count // 2), None, Sampling(64))
-        pieces = [CONFORMANCE.joined(*several) for several in zip(first, second, third, strict=True)]
-        results.append((pieces, states))
+        session = backend.start_session(subject.prompts, rows)
+        first = session.generate(rows, [6] * count, [None] * count, None, SamplingParams(64))
+        second = session.generate(rows, [6] * count, [subject.strong, None] * (count // 2), None, SamplingParams(64))
+        states = session.hidden_states(rows, range(3))
+        third = session.generate(rows, [20] * count, [None, subject.strong] * (count // 2), None, SamplingParams(64))
+        completions = [CONFORMANCE.joined(*several) for several in zip(first, second, third, strict=True)]
+        results.append((completions, states))
     CONFORMANCE.assert_same(results[0][0], results[1][0], 1e-3)
     np.testing.assert_allclose(results[0][1], results[1][1], atol=1e-2, rtol=1e-3)

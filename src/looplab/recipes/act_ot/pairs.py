@@ -1,4 +1,4 @@
-"""Which source frame goes with which target frame: dynamic time warping between episodes, and sampling by it."""
+"""Pairing of source and target frames: dynamic time warping (DTW) between episodes, and sampling of pairs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,128 +12,138 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """How source frames are drawn for target frames."""
+class PairSamplingConfig:
+    """How source frames are sampled for target frames."""
 
     window_size: int = 0
-    """A drawn source frame is moved by up to this many frames, inside its episode."""
+    """Maximum random shift of the source frame, in frames; it stays within its episode."""
     topk_src_episodes: int | None = None
-    """Only so many of the nearest source episodes are drawn from; none: all."""
+    """Number of nearest source episodes to sample from; None: all."""
     sharpness: float = 0.0
-    """How much a near episode is preferred; 0: not at all."""
+    """Preference for near episodes; 0: uniform."""
     cutoff: float | None = None
-    """The distance at which an episode's weight is half; none: weights fall from the first."""
+    """Distance at which the sigmoid weight of an episode is 0.5; None: exponential weights."""
     no_window: bool = False
-    """Any frame of the drawn episode, whatever the pairing says."""
+    """Sample any frame of the source episode, regardless of the alignment."""
 
     @classmethod
-    def read(cls, ot: Mapping[str, Any]) -> "Sampling":
-        """From the `ot` part of a config; a ValueError says which key is wrong."""
+    def read(cls, ot: Mapping[str, Any]) -> "PairSamplingConfig":
+        """Parse the `ot` section of a config. Raises ValueError with the invalid key."""
         window = ot.get("window_size", 0)
         topk = ot.get("topk_src_episodes")
         cutoff = ot.get("cutoff")
         sharpness = ot.get("sharpness", 0.0)
         if type(window) is not int or window < 0:
-            raise ValueError(f"ot.window_size is a whole number from 0, not {window!r}")
+            raise ValueError(f"ot.window_size must be an integer ≥ 0, not {window!r}")
         if topk is not None and (type(topk) is not int or topk < 1):
-            raise ValueError(f"ot.topk_src_episodes is a whole number from 1, or null for all, not {topk!r}")
+            raise ValueError(f"ot.topk_src_episodes must be an integer ≥ 1, or null for all, not {topk!r}")
         for name, value in (("sharpness", sharpness), ("cutoff", 0.0 if cutoff is None else cutoff)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-                raise ValueError(f"ot.{name} is a number from 0, not {value!r}")
+                raise ValueError(f"ot.{name} must be a number ≥ 0, not {value!r}")
         return cls(
-            window, topk, float(sharpness), None if cutoff is None else float(cutoff), ot.get("no_window") is True
+            window_size=window,
+            topk_src_episodes=topk,
+            sharpness=float(sharpness),
+            cutoff=None if cutoff is None else float(cutoff),
+            no_window=ot.get("no_window") is True,
         )
 
 
 @dataclass(frozen=True)
-class Pair:
-    """One source episode as a partner of one target episode."""
+class EpisodePair:
+    """DTW alignment of one source episode with one target episode."""
 
     source: int
-    """The source episode."""
+    """Index of the source episode."""
     distance: float
-    """The mean distance of paired frames."""
-    pairing: tuple[Ints, ...]
-    """For each frame of the target episode, the source frames paired with it, both counted in their episodes."""
+    """Mean distance of the aligned frames."""
+    alignment: tuple[Ints, ...]
+    """For each frame of the target episode, the source frames aligned with it; indices within the episodes."""
 
 
-def warp(cost: Floats) -> tuple[float, list[tuple[int, int]]]:
-    """The cheapest way through a cost matrix, from the first corner to the last, without steps back: its mean cost and
-    its cells. Of ways that cost the same, the one with more diagonal steps."""
+def dynamic_time_warping(cost: Floats) -> tuple[float, list[tuple[int, int]]]:
+    """Return the mean cost and the cells of the cheapest monotonic path through a cost matrix, from the first corner to
+    the last. Ties prefer diagonal steps."""
     rows, columns = cost.shape
-    total = np.full((rows + 1, columns + 1), np.inf).tolist()  # lists: ten times faster than an array, cell by cell
+    total = np.full((rows + 1, columns + 1), np.inf).tolist()  # lists: ten times faster than numpy, cell by cell
     total[0][0] = 0.0
     for i, row in enumerate(cost.tolist()):
-        above, here = total[i], total[i + 1]
-        left = here[0]
+        above, current = total[i], total[i + 1]
+        left = current[0]
         for j, value in enumerate(row):
-            nearest = above[j] if above[j] <= above[j + 1] else above[j + 1]
-            left = here[j + 1] = value + (nearest if nearest <= left else left)
-    way = [(rows - 1, columns - 1)]
-    while way[-1] != (0, 0):
-        i, j = way[-1]
+            best = above[j] if above[j] <= above[j + 1] else above[j + 1]
+            left = current[j + 1] = value + (best if best <= left else left)
+    path = [(rows - 1, columns - 1)]
+    while path[-1] != (0, 0):
+        i, j = path[-1]
         steps = ((total[i][j], i - 1, j - 1), (total[i][j + 1], i - 1, j), (total[i + 1][j], i, j - 1))
         _, i, j = min(steps, key=lambda step: step[0])
-        way.append((i, j))
-    return total[rows][columns] / len(way), way[::-1]
+        path.append((i, j))
+    return total[rows][columns] / len(path), path[::-1]
 
 
-def pair_episodes(source: Sequence[Floats], target: Sequence[Floats]) -> list[list[Pair]]:
-    """For each target episode, all source episodes, the nearest first. The distance of two frames is the root mean
-    square of their states' differences, in standard deviations of the source."""
-    every = np.concatenate(source)
-    spread = every.std(axis=0)
-    spread[spread == 0] = 1.0
-    source = [episode / spread for episode in source]
-    found = []
+def pair_episodes(source: Sequence[Floats], target: Sequence[Floats]) -> list[list[EpisodePair]]:
+    """Align each target episode with all source episodes; return them by target episode, nearest first.
+
+    The distance of two frames is the root mean square of the differences of their states, in standard deviations of the
+    source.
+    """
+    std = np.concatenate(source).std(axis=0)
+    std[std == 0] = 1.0
+    source = [episode / std for episode in source]
+    by_target = []
     for episode in target:
-        episode = episode / spread
+        episode = episode / std
         pairs = []
-        for number, other in enumerate(source):
-            square = ((episode**2).sum(axis=1)[:, None] + (other**2).sum(axis=1) - 2 * episode @ other.T).clip(0)
-            distance, way = warp(np.sqrt(square / episode.shape[1]))
-            partners: list[list[int]] = [[] for _ in episode]
-            for i, j in way:
-                partners[i].append(j)
-            pairs.append(Pair(number, distance, tuple(np.array(p, np.int64) for p in partners)))
-        found.append(sorted(pairs, key=lambda pair: pair.distance))
-    return found
+        for index, other in enumerate(source):
+            squared = ((episode**2).sum(axis=1)[:, None] + (other**2).sum(axis=1) - 2 * episode @ other.T).clip(0)
+            distance, path = dynamic_time_warping(np.sqrt(squared / episode.shape[1]))
+            aligned: list[list[int]] = [[] for _ in episode]
+            for i, j in path:
+                aligned[i].append(j)
+            pairs.append(EpisodePair(index, distance, tuple(np.array(frames, np.int64) for frames in aligned)))
+        by_target.append(sorted(pairs, key=lambda pair: pair.distance))
+    return by_target
 
 
-def weights(distances: Floats, sampling: Sampling) -> Floats:
-    """The chances of episodes at these distances. Worked out as logarithms, so that they never all vanish."""
+def episode_probs(distances: Floats, sampling: PairSamplingConfig) -> Floats:
+    """Return the sampling probabilities of episodes at these distances, computed in log space to avoid underflow."""
     if sampling.cutoff is None:
-        logs = -sampling.sharpness * distances
+        log_weights = -sampling.sharpness * distances
     else:
-        logs = -np.logaddexp(0.0, sampling.sharpness * (distances - sampling.cutoff))
-    chances = np.exp(logs - logs.max())
-    return np.asarray(chances / chances.sum())
+        log_weights = -np.logaddexp(0.0, sampling.sharpness * (distances - sampling.cutoff))
+    weights = np.exp(log_weights - log_weights.max())
+    return np.asarray(weights / weights.sum())
 
 
 class PairSampler:
-    """Draws pairs of a source frame and a target frame, both as places in the whole set."""
+    """Samples pairs of a source frame and a target frame, as indices into the concatenated sets."""
 
     def __init__(
-        self, pairs: Sequence[Sequence[Pair]], source_starts: Ints, target_starts: Ints, sampling: Sampling
+        self,
+        pairs: Sequence[Sequence[EpisodePair]],
+        source_starts: Ints,
+        target_starts: Ints,
+        sampling: PairSamplingConfig,
     ) -> None:
         self._sampling = sampling
-        self._pairs = [list(of_one)[: sampling.topk_src_episodes] for of_one in pairs]
-        self._chances = [weights(np.array([pair.distance for pair in of_one]), sampling) for of_one in self._pairs]
+        self._pairs = [list(nearest)[: sampling.topk_src_episodes] for nearest in pairs]
+        self._probs = [episode_probs(np.array([p.distance for p in nearest]), sampling) for nearest in self._pairs]
         self._source_starts = source_starts
         self._target_starts = target_starts
 
-    def draw(self, count: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
-        """`count` pairs; every target frame is as likely as any other."""
+    def sample(self, count: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
+        """Return `count` source and target frames; target frames are uniform."""
         target = rng.integers(0, self._target_starts[-1], count)
-        source = np.array([self._partner(int(frame), rng) for frame in target], np.int64)
+        source = np.array([self._sample_source(int(frame), rng) for frame in target], np.int64)
         return source, target
 
-    def _partner(self, frame: int, rng: np.random.Generator) -> int:
+    def _sample_source(self, frame: int, rng: np.random.Generator) -> int:
         episode = int(np.searchsorted(self._target_starts, frame, side="right")) - 1
-        pair = self._pairs[episode][int(rng.choice(len(self._chances[episode]), p=self._chances[episode]))]
+        pair = self._pairs[episode][int(rng.choice(len(self._probs[episode]), p=self._probs[episode]))]
         first, end = int(self._source_starts[pair.source]), int(self._source_starts[pair.source + 1])
         if self._sampling.no_window:
             return int(rng.integers(first, end))
-        drawn = first + int(rng.choice(pair.pairing[frame - int(self._target_starts[episode])]))
-        moved = drawn + int(rng.integers(-self._sampling.window_size, self._sampling.window_size + 1))
-        return min(max(moved, first), end - 1)
+        aligned = first + int(rng.choice(pair.alignment[frame - int(self._target_starts[episode])]))
+        shifted = aligned + int(rng.integers(-self._sampling.window_size, self._sampling.window_size + 1))
+        return min(max(shifted, first), end - 1)

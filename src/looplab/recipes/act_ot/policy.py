@@ -1,7 +1,7 @@
-"""A small action-chunking policy: from three pictures and a state to the next actions, by a conditional autoencoder.
+"""A small action-chunking transformer (ACT): a conditional VAE from three images and a state to a chunk of actions.
 
-While it trains, an encoder sees the true actions and hands a latent to the policy, which is pulled towards the normal
-distribution; when it acts, the latent is 0. All actions of a chunk come out at once.
+During training, an encoder of the true actions provides the latent, which a KL term regularizes towards the standard
+normal distribution. At inference the latent is 0. All actions of a chunk are predicted at once.
 """
 
 from collections.abc import Mapping
@@ -13,64 +13,66 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 TOKENS = 16
-"""Tokens of a picture: a grid of 4 × 4."""
+"""Tokens per image: a 4 × 4 grid."""
 
 
 @dataclass(frozen=True)
 class PolicyConfig:
-    """What the config says in `policy`."""
+    """The `policy` section of the config."""
 
     chunk_size: int = 10
-    """Actions at once."""
+    """Actions per chunk."""
     dim_model: int = 64
-    """Width of all layers."""
+    """Width of the tokens."""
     n_heads: int = 4
-    """Heads of the attention."""
+    """Attention heads."""
     dim_feedforward: int = 128
-    """Width inside a transformer layer."""
+    """Hidden width of the feed-forward blocks."""
     latent_dim: int = 8
-    """Numbers in the latent."""
+    """Dimensions of the latent."""
     kl_weight: float = 10.0
-    """Weight of the latent's distance from the normal distribution."""
+    """Weight of the KL term."""
     optimizer_lr: float = 1e-4
-    """Length of a step."""
+    """Learning rate."""
     optimizer_weight_decay: float = 1e-4
-    """Pull of the weights towards 0."""
+    """Weight decay of AdamW."""
     device: str = "cpu"
-    """Where it trains."""
+    """Torch device."""
     type: str = "act"
-    """The kind of policy; there is one."""
+    """Type of the policy; only `act` exists."""
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> "PolicyConfig":
-        """Checked; a ValueError says which key is wrong."""
+        """Parse and validate the section. Raises ValueError with the invalid key."""
         for key, value in config.items():
             if key not in cls.__dataclass_fields__:
-                raise ValueError(f"unknown key policy.{key}; there are: {', '.join(cls.__dataclass_fields__)}")
+                raise ValueError(f"unknown key policy.{key}; known keys: {', '.join(cls.__dataclass_fields__)}")
             default = getattr(cls, key)
             if isinstance(default, str):
                 if not isinstance(value, str):
-                    raise ValueError(f"policy.{key} is text, not {value!r}")
+                    raise ValueError(f"policy.{key} must be a string, not {value!r}")
             elif isinstance(value, bool) or not isinstance(value, int if isinstance(default, int) else int | float):
-                kind = "a whole number" if isinstance(default, int) else "a number"
-                raise ValueError(f"policy.{key} is {kind}, not {value!r}")
+                kind = "an integer" if isinstance(default, int) else "a number"
+                raise ValueError(f"policy.{key} must be {kind}, not {value!r}")
             elif value < 0 or (isinstance(default, int) and value < 1):
                 raise ValueError(f"policy.{key} is too small: {value!r}")
-        made = cls(**config)
-        if made.type != "act":
-            raise ValueError(f"policy.type must be act, not {made.type!r}")
-        if made.dim_model % made.n_heads:
-            raise ValueError(f"policy.dim_model {made.dim_model} is no multiple of policy.n_heads {made.n_heads}")
-        return made
+        parsed = cls(**config)
+        if parsed.type != "act":
+            raise ValueError(f"policy.type must be act, not {parsed.type!r}")
+        if parsed.dim_model % parsed.n_heads:
+            raise ValueError(
+                f"policy.dim_model {parsed.dim_model} is not a multiple of policy.n_heads {parsed.n_heads}"
+            )
+        return parsed
 
 
-class Policy(nn.Module):
-    """States and actions go in and out in standard deviations; pictures as bytes."""
+class ActPolicy(nn.Module):
+    """States and actions are standardized, images are uint8."""
 
     def __init__(self, config: PolicyConfig, cameras: int, state_dim: int, action_dim: int) -> None:
         super().__init__()
         width = config.dim_model
-        layer = (width, config.n_heads, config.dim_feedforward, 0.0)  # the last: no dropout
+        layer = (width, config.n_heads, config.dim_feedforward, 0.0)  # 0.0: no dropout
         self.backbone = nn.Sequential(
             nn.Conv2d(3, 16, 5, stride=2, padding=2),
             nn.ReLU(),
@@ -81,43 +83,43 @@ class Policy(nn.Module):
             nn.Conv2d(width, width, 1),
         )
         for module in self.backbone:
-            if isinstance(module, nn.Conv2d):  # keeps the scale of the pictures from layer to layer
+            if isinstance(module, nn.Conv2d):  # preserves the scale of the activations
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
         self.state_in = nn.Linear(state_dim, width)
         self.latent_in = nn.Linear(config.latent_dim, width)
-        self.places = nn.Parameter(0.02 * torch.randn(cameras * TOKENS + 2, width))
+        self.places = nn.Parameter(0.02 * torch.randn(cameras * TOKENS + 2, width))  # position embeddings
         self.encoder = nn.TransformerEncoderLayer(*layer, batch_first=True)
         self.queries = nn.Parameter(0.02 * torch.randn(config.chunk_size, width))
         self.decoder = nn.TransformerDecoderLayer(*layer, batch_first=True)
         self.action_out = nn.Linear(width, action_dim)
-        # The encoder of the true actions, used only while training.
+        # Posterior q(latent | state, actions), used in training only.
         self.cls = nn.Parameter(0.02 * torch.randn(1, width))
         self.action_in = nn.Linear(action_dim, width)
-        self.times = nn.Parameter(0.02 * torch.randn(config.chunk_size + 2, width))
+        self.times = nn.Parameter(0.02 * torch.randn(config.chunk_size + 2, width))  # position embeddings
         self.posterior = nn.TransformerEncoderLayer(*layer, batch_first=True)
         self.latent_out = nn.Linear(width, 2 * config.latent_dim)
         self.latent_dim = config.latent_dim
 
     def embed(self, images: Tensor) -> Tensor:
-        """batch × cameras × tokens × width, of pictures in bytes."""
+        """Embed uint8 images; return batch × cameras × tokens × width."""
         batch, cameras = images.shape[:2]
         pixels = (images.flatten(0, 1).float() - 128.0) / 64.0
         grid: Tensor = self.backbone(pixels)
         return grid.flatten(2).transpose(1, 2).reshape(batch, cameras, TOKENS, -1)
 
     def encode(self, states: Tensor, actions: Tensor, pad: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log-variance of the latent that the true actions stand for."""
+        """Return mean and log-variance of the latent, given the true actions."""
         batch = len(states)
         tokens = torch.cat(
             [self.cls.expand(batch, 1, -1), self.state_in(states)[:, None], self.action_in(actions)], dim=1
         )
         mask = torch.cat([pad.new_zeros(batch, 2), pad], dim=1)
-        seen = self.posterior(tokens + self.times, src_key_padding_mask=mask)
-        mean, log_variance = self.latent_out(seen[:, 0]).chunk(2, dim=-1)
-        return mean, log_variance
+        hidden = self.posterior(tokens + self.times, src_key_padding_mask=mask)
+        mean, log_var = self.latent_out(hidden[:, 0]).chunk(2, dim=-1)
+        return mean, log_var
 
     def act(self, embeds: Tensor, states: Tensor, latent: Tensor | None = None) -> Tensor:
-        """The next actions: batch × chunk × dimensions. Without a latent it is 0."""
+        """Predict the next actions: batch × chunk × action_dim. Default latent: 0."""
         if latent is None:
             latent = states.new_zeros(len(states), self.latent_dim)
         tokens = torch.cat(
@@ -128,14 +130,12 @@ class Policy(nn.Module):
         return chunk
 
 
-def l1_error(predicted: Tensor, actions: Tensor, pad: Tensor) -> Tensor:
-    """The mean absolute error of the actions that lie inside their episode."""
-    inside = (~pad)[..., None].float()
-    return (functional.l1_loss(predicted, actions, reduction="none") * inside).sum() / (
-        inside.sum() * actions.shape[-1]
-    )
+def masked_l1_loss(predicted: Tensor, actions: Tensor, pad: Tensor) -> Tensor:
+    """Return the mean absolute error of the actions that are not padding."""
+    mask = (~pad)[..., None].float()
+    return (functional.l1_loss(predicted, actions, reduction="none") * mask).sum() / (mask.sum() * actions.shape[-1])
 
 
-def divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
-    """The Kullback-Leibler divergence of the latents from the normal distribution, mean over the batch."""
-    return (-0.5 * (1.0 + log_variance - mean.square() - log_variance.exp())).sum(-1).mean()
+def kl_divergence(mean: Tensor, log_var: Tensor) -> Tensor:
+    """Return the KL divergence of the latents from the standard normal distribution, averaged over the batch."""
+    return (-0.5 * (1.0 + log_var - mean.square() - log_var.exp())).sum(-1).mean()

@@ -1,7 +1,7 @@
-"""The config of a training: its keys, and how it is read from a JSON file and from flags such as --train.ent-coef 0.01.
+"""The config: its keys, and how it is read from a JSON file and from flags such as --train.ent-coef 0.01.
 
-A flag counts more than the file, the file more than the defaults here. Whatever is wrong is said with the key, and
-nothing is mended silently: the batch must be what the environments give.
+Flags override the file, the file overrides the defaults here. Errors name the key, and nothing is corrected silently:
+the batch size must match the environments.
 """
 
 from __future__ import annotations
@@ -26,124 +26,125 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "autopilot.save_strategy": ("best", "latest", "all"),
 }
 POSITIVE = ("learning_rate", "update_epochs", "bptt_horizon", "total_timesteps", "checkpoint_interval", "adam_eps")
-SHARES = ("gamma", "gae_lambda", "adam_beta1", "adam_beta2")
+FRACTIONS = ("gamma", "gae_lambda", "adam_beta1", "adam_beta2")
 BETAS = ("adam_beta1", "adam_beta2")
 
 
 @dataclass(frozen=True)
-class Train:
+class TrainConfig:
     device: str = "cpu"
-    """Where the network is; the drones always fly on the CPU."""
+    """Device of the network; the simulation always runs on the CPU."""
     seed: int = 42
-    """Drives the first weights, the actions, the order of the minibatches and where drones start."""
+    """Determines the initial weights, the actions, the minibatches and where drones start."""
     optimizer: str = "muon"
     """muon, adam or adamw."""
     learning_rate: float = 0.003
-    """Length of a step; its scale is the same for all three optimizers."""
+    """Comparable between the three optimizers."""
     anneal_lr: bool = True
-    """Whether the learning rate goes down to 0 over the run."""
+    """Anneal the learning rate linearly to 0."""
     ent_coef: float = 0.003
-    """Weight of the entropy: how much trying out is worth."""
+    """Weight of the entropy bonus."""
     gamma: float = 0.99
-    """Discount a step."""
+    """Discount factor per step."""
     gae_lambda: float = 0.95
-    """How far advantages trust what was measured, rather than the critic."""
+    """Lambda of generalized advantage estimation."""
     clip_coef: float = 0.2
-    """By how much the probability of an action may change in an update."""
+    """PPO clip range of the probability ratio."""
     vf_coef: float = 0.5
-    """Weight of the critic's loss."""
+    """Weight of the value loss."""
     vf_clip_coef: float = 0.2
-    """By how much the critic's value of a state may change in an update."""
+    """Clip range of the value function."""
     max_grad_norm: float = 1.0
-    """Longer gradients are cut; 0: never."""
+    """Gradient clipping; 0: off."""
     update_epochs: int = 4
-    """How often each batch is learned from."""
+    """Epochs over each batch."""
     bptt_horizon: int = 16
-    """Steps that every drone flies before an update."""
+    """Rollout steps per drone and update."""
     batch_size: int = 2048
-    """Steps of all drones between two updates: env.num_envs * env.num_drones * vec.num_envs * bptt_horizon."""
+    """Steps of all drones per update: env.num_envs * env.num_drones * vec.num_envs * bptt_horizon."""
     minibatch_size: int = 2048
-    """Steps for one optimizer step; divides the batch."""
+    """Steps per optimizer step; must divide batch_size."""
     max_minibatch_size: int = 2048
-    """Steps that go through the network at once: gradients of a larger minibatch are summed up."""
+    """Steps per forward pass; larger minibatches accumulate gradients."""
     total_timesteps: int = 1_000_000
-    """Steps of all drones in this run."""
+    """Steps of all drones in the run."""
     checkpoint_interval: int = 50
     """Updates between two checkpoints."""
     adam_beta1: float = 0.9
-    """Decay of the first moment; Muon's momentum."""
+    """Decay of the first moment; momentum of Muon."""
     adam_beta2: float = 0.999
     """Decay of the second moment."""
     adam_eps: float = 1e-8
-    """Added to the root of the second moment."""
+    """Epsilon of Adam."""
     torch_deterministic: bool = True
-    """Whether only repeatable kernels are used."""
+    """Use deterministic kernels only."""
     cpu_offload: bool = False
-    """Whether what was flown waits in the host's memory; means nothing on the CPU."""
+    """Keep rollouts in host memory; no effect on the CPU."""
     compile: bool = False
-    """Whether the network is compiled; pays for long runs of large networks only."""
+    """Use torch.compile; pays off for long runs of large networks only."""
     compile_fullgraph: bool = True
-    """Whether a network that cannot be compiled as a whole is an error."""
+    """fullgraph of torch.compile."""
     compile_mode: str = "default"
-    """torch.compile's mode."""
+    """mode of torch.compile."""
     precision: str = "float32"
-    """What the network calculates in; weights are always float32."""
+    """Autocast dtype of the network; weights are always float32."""
 
 
 @dataclass(frozen=True)
 class Env:
     num_envs: int = 4
-    """Worlds in each of the `vec.num_envs` vectors."""
+    """Worlds per vector env."""
     num_drones: int = 8
-    """Drones in a world."""
+    """Drones per world."""
 
 
 @dataclass(frozen=True)
 class Vec:
     num_workers: int = 1
-    """Pieces in which the worlds are stepped, one after the other in this process; never changes what happens."""
+    """Chunks in which the worlds are stepped, sequentially in this process; does not affect the results."""
     num_envs: int = 4
-    """Vectors of worlds; a multiple of the workers."""
+    """Number of vector envs; a multiple of num_workers."""
 
 
 @dataclass(frozen=True)
 class Autopilot:
     resume_mode: str = "fresh"
-    """`continue`: start from the weights that `resume_from` names."""
+    """`continue`: start from the weights of `resume_from`."""
     resume_from: str = "latest"
     """`latest` or `best` run of the study, or the path of a checkpoint."""
     save_strategy: str = "best"
-    """`latest`: the last weights only; `best`: the best ones too; `all`: every checkpoint."""
+    """`latest`: only the last weights; `best`: also the best ones; `all`: every checkpoint."""
 
 
 @dataclass(frozen=True)
-class Settings:
+class DroneConfig:
     env_name: str = "drone_hover"
     """The task."""
-    train: Train = field(default_factory=Train)
+    train: TrainConfig = field(default_factory=TrainConfig)
     env: Env = field(default_factory=Env)
     vec: Vec = field(default_factory=Vec)
     autopilot: Autopilot = field(default_factory=Autopilot)
 
     @property
-    def agents(self) -> int:
+    def num_agents(self) -> int:
+        """Number of drones in all worlds."""
         return self.env.num_envs * self.env.num_drones * self.vec.num_envs
 
 
-PARTS: dict[str, type[Train | Env | Vec | Autopilot]] = {
-    "train": Train, "env": Env, "vec": Vec, "autopilot": Autopilot,
+SECTIONS: dict[str, type[TrainConfig | Env | Vec | Autopilot]] = {
+    "train": TrainConfig, "env": Env, "vec": Vec, "autopilot": Autopilot,
 }  # fmt: skip
-KINDS = {"int": int, "float": float, "bool": bool, "str": str}
-NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+TYPES = {"int": int, "float": float, "bool": bool, "str": str}
+TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
 KEYS: dict[str, type[Any]] = {
     "env_name": str,
-    **{f"{part}.{f.name}": KINDS[str(f.type)] for part, made in PARTS.items() for f in fields(made)},
+    **{f"{name}.{f.name}": TYPES[str(f.type)] for name, section in SECTIONS.items() for f in fields(section)},
 }
-"""Every key with its type."""
+"""Every key and its type."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """One flag for each key, with dashes or underscores; booleans as --x True, --x False, --x or --no-x."""
+    """Add one flag per key, with dashes or underscores; booleans as --x True, --x False, --x or --no-x."""
     group = parser.add_argument_group("config keys")
     for key, kind in KEYS.items():
         names = list(dict.fromkeys([f"--{key.replace('_', '-')}", f"--{key}"]))
@@ -155,20 +156,20 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             group.add_argument(*names, dest=key, metavar=kind.__name__.upper())
 
 
-def read_settings(file: Path, flags: Mapping[str, str | None]) -> Settings:
-    """The file under the flags, checked."""
-    given = _flatten(_load(file), file)
-    said = {key: _parsed(key, text) for key in KEYS if (text := flags.get(key)) is not None}
-    values = {**given, **said}
+def read_config(file: Path, flags: Mapping[str, str | None]) -> DroneConfig:
+    """Read the file, override it with the flags, validate. Raises LabError."""
+    from_file = _flatten(_load(file), file)
+    from_flags = {key: _parse_flag(key, text) for key in KEYS if (text := flags.get(key)) is not None}
+    values = {**from_file, **from_flags}
     for key, value in values.items():
-        values[key] = _typed(key, value, file if key not in said else None)
-    parts: dict[str, Any] = {
-        part: made(**{f.name: values[f"{part}.{f.name}"] for f in fields(made) if f"{part}.{f.name}" in values})
-        for part, made in PARTS.items()
+        values[key] = _check_type(key, value, file if key not in from_flags else None)
+    sections: dict[str, Any] = {
+        name: section(**{f.name: values[f"{name}.{f.name}"] for f in fields(section) if f"{name}.{f.name}" in values})
+        for name, section in SECTIONS.items()
     }
-    settings = Settings(**parts, **({"env_name": values["env_name"]} if "env_name" in values else {}))
-    _check(settings)
-    return settings
+    config = DroneConfig(**sections, **({"env_name": values["env_name"]} if "env_name" in values else {}))
+    _validate(config)
+    return config
 
 
 def _load(file: Path) -> dict[str, Any]:
@@ -186,20 +187,21 @@ def _load(file: Path) -> dict[str, Any]:
 
 
 def _flatten(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for part, value in config.items():
-        found.update(
-            {f"{part}.{name}": inner for name, inner in value.items()} if isinstance(value, dict) else {part: value}
-        )
-    for key in found:
+    flat: dict[str, Any] = {}
+    for section, value in config.items():
+        if isinstance(value, dict):
+            flat.update({f"{section}.{name}": inner for name, inner in value.items()})
+        else:
+            flat[section] = value
+    for key in flat:
         if key not in KEYS:
             near = difflib.get_close_matches(key, KEYS, 1)
             raise LabError(f"unknown key {key!r}", file=file, hint=f"did you mean {near[0]!r}?" if near else None)
-    return found
+    return flat
 
 
-def _parsed(key: str, text: str) -> Any:
-    """A flag's text as a value; what cannot be read stays text and is refused with the key."""
+def _parse_flag(key: str, text: str) -> Any:
+    """Convert the text of a flag to the key's type; text that cannot be converted is rejected later."""
     kind = KEYS[key]
     try:
         if kind is int:
@@ -212,49 +214,49 @@ def _parsed(key: str, text: str) -> Any:
     return {"true": True, "false": False}.get(text.lower(), text) if kind is bool else text
 
 
-def _typed(key: str, value: Any, file: Path | None) -> Any:
+def _check_type(key: str, value: Any, file: Path | None) -> Any:
     kind = KEYS[key]
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if type(value) is not kind or value != value:
-        raise LabError(f"{key} takes {NAMES[kind]}, not {value!r}", file=file)
+        raise LabError(f"{key} must be {TYPE_NAMES[kind]}, not {value!r}", file=file)
     return value
 
 
-def _check(settings: Settings) -> None:
-    flat = {"env_name": settings.env_name}
-    for part in PARTS:
-        flat.update({f"{part}.{name}": value for name, value in asdict(getattr(settings, part)).items()})
+def _validate(config: DroneConfig) -> None:
+    flat = {"env_name": config.env_name}
+    for section in SECTIONS:
+        flat.update({f"{section}.{name}": value for name, value in asdict(getattr(config, section)).items()})
     for key, choices in CHOICES.items():
         if flat[key] not in choices:
             raise LabError(f"{key} must be one of {', '.join(choices)}, not {flat[key]!r}")
-    train, env, vec = settings.train, settings.env, settings.vec
+    train, env, vec = config.train, config.env, config.vec
     sizes = {f"env.{f.name}": getattr(env, f.name) for f in fields(env)}
     sizes |= {f"vec.{f.name}": getattr(vec, f.name) for f in fields(vec)}
     sizes |= {f"train.{name}": getattr(train, name) for name in POSITIVE}
     for key, value in sizes.items():
         if not value > 0:
-            raise LabError(f"{key} must be above 0, not {value}")
-    for name in SHARES:
+            raise LabError(f"{key} must be > 0, not {value}")
+    for name in FRACTIONS:
         if not 0.0 <= getattr(train, name) <= 1.0:
-            raise LabError(f"train.{name} must be within 0 … 1, not {getattr(train, name)}")
+            raise LabError(f"train.{name} must be between 0 and 1, not {getattr(train, name)}")
     for name in BETAS:
         if getattr(train, name) == 1.0:
-            raise LabError(f"train.{name} must be below 1: with 1 nothing is ever learned")
+            raise LabError(f"train.{name} must be < 1")
     if vec.num_envs % vec.num_workers:
         raise LabError(
             f"vec.num_envs ({vec.num_envs}) must be a multiple of vec.num_workers ({vec.num_workers})",
             hint=f"the next one is {-(-vec.num_envs // vec.num_workers) * vec.num_workers}",
         )
-    whole = settings.agents * train.bptt_horizon
-    if train.batch_size != whole:
+    steps = config.num_agents * train.bptt_horizon
+    if train.batch_size != steps:
         raise LabError(
-            f"train.batch_size is {train.batch_size}, but the drones give {whole} steps an update: env.num_envs "
-            f"{env.num_envs} * env.num_drones {env.num_drones} * vec.num_envs {vec.num_envs} * train.bptt_horizon "
-            f"{train.bptt_horizon}",
-            hint=f"set train.batch_size, train.minibatch_size and train.max_minibatch_size to {whole}",
+            f"train.batch_size is {train.batch_size}, but the environments produce {steps} steps per update: "
+            f"env.num_envs {env.num_envs} * env.num_drones {env.num_drones} * vec.num_envs {vec.num_envs} "
+            f"* train.bptt_horizon {train.bptt_horizon}",
+            hint=f"set train.batch_size, train.minibatch_size and train.max_minibatch_size to {steps}",
         )
     for large, small in (("batch_size", "minibatch_size"), ("minibatch_size", "max_minibatch_size")):
-        whole, piece = getattr(train, large), getattr(train, small)
-        if piece < 1 or (whole % piece if small == "minibatch_size" or piece < whole else 0):
-            raise LabError(f"train.{small} ({piece}) must divide train.{large} ({whole})")
+        total, part = getattr(train, large), getattr(train, small)
+        if part < 1 or (total % part if small == "minibatch_size" or part < total else 0):
+            raise LabError(f"train.{small} ({part}) must divide train.{large} ({total})")

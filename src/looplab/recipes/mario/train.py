@@ -138,7 +138,7 @@ def make_replay(settings: Settings) -> Replay | None:
 def train(settings: Settings, out: Path, resume: Path | None = None) -> Runner:
     t, log = settings.train, settings.log
     out.mkdir(parents=True, exist_ok=True)
-    trainkit.write_whole(out / "settings.json", json_of(settings))
+    trainkit.atomic_write(out / "settings.json", json_of(settings))
     torch.set_num_threads(1)
     torch.manual_seed(t.seed)
     script = make_script(settings)

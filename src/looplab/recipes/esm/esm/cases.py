@@ -1,4 +1,4 @@
-"""Single questions on paper: what was asked, retrieved, probed, chosen and injected, and what came of it."""
+"""Case reports in Markdown: prompt, retrieval, probes, decisions, injections and the answer of single questions."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from . import files, prompts
 from .data import Example
 
 if TYPE_CHECKING:
-    from .config import Settings
+    from .config import EsmSettings
     from .evaluate import Report
 
-MOST = 5
-"""Cases of each kind in cases_T*.md: the first ones, not the best-looking ones."""
+MAX_CASES = 5
+"""Cases of each kind in cases_T*.md: the first ones, not a selection."""
 
 
 def pick(examples: Sequence[Example], wanted: str) -> list[Example]:
-    """The questions of a list such as `0,6` or `test-12`: places in the split, or ids."""
+    """Return the questions of a list such as `0,6` or `test-12`: indices in the split, or ids."""
     by_id = {example.id: example for example in examples}
     found = []
     for name in (part.strip() for part in wanted.split(",") if part.strip()):
@@ -30,52 +30,52 @@ def pick(examples: Sequence[Example], wanted: str) -> list[Example]:
             found.append(examples[int(name)])
         else:
             raise LabError(
-                f"there is no example {name!r}", hint=f"use 0 to {len(examples) - 1}, or an id such as {examples[0].id}"
+                f"no example {name!r}", hint=f"use 0 to {len(examples) - 1}, or an id such as {examples[0].id}"
             )
     if not found:
-        raise LabError("no example is named", hint="--example-ids 0,6")
+        raise LabError("no examples given", hint="--example-ids 0,6")
     return list(dict.fromkeys(found))
 
 
-def write_cases(report: Report, settings: Settings, run_dir: Path) -> Path | None:
-    """cases/cases_T*.md: where ESM mended an answer and where it broke one."""
+def write_cases(report: Report, settings: EsmSettings, run_dir: Path) -> Path | None:
+    """Write cases/cases_T*.md: answers that ESM fixed, and answers that it broke."""
     if not {"greedy", "esm"} <= set(report.rows):
         return None
     both = list(zip(report.examples, report.correct("greedy")[0], report.correct("esm")[0], strict=True))
     parts = [f"# Cases, {settings.task.dataset} {report.split}, T_max {report.t_max}\n"]
-    for title, kind in (("Mended by ESM", (False, True)), ("Broken by ESM", (True, False))):
+    for title, kind in (("Fixed by ESM", (False, True)), ("Broken by ESM", (True, False))):
         places = [place for place, (_, greedy, esm) in enumerate(both) if (greedy, esm) == kind]
         parts.append(f"## {title}: {len(places)}\n")
-        if len(places) > MOST:
-            parts.append(f"The first {MOST} in the order of the questions.\n")
-        for place in places[:MOST]:
+        if len(places) > MAX_CASES:
+            parts.append(f"The first {MAX_CASES} in the order of the questions.\n")
+        for place in places[:MAX_CASES]:
             parts += _case(report, settings, place, ("greedy", "esm"))
     file = run_dir / "cases" / f"cases_T{report.t_max}.md"
-    files.write_whole(file, "\n".join(parts).encode())
+    files.atomic_write(file, "\n".join(parts).encode())
     return file
 
 
-def write_case(report: Report, settings: Settings, run_dir: Path, tag: str) -> Path:
-    """cases/<tag>_<methods>_T*.md: these questions with every method."""
+def write_case(report: Report, settings: EsmSettings, run_dir: Path, tag: str) -> Path:
+    """Write cases/<tag>_<methods>_T*.md: these questions with every method."""
     parts = [f"# {tag}: {settings.task.dataset} {report.split}, T_max {report.t_max}\n"]
     if report.test_reads:
         parts.append(f"Reading {report.test_reads} of the test set.\n")
     for place in range(len(report.examples)):
         parts += _case(report, settings, place, list(report.rows))
     file = run_dir / "cases" / f"{tag}_{'-'.join(report.rows)}_T{report.t_max}.md"
-    files.write_whole(file, "\n".join(parts).encode())
+    files.atomic_write(file, "\n".join(parts).encode())
     return file
 
 
-def _case(report: Report, settings: Settings, place: int, names: Sequence[str]) -> Iterator[str]:
+def _case(report: Report, settings: EsmSettings, place: int, names: Sequence[str]) -> Iterator[str]:
     example = report.examples[place]
     yield f"### {example.id}\n"
     yield _block(prompts.render(settings.prompt.template, example))
-    yield f"Right answer: `{example.gold}`\n"
+    yield f"Correct answer: `{example.gold}`\n"
     for name in names:
         row = report.rows[name][0][place]
-        verdict = "right" if row["correct"] else "wrong"
-        cost = f"{row['tokens_used']} tokens + {row['probe_tokens_used']} of probes"
+        verdict = "correct" if row["correct"] else "incorrect"
+        cost = f"{row['tokens_used']} tokens + {row['probe_tokens_used']} probe tokens"
         yield f"#### {name}: {verdict}, answered `{row['pred']}` ({cost}, {row['finish_reason']})\n"
         if not row["steps"]:
             yield _block(row["text"])
@@ -84,14 +84,14 @@ def _case(report: Report, settings: Settings, place: int, names: Sequence[str]) 
             yield from _step(step)
         rest = row["text"][sum(len(step["text"]) for step in row["steps"]) :]
         if rest:
-            yield f"The rest, after segment {row['steps'][-1]['m']}, plainly:\n"
+            yield f"The rest, after segment {row['steps'][-1]['m']}, without steering:\n"
             yield _block(rest)
 
 
 def _step(step: dict[str, Any]) -> Iterator[str]:
     yield f"**Segment {step['m']}**: {_decision(step)}\n"
     if step["candidates"]:
-        yield "| offer | cos | Â | gain of confidence | score |\n|---|---|---|---|---|"
+        yield "| candidate | cos | Â | confidence gain | score |\n|---|---|---|---|---|"
         for one in step["candidates"]:
             gain = "–" if one["conf_gain"] is None else f"{one['conf_gain']:+.3f}"
             mark = " ←" if one["name"] == step["chosen"] else ""
@@ -102,9 +102,7 @@ def _step(step: dict[str, Any]) -> Iterator[str]:
 
 def _decision(step: dict[str, Any]) -> str:
     if step["chosen"]:
-        return (
-            f"injected `{step['chosen']}` with the factor {step['chosen_scale']:.3f} (score {step['chosen_score']:.3f})"
-        )
+        return f"injected `{step['chosen']}` with scale {step['chosen_scale']:.3f} (score {step['chosen_score']:.3f})"
     if step["mem_reason"] not in (None, "ok"):
         sim = "" if step["mem_top_sim"] is None else f", nearest {step['mem_top_sim']:.3f}"
         return f"not steered: {step['mem_reason']} ({step['mem_n_entries']} entries{sim})"

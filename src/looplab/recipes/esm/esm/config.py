@@ -1,8 +1,7 @@
-"""The settings of an experiment: every key with its default, checked on reading.
+"""Settings of an experiment: every key with its default, validated when loaded.
 
-`load(path)` reads a YAML or JSON file. A key that does not exist, a value of the wrong type or out of its range is an
-error that names the file, the line and the key; nothing is ignored. `Settings.plain()` is the resolved form, with all
-defaults written out.
+`load(path)` reads a YAML or JSON file. Unknown keys, wrong types and values out of range are errors that name the file,
+the line and the key; nothing is ignored. `EsmSettings.plain()` is the resolved form, with all defaults.
 """
 
 from __future__ import annotations
@@ -29,85 +28,85 @@ Ablation = Literal["no_memory", "no_probing", "random_direction", "shuffled_retr
 Stage = Literal["mine", "select", "memory", "eval"]
 
 RENAMED = {("online", "k"): "k_retrieve", ("online", "alpha_mult"): "k_scale"}
-"""Names of older config files that are still read, with a note."""
+"""Former names that are still accepted, with a note."""
 
 
-def resolve_layers(wanted: Sequence[int | float] | None, n_layers: int) -> tuple[int, ...]:
-    """Layer indices: an integer is an index (negative from the top), a float in 0..1 a share of the depth.
+def resolve_layers(requested: Sequence[int | float] | None, n_layers: int) -> tuple[int, ...]:
+    """Return layer indices: an int is an index (negative: from the top), a float in 0..1 a relative depth.
 
-    None is the top third. 0.0 is the first layer, 1.0 the last.
+    0.0 is the first layer, 1.0 the last. None selects the top third.
     """
-    if wanted is None:
+    if requested is None:
         return tuple(range(n_layers - max(1, n_layers // 3), n_layers))
-    found = set()
-    for layer in wanted:
+    indices = set()
+    for layer in requested:
         index = round(layer * (n_layers - 1)) if isinstance(layer, float) else layer
         if not -n_layers <= index < n_layers:
-            raise LabError(f"there is no layer {layer}: the model has {n_layers}", hint=f"write 0 to {n_layers - 1}")
-        found.add(index % n_layers)
-    return tuple(sorted(found))
+            raise LabError(f"no layer {layer}: the model has {n_layers}", hint=f"use 0 to {n_layers - 1}")
+        indices.add(index % n_layers)
+    return tuple(sorted(indices))
 
 
-class Section(BaseModel):
+class ConfigSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class ModelSettings(Section):
+class ModelSettings(ConfigSection):
     name_or_path: str = "model"
-    """A folder with a model in the Hugging Face form, or a name that transformers can find."""
+    """Folder of a model in Hugging Face format, or a name on the hub."""
     backend: Literal["transformers", "vllm", "toy"] = "transformers"
-    """What computes: transformers, vLLM, or a toy of a few numpy lines that needs no model."""
+    """transformers, vLLM, or a toy model in numpy that needs no weights."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
     device: str = "auto"
-    """`auto` takes a GPU if there is one; else `cpu`, `cuda`, `cuda:1`."""
+    """`auto` uses a GPU if available; or `cpu`, `cuda`, `cuda:1`."""
     threads: Count = 1
-    """CPU threads of torch. More than one is slower on a shared machine."""
+    """CPU threads of torch; more than one is slower on a shared machine."""
     tensor_parallel_size: Count = 1
-    """vLLM only. One process uses one GPU; for more GPUs run a suite."""
+    """vLLM only. A process uses one GPU; run a suite to use more."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.6
-    """vLLM only: lower it first when memory runs out."""
+    """vLLM only: lower this first if memory runs out."""
     max_model_len: Count = 8192
-    """The longest prompt plus answer, in tokens."""
+    """Maximum length of prompt plus answer, in tokens."""
     max_num_seqs: Count = 64
-    """The most sequences computed at once."""
+    """vLLM only: maximum number of sequences per batch."""
 
 
-class GeneratorSettings(Section):
-    """For tasks that are generated, not read from files: `tiny` and `reasoning-gym/<task>`."""
+class GeneratorSettings(ConfigSection):
+    """Settings of generated tasks: `tiny` and `reasoning-gym/<task>`."""
 
     kind: Literal["steerable", "slips", "addition1", "addition2"] = "steerable"
-    """`tiny` only: which of our own tasks."""
+    """`tiny` only: the task."""
     n_train: Natural = 160
     n_dev: Natural = 160
     n_test: Natural = 400
     seed: int = 0
-    """Another seed gives other questions."""
+    """Seed of the questions."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """`reasoning-gym` only: settings of the generator, such as {min_terms: 2, max_terms: 3}."""
+    """`reasoning-gym` only: options of the generator, such as {min_terms: 2, max_terms: 3}."""
 
 
-class TaskSettings(Section):
+class TaskSettings(ConfigSection):
     dataset: str
     """gsm8k, arc-c, svamp, strategyqa, math500, aime_2024, reasoning-gym/<task> or tiny."""
     data_root: str = "datasets"
-    """The folder that holds a folder for each dataset."""
+    """Folder that contains one folder per dataset."""
     train_split: str = "train"
-    """What is mined."""
+    """Split used for mining."""
     dev_split: str | None = None
-    """What choices are made on. null: a seeded share of the questions of `train_split` that is not mined."""
+    """Split used for tuning. null: a seeded fraction of `train_split`, which is not mined."""
     eval_split: str = "test"
-    """What is reported, once."""
+    """Split used for the final report, once."""
     dev_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.25
-    """The share of the training questions that dev takes where `dev_split` is null."""
+    """Fraction of the training questions used as dev if `dev_split` is null."""
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """The share of all questions that the test takes where a dataset is one file without splits."""
+    """Fraction of the questions used as test if the dataset is one file without splits."""
     split_seed: int = 0
-    """Seeds the division and the samples below."""
+    """Seed of the splits and of the samples below."""
     max_train_examples: Count | None = None
-    """null: all; else a seeded sample of this size."""
+    """Size of a seeded sample; null: all."""
     max_eval_examples: Count | None = None
     max_dev_examples: Count | None = None
-    """null: as max_eval_examples."""
+    """null: same as max_eval_examples."""
     generator: GeneratorSettings = GeneratorSettings()
 
     @model_validator(mode="after")
@@ -115,109 +114,109 @@ class TaskSettings(Section):
         names = [name for name in (self.train_split, self.dev_split, self.eval_split) if name is not None]
         if len(set(names)) < len(names):
             raise ValueError(
-                "train_split, dev_split and eval_split must be different, for what is mined or tuned on is no test; "
-                "leave dev_split out to divide the training questions"
+                "train_split, dev_split and eval_split must be different: questions used for mining or tuning are not "
+                "a test; omit dev_split to split the training questions"
             )
         return self
 
 
-class PromptSettings(Section):
+class PromptSettings(ConfigSection):
     template: str = "gsm8k_0shot"
     """See prompts.py."""
     chat: bool = False
-    """Put the prompt into the model's own chat template."""
+    """Apply the model's chat template."""
 
 
-def _yes_or_no(value: Any) -> Any:
-    """Older files give `logprobs` as a count or null."""
+def _as_bool(value: Any) -> Any:
+    """Convert `logprobs`, which older files give as a count or null."""
     return bool(value) if value is None or isinstance(value, int) else value
 
 
-class DecodeSettings(Section):
+class DecodeSettings(ConfigSection):
     max_new_tokens: Count = 256
-    """T_max: the budget of one answer in tokens. Probes are counted apart."""
+    """T_max: token budget per answer, without probes."""
     temperature: NotNegative = 0.0
     """0 is greedy."""
     top_p: TopP = 1.0
-    logprobs: Annotated[bool, BeforeValidator(_yes_or_no)] = False
-    """Write the mean log-probability of each answer's tokens into per_example.jsonl."""
+    logprobs: Annotated[bool, BeforeValidator(_as_bool)] = False
+    """Write the mean log probability of each answer's tokens to per_example.jsonl."""
 
 
-class ControlPointSettings(Section):
+class ControlPointSettings(ConfigSection):
     M: Count = 6
-    """At most this many segments are steered; the rest is generated plainly."""
+    """Maximum number of steered segments; the rest is generated without steering."""
     segment_delimiter: Annotated[str, Field(min_length=1)] = "\n\n"
-    """The text that ends a segment."""
+    """Text that ends a segment."""
 
 
-class MineSettings(Section):
+class MineSettings(ConfigSection):
     K: Annotated[int, Field(ge=2)] = 8
-    """Rollouts for each question."""
+    """Rollouts per question."""
     K_pos: Count = 4
-    """At most so many of the best correct rollouts make the positive mean."""
+    """Maximum number of correct rollouts (the best) in the positive mean."""
     K_neg: Count = 4
-    """At most so many of the worst incorrect rollouts make the negative mean."""
+    """Maximum number of incorrect rollouts (the worst) in the negative mean."""
     temperature: Positive = 0.7
-    """Above 0: rollouts that are all alike have nothing to compare."""
+    """Above 0: identical rollouts have no contrast."""
     top_p: TopP = 0.95
     max_new_tokens: Count = 512
     eta0: NotNegative = 0.001
-    """The price of length: R = 1[correct] - eta0 * tokens / max_new_tokens."""
+    """Length penalty: R = 1[correct] - eta0 * tokens / max_new_tokens."""
     keep_top_C: Count = 512  # noqa: N815
-    """How many pairs are kept, by quality Q."""
+    """Number of pairs to keep, by quality Q."""
     candidate_layers: Layers | None = None
-    """Indices, or shares of the depth such as 0.75; null is the top third."""
+    """Indices, or relative depths such as 0.75; null: the top third."""
     require_correct_and_incorrect: bool = True
-    """Compare correct with incorrect; false compares the best with the worst by reward."""
+    """Contrast correct with incorrect rollouts; false: the best with the worst by reward."""
     min_correct_rollouts: Natural = 1
-    """A question with fewer correct rollouts is passed over."""
+    """Questions with fewer correct rollouts are skipped."""
     pos_source: Literal["rollout", "gold", "rollout_or_gold"] = "rollout"
-    """Whether the positives are the model's own answers, the written solution, or the second where the first lacks."""
+    """Positives: the model's correct rollouts, the reference solution, or the latter if the former are missing."""
     batch_size_examples: Count = 16
-    """How many questions are sampled together."""
+    """Questions per batch."""
 
 
-class SelectSettings(Section):
+class SelectSettings(ConfigSection):
     B: Count = 64
-    """The size of the library."""
+    """Size of the library."""
     method: Literal["dpp", "top", "random"] = "dpp"
     lambda_diversity: NotNegative = 0.5
-    """`dpp`: the weight of diversity against quality."""
+    """`dpp`: weight of diversity relative to quality."""
     epsilon: Positive = 1e-4
     """`dpp`: added to the diagonal of the Gram matrix."""
     min_per_control_point: Natural = 0
-    """At least so many of each control point, as far as there are."""
+    """Minimum number of candidates per control point, if available."""
 
 
-class MemorySettings(Section):
+class MemorySettings(ConfigSection):
     normalize_keys: bool = True
-    """Unit keys, so that the similarity is the cosine."""
+    """Normalize keys to unit length, so that the similarity is the cosine."""
 
 
-class OnlineSettings(Section):
+class OnlineSettings(ConfigSection):
     variant: Variant = "esm"
     k_retrieve: Count = 16
-    """Entries retrieved at each control point."""
+    """Entries retrieved per control point."""
     L: Natural = 2
-    """Of these, how many are probed, besides null."""
+    """Number of retrieved entries that are probed, besides null."""
     probe_tokens: Count = 8
     beta: NotNegative = 1.0
     """Score = beta * A + rho * (logprob - logprob of null)."""
     rho: NotNegative = 0.1
     k_scale: NotNegative = 1.0
-    """What is added is k_scale * Score * vector."""
+    """Injected is k_scale * Score * vector."""
     tau_null: float = 0.0
-    """A score below this leaves the model alone."""
+    """Minimum score for steering."""
     min_sim: Annotated[float, Field(ge=-1, le=1)] = 0.0
-    """No entry so similar: leave the model alone."""
+    """Minimum similarity of the nearest entry for steering."""
     min_entries: Count = 1
-    """Fewer entries than this at a control point: leave the model alone."""
+    """Minimum number of entries at a control point for steering."""
     min_tool_m: Count = 1
-    """Only entries of control points from here …"""
+    """First control point whose entries are used."""
     max_tool_m: Count | None = None
-    """… to here are used; null is no limit."""
+    """Last control point whose entries are used; null: no limit."""
     layers: Layers | None = None
-    """Which of the stored layers may be steered; null is all of them."""
+    """Stored layers that may be steered; null: all."""
     batch_size_examples: Count = 16
 
     @model_validator(mode="after")
@@ -227,33 +226,33 @@ class OnlineSettings(Section):
         return self
 
 
-class EvalSettings(Section):
+class EvalSettings(ConfigSection):
     split: Literal["dev", "test"] = "dev"
-    """Choose on dev; look at test once."""
+    """Tune on dev; evaluate on test once."""
     methods: Annotated[list[Literal["greedy", "esm"]], Field(min_length=1)] = ["greedy", "esm"]
     ablations: list[Ablation] = []
     seeds: Annotated[list[int], Field(min_length=1)] = [0]
-    """Repeats of what is random: sampling, random directions, shuffling."""
+    """Seeds of everything random: sampling, random directions, shuffling."""
     artifact_run_dir: str | None = None
-    """Use the library and memory of this run folder; `outputs/<run_name>/latest` follows LATEST."""
+    """Use the memory of this run folder; `outputs/<run_name>/latest` follows LATEST."""
     bootstrap: Natural = 2000
-    """Resamples for the confidence interval of a difference."""
+    """Bootstrap samples for confidence intervals."""
 
 
-class OutputSettings(Section):
+class OutputSettings(ConfigSection):
     root_dir: str = "outputs"
     run_name: str = "esm"
     run_id: str | None = None
-    """null: the time; `latest`: the newest run of this name."""
+    """null: the current time; `latest`: the newest run of this name."""
 
 
-class SuiteDataset(Section):
-    """One dataset of a suite; what is null here is taken from the sections above."""
+class SuiteDataset(ConfigSection):
+    """One dataset of a suite; null values are taken from the other sections."""
 
     name: str
     """As task.dataset."""
     label: str | None = None
-    """What its run is called after the prefix; null: the name."""
+    """Suffix of the run name; null: the name."""
     prompt_template: str | None = None
     data_root: str | None = None
     train_split: str | None = None
@@ -263,20 +262,20 @@ class SuiteDataset(Section):
     max_eval_examples: Count | None = None
     max_dev_examples: Count | None = None
     max_new_tokens: Count | None = None
-    """As decode.max_new_tokens: mathematics needs more."""
+    """As decode.max_new_tokens; mathematics needs more."""
     generator: GeneratorSettings | None = None
 
 
 def _gpu_list(value: Any) -> Any:
-    """`"0,1"` as on the command line."""
+    """Parse `"0,1"`, as on the command line."""
     return [int(part) if part.strip().isdigit() else part for part in value.split(",")] if type(value) is str else value
 
 
-class SuiteSettings(Section):
+class SuiteSettings(ConfigSection):
     run_name_prefix: str = "suite"
     stages: Annotated[list[Stage], Field(min_length=1)] = ["mine", "select", "memory", "eval"]
     gpus: Annotated[list[Natural], BeforeValidator(_gpu_list)] = []
-    """One dataset at a time on each; empty: one after another, on the CPU or the one GPU that is visible."""
+    """One dataset at a time per GPU; empty: sequentially, on the CPU or the visible GPU."""
     datasets: Annotated[list[SuiteDataset], Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -284,11 +283,11 @@ class SuiteSettings(Section):
         labels = [one.label or one.name for one in self.datasets]
         twice = sorted({label for label in labels if labels.count(label) > 1})
         if twice:
-            raise ValueError(f"two datasets would share the folder of {twice[0]}; give each its own `label`")
+            raise ValueError(f"two datasets would share the folder {twice[0]}; give each its own `label`")
         return self
 
 
-class Settings(Section):
+class EsmSettings(ConfigSection):
     """A whole config file."""
 
     seed: int = 0
@@ -309,15 +308,15 @@ class Settings(Section):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the reader of the file should be told, such as a key under an old name."""
+        """Notes for the user, such as a key under a former name."""
         return self._notes
 
     def plain(self) -> dict[str, Any]:
-        """Dicts, lists, numbers and texts, with every default written out."""
+        """Return plain JSON data with all defaults."""
         return self.model_dump(mode="json", exclude=None if self.suite else {"suite"})
 
-    def changed(self, changes: Mapping[str, Any]) -> Settings:
-        """The same settings with some dotted keys set, checked again: `{"decode.max_new_tokens": 64}`."""
+    def changed(self, changes: Mapping[str, Any]) -> EsmSettings:
+        """Return validated settings with some dotted keys changed: `{"decode.max_new_tokens": 64}`."""
         plain = self.plain()
         for key, value in changes.items():
             *path, last = key.split(".")
@@ -325,12 +324,12 @@ class Settings(Section):
             for part in path:
                 place = place.setdefault(part, {})
             place[last] = value
-        return settings(plain)
+        return parse_settings(plain)
 
-    def members(self) -> list[Settings]:
-        """The settings of each dataset of the suite, as a single experiment."""
+    def members(self) -> list[EsmSettings]:
+        """Return the settings of each dataset of the suite, as single experiments."""
         if self.suite is None:
-            raise LabError("this config has no `suite` section", hint="it lists the datasets: suite: {datasets: [...]}")
+            raise LabError("this config has no `suite` section", hint="add suite: {datasets: [...]}")
         members = []
         for one in self.suite.datasets:
             given = one.model_dump(mode="json", exclude_none=True)
@@ -344,8 +343,8 @@ class Settings(Section):
         return members
 
 
-def load(path: str | Path) -> Settings:
-    """The settings in a YAML or JSON file."""
+def load(path: str | Path) -> EsmSettings:
+    """Load a YAML or JSON file. Raises LabError if it is invalid."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
@@ -354,9 +353,7 @@ def load(path: str | Path) -> Settings:
         raw = YAML(typ="rt").load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         near = sorted(str(other) for other in path.parent.glob("*.yaml"))
-        raise LabError(
-            "there is no such config", file=path, hint=f"there are {', '.join(near)}" if near else None
-        ) from None
+        raise LabError("no such config", file=path, hint=f"available: {', '.join(near)}" if near else None) from None
     except OSError as error:
         raise LabError(f"cannot read the config: {error.strerror}", file=path) from error
     except UnicodeDecodeError as error:
@@ -367,67 +364,67 @@ def load(path: str | Path) -> Settings:
     except YAMLError as error:
         raise LabError(f"this is not YAML: {error}", file=path) from error
     if not isinstance(raw, dict):
-        raise LabError("a config is a mapping with sections such as model and task", file=path)
-    return settings(raw, file=path)
+        raise LabError("a config must be a mapping with sections such as model and task", file=path)
+    return parse_settings(raw, file=path)
 
 
-def settings(raw: Mapping[str, Any], file: Path | None = None) -> Settings:
-    """Settings from plain data; `raw` may be what ruamel read, which knows its lines."""
+def parse_settings(raw: Mapping[str, Any], file: Path | None = None) -> EsmSettings:
+    """Validate plain data. If `raw` comes from ruamel, errors contain line numbers."""
     notes = []
     data = json.loads(json.dumps(raw, default=str))
     for (section, old), new in RENAMED.items():
         place = data.get(section)
         if isinstance(place, dict) and old in place:
             if new in place:
-                raise LabError(f"{section}.{old} is the old name of {section}.{new}; both are given", file=file)
+                raise LabError(f"{section}.{old} is the former name of {section}.{new}; remove one of them", file=file)
             place[new] = place.pop(old)
             notes.append(f"{section}.{old} is read as {section}.{new}")
     try:
-        # JSON with strict types: a text is no number, yes is no integer, yet a list fits wherever a list is meant
-        found = Settings.model_validate_json(json.dumps(data), strict=True)
+        # Strict JSON: strings are not numbers and booleans not integers, but lists are accepted for tuples
+        found = EsmSettings.model_validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
         problems = sorted(error.errors(include_url=False), key=lambda problem: problem["type"] != "extra_forbidden")
-        said = [_said(problem["type"], problem["loc"], problem["msg"], problem["input"]) for problem in problems]
-        more = f"\n  and: {'; '.join(said[1:])}" if said[1:] else ""
-        raise LabError(said[0] + more, file=file, line=_line(raw, problems[0]["loc"])) from None
+        messages = [_explain(problem["type"], problem["loc"], problem["msg"], problem["input"]) for problem in problems]
+        more = f"\n  and: {'; '.join(messages[1:])}" if messages[1:] else ""
+        raise LabError(messages[0] + more, file=file, line=_line(raw, problems[0]["loc"])) from None
     found._notes = tuple(notes)
     return found
 
 
 def _keys(where: tuple[int | str, ...]) -> list[int | str]:
-    """The keys of a place, without the words that pydantic adds for the members of a union."""
+    """Return the keys of a location, without the tags that pydantic adds for union members."""
     return [part for part in where if part not in ("int", "float") and "[" not in str(part)]
 
 
-def _said(kind: str, where: tuple[int | str, ...], message: str, value: Any) -> str:
+def _explain(kind: str, where: tuple[int | str, ...], message: str, value: Any) -> str:
     keys = _keys(where)
     name = ".".join(str(key) for key in keys)
     if kind == "extra_forbidden":
-        section: Any = Settings
+        section: Any = EsmSettings
         for key in keys[:-1]:
             field = section.model_fields.get(key) if isinstance(key, str) else None
-            section = _section(field.annotation) if field else section
+            section = _section_class(field.annotation) if field else section
         near = difflib.get_close_matches(str(keys[-1]), list(section.model_fields), n=1)
         return f"unknown key {name}, did you mean {near[0]}?" if near else f"unknown key {name}"
     if kind == "missing":
         return f"{name} is missing"
     if kind == "string_type" and isinstance(value, int | float):
-        return f"{name} is a text: put it in quotes"  # not shown: 2025_12 was read as 202512
+        return f"{name} must be a string: put it in quotes"  # value not shown: YAML reads 2025_12 as 202512
     message = message.removeprefix("Value error, ")
     shown = "" if isinstance(value, dict | list) else f", not {value!r}"
     return f"{name}: {message}{shown}" if name else message
 
 
-def _section(annotation: Any) -> Any:
-    """The section class inside an annotation such as `list[SuiteDataset]` or `SuiteSettings | None`."""
-    if isinstance(annotation, type) and issubclass(annotation, Section):
+def _section_class(annotation: Any) -> Any:
+    """Return the section class in an annotation such as `list[SuiteDataset]` or `SuiteSettings | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, ConfigSection):
         return annotation
-    inner = [_section(part) for part in getattr(annotation, "__args__", ())]
+    inner = [_section_class(part) for part in getattr(annotation, "__args__", ())]
     return next((part for part in inner if part is not None), None)
 
 
 def _line(raw: Any, where: tuple[int | str, ...]) -> int | None:
-    """The line of a key in what ruamel read, or of the nearest section around it."""
+    """Return the line of a key in ruamel's data, or of the nearest enclosing section."""
     line = None
     old_name = {new: old for (_, old), new in RENAMED.items()}
     for key in _keys(where):

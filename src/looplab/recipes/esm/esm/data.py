@@ -1,10 +1,9 @@
-"""Questions with their answers, and the three parts they are divided into: train is mined, dev is tuned on, test is
-looked at once.
+"""Datasets and their splits: train for mining, dev for tuning, test for a single final evaluation.
 
-No two parts share a question (compared without case, spacing and the punctuation at the end). What a dataset does not
-divide itself is divided by a seeded hash of the question's text, so neither the order of a file nor a sample size
-moves a question from one part to another. Where published files share a question by chance, it stays in the test and
-is dropped from what is mined and tuned on, with a note; where they share many, they are not two splits: an error.
+No two splits share a question (compared ignoring case, spacing and trailing punctuation). Datasets without splits are
+split by a seeded hash of the question, so neither the order of a file nor a sample size moves a question from one split
+to another. If published files share a few questions, these stay in test and are dropped from train and dev, with a
+note; if they share many, that is an error.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from looplab.errors import LabError
 from .config import TaskSettings
 
 Kind = Literal["number", "choice", "math", "yesno"]
-Part = Literal["train", "dev", "test"]
-PARTS: tuple[Part, ...] = ("train", "dev", "test")
+SplitName = Literal["train", "dev", "test"]
+SPLIT_NAMES: tuple[SplitName, ...] = ("train", "dev", "test")
 LETTERS = "ABCDEFGHIJ"
-BY_CHANCE = 0.02
-"""Published files may share this part of their questions; more is a mistake in the files, not chance."""
+MAX_OVERLAP = 0.02
+"""Maximum fraction of questions that published files may share; more is an error in the files."""
 
 
 @dataclass(frozen=True)
@@ -39,59 +38,59 @@ class Example:
     """Unique in its dataset; `test-12` is row 12 of the file `test`, counted from 0."""
     question: str
     gold: str
-    """The right answer: a number, a letter, LaTeX, or yes/no."""
+    """The correct answer: a number, a letter, LaTeX, or yes/no."""
     kind: Kind
-    """How an answer is read and compared."""
+    """How answers are extracted and compared."""
     choices: tuple[str, ...] = ()
-    """For `choice`: what A, B, C … stand for."""
+    """For `choice`: the options A, B, C …"""
     solution: str | None = None
-    """A written solution in segments, ending in the answer, where the dataset has one."""
+    """Reference solution in segments, ending with the answer, if the dataset has one."""
     family: str = ""
-    """Questions that vary one story; where we divide a dataset, a family stays together."""
+    """Questions that vary one story have the same family, and stay in one split."""
 
     @cached_property
     def fingerprint(self) -> str:
-        """The same for two questions that differ only in case, spacing or the punctuation at the end."""
+        """Hash of the question, ignoring case, spacing and trailing punctuation."""
         words = " ".join(self.question.casefold().split()).rstrip(" .:?!")
         return hashlib.sha256(words.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Splits:
-    """The three parts of a task."""
+    """The three splits of a task."""
 
     train: list[Example]
     dev: list[Example]
     test: list[Example]
     notes: tuple[str, ...] = ()
-    """What a reader should know, such as questions that were dropped."""
+    """Notes for the user, such as dropped questions."""
 
 
 @dataclass(frozen=True)
-class Source:
-    """How a published dataset lies on the disk."""
+class DatasetSource:
+    """Files and format of a published dataset."""
 
     file: str
-    """The file of a split, with `{split}` in its name; without it, one file that holds everything."""
+    """File name with `{split}`; without it, one file contains all questions."""
     example: Callable[[Mapping[str, Any], str], Example]
-    """Makes an example of a row and the id it has if the dataset gives none."""
+    """Converts a row and a default id to an example."""
     origin: str
-    """Where a person gets it."""
+    """Where to get it."""
 
 
-def load_split(task: TaskSettings, split: Part) -> list[Example]:
-    """One part of the task; empty is an error."""
+def load_split(task: TaskSettings, split: SplitName) -> list[Example]:
+    """Return one split of the task. Raises LabError if it is empty."""
     found: list[Example] = getattr(splits(task), split)
     if not found:
         raise LabError(
-            f"the {split} part of {task.dataset} is empty",
+            f"the {split} split of {task.dataset} is empty",
             hint="change task.dev_fraction, task.test_fraction, task.split_seed or the sizes in task.generator",
         )
     return found
 
 
 def splits(task: TaskSettings) -> Splits:
-    """All three parts, of the sizes that the task asks for, without a question in common."""
+    """Return all three splits, in the requested sizes, without shared questions."""
     name, _, kind = task.dataset.partition("/")
     if task.dataset == "tiny":
         found = _tiny(task)
@@ -102,7 +101,7 @@ def splits(task: TaskSettings) -> Splits:
     else:
         names = [*SOURCES, "reasoning-gym/gsm_symbolic", "tiny"]
         near = difflib.get_close_matches(task.dataset, names, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(names)}"
         raise LabError(f"unknown dataset {task.dataset!r} in task.dataset", hint=hint)
     check_disjoint(found)
     most_dev = task.max_dev_examples or task.max_eval_examples
@@ -115,7 +114,7 @@ def splits(task: TaskSettings) -> Splits:
 
 
 def check_disjoint(parts: Splits) -> None:
-    """Refuse parts that share a question."""
+    """Raise LabError if two splits share a question."""
     for one, other in (("train", "test"), ("dev", "test"), ("train", "dev")):
         pairs = _shared(getattr(parts, one), getattr(parts, other))
         if pairs:
@@ -123,33 +122,37 @@ def check_disjoint(parts: Splits) -> None:
             raise LabError(
                 f"{one} and {other} share {len(pairs)} questions, "
                 f"the first {mine.id} = {theirs.id}: {mine.question[:80]!r}",
-                hint="what is mined or tuned on must not be tested on",
+                hint="questions used for mining or tuning must not be in test",
             )
 
 
 def _shared(one: Iterable[Example], other: Iterable[Example]) -> list[tuple[Example, Example]]:
-    """The questions of `one` that are in `other`, each with its twin."""
+    """Return the questions of `one` that are also in `other`, as pairs."""
     twins = {example.fingerprint: example for example in other}
     return [(example, twins[example.fingerprint]) for example in one if example.fingerprint in twins]
 
 
-def _share(seed: int, purpose: str, text: str) -> float:
-    """A number in 0..1 that depends on nothing but the seed and the text."""
+def _hash_fraction(seed: int, purpose: str, text: str) -> float:
+    """Hash seed and text to a number in [0, 1)."""
     digest = hashlib.sha256(f"{seed}/{purpose}/{text}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
 
 
-def _sample(examples: list[Example], most: int | None, seed: int) -> list[Example]:
-    """A seeded sample in the order of the file; a smaller one is part of a larger one."""
-    if most is None or most >= len(examples):
+def _sample(examples: list[Example], limit: int | None, seed: int) -> list[Example]:
+    """Return a seeded sample in file order; smaller samples are subsets of larger ones."""
+    if limit is None or limit >= len(examples):
         return examples
-    by_chance = sorted(range(len(examples)), key=lambda i: _share(seed, "sample", f"{examples[i].fingerprint}/{i}"))
-    return [examples[i] for i in sorted(by_chance[:most])]
+    by_chance = sorted(
+        range(len(examples)), key=lambda i: _hash_fraction(seed, "sample", f"{examples[i].fingerprint}/{i}")
+    )
+    return [examples[i] for i in sorted(by_chance[:limit])]
 
 
-def _cut(examples: list[Example], fraction: float, seed: int, purpose: str) -> tuple[list[Example], list[Example]]:
-    """The rest, and about `fraction` of the examples; twins and families stay together."""
-    chosen = [_share(seed, purpose, example.family or example.fingerprint) < fraction for example in examples]
+def _split_off(
+    examples: list[Example], fraction: float, seed: int, purpose: str
+) -> tuple[list[Example], list[Example]]:
+    """Split off about `fraction` of the examples; duplicates and families stay together. Return (rest, split)."""
+    chosen = [_hash_fraction(seed, purpose, example.family or example.fingerprint) < fraction for example in examples]
     return (
         [example for example, yes in zip(examples, chosen, strict=True) if not yes],
         [example for example, yes in zip(examples, chosen, strict=True) if yes],
@@ -159,36 +162,36 @@ def _cut(examples: list[Example], fraction: float, seed: int, purpose: str) -> t
 # ---------------------------------------------------------------------------------------------- published files
 
 
-def _published(task: TaskSettings, source: Source) -> Splits:
+def _published(task: TaskSettings, source: DatasetSource) -> Splits:
     folder = Path(task.data_root) / task.dataset
     if "{split}" in source.file:
         names = [name for name in (task.train_split, task.dev_split, task.eval_split) if name is not None]
         pools = {name: _read(folder, source, name) for name in names}
     else:
-        pools = _divided(task, folder, source)
-        _only(task, tuple(pools))
+        pools = _divide_file(task, folder, source)
+        _check_split_names(task, tuple(pools))
     train, test = pools[task.train_split], pools[task.eval_split]
     notes: list[str] = []
     if task.dev_split is not None:
-        dev = _without(pools[task.dev_split], task.dev_split, test, task.eval_split, notes)
-        train = _without(train, task.train_split, dev, task.dev_split, notes)
-        train = _without(train, task.train_split, test, task.eval_split, notes)
+        dev = _drop_shared(pools[task.dev_split], task.dev_split, test, task.eval_split, notes)
+        train = _drop_shared(train, task.train_split, dev, task.dev_split, notes)
+        train = _drop_shared(train, task.train_split, test, task.eval_split, notes)
     else:
-        train = _without(train, task.train_split, test, task.eval_split, notes)
-        train, dev = _cut(train, task.dev_fraction, task.split_seed, "dev")
+        train = _drop_shared(train, task.train_split, test, task.eval_split, notes)
+        train, dev = _split_off(train, task.dev_fraction, task.split_seed, "dev")
     return Splits(train, dev, test, tuple(notes))
 
 
-def _without(
+def _drop_shared(
     examples: list[Example], name: str, kept: list[Example], kept_name: str, notes: list[str]
 ) -> list[Example]:
-    """`examples` without the questions of `kept`."""
+    """Return `examples` without the questions of `kept`."""
     pairs = _shared(examples, kept)
     if not pairs:
         return examples
     mine, theirs = pairs[0]
     seen = f"{len(pairs)} of {len(examples)} questions of {name} are also in {kept_name}"
-    if len(pairs) > BY_CHANCE * min(len(examples), len(kept)):
+    if len(pairs) > MAX_OVERLAP * min(len(examples), len(kept)):
         raise LabError(
             f"{seen}, the first {mine.id} = {theirs.id}: {mine.question[:80]!r}",
             hint="these are not two splits; check the files, and task.train_split, dev_split and eval_split",
@@ -198,8 +201,8 @@ def _without(
     return [example for example in examples if example.id not in dropped]
 
 
-def _divided(task: TaskSettings, folder: Path, source: Source) -> dict[str, list[Example]]:
-    """One file: by the rows' own `split` field if they have one, else by the hash of the question."""
+def _divide_file(task: TaskSettings, folder: Path, source: DatasetSource) -> dict[str, list[Example]]:
+    """Split one file by the rows' `split` field, or by the hash of the question."""
     path = _find(folder, source.file, source)
     rows = list(_rows(path))
     examples = [_example(source, row, f"{path.stem}-{i}", path, i) for i, row in enumerate(rows)]
@@ -209,35 +212,35 @@ def _divided(task: TaskSettings, folder: Path, source: Source) -> dict[str, list
         for name, example in zip(given, examples, strict=True):
             pools.setdefault(name or "", []).append(example)
         return pools
-    train, test = _cut(examples, task.test_fraction, task.split_seed, "test")
+    train, test = _split_off(examples, task.test_fraction, task.split_seed, "test")
     return {"train": train, "test": test}
 
 
-def _only(task: TaskSettings, names: tuple[str, ...]) -> None:
-    """The task may name no split but these."""
+def _check_split_names(task: TaskSettings, names: tuple[str, ...]) -> None:
+    """Raise LabError if the task refers to other splits."""
     for key in ("train_split", "dev_split", "eval_split"):
         name = getattr(task, key)
         if name is not None and name not in names:
             raise LabError(
                 f"task.{key} is {name!r}, but {task.dataset} has {' and '.join(names)}",
-                hint="leave dev_split out to divide the training questions" if key == "dev_split" else None,
+                hint="omit dev_split to split the training questions" if key == "dev_split" else None,
             )
 
 
-def _read(folder: Path, source: Source, split: str) -> list[Example]:
+def _read(folder: Path, source: DatasetSource, split: str) -> list[Example]:
     path = _find(folder, source.file.format(split=split), source)
     return [_example(source, row, f"{split}-{i}", path, i) for i, row in enumerate(_rows(path))]
 
 
-def _find(folder: Path, name: str, source: Source) -> Path:
+def _find(folder: Path, name: str, source: DatasetSource) -> Path:
     found = sorted(folder.rglob(name)) if "*" in name else [path for path in (folder / name,) if path.is_file()]
     if len(found) == 1:
         return found[0]
     if found:
-        raise LabError(f"several files fit {name}: {', '.join(map(str, found))}", hint="keep one", file=folder)
+        raise LabError(f"several files match {name}: {', '.join(map(str, found))}", hint="keep one", file=folder)
     raise LabError(
-        f"the data is not here: looked for {folder / name}",
-        hint=f"it is {source.origin}; put it there, or set task.data_root to the folder that holds {folder.name}/",
+        f"data not found: {folder / name}",
+        hint=f"get {source.origin}; put it there, or set task.data_root to the folder that contains {folder.name}/",
     )
 
 
@@ -253,31 +256,33 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
         return
     try:
         text = path.read_text(encoding="utf-8")
-        lines = (line for line in text.split("\n") if line.strip())  # not splitlines: a text may hold other separators
+        lines = (
+            line for line in text.split("\n") if line.strip()
+        )  # not splitlines: texts may contain other separators
         yield from json.loads(text) if path.suffix == ".json" else map(json.loads, lines)
     except ValueError as error:
         raise LabError(f"this is not {path.suffix[1:].upper()}: {error}", file=path) from None
 
 
-def _example(source: Source, row: Mapping[str, Any], name: str, path: Path, index: int) -> Example:
+def _example(source: DatasetSource, row: Mapping[str, Any], name: str, path: Path, index: int) -> Example:
     try:
         return source.example(row, name)
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise LabError(
-            f"row {index} is not in the form of this dataset: {type(error).__name__} {error}",
+            f"row {index} does not have the format of this dataset: {type(error).__name__} {error}",
             file=path,
-            hint=f"expected is {source.origin}",
+            hint=f"expected {source.origin}",
         ) from None
 
 
 def _in_segments(text: str) -> str:
-    """A solution that is written in lines, with a blank line between the steps."""
+    """Separate the lines of a solution by blank lines."""
     return text if "\n\n" in text else re.sub(r"\n+", "\n\n", text)
 
 
 def _gsm8k(row: Mapping[str, Any], name: str) -> Example:
     steps, gold = row["answer"].rsplit("####", 1)
-    shown = re.sub(r"<<.*?>>", "", steps)  # the calculator's notes are not part of the text
+    shown = re.sub(r"<<.*?>>", "", steps)  # calculator annotations
     gold = gold.strip().replace(",", "")
     return Example(name, row["question"], gold, "number", (), _in_segments(f"{shown.strip()}\n#### {gold}"))
 
@@ -314,12 +319,14 @@ def _aime(row: Mapping[str, Any], name: str) -> Example:
 
 
 SOURCES = {
-    "gsm8k": Source("{split}.jsonl", _gsm8k, "train.jsonl and test.jsonl of openai/grade-school-math"),
-    "arc-c": Source("{split}.parquet", _arc, "train.parquet and test.parquet of allenai/ai2_arc, ARC-Challenge"),
-    "svamp": Source("SVAMP.json", _svamp, "SVAMP.json of arkilpatel/SVAMP"),
-    "strategyqa": Source("dev.json", _strategyqa, "dev.json of eladsegal/strategyqa"),
-    "math500": Source("test.jsonl", _math500, "test.jsonl of MATH-500, from openai/prm800k"),
-    "aime_2024": Source("*.parquet", _aime, "one parquet file with the columns id, problem, solution and answer"),
+    "gsm8k": DatasetSource("{split}.jsonl", _gsm8k, "train.jsonl and test.jsonl of openai/grade-school-math"),
+    "arc-c": DatasetSource("{split}.parquet", _arc, "train.parquet and test.parquet of allenai/ai2_arc, ARC-Challenge"),
+    "svamp": DatasetSource("SVAMP.json", _svamp, "SVAMP.json of arkilpatel/SVAMP"),
+    "strategyqa": DatasetSource("dev.json", _strategyqa, "dev.json of eladsegal/strategyqa"),
+    "math500": DatasetSource("test.jsonl", _math500, "test.jsonl of MATH-500, from openai/prm800k"),
+    "aime_2024": DatasetSource(
+        "*.parquet", _aime, "one parquet file with the columns id, problem, solution and answer"
+    ),
 }
 
 
@@ -329,22 +336,22 @@ SOURCES = {
 def _tiny(task: TaskSettings) -> Splits:
     from .tiny.task import examples
 
-    _only(task, PARTS)
+    _check_split_names(task, SPLIT_NAMES)
     make = task.generator
     sizes = {"train": make.n_train, "dev": make.n_dev, "test": make.n_test}
-    train, dev, test = (examples(make.kind, part, sizes[part], make.seed) for part in PARTS)
+    train, dev, test = (examples(make.kind, part, sizes[part], make.seed) for part in SPLIT_NAMES)
     return Splits(train, dev, test)
 
 
 def _reasoning_gym(task: TaskSettings, kind: str) -> Splits:
-    """Questions of one stream; each falls into its part by the hash of its text, until all parts are full."""
+    """Assign the questions of one stream to splits by their hash, until all splits are full."""
     from .grading import number
 
-    _only(task, PARTS)
+    _check_split_names(task, SPLIT_NAMES)
     make = task.generator
     wanted = {"train": make.n_train, "dev": make.n_dev, "test": make.n_test}
     total = sum(wanted.values())
-    found: dict[str, dict[str, Example]] = {part: {} for part in PARTS}
+    found: dict[str, dict[str, Example]] = {part: {} for part in SPLIT_NAMES}
     for i, item in enumerate(_stream(kind, 1000 + 20 * total, make.seed, make.options)):
         if number(item["answer"]) is None:
             raise LabError(
@@ -354,14 +361,14 @@ def _reasoning_gym(task: TaskSettings, kind: str) -> Splits:
         steps = item["metadata"].get("answer_cot")
         solution = _in_segments(steps) if isinstance(steps, str) else None
         example = Example(f"{kind}-{make.seed}-{i}", item["question"].strip(), item["answer"], "number", (), solution)
-        part = PARTS[int(_share(task.split_seed, "part", example.fingerprint) * len(PARTS))]
+        part = SPLIT_NAMES[int(_hash_fraction(task.split_seed, "part", example.fingerprint) * len(SPLIT_NAMES))]
         if len(found[part]) < wanted[part]:
             found[part].setdefault(example.fingerprint, example)
-        if all(len(found[part]) == wanted[part] for part in PARTS):
-            train, dev, test = (list(found[part].values()) for part in PARTS)
+        if all(len(found[part]) == wanted[part] for part in SPLIT_NAMES):
+            train, dev, test = (list(found[part].values()) for part in SPLIT_NAMES)
             return Splits(train, dev, test)
-    sizes = ", ".join(f"{len(found[part])} of {wanted[part]} for {part}" for part in PARTS)
-    raise LabError(f"{task.dataset} has too few different questions: {sizes}", hint="ask for fewer in task.generator")
+    sizes = ", ".join(f"{len(found[part])} of {wanted[part]} for {part}" for part in SPLIT_NAMES)
+    raise LabError(f"{task.dataset} has too few different questions: {sizes}", hint="request fewer in task.generator")
 
 
 def _stream(kind: str, size: int, seed: int, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -376,6 +383,6 @@ def _stream(kind: str, size: int, seed: int, options: Mapping[str, Any]) -> Iter
     try:
         made = reasoning_gym.create_dataset(kind, size=size, seed=seed, **options)
     except (TypeError, ValueError, AssertionError) as error:
-        raise LabError(f"reasoning-gym refuses task.generator.options for {kind}: {error}") from None
+        raise LabError(f"reasoning-gym rejects task.generator.options for {kind}: {error}") from None
     for i in range(size):
         yield made[i]

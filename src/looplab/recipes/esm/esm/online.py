@@ -1,13 +1,14 @@
-"""Steering while the answer is written: at each segment border ask the memory, probe what it offers, decide, go on.
+"""Online steering: at each segment boundary retrieve candidates, probe them, decide, continue.
 
-Before segment m the state at the border (control point m − 1) is compared with the entries of that control point.
+Before segment m the hidden state at the boundary (control point m − 1) is compared with the entries of that control
+point.
 With Â_i = cos·Q_i and Â_null = max over the retrieved entries without a vector (0 if none), the L best are probed:
 
     Score_i = β·Â_i + ρ·(mean logprob_i − mean logprob_null)        Score_null = β·Â_null
 
 The best is injected with the factor k_scale·Score_i, unless it is below tau_null or not above Score_null. Segment 1 is
-never steered; after M segments the rest is written plainly. Probes do not count against the budget of the answer; they
-are reported beside it.
+never steered; after M segments the rest is generated without steering. Probes do not count against the budget of the
+answer; they are reported separately.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ import numpy as np
 
 from looplab.errors import LabError
 
-from .backends.base import Backend, Injection, Sampling, Session
+from .backends.base import Backend, GenerationSession, Injection, SamplingParams
 from .config import OnlineSettings, resolve_layers
-from .memory import Entry, Found, Memory
+from .memory import Memory, MemoryEntry, RetrievalResult
 
 if TYPE_CHECKING:
-    from .config import Settings
+    from .config import EsmSettings
 
 PROBE_SCALE = 1.0
-"""Probes are made with the plain vector: the factor of the commitment is only known from their outcome."""
+"""Scale of probes: the final scale depends on their outcome."""
 
 
 @dataclass
-class Answer:
-    """What was written for one question, and how."""
+class GeneratedAnswer:
+    """The answer to one question, and how it was generated."""
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
@@ -48,50 +49,50 @@ class Answer:
 
 
 @dataclass
-class Choice:
-    """What is done at one control point of one row."""
+class SteeringDecision:
+    """What to do at one control point of one row."""
 
     step: dict[str, Any]
     injection: Injection | None = None
 
 
 @dataclass
-class Candidate:
+class SteeringCandidate:
     """An entry that may be injected."""
 
-    entry: Entry
+    entry: MemoryEntry
     sim: float
     ahat: float
     score: float
     conf_gain: float | None = None
 
 
-Guide = Callable[[Session, Sequence[int], Sequence[int], int], list[Choice]]
-"""(session, rows, remaining tokens of each, segment) → what to do for each row."""
+Controller = Callable[[GenerationSession, Sequence[int], Sequence[int], int], list[SteeringDecision]]
+"""(session, rows, remaining tokens per row, segment) → decision per row."""
 
 
 def solve(
-    backend: Backend, texts: Sequence[str], seeds: Sequence[int], sampling: Sampling,
-    delimiter: str, segments: int, guide: Guide | None,
-) -> list[Answer]:  # fmt: skip
+    backend: Backend, texts: Sequence[str], seeds: Sequence[int], sampling: SamplingParams,
+    delimiter: str, segments: int, controller: Controller | None,
+) -> list[GeneratedAnswer]:  # fmt: skip
     """Answer a batch of prompts segment by segment.
 
-    Greedy decoding, which has no guide, makes the same pauses: where nothing is ever injected, a method then makes the
-    same calls as greedy, with batches of the same shapes, and has the same bits.
+    Greedy decoding, which has no controller, pauses at the same points: if nothing is injected, a method makes the same
+    calls as greedy, with the same batch shapes, and its answers are bit-identical.
     """
-    answers = [Answer() for _ in texts]
-    session = backend.open(texts, seeds)
+    answers = [GeneratedAnswer() for _ in texts]
+    session = backend.start_session(texts, seeds)
     try:
-        live = list(range(len(texts)))
+        active = list(range(len(texts)))
         for m in range(1, segments + 1):
-            remaining = [sampling.max_new_tokens - answers[row].tokens_used for row in live]
-            choices = guide(session, live, remaining, m) if guide else []
-            live = _write(session, answers, live, remaining, choices, delimiter, sampling)
-            if not live:
+            remaining = [sampling.max_new_tokens - answers[row].tokens_used for row in active]
+            decisions = controller(session, active, remaining, m) if controller else []
+            active = _generate_segment(session, answers, active, remaining, decisions, delimiter, sampling)
+            if not active:
                 break
-        if live:
-            remaining = [sampling.max_new_tokens - answers[row].tokens_used for row in live]
-            _write(session, answers, live, remaining, [], None, sampling)
+        if active:
+            remaining = [sampling.max_new_tokens - answers[row].tokens_used for row in active]
+            _generate_segment(session, answers, active, remaining, [], None, sampling)
         for row, answer in enumerate(answers):
             answer.text = session.text(row)
     finally:
@@ -99,31 +100,34 @@ def solve(
     return answers
 
 
-def _write(
-    session: Session, answers: Sequence[Answer], rows: Sequence[int], remaining: Sequence[int],
-    choices: Sequence[Choice], until: str | None, sampling: Sampling,
+def _generate_segment(
+    session: GenerationSession, answers: Sequence[GeneratedAnswer], rows: Sequence[int], remaining: Sequence[int],
+    decisions: Sequence[SteeringDecision], until: str | None, sampling: SamplingParams,
 ) -> list[int]:  # fmt: skip
-    """Generate one piece for each row; the rows that can go on."""
-    injections = [choice.injection for choice in choices] or [None] * len(rows)
-    going = []
-    for place, piece in enumerate(session.generate(rows, remaining, injections, until, sampling)):
+    """Generate one segment per row; return the rows that are not finished."""
+    injections = [decision.injection for decision in decisions] or [None] * len(rows)
+    unfinished = []
+    for place, completion in enumerate(session.generate(rows, remaining, injections, until, sampling)):
         answer = answers[rows[place]]
-        answer.tokens += piece.tokens
-        answer.logprob_sum += sum(piece.logprobs)
-        if choices:
-            step = choices[place].step
+        answer.tokens += completion.tokens
+        answer.logprob_sum += sum(completion.logprobs)
+        if decisions:
+            step = decisions[place].step
             answer.probe_tokens_used += step["spent_probe"]
-            spent = {"spent_commit": len(piece.tokens), "spent_total": step["spent_probe"] + len(piece.tokens)}
-            answer.steps.append({**step, **spent, "text": piece.text})
-        if piece.finish == "delimiter" and answer.tokens_used < sampling.max_new_tokens:
-            going.append(rows[place])
+            spent = {
+                "spent_commit": len(completion.tokens),
+                "spent_total": step["spent_probe"] + len(completion.tokens),
+            }
+            answer.steps.append({**step, **spent, "text": completion.text})
+        if completion.finish == "delimiter" and answer.tokens_used < sampling.max_new_tokens:
+            unfinished.append(rows[place])
         else:
-            answer.finish_reason = "stop" if piece.finish == "eos" else "length"
-    return going
+            answer.finish_reason = "stop" if completion.finish == "eos" else "length"
+    return unfinished
 
 
-def make_guide(settings: Settings, memory: Memory, variant: str, n_layers: int, seed: int = 0) -> Guide:
-    """The guide of a variant or control. `seed` is of the control's own randomness."""
+def make_controller(settings: EsmSettings, memory: Memory, variant: str, n_layers: int, seed: int = 0) -> Controller:
+    """Return the controller of a variant or control. `seed` is for the control's own randomness."""
     online = settings.online
     if variant == "no_memory":
         memory = memory.restricted(())
@@ -131,8 +135,8 @@ def make_guide(settings: Settings, memory: Memory, variant: str, n_layers: int, 
         layers = memory.layers if online.layers is None else resolve_layers(online.layers, n_layers)
         if absent := sorted(set(layers) - set(memory.layers)):
             raise LabError(
-                f"online.layers names {absent}, but the memory has entries at {list(memory.layers)} only",
-                hint="mine these layers too (offline_mine.candidate_layers), or leave online.layers out",
+                f"online.layers contains {absent}, but the memory only has entries at {list(memory.layers)}",
+                hint="mine these layers too (offline_mine.candidate_layers), or omit online.layers",
             )
         memory = memory.restricted(layers, online.min_tool_m, online.max_tool_m)
     if variant == "random_direction":
@@ -140,11 +144,11 @@ def make_guide(settings: Settings, memory: Memory, variant: str, n_layers: int, 
     elif variant == "shuffled_retrieval":
         memory = memory.shuffled(seed)
     elif variant == "mean_vector":
-        return _mean_guide(memory.means(), online)
-    return _memory_guide(memory, online, settings.control_points.segment_delimiter, variant != "no_probing")
+        return _mean_vector_controller(memory.means(), online)
+    return _memory_controller(memory, online, settings.control_points.segment_delimiter, variant != "no_probing")
 
 
-def _step(m: int, remaining: int, note: str) -> dict[str, Any]:
+def _new_step(m: int, remaining: int, note: str) -> dict[str, Any]:
     return {
         "m": m, "mem_m": m - 1, "remaining_before": remaining, "probe_tokens_per_cand": 0, "spent_probe": 0,
         "did_probe": False, "chosen": None, "chosen_score": None, "chosen_scale": 0.0, "null_ahat": None,
@@ -152,108 +156,121 @@ def _step(m: int, remaining: int, note: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _mean_guide(means: dict[int, Entry], online: OnlineSettings) -> Guide:
-    """The simple rival of a memory: one vector for everybody, always, as strong as its mean quality says."""
+def _mean_vector_controller(means: dict[int, MemoryEntry], online: OnlineSettings) -> Controller:
+    """Baseline: always inject one mean vector per control point, scaled by its mean quality."""
 
-    def guide(session: Session, rows: Sequence[int], remaining: Sequence[int], m: int) -> list[Choice]:
+    def controller(
+        session: GenerationSession, rows: Sequence[int], remaining: Sequence[int], m: int
+    ) -> list[SteeringDecision]:
         entry = means.get(m - 1)
-        choices = []
+        decisions = []
         for left in remaining:
-            choice = Choice(_step(m, left, "first segment" if m == 1 else "" if entry else "no vectors here"))
+            decision = SteeringDecision(
+                _new_step(m, left, "first segment" if m == 1 else "" if entry else "no vectors here")
+            )
             if entry is not None and entry.vector is not None:
                 score = online.beta * entry.quality
                 scale = online.k_scale * score
-                choice.injection = Injection(entry.vector, entry.layer, scale)
-                choice.step.update(chosen=entry.name, chosen_score=score, chosen_scale=scale)
-            choices.append(choice)
-        return choices
+                decision.injection = Injection(entry.vector, entry.layer, scale)
+                decision.step.update(chosen=entry.name, chosen_score=score, chosen_scale=scale)
+            decisions.append(decision)
+        return decisions
 
-    return guide
+    return controller
 
 
-def _memory_guide(memory: Memory, online: OnlineSettings, delimiter: str, probing: bool) -> Guide:
-    def guide(session: Session, rows: Sequence[int], remaining: Sequence[int], m: int) -> list[Choice]:
-        choices = [Choice(_step(m, left, "first segment" if m == 1 else "")) for left in remaining]
+def _memory_controller(memory: Memory, online: OnlineSettings, delimiter: str, probing: bool) -> Controller:
+    def controller(
+        session: GenerationSession, rows: Sequence[int], remaining: Sequence[int], m: int
+    ) -> list[SteeringDecision]:
+        decisions = [SteeringDecision(_new_step(m, left, "first segment" if m == 1 else "")) for left in remaining]
         if m == 1:
-            return choices
-        # Without entries there is nothing to compare, and a state of no layer at all is of no use either.
-        states = session.states(rows, memory.layers) if memory.entries else np.zeros((len(rows), 0, 0), np.float32)
+            return decisions
+        # An empty memory has no layers, so there are no states to read.
+        states = (
+            session.hidden_states(rows, memory.layers) if memory.entries else np.zeros((len(rows), 0, 0), np.float32)
+        )
         found = memory.retrieve(states, m - 1, online.k_retrieve, online.min_entries, online.min_sim)
-        offers = [_offer(memory, one, online, choice) for one, choice in zip(found, choices, strict=True)]
+        candidate_lists = [
+            _select_candidates(memory, one, online, decision) for one, decision in zip(found, decisions, strict=True)
+        ]
         if probing and online.rho > 0:
-            _probe(session, rows, remaining, offers, choices, online, delimiter)
-        for choice, offer in zip(choices, offers, strict=True):
-            if offer:
-                _decide(choice, offer, online)
-        return choices
+            _probe(session, rows, remaining, candidate_lists, decisions, online, delimiter)
+        for decision, candidates in zip(decisions, candidate_lists, strict=True):
+            if candidates:
+                _decide(decision, candidates, online)
+        return decisions
 
-    return guide
+    return controller
 
 
-def _offer(memory: Memory, found: Found, online: OnlineSettings, choice: Choice) -> list[Candidate]:
-    """The L best retrieved entries that have a vector; what null is worth goes into the step."""
-    choice.step.update(mem_reason=found.reason, mem_n_entries=found.n_entries, mem_top_sim=found.top_sim)
+def _select_candidates(
+    memory: Memory, found: RetrievalResult, online: OnlineSettings, decision: SteeringDecision
+) -> list[SteeringCandidate]:
+    """Return the L best retrieved entries with a vector; store the value of null in the step."""
+    decision.step.update(mem_reason=found.reason, mem_n_entries=found.n_entries, mem_top_sim=found.top_sim)
     if found.reason != "ok":
         return []
-    null, offer = [], []
+    null, candidates = [], []
     for index, sim in zip(found.entries, found.sims, strict=True):
         entry = memory.entries[index]
         ahat = sim * entry.quality
         if entry.vector is None:
             null.append(ahat)
         else:
-            offer.append(Candidate(entry, sim, ahat, online.beta * ahat))
-    choice.step["null_ahat"] = max(null, default=0.0)
-    if not offer:
-        choice.step["note"] = "only entries without a vector"
-    offer.sort(key=lambda one: -one.ahat)
-    return offer[: online.L]
+            candidates.append(SteeringCandidate(entry, sim, ahat, online.beta * ahat))
+    decision.step["null_ahat"] = max(null, default=0.0)
+    if not candidates:
+        decision.step["note"] = "only entries without a vector"
+    candidates.sort(key=lambda one: -one.ahat)
+    return candidates[: online.L]
 
 
 def _probe(
-    session: Session, rows: Sequence[int], remaining: Sequence[int], offers: Sequence[Sequence[Candidate]],
-    choices: Sequence[Choice], online: OnlineSettings, delimiter: str,
+    session: GenerationSession, rows: Sequence[int], remaining: Sequence[int],
+    candidate_lists: Sequence[Sequence[SteeringCandidate]], decisions: Sequence[SteeringDecision],
+    online: OnlineSettings, delimiter: str,
 ) -> None:  # fmt: skip
-    """Let the model go on for a few tokens with nothing and with each offer, and see what it is surer of."""
-    sampling = Sampling(online.probe_tokens)
+    """Generate a few tokens without steering and with each candidate, and compare the confidence."""
+    sampling = SamplingParams(online.probe_tokens)
     null: dict[int, float] = {}
-    for rank in range(-1, max(map(len, offers))):
-        places = [place for place, offer in enumerate(offers) if len(offer) > max(rank, 0)]
+    for rank in range(-1, max(map(len, candidate_lists))):
+        places = [place for place, candidates in enumerate(candidate_lists) if len(candidates) > max(rank, 0)]
         if not places:
             continue
         injections = [
-            Injection(vector, offers[place][rank].entry.layer, PROBE_SCALE)
-            if rank >= 0 and (vector := offers[place][rank].entry.vector) is not None
+            Injection(vector, candidate_lists[place][rank].entry.layer, PROBE_SCALE)
+            if rank >= 0 and (vector := candidate_lists[place][rank].entry.vector) is not None
             else None
             for place in places
         ]
         limits = [min(online.probe_tokens, remaining[place]) for place in places]
-        pieces = session.generate([rows[p] for p in places], limits, injections, delimiter, sampling, commit=False)
-        for place, piece in zip(places, pieces, strict=True):
-            confidence = float(np.mean(piece.logprobs)) if piece.logprobs else 0.0
-            step = choices[place].step
-            step["spent_probe"] += len(piece.tokens)
+        completions = session.generate([rows[p] for p in places], limits, injections, delimiter, sampling, commit=False)
+        for place, completion in zip(places, completions, strict=True):
+            confidence = float(np.mean(completion.logprobs)) if completion.logprobs else 0.0
+            step = decisions[place].step
+            step["spent_probe"] += len(completion.tokens)
             if rank < 0:
                 null[place] = confidence
                 step.update(did_probe=True, probe_tokens_per_cand=online.probe_tokens)
             else:
-                candidate = offers[place][rank]
+                candidate = candidate_lists[place][rank]
                 candidate.conf_gain = confidence - null[place]
                 candidate.score += online.rho * candidate.conf_gain
 
 
-def _decide(choice: Choice, offer: Sequence[Candidate], online: OnlineSettings) -> None:
-    """The best offer, or null: in doubt the model is left alone."""
-    best = max(offer, key=lambda one: one.score)
-    choice.step["candidates"] = [
+def _decide(decision: SteeringDecision, candidates: Sequence[SteeringCandidate], online: OnlineSettings) -> None:
+    """Choose the best candidate, or null: in doubt the model is not steered."""
+    best = max(candidates, key=lambda one: one.score)
+    decision.step["candidates"] = [
         {"name": one.entry.name, "score": one.score, "ahat": one.ahat, "sim": one.sim, "conf_gain": one.conf_gain}
-        for one in offer
+        for one in candidates
     ]
-    if best.score <= online.beta * choice.step["null_ahat"]:
-        choice.step["note"] = "null is as good"
+    if best.score <= online.beta * decision.step["null_ahat"]:
+        decision.step["note"] = "null is as good"
     elif best.score < online.tau_null:
-        choice.step["note"] = "below tau_null"
+        decision.step["note"] = "below tau_null"
     elif best.entry.vector is not None:
         scale = online.k_scale * best.score
-        choice.injection = Injection(best.entry.vector, best.entry.layer, scale)
-        choice.step.update(chosen=best.entry.name, chosen_score=best.score, chosen_scale=scale)
+        decision.injection = Injection(best.entry.vector, best.entry.layer, scale)
+        decision.step.update(chosen=best.entry.name, chosen_score=best.score, chosen_scale=scale)

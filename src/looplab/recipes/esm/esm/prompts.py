@@ -1,6 +1,6 @@
-"""The prompt templates: a question becomes the text that the model continues.
+"""Prompt templates.
 
-Each asks for steps with a blank line between them, since segments end there, and for one form of the final answer,
+Each asks for steps separated by blank lines, because segments end there, and for a fixed form of the final answer,
 which grading.py looks for first.
 """
 
@@ -39,10 +39,10 @@ TEMPLATES = {
 
 
 def render(template: str, example: Example) -> str:
-    """The prompt of an example."""
+    """Return the prompt of an example."""
     if template not in TEMPLATES:
         near = difflib.get_close_matches(template, TEMPLATES, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(TEMPLATES)}"
+        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(TEMPLATES)}"
         raise LabError(f"unknown prompt.template {template!r}", hint=hint)
     text = TEMPLATES[template]
     if example.kind == "choice" and "{choices}" not in text:

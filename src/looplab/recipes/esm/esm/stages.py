@@ -1,4 +1,4 @@
-"""The stages as functions of a config file and a run folder; what run.py and a pipeline call."""
+"""The stages as functions of a config file and a run folder, for run.py and pipelines."""
 
 from __future__ import annotations
 
@@ -12,86 +12,86 @@ from looplab.errors import LabError
 
 from . import cases, evaluate, files, memory, mine, select, stats, tables
 from .backends.base import make_backend
-from .config import Settings, load
+from .config import EsmSettings, load
 from .data import Example, splits
 from .evaluate import Method, Report
 
-Say = Callable[[str], None]
-TUNE_SHARE = 0.5
-"""`tune` uses this share of the dev questions, drawn by `seed`. The method itself is deterministic; what varies from
-one seed to the next, and what a difference must stand out from, is which questions are asked."""
+Log = Callable[[str], None]
+TUNE_FRACTION = 0.5
+"""Fraction of the dev questions that `tune` uses, sampled by `seed`. The method is deterministic; the choice of
+questions is the noise that a difference must exceed."""
 
 
-def _settings(config: Path, run_dir: Path, say: Say) -> Settings:
+def _settings(config: Path, run_dir: Path, log: Log) -> EsmSettings:
     settings = load(config)
     for note in settings.notes:
-        say(f"note: {note}")
+        log(f"note: {note}")
     run_dir.mkdir(parents=True, exist_ok=True)
     if not (run_dir / "config_resolved.json").is_file():
         files.write_json(run_dir / "config_resolved.json", settings.plain())
     return settings
 
 
-def _questions(settings: Settings, part: str, say: Say) -> list[Example]:
+def _questions(settings: EsmSettings, part: str, log: Log) -> list[Example]:
     found = splits(settings.task)
     for note in found.notes:
-        say(f"note: {note}")
+        log(f"note: {note}")
     examples: list[Example] = getattr(found, part)
     return examples
 
 
-def _require_memory(settings: Settings, run_dir: Path, wanted: Sequence[Method]) -> None:
-    """Before the model is loaded, which takes its time."""
-    if any(method.name != "greedy" for method in wanted):
+def _require_memory(settings: EsmSettings, run_dir: Path, methods: Sequence[Method]) -> None:
+    """Raise LabError if a method needs a memory and there is none; called before the model is loaded."""
+    if any(method.name != "greedy" for method in methods):
         memory.require(evaluate.artifact_dir(settings, run_dir) / "memory")
 
 
-def run_mine(config: Path, run_dir: Path, say: Say = print) -> dict[str, Any]:
-    settings = _settings(config, run_dir, say)
-    examples = _questions(settings, "train", say)
+def run_mine(config: Path, run_dir: Path, log: Log = print) -> dict[str, Any]:
+    settings = _settings(config, run_dir, log)
+    examples = _questions(settings, "train", log)
     backend = make_backend(settings.model, settings.prompt.chat)
     try:
-        return mine.run(settings, backend, examples, run_dir, say)
+        return mine.run(settings, backend, examples, run_dir, log)
     finally:
         backend.close()
 
 
-def run_select(config: Path, run_dir: Path, say: Say = print) -> dict[str, Any]:
-    return select.run(_settings(config, run_dir, say), run_dir)
+def run_select(config: Path, run_dir: Path, log: Log = print) -> dict[str, Any]:
+    return select.run(_settings(config, run_dir, log), run_dir)
 
 
-def run_memory(config: Path, run_dir: Path, say: Say = print) -> dict[str, Any]:
-    return memory.run(_settings(config, run_dir, say), run_dir)
+def run_memory(config: Path, run_dir: Path, log: Log = print) -> dict[str, Any]:
+    return memory.run(_settings(config, run_dir, log), run_dir)
 
 
-def run_eval(config: Path, run_dir: Path, say: Say = print) -> dict[str, Any]:
-    """The split, methods and ablations of the config; tables, figure and cases."""
-    settings = _settings(config, run_dir, say)
-    examples = _questions(settings, settings.eval.split, say)
-    wanted = evaluate.methods(settings)
-    _require_memory(settings, run_dir, wanted)
+def run_eval(config: Path, run_dir: Path, log: Log = print) -> dict[str, Any]:
+    """Evaluate the config's split, methods and ablations; write tables, figure and cases."""
+    settings = _settings(config, run_dir, log)
+    examples = _questions(settings, settings.eval.split, log)
+    methods = evaluate.requested_methods(settings)
+    _require_memory(settings, run_dir, methods)
     backend = make_backend(settings.model, settings.prompt.chat)
     try:
-        report = evaluate.run(settings, backend, examples, run_dir, split=settings.eval.split, wanted=wanted, say=say)
+        report = evaluate.run(settings, backend, examples, run_dir, split=settings.eval.split, methods=methods, log=log)
     finally:
         backend.close()
     for note in tables.write(report, settings, run_dir):
-        say(f"note: {note}")
+        log(f"note: {note}")
     cases.write_cases(report, settings, run_dir)
     return tables.main_row(report, settings)
 
 
-def run_tune(config: Path, run_dir: Path, say: Say = print) -> dict[str, Any]:
-    """Greedy and ESM on a seeded half of dev; metrics.jsonl gets a row after each batch of questions."""
-    settings = _settings(config, run_dir, say)
-    examples = _tuning_questions(_questions(settings, "dev", say), settings.seed)
+def run_tune(config: Path, run_dir: Path, log: Log = print) -> dict[str, Any]:
+    """Evaluate greedy and ESM on a seeded half of dev; metrics.jsonl gets a row after each batch of questions."""
+    settings = _settings(config, run_dir, log)
+    examples = _tuning_questions(_questions(settings, "dev", log), settings.seed)
     logger = trainkit.Logger(run_dir / "metrics.jsonl")
-    wanted = [Method("greedy", 0), Method("esm", 0)]
-    _require_memory(settings, run_dir, wanted)
+    methods = [Method("greedy", 0), Method("esm", 0)]
+    _require_memory(settings, run_dir, methods)
     backend = make_backend(settings.model, settings.prompt.chat)
     try:
         report = evaluate.run(
-            settings, backend, examples, run_dir, split="dev", wanted=wanted, say=say,
+            settings, backend, examples, run_dir, split="dev", methods=methods, log=log,
             after_batch=lambda so_far: logger.log(_metrics(so_far), step=len(so_far.rows["esm"][0])),
         )  # fmt: skip
     finally:
@@ -103,7 +103,7 @@ def run_tune(config: Path, run_dir: Path, say: Say = print) -> dict[str, Any]:
 
 def _tuning_questions(dev: list[Example], seed: int) -> list[Example]:
     order = sorted(dev, key=lambda example: mine.row_seed("tune", seed, example.fingerprint))
-    return order[: max(1, round(TUNE_SHARE * len(dev)))]
+    return order[: max(1, round(TUNE_FRACTION * len(dev)))]
 
 
 def _metrics(report: Report) -> dict[str, float]:
@@ -117,32 +117,38 @@ def _metrics(report: Report) -> dict[str, float]:
     }  # fmt: skip
 
 
-STAGES: dict[str, Callable[[Path, Path, Say], dict[str, Any]]] = {
+STAGES: dict[str, Callable[[Path, Path, Log], dict[str, Any]]] = {
     "mine": run_mine, "select": run_select, "memory": run_memory, "eval": run_eval, "tune": run_tune,
 }  # fmt: skip
 
 
 def case(
-    config: Path, run_dir: Path, ids: str, methods: str, tag: str, max_new_tokens: int | None = None, say: Say = print
+    config: Path,
+    run_dir: Path,
+    ids: str,
+    requested_methods: str,
+    tag: str,
+    max_new_tokens: int | None = None,
+    log: Log = print,
 ) -> Path:
-    """Answer a few questions of eval.split and write them down in full."""
-    settings = _settings(config, run_dir, say)
+    """Answer a few questions of eval.split and write a full report."""
+    settings = _settings(config, run_dir, log)
     if max_new_tokens is not None:
         settings = settings.changed({"decode.max_new_tokens": max_new_tokens})
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", tag):
-        raise LabError(f"the tag {tag!r} cannot be part of a file's name", hint="letters, digits, `_`, `-`, `.`")
+        raise LabError(f"the tag {tag!r} cannot be part of a file name", hint="use letters, digits, `_`, `-`, `.`")
     known = ("greedy", "esm", "no_memory", "no_probing", "random_direction", "shuffled_retrieval", "mean_vector")
-    names = [name.strip() for name in methods.split(",") if name.strip()]
+    names = [name.strip() for name in requested_methods.split(",") if name.strip()]
     for name in names:
         if name not in known:
-            raise LabError(f"there is no method {name!r}", hint=f"there are {', '.join(known)}")
-    examples = cases.pick(_questions(settings, settings.eval.split, say), ids)
-    wanted = [method for method in evaluate.methods(settings, names) if method.first]
-    _require_memory(settings, run_dir, wanted)
+            raise LabError(f"unknown method {name!r}", hint=f"choose from {', '.join(known)}")
+    examples = cases.pick(_questions(settings, settings.eval.split, log), ids)
+    methods = [method for method in evaluate.requested_methods(settings, names) if method.first]
+    _require_memory(settings, run_dir, methods)
     backend = make_backend(settings.model, settings.prompt.chat)
     try:
         report = evaluate.run(
-            settings, backend, examples, run_dir, split=settings.eval.split, wanted=wanted, prefix=f"{tag}_", say=say
+            settings, backend, examples, run_dir, split=settings.eval.split, methods=methods, prefix=f"{tag}_", log=log
         )
     finally:
         backend.close()

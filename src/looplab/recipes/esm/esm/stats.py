@@ -1,4 +1,4 @@
-"""Is one method better than another on the same questions? Paired tests and intervals."""
+"""Paired tests and confidence intervals for two methods on the same questions."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True)
-class Paired:
-    """A method against a baseline, question by question."""
+class PairedComparison:
+    """Comparison of a method with a baseline, question by question."""
 
     n: int
     delta: float
     """Mean difference of accuracy."""
     ci_low: float
     ci_high: float
-    """The 95 % bootstrap interval of the difference, over questions."""
+    """95 % bootstrap confidence interval of the difference, over questions."""
     win: int
     lose: int
-    """Questions that only the method, or only the baseline, has right (first seed)."""
+    """Questions that only the method, or only the baseline, answers correctly (first seed)."""
     mcnemar_p: float | None
     """Two-sided exact McNemar test on win and lose; None with several seeds, whose answers are not independent."""
 
 
 def mcnemar(win: int, lose: int) -> float:
-    """The two-sided exact p: as many or more one-sided disagreements, if both sides were equally likely."""
+    """Return the two-sided p-value of the exact McNemar test."""
     n, k = win + lose, min(win, lose)
     if n == 0:
         return 1.0
@@ -39,9 +39,9 @@ def mcnemar(win: int, lose: int) -> float:
 
 
 def bootstrap(differences: Floats, samples: int = 10_000, seed: int = 0, level: float = 0.95) -> tuple[float, float]:
-    """The percentile interval of the mean, resampling whole questions.
+    """Return the percentile bootstrap interval of the mean, resampling questions.
 
-    Only how often each distinct difference is drawn matters, so the draws are one multinomial.
+    Only the counts of the distinct differences matter, so one multinomial draw per sample is enough.
     """
     if len(differences) == 0:
         return math.nan, math.nan
@@ -51,8 +51,10 @@ def bootstrap(differences: Floats, samples: int = 10_000, seed: int = 0, level: 
     return float(low), float(high)
 
 
-def paired(baseline: Sequence[Sequence[bool]], method: Sequence[Sequence[bool]], samples: int = 10_000) -> Paired:
-    """Compare answers given as [seed][question]. A question counts once: with the mean of its seeds."""
+def paired(
+    baseline: Sequence[Sequence[bool]], method: Sequence[Sequence[bool]], samples: int = 10_000
+) -> PairedComparison:
+    """Compare answers given as [seed][question]. Each question counts once, with the mean over its seeds."""
     before, after = np.asarray(baseline, dtype=np.float64), np.asarray(method, dtype=np.float64)
     differences = after.mean(axis=0) - before.mean(axis=0)
     win = int((after[0] > before[0]).sum())
@@ -60,4 +62,4 @@ def paired(baseline: Sequence[Sequence[bool]], method: Sequence[Sequence[bool]],
     low, high = bootstrap(differences, samples)
     delta = float(differences.mean()) if len(differences) else math.nan
     p = mcnemar(win, lose) if len(before) == len(after) == 1 else None
-    return Paired(len(differences), delta, low, high, win, lose, p)
+    return PairedComparison(len(differences), delta, low, high, win, lose, p)

@@ -1,4 +1,4 @@
-"""What an evaluation says, as tables: accuracy with intervals, what it costs, and how the steering behaved."""
+"""Tables of an evaluation: accuracy with confidence intervals, cost, and diagnostics of the steering."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import numpy as np
 from . import files, stats
 
 if TYPE_CHECKING:
-    from .config import Settings
+    from .config import EsmSettings
     from .evaluate import Report
 
 Row = dict[str, Any]
 
 
-def write(report: Report, settings: Settings, run_dir: Path) -> list[str]:
-    """All tables and the figure of a run; what is worth saying."""
+def write(report: Report, settings: EsmSettings, run_dir: Path) -> list[str]:
+    """Write all tables and the figure of a run; return notes for the user."""
     tables, t_max = run_dir / "tables", report.t_max
     _write_csv(tables / "main_results_single.csv", [main_row(report, settings)])
     if settings.eval.ablations:
@@ -35,29 +35,29 @@ def write(report: Report, settings: Settings, run_dir: Path) -> list[str]:
     if {"greedy", "esm"} <= set(report.rows):
         files.write_json(tables / f"compare_T{t_max}.json", compare(report))
     notes = figure(report, run_dir / "figures" / f"tokens_hist_T{t_max}.pdf")
-    if differing := unlike_greedy(report):
+    if differing := differing_from_greedy(report):
         notes.append(
-            f"without a memory {differing} answers differ from greedy ones: rounding decided ties, in other batches "
-            "(another batch size or number of questions, or vLLM), or the backend is not sound"
+            f"without a memory {differing} answers differ from greedy: rounding broke ties differently in other "
+            "batches (another batch size or number of questions, or vLLM), or the backend is faulty"
         )
     return notes
 
 
-def unlike_greedy(report: Report) -> int:
-    """How many answers of no_memory differ from the greedy one in any token; decoded in the same batches, none may."""
+def differing_from_greedy(report: Report) -> int:
+    """Return how many no_memory answers differ from greedy in any token; 0 if decoded in the same batches."""
     both = [report.rows.get(name, [[]])[0] for name in ("greedy", "no_memory")]
     return sum(one["tokens_hash"] != other["tokens_hash"] for one, other in zip(*both, strict=False))
 
 
-def versus_greedy(report: Report, name: str, samples: int) -> stats.Paired | None:
-    """The paired comparison with greedy, if greedy was asked for."""
+def versus_greedy(report: Report, name: str, samples: int) -> stats.PairedComparison | None:
+    """Return the paired comparison with greedy; None if greedy was not run."""
     if "greedy" not in report.rows or name == "greedy":
         return None
     greedy, method = report.correct("greedy"), report.correct(name)
     return stats.paired(greedy, method, samples or 1)
 
 
-def _difference(report: Report, settings: Settings, name: str) -> Row:
+def _difference(report: Report, settings: EsmSettings, name: str) -> Row:
     found = versus_greedy(report, name, settings.eval.bootstrap) if name in report.rows else None
     if found is None:
         return dict.fromkeys(("delta", "ci_low", "ci_high", "mcnemar_p"))
@@ -74,7 +74,7 @@ def _cost(report: Report, name: str) -> Row:
     return {"tokens": tokens, "probe_tokens": probes, "probe_overhead": probes / tokens if tokens else 0.0}
 
 
-def main_row(report: Report, settings: Settings) -> Row:
+def main_row(report: Report, settings: EsmSettings) -> Row:
     greedy, esm = (report.accuracy(name) if name in report.rows else None for name in ("greedy", "esm"))
     return {
         "dataset": settings.task.dataset, "split": report.split, "T_max": report.t_max, "Greedy-CoT": greedy,
@@ -83,8 +83,8 @@ def main_row(report: Report, settings: Settings) -> Row:
     }  # fmt: skip
 
 
-def variant_row(report: Report, settings: Settings, name: str) -> Row:
-    """A line of ablation.csv. With several seeds: acc is their mean, acc_min and acc_max their range."""
+def variant_row(report: Report, settings: EsmSettings, name: str) -> Row:
+    """Return a row of ablation.csv. With several seeds, acc is the mean, acc_min and acc_max the range."""
     by_seed = [float(np.mean(rows)) for rows in report.correct(name)]
     return {
         "variant": name, "T_max": report.t_max, "acc": float(np.mean(by_seed)), "acc_min": min(by_seed),
@@ -94,7 +94,7 @@ def variant_row(report: Report, settings: Settings, name: str) -> Row:
 
 
 def diagnostics(report: Report, name: str) -> Row:
-    """How the answers of a method look, and what the memory did: rates over the steps where it could have acted."""
+    """Return statistics of a method's answers and of the memory, the latter over the steps that could be steered."""
     rows = [row for several in report.rows[name] for row in several]
     used = np.array([row["tokens_used"] for row in rows])
     probes = np.array([row["probe_tokens_used"] for row in rows])
@@ -121,7 +121,7 @@ def _share(rows: Sequence[Row]) -> Any:
 
 
 def compare(report: Report) -> Row:
-    """Question by question: ESM against greedy (first seed)."""
+    """Compare ESM with greedy question by question (first seed)."""
     both = list(zip(report.correct("greedy")[0], report.correct("esm")[0], report.examples, strict=True))
     win = [example.id for greedy, esm, example in both if esm and not greedy]
     lose = [example.id for greedy, esm, example in both if greedy and not esm]
@@ -135,7 +135,7 @@ def compare(report: Report) -> Row:
 
 
 def figure(report: Report, file: Path) -> list[str]:
-    """How long the answers are; a note instead if matplotlib is not there."""
+    """Plot the histogram of answer lengths; return a note if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -145,12 +145,12 @@ def figure(report: Report, file: Path) -> list[str]:
     for name, several in report.rows.items():
         axes.hist([row["tokens_used"] for row in several[0]], bins=30, histtype="step", label=name)
     axes.axvline(report.t_max, color="grey", linestyle=":", linewidth=1)
-    axes.set_xlabel("tokens of an answer (probes not counted)")
+    axes.set_xlabel("tokens per answer (without probes)")
     axes.set_ylabel("questions")
     axes.legend()
     buffer = io.BytesIO()
     drawing.savefig(buffer, format="pdf", metadata={"CreationDate": None})
-    files.write_whole(file, buffer.getvalue())
+    files.atomic_write(file, buffer.getvalue())
     return []
 
 
@@ -160,4 +160,4 @@ def _write_csv(file: Path, rows: Sequence[Row]) -> None:
     writer.writeheader()
     for row in rows:
         writer.writerow({k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in row.items()})
-    files.write_whole(file, text.getvalue().encode())
+    files.atomic_write(file, text.getvalue().encode())

@@ -1,5 +1,7 @@
-"""Where the tokens come from: one contract (`base.py`), one file per engine."""
+"""Text generation backends: one contract (`base.py`), one module per engine."""
 
-from .base import Backend, Injection, ModelSettings, Piece, Sampling, Session, make_backend
+from .base import Backend, Completion, GenerationSession, Injection, ModelOptions, SamplingParams, make_backend
 
-__all__ = ["Backend", "Injection", "ModelSettings", "Piece", "Sampling", "Session", "make_backend"]
+__all__ = [
+    "Backend", "Completion", "GenerationSession", "Injection", "ModelOptions", "SamplingParams", "make_backend",
+]  # fmt: skip

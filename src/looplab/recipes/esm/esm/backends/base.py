@@ -1,15 +1,16 @@
-"""The contract of an engine that generates text piece by piece and can be steered between the pieces.
+"""Contract of a backend that generates text segment by segment and can be steered between segments.
 
-A session holds a batch of rows. A row is its prompt, what was generated so far, and the injections that were committed;
-everything a backend answers about a row is a function of these and of the row's own seed, never of the other rows.
+A session is a batch of rows. A row consists of its prompt, the tokens generated so far, and the committed injections.
+All outputs for a row are a function of these and of the row's seed, and do not depend on the other rows.
 
-That holds up to rounding: kernels choose their order of additions by the shape of the batch, by the position of the row
-and by the CPU. The same calls on the same prompts in the same order have the same bits, on one machine with one number
-of threads (but not on vLLM, whose cache remembers earlier batches).
+This holds up to rounding: kernels choose the order of additions depending on the batch shape, the position of the row
+and the CPU. The same calls with the same prompts in the same order are bit-identical on one machine with the same
+number of threads (but not on vLLM, whose cache keeps earlier batches).
 
-An injection is added to the output of one layer at one token: the last of the prefix, when the piece begins. A
-committed one stays part of the row: all later tokens attend to the steered position. `states` are those of the last
-token *before* anything is injected there; on a row without committed injections they equal those of a fresh prefill.
+An injection is added to the output of one layer at one token: the last token of the prefix, before generation
+continues. A committed injection stays part of the row: all later tokens attend to the steered position.
+`hidden_states` returns the states of the last token *before* anything is injected there; for a row without committed
+injections they equal those of a fresh prefill.
 """
 
 from __future__ import annotations
@@ -29,50 +30,50 @@ BACKENDS = ("transformers", "vllm", "toy")
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """How the next token is drawn."""
+class SamplingParams:
+    """How tokens are sampled."""
 
     max_new_tokens: int
-    """The budget of a whole answer; the limit of one piece is given to `generate`."""
+    """Budget of the whole answer; `generate` takes the limit of one completion."""
     temperature: float = 0.0
     """0 is greedy."""
     top_p: float = 1.0
-    """Draw from the smallest set of tokens that holds this much probability."""
+    """Nucleus sampling."""
     seed: int = 0
-    """Mixed with the seed of the row and the position of the token."""
+    """Combined with the seed of the row and the position of the token."""
 
 
 @dataclass(frozen=True)
 class Injection:
-    """A vector added to the residual stream, once."""
+    """A steering vector, added to the residual stream at one token."""
 
     vector: Floats
     """(width,) float32."""
     layer: int
-    """It is added to the output of this layer, counted from 0."""
+    """Layer whose output it is added to, from 0."""
     scale: float
-    """The factor of the vector."""
+    """Factor on the vector."""
 
 
 @dataclass
-class Piece:
-    """What one call generated for one row."""
+class Completion:
+    """What one call of `generate` produced for one row."""
 
     tokens: list[int]
-    """New tokens, the end-of-text token included."""
+    """New tokens, including EOS."""
     text: str
-    """Their text, special tokens left out."""
+    """Their text, without special tokens."""
     logprobs: list[float]
-    """Log-probability of each token under the steered model at temperature 1."""
+    """Log probability of each token under the steered model, at temperature 1."""
     finish: Finish
-    """Why it ended."""
+    """Why generation stopped."""
 
 
-class Session(Protocol):
+class GenerationSession(Protocol):
     """A batch of rows, each with its own state."""
 
-    def states(self, rows: Sequence[int], layers: Sequence[int]) -> Floats:
-        """Output of the layers at the last token of each row: [rows, layers, width] float32. Computed once a point."""
+    def hidden_states(self, rows: Sequence[int], layers: Sequence[int]) -> Floats:
+        """Return the layers' outputs at the last token of each row: [rows, layers, width] float32. Cached."""
         ...
 
     def generate(
@@ -81,22 +82,30 @@ class Session(Protocol):
         limits: Sequence[int],
         injections: Sequence[Injection | None],
         until: str | None,
-        sampling: Sampling,
+        sampling: SamplingParams,
         commit: bool = True,
-    ) -> list[Piece]:
-        """Go on from each row until `until` occurs in its new text, it ends, or its limit is reached.
+    ) -> list[Completion]:
+        """Continue each row until its new text contains `until`, it ends with EOS, or its limit is reached.
 
-        A token may carry text beyond the delimiter; the piece keeps it. `commit=False` is a probe: afterwards the rows
-        are as before. A row that has ended gives an empty piece with finish `eos`.
+        Args:
+            rows: Indices of the rows.
+            limits: Maximum number of new tokens, per row.
+            injections: Injection at the last token of the prefix, per row.
+            until: Stop string. The completion keeps text of the last token beyond it. None: no stop string.
+            sampling: How tokens are sampled.
+            commit: False is a probe: the rows are unchanged afterwards.
+
+        Returns:
+            One completion per row; empty, with finish `eos`, for rows that have already ended.
         """
         ...
 
     def text(self, row: int) -> str:
-        """What was generated for the row so far, as text."""
+        """Return the text generated for the row so far."""
         ...
 
     def tokens(self, row: int) -> list[int]:
-        """What was generated for the row so far."""
+        """Return the tokens generated for the row so far."""
         ...
 
     def close(self) -> None:
@@ -108,24 +117,24 @@ class Backend(Protocol):
     """A loaded model."""
 
     name: str
-    """Which engine: `transformers`, `vllm` or `toy`."""
+    """`transformers`, `vllm` or `toy`."""
     n_layers: int
-    """Layers that can be read and steered: 0 … n_layers − 1."""
+    """Number of layers that can be read and steered."""
     width: int
-    """Width of a hidden state."""
+    """Size of a hidden state."""
     fingerprint: str
-    """Hash of weights and tokenizer: artifacts of another model do not fit."""
+    """Hash of weights and tokenizer; artifacts of another model are rejected."""
 
-    def wrap(self, prompt: str) -> str:
-        """The prompt as the model wants it: in its chat template where `prompt.chat` is on, else unchanged."""
+    def apply_chat_template(self, prompt: str) -> str:
+        """Return the prompt in the model's chat template if `prompt.chat` is on, otherwise unchanged."""
         ...
 
-    def open(self, prompts: Sequence[str], seeds: Sequence[int]) -> Session:
+    def start_session(self, prompts: Sequence[str], seeds: Sequence[int]) -> GenerationSession:
         """Start a batch: one row per prompt, one sampling seed per row."""
         ...
 
-    def fired(self) -> int:
-        """How many injections really acted since the backend was made."""
+    def injections_applied(self) -> int:
+        """Return the number of injections applied since the backend was created."""
         ...
 
     def close(self) -> None:
@@ -133,8 +142,8 @@ class Backend(Protocol):
         ...
 
 
-class ModelSettings(Protocol):
-    """What a backend wants to know of the section `model` of the config."""
+class ModelOptions(Protocol):
+    """The `model` section of the config, as needed by a backend."""
 
     @property
     def backend(self) -> str: ...
@@ -156,8 +165,8 @@ class ModelSettings(Protocol):
     def tensor_parallel_size(self) -> int: ...
 
 
-def make_backend(model: ModelSettings, chat: bool = False) -> Backend:
-    """Load the model on the engine that the config names."""
+def make_backend(model: ModelOptions, chat: bool = False) -> Backend:
+    """Load the model with the backend given in the config."""
     if model.backend == "toy":
         from .toy import ToyBackend
 
@@ -186,17 +195,17 @@ def make_backend(model: ModelSettings, chat: bool = False) -> Backend:
             tensor_parallel_size=model.tensor_parallel_size,
             chat=chat,
         )
-    raise LabError(f"model.backend {model.backend!r} is not known", hint=f"one of {', '.join(BACKENDS)}")
+    raise LabError(f"unknown model.backend {model.backend!r}", hint=f"use one of {', '.join(BACKENDS)}")
 
 
 def check_request(
     rows: Sequence[int], limits: Sequence[int], injections: Sequence[Injection | None], n_layers: int, width: int
 ) -> None:
-    """The same complaint from every backend about a call that cannot be meant."""
+    """Raise LabError for an invalid call of `generate`; the same for all backends."""
     if not len(rows) == len(limits) == len(injections):
         raise LabError(f"generate: {len(rows)} rows, {len(limits)} limits and {len(injections)} injections")
     if len(set(rows)) != len(rows):
-        raise LabError("generate: a row is named twice")
+        raise LabError("generate: a row occurs twice")
     for injection in injections:
         if injection is None:
             continue

@@ -1,4 +1,4 @@
-"""Drawing a token so that it depends on the row's seed and the token's position alone, never on the batch."""
+"""Token sampling that depends only on the row's seed and the token's position, not on the batch."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from .base import Floats, Sampling
+from .base import Floats, SamplingParams
 
 _MASK = (1 << 64) - 1
 
 
 def mix(*numbers: int) -> int:
-    """One 64-bit number out of several, by rounds of the splitmix64 finaliser."""
+    """Hash several ints to one 64-bit int (splitmix64)."""
     state = 0
     for number in numbers:
         state = (state + number + 0x9E3779B97F4A7C15) & _MASK
@@ -24,35 +24,35 @@ def mix(*numbers: int) -> int:
 
 
 def uniform(seed: int, sampling_seed: int, position: int) -> float:
-    """A number in [0, 1) for one token."""
+    """Return a uniform random number in [0, 1) for one token."""
     return (mix(seed, sampling_seed, position) >> 12) / (1 << 52)
 
 
 def log_softmax(logits: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
-    """Row-wise, in double precision."""
+    """Row-wise log-softmax in float64."""
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    normed: npt.NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return normed
+    log_probs: npt.NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return log_probs
 
 
 def draw(
-    logits: Floats, seeds: Sequence[int], positions: Sequence[int], sampling: Sampling
+    logits: Floats, seeds: Sequence[int], positions: Sequence[int], sampling: SamplingParams
 ) -> tuple[npt.NDArray[np.int64], Floats]:
-    """Tokens drawn from [rows, vocabulary] logits, and their log-probability at temperature 1."""
+    """Sample tokens from [rows, vocabulary] logits; return them and their log probabilities at temperature 1."""
     logprobs = log_softmax(logits)
     rows = np.arange(len(logits))
     if sampling.temperature <= 0:
         chosen = logits.argmax(axis=-1)
     else:
-        points = np.array([uniform(s, sampling.seed, p) for s, p in zip(seeds, positions, strict=True)])
-        weights = np.exp(log_softmax(logprobs / sampling.temperature))
+        uniforms = np.array([uniform(s, sampling.seed, p) for s, p in zip(seeds, positions, strict=True)])
+        probs = np.exp(log_softmax(logprobs / sampling.temperature))
         if sampling.top_p < 1:
-            order = np.argsort(-weights, axis=-1, kind="stable")
-            weights = np.take_along_axis(weights, order, axis=-1)
-            beyond = np.cumsum(weights, axis=-1) - weights >= sampling.top_p
+            order = np.argsort(-probs, axis=-1, kind="stable")
+            probs = np.take_along_axis(probs, order, axis=-1)
+            beyond = np.cumsum(probs, axis=-1) - probs >= sampling.top_p
             beyond[:, 0] = False
-            weights[beyond] = 0
-        ladder = np.cumsum(weights, axis=-1)
-        place = (ladder <= points[:, None] * ladder[:, -1:]).sum(axis=-1)
-        chosen = order[rows, place] if sampling.top_p < 1 else place
+            probs[beyond] = 0
+        cdf = np.cumsum(probs, axis=-1)
+        index = (cdf <= uniforms[:, None] * cdf[:, -1:]).sum(axis=-1)
+        chosen = order[rows, index] if sampling.top_p < 1 else index
     return chosen.astype(np.int64), logprobs[rows, chosen].astype(np.float32)

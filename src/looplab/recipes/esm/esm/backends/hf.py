@@ -1,7 +1,7 @@
-"""A transformers checkpoint under a decoding loop of our own: batched, steered by row, and never computing twice.
+"""Transformers checkpoints with our own decoding loop: batched, steered per row, nothing computed twice.
 
-A row keeps the keys and values of its whole prefix, and for its last token also the logits and the states of all
-layers. So a control point costs one token, a null probe nothing but its own tokens, and finished rows leave the batch.
+A row keeps the keys and values of its prefix, and the logits and hidden states of its last token. So a control point
+costs one token, a null probe only its own tokens, and finished rows leave the batch.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch import Tensor
 
 from looplab.errors import LabError
 
-from .base import Finish, Floats, Injection, Piece, Sampling, check_request
-from .cache import Cache
-from .checkpoint import Words, end_tokens, fingerprint, model_folder, steered_rows
+from .base import Completion, Finish, Floats, Injection, SamplingParams, check_request
+from .cache import KVCache
+from .checkpoint import TokenizerWrapper, eos_token_ids, fingerprint, model_folder, steered_rows
 from .draw import draw
-from .llama import LlamaCore, Steer, is_llama
+from .llama import LlamaCore, SteeringVectors, is_llama
 from .module import ModuleCore
 
-PREFILL = 4096
-"""Tokens that are prefilled in one forward, padding included."""
+PREFILL_TOKENS = 4096
+"""Maximum number of tokens per prefill, including padding."""
 
 
 class HFBackend:
@@ -42,7 +42,7 @@ class HFBackend:
         chat: bool = False,
         fast: bool = True,
     ) -> None:
-        """`fast=False` keeps to the hooks of `module.py` where `llama.py` would do."""
+        """`fast=False` uses `module.py` even for models that `llama.py` supports."""
         from transformers import AutoModelForCausalLM, AutoTokenizer
         from transformers.utils import logging
 
@@ -57,67 +57,67 @@ class HFBackend:
             model = model.to(device).eval()
             tokenizer = AutoTokenizer.from_pretrained(folder)
         except (OSError, ValueError, AttributeError) as error:
-            raise LabError(f"the model could not be loaded: {error}", file=folder) from error
+            raise LabError(f"cannot load the model: {error}", file=folder) from error
         config = model.config
         if not set(getattr(config, "layer_types", None) or ()) <= {"full_attention", "sliding_attention"}:
             raise LabError(
-                f"a {config.model_type} model has layers without keys and values", hint="use model.backend: vllm"
+                f"the {config.model_type} model has layers without keys and values", hint="use model.backend: vllm"
             )
-        limits = (max_model_len, getattr(config, "max_position_embeddings", None), _window(config))
+        limits = (max_model_len, getattr(config, "max_position_embeddings", None), _sliding_window(config))
         self.max_len = min(limit for limit in limits if limit)
         self.fingerprint = fingerprint(folder)
-        self.words = Words(tokenizer, chat)
-        self.ends = end_tokens(model.generation_config, tokenizer)
+        self.tokenizer = TokenizerWrapper(tokenizer, chat)
+        self.eos_tokens = eos_token_ids(model.generation_config, tokenizer)
         with torch.inference_mode():
             self.core: LlamaCore | ModuleCore = ModuleCore(model) if not fast else _core(model, self.max_len)
         self.n_layers, self.width = self.core.n_layers, self.core.width
-        self._fired = 0
+        self._injections_applied = 0
 
-    def wrap(self, prompt: str) -> str:
-        return self.words.wrap(prompt)
+    def apply_chat_template(self, prompt: str) -> str:
+        return self.tokenizer.apply_chat_template(prompt)
 
     @torch.inference_mode()
-    def open(self, prompts: Sequence[str], seeds: Sequence[int]) -> HFSession:
+    def start_session(self, prompts: Sequence[str], seeds: Sequence[int]) -> HFSession:
         return HFSession(self, prompts, seeds)
 
-    def fired(self) -> int:
-        return self._fired
+    def injections_applied(self) -> int:
+        return self._injections_applied
 
     def close(self) -> None:
         del self.core
 
 
-def _window(config: Any) -> int | None:
-    """Beyond a sliding window a row would have to forget, which our cache does not."""
+def _sliding_window(config: Any) -> int | None:
+    """Return the length of the sliding window; None if there is none. Our cache does not support longer rows."""
     kinds = getattr(config, "layer_types", None)
     used = "sliding_attention" in kinds if kinds else getattr(config, "use_sliding_window", True)
     return getattr(config, "sliding_window", None) if used else None
 
 
 def _core(model: Any, max_len: int) -> LlamaCore | ModuleCore:
-    """The fast forward where it is the model's, shown on a few tokens; else the module itself."""
-    if not is_llama(model.config) or _window(model.config):
+    """Return the fast implementation if it reproduces the model's logits on a few tokens, otherwise the module."""
+    if not is_llama(model.config) or _sliding_window(model.config):
         return ModuleCore(model)
     core = LlamaCore(model, max_len)
     size = min(12, max_len - 1)
     tokens = torch.arange(1, size + 1, device=model.device)[None] % model.config.vocab_size
-    wanted = model(input_ids=tokens).logits[:, -1].float()
+    expected = model(input_ids=tokens).logits[:, -1].float()
     lengths = torch.tensor([size], device=model.device)
-    found, _ = core.prefill(tokens, lengths, Cache(core.n_layers, 1, size), 0)
-    slack = 1e-4 if core.dtype == torch.float32 else 5e-2
-    close = torch.allclose(found, wanted, rtol=slack, atol=slack * float(wanted.abs().max()))
+    actual, _ = core.prefill(tokens, lengths, KVCache(core.n_layers, 1, size), 0)
+    tolerance = 1e-4 if core.dtype == torch.float32 else 5e-2
+    close = torch.allclose(actual, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
     return core if close else ModuleCore(model)
 
 
 @dataclass
-class _Row:
+class _HFRow:
     prompt: list[int]
     seed: int
     slot: int = 0
     tokens: list[int] = field(default_factory=list)
-    """Generated ones."""
+    """Generated tokens."""
     known: bool = False
-    """Whether keys, values, logits and states of its last token are there, with nothing injected into it."""
+    """Whether keys, values, logits and states of the last token are computed, without injection."""
     ended: bool = False
 
     @property
@@ -130,22 +130,22 @@ class _Row:
 
 
 class HFSession:
-    """Rows live in the slots of one cache; those at work are brought to the front, so a forward sees them as a view."""
+    """Rows are stored in the slots of one cache. Active rows are moved to the front, so that a forward sees a view."""
 
     def __init__(self, backend: HFBackend, prompts: Sequence[str], seeds: Sequence[int]) -> None:
         self._backend, self._core = backend, backend.core
-        encoded = backend.words.encode(prompts, backend.max_len)
-        self._rows = [_Row(tokens, seed) for tokens, seed in zip(encoded, seeds, strict=True)]
+        encoded = backend.tokenizer.encode(prompts, backend.max_len)
+        self._rows = [_HFRow(tokens, seed) for tokens, seed in zip(encoded, seeds, strict=True)]
         longest = max((row.length for row in self._rows), default=1)
-        self._cache = Cache(self._core.n_layers, len(self._rows), longest + 64)
-        self._at: list[int] = [0] * len(self._rows)
-        """Which row is in a slot."""
+        self._cache = KVCache(self._core.n_layers, len(self._rows), longest + 64)
+        self._row_in_slot: list[int] = [0] * len(self._rows)
+        """Row in each slot."""
         self._used = longest
-        """Positions of the cache that were ever written."""
+        """Number of positions written so far."""
         self._prefill()
 
     def _prefill(self) -> None:
-        """Each distinct prompt once, those of like length together."""
+        """Prefill each distinct prompt once, batching prompts of similar length."""
         groups: dict[tuple[int, ...], list[int]] = {}
         for number, row in enumerate(self._rows):
             groups.setdefault(tuple(row.prompt), []).append(number)
@@ -154,30 +154,30 @@ class HFSession:
         order += [number for prompt in distinct for number in groups[prompt][1:]]
         for slot, number in enumerate(order):
             self._rows[number].slot = slot
-        self._at = order
+        self._row_in_slot = order
         start = 0
         self._logits: Tensor | None = None
         while start < len(distinct):
             end = start + 1
-            while end < len(distinct) and (end + 1 - start) * len(distinct[end]) <= PREFILL:
+            while end < len(distinct) and (end + 1 - start) * len(distinct[end]) <= PREFILL_TOKENS:
                 end += 1
             batch, longest = distinct[start:end], len(distinct[end - 1])
             tokens = self._tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in batch])
             lengths = self._tensor([len(prompt) for prompt in batch])
             logits, states = self._core.prefill(tokens, lengths, self._cache, start)
-            self._keep(order[start:end], logits, states)
+            self._store(order[start:end], logits, states)
             start = end
         for prompt in distinct:
             first, *others = groups[prompt]
             for other in others:
                 self._cache.copy(self._rows[first].slot, self._rows[other].slot, len(prompt))
                 assert self._logits is not None
-                self._keep([other], self._logits[[first]], self._states[[first]])
+                self._store([other], self._logits[[first]], self._states[[first]])
 
     def _tensor(self, numbers: Any) -> Tensor:
         return torch.tensor(numbers, device=self._core.device)
 
-    def _keep(self, rows: Sequence[int], logits: Tensor, states: Tensor) -> None:
+    def _store(self, rows: Sequence[int], logits: Tensor, states: Tensor) -> None:
         if self._logits is None:
             self._logits = logits.new_zeros(len(self._rows), logits.shape[-1])
             self._states = states.new_zeros(len(self._rows), *states.shape[1:])
@@ -188,18 +188,18 @@ class HFSession:
             self._rows[row].known = True
 
     @torch.inference_mode()
-    def states(self, rows: Sequence[int], layers: Sequence[int]) -> Floats:
-        self._learn(rows)
+    def hidden_states(self, rows: Sequence[int], layers: Sequence[int]) -> Floats:
+        self._ensure_known(rows)
         picked: Floats = self._states[self._tensor(list(rows))][:, self._tensor(list(layers))].cpu().numpy()
         return picked
 
-    def _learn(self, rows: Sequence[int]) -> None:
-        """Forward the last token of the rows where that was not done yet."""
+    def _ensure_known(self, rows: Sequence[int]) -> None:
+        """Process the last token of the rows that have no logits and states yet."""
         new = [row for row in rows if not self._rows[row].known]
         if new:
-            self._gather(new, 0)
-            new = self._at[: len(new)]
-            self._keep(new, *self._step(0, new, [self._rows[row].last for row in new], {}, capture=True))
+            self._move_to_front(new, 0)
+            new = self._row_in_slot[: len(new)]
+            self._store(new, *self._step(0, new, [self._rows[row].last for row in new], {}, capture=True))
 
     @torch.inference_mode()
     def generate(
@@ -208,26 +208,26 @@ class HFSession:
         limits: Sequence[int],
         injections: Sequence[Injection | None],
         until: str | None,
-        sampling: Sampling,
+        sampling: SamplingParams,
         commit: bool = True,
-    ) -> list[Piece]:
+    ) -> list[Completion]:
         check_request(rows, limits, injections, self._core.n_layers, self._core.width)
-        pieces = {row: Piece([], "", [], "eos" if self._rows[row].ended else "length") for row in rows}
-        room = {
+        completions = {row: Completion([], "", [], "eos" if self._rows[row].ended else "length") for row in rows}
+        budget = {
             row: min(limit, self._backend.max_len - self._rows[row].length)
             for row, limit in zip(rows, limits, strict=True)
         }
         steered = {row: injection for row, injection in zip(rows, injections, strict=True) if injection is not None}
-        active = [row for row in rows if room[row] > 0 and not self._rows[row].ended]
+        active = [row for row in rows if budget[row] > 0 and not self._rows[row].ended]
         first = [row for row in active if row in steered]
         plain = [row for row in active if row not in steered]
-        self._learn(plain)
-        self._gather(first, 0)
-        self._gather(plain, len(first))
-        at_work = self._at[: len(active)]
+        self._ensure_known(plain)
+        self._move_to_front(first, 0)
+        self._move_to_front(plain, len(first))
+        active_rows = self._row_in_slot[: len(active)]
         undo = None
         if first:
-            first = at_work[: len(first)]
+            first = active_rows[: len(first)]
             known = [row for row in first if self._rows[row].known]
             if known and not commit:
                 places = self._tensor([self._rows[row].length - 1 for row in known])
@@ -235,87 +235,87 @@ class HFSession:
             logits = self._inject(first, steered)
         if plain:
             assert self._logits is not None
-            kept = self._logits[self._tensor(at_work[len(first) :])]
+            kept = self._logits[self._tensor(active_rows[len(first) :])]
             logits = torch.cat([logits, kept]) if first else kept
         if active:
-            self._decode(at_work, logits, pieces, room, until, sampling)
+            self._decode(active_rows, logits, completions, budget, until, sampling)
         if undo:
             known, places, held = undo
             self._cache.write(self._tensor([self._rows[row].slot for row in known]), places, held)
         for number in active:
-            row, piece = self._rows[number], pieces[number]
-            piece.text = self._backend.words.text([*row.prompt[-4:], *row.tokens], piece.tokens)
+            row, completion = self._rows[number], completions[number]
+            completion.text = self._backend.tokenizer.text([*row.prompt[-4:], *row.tokens], completion.tokens)
             if commit:
-                row.tokens += piece.tokens
-                row.known, row.ended = False, piece.finish == "eos"
-        return [pieces[row] for row in rows]
+                row.tokens += completion.tokens
+                row.known, row.ended = False, completion.finish == "eos"
+        return [completions[row] for row in rows]
 
     def _inject(self, rows: Sequence[int], steered: dict[int, Injection]) -> Tensor:
-        """Forward the last token of the rows, from slot 0 on, with the injections added."""
-        steer: Steer = {
+        """Process the last token of the rows, from slot 0 on, with the injections."""
+        steering: SteeringVectors = {
             layer: (self._tensor(which), torch.from_numpy(added).to(self._core.device))
             for layer, (which, added) in steered_rows([steered[row] for row in rows]).items()
         }
-        self._backend._fired += len(rows)
-        return self._step(0, rows, [self._rows[row].last for row in rows], steer, capture=False)[0]
+        self._backend._injections_applied += len(rows)
+        return self._step(0, rows, [self._rows[row].last for row in rows], steering, capture=False)[0]
 
     def _step(
-        self, ahead: int, rows: Sequence[int], tokens: Sequence[int], steer: Steer, capture: bool
+        self, ahead: int, rows: Sequence[int], tokens: Sequence[int], steering: SteeringVectors, capture: bool
     ) -> tuple[Tensor, Tensor]:
-        """One token for the rows in the first slots, `ahead` places after their last one."""
+        """Process one token per row in the first slots, `ahead` positions after their last one."""
         positions = [self._rows[row].length - 1 + ahead for row in rows]
-        reach = max(positions) + 1
-        self._used = max(self._used, reach)
-        return self._core.step(self._tensor(tokens), self._tensor(positions), reach, self._cache, 0, steer, capture)
+        kv_len = max(positions) + 1
+        self._used = max(self._used, kv_len)
+        return self._core.step(self._tensor(tokens), self._tensor(positions), kv_len, self._cache, 0, steering, capture)
 
     def _decode(
         self,
-        at_work: list[int],
+        active_rows: list[int],
         logits: Tensor,
-        pieces: dict[int, Piece],
-        room: dict[int, int],
+        completions: dict[int, Completion],
+        budget: dict[int, int],
         until: str | None,
-        sampling: Sampling,
+        sampling: SamplingParams,
     ) -> None:
-        """Token by token until every row has finished; a row that has leaves the front slots."""
-        words, ends = self._backend.words, self._backend.ends
-        enders = words.enders(until) if until else frozenset()
+        """Generate token by token until all rows have finished; finished rows leave the front slots."""
+        tokenizer, eos_tokens = self._backend.tokenizer, self._backend.eos_tokens
+        delimiter_tokens = tokenizer.delimiter_tokens(until) if until else frozenset()
         ahead = 0
         while True:
             ahead += 1
-            tokens, logprobs = self._choose(at_work, logits, ahead - 1, sampling)
-            going, still = [], []
-            for place, (row, token, logprob) in enumerate(zip(at_work, tokens, logprobs, strict=True)):
-                piece = pieces[row]
-                piece.tokens.append(token)
-                piece.logprobs.append(logprob)
+            tokens, logprobs = self._sample(active_rows, logits, ahead - 1, sampling)
+            unfinished, still = [], []
+            for place, (row, token, logprob) in enumerate(zip(active_rows, tokens, logprobs, strict=True)):
+                completion = completions[row]
+                completion.tokens.append(token)
+                completion.logprobs.append(logprob)
                 finish: Finish | None = None
-                if token in ends:
+                if token in eos_tokens:
                     finish = "eos"
-                elif token in enders and until in words.text(self._before(row), piece.tokens):  # type: ignore[operator]
+                elif token in delimiter_tokens and until in tokenizer.text(self._context(row), completion.tokens):  # type: ignore[operator]
                     finish = "delimiter"
-                elif ahead >= room[row]:
+                elif ahead >= budget[row]:
                     finish = "length"
                 if finish is None:
-                    going.append(row)
+                    unfinished.append(row)
                     still.append(place)
                 else:
-                    piece.finish = finish
-            if not going:
+                    completion.finish = finish
+            if not unfinished:
                 return
-            if len(going) < len(at_work):
-                self._gather(going, 0)
-                at_work = self._at[: len(going)]
-                token_of = dict(zip(going, (tokens[place] for place in still), strict=True))
-                tokens = [token_of[row] for row in at_work]
-            logits, _ = self._step(ahead, at_work, tokens, {}, capture=False)
+            if len(unfinished) < len(active_rows):
+                self._move_to_front(unfinished, 0)
+                active_rows = self._row_in_slot[: len(unfinished)]
+                token_of = dict(zip(unfinished, (tokens[place] for place in still), strict=True))
+                tokens = [token_of[row] for row in active_rows]
+            logits, _ = self._step(ahead, active_rows, tokens, {}, capture=False)
 
-    def _before(self, row: int) -> list[int]:
+    def _context(self, row: int) -> list[int]:
         held = self._rows[row]
         return held.tokens if len(held.tokens) >= 4 else [*held.prompt[-4:], *held.tokens]
 
-    def _choose(
-        self, rows: Sequence[int], logits: Tensor, ahead: int, sampling: Sampling
+    def _sample(
+        self, rows: Sequence[int], logits: Tensor, ahead: int, sampling: SamplingParams
     ) -> tuple[list[int], list[float]]:
         if sampling.temperature <= 0:
             tokens = logits.argmax(dim=-1, keepdim=True)
@@ -325,28 +325,28 @@ class HFSession:
         drawn, logprobs = draw(logits.cpu().numpy(), [row.seed for row in held], positions, sampling)
         return drawn.tolist(), logprobs.tolist()
 
-    def _gather(self, rows: Sequence[int], start: int) -> None:
-        """Bring the rows into the slots from `start` on, in any order, with the fewest exchanges."""
+    def _move_to_front(self, rows: Sequence[int], start: int) -> None:
+        """Move the rows to the slots from `start` on, in any order, with as few swaps as possible."""
         end = start + len(rows)
         outside = [row for row in rows if not start <= self._rows[row].slot < end]
         if not outside:
             return
         wanted = set(rows)
-        holes = [slot for slot in range(start, end) if self._at[slot] not in wanted]
+        holes = [slot for slot in range(start, end) if self._row_in_slot[slot] not in wanted]
         for row, slot in zip(outside, holes, strict=True):
-            other, place = self._at[slot], self._rows[row].slot
+            other, place = self._row_in_slot[slot], self._rows[row].slot
             self._cache.swap(slot, place, self._used)
-            self._at[slot], self._at[place] = row, other
+            self._row_in_slot[slot], self._row_in_slot[place] = row, other
             self._rows[row].slot, self._rows[other].slot = slot, place
 
     def text(self, row: int) -> str:
         held = self._rows[row]
-        return self._backend.words.text(held.prompt, held.tokens)
+        return self._backend.tokenizer.text(held.prompt, held.tokens)
 
     def tokens(self, row: int) -> list[int]:
         return list(self._rows[row].tokens)
 
     def close(self) -> None:
         self._rows = []
-        self._cache = Cache(0, 0, 1)
+        self._cache = KVCache(0, 0, 1)
         self._logits = None

@@ -1,4 +1,4 @@
-"""Any causal language model of transformers, through hooks on its layers; for the Llama family `llama.py` is faster."""
+"""Any causal language model of transformers, with forward hooks on its layers; for Llama `llama.py` is faster."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from transformers.cache_utils import Cache as TransformersCache
 
 from looplab.errors import LabError
 
-from .cache import Cache, places, put
-from .llama import Steer
+from .cache import KVCache, flat_indices, write_at
+from .llama import SteeringVectors
 
 
-class _Window(TransformersCache):
-    """Our cache in the form in which a transformers model writes and reads it, for one forward."""
+class _CacheView(TransformersCache):
+    """Adapter of our KV cache to the interface of transformers, for one forward pass."""
 
-    def __init__(self, cache: Cache, slot: int, rows: int, positions: Tensor | None, reach: int) -> None:
+    def __init__(self, cache: KVCache, slot: int, rows: int, positions: Tensor | None, kv_len: int) -> None:
         super().__init__(layers=[])
-        self._cache, self._slots, self._positions, self._reach = cache, slice(slot, slot + rows), positions, reach
+        self._cache, self._slots, self._positions, self._kv_len = cache, slice(slot, slot + rows), positions, kv_len
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Any, Any]:
         if key_states.shape != value_states.shape:
-            raise LabError("the model keeps keys and values of different shapes", hint="use model.backend: vllm")
+            raise LabError("the model has keys and values of different shapes", hint="use model.backend: vllm")
         keys, values = (held[self._slots] for held in self._cache.layer(layer_idx, key_states))
         if self._positions is None:
-            keys[:, :, : self._reach] = key_states
-            values[:, :, : self._reach] = value_states
+            keys[:, :, : self._kv_len] = key_states
+            values[:, :, : self._kv_len] = value_states
         else:
-            where = places(self._positions, keys.shape[1], self._cache.capacity)
-            put(keys, where, key_states[:, :, 0])
-            put(values, where, value_states[:, :, 0])
-        return keys[:, :, : self._reach], values[:, :, : self._reach]
+            where = flat_indices(self._positions, keys.shape[1], self._cache.capacity)
+            write_at(keys, where, key_states[:, :, 0])
+            write_at(values, where, value_states[:, :, 0])
+        return keys[:, :, : self._kv_len], values[:, :, : self._kv_len]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0 if self._positions is None else self._reach - 1
+        return 0 if self._positions is None else self._kv_len - 1
 
 
 class ModuleCore:
-    """Hooks on the layers of the module read and add to their outputs."""
+    """Runs the model with hooks that read the layers' outputs and add to them."""
 
     def __init__(self, model: Any) -> None:
         config = model.config
@@ -49,8 +49,8 @@ class ModuleCore:
         lists = [part for part in model.modules() if isinstance(part, torch.nn.ModuleList)]
         stacks = [part for part in lists if len(part) == self.n_layers]
         if not stacks:
-            raise LabError(f"the layers of a {config.model_type} model were not found")
-        self._steer: Steer = {}
+            raise LabError(f"cannot find the layers of the {config.model_type} model")
+        self._steer: SteeringVectors = {}
         self._states: list[Tensor] = []
         for number, layer in enumerate(stacks[0]):
             layer.register_forward_hook(lambda _module, _input, output, number=number: self._hook(number, output))
@@ -64,8 +64,8 @@ class ModuleCore:
         self._states.append(x[:, -1])
         return (x, *output[1:]) if isinstance(output, tuple) else x
 
-    def prefill(self, tokens: Tensor, lengths: Tensor, cache: Cache, slot: int) -> tuple[Tensor, Tensor]:
-        """Fill slots from `slot` on with [rows, longest] prompts; logits and states of each row's last token."""
+    def prefill(self, tokens: Tensor, lengths: Tensor, cache: KVCache, slot: int) -> tuple[Tensor, Tensor]:
+        """Prefill slots from `slot` on with [rows, longest] prompts; return logits and states of the last tokens."""
         rows, longest = tokens.shape
         cache.grow(longest)
         hidden = torch.ones(longest, longest, dtype=torch.bool, device=self.device).triu(1)
@@ -73,26 +73,33 @@ class ModuleCore:
         mask = mask.masked_fill_(hidden, torch.finfo(self.dtype).min).expand(rows, 1, -1, -1)
         positions = torch.arange(longest, device=self.device).expand(rows, -1)
         self._steer = {}
-        self._call(self.model.base_model, tokens, positions, mask, _Window(cache, slot, rows, None, longest))
-        # Once more for the last token of each row, which gives logits and states without those of all the others.
+        self._call(self.model.base_model, tokens, positions, mask, _CacheView(cache, slot, rows, None, longest))
+        # Run the last token of each row again, to get its logits and states without computing those of all tokens.
         last = tokens.gather(1, lengths[:, None] - 1)[:, 0]
         return self.step(last, lengths - 1, longest, cache, slot, {}, capture=True)
 
     def step(
-        self, tokens: Tensor, positions: Tensor, reach: int, cache: Cache, slot: int, steer: Steer, capture: bool
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        kv_len: int,
+        cache: KVCache,
+        slot: int,
+        steering: SteeringVectors,
+        capture: bool,
     ) -> tuple[Tensor, Tensor]:
-        """One token for each of the slots from `slot` on; `reach` is the longest row with it."""
-        cache.grow(reach)
-        seen = torch.arange(reach, device=self.device) <= positions[:, None]
-        mask = torch.zeros(len(tokens), reach, dtype=self.dtype, device=self.device)
+        """Process one token per slot, from `slot` on; `kv_len` is the length of the longest row, including it."""
+        cache.grow(kv_len)
+        seen = torch.arange(kv_len, device=self.device) <= positions[:, None]
+        mask = torch.zeros(len(tokens), kv_len, dtype=self.dtype, device=self.device)
         mask = mask.masked_fill_(~seen, torch.finfo(self.dtype).min)[:, None, None]
-        window = _Window(cache, slot, len(tokens), positions, reach)
-        self._steer = steer
-        out = self._call(self.model, tokens[:, None], positions[:, None], mask, window)
+        view = _CacheView(cache, slot, len(tokens), positions, kv_len)
+        self._steer = steering
+        out = self._call(self.model, tokens[:, None], positions[:, None], mask, view)
         return out.logits[:, -1].float(), torch.stack(self._states, dim=1).float()
 
-    def _call(self, module: Any, tokens: Tensor, positions: Tensor, mask: Tensor, window: _Window) -> Any:
+    def _call(self, module: Any, tokens: Tensor, positions: Tensor, mask: Tensor, view: _CacheView) -> Any:
         self._states = []
         return module(
-            input_ids=tokens, position_ids=positions, attention_mask=mask, past_key_values=window, use_cache=True
+            input_ids=tokens, position_ids=positions, attention_mask=mask, past_key_values=view, use_cache=True
         )

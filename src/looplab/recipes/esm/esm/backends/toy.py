@@ -1,9 +1,9 @@
-"""A made-up language model in numpy, for tests and demos: milliseconds, no weights, and really steerable.
+"""A toy language model in numpy for tests and demos: takes milliseconds, has no weights, and can be steered.
 
-Asked for a sum of numbers it first writes in which mind it is (slow or fast), then one addition a segment. In a fast
-mind it leaves the last addition out, so the answer is wrong. The mind lies along one direction of the hidden state, so
-an injection along it changes the outcome. Questions with the word "slip" go wrong by chance alone, and no direction
-helps. A delimiter "\\n\\n" is two tokens, and the second may carry text beyond it.
+Asked for a sum it first writes its "mind" (slow or fast), then one addition per segment. With a fast mind it skips the
+last addition, so that the answer is wrong. The mind is one direction of the hidden state, so an injection along it
+changes the outcome. Questions with the word "slip" go wrong at random, and no direction helps. The delimiter "\\n\\n"
+is two tokens, and the second may contain text beyond it.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from functools import lru_cache
 
 import numpy as np
 
-from .base import Finish, Floats, Injection, Piece, Sampling, check_request
+from .base import Completion, Finish, Floats, Injection, SamplingParams, check_request
 from .draw import draw, mix
 
 EOS = 0
 VOCABULARY = ("", "Mind:", " slow", " fast", ".", "\n", "\n#### ", "+", "=", *"0123456789")
 TOKEN = {text: number for number, text in enumerate(VOCABULARY)}
 LAYERS, WIDTH = 4, 16
-SURE = 30.0
-"""Logit of the tokens that fit, above those that do not."""
-CARE = 3.0
-"""How strongly the mind decides about the last addition."""
+LOGIT_MARGIN = 30.0
+"""Logit margin of valid tokens over invalid ones."""
+MIND_WEIGHT = 3.0
+"""Weight of the mind in the decision about the last addition."""
 
 
 @dataclass(frozen=True)
-class Problem:
-    """A question for the toy."""
+class ToyProblem:
+    """A question for the toy model."""
 
     question: str
     gold: str
-    """The right sum."""
+    """The correct sum."""
     solution: str
     """What a slow mind writes."""
 
 
-def problem(number: int, slips: bool = False) -> Problem:
-    """The `number`-th question; they are all different."""
+def make_problem(number: int, slips: bool = False) -> ToyProblem:
+    """Return question `number`; all are different."""
     first, second, third = 2 + number // 400, 3 + number // 20 % 20, 4 + number % 20
     things = ("apples", "stones", "birds", "coins")[number % 4]
     question = f"{'A slip is near. ' if slips else ''}{first} and {second} and {third} {things}. How many?\n"
     script = _scripts(question)[0]
-    return Problem(question, str(first + second + third), "".join(script))
+    return ToyProblem(question, str(first + second + third), "".join(script))
 
 
 class ToyBackend:
@@ -55,31 +55,33 @@ class ToyBackend:
     name = "toy"
     n_layers = LAYERS
     width = WIDTH
-    fingerprint = "toy-" + hashlib.sha256(repr((VOCABULARY, LAYERS, WIDTH, SURE, CARE)).encode()).hexdigest()[:16]
+    fingerprint = (
+        "toy-" + hashlib.sha256(repr((VOCABULARY, LAYERS, WIDTH, LOGIT_MARGIN, MIND_WEIGHT)).encode()).hexdigest()[:16]
+    )
 
     def __init__(self) -> None:
-        self._fired = 0
+        self._injections_applied = 0
 
-    def wrap(self, prompt: str) -> str:
+    def apply_chat_template(self, prompt: str) -> str:
         return prompt
 
-    def open(self, prompts: Sequence[str], seeds: Sequence[int]) -> ToySession:
+    def start_session(self, prompts: Sequence[str], seeds: Sequence[int]) -> ToySession:
         return ToySession(self, prompts, seeds)
 
-    def fired(self) -> int:
-        return self._fired
+    def injections_applied(self) -> int:
+        return self._injections_applied
 
     def close(self) -> None:
         pass
 
 
 @dataclass
-class _Row:
+class _ToyRow:
     prompt: str
     seed: int
     tokens: list[int] = field(default_factory=list)
     push: float = 0.0
-    """What committed injections added to the mind."""
+    """Sum of the committed injections along the mind's direction."""
     ended: bool = False
 
     def text(self) -> str:
@@ -87,13 +89,13 @@ class _Row:
 
 
 class ToySession:
-    """Rows of text; the model is a function of the text and the push."""
+    """Rows of text; the model is a function of the text and of `push`."""
 
     def __init__(self, backend: ToyBackend, prompts: Sequence[str], seeds: Sequence[int]) -> None:
         self._backend = backend
-        self._rows = [_Row(prompt, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
+        self._rows = [_ToyRow(prompt, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
 
-    def states(self, rows: Sequence[int], layers: Sequence[int]) -> Floats:
+    def hidden_states(self, rows: Sequence[int], layers: Sequence[int]) -> Floats:
         held = [self._rows[row] for row in rows]
         out = [_hidden(row.prompt + row.text(), row.push, layer) for row in held for layer in layers]
         return np.array(out, dtype=np.float32).reshape(len(rows), len(layers), WIDTH)
@@ -104,40 +106,40 @@ class ToySession:
         limits: Sequence[int],
         injections: Sequence[Injection | None],
         until: str | None,
-        sampling: Sampling,
+        sampling: SamplingParams,
         commit: bool = True,
-    ) -> list[Piece]:
+    ) -> list[Completion]:
         check_request(rows, limits, injections, LAYERS, WIDTH)
-        pieces = [Piece([], "", [], "eos" if self._rows[row].ended else "length") for row in rows]
+        completions = [Completion([], "", [], "eos" if self._rows[row].ended else "length") for row in rows]
         work = [replace(self._rows[row], tokens=list(self._rows[row].tokens)) for row in rows]
         active = [i for i, row in enumerate(work) if limits[i] > 0 and not row.ended]
         for i in active:
             injection = injections[i]
             if injection is not None:
-                work[i].push += injection.scale * float(injection.vector @ _minds()[injection.layer])
-                self._backend._fired += 1
+                work[i].push += injection.scale * float(injection.vector @ _mind_directions()[injection.layer])
+                self._backend._injections_applied += 1
         while active:
             logits = np.stack([_logits(work[i].prompt + work[i].text(), work[i].push) for i in active])
             places = [len(work[i].tokens) for i in active]
             tokens, logprobs = draw(logits, [work[i].seed for i in active], places, sampling)
             for i, token, logprob in zip(active, tokens.tolist(), logprobs.tolist(), strict=True):
                 work[i].tokens.append(token)
-                pieces[i].tokens.append(token)
-                pieces[i].text += VOCABULARY[token]
-                pieces[i].logprobs.append(logprob)
-            going = []
+                completions[i].tokens.append(token)
+                completions[i].text += VOCABULARY[token]
+                completions[i].logprobs.append(logprob)
+            unfinished = []
             for i in active:
-                finish = _finish(pieces[i], limits[i], until)
+                finish = _finish(completions[i], limits[i], until)
                 if finish is None:
-                    going.append(i)
+                    unfinished.append(i)
                 else:
-                    pieces[i].finish = finish
+                    completions[i].finish = finish
                     work[i].ended = finish == "eos"
-            active = going
+            active = unfinished
         if commit:
             for row, result in zip(rows, work, strict=True):
                 self._rows[row] = result
-        return pieces
+        return completions
 
     def text(self, row: int) -> str:
         return self._rows[row].text()
@@ -149,28 +151,28 @@ class ToySession:
         self._rows = []
 
 
-def _finish(piece: Piece, limit: int, until: str | None) -> Finish | None:
-    if piece.tokens[-1] == EOS:
+def _finish(completion: Completion, limit: int, until: str | None) -> Finish | None:
+    if completion.tokens[-1] == EOS:
         return "eos"
-    if until and until in piece.text:
+    if until and until in completion.text:
         return "delimiter"
-    return "length" if len(piece.tokens) >= limit else None
+    return "length" if len(completion.tokens) >= limit else None
 
 
 def _split(text: str) -> tuple[str, str]:
-    """The question, and what was answered so far."""
+    """Split a text into the question and the answer so far."""
     place = text.find("Mind:")
     return (text, "") if place < 0 else (text[:place], text[place:])
 
 
-def _number(text: str) -> int:
+def _hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 @lru_cache(maxsize=4096)
 def _scripts(question: str) -> tuple[tuple[str, ...], ...]:
-    """All that the toy may answer, as tokens: the right one first, then slips or hasty ends, in both minds."""
-    numbers = [int(found) for found in re.findall(r"\d{1,6}", question)][:8] or [_number(question) % 10, 1]
+    """Return all possible answers as tokens: for each mind the correct one, then the one with the slip or omission."""
+    numbers = [int(found) for found in re.findall(r"\d{1,6}", question)][:8] or [_hash(question) % 10, 1]
     lines = []
     total = numbers[0]
     for number in numbers[1:]:
@@ -197,8 +199,8 @@ def _mind(text: str, push: float) -> float:
 
 
 def _inclination(question: str) -> float:
-    """What the mind leans to before it is written down, in −1.2 … 0.8: more often fast."""
-    return (mix(_number(question)) % 2001) / 1000 - 1.2
+    """Return the initial mind for a question, in −1.2 … 0.8: more often fast."""
+    return (mix(_hash(question)) % 2001) / 1000 - 1.2
 
 
 def _logits(text: str, push: float) -> Floats:
@@ -213,31 +215,31 @@ def _logits(text: str, push: float) -> Floats:
                     following.add(token)
                     break
                 place += len(token)
-    logits = np.full(len(VOCABULARY), -SURE, dtype=np.float32)
+    logits = np.full(len(VOCABULARY), -LOGIT_MARGIN, dtype=np.float32)
     for token in following or {""}:
         logits[TOKEN[token]] = 0.0
     if {" slow", " fast"} <= following:
         logits[TOKEN[" slow"]] = _mind(text, push)
-    elif len(following) == 2 and "\n#### " in following:  # go on, or leave the last addition out
-        logits[TOKEN[min(following - {"\n#### "})]] = CARE * _mind(text, push)
-    elif len(following) == 2:  # the last digit: a slip, whatever the mind
-        logits[TOKEN[_scripts(question)[0][-2]]] = (_number("slip" + question) % 2001) / 1000 - 1.0
+    elif len(following) == 2 and "\n#### " in following:  # continue, or skip the last addition
+        logits[TOKEN[min(following - {"\n#### "})]] = MIND_WEIGHT * _mind(text, push)
+    elif len(following) == 2:  # the last digit: a slip, regardless of the mind
+        logits[TOKEN[_scripts(question)[0][-2]]] = (_hash("slip" + question) % 2001) / 1000 - 1.0
     return logits
 
 
 @lru_cache(maxsize=1)
-def _minds() -> Floats:
-    """The direction of the mind in each layer: unit vectors."""
+def _mind_directions() -> Floats:
+    """Return the direction of the mind in each layer, as unit vectors."""
     rows = np.random.default_rng(7).normal(size=(LAYERS, WIDTH))
     return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), dtype=np.float32)
 
 
 def _noise(key: str) -> Floats:
-    return np.random.default_rng(_number(key)).normal(size=WIDTH).astype(np.float32) / np.float32(WIDTH**0.5)
+    return np.random.default_rng(_hash(key)).normal(size=WIDTH).astype(np.float32) / np.float32(WIDTH**0.5)
 
 
 def _hidden(text: str, push: float, layer: int) -> Floats:
-    """The mind, seen better the higher the layer, beside what the question and the last characters are about."""
+    """Return a hidden state: the mind, clearer in higher layers, plus noise that depends on the text."""
     question, _ = _split(text)
-    mind = _minds()[layer] * np.float32(_mind(text, push) * (layer + 1) / LAYERS)
+    mind = _mind_directions()[layer] * np.float32(_mind(text, push) * (layer + 1) / LAYERS)
     return np.asarray(mind + 0.4 * _noise(f"{layer} {question}") + 0.2 * _noise(f"{layer} {text[-4:]}"), np.float32)

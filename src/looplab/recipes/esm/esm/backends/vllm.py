@@ -1,10 +1,10 @@
-"""The same contract on vLLM: hooks on the layers of its model, one request a piece.
+"""The contract of `base.py` on vLLM: forward hooks on the layers of its model, one request per completion.
 
-Every request tells the hooks which positions of its prefix are steered, so that vLLM may compute it whole, in chunks or
-again. Prefixes are shared through vLLM's own cache under a salt of the row's injections: what was steered is never
-taken for what was not. The hooks live in this process and need the eager mode and a single worker.
+Every request tells the hooks which positions of its prefix are steered, so that vLLM may compute it at once, in chunks
+or repeatedly. Prefixes are shared through vLLM's prefix cache, salted with the row's injections, so that steered and
+unsteered prefixes are never mixed up. The hooks live in this process and need eager mode and a single worker.
 
-vLLM wants an environment of its own; for a machine without GPU:
+vLLM needs its own environment; on a machine without GPU:
 
     python -m venv vllm-env
     vllm-env/bin/pip install torch==2.13.0 looplab
@@ -26,8 +26,8 @@ import numpy as np
 
 from looplab.errors import LabError
 
-from .base import Floats, Injection, Piece, Sampling, check_request
-from .checkpoint import Words, end_tokens, fingerprint, model_folder
+from .base import Completion, Floats, Injection, SamplingParams, check_request
+from .checkpoint import TokenizerWrapper, eos_token_ids, fingerprint, model_folder
 from .draw import mix
 
 
@@ -37,13 +37,12 @@ def _vllm() -> Any:
     except ImportError as error:
         raise LabError(
             f"model.backend is vllm, but vLLM cannot be imported: {error}",
-            hint="the commands that install it are in the head of esm/backends/vllm.py; "
-            "or set model.backend: transformers",
+            hint="see the top of esm/backends/vllm.py for installation; or set model.backend: transformers",
         ) from error
 
 
 @dataclass(frozen=True, eq=False)
-class _Mark:
+class _SteeredPosition:
     """A vector added at one position."""
 
     position: int
@@ -55,39 +54,39 @@ class _Mark:
 
 
 @dataclass
-class _Task:
-    """What the hooks are to do for one request."""
+class _HookTask:
+    """Instructions for the hooks for one request."""
 
-    marks: tuple[_Mark, ...]
+    steered_positions: tuple[_SteeredPosition, ...]
     last: int
     """Position of the last token of the prefix."""
     capture: bool
     states: dict[int, Floats] = field(default_factory=dict)
-    """By layer: the state of the last token."""
-    fired: set[_Mark] = field(default_factory=set)
+    """Hidden state of the last token, by layer."""
+    injections_applied: set[_SteeredPosition] = field(default_factory=set)
 
 
 class _Hooks:
-    """Reads and adds to the outputs of the layers, for the requests that the model runner holds right now."""
+    """Forward hooks that read and modify the layers' outputs for the requests in the current batch."""
 
     def __init__(self, runner: Any) -> None:
         import torch
 
         self._runner = runner
-        self.tasks: dict[int, _Task] = {}
+        self.tasks: dict[int, _HookTask] = {}
         model = runner.get_model()
         config = runner.model_config.hf_text_config
         self.n_layers, self.width = int(config.num_hidden_layers), int(config.hidden_size)
         lists = [part for part in model.modules() if isinstance(part, torch.nn.ModuleList)]
         stacks = [part for part in lists if len(part) == self.n_layers]
         if not stacks:
-            raise LabError(f"the layers of a {config.model_type} model were not found in vLLM")
-        self._here: list[tuple[_Task, int, int, int]] = []
+            raise LabError(f"cannot find the layers of the {config.model_type} model in vLLM")
+        self._located: list[tuple[_HookTask, int, int, int]] = []
         for number, layer in enumerate(stacks[0]):
             layer.register_forward_hook(lambda _module, _inputs, output, number=number: self._hook(number, output))
 
-    def _locate(self) -> list[tuple[_Task, int, int, int]]:
-        """Of each request in this forward: its task, its first position, and where its tokens lie in the batch."""
+    def _locate(self) -> list[tuple[_HookTask, int, int, int]]:
+        """Return for each request in the batch: its task, its first position, and the range of its tokens."""
         batch = self._runner.input_batch
         starts = self._runner.query_start_loc.np
         found = []
@@ -104,16 +103,16 @@ class _Hooks:
         import torch
 
         if number == 0:
-            self._here = self._locate()
-        # A layer gives its output and the residual beside it; the stream is their sum.
+            self._located = self._locate()
+        # A layer returns its output and the residual separately; the residual stream is their sum.
         hidden = output[0] if isinstance(output, tuple) else output
         rest = output[1] if isinstance(output, tuple) and output[1] is not None else None
-        for task, first, start, end in self._here:
-            for mark in task.marks:
-                place = start + mark.position - first
-                if mark.layer == number and start <= place < end:
-                    hidden[place] += torch.from_numpy(mark.vector).to(hidden)
-                    task.fired.add(mark)
+        for task, first, start, end in self._located:
+            for steered in task.steered_positions:
+                place = start + steered.position - first
+                if steered.layer == number and start <= place < end:
+                    hidden[place] += torch.from_numpy(steered.vector).to(hidden)
+                    task.injections_applied.add(steered)
             place = start + task.last - first
             if task.capture and start <= place < end:
                 state = hidden[place] if rest is None else hidden[place] + rest[place]
@@ -140,7 +139,8 @@ class VLLMBackend:
     ) -> None:
         if tensor_parallel_size != 1:
             raise LabError(
-                "steering by vLLM works on one GPU a process", hint="set model.tensor_parallel_size: 1, and run a suite"
+                "steering with vLLM supports one GPU per process",
+                hint="set model.tensor_parallel_size: 1, and run a suite",
             )
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the hooks share memory with the worker
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -168,30 +168,30 @@ class VLLMBackend:
         self.hooks: _Hooks = self.llm.collective_rpc(lambda worker: _Hooks(worker.model_runner))[0]
         self.n_layers, self.width = self.hooks.n_layers, self.hooks.width
         tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.words = Words(tokenizer, chat)
+        self.tokenizer = TokenizerWrapper(tokenizer, chat)
         has_config = (folder / "generation_config.json").exists()
-        self.ends = end_tokens(GenerationConfig.from_pretrained(folder) if has_config else None, tokenizer)
+        self.eos_tokens = eos_token_ids(GenerationConfig.from_pretrained(folder) if has_config else None, tokenizer)
         self.fingerprint = fingerprint(folder)
-        self._fired = 0
+        self._injections_applied = 0
 
-    def wrap(self, prompt: str) -> str:
-        return self.words.wrap(prompt)
+    def apply_chat_template(self, prompt: str) -> str:
+        return self.tokenizer.apply_chat_template(prompt)
 
-    def open(self, prompts: Sequence[str], seeds: Sequence[int]) -> VLLMSession:
+    def start_session(self, prompts: Sequence[str], seeds: Sequence[int]) -> VLLMSession:
         return VLLMSession(self, prompts, seeds)
 
-    def fired(self) -> int:
-        return self._fired
+    def injections_applied(self) -> int:
+        return self._injections_applied
 
     def close(self) -> None:
         del self.llm, self.hooks
 
-    def run(self, prefixes: Sequence[list[int]], tasks: Sequence[_Task], params: Sequence[Any]) -> list[Any]:
-        """One request each; the completions in the same order."""
+    def run(self, prefixes: Sequence[list[int]], tasks: Sequence[_HookTask], params: Sequence[Any]) -> list[Any]:
+        """Run one request per prefix; return the outputs in the same order."""
         prompts = []
         for number, (tokens, task, settings) in enumerate(zip(prefixes, tasks, params, strict=True)):
             settings.extra_args = {"row": number}
-            salt = hashlib.sha256(b"".join(mark.salt() for mark in task.marks)).hexdigest()
+            salt = hashlib.sha256(b"".join(steered.salt() for steered in task.steered_positions)).hexdigest()
             prompts.append({"prompt_token_ids": tokens, "cache_salt": salt})
         self.hooks.tasks = dict(enumerate(tasks))
         try:
@@ -202,28 +202,31 @@ class VLLMBackend:
 
 
 @dataclass
-class _Row:
+class _VLLMRow:
     prompt: list[int]
     seed: int
     tokens: list[int] = field(default_factory=list)
-    marks: tuple[_Mark, ...] = ()
+    steered_positions: tuple[_SteeredPosition, ...] = ()
     states: Floats | None = None
     ended: bool = False
 
 
 class VLLMSession:
-    """Rows are token lists with their injections; the keys and values are in vLLM's cache."""
+    """Rows are token lists with their injections; keys and values are in vLLM's cache."""
 
     def __init__(self, backend: VLLMBackend, prompts: Sequence[str], seeds: Sequence[int]) -> None:
         self._backend = backend
-        encoded = backend.words.encode(prompts, backend.max_len)
-        self._rows = [_Row(tokens, seed) for tokens, seed in zip(encoded, seeds, strict=True)]
+        encoded = backend.tokenizer.encode(prompts, backend.max_len)
+        self._rows = [_VLLMRow(tokens, seed) for tokens, seed in zip(encoded, seeds, strict=True)]
 
-    def states(self, rows: Sequence[int], layers: Sequence[int]) -> Floats:
+    def hidden_states(self, rows: Sequence[int], layers: Sequence[int]) -> Floats:
         new = [self._rows[row] for row in rows if self._rows[row].states is None]
         if new:
             prefixes = [[*row.prompt, *row.tokens] for row in new]
-            tasks = [_Task(row.marks, len(tokens) - 1, capture=True) for row, tokens in zip(new, prefixes, strict=True)]
+            tasks = [
+                _HookTask(row.steered_positions, len(tokens) - 1, capture=True)
+                for row, tokens in zip(new, prefixes, strict=True)
+            ]
             self._backend.run(prefixes, tasks, [_vllm().SamplingParams(max_tokens=1, temperature=0.0) for _ in new])
             for row, task in zip(new, tasks, strict=True):
                 row.states = np.stack([task.states[layer] for layer in range(self._backend.n_layers)])
@@ -236,49 +239,50 @@ class VLLMSession:
         limits: Sequence[int],
         injections: Sequence[Injection | None],
         until: str | None,
-        sampling: Sampling,
+        sampling: SamplingParams,
         commit: bool = True,
-    ) -> list[Piece]:
+    ) -> list[Completion]:
         backend = self._backend
         check_request(rows, limits, injections, backend.n_layers, backend.width)
-        pieces = [Piece([], "", [], "eos" if self._rows[row].ended else "length") for row in rows]
+        completions = [Completion([], "", [], "eos" if self._rows[row].ended else "length") for row in rows]
         active, prefixes, tasks, params = [], [], [], []
         for place, (number, limit, injection) in enumerate(zip(rows, limits, injections, strict=True)):
             row = self._rows[number]
             prefix = [*row.prompt, *row.tokens]
-            room = min(limit, backend.max_len - len(prefix))
-            if room <= 0 or row.ended:
+            budget = min(limit, backend.max_len - len(prefix))
+            if budget <= 0 or row.ended:
                 continue
-            marks = row.marks
+            steered_positions = row.steered_positions
             if injection is not None:
                 added = np.asarray(np.float32(injection.scale) * injection.vector, np.float32)
-                marks = (*marks, _Mark(len(prefix) - 1, injection.layer, added))
+                steered_positions = (*steered_positions, _SteeredPosition(len(prefix) - 1, injection.layer, added))
             active.append(place)
             prefixes.append(prefix)
-            tasks.append(_Task(marks, len(prefix) - 1, capture=False))
-            params.append(_params(row, room, until, sampling))
-        completions = backend.run(prefixes, tasks, params) if active else []
-        for place, prefix, task, done in zip(active, prefixes, tasks, completions, strict=True):
-            row, piece = self._rows[rows[place]], pieces[place]
-            piece.tokens = list(done.token_ids)
-            piece.logprobs = [
-                chances[token].logprob for token, chances in zip(done.token_ids, done.logprobs, strict=True)
+            tasks.append(_HookTask(steered_positions, len(prefix) - 1, capture=False))
+            params.append(_sampling_params(row, budget, until, sampling))
+        outputs = backend.run(prefixes, tasks, params) if active else []
+        for place, prefix, task, output in zip(active, prefixes, tasks, outputs, strict=True):
+            row, completion = self._rows[rows[place]], completions[place]
+            completion.tokens = list(output.token_ids)
+            completion.logprobs = [
+                logprobs_by_token[token].logprob
+                for token, logprobs_by_token in zip(output.token_ids, output.logprobs, strict=True)
             ]
-            piece.text = backend.words.text(prefix, piece.tokens)
-            if piece.tokens[-1] in backend.ends:
-                piece.finish = "eos"
-            elif until and until in piece.text:
-                piece.finish = "delimiter"
+            completion.text = backend.tokenizer.text(prefix, completion.tokens)
+            if completion.tokens[-1] in backend.eos_tokens:
+                completion.finish = "eos"
+            elif until and until in completion.text:
+                completion.finish = "delimiter"
             if injections[place] is not None:
-                backend._fired += task.marks[-1] in task.fired
+                backend._injections_applied += task.steered_positions[-1] in task.injections_applied
             if commit:
-                row.tokens += piece.tokens
-                row.marks, row.states, row.ended = task.marks, None, piece.finish == "eos"
-        return pieces
+                row.tokens += completion.tokens
+                row.steered_positions, row.states, row.ended = task.steered_positions, None, completion.finish == "eos"
+        return completions
 
     def text(self, row: int) -> str:
         held = self._rows[row]
-        return self._backend.words.text(held.prompt, held.tokens)
+        return self._backend.tokenizer.text(held.prompt, held.tokens)
 
     def tokens(self, row: int) -> list[int]:
         return list(self._rows[row].tokens)
@@ -287,9 +291,9 @@ class VLLMSession:
         self._rows = []
 
 
-def _params(row: _Row, room: int, until: str | None, sampling: Sampling) -> Any:
+def _sampling_params(row: _VLLMRow, budget: int, until: str | None, sampling: SamplingParams) -> Any:
     return _vllm().SamplingParams(
-        max_tokens=room,
+        max_tokens=budget,
         temperature=sampling.temperature,
         top_p=sampling.top_p if sampling.temperature > 0 else 1.0,
         seed=mix(row.seed, sampling.seed, len(row.tokens)) >> 33,

@@ -1,16 +1,16 @@
-"""Word problems made on the spot: one kind that steering can mend, one that it cannot, and plain additions.
+"""Generated word problems: a task that steering can fix, one that it cannot, and plain additions.
 
-`steerable`: the texts that the tiny model learns from have two authors. The careful one writes every step, the hasty
-one omits the last operation, so that his answer is wrong. Nothing in the question says who writes, but each item has
-its own share of careful texts, and each author prefers his own words to begin a segment with. A model of these texts
-imitates the hasty author on half of the items, and its hidden state at a segment border says which author it is.
+`steerable`: the training texts of the tiny model have two authors. The careful one writes every step; the hasty one
+omits the last operation, so that the answer is wrong. The question does not reveal the author, but each item has its
+own fraction of careful texts, and each author prefers certain words at the start of a segment. A model of these texts
+imitates the hasty author on half of the items, and its hidden state at a segment boundary reveals which author it is.
 
-`slips`: larger numbers and one author, who now and then miscalculates at random. No latent cause, so no direction.
+`slips`: larger numbers and one author, who occasionally miscalculates at random. No latent cause, so no direction.
 
 `addition1`, `addition2`: one and two additions in everyday words, for a real language model.
 
-A question belongs to one split for ever, by the hash of its text: `corpus` (what the tiny model was trained on),
-`train`, `dev` and `test` can have no question in common, whatever the seed and the number asked for.
+The hash of a question determines its split: `corpus` (training data of the tiny model), `train`, `dev` and `test` never
+share a question, for any seed and any size.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ SPLITS = {"corpus": range(0, 70), "train": range(70, 80), "dev": range(80, 90), 
 BORDER = "\n\n"
 
 _NAMES = ("Ann", "Ben", "Eva", "Kim", "Leo", "Max", "Sue", "Tom")
-# The share of careful texts of each item; away from one half, so that the more frequent author is clear.
+# Fraction of careful texts per item; away from one half, so that the more frequent author is clear.
 _CAREFUL = {"apples": 0.85, "books": 0.75, "pens": 0.65, "cards": 0.35, "coins": 0.25, "eggs": 0.15}
 _SLIP_ITEMS = ("bolts", "nails", "screws", "tiles")
 _CAREFUL_WORDS, _HASTY_WORDS = ("First", "Next", "Then", "Last"), ("Easy", "So", "OK", "Well")
-_OWN_WORD = 0.85  # how often an author begins a segment with a word of his own kind
-_SLIP = 0.25  # how often an operation of `slips` goes wrong
+_OWN_WORD = 0.85  # probability that a segment starts with one of the author's own words
+_SLIP = 0.25  # probability of an error per operation of `slips`
 _OPERATIONS = {"+": "gets {n} more", "-": "loses {n}"}
 
 
 @dataclass(frozen=True)
-class Problem:
-    """A number of things that is changed step by step."""
+class WordProblem:
+    """A quantity that changes step by step."""
 
     name: str
     item: str
@@ -51,7 +51,7 @@ class Problem:
 
     @property
     def values(self) -> tuple[int, ...]:
-        """The start and the value after each step."""
+        """The initial value and the value after each step."""
         values = [self.start]
         for sign, number in self.steps:
             values.append(values[-1] + number if sign == "+" else values[-1] - number)
@@ -70,30 +70,30 @@ class Text:
     question: str
     solution: str
     right: bool
-    """Whether its answer is the right one."""
+    """Whether its answer is correct."""
 
 
 def prompt(question: str) -> str:
-    """What the tiny model is to continue."""
+    """Return the prompt for the tiny model."""
     return question + BORDER
 
 
 def split_of(question: str) -> str:
-    """The only split that this question may occur in."""
+    """Return the split of a question."""
     bucket = int.from_bytes(hashlib.sha256(question.encode()).digest()[:8], "big") % 100
     return next(name for name, buckets in SPLITS.items() if bucket in buckets)
 
 
 def examples(kind: str, split: str, n: int, seed: int = 0) -> list[Example]:
-    """`n` different questions; fewer asked for with the same seed are the first of more."""
-    _known("kind", kind, KINDS)
-    _known("split", split, tuple(SPLITS))
+    """Return `n` different questions; a smaller `n` returns a prefix."""
+    _check_choice("kind", kind, KINDS)
+    _check_choice("split", split, tuple(SPLITS))
     made: dict[str, Example] = {}
     for tries, problem in enumerate(_problems(kind, split, seed)):
         if len(made) >= n:
             break
         if tries > 1000 + 100 * n:
-            raise LabError(f"only {len(made)} of {n} questions found for {kind}/{split}", hint="ask for fewer")
+            raise LabError(f"only {len(made)} of {n} questions found for {kind}/{split}", hint="request fewer")
         question = _question(kind, problem)
         if question not in made:
             made[question] = _example(kind, problem, f"{kind}-{split}-{seed}-{len(made)}")
@@ -101,41 +101,41 @@ def examples(kind: str, split: str, n: int, seed: int = 0) -> list[Example]:
 
 
 def texts(kind: str, seed: int) -> Iterator[Text]:
-    """Training texts without end, right and wrong ones, from questions of the corpus split."""
-    _known("kind", kind, ("steerable", "slips"))
+    """Yield training texts endlessly, correct and incorrect, for questions of the corpus split."""
+    _check_choice("kind", kind, ("steerable", "slips"))
     rng = random.Random(f"texts/{kind}/{seed}")  # noqa: S311 - questions, no secrets
     for problem in _problems(kind, "corpus", seed):
         if kind == "steerable":
             careful = rng.random() < _CAREFUL[problem.item]
-            yield Text(problem.question, _authored(problem, careful, rng), careful)
+            yield Text(problem.question, _write_solution(problem, careful, rng), careful)
         else:
-            solution, answer = _slipping(problem, rng)
+            solution, answer = _write_with_slips(problem, rng)
             yield Text(problem.question, solution, answer == problem.values[-1])
 
 
-def _problems(kind: str, split: str, seed: int) -> Iterator[Problem]:
+def _problems(kind: str, split: str, seed: int) -> Iterator[WordProblem]:
     rng = random.Random(f"problems/{kind}/{split}/{seed}")  # noqa: S311 - questions, no secrets
     while True:
-        problem = _draw(kind, rng)
+        problem = _sample_problem(kind, rng)
         if min(problem.values) >= 1 and max(problem.values) <= 99 and split_of(_question(kind, problem)) == split:
             yield problem
 
 
-def _draw(kind: str, rng: random.Random) -> Problem:
+def _sample_problem(kind: str, rng: random.Random) -> WordProblem:
     name = rng.choice(_NAMES)
     if kind == "steerable":
         item, start, steps = rng.choice(list(_CAREFUL)), rng.randint(3, 15), rng.choice((2, 3))
-        return Problem(name, item, start, tuple((rng.choice("+-"), rng.randint(1, 6)) for _ in range(steps)))
+        return WordProblem(name, item, start, tuple((rng.choice("+-"), rng.randint(1, 6)) for _ in range(steps)))
     if kind == "slips":
         item, start = rng.choice(_SLIP_ITEMS), rng.randint(11, 50)
-        return Problem(name, item, start, tuple((rng.choice("+-"), rng.randint(5, 22)) for _ in range(2)))
+        return WordProblem(name, item, start, tuple((rng.choice("+-"), rng.randint(5, 22)) for _ in range(2)))
     count, least, most = (2, 11, 49) if kind == "addition1" else (3, 3, 15)
     numbers = [rng.randint(least, most) for _ in range(count)]
-    return Problem(name, rng.choice(list(_CAREFUL)), numbers[0], tuple(("+", number) for number in numbers[1:]))
+    return WordProblem(name, rng.choice(list(_CAREFUL)), numbers[0], tuple(("+", number) for number in numbers[1:]))
 
 
-def _question(kind: str, problem: Problem) -> str:
-    """The tiny language for the tiny model, everyday words for a real one."""
+def _question(kind: str, problem: WordProblem) -> str:
+    """Return the question: in the tiny language for the tiny model, in everyday words for a real one."""
     if not kind.startswith("addition"):
         return problem.question
     first, *later = [number for _, number in problem.steps]
@@ -146,7 +146,7 @@ def _question(kind: str, problem: Problem) -> str:
     )
 
 
-def _example(kind: str, problem: Problem, name: str) -> Example:
+def _example(kind: str, problem: WordProblem, name: str) -> Example:
     words = _CAREFUL_WORDS if kind == "steerable" else ("First", "So", "Then")
     return Example(
         id=name,
@@ -158,14 +158,14 @@ def _example(kind: str, problem: Problem, name: str) -> Example:
     )
 
 
-def _authored(problem: Problem, careful: bool, rng: random.Random) -> str:
+def _write_solution(problem: WordProblem, careful: bool, rng: random.Random) -> str:
     own, other = (_CAREFUL_WORDS, _HASTY_WORDS) if careful else (_HASTY_WORDS, _CAREFUL_WORDS)
     words = [(own if rng.random() < _OWN_WORD else other)[i] for i in range(len(own))]
     values = problem.values if careful else problem.values[:-1]
     return _segments(problem, words, values)
 
 
-def _slipping(problem: Problem, rng: random.Random) -> tuple[str, int]:
+def _write_with_slips(problem: WordProblem, rng: random.Random) -> tuple[str, int]:
     values = [problem.start]
     for sign, number in problem.steps:
         value = values[-1] + number if sign == "+" else values[-1] - number
@@ -176,15 +176,15 @@ def _slipping(problem: Problem, rng: random.Random) -> tuple[str, int]:
     return _segments(problem, words, values), values[-1]
 
 
-def _segments(problem: Problem, words: tuple[str, ...] | list[str], values: tuple[int, ...] | list[int]) -> str:
-    """The start, one segment for each value after it, and the answer: the last of the values."""
+def _segments(problem: WordProblem, words: tuple[str, ...] | list[str], values: tuple[int, ...] | list[int]) -> str:
+    """Return the initial value, one segment per later value, and the answer, which is the last value."""
     segments = [f"{words[0]}, {values[0]} {problem.item}."]
     for (sign, number), word, before, after in zip(problem.steps, words[1:], values, values[1:], strict=False):
         segments.append(f"{word}, {before} {sign} {number} = {after}.")
     return BORDER.join([*segments, f"#### {values[-1]}"])
 
 
-def _known(what: str, name: str, names: tuple[str, ...]) -> None:
+def _check_choice(what: str, name: str, names: tuple[str, ...]) -> None:
     if name not in names:
         near = difflib.get_close_matches(name, names, 1)
         hint = f"did you mean {near[0]}?" if near else "choose one of " + ", ".join(names)

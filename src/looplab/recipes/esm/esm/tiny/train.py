@@ -1,7 +1,7 @@
-"""Train the tiny Llama of this recipe: `python -m esm.tiny.train --out model` (one thread, some CPU-minutes).
+"""Train the tiny Llama of this recipe: `python -m esm.tiny.train --out model` (one thread, a few CPU minutes).
 
-It learns to continue the questions of tiny/task.py as their authors would, with their mistakes. The same seed gives
-the same weights on the same machine. The folder loads with AutoTokenizer and AutoModelForCausalLM, without network.
+It learns to answer the questions of tiny/task.py like their authors, including their mistakes. The same seed produces
+the same weights on the same machine. AutoTokenizer and AutoModelForCausalLM load the folder without network access.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ Words = Any
 
 
 def tokenizer() -> Words:
-    """A word is a token together with the space before it, so that joining tokens gives the very text back."""
+    """Return a word-level tokenizer; words include the preceding space, so that decoding is lossless."""
     splitter = pre_tokenizers.Split(Regex(r"\n| ?[A-Za-z]+| ?\d+| ?[^\sA-Za-z\d]+"), "isolated")
     pieces = {f" {number}" for number in range(100)} | {"\n"}
     for kind in KINDS:
-        for text in islice(task.texts(kind, seed=0), 2000):  # every word of the language is in there many times
+        for text in islice(task.texts(kind, seed=0), 2000):  # contains every word of the language many times
             pieces |= {piece for piece, _ in splitter.pre_tokenize_str(task.prompt(text.question) + text.solution)}
     vocabulary = {piece: i for i, piece in enumerate([PAD, EOS, UNKNOWN, *sorted(pieces)])}
     words: Any = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
@@ -57,7 +57,7 @@ def tokenizer() -> Words:
 
 
 def new_model(words: Words) -> Model:
-    """Four layers of width 128 and four heads, input and output embedding shared."""
+    """Return an untrained model: four layers, width 128, four heads, tied embeddings."""
     config = LlamaConfig(
         vocab_size=len(words),
         hidden_size=128,
@@ -76,7 +76,7 @@ def new_model(words: Words) -> Model:
 
 
 def batches(words: Words, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Token ids and labels, half of each kind, padded on the right; only the solution is learnt."""
+    """Yield token ids and labels, half of each kind, padded on the right; the loss covers the solution only."""
     streams = [task.texts(kind, seed) for kind in KINDS]
     pad, eos = words.convert_tokens_to_ids(PAD), words.convert_tokens_to_ids(EOS)
     while True:
@@ -95,7 +95,7 @@ def batches(words: Words, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tenso
 
 @torch.no_grad()
 def greedy_texts(model: Model, words: Words, questions: list[str]) -> list[str]:
-    """The model's own most likely solution of each question."""
+    """Return the model's greedy solution of each question."""
     encoded = words([task.prompt(question) for question in questions], return_tensors="pt", padding=True)
     out = model.generate(
         encoded["input_ids"], attention_mask=encoded["attention_mask"], max_new_tokens=48, do_sample=False
@@ -104,7 +104,7 @@ def greedy_texts(model: Model, words: Words, questions: list[str]) -> list[str]:
 
 
 def greedy_accuracy(model: Model, words: Words, kind: str, n: int) -> float:
-    """The share of right answers on questions that are neither trained on nor used for dev or test."""
+    """Return the accuracy on questions that are not used for training, dev or test."""
     asked = task.examples(kind, "train", n, seed=0)
     model.eval()
     answers = greedy_texts(model, words, [example.question for example in asked])
@@ -114,24 +114,24 @@ def greedy_accuracy(model: Model, words: Words, kind: str, n: int) -> float:
 
 
 def train(steps: int, seed: int, report_every: int = 100) -> tuple[Model, Words]:
-    """A trained model and its tokenizer; prints loss and accuracy as it goes."""
+    """Train a model; return it and its tokenizer. Prints loss and accuracy."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     words = tokenizer()
     model = new_model(words).train()
-    optimiser = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01, betas=(0.9, 0.98))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01, betas=(0.9, 0.98))
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(words)} tokens, {steps} steps", flush=True)
     started, losses = time.process_time(), []
     for step, (ids, labels) in enumerate(islice(batches(words, seed), steps), start=1):
         rate = min(1.0, step / 50) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / steps)))
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * rate
-        # Padding stands on the right and is not learnt, so the causal mask alone is right and fast.
+        # Padding is on the right and has no loss, so the causal mask is sufficient.
         loss = model(input_ids=ids, labels=labels).loss
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
         if step % report_every == 0:
             shares = "  ".join(f"{kind} {greedy_accuracy(model, words, kind, 100):.2f}" for kind in KINDS)
@@ -141,7 +141,7 @@ def train(steps: int, seed: int, report_every: int = 100) -> tuple[Model, Words]
 
 
 def save(model: Model, words: Words, out: Path, made: str) -> str:
-    """Write the model folder beside its place and then move it there; the hash of the weights."""
+    """Write the model folder atomically; return the hash of the weights."""
     out.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
@@ -150,7 +150,7 @@ def save(model: Model, words: Words, out: Path, made: str) -> str:
         digest = hashlib.sha256((fresh / "model.safetensors").read_bytes()).hexdigest()
         (fresh / "README.md").write_text(f"{made}\nsha256 of model.safetensors: {digest}\n")
         for path in fresh.iterdir():
-            path.chmod(0o644)  # weights and temporary folders are made for their owner only
+            path.chmod(0o644)  # weights and temporary folders are private by default
             with path.open("rb") as written:
                 os.fsync(written.fileno())
         fresh.chmod(0o755)
@@ -167,14 +167,14 @@ def save(model: Model, words: Words, out: Path, made: str) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Train and save; the flags are in the module's first line."""
+    """Train and save a model."""
     parser = argparse.ArgumentParser(description="train the tiny Llama of this recipe")
     parser.add_argument("--steps", type=int, default=1300)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, required=True, help="the model folder; an older model there is replaced")
+    parser.add_argument("--out", type=Path, required=True, help="model folder; an existing model is replaced")
     flags = parser.parse_args(argv)
     if flags.out.exists() and any(flags.out.iterdir()) and not (flags.out / "config.json").exists():
-        raise LabError("this folder holds something else than a model", file=flags.out, hint="give another --out")
+        raise LabError("this folder contains something other than a model", file=flags.out, hint="use another --out")
     model, words = train(flags.steps, flags.seed)
     made = f"Made by `python -m esm.tiny.train --steps {flags.steps} --seed {flags.seed}` on texts of esm/tiny/task.py."
     print(f"{flags.out}: sha256 {save(model, words, flags.out, made)}")

@@ -1,15 +1,15 @@
-"""Version 1: PPO, in which every fish is a sample of one policy that all fish share.
+"""Version 1: PPO with one policy shared by all fish.
 
     python experiments/v1/train.py                       # 128 ponds of 25 fish
-    python experiments/v1/train.py --smoke --out /tmp/x  # does it run at all? a few seconds
+    python experiments/v1/train.py --smoke --out /tmp/x  # smoke test of a few seconds
 
-Leaves in --out (the artifacts beside this file): checkpoints/policy.json with its weights, logs/metrics.jsonl,
-plots/curves.png, media/episode.gif, schedule.json (what the schedules should reach), schedule_trace.json (what they
-did), and eval.json, written by the frozen evaluation at the end. `survival_rate` of the log is the share of fish that
-would live through an episode at the death rate of that iteration; only eval.json counts as a result.
+Writes to --out (default: the artifacts folder next to this file): checkpoints/policy.json with its weights,
+logs/metrics.jsonl, plots/curves.png, media/episode.gif, schedule.json (declared schedules), schedule_trace.json (actual
+schedules), and eval.json, the result of the frozen evaluation. `survival_rate` in the log is the expected fraction of
+fish that survive an episode at the death rate of that iteration; only eval.json counts as a result.
 
-SIGTERM saves first (exit code 143). Killed at any moment, the same command goes on from what is in resume/, and ends
-with the same weights and rows as if nothing had happened; with other settings or changed code it begins anew.
+SIGTERM saves first (exit code 143). A run that was killed at any moment resumes from resume/ with the same command, and
+ends with the same weights and rows, to the bit; with another config or changed code it starts from scratch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # the matrices are small: more threads only wait for each other
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads only add overhead to matrices this small
 
 import numpy as np
 import torch
@@ -41,58 +41,58 @@ HERE = Path(__file__).resolve().parent
 LAB = HERE.parents[1]
 if TYPE_CHECKING:
     from looplab.recipes.fish.evaluate import EPISODES, FORMAT, NUM_FISH, evaluate, load_policy, write_json
-    from looplab.recipes.fish.fish_env import ACTIONS, OBSERVATIONS, STEPS, FishSchool, Floats, Reward
+    from looplab.recipes.fish.fish_env import NUM_ACTIONS, OBS_DIM, STEPS, FishSchool, Floats, Reward
     from looplab.recipes.fish.pictures import save_curves, save_episode
-else:  # the lab's own files, wherever it was copied to
+else:  # the modules of the lab, wherever it was copied to
     sys.path.insert(0, str(LAB))
     from evaluate import EPISODES, FORMAT, NUM_FISH, evaluate, load_policy, write_json
-    from fish_env import ACTIONS, OBSERVATIONS, STEPS, FishSchool, Floats, Reward
+    from fish_env import NUM_ACTIONS, OBS_DIM, STEPS, FishSchool, Floats, Reward
     from pictures import save_curves, save_episode
 
-LEAST_ENVS = 64
+MIN_ENVS = 64
 GIF_SEED = 7
 
 
 @dataclass(frozen=True)
-class Settings:
+class FishConfig:
     seed: int = 0
-    """Drives the first weights, the actions, the order of the samples and how ponds start."""
+    """Determines the initial weights, the actions, the minibatches and the initial states of the ponds."""
     num_envs: int = 128
-    """Ponds; at least 64, or the samples of an update are too much alike."""
+    """Parallel ponds; at least 64, because otherwise the samples of an update are too correlated."""
     num_fish: int = NUM_FISH
-    """Fish in a pond."""
+    """Fish per pond."""
     iterations: int = 60
-    """How often it plays and learns."""
+    """PPO updates."""
     steps: int = 32
-    """Steps that every pond plays in an iteration."""
+    """Rollout steps per pond and iteration."""
     hidden: int = 64
-    """Units in each of the two hidden layers, of the actor and of the critic."""
+    """Units in each of the two hidden layers of actor and critic."""
     learning_rate: float = 0.001
-    """Of Adam, at the start."""
+    """Initial learning rate of Adam."""
     learning_rate_end: float = 0.0001
-    """From when `settle` of the iterations are over."""
+    """Final value, reached after the fraction `settle` of the iterations."""
     entropy_coef: float = 0.01
-    """What trying out is worth, at the start."""
+    """Initial weight of the entropy bonus."""
     entropy_coef_end: float = 0.001
-    """From when `settle` of the iterations are over."""
+    """Final value, reached after the fraction `settle` of the iterations."""
     settle: float = 0.8
-    """The share of the run in which schedules move; after it they stay at their end."""
+    """Fraction of the run over which schedules change; after it they stay at their final value."""
     gamma: float = 0.99
-    """Discount a step."""
+    """Discount factor per step."""
     gae_lambda: float = 0.95
-    """How far advantages trust what was measured, rather than the critic."""
+    """Lambda of generalized advantage estimation."""
     clip: float = 0.2
-    """By how much the probability of an action may change in an iteration."""
+    """PPO clip range of the probability ratio."""
     epochs: int = 3
-    """How often each sample is learned from."""
+    """Epochs over the samples of an iteration."""
     minibatch: int = 8192
-    """Samples of one step of Adam."""
+    """Samples per optimizer step."""
     value_coef: float = 0.5
-    """Weight of the critic's loss."""
+    """Weight of the value loss."""
     max_grad_norm: float = 0.5
-    """Longer gradients are cut."""
+    """Gradient clipping."""
     reward_scale: float = 0.05
-    """Rewards are multiplied by it, so that the critic's values are about 1."""
+    """Factor on the rewards, so that values are about 1."""
     density: float = 0.0
     """Reward shaping, see fish_env.Reward."""
     divergence: float = 0.0
@@ -102,25 +102,25 @@ class Settings:
 SMOKE = {"num_envs": 4, "iterations": 3, "steps": 16, "minibatch": 512}
 
 
-class Diverged(Exception):
-    """A loss is no finite number any more."""
+class FishDiverged(Exception):
+    """The gradient is not finite."""
 
 
-class Policy(nn.Module):
-    """An actor and a critic, apart from each other."""
+class FishPolicy(nn.Module):
+    """An actor and a critic, as separate networks."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
-        self.actor = _layers(hidden, ACTIONS, 0.01)
-        self.critic = _layers(hidden, 1, 1.0)
+        self.actor = _mlp(hidden, NUM_ACTIONS, 0.01)
+        self.critic = _mlp(hidden, 1, 1.0)
 
-    def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """Log probabilities of the actions, and the values of the states."""
-        return torch.log_softmax(self.actor(observations), -1), self.critic(observations).squeeze(-1)
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the log probabilities of all actions, and the values."""
+        return torch.log_softmax(self.actor(obs), -1), self.critic(obs).squeeze(-1)
 
 
-def _layers(hidden: int, outputs: int, last_gain: float) -> nn.Sequential:
-    linear = [nn.Linear(OBSERVATIONS, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, outputs)]
+def _mlp(hidden: int, outputs: int, last_gain: float) -> nn.Sequential:
+    linear = [nn.Linear(OBS_DIM, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, outputs)]
     for layer, gain in zip(linear, (math.sqrt(2), math.sqrt(2), last_gain), strict=True):
         nn.init.orthogonal_(layer.weight, gain)
         nn.init.zeros_(layer.bias)
@@ -128,135 +128,137 @@ def _layers(hidden: int, outputs: int, last_gain: float) -> nn.Sequential:
 
 
 @dataclass(frozen=True)
-class Rollout:
-    """What all fish did in an iteration; the first axis is time, the second the fish of all ponds."""
+class FishRollout:
+    """Transitions of all fish in an iteration; axes: time, fish of all ponds."""
 
-    observations: Tensor
+    obs: Tensor
     actions: Tensor
     log_probs: Tensor
-    """Of the actions, when they were chosen."""
+    """Log probabilities of the actions under the behaviour policy."""
     values: Tensor
-    """What the critic said then."""
+    """Values under the behaviour policy."""
     rewards: Tensor
     acted: Tensor
-    """Whether the fish was alive: the rest is no sample."""
+    """Whether the fish was alive; all other entries are invalid."""
     died: Tensor
-    done: Tensor
-    """Whether it died, or its pond was over, with this step. The time is observed, so the end of a pond is an end."""
+    dones: Tensor
+    """Whether the fish died or its episode ended. The time is observed, so a time-out is a termination too."""
 
 
-class Trainer:
-    def __init__(self, settings: Settings) -> None:
+class FishTrainer:
+    def __init__(self, config: FishConfig) -> None:
         torch.set_num_threads(1)
-        torch.manual_seed(settings.seed)
-        self.settings = settings
-        self.policy = Policy(settings.hidden)
-        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=settings.learning_rate, eps=1e-5)
-        reward = Reward(density=settings.density, divergence=settings.divergence)
-        # Far from the seeds of the evaluation.
-        self.school = FishSchool(settings.num_envs, settings.num_fish, 1_000_000 * (settings.seed + 1), reward)
-        # Ponds that all began now would always be equally old, and samples of an update alike.
-        self.school.clock[:] = np.arange(settings.num_envs) * STEPS // settings.num_envs
-        self.observation = self.school.observe()
+        torch.manual_seed(config.seed)
+        self.config = config
+        self.policy = FishPolicy(config.hidden)
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=config.learning_rate, eps=1e-5)
+        reward = Reward(density=config.density, divergence=config.divergence)
+        # Disjoint from the seeds of the evaluation.
+        self.school = FishSchool(config.num_envs, config.num_fish, 1_000_000 * (config.seed + 1), reward)
+        # Staggered, so that the ponds are not all at the same step and the samples of an update are less correlated.
+        self.school.clock[:] = np.arange(config.num_envs) * STEPS // config.num_envs
+        self.obs = self.school.observe()
 
     def schedules(self, iteration: int) -> dict[str, float]:
-        """What holds in this iteration (1, 2, …). The end is reached with iterations to go, not after the last one."""
-        settings = self.settings
-        moved = min(1.0, (iteration - 1) / max(1.0, settings.settle * (settings.iterations - 1)))
-        return {name: (1.0 - moved) * start + moved * end for name, (start, end) in declared(settings).items()}
+        """Return the scheduled values of an iteration (from 1). Final values are reached before the last iteration."""
+        config = self.config
+        progress = min(1.0, (iteration - 1) / max(1.0, config.settle * (config.iterations - 1)))
+        return {
+            name: (1.0 - progress) * start + progress * end for name, (start, end) in declared_schedules(config).items()
+        }
 
     @torch.no_grad()
-    def play(self) -> tuple[Rollout, Tensor]:
-        """What the fish did in some steps, and the critic's values of what comes after."""
-        columns: list[list[Tensor]] = [[] for _ in fields(Rollout)]
-        for _ in range(self.settings.steps):
-            seen = self._flat(self.observation)
-            log_probs, values = self.policy(seen)
+    def collect(self) -> tuple[FishRollout, Tensor]:
+        """Collect a rollout; return it and the values of the observations after it."""
+        columns: list[list[Tensor]] = [[] for _ in fields(FishRollout)]
+        for _ in range(self.config.steps):
+            obs = self._flat(self.obs)
+            log_probs, values = self.policy(obs)
             actions = torch.multinomial(log_probs.exp(), 1).squeeze(-1)
             step = self.school.step(actions.numpy().reshape(self.school.alive.shape))
             row = (
-                seen, actions, log_probs.gather(-1, actions[:, None]).squeeze(-1), values,
-                torch.from_numpy(step.rewards).flatten() * self.settings.reward_scale,
-                *(torch.from_numpy(flag).flatten() for flag in (step.acted, step.died, step.died | step.over[:, None])),
+                obs, actions, log_probs.gather(-1, actions[:, None]).squeeze(-1), values,
+                torch.from_numpy(step.rewards).flatten() * self.config.reward_scale,
+                *(torch.from_numpy(f).flatten() for f in (step.acted, step.died, step.died | step.dones[:, None])),
             )  # fmt: skip
             for column, value in zip(columns, row, strict=True):
                 column.append(value)
-            self.observation = step.observations
-        return Rollout(*(torch.stack(column) for column in columns)), self.policy(self._flat(self.observation))[1]
+            self.obs = step.obs
+        return FishRollout(*(torch.stack(column) for column in columns)), self.policy(self._flat(self.obs))[1]
 
-    def learn(self, rollout: Rollout, after: Tensor, entropy_coef: float) -> dict[str, float]:
-        """One PPO update; gives means over the minibatches."""
-        settings = self.settings
-        gained = advantages(rollout, after, settings.gamma, settings.gae_lambda)
-        target = gained + rollout.values
-        columns = (rollout.observations, rollout.actions, rollout.log_probs, gained, target)
+    def update(self, rollout: FishRollout, next_values: Tensor, entropy_coef: float) -> dict[str, float]:
+        """Run one PPO update; return losses averaged over the minibatches."""
+        config = self.config
+        advantages = compute_advantages(rollout, next_values, config.gamma, config.gae_lambda)
+        returns = advantages + rollout.values
+        columns = (rollout.obs, rollout.actions, rollout.log_probs, advantages, returns)
         flat = [column[rollout.acted] for column in columns]
-        seen: list[Tensor] = []
-        for _ in range(settings.epochs):
-            for piece in torch.split(torch.randperm(len(flat[0])), settings.minibatch):
-                observations, actions, log_probs_before, gain, goal = (column[piece] for column in flat)
-                log_probs, values = self.policy(observations)
-                ratio = (log_probs.gather(-1, actions[:, None]).squeeze(-1) - log_probs_before).exp()
-                gain = (gain - gain.mean()) / (gain.std(correction=0) + 1e-8)
-                limited = ratio.clamp(1 - settings.clip, 1 + settings.clip)
-                policy_loss = -torch.minimum(gain * ratio, gain * limited).mean()
-                value_loss = 0.5 * (values - goal).square().mean()
+        stats: list[Tensor] = []
+        for _ in range(config.epochs):
+            for minibatch in torch.split(torch.randperm(len(flat[0])), config.minibatch):
+                obs, actions, old_log_probs, adv, ret = (column[minibatch] for column in flat)
+                log_probs, values = self.policy(obs)
+                ratio = (log_probs.gather(-1, actions[:, None]).squeeze(-1) - old_log_probs).exp()
+                adv = (adv - adv.mean()) / (adv.std(correction=0) + 1e-8)
+                clipped_ratio = ratio.clamp(1 - config.clip, 1 + config.clip)
+                policy_loss = -torch.minimum(adv * ratio, adv * clipped_ratio).mean()
+                value_loss = 0.5 * (values - ret).square().mean()
                 entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
-                loss = policy_loss + settings.value_coef * value_loss - entropy_coef * entropy
+                loss = policy_loss + config.value_coef * value_loss - entropy_coef * entropy
                 self.optimizer.zero_grad(set_to_none=True)
                 loss.backward()
-                norm = nn.utils.clip_grad_norm_(self.policy.parameters(), settings.max_grad_norm)
+                norm = nn.utils.clip_grad_norm_(self.policy.parameters(), config.max_grad_norm)
                 if not math.isfinite(float(norm)):
-                    raise Diverged(f"the gradient is {float(norm)}; lower learning_rate ({settings.learning_rate})")
+                    raise FishDiverged(f"the gradient is {float(norm)}; lower learning_rate ({config.learning_rate})")
                 self.optimizer.step()
-                kl = (ratio - 1 - ratio.log()).mean()
-                seen.append(torch.stack([policy_loss, value_loss, entropy, kl]).detach())
+                approx_kl = (ratio - 1 - ratio.log()).mean()
+                stats.append(torch.stack([policy_loss, value_loss, entropy, approx_kl]).detach())
         names = ("policy_loss", "value_loss", "entropy", "approx_kl")
-        losses = dict(zip(names, torch.stack(seen).mean(0).tolist(), strict=True))
-        left = (flat[4] - rollout.values[rollout.acted]).var() / flat[4].var().clamp(min=1e-12)
-        return {**losses, "explained_variance": float(1.0 - left)}
+        losses = dict(zip(names, torch.stack(stats).mean(0).tolist(), strict=True))
+        unexplained = (flat[4] - rollout.values[rollout.acted]).var() / flat[4].var().clamp(min=1e-12)
+        return {**losses, "explained_variance": float(1.0 - unexplained)}
 
-    def _flat(self, observation: Floats) -> Tensor:
-        # A copy, because BLAS may round differently at another alignment, and NumPy's is chance.
-        return torch.tensor(observation).view(-1, OBSERVATIONS)
+    def _flat(self, obs: Floats) -> Tensor:
+        # Copied, because BLAS may round differently for another memory alignment, and numpy's alignment is arbitrary.
+        return torch.tensor(obs).view(-1, OBS_DIM)
 
 
-def advantages(rollout: Rollout, after: Tensor, gamma: float, gae_lambda: float) -> Tensor:
-    """Generalised advantage estimation, for each fish along its own life; entries of the dead mean nothing."""
-    values, done = torch.cat([rollout.values, after[None]]).numpy(), rollout.done.numpy()
-    found = targets(rollout.rewards.numpy(), values, done, np.zeros_like(done), gamma=gamma, lam=gae_lambda)
+def compute_advantages(rollout: FishRollout, next_values: Tensor, gamma: float, gae_lambda: float) -> Tensor:
+    """Generalized advantage estimation per fish; entries of dead fish are invalid."""
+    values, dones = torch.cat([rollout.values, next_values[None]]).numpy(), rollout.dones.numpy()
+    found = targets(rollout.rewards.numpy(), values, dones, np.zeros_like(dones), gamma=gamma, lam=gae_lambda)
     return torch.from_numpy(found.deltas)
 
 
-def declared(settings: Settings) -> dict[str, tuple[float, float]]:
-    """Where each schedule starts and ends."""
+def declared_schedules(config: FishConfig) -> dict[str, tuple[float, float]]:
+    """Return the initial and the final value of each schedule."""
     return {
-        "learning_rate": (settings.learning_rate, settings.learning_rate_end),
-        "entropy_coef": (settings.entropy_coef, settings.entropy_coef_end),
+        "learning_rate": (config.learning_rate, config.learning_rate_end),
+        "entropy_coef": (config.entropy_coef, config.entropy_coef_end),
     }
 
 
-def save_policy(folder: Path, policy: Policy, iteration: int) -> None:
-    """Weights first, then the layout that names them: at any moment policy.json belongs to a whole file."""
+def save_policy(folder: Path, policy: FishPolicy, iteration: int) -> None:
+    """Save the weights first, then policy.json, so that policy.json always names a complete file."""
     folder.mkdir(parents=True, exist_ok=True)
     linear = [layer for layer in policy.actor if isinstance(layer, nn.Linear)]
     arrays: dict[str, Any] = {}
     for number, layer in enumerate(linear):
         arrays[f"w{number}"] = np.ascontiguousarray(layer.weight.detach().numpy().T)
         arrays[f"b{number}"] = layer.bias.detach().numpy()
-    packed = io.BytesIO()
-    np.savez(packed, **arrays)
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
     name = f"policy_{iteration:06d}.npz"
     temporary = folder / f".{name}.{os.getpid()}.tmp"
     try:
         with temporary.open("wb") as file:
-            file.write(packed.getvalue())
+            file.write(buffer.getvalue())
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(folder / name)
     finally:
         temporary.unlink(missing_ok=True)
-    sizes = [OBSERVATIONS, *(layer.out_features for layer in linear)]
+    sizes = [OBS_DIM, *(layer.out_features for layer in linear)]
     write_json(
         folder / "policy.json",
         {"format": FORMAT, "weights": name, "sizes": sizes, "activation": "tanh", "iteration": iteration},
@@ -266,112 +268,112 @@ def save_policy(folder: Path, policy: Policy, iteration: int) -> None:
             old.unlink()
 
 
-def identity(settings: Settings, smoke: bool) -> str:
-    """What makes a training this one: only the same settings and the same code go on with what it left."""
-    digest = hashlib.sha256(json.dumps([asdict(settings), smoke]).encode())
+def identity(config: FishConfig, smoke: bool) -> str:
+    """Hash config and code. A run resumes only from a state with the same hash."""
+    digest = hashlib.sha256(json.dumps([asdict(config), smoke]).encode())
     for code in (Path(__file__), LAB / "fish_env.py"):
         digest.update(hashlib.sha256(code.read_bytes()).digest())
     return digest.hexdigest()
 
 
-def go_on(trainer: Trainer, everything: trainkit.Everything, folder: Path, identity: str) -> bool:
-    """Take up the training that was interrupted here; false where there is none."""
-    left = trainkit.newest(folder)
-    if left is None or left.counters.get("identity") != identity:
-        if left is not None:
-            print(f"{folder} is of other settings or other code, and is removed: beginning anew")
+def restore(trainer: FishTrainer, training_state: trainkit.TrainingState, folder: Path, identity: str) -> bool:
+    """Restore the interrupted run in this folder; return False if there is none."""
+    checkpoint = trainkit.newest(folder)
+    if checkpoint is None or checkpoint.counters.get("identity") != identity:
+        if checkpoint is not None:
+            print(f"{folder} belongs to another config or other code: deleted, starting from scratch")
         return False
-    for note in everything.restore(left.state, source=left.path):
+    for note in training_state.restore(checkpoint.state, source=checkpoint.path):
         print(note)
-    trainer.observation = trainer.school.observe()
-    print(f"going on from {left.path}: {left.step} iterations are done")
+    trainer.obs = trainer.school.observe()
+    print(f"resuming from {checkpoint.path} at iteration {checkpoint.step}")
     return True
 
 
-def run(settings: Settings, out: Path, smoke: bool) -> dict[str, Any]:
-    """Train, leave everything in `out`, and give what the frozen evaluation says. A signal ends in SystemExit."""
-    trainer = Trainer(settings)
-    # A lab reads metrics.jsonl from its run folder itself.
+def run(config: FishConfig, out: Path, smoke: bool) -> dict[str, Any]:
+    """Train, write all artifacts to `out`, and return the result of the evaluation. A signal raises SystemExit."""
+    trainer = FishTrainer(config)
+    # The lab reads metrics.jsonl from the top of the run folder.
     in_lab = "LOOPLAB_RUN_DIR" in os.environ and out.resolve() == trainkit.run_dir().resolve()
     log_file = out / "metrics.jsonl" if in_lab else out / "logs" / "metrics.jsonl"
-    write_json(out / "schedule.json", {n: {"start": a, "end": b} for n, (a, b) in declared(settings).items()})
+    write_json(out / "schedule.json", {n: {"start": a, "end": b} for n, (a, b) in declared_schedules(config).items()})
     rows: list[dict[str, float]] = []
-    done: dict[str, Any] = {"identity": identity(settings, smoke), "samples": 0, "seconds": 0.0, "rows": rows}
-    resume = out / "resume"
-    with trainkit.Logger(log_file) as logger, trainkit.Checkpoints(resume, keep=1) as states:
+    counters: dict[str, Any] = {"identity": identity(config, smoke), "samples": 0, "seconds": 0.0, "rows": rows}
+    resume_folder = out / "resume"
+    with trainkit.Logger(log_file) as logger, trainkit.Checkpoints(resume_folder, keep=1) as states:
         parts = {"school": trainer.school}
-        everything = trainkit.Everything(
-            model=trainer.policy, optimizer=trainer.optimizer, parts=parts, counters=done, metrics=logger
+        training_state = trainkit.TrainingState(
+            model=trainer.policy, optimizer=trainer.optimizer, parts=parts, counters=counters, metrics=logger
         )
-        if go_on(trainer, everything, resume, done["identity"]):
-            rows = done["rows"]
-        else:  # what is here is of a training that this one replaces
-            shutil.rmtree(resume, ignore_errors=True)
+        if restore(trainer, training_state, resume_folder, counters["identity"]):
+            rows = counters["rows"]
+        else:  # the folder may contain files of a previous run
+            shutil.rmtree(resume_folder, ignore_errors=True)
             log_file.unlink(missing_ok=True)
-        began = time.perf_counter() - done["seconds"]
+        start_time = time.perf_counter() - counters["seconds"]
         with trainkit.stopping() as stop:
-            for iteration in range(len(rows) + 1, settings.iterations + 1):
-                now = trainer.schedules(iteration)
+            for iteration in range(len(rows) + 1, config.iterations + 1):
+                scheduled = trainer.schedules(iteration)
                 for group in trainer.optimizer.param_groups:
-                    group["lr"] = now["learning_rate"]
-                rollout, after = trainer.play()
-                losses = trainer.learn(rollout, after, now["entropy_coef"])
-                lived, deaths = int(rollout.acted.sum()), int(rollout.died.sum())
-                done["samples"] += lived
-                done["seconds"] = time.perf_counter() - began
+                    group["lr"] = scheduled["learning_rate"]
+                rollout, next_values = trainer.collect()
+                losses = trainer.update(rollout, next_values, scheduled["entropy_coef"])
+                samples, deaths = int(rollout.acted.sum()), int(rollout.died.sum())
+                counters["samples"] += samples
+                counters["seconds"] = time.perf_counter() - start_time
                 row = {
-                    "survival_rate": (1.0 - deaths / lived) ** STEPS,
-                    "mean_reward": float(rollout.rewards[rollout.acted].mean()) / settings.reward_scale,
-                    "alive": lived / rollout.acted.numel(),
+                    "survival_rate": (1.0 - deaths / samples) ** STEPS,
+                    "mean_reward": float(rollout.rewards[rollout.acted].mean()) / config.reward_scale,
+                    "alive": samples / rollout.acted.numel(),
                     **losses,
-                    **now,
-                    "samples": done["samples"],
-                    "sps": done["samples"] / done["seconds"],
+                    **scheduled,
+                    "samples": counters["samples"],
+                    "sps": counters["samples"] / counters["seconds"],
                 }
                 rows.append(row)
                 logger.log(row, step=iteration)
                 stopped = bool(stop)
-                if iteration % 10 == 0 or iteration == settings.iterations or stopped:
+                if iteration % 10 == 0 or iteration == config.iterations or stopped:
                     save_policy(out / "checkpoints", trainer.policy, iteration)
-                    names = (*now, "survival_rate")
+                    names = (*scheduled, "survival_rate")
                     trace = [{"iteration": i, **{n: r[n] for n in names}} for i, r in enumerate(rows, 1)]
                     write_json(out / "schedule_trace.json", {"trace": trace})
-                    everything.save(states, iteration)
+                    training_state.save(states, iteration)
                     print(
-                        f"{iteration:4}/{settings.iterations}  survival {row['survival_rate']:.3f}  reward "
+                        f"{iteration:4}/{config.iterations}  survival {row['survival_rate']:.3f}  reward "
                         f"{row['mean_reward']:.3f}  entropy {row['entropy']:.2f}  {row['sps']:,.0f} samples/s",
                         flush=True,
                     )
                 if stopped:
-                    print(f"stopped by {stop.name}; the same command goes on from there")
+                    print(f"stopped by {stop.name}; run the same command to resume")
                     break
         policy = load_policy(out / "checkpoints")
         result = evaluate(policy, 2 if smoke else EPISODES) | {"policy_sha256": policy.sha256}
         write_json(out / "eval.json", result)
         scores = {f"eval/{name}": result[name] for name in ("survival_rate", "min_survival", "mean_return")}
-        logger.log(scores, step=settings.iterations)
-        logger.summary({**scores, "samples": done["samples"], "seconds": time.perf_counter() - began})
+        logger.log(scores, step=config.iterations)
+        logger.summary({**scores, "samples": counters["samples"], "seconds": time.perf_counter() - start_time})
     save_curves(out / "plots" / "curves.png", rows, ("survival_rate", "mean_reward", "entropy", "value_loss"))
-    save_episode(out / "media" / "episode.gif", policy, settings.num_fish, GIF_SEED, 50 if smoke else STEPS)
-    shutil.rmtree(resume)
+    save_episode(out / "media" / "episode.gif", policy, config.num_fish, GIF_SEED, 50 if smoke else STEPS)
+    shutil.rmtree(resume_folder)
     return result
 
 
-def read_settings(config: Path | None, flags: dict[str, Any]) -> Settings:
-    """Flags count more than the file, the file more than the defaults."""
+def read_config(file: Path | None, flags: dict[str, Any]) -> FishConfig:
+    """Flags override the file, the file overrides the defaults. Raises LabError."""
     given: Any = {}
-    if config is not None:
+    if file is not None:
         try:
-            given = json.loads(config.read_text(encoding="utf-8"))
+            given = json.loads(file.read_text(encoding="utf-8"))
         except OSError as error:
-            raise LabError(f"cannot read the config: {error.strerror}", file=config) from error
+            raise LabError(f"cannot read the config: {error.strerror}", file=file) from error
         except ValueError as error:  # neither UTF-8 nor JSON
-            raise LabError(f"the config is not JSON: {error}", file=config) from error
-    kinds: dict[str, type[Any]] = {field.name: type(field.default) for field in fields(Settings)}
+            raise LabError(f"the config is not JSON: {error}", file=file) from error
+    kinds: dict[str, type[Any]] = {field.name: type(field.default) for field in fields(FishConfig)}
     if not isinstance(given, dict):
-        raise LabError("the config must be a JSON object", file=config)
+        raise LabError("the config must be a JSON object", file=file)
     if unknown := sorted(given.keys() - kinds.keys()):
-        raise LabError(f"unknown keys: {', '.join(unknown)}", file=config, hint=f"there are: {', '.join(kinds)}")
+        raise LabError(f"unknown keys: {', '.join(unknown)}", file=file, hint=f"known keys: {', '.join(kinds)}")
     smoke = SMOKE if flags.pop("smoke") else {}
     values = {**given, **smoke, **{name: value for name, value in flags.items() if value is not None}}
     for name, value in values.items():
@@ -379,40 +381,40 @@ def read_settings(config: Path | None, flags: dict[str, Any]) -> Settings:
         if kind is float and type(value) is int:
             values[name] = value = float(value)
         if type(value) is not kind or not math.isfinite(value):
-            raise LabError(f"{name} takes a {'whole ' if kind is int else ''}number, not {value!r}", file=config)
-        least = 1 if kind is int and name != "seed" else 0
-        if value < least:
-            raise LabError(f"{name} must be {least} or more, not {value}", file=config)
-    settings = Settings(**values)
-    if settings.num_envs < LEAST_ENVS and not smoke:
-        raise LabError(f"num_envs is {settings.num_envs}, but {LEAST_ENVS} is the least", hint="or try --smoke")
+            raise LabError(f"{name} must be {'an integer' if kind is int else 'a number'}, not {value!r}", file=file)
+        minimum = 1 if kind is int and name != "seed" else 0
+        if value < minimum:
+            raise LabError(f"{name} must be at least {minimum}, not {value}", file=file)
+    config = FishConfig(**values)
+    if config.num_envs < MIN_ENVS and not smoke:
+        raise LabError(f"num_envs is {config.num_envs}, but must be at least {MIN_ENVS}", hint="or use --smoke")
     for name in ("gamma", "gae_lambda", "settle"):
-        if getattr(settings, name) > 1:
-            raise LabError(f"{name} must be within 0 … 1, not {getattr(settings, name)}", file=config)
-    return settings
+        if getattr(config, name) > 1:
+            raise LabError(f"{name} must be between 0 and 1, not {getattr(config, name)}", file=file)
+    return config
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--config", type=Path, help="JSON with any of the keys below")
+    parser.add_argument("--config", type=Path, help="JSON file with any of the keys below")
     parser.add_argument("--out", type=Path, default=HERE / "artifacts")
-    parser.add_argument("--smoke", action="store_true", help="tiny: does it run at all?")
-    for field in fields(Settings):
+    parser.add_argument("--smoke", action="store_true", help="smoke test: tiny, takes a few seconds")
+    for field in fields(FishConfig):
         names = dict.fromkeys((f"--{field.name}", f"--{field.name.replace('_', '-')}"))
         parser.add_argument(*names, dest=field.name, type=type(field.default), help=f"default: {field.default}")
     flags = vars(parser.parse_args())
-    out, config, smoke = flags.pop("out"), flags.pop("config"), flags["smoke"]
+    out, file, smoke = flags.pop("out"), flags.pop("config"), flags["smoke"]
     try:
-        settings = read_settings(config, flags)
+        config = read_config(file, flags)
         out.mkdir(parents=True, exist_ok=True)
-        write_json(out / "settings.json", asdict(settings))
-        result = run(settings, out, smoke)
+        write_json(out / "settings.json", asdict(config))
+        result = run(config, out, smoke)
     except LabError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    except Diverged as error:
+    except FishDiverged as error:
         print(f"the training diverged: {error}", file=sys.stderr)
         return 1
     low, high = result["survival_low"], result["survival_high"]

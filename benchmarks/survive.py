@@ -55,14 +55,15 @@ import torch._dynamo  # noqa: E402 (every optimizer imports it, and trainings ar
 from looplab import trainkit  # noqa: E402
 from looplab.errors import LabError  # noqa: E402
 from looplab.recipes.mario.mario.env import INFO_FIELDS, MarioEnv  # noqa: E402
+from looplab.recipes.mario.mario.metrics import FIELDS  # noqa: E402
+from looplab.recipes.mario.mario.shaping import SHAPING_INFO_FIELDS, RewardShaping  # noqa: E402
 from looplab.rl import SupervisedVectorEnv  # noqa: E402
 from looplab.rl.impala import Impala, ImpalaSettings  # noqa: E402
-from looplab.rl.metrics import Sinks, exact_rows  # noqa: E402
+from looplab.rl.metrics import MetricsWriter, exact_rows  # noqa: E402
 from looplab.rl.policies import make_policy  # noqa: E402
 from looplab.rl.ppo import Ppo, PpoSettings  # noqa: E402
-from looplab.rl.replay import Replay  # noqa: E402
-from looplab.rl.runner import Plan, Runner  # noqa: E402
-from looplab.rl.shaping import FIELDS, Shaping  # noqa: E402
+from looplab.rl.replay import PrioritizedReplay  # noqa: E402
+from looplab.rl.runner import Runner, TrainingPlan  # noqa: E402
 
 Context = Literal["fork", "forkserver"]
 CONTEXTS: tuple[Context, ...] = ("fork", "forkserver")
@@ -84,7 +85,7 @@ def fish() -> gym.Env[Any, Any]:
 
 
 def nes() -> gym.Env[Any, Any]:
-    return Shaping(MarioEnv(noops=30))
+    return RewardShaping(MarioEnv(noops=30))
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class World:
 WORLDS = {
     "pole": World(pole, 4, 60, 64),
     "fish": World(fish, 4, 66, 64),
-    "nes": World(nes, 2, 30, 32, tuple(dict.fromkeys((*FIELDS, *INFO_FIELDS)))),
+    "nes": World(nes, 2, 30, 32, tuple(dict.fromkeys((*SHAPING_INFO_FIELDS, *INFO_FIELDS)))),
 }
 
 
@@ -159,15 +160,16 @@ def build(training: Training, out: Path) -> tuple[SupervisedVectorEnv, Runner]:
         step_deadline=training.step_deadline, reset_deadline=30.0, max_restarts=100, info_fields=world.info_fields,
     )  # fmt: skip
     spaces = (envs.single_observation_space, envs.single_action_space)
-    policy = make_policy(*spaces, memory=8 * training.kind.endswith("memory"), width=world.width)
+    policy = make_policy(*spaces, hidden_size=8 * training.kind.endswith("memory"), width=world.width)
     ppo = training.kind.startswith("ppo")
     learner: Any = Ppo(policy, PpoSettings(epochs=2), 0) if ppo else Impala(policy, ImpalaSettings())
-    plan = Plan(
+    plan = TrainingPlan(
         training.updates * 16 * world.envs, rollout=16, overlap=training.kind.endswith("overlap"), save_every=3,
         replay_batch=32, replay_every=2, compile=training.backend == "inductor",
     )  # fmt: skip
-    sinks = Sinks(trainkit.Logger(out / "metrics.jsonl"))
-    runner = Runner(envs, learner, plan, out, sinks, 0, replay=None if ppo else Replay(entries=512, seed=1))
+    metrics = MetricsWriter(trainkit.Logger(out / "metrics.jsonl"), extra_fields=FIELDS)
+    replay = None if ppo else PrioritizedReplay(entries=512, seed=1)
+    runner = Runner(envs, learner, plan, out_dir=out, metrics=metrics, seed=0, replay=replay)
     if training.backend == "eager":
         policy.compile(backend="eager")
     return envs, runner

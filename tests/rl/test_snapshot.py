@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from looplab import recipes
-from looplab.rl.snapshot import SnapshotError, equal, restore, snapshot, untrue
+from looplab.rl.snapshot import SnapshotError, equal, find_snapshot_defect, restore, snapshot
 
 
 class Bag(gym.Env[Any, Any]):
@@ -187,7 +187,7 @@ def test_hidden_state_is_found_by_playing_twice() -> None:
             hidden[0] += 1
             return np.array(hidden), 0.0, False, False, {}
 
-    reason = untrue(Hiding())
+    reason = find_snapshot_defect(Hiding())
     assert reason is not None
     assert "hidden" in reason
 
@@ -196,7 +196,7 @@ def test_the_test_leaves_the_environment_as_it_was() -> None:
     env, other = gym.make("CartPole-v1"), gym.make("CartPole-v1")
     env.reset(seed=1)
     other.reset(seed=1)
-    assert untrue(env) is None
+    assert find_snapshot_defect(env) is None
     assert equal(snapshot(env), snapshot(other))
     assert equal(play(env, [0] * 20), play(other, [0] * 20))
 
@@ -207,7 +207,7 @@ def test_the_fish_of_the_recipe_can_be_snapshotted(monkeypatch: pytest.MonkeyPat
 
     env, fresh = FishEnv(num_fish=3), FishEnv(num_fish=3)
     env.reset(seed=5)
-    assert untrue(env) is None
+    assert find_snapshot_defect(env) is None
     play(env, [1, 2, 3])
     fresh.reset(seed=6)
     restore(fresh, snapshot(env))
@@ -242,7 +242,7 @@ def test_a_mujoco_world_goes_on_exactly_in_another_instance(steps: int) -> None:
     env, fresh = Swim(1), Swim(2)
     env.reset()
     fresh.reset()
-    assert untrue(env) is None
+    assert find_snapshot_defect(env) is None
     env.action_space.seed(3)
     actions = [env.action_space.sample() for _ in range(60)]
     play(env, actions[:steps])
@@ -258,7 +258,7 @@ def test_gymnasiums_mujoco_goes_on_exactly(name: str) -> None:
     env, fresh = gym.make(name), gym.make(name)
     env.reset(seed=1)
     fresh.reset(seed=2)
-    assert untrue(env) is None
+    assert find_snapshot_defect(env) is None
     env.action_space.seed(3)
     actions = [env.action_space.sample() for _ in range(30)]
     play(env, actions[:10])

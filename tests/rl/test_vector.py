@@ -23,7 +23,7 @@ from tests.conftest import PATIENCE_S
 
 from looplab.errors import LabError
 from looplab.rl import SupervisedVectorEnv
-from looplab.rl.diagnostics import SlowSteps
+from looplab.rl.diagnostics import SlowStepDetector
 from looplab.rl.worker import MOMENT
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -301,7 +301,7 @@ def test_reports_say_what_each_worker_does() -> None:
 
 
 def test_slow_steps_are_worth_a_look_once_a_window() -> None:
-    slow = SlowSteps(threshold=3, window=10)
+    slow = SlowStepDetector(threshold=3, window=10)
     assert [slow.add(now) for now in (0, 1, 2, 3, 4, 11, 12.5, 13, 30)] == [
         False, False, True, False, False, False, True, False, False,
     ]  # fmt: skip

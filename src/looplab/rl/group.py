@@ -36,7 +36,7 @@ from looplab.rl.shared import (
     put,
     row,
 )
-from looplab.rl.snapshot import SnapshotError, equal, restore, snapshot, untrue
+from looplab.rl.snapshot import SnapshotError, equal, find_snapshot_defect, restore, snapshot
 
 Env = gym.Env[Any, Any]
 Infos = list[tuple[int, dict[str, Any]]]
@@ -222,7 +222,7 @@ class EnvGroup:
     def _test(self, i: int) -> str | None:
         """Why environment `i`, just reset, cannot be snapshotted; it is a new one then, not reset."""
         self._cell[PHASE] = TESTING
-        why = untrue(self.envs[i], mark=lambda: self._mark(i))
+        why = find_snapshot_defect(self.envs[i], on_step=lambda: self._mark(i))
         if why is not None:
             self.envs[i].close()
             self.envs[i] = self.makers[i]()

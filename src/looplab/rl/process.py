@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from looplab.rl.diagnostics import SlowSteps, WorkerReport, rss
+from looplab.rl.diagnostics import SlowStepDetector, WorkerReport, rss_bytes
 from looplab.rl.group import NOTHING, Order
 from looplab.rl.shared import (
     ASLEEP,
@@ -76,7 +76,7 @@ class WorkerProcess:
         context: str,
         deadlines: tuple[float, float],
         slow_step: float | None,
-        slow: SlowSteps,
+        slow: SlowStepDetector,
     ) -> None:
         self.index, self.first, self.end = index, first, end
         self.plan: tuple[Any, ...] = ()
@@ -302,7 +302,8 @@ class WorkerProcess:
         last = 0.0 if self.cell is None else self.cell[SECONDS] * 1e3
         return WorkerReport(
             self.index, tuple(range(self.first, self.end)), pid, steps * (self.end - self.first), self.restarts,
-            tuple(self.reasons), self.replayed, self.slow_steps, last, rss(pid) if pid else 0, self.exact or "exact",
+            tuple(self.reasons), self.replayed, self.slow_steps, last, rss_bytes(pid) if pid else 0,
+            self.exact or "exact",
         )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ An environment, or any object inside of it, may say itself what it is: `snapshot
 walker takes attributes one by one through the chain of wrappers: numbers, text, arrays, lists, tuples, dicts, sets and
 deques of those, random generators, the generators of spaces, MuJoCo's data and model, and Python objects made of them.
 What cannot change is left out: functions, classes, modules, specs, locks. Anything else is refused with its name, so
-that nothing is forgotten silently; `untrue` plays some steps twice to see whether the snapshot was all there is.
+that nothing is forgotten silently; `find_snapshot_defect` replays some steps to check that nothing is hidden.
 
 The form: None, bool, int (64 bits), float, str, bytes, numpy arrays (never of objects) and lists stand for themselves;
 everything else is a dict with the key "kind". So it can be stored as JSON beside arrays, without pickle.
@@ -93,24 +93,26 @@ def equal(one: State, other: State) -> bool:
     return bool(one == other) or (one != one and other != other)
 
 
-def untrue(env: gym.Env[Any, Any], steps: int = 8, mark: Callable[[], None] = lambda: None) -> str | None:
+def find_snapshot_defect(
+    env: gym.Env[Any, Any], steps: int = 8, on_step: Callable[[], None] = lambda: None
+) -> str | None:
     """Why snapshots of `env`, which was just reset, are not exact; None if they are, and `env` is as it was.
 
     Plays the same random actions twice, from here and from a few steps on: what a step leaves behind may be more than
-    what a reset does. `mark` is called before each step, to show that it goes on.
+    what a reset does. `on_step` is called before each step, to show that it goes on.
     """
     space = copy.deepcopy(env.action_space)
     space.seed(0)
     parts = [[space.sample() for _ in range(steps)] for _ in range(2)]
     with global_generators():
         try:
-            moments, played = [_Moment(env)], [_play(env, parts[0], mark)]
+            moments, played = [_Moment(env)], [_play(env, parts[0], on_step)]
             if len(played[0]) == steps and not any(played[0][-1][2:]):  # the episode has not ended
                 moments.append(_Moment(env))
-                played.append(_play(env, parts[1], mark))
+                played.append(_play(env, parts[1], on_step))
             for moment, actions, first in zip(moments, parts, played, strict=False):
                 moment.again(env)
-                if not equal(first, _play(env, actions, mark)):
+                if not equal(first, _play(env, actions, on_step)):
                     return "the same actions from the same snapshot gave other results: some of its state is hidden"
             moments[0].again(env)
             restored = equal(moments[0].state, snapshot(env))
@@ -143,10 +145,10 @@ def global_generators() -> Iterator[None]:
         np.random.set_state(numbers)
 
 
-def _play(env: gym.Env[Any, Any], actions: list[Any], mark: Callable[[], None]) -> State:
+def _play(env: gym.Env[Any, Any], actions: list[Any], on_step: Callable[[], None]) -> State:
     seen = []
     for action in actions:
-        mark()
+        on_step()
         observation, reward, terminated, truncated, _ = env.step(action)
         seen.append(_Taker().take([observation, float(reward), bool(terminated), bool(truncated)], "result"))
         if terminated or truncated:

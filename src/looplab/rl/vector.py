@@ -33,7 +33,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from looplab.errors import LabError
-from looplab.rl.diagnostics import SlowSteps, WorkerReport, rss
+from looplab.rl.diagnostics import SlowStepDetector, WorkerReport, rss_bytes
 from looplab.rl.group import NOTHING, Answer, Env, EnvGroup, Order
 from looplab.rl.process import GRACE, UNTESTED, Lost, WorkerProcess, preload, start_lock, write_stacks
 from looplab.rl.shared import DTYPES, SECONDS, TESTING, TYPES, Array, Block, Frame, Tree, copy_in, each, leaves
@@ -136,7 +136,7 @@ class SupervisedVectorEnv(VectorEnv[Any, Any, Any]):
         registered = [spec for spec in gym.registry.values() if not str(spec.entry_point).startswith("gymnasium.")]
         preload(context)
         for i in range(count):
-            slow = SlowSteps(slow_threshold, slow_window)
+            slow = SlowStepDetector(slow_threshold, slow_window)
             handle = WorkerProcess(i, bounds[i], bounds[i + 1], context, deadlines, slow_step, slow)
             start = (count, self.num_envs, cloudpickle.dumps((registered, self._makers[handle.first : handle.end])))
             handle.plan = (*start, self.autoreset_mode, self._fields, self._memory)
@@ -356,7 +356,7 @@ class SupervisedVectorEnv(VectorEnv[Any, Any, Any]):
         if self._group is not None:
             last = self._block.cells[0][SECONDS] * 1e3
             envs = tuple(range(self.num_envs))
-            return [WorkerReport(0, envs, None, self._steps, 0, (), 0, 0, last, rss(None), "not needed")]
+            return [WorkerReport(0, envs, None, self._steps, 0, (), 0, 0, last, rss_bytes(None), "not needed")]
         return [handle.report(self._steps) for handle in self._handles]
 
     # Orders, and what happens when a worker is lost over one

@@ -20,11 +20,12 @@ from gymnasium.vector import SyncVectorEnv
 from looplab.errors import LabError
 from looplab.recipes.mario.mario import game
 from looplab.recipes.mario.mario.env import ACTIONS, FASTEST, INFO_FIELDS, MarioEnv, grey
-from looplab.recipes.mario.mario.video import record
+from looplab.recipes.mario.mario.forward import probe_forward
+from looplab.recipes.mario.mario.shaping import RewardShaping, ShapingSettings
+from looplab.recipes.mario.mario.video import record_episode
 from looplab.rl import SupervisedVectorEnv
-from looplab.rl.scripts import parse, probe_forward
-from looplab.rl.shaping import Shaping, ShapingSettings
-from looplab.rl.snapshot import restore, snapshot, untrue
+from looplab.rl.scripts import parse_script
+from looplab.rl.snapshot import find_snapshot_defect, restore, snapshot
 
 Make = Callable[..., MarioEnv]
 WIN = """RIGHT+B:3,RIGHT+A+B:20,RIGHT+B:3,RIGHT+A+B:12,RIGHT:9,RIGHT+A+B:10,RIGHT+B:2,RIGHT:2,RIGHT+A+B:7,RIGHT+B:13,
@@ -53,7 +54,7 @@ def make() -> Iterator[Make]:
 
 
 def actions_of(script: str, env: MarioEnv) -> list[int]:
-    return [action for action, steps in parse(script, env.actions) for _ in range(steps)]
+    return [action for action, steps in parse_script(script, env.actions) for _ in range(steps)]
 
 
 def play(env: Any, actions: list[int]) -> list[tuple[Any, ...]]:
@@ -88,7 +89,7 @@ def test_the_script_of_the_documents_gets_mario_forwards(core: str, make: Make) 
 
 
 def test_the_script_moves_the_shaping_that_counts_distance(make: Make) -> None:
-    env = Shaping(make(actions="extended"), ShapingSettings(distance_weight=0.05))
+    env = RewardShaping(make(actions="extended"), ShapingSettings(distance_weight=0.05))
     env.reset(seed=0)
     seen = play(env, actions_of("START:8,RIGHT+B:20", env.env.unwrapped))  # type: ignore[arg-type]
     assert sum(step[4]["shaping_raw"] for step in seen) > 5
@@ -117,10 +118,10 @@ def test_own_actions_are_lists_of_buttons(make: Make) -> None:
         make(actions=[["TURBO"]])
 
 
-def test_the_action_that_leads_forwards_is_found() -> None:
-    probe = probe_forward(lambda: MarioEnv(actions="extended"), range(8), frames=12)
-    assert ACTIONS["extended"][probe.best] in (("RIGHT", "B"), ("START", "RIGHT", "B"), ("RIGHT", "A", "B"))
-    assert probe.moved[0] == probe.moved[1] == 0
+def test_the_forward_action_is_found() -> None:
+    probe = probe_forward(lambda: MarioEnv(actions="extended"), range(8), steps=12)
+    assert ACTIONS["extended"][probe.best_action] in (("RIGHT", "B"), ("START", "RIGHT", "B"), ("RIGHT", "A", "B"))
+    assert probe.distances[0] == probe.distances[1] == 0
 
 
 def test_the_reward_is_what_the_memory_says(make: Make) -> None:
@@ -281,7 +282,7 @@ def test_nothing_of_the_state_is_hidden(make: Make) -> None:
     env = make(noops=5, render_mode="rgb_array")
     env.reset(seed=1)
     play(env, [3] * 5)
-    assert untrue(env, steps=20) is None
+    assert find_snapshot_defect(env, steps=20) is None
 
 
 def test_a_snapshot_goes_on_in_another_environment(make: Make) -> None:
@@ -375,7 +376,7 @@ def test_a_killed_worker_changes_nothing() -> None:
 
 def test_an_episode_becomes_a_video(make: Make, tmp_path: Path) -> None:
     env = make(render_mode="rgb_array", max_steps=20)
-    episode = record(env, lambda observation: 3, tmp_path / "mario.gif", seed=0)
+    episode = record_episode(env, lambda observation: 3, tmp_path / "mario.gif", seed=0)
     assert episode.steps == 20
     assert episode.info["x_pos"] > 100
     assert (tmp_path / "mario.gif").stat().st_size > 10_000

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from looplab.rl.returns import targets
+from looplab.rl.returns import compute_targets
 
 if TYPE_CHECKING:
     from looplab.recipes.drone.settings import Train
@@ -72,7 +72,7 @@ def advantages(rollout: Rollout, after: Tensor, gamma: float, gae_lambda: float)
     """Generalised advantage estimation; `after` is the critic's value of what came after the last step."""
     rewards, values = (x.cpu().numpy() for x in (rollout.rewards, torch.cat([rollout.values, after[None]])))
     done = rollout.done.cpu().numpy() > 0
-    found = targets(rewards, values, done, np.zeros_like(done), gamma=gamma, lam=gae_lambda).deltas
+    found = compute_targets(rewards, values, done, np.zeros_like(done), gamma=gamma, lam=gae_lambda).advantages
     return torch.from_numpy(found).to(rollout.rewards.device)
 
 

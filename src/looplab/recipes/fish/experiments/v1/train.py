@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from looplab import trainkit
 from looplab.errors import LabError
-from looplab.rl.returns import targets
+from looplab.rl.returns import compute_targets
 
 HERE = Path(__file__).resolve().parent
 LAB = HERE.parents[1]
@@ -224,8 +224,8 @@ class Trainer:
 def advantages(rollout: Rollout, after: Tensor, gamma: float, gae_lambda: float) -> Tensor:
     """Generalised advantage estimation, for each fish along its own life; entries of the dead mean nothing."""
     values, done = torch.cat([rollout.values, after[None]]).numpy(), rollout.done.numpy()
-    found = targets(rollout.rewards.numpy(), values, done, np.zeros_like(done), gamma=gamma, lam=gae_lambda)
-    return torch.from_numpy(found.deltas)
+    found = compute_targets(rollout.rewards.numpy(), values, done, np.zeros_like(done), gamma=gamma, lam=gae_lambda)
+    return torch.from_numpy(found.advantages)
 
 
 def declared(settings: Settings) -> dict[str, tuple[float, float]]:

@@ -34,7 +34,7 @@ import gymnasium as gym  # noqa: E402
 import numpy as np  # noqa: E402
 from gymnasium.vector import AsyncVectorEnv  # noqa: E402
 
-from looplab.recipes.mario.mario.env import ACTIONS, INFO_FIELDS, SIZE, MarioEnv, grey  # noqa: E402
+from looplab.recipes.mario.mario.env import ACTIONS, INFO_FIELDS, SIZE, MarioEnv, to_grey  # noqa: E402
 from looplab.rl import SupervisedVectorEnv  # noqa: E402
 
 CORES = len(os.sched_getaffinity(0))
@@ -79,11 +79,11 @@ class WellKnown(gym.Env[Any, Any]):
             if over:
                 break
         self.stack[:-1] = self.stack[1:]
-        self.stack[-1] = grey(screen if before is None else np.maximum(before, screen))
+        self.stack[-1] = to_grey(screen if before is None else np.maximum(before, screen))
         return self.stack.copy(), total, over, False, info
 
     def picture(self, shown: Any) -> Any:
-        return grey(np.ascontiguousarray(shown[8:232, 8:248]))
+        return to_grey(np.ascontiguousarray(shown[8:232, 8:248]))
 
 
 def ours(count: int) -> Any:

@@ -1,4 +1,4 @@
-"""Videos: what is played is what is in the file."""
+"""Videos: the file contains what was played."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def colours(path: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", ["gif", "png"])
-def test_an_episode_is_written_picture_by_picture(kind: str, tmp_path: Path) -> None:
+def test_an_episode_is_written_frame_by_frame(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "new" / f"episode.{kind}"
     episode = record_episode(Counting(), lambda observation: 1, path)
     assert (episode.steps, episode.reward, episode.info, episode.ended) == (5, 2.5, {"at": 5}, True)
@@ -55,7 +55,7 @@ def test_an_episode_is_written_picture_by_picture(kind: str, tmp_path: Path) -> 
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
-def test_a_long_episode_is_cut_off(tmp_path: Path) -> None:
+def test_a_long_recording_is_cut_off(tmp_path: Path) -> None:
     episode = record_episode(Counting(), lambda observation: 1, tmp_path / "a.gif", max_steps=3)
     assert (episode.steps, episode.ended) == (3, False)
     assert len(colours(tmp_path / "a.gif")) == 4
@@ -81,7 +81,7 @@ def test_an_env_that_does_not_render_and_an_unknown_format_are_refused(tmp_path:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("imageio_ffmpeg") is not None, reason="imageio-ffmpeg is installed")
-def test_mp4_without_ffmpeg_says_what_to_do(tmp_path: Path) -> None:
+def test_mp4_without_ffmpeg_is_an_error_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(LabError, match="pip install imageio-ffmpeg"):
         save_video([np.zeros((16, 16, 3), np.uint8)], tmp_path / "a.mp4")
     assert not list(tmp_path.iterdir())

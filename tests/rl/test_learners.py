@@ -337,8 +337,8 @@ def test_checkpoints_with_older_names_load(overlap: bool) -> None:
     resumed, other = setup(envs, Ppo, PpoSettings(epochs=1), overlap=overlap)
     resumed.load_state_dict(with_old_keys(saved["learner"]))
     other.load_state_dict(with_old_keys(saved["source"]))
-    for made, rollouts in ((learner, source), (resumed, other)):
-        made.learn(rollouts.next_rollout(), rollouts.lag)
+    for a_learner, rollouts in ((learner, source), (resumed, other)):
+        a_learner.learn(rollouts.next_rollout(), rollouts.lag)
         rollouts.close()
     assert digest(resumed) == digest(learner)
 

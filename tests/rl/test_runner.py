@@ -53,10 +53,10 @@ def alive(pid: int) -> bool:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    made = Server()
-    yield made
-    made.process.kill()
-    made.process.wait()
+    server = Server()
+    yield server
+    server.process.kill()
+    server.process.wait()
 
 
 def killed_until_done(server: Server, out: Path, kind: str, kills: int, seed: int) -> dict[str, str]:

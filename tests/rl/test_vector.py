@@ -185,11 +185,11 @@ def test_attributes_and_methods_of_envs_can_be_used() -> None:
 def test_returned_arrays_are_copies() -> None:
     with supervised(WORLDS["cartpole"]) as envs:
         first, _ = envs.reset(seed=0)
-        kept = first.copy()
+        copied = first.copy()
         first *= 0
         envs.step(np.ones(5, np.int64))
-        again, _ = envs.reset(seed=0)
-        assert is_equal(again, kept)
+        later, _ = envs.reset(seed=0)
+        assert is_equal(later, copied)
 
 
 def test_a_reset_without_a_seed_is_random() -> None:
@@ -242,11 +242,11 @@ def test_a_saved_state_continues_exactly_in_another_vector_env(world: str, befor
     with supervised(WORLDS[world], workers=before) as envs:
         play(envs, 25)
         state = envs.state_dict()
-        shown = envs.load_state_dict(state)
+        observations = envs.load_state_dict(state)
         actions = [envs.action_space.sample() for _ in range(40)]
         expected = [envs.step(action) for action in actions]
     with supervised(WORLDS[world], workers=after) as other:
-        assert is_equal(other.load_state_dict(state), shown)
+        assert is_equal(other.load_state_dict(state), observations)
         assert is_equal([other.step(action) for action in actions], expected)
 
 

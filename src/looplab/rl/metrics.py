@@ -360,6 +360,7 @@ These are the fields of every run. A recipe or trainer declares more, with name,
 undeclared field is refused. A field with `info` is computed by the runner from the infos of the envs; `reduce` is one
 of `sum`, `count`, `mean`, `max`, `last` and `episode_max`. Other fields come from the runner's `extra_metrics`.
 
+    from looplab import trainkit
     from looplab.rl.metrics import MetricField, MetricsWriter, to_parquet
 
     FIELDS = (

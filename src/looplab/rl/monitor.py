@@ -155,13 +155,13 @@ class _NvmlReader:
     def read(self) -> dict[str, float]:
         try:
             utils = [self._nvml.nvmlDeviceGetUtilizationRates(device).gpu for device in self._devices]
-            memory = [self._nvml.nvmlDeviceGetMemoryInfo(device) for device in self._devices]
+            memory_infos = [self._nvml.nvmlDeviceGetMemoryInfo(device) for device in self._devices]
         except self._nvml.NVMLError:
             return {}
         return {
             "gpu_util": sum(utils) / len(utils),
-            "gpu_memory_used_mb": sum(m.used for m in memory) / MB,
-            "gpu_memory_total_mb": sum(m.total for m in memory) / MB,
+            "gpu_memory_used_mb": sum(info.used for info in memory_infos) / MB,
+            "gpu_memory_total_mb": sum(info.total for info in memory_infos) / MB,
         }
 
     def close(self) -> None:

@@ -296,12 +296,12 @@ class SupervisedVectorEnv(VectorEnv[Any, Any, Any]):
         if self.autoreset_mode is AutoresetMode.DISABLED and (frame.terminated | frame.truncated).any():
             raise LabError("an environment has ended", hint='reset it: options={"reset_mask": …}')
         write_batch(self._block.actions, actions, "actions")
-        kept = map_tree(_copy_array, self._block.actions) if self._workers else None
+        actions_copy = map_tree(_copy_array, self._block.actions) if self._workers else None
         if self._pending_truncations:
             truncate, self._pending_truncations = self._pending_truncations, {}
-            replies = self._execute(EnvCommand("step", actions=kept, truncate=truncate))
+            replies = self._execute(EnvCommand("step", actions=actions_copy, truncate=truncate))
         else:
-            replies = self._execute(kept)
+            replies = self._execute(actions_copy)
         self._steps += 1
         frame = self._block.frames[self._frame]
         results = frame.rewards.copy(), frame.terminated.copy(), frame.truncated.copy()

@@ -152,7 +152,7 @@ def _release_fork_server() -> None:
 
 
 def _serve(spec: WorkerSpec, commands: int, replies: int) -> None:
-    """Build the envs, then execute commands until told to close."""
+    """Build the envs, then execute commands until the parent sends "close"."""
     group = _build_envs(spec, replies)
     one = group.envs[0]
     send(replies, ("built", one.observation_space, one.action_space, dict(one.metadata), one.render_mode))

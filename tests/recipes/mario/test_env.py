@@ -266,8 +266,8 @@ def test_invalid_arguments_are_named() -> None:
         ({"actions": "jump"}, "'jump' is not an action set"),
         ({"stages": [(1, 5)]}, "is not a stage"),
         ({"frame_skip": 0}, "at least 1"),
-        ({"render_mode": "human"}, "no render_mode"),
-        ({"core": "mame"}, "no core"),
+        ({"render_mode": "human"}, "is not supported"),
+        ({"core": "mame"}, "is not a core"),
     ):
         with pytest.raises(LabError, match=words):
             MarioEnv(**settings)  # type: ignore[arg-type]

@@ -244,18 +244,18 @@ def read_settings(path: Path | None, flags: Mapping[str, Any], variables: Mappin
     Raises:
         LabError: The file is invalid, a key is unknown, or a value has the wrong type.
     """
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if path is not None:
-        given = _read_flat(path)
+        values = _read_flat(path)
     for name, key in VARIABLES.items():
         if variables.get(name):
-            given[key] = variables[name]
+            values[key] = variables[name]
     if variables.get("DISABLE_OVERLAP") == "1":
-        given["train.overlap_collect"] = False
+        values["train.overlap_collect"] = False
     known = key_types()
-    given |= {key: value for key, value in flags.items() if key in known and value is not None}
+    values |= {key: value for key, value in flags.items() if key in known and value is not None}
     settings = MarioSettings()
-    for key, value in given.items():
+    for key, value in values.items():
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)
             hint = (

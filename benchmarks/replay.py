@@ -1,12 +1,12 @@
-"""Prioritized replay beside cpprb's: entries a second that are sampled, with their data and weights, and updated.
+"""Prioritized replay compared with cpprb: entries per second that are sampled, with data and weights, and updated.
 
     python benchmarks/replay.py [--quick]
 
-Both hold the same million transitions (two observations of 4 floats, an action, a reward, a flag; our reward is kept in
-16 bits, theirs in 32) and do the same work:
-draw a batch, gather it, compute the importance weights, give new priorities to what was drawn, alpha included. They
-are measured in turn within the same process, so that a noisy machine is noisy for both; the figures are medians over
-the repeats, the ratios medians of the ratios within a repeat. "numpy" is ours without a C compiler.
+Both hold the same million transitions (two observations of 4 floats, an action, a reward, a flag; our reward is stored
+in 16 bits, theirs in 32) and do the same work: sample a batch, gather it, compute the importance-sampling weights, and
+update the priorities, including alpha. They are measured in turn within the same process, so that noise of the machine
+affects both; figures are medians over the repeats, ratios are medians of the ratios within a repeat. "numpy" is ours
+without a C compiler.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def speed(turn: Turn, batch: int, seconds: float) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="shorter repeats: about 10 seconds in all")
+    parser.add_argument("--quick", action="store_true", help="shorter repeats: about 10 seconds in total")
     options = parser.parse_args()
     repeats, seconds = (5, 0.15) if options.quick else (9, 0.4)
     began = time.perf_counter()

@@ -1,14 +1,13 @@
-"""The training runtime beside its peers: vector envs, Mario, replay, PPO, checkpoints, overlapped collection.
+"""The training runtime compared with others: vector envs, Mario, replay, PPO, checkpoints, overlapped collection.
 
     python benchmarks/rl.py [--quick] [--parity]
 
-Each part is a benchmark of its own (vector.py, mario_speed.py, replay.py, checkpoint.py), run here one after the other,
-with two more:
-  ppo       CartPole, 8 envs, Stable-Baselines3's default hyper-parameters: transitions a second of training, here and
-            there in turn. `--parity`: also the returns of both after 49,152 transitions, over 10 seeds.
-  overlap   the same training with collection and learning in turns and overlapped, where both take about as long
-            (envs that take a fixed time for a step, as a game does, in processes of their own)
-The last line is one JSON object with the figures of all. Peers and envs that are not installed are left out, and said.
+Runs the benchmarks vector.py, mario_speed.py, replay.py and checkpoint.py one after the other, and two more:
+  ppo       CartPole, 8 envs, default hyperparameters of Stable-Baselines3: transitions per second of training, ours and
+            theirs in turn. `--parity`: also the returns of both after 49,152 transitions, over 10 seeds.
+  overlap   the same training with synchronous and overlapped collection, where collecting and learning take about the
+            same time (envs that take a fixed time per step, like a game, in their own processes)
+The last line is one JSON object with all figures. Libraries and envs that are not installed are skipped with a note.
 """
 
 from __future__ import annotations
@@ -49,19 +48,19 @@ WANTED = (
 
 
 def part(name: str, quick: bool) -> dict[str, Any]:
-    """The figures of another benchmark, in a process of its own."""
+    """Return the figures of another benchmark, run in a process of its own."""
     argv = [sys.executable, str(HERE / name), *(["--quick"] if quick else [])]
     done = subprocess.run(argv, capture_output=True, text=True)
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
-        print(f"{name} was left out: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else 'no output'}")
+        print(f"{name} was skipped: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else 'no output'}")
         return {}
     print("\n".join(lines[:-1]), flush=True)
     found: dict[str, Any] = json.loads(lines[-1])
     return found
 
 
-# -- PPO beside Stable-Baselines3
+# -- PPO compared with Stable-Baselines3
 
 
 Curve = list[tuple[int, float]]
@@ -137,7 +136,7 @@ def parity() -> dict[str, float]:
     pairs = []
     for seed in range(400, 410):
         mine, other = read_off(ours(seed, 5)[1], at), read_off(theirs(seed, 4)[1], at)
-        print(f"  return after {at:,} transitions: {mine:.0f} here, {other:.0f} there", flush=True)
+        print(f"  return after {at:,} transitions: {mine:.0f} ours, {other:.0f} theirs", flush=True)
         pairs.append((mine, other))
     gap = np.array([a - b for a, b in pairs])
     rng = np.random.default_rng(0)
@@ -202,7 +201,7 @@ def overlap(quick: bool) -> dict[str, float]:
 
     _, collecting, once = seconds(False, 1)
     more = (seconds(False, 5)[2] - once) / 4  # seconds of an epoch, without the fixed cost of an update
-    epochs = max(1, 1 + round((collecting - once) / more))  # so that learning takes about as long
+    epochs = max(1, 1 + round((collecting - once) / more))  # so that learning takes as long as collecting
     pairs = [(seconds(False, epochs), seconds(True, epochs)) for _ in range(rounds)]
     envs.close()
     ratio = statistics.median(serial[0] / both[0] for serial, both in pairs)
@@ -214,7 +213,7 @@ def overlap(quick: bool) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--parity", action="store_true", help="compare returns with Stable-Baselines3's too")
+    parser.add_argument("--parity", action="store_true", help="also compare returns with Stable-Baselines3")
     args = parser.parse_args()
     torch.set_num_threads(1)
     figures: dict[str, Any] = {}

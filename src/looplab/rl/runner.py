@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import gymnasium as gym
-import torch
 
 from looplab.errors import LabError
 from looplab.rl.collect import ActionOverride, Collector, RolloutBuffer, RolloutSource
@@ -36,8 +35,6 @@ class Learner(Protocol):
     def policy(self) -> ActorCritic: ...
     @property
     def flat(self) -> FlatParameters: ...
-    @property
-    def optimizer(self) -> torch.optim.Optimizer: ...
 
     def learn(self, rollout: RolloutBuffer, lag: int, progress_remaining: float = 1.0) -> dict[str, float]:
         """Update the policy on one rollout.

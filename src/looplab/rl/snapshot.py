@@ -248,146 +248,149 @@ class _Restorer:
         self._objects: list[Any] = []
         """Restored objects by number."""
 
-    def restore(self, node: State, there: Any, path: str) -> Any:
-        """Return the value of a node. `there` is the present value in its place, which is reused if possible."""
+    def restore(self, node: State, current: Any, path: str) -> Any:
+        """Return the value of a node. `current` is the present value in its place, which is reused if possible."""
         if type(node) in PLAIN or type(node) is int:
             return node
         if isinstance(node, np.ndarray):
             self._objects.append(node.copy())
             return self._objects[-1]
         if isinstance(node, list):
-            return self._restore_items([], node, there, path)
+            return self._restore_items([], node, current, path)
         restore_kind = getattr(self, f"_restore_{node['kind']}", None)
         if restore_kind is None:
             raise SnapshotError(f"{path} has the unknown kind {node['kind']!r} in this snapshot")
-        return restore_kind(node, there, path)
+        return restore_kind(node, current, path)
 
-    def _restore_items(self, new: Any, nodes: list[State], there: Any, path: str) -> Any:
+    def _restore_items(self, new: Any, nodes: list[State], current: Any, path: str) -> Any:
         self._objects.append(new)
-        old = list(there) if isinstance(there, list | deque) and len(there) == len(nodes) else [None] * len(nodes)
+        old = list(current) if isinstance(current, list | deque) and len(current) == len(nodes) else [None] * len(nodes)
         for i, node in enumerate(nodes):
             new.append(self.restore(node, old[i], f"{path}[{i}]"))
         return new
 
-    def _restore_constant(self, node: State, there: Any, path: str) -> Any:
-        if not isinstance(there, CONSTANT) or _constant_name(there) != node["name"]:
+    def _restore_constant(self, node: State, current: Any, path: str) -> Any:
+        if not isinstance(current, CONSTANT) or _constant_name(current) != node["name"]:
             raise SnapshotError(f"{path} was {node['name']} and is something else here", hint=HINT)
-        return there
+        return current
 
-    def _restore_picture(self, node: State, there: Any, path: str) -> Any:
-        self._objects.append(there)
-        return there
+    def _restore_picture(self, node: State, current: Any, path: str) -> Any:
+        self._objects.append(current)
+        return current
 
-    def _restore_enum(self, node: State, there: Any, path: str) -> Any:
-        if not isinstance(there, enum.Enum):
+    def _restore_enum(self, node: State, current: Any, path: str) -> Any:
+        if not isinstance(current, enum.Enum):
             raise SnapshotError(
                 f"{path} was {node['name']} of an enumeration, and is not an enumeration here", hint=HINT
             )
-        return type(there)[node["name"]]
+        return type(current)[node["name"]]
 
-    def _restore_int(self, node: State, there: Any, path: str) -> int:
+    def _restore_int(self, node: State, current: Any, path: str) -> int:
         return int(node["hex"], 16)
 
-    def _restore_scalar(self, node: State, there: Any, path: str) -> Any:
+    def _restore_scalar(self, node: State, current: Any, path: str) -> Any:
         return node["value"][()]
 
-    def _restore_same(self, node: State, there: Any, path: str) -> Any:
+    def _restore_same(self, node: State, current: Any, path: str) -> Any:
         return self._objects[node["as"]]
 
-    def _restore_tuple(self, node: State, there: Any, path: str) -> Any:
+    def _restore_tuple(self, node: State, current: Any, path: str) -> Any:
         nodes = node["items"]
-        old = there if isinstance(there, tuple) and len(there) == len(nodes) else (None,) * len(nodes)
+        old = current if isinstance(current, tuple) and len(current) == len(nodes) else (None,) * len(nodes)
         items = [self.restore(item, old[i], f"{path}[{i}]") for i, item in enumerate(nodes)]
-        named = getattr(type(there), "_make", None)
+        named = getattr(type(current), "_make", None)
         return tuple(items) if named is None else named(items)
 
-    def _restore_dict(self, node: State, there: Any, path: str) -> Any:
+    def _restore_dict(self, node: State, current: Any, path: str) -> Any:
         new: dict[Any, Any] = OrderedDict() if node["ordered"] else {}
         self._objects.append(new)
-        old = there if isinstance(there, dict) else {}
+        old = current if isinstance(current, dict) else {}
         for key_node, item in node["items"]:
             key = self.restore(key_node, None, path)
             new[key] = self.restore(item, old.get(key), f"{path}[{key!r}]")
         return new
 
-    def _restore_deque(self, node: State, there: Any, path: str) -> Any:
-        return self._restore_items(deque(maxlen=node["most"]), node["items"], there, path)
+    def _restore_deque(self, node: State, current: Any, path: str) -> Any:
+        return self._restore_items(deque(maxlen=node["most"]), node["items"], current, path)
 
-    def _restore_set(self, node: State, there: Any, path: str) -> Any:
+    def _restore_set(self, node: State, current: Any, path: str) -> Any:
         number = len(self._objects)
         self._objects.append(None)
         items = [self.restore(item, None, path) for item in node["items"]]
         self._objects[number] = frozenset(items) if node["frozen"] else set(items)
         return self._objects[number]
 
-    def _restore_generator(self, node: State, there: Any, path: str) -> Any:
+    def _restore_generator(self, node: State, current: Any, path: str) -> Any:
         number = len(self._objects)
-        self._objects.append(there)
+        self._objects.append(current)
         state = self.restore(node["state"], None, path)
         if state["bit_generator"] not in BIT_GENERATORS:
             raise SnapshotError(f"{path} needs the unknown generator {state['bit_generator']!r}")
-        if not isinstance(there, np.random.Generator) or type(there.bit_generator).__name__ != state["bit_generator"]:
-            there = np.random.Generator(getattr(np.random, state["bit_generator"])())
-        there.bit_generator.state = state
-        self._objects[number] = there
-        return there
+        if (
+            not isinstance(current, np.random.Generator)
+            or type(current.bit_generator).__name__ != state["bit_generator"]
+        ):
+            current = np.random.Generator(getattr(np.random, state["bit_generator"])())
+        current.bit_generator.state = state
+        self._objects[number] = current
+        return current
 
-    def _restore_random_state(self, node: State, there: Any, path: str) -> Any:
-        new = there if isinstance(there, np.random.RandomState) else np.random.RandomState()
+    def _restore_random_state(self, node: State, current: Any, path: str) -> Any:
+        new = current if isinstance(current, np.random.RandomState) else np.random.RandomState()
         self._objects.append(new)
         new.set_state(self.restore(node["state"], None, path))
         return new
 
-    def _restore_random(self, node: State, there: Any, path: str) -> Any:
-        new = there if type(there) is random.Random else random.Random()  # noqa: S311 (games, not secrets)
+    def _restore_random(self, node: State, current: Any, path: str) -> Any:
+        new = current if type(current) is random.Random else random.Random()  # noqa: S311 (games, not secrets)
         self._objects.append(new)
         new.setstate(self.restore(node["state"], None, path))
         return new
 
-    def _restore_own(self, node: State, there: Any, path: str) -> Any:
-        if not hasattr(there, "restore"):
+    def _restore_own(self, node: State, current: Any, path: str) -> Any:
+        if not hasattr(current, "restore"):
             raise SnapshotError(f"{path} has no restore(state) here, but had a snapshot()")
-        self._objects.append(there)
-        there.restore(node["state"])
-        return there
+        self._objects.append(current)
+        current.restore(node["state"])
+        return current
 
-    def _restore_space(self, node: State, there: Any, path: str) -> Any:
-        spaces = list(_nested_spaces(there)) if isinstance(there, gym.Space) else []
+    def _restore_space(self, node: State, current: Any, path: str) -> Any:
+        spaces = list(_nested_spaces(current)) if isinstance(current, gym.Space) else []
         if len(spaces) != len(node["generators"]):
             raise SnapshotError(f"{path} is not the space that was snapshotted")
-        self._objects.append(there)
+        self._objects.append(current)
         for space, state in zip(spaces, node["generators"], strict=True):
             space._np_random = self.restore(state, space._np_random, path)
-        return there
+        return current
 
-    def _restore_physics(self, node: State, there: Any, path: str) -> Any:
-        physics = _mujoco_simulation(there)
+    def _restore_physics(self, node: State, current: Any, path: str) -> Any:
+        physics = _mujoco_simulation(current)
         if physics is None:
             raise SnapshotError(f"{path} is not a MuJoCo simulation here")
-        self._objects.append(there)
+        self._objects.append(current)
         _restore_mujoco(*physics, node)
-        return there
+        return current
 
-    def _restore_model(self, node: State, there: Any, path: str) -> Any:
-        model = _mujoco_model(there)
+    def _restore_model(self, node: State, current: Any, path: str) -> Any:
+        model = _mujoco_model(current)
         if model is None:
             raise SnapshotError(f"{path} is not a MuJoCo model here")
-        self._objects.append(there)
+        self._objects.append(current)
         _restore_arrays(model, node["state"])
-        return there
+        return current
 
-    def _restore_object(self, node: State, there: Any, path: str) -> Any:
-        if type(there).__qualname__ != node["type"]:
-            here = type(there).__qualname__
+    def _restore_object(self, node: State, current: Any, path: str) -> Any:
+        if type(current).__qualname__ != node["type"]:
+            here = type(current).__qualname__
             raise SnapshotError(f"{path} was a {node['type']} and is a {here} here", hint=HINT)
-        self._objects.append(there)
-        attributes = vars(there)
+        self._objects.append(current)
+        attributes = vars(current)
         restored = {
             name: self.restore(item, attributes.get(name), f"{path}.{name}") for name, item in node["state"].items()
         }
         attributes.clear()
         attributes.update(restored)
-        return there
+        return current
 
 
 def _constant_name(value: Any) -> str:
@@ -447,10 +450,10 @@ def _take_arrays(thing: Any, without: tuple[str, ...]) -> dict[str, Any]:
 
 def _restore_arrays(thing: Any, state: dict[str, Any]) -> None:
     for name, value in state.items():
-        there = getattr(thing, name, None)
-        if there is None or there.shape != value.shape:
+        current = getattr(thing, name, None)
+        if current is None or current.shape != value.shape:
             raise SnapshotError(f"the MuJoCo model here is different: its {name} has another shape")
-        there[...] = value
+        current[...] = value
 
 
 def _take_mujoco(model: Any, data: Any) -> State:

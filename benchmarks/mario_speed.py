@@ -1,17 +1,16 @@
-"""Mario here beside the well-known environment in gymnasium's AsyncVectorEnv, in frames of the game a second.
+"""MarioEnv compared with gym-super-mario-bros in Gymnasium's AsyncVectorEnv, in frames of the game per second.
 
     python benchmarks/mario_speed.py [--quick]
 
-  ours    MarioEnv on the fastest core (fceumm of stable-retro), in SupervisedVectorEnv with a worker for each core
-  async   gym-super-mario-bros 7.4 on nes-py 8, a process for each environment, mended so that it runs at all on
-          NumPy 2, behind an adapter to Gymnasium. Its grey 84×84 pictures are made by our function, which is faster
-          than what people use there.
-Both hold an action for 4 frames, stack 4 pictures, compute the full reward and the full info of every step, and reset
-when an episode ends. They stand ready at once and are measured in turn, so that a noisy machine is noisy for both;
-figures are medians over the rounds, the ratio is the median of the ratios within a round. The last line is JSON;
-`mario_x_async` is the smaller of the ratios with 2 and with 8 environments.
+  ours    MarioEnv on the fastest core (fceumm of stable-retro), in SupervisedVectorEnv with one worker per core
+  async   gym-super-mario-bros 7.4 on nes-py 8, one process per env, patched to run on NumPy 2, behind an adapter to
+          Gymnasium. Its greyscale 84×84 frames are computed by our function, which is faster than the usual ones.
+Both hold an action for 4 frames, stack 4 frames, compute the full reward and info of every step, and reset when an
+episode ends. Both are built first and measured in turn, so that noise of the machine affects both; figures are medians
+over the rounds, the ratio is the median of the ratios within a round. The last line is JSON; `mario_x_async` is the
+smaller of the ratios with 2 and with 8 envs.
 
-Before that, the two cores play the same actions side by side, to see that they are the same game.
+Before that, the two cores play the same actions, to check that they play the same game.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ import time
 from typing import Any
 
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-    os.environ.setdefault(variable, "1")  # processes with two threads each would only slow both down
+    os.environ.setdefault(variable, "1")  # two threads per process would only slow both down
 
 import gymnasium as gym  # noqa: E402
 import numpy as np  # noqa: E402
 from gymnasium.vector import AsyncVectorEnv  # noqa: E402
 
-from looplab.recipes.mario.mario.env import ACTIONS, INFO_FIELDS, SIZE, MarioEnv, grey  # noqa: E402
+from looplab.recipes.mario.mario.env import ACTIONS, INFO_FIELDS, SIZE, MarioEnv, to_grey  # noqa: E402
 from looplab.rl import SupervisedVectorEnv  # noqa: E402
 
 CORES = len(os.sched_getaffinity(0))
@@ -42,7 +41,7 @@ SKIP = 4
 
 
 class WellKnown(gym.Env[Any, Any]):
-    """gym-super-mario-bros 7.4 (1-1), mended from outside, with the usual preprocessing."""
+    """gym-super-mario-bros 7.4 (1-1), patched from outside, with the usual preprocessing."""
 
     metadata = {"render_modes": []}  # noqa: RUF012 (so in gymnasium)
 
@@ -79,11 +78,11 @@ class WellKnown(gym.Env[Any, Any]):
             if over:
                 break
         self.stack[:-1] = self.stack[1:]
-        self.stack[-1] = grey(screen if before is None else np.maximum(before, screen))
+        self.stack[-1] = to_grey(screen if before is None else np.maximum(before, screen))
         return self.stack.copy(), total, over, False, info
 
     def picture(self, shown: Any) -> Any:
-        return grey(np.ascontiguousarray(shown[8:232, 8:248]))
+        return to_grey(np.ascontiguousarray(shown[8:232, 8:248]))
 
 
 def ours(count: int) -> Any:
@@ -96,7 +95,7 @@ def theirs(count: int) -> Any:
 
 
 def speed(venv: Any, actions: Any, seconds: float) -> float:
-    """Frames of the game a second, of all environments together."""
+    """Return frames of the game per second, over all envs."""
     venv.step(actions[0])
     done, began = 0, time.perf_counter()
     while (now := time.perf_counter() - began) < seconds:
@@ -121,7 +120,7 @@ def side_by_side(count: int, rounds: int, seconds: float) -> dict[str, float]:
 
 
 def path(core: str, actions: list[int]) -> list[dict[str, Any]]:
-    """The infos from the beginning of 1-1 until the actions or the episode end."""
+    """Return the infos from the start of 1-1 until the actions or the episode end."""
     env = MarioEnv(core=core, actions="simple")
     infos = [env.reset(seed=0)[1]]
     for action in actions:
@@ -134,7 +133,7 @@ def path(core: str, actions: list[int]) -> list[dict[str, Any]]:
 
 
 def parity(games: int = 6, steps: int = 200) -> dict[str, float]:
-    """How far the two cores go apart over the same actions, as long as both play."""
+    """Compare the two cores over the same actions, as long as both play."""
     gaps = dict.fromkeys(("x_pos", "time", "score"), 0)
     alike = compared = 0
     for seed in range(games):
@@ -146,7 +145,7 @@ def parity(games: int = 6, steps: int = 200) -> dict[str, float]:
         compared += len(pairs)
         alike += abs(len(one) - len(other)) <= 1
         gaps = {name: max(gap, *(abs(a[name] - b[name]) for a, b in pairs)) for name, gap in gaps.items()}
-    print(f"parity: {compared} steps in {games} games; greatest gaps {gaps}; {alike} games end within a step")
+    print(f"parity: {compared} steps in {games} games; largest differences {gaps}; {alike} games end within a step")
     return {f"parity_{name}_gap": float(gap) for name, gap in gaps.items()} | {"parity_alike": alike / games}
 
 

@@ -1,12 +1,12 @@
-"""Prioritized replay beside cpprb's: entries a second that are sampled, with their data and weights, and updated.
+"""Prioritized replay compared with cpprb: entries per second that are sampled, with data and weights, and updated.
 
     python benchmarks/replay.py [--quick]
 
-Both hold the same million transitions (two observations of 4 floats, an action, a reward, a flag; our reward is kept in
-16 bits, theirs in 32) and do the same work:
-draw a batch, gather it, compute the importance weights, give new priorities to what was drawn, alpha included. They
-are measured in turn within the same process, so that a noisy machine is noisy for both; the figures are medians over
-the repeats, the ratios medians of the ratios within a repeat. "numpy" is ours without a C compiler.
+Both hold the same million transitions (two observations of 4 floats, an action, a reward, a flag; our reward is stored
+in 16 bits, theirs in 32) and do the same work: sample a batch, gather it, compute the importance-sampling weights, and
+update the priorities, including alpha. They are measured in turn within the same process, so that noise of the machine
+affects both; figures are medians over the repeats, ratios are medians of the ratios within a repeat. "numpy" is ours
+without a C compiler.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from cpprb import PrioritizedReplayBuffer
 
 from looplab.rl import sumtree
-from looplab.rl.replay import Replay
+from looplab.rl.replay import PrioritizedReplay
 
 ENTRIES = 1_000_000
 BATCHES = (256, 4096)
@@ -39,13 +39,13 @@ def transitions(rng: np.random.Generator) -> tuple[dict[str, Any], Any]:
 
 
 def ours(data: dict[str, Any], priorities: Any, backend: Any) -> Turn:
-    replay = Replay(entries=ENTRIES, alpha=ALPHA, beta=BETA, backend=backend)
+    replay = PrioritizedReplay(entries=ENTRIES, alpha=ALPHA, beta=BETA, backend=backend)
     replay.push(data, priorities)
-    errors = np.random.default_rng(1).exponential(size=max(BATCHES)).astype(np.float32)
+    td_errors = np.random.default_rng(1).exponential(size=max(BATCHES)).astype(np.float32)
 
     def turn(batch: int) -> None:
         sample = replay.sample(batch)
-        replay.update(sample.indices, errors[:batch])
+        replay.update_priorities(sample.indices, td_errors[:batch])
 
     return turn
 
@@ -54,11 +54,11 @@ def theirs(data: dict[str, Any], priorities: Any) -> Turn:
     fields = {"obs": {"shape": 4}, "next_obs": {"shape": 4}, "act": {"dtype": np.int64}, "rew": {}, "done": {}}
     buffer = PrioritizedReplayBuffer(ENTRIES, fields, alpha=ALPHA)
     buffer.add(**data, priorities=priorities)
-    errors = np.random.default_rng(1).exponential(size=max(BATCHES)).astype(np.float32)
+    td_errors = np.random.default_rng(1).exponential(size=max(BATCHES)).astype(np.float32)
 
     def turn(batch: int) -> None:
         sample = buffer.sample(batch, BETA)
-        buffer.update_priorities(sample["indexes"], errors[:batch])
+        buffer.update_priorities(sample["indexes"], td_errors[:batch])
 
     return turn
 
@@ -76,11 +76,11 @@ def speed(turn: Turn, batch: int, seconds: float) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="shorter repeats: about 10 seconds in all")
+    parser.add_argument("--quick", action="store_true", help="shorter repeats: about 10 seconds in total")
     options = parser.parse_args()
     repeats, seconds = (5, 0.15) if options.quick else (9, 0.4)
     began = time.perf_counter()
-    compiled = sumtree.library() is not None
+    compiled = sumtree.load_library() is not None
     print(f"library ready after {1000 * (time.perf_counter() - began):.1f} ms (compiled: {compiled})")
     data, priorities = transitions(np.random.default_rng(0))
     contestants = {
@@ -90,21 +90,21 @@ def main() -> None:
     }
     figures: dict[str, Any] = {"entries": ENTRIES, "repeats": repeats, "compiled": compiled}
     for batch in BATCHES:
-        seen: dict[str, list[float]] = {name: [] for name in contestants}
+        speeds: dict[str, list[float]] = {name: [] for name in contestants}
         for turn in contestants.values():
             speed(turn, batch, 0.05)
         for _ in range(repeats):
             for name, turn in contestants.items():
-                seen[name].append(speed(turn, batch, seconds))
+                speeds[name].append(speed(turn, batch, seconds))
         print(f"\nB={batch}, {ENTRIES:,} entries, medians of {repeats}")
-        for name, values in seen.items():
-            ratio = statistics.median(a / b for a, b in zip(values, seen["cpprb"], strict=True))
+        for name, values in speeds.items():
+            ratio = statistics.median(a / b for a, b in zip(values, speeds["cpprb"], strict=True))
             print(f"  {name:16} {statistics.median(values):12,.0f} entries/s   {ratio:5.2f} × cpprb")
             if name != "cpprb":
                 key = "per" if name == "looplab" else "numpy"
                 figures[f"{key}_x_cpprb_{batch}"] = round(ratio, 2)
                 figures[f"{key}_entries_per_s_{batch}"] = round(statistics.median(values))
-        figures[f"cpprb_entries_per_s_{batch}"] = round(statistics.median(seen["cpprb"]))
+        figures[f"cpprb_entries_per_s_{batch}"] = round(statistics.median(speeds["cpprb"]))
     print(json.dumps(figures))
 
 

@@ -1,14 +1,13 @@
-"""The training runtime beside its peers: vector envs, Mario, replay, PPO, checkpoints, overlapped collection.
+"""The training runtime compared with others: vector envs, Mario, replay, PPO, checkpoints, overlapped collection.
 
     python benchmarks/rl.py [--quick] [--parity]
 
-Each part is a benchmark of its own (vector.py, mario_speed.py, replay.py, checkpoint.py), run here one after the other,
-with two more:
-  ppo       CartPole, 8 envs, Stable-Baselines3's default hyper-parameters: transitions a second of training, here and
-            there in turn. `--parity`: also the returns of both after 49,152 transitions, over 10 seeds.
-  overlap   the same training with collection and learning in turns and overlapped, where both take about as long
-            (envs that take a fixed time for a step, as a game does, in processes of their own)
-The last line is one JSON object with the figures of all. Peers and envs that are not installed are left out, and said.
+Runs the benchmarks vector.py, mario_speed.py, replay.py and checkpoint.py one after the other, and two more:
+  ppo       CartPole, 8 envs, default hyperparameters of Stable-Baselines3: transitions per second of training, ours and
+            theirs in turn. `--parity`: also the returns of both after 49,152 transitions, over 10 seeds.
+  overlap   the same training with synchronous and overlapped collection, where collecting and learning take about the
+            same time (envs that take a fixed time per step, like a game, in their own processes)
+The last line is one JSON object with all figures. Libraries and envs that are not installed are skipped with a note.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ import torch
 
 from looplab import trainkit
 from looplab.rl import SupervisedVectorEnv
-from looplab.rl.collect import Collector, Rollout, Source
-from looplab.rl.metrics import Sinks
+from looplab.rl.collect import Collector, RolloutBuffer, RolloutSource
+from looplab.rl.metrics import MetricsWriter
 from looplab.rl.policies import make_policy
 from looplab.rl.ppo import Ppo, PpoSettings
-from looplab.rl.runner import Plan, Runner
+from looplab.rl.runner import Runner, TrainingPlan
 
 HERE = Path(__file__).parent
 ROLLOUT = 2048
@@ -49,51 +48,52 @@ WANTED = (
 
 
 def part(name: str, quick: bool) -> dict[str, Any]:
-    """The figures of another benchmark, in a process of its own."""
+    """Return the figures of another benchmark, run in a process of its own."""
     argv = [sys.executable, str(HERE / name), *(["--quick"] if quick else [])]
     done = subprocess.run(argv, capture_output=True, text=True)
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
-        print(f"{name} was left out: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else 'no output'}")
+        print(f"{name} was skipped: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else 'no output'}")
         return {}
     print("\n".join(lines[:-1]), flush=True)
     found: dict[str, Any] = json.loads(lines[-1])
     return found
 
 
-# -- PPO beside Stable-Baselines3
+# -- PPO compared with Stable-Baselines3
 
 
 Curve = list[tuple[int, float]]
-"""Of each rollout: the transitions learned from before it, and the mean return of the episodes that ended in it."""
+"""For each rollout: transitions learned from before it, and mean return of the episodes that ended in it."""
 
 
 def ours(seed: int, updates: int, rollout: int = ROLLOUT) -> tuple[float, Curve]:
-    """Transitions a second, and how the returns grew."""
+    """Return transitions per second and the learning curve of our PPO."""
     torch.manual_seed(seed)
     envs = SupervisedVectorEnv([partial(gym.make, "CartPole-v1")] * 8, copy=False)
     policy = make_policy(envs.single_observation_space, envs.single_action_space)
     with tempfile.TemporaryDirectory() as folder:
-        rows = Path(folder, "metrics.jsonl")
-        sinks = Sinks(trainkit.Logger(rows))
-        plan = Plan(updates * rollout * 8, rollout=rollout, save_every=10**9)
-        runner = Runner(envs, Ppo(policy, PpoSettings(), seed), plan, Path(folder), sinks, seed, tell=lambda text: None)
+        path = Path(folder, "metrics.jsonl")
+        metrics = MetricsWriter(trainkit.Logger(path))
+        plan = TrainingPlan(updates * rollout * 8, rollout=rollout, save_every=10**9)
+        learner = Ppo(policy, PpoSettings(), seed)
+        runner = Runner(envs, learner, plan, out_dir=Path(folder), metrics=metrics, seed=seed, echo=lambda _: None)
         began = time.perf_counter()
         for _ in range(updates):
             runner.update()
         seconds = time.perf_counter() - began
         runner.source.close()
         runner.checkpoints.close()
-        sinks.close()
-        told = [json.loads(line) for line in rows.read_text().splitlines()]
+        metrics.close()
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
     envs.close()
-    steps = [0, *(row["global_step"] for row in told)]
-    curve = [(before, row["episode_return_mean"]) for before, row in zip(steps, told, strict=False)]
+    steps = [0, *(row["global_step"] for row in rows)]
+    curve = [(before, row["episode_return_mean"]) for before, row in zip(steps, rows, strict=False)]
     return steps[-1] / seconds, curve
 
 
 def theirs(seed: int, updates: int, rollout: int = ROLLOUT) -> tuple[float, Curve]:
-    """The same of Stable-Baselines3."""
+    """Return the same for Stable-Baselines3."""
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
 
@@ -130,13 +130,13 @@ def read_off(curve: Curve, at: int) -> float:
 
 
 def parity() -> dict[str, float]:
-    """Returns after as many transitions here as there: 49,152. Steps in which an env only resets itself are none, so a
-    rollout here has a few less, and one more rollout is needed to read the return at that point off the line."""
+    """Compare returns after 49,152 transitions. Steps in which an env only resets are not
+    transitions, so a rollout here has a few less, and one more rollout is needed to interpolate the return."""
     at = 3 * ROLLOUT * 8
     pairs = []
     for seed in range(400, 410):
         mine, other = read_off(ours(seed, 5)[1], at), read_off(theirs(seed, 4)[1], at)
-        print(f"  return after {at:,} transitions: {mine:.0f} here, {other:.0f} there", flush=True)
+        print(f"  return after {at:,} transitions: {mine:.0f} ours, {other:.0f} theirs", flush=True)
         pairs.append((mine, other))
     gap = np.array([a - b for a, b in pairs])
     rng = np.random.default_rng(0)
@@ -151,7 +151,7 @@ def parity() -> dict[str, float]:
 
 
 class Slow(gym.Env[Any, Any]):
-    """Takes a fixed time for a step, most of it outside of Python, as an emulator does."""
+    """Steps in a fixed time, most of it outside of Python, like an emulator."""
 
     def __init__(self, seconds: float) -> None:
         self.observation_space = gym.spaces.Box(-1, 1, (64,), np.float32)
@@ -165,7 +165,7 @@ class Slow(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         until = time.thread_time() + self._seconds
-        while time.thread_time() < until:  # work, not sleep: it takes a core as a game does
+        while time.thread_time() < until:  # compute instead of sleeping: a game occupies a core
             self._left @ self._left
         return np.full(64, float(action) / 4, np.float32), 1.0, False, False, {}
 
@@ -175,23 +175,23 @@ def overlap(quick: bool) -> dict[str, float]:
     envs = SupervisedVectorEnv([partial(Slow, 0.0005)] * 8, workers=1, snapshot_every=0, copy=False)
     space = envs.single_observation_space
 
-    def source_of(overlapped: bool, epochs: int) -> tuple[Ppo, Source]:
+    def source_of(overlapped: bool, epochs: int) -> tuple[Ppo, RolloutSource]:
         torch.manual_seed(0)
         policy = make_policy(space, envs.single_action_space, width=512)
-        acting = copy.deepcopy(policy)
+        behaviour_policy = copy.deepcopy(policy)
         learner = Ppo(policy, PpoSettings(epochs=epochs, minibatch=256), 0)
-        rollouts = [Rollout.empty(steps, 8, space, policy) for _ in range(2)]
-        collector = Collector(envs, policy, acting, learner.flat, 0)
-        return learner, Source(collector, (rollouts[0], rollouts[1]), overlap=overlapped)
+        rollouts = [RolloutBuffer.zeros(steps, 8, space, policy) for _ in range(2)]
+        collector = Collector(envs, behaviour_policy, learner.flat, seed=0)
+        return learner, RolloutSource(collector, (rollouts[0], rollouts[1]), overlap=overlapped)
 
     def seconds(overlapped: bool, epochs: int) -> tuple[float, float, float]:
-        """Of an update: all of it, collecting, learning."""
+        """Return the seconds of an update: in all, collecting, learning."""
         learner, source = source_of(overlapped, epochs)
-        learner.learn(source.take(), source.lag)
+        learner.learn(source.next_rollout(), source.lag)
         began, waited, learned = time.perf_counter(), 0.0, 0.0
         for _ in range(updates):
             at = time.perf_counter()
-            rollout = source.take()
+            rollout = source.next_rollout()
             between = time.perf_counter()
             learner.learn(rollout, source.lag)
             waited, learned = waited + between - at, learned + time.perf_counter() - between
@@ -200,8 +200,8 @@ def overlap(quick: bool) -> dict[str, float]:
         return whole / updates, waited / updates, learned / updates
 
     _, collecting, once = seconds(False, 1)
-    more = (seconds(False, 5)[2] - once) / 4  # seconds of an epoch, without what an update costs in any case
-    epochs = max(1, 1 + round((collecting - once) / more))  # so that learning takes about as long
+    more = (seconds(False, 5)[2] - once) / 4  # seconds of an epoch, without the fixed cost of an update
+    epochs = max(1, 1 + round((collecting - once) / more))  # so that learning takes as long as collecting
     pairs = [(seconds(False, epochs), seconds(True, epochs)) for _ in range(rounds)]
     envs.close()
     ratio = statistics.median(serial[0] / both[0] for serial, both in pairs)
@@ -213,13 +213,13 @@ def overlap(quick: bool) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--parity", action="store_true", help="compare returns with Stable-Baselines3's too")
+    parser.add_argument("--parity", action="store_true", help="also compare returns with Stable-Baselines3")
     args = parser.parse_args()
     torch.set_num_threads(1)
     figures: dict[str, Any] = {}
     for name in ("vector.py", "mario_speed.py", "replay.py", "checkpoint.py"):
-        told = part(name, args.quick)
-        figures |= {key: told[key] for key in WANTED if key in told}
+        results = part(name, args.quick)
+        figures |= {key: results[key] for key in WANTED if key in results}
     figures |= ppo(args.quick) | overlap(args.quick)
     if args.parity:
         figures |= parity()

@@ -1,21 +1,21 @@
-"""What the training runtime survives, counted: workers and trainers killed, saves torn, processes left, names compiled.
+"""Failures that the training runtime survives, counted: killed workers and trainers, torn saves, orphans, compilation.
 
     python benchmarks/survive.py [--quick] [--only NAME ...] [--times N] [--seed 0]
 
   workers   PPO on CartPole, on dm_control's fish/swim and on the NES, with 2 workers that are signalled at three random
-            moments, twice by SIGKILL and once by SIGSTOP; at least two must have been replaced. The SHA-256 of weights,
-            optimizer and metrics is that of the training that nobody disturbed. Workers are forked or come from a fork
-            server, in turn
-  trainer   trainings killed by SIGKILL at a random moment (every second one twice) and started again: the SHA-256 of
-            weights, optimizer, replay and metrics is that of the training that was not killed
-  saves     SIGKILL while checkpoints are being saved: all that are there can be loaded, and the newest is not older
-            than the last one that was reported whole
-  orphans   a trainer with 2 workers is killed, while it starts or while it trains, half of them with a worker that is
-            stopped: no process of it is left, and nothing in /dev/shm
-  compiled  a checkpoint of a compiled or an uncompiled policy goes on in a compiled or an uncompiled one, strictly
+            moments, twice by SIGKILL and once by SIGSTOP; at least two must be replaced. The SHA-256 of weights,
+            optimizer and metrics must equal that of an undisturbed training. Workers alternate between fork and fork
+            server
+  trainer   trainings killed by SIGKILL at a random moment (every second one twice) and restarted: the SHA-256 of
+            weights, optimizer, replay and metrics must equal that of an undisturbed training
+  saves     SIGKILL while checkpoints are being saved: every checkpoint can be loaded, and the newest is not older than
+            the last one reported as complete
+  orphans   a trainer with 2 workers is killed, while it starts or while it trains, half of the times with a stopped
+            worker: none of its processes is left, and nothing in /dev/shm
+  compiled  a checkpoint of a compiled or uncompiled policy resumes in a compiled or uncompiled one, strictly
 
-A trainer that ended before its kill is done again and not counted. Only processes that this program has started are
-signalled. All files are in a temporary folder. The last line is JSON; the exit code is 1 if anything did not survive.
+A trainer that ends before its kill is repeated and not counted. Only processes that this program has started are
+signalled. All files are in a temporary folder. The last line is JSON; the exit code is 1 if anything failed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
-    os.environ.setdefault(variable, "1")  # this process forks, and its trainings must be repeatable to the bit
+    os.environ.setdefault(variable, "1")  # this process forks, and its trainings must be reproducible to the bit
 warnings.filterwarnings("ignore", message=".*DISPLAY.*")
 
 import gymnasium as gym  # noqa: E402
@@ -55,21 +55,22 @@ import torch._dynamo  # noqa: E402 (every optimizer imports it, and trainings ar
 from looplab import trainkit  # noqa: E402
 from looplab.errors import LabError  # noqa: E402
 from looplab.recipes.mario.mario.env import INFO_FIELDS, MarioEnv  # noqa: E402
+from looplab.recipes.mario.mario.metrics import FIELDS  # noqa: E402
+from looplab.recipes.mario.mario.shaping import SHAPING_INFO_FIELDS, RewardShaping  # noqa: E402
 from looplab.rl import SupervisedVectorEnv  # noqa: E402
 from looplab.rl.impala import Impala, ImpalaSettings  # noqa: E402
-from looplab.rl.metrics import Sinks, exact_rows  # noqa: E402
+from looplab.rl.metrics import MetricsWriter, exact_rows  # noqa: E402
 from looplab.rl.policies import make_policy  # noqa: E402
 from looplab.rl.ppo import Ppo, PpoSettings  # noqa: E402
-from looplab.rl.replay import Replay  # noqa: E402
-from looplab.rl.runner import Plan, Runner  # noqa: E402
-from looplab.rl.shaping import FIELDS, Shaping  # noqa: E402
+from looplab.rl.replay import PrioritizedReplay  # noqa: E402
+from looplab.rl.runner import Runner, TrainingPlan  # noqa: E402
 
 Context = Literal["fork", "forkserver"]
 CONTEXTS: tuple[Context, ...] = ("fork", "forkserver")
 KINDS = ("ppo", "ppo-overlap", "impala-per", "impala-per-overlap", "ppo-memory")
 HITS = 3
 LIMIT = 180.0
-"""Seconds after which a training is taken to hang, which is a failure."""
+"""Seconds after which a training counts as hung, which is a failure."""
 HELPERS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
 
 
@@ -84,7 +85,7 @@ def fish() -> gym.Env[Any, Any]:
 
 
 def nes() -> gym.Env[Any, Any]:
-    return Shaping(MarioEnv(noops=30))
+    return RewardShaping(MarioEnv(noops=30))
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class World:
     make: Callable[[], gym.Env[Any, Any]]
     envs: int
     updates: int
-    """Of a training whose workers are hit: a few seconds."""
+    """Updates of a training whose workers are signalled; a few seconds."""
     width: int
     info_fields: tuple[str, ...] = ()
 
@@ -100,7 +101,7 @@ class World:
 WORLDS = {
     "pole": World(pole, 4, 60, 64),
     "fish": World(fish, 4, 66, 64),
-    "nes": World(nes, 2, 30, 32, tuple(dict.fromkeys((*FIELDS, *INFO_FIELDS)))),
+    "nes": World(nes, 2, 30, 32, tuple(dict.fromkeys((*SHAPING_INFO_FIELDS, *INFO_FIELDS)))),
 }
 
 
@@ -113,12 +114,12 @@ class Training:
     context: Context = "fork"
     step_deadline: float = 15.0
     backend: str | None = None
-    """Of torch.compile; None: not compiled."""
+    """Backend of torch.compile; None: not compiled."""
 
 
 @dataclass(frozen=True)
 class Count:
-    """What became of one row of the table."""
+    """Result of one row of the table."""
 
     ok: int
     of: int
@@ -159,22 +160,23 @@ def build(training: Training, out: Path) -> tuple[SupervisedVectorEnv, Runner]:
         step_deadline=training.step_deadline, reset_deadline=30.0, max_restarts=100, info_fields=world.info_fields,
     )  # fmt: skip
     spaces = (envs.single_observation_space, envs.single_action_space)
-    policy = make_policy(*spaces, memory=8 * training.kind.endswith("memory"), width=world.width)
+    policy = make_policy(*spaces, hidden_size=8 * training.kind.endswith("memory"), width=world.width)
     ppo = training.kind.startswith("ppo")
     learner: Any = Ppo(policy, PpoSettings(epochs=2), 0) if ppo else Impala(policy, ImpalaSettings())
-    plan = Plan(
+    plan = TrainingPlan(
         training.updates * 16 * world.envs, rollout=16, overlap=training.kind.endswith("overlap"), save_every=3,
         replay_batch=32, replay_every=2, compile=training.backend == "inductor",
     )  # fmt: skip
-    sinks = Sinks(trainkit.Logger(out / "metrics.jsonl"))
-    runner = Runner(envs, learner, plan, out, sinks, 0, replay=None if ppo else Replay(entries=512, seed=1))
+    metrics = MetricsWriter(trainkit.Logger(out / "metrics.jsonl"), extra_fields=FIELDS)
+    replay = None if ppo else PrioritizedReplay(entries=512, seed=1)
+    runner = Runner(envs, learner, plan, out_dir=out, metrics=metrics, seed=0, replay=replay)
     if training.backend == "eager":
         policy.compile(backend="eager")
     return envs, runner
 
 
 def train(training: Training, out: Path) -> None:
-    """From wherever it was to the end; then all that it learned, as hashes."""
+    """Train to the end, resuming if possible, and write hashes of the final state."""
     began = time.monotonic()
     envs, runner = build(training, out)
     runner.run()
@@ -186,8 +188,8 @@ def train(training: Training, out: Path) -> None:
         "metrics": digest(exact_rows(out / "metrics.jsonl")),
     }
     restarts = sum(report.restarts for report in envs.diagnostics())
-    told = {"result": result, "restarts": restarts, "seconds": time.monotonic() - began}
-    trainkit.atomic_write(out / "result.json", json.dumps(told).encode())
+    report = {"result": result, "restarts": restarts, "seconds": time.monotonic() - began}
+    trainkit.atomic_write(out / "result.json", json.dumps(report).encode())
     envs.close()
 
 
@@ -195,7 +197,7 @@ def train(training: Training, out: Path) -> None:
 
 
 def forked(work: Callable[[], object], log: Path) -> int:
-    """Do it in a process and a session of its own, which ends with this one; gives its pid."""
+    """Run a function in a process and session of its own, which ends with this process; return its pid."""
     sys.stdout.flush()
     parent = os.getpid()
     pid = os.fork()
@@ -211,7 +213,7 @@ def forked(work: Callable[[], object], log: Path) -> int:
                 os.dup2(file.fileno(), 2)
             work()
             code = 0
-    finally:  # whatever it was: this copy must not go on with what its parent does
+    finally:  # whatever happened, this copy must not continue as its parent
         if code:
             traceback.print_exc()
         sys.stdout.flush()
@@ -219,7 +221,7 @@ def forked(work: Callable[[], object], log: Path) -> int:
 
 
 def wait(pid: int, seconds: float = LIMIT) -> int:
-    """Its exit code, or −9 and the like for signals. One that hangs is killed."""
+    """Return the exit code of a process, negative for signals. A hung process is killed."""
     gate = select.poll()
     watched = os.pidfd_open(pid)
     gate.register(watched, select.POLLIN)
@@ -230,14 +232,14 @@ def wait(pid: int, seconds: float = LIMIT) -> int:
 
 
 def running(pid: int) -> bool:
-    """Whether a child still does something; it stays ours, as a zombie, until `wait`."""
+    """Return whether a child is still running; it stays a zombie until `wait`."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
 
 def rows(out: Path) -> int:
     try:
         return (out / "metrics.jsonl").read_bytes().count(b"\n")
-    except FileNotFoundError:  # not yet, or just set aside
+    except FileNotFoundError:  # not written yet, or just moved aside
         return 0
 
 
@@ -251,7 +253,7 @@ def until(condition: Callable[[], bool], seconds: float = LIMIT) -> bool:
 
 
 def workers_of(pid: int) -> list[psutil.Process]:
-    """The processes below a trainer that step environments, and can still be hit."""
+    """Return the worker processes of a trainer that can still be signalled."""
     found = []
     with contextlib.suppress(psutil.NoSuchProcess):
         for process in psutil.Process(pid).children(recursive=True):
@@ -263,7 +265,7 @@ def workers_of(pid: int) -> list[psutil.Process]:
 
 
 def session(leader: int) -> list[int]:
-    """What is left of a process's session; what is dead and only not yet counted as such is not."""
+    """Return the processes left in a session, without zombies."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -275,7 +277,7 @@ def session(leader: int) -> list[int]:
 
 
 class Progress:
-    """The count while it runs, on a terminal; and what went wrong, at once."""
+    """Shows the count on a terminal, and prints failures at once."""
 
     def __init__(self, name: str, times: int) -> None:
         self.name, self.times = name, times
@@ -304,35 +306,35 @@ def tail(out: Path) -> str:
 
 
 def finish(pid: int, out: Path) -> dict[str, Any] | str:
-    """What a training tells in the end, or why it does not."""
+    """Return the result that a training has written, or why there is none."""
     code = wait(pid)
     if code != 0:
         return f"ended with {code}:\n{tail(out)}"
-    told: dict[str, Any] = json.loads((out / "result.json").read_text())
-    return told
+    report: dict[str, Any] = json.loads((out / "result.json").read_text())
+    return report
 
 
 def undisturbed(training: Training, folder: Path) -> dict[str, Any]:
     out = folder / f"whole-{training.world}-{training.kind}"
     out.mkdir()
-    told = finish(forked(partial(train, training, out), out / "log"), out)
-    if isinstance(told, str):
-        raise SystemExit(f"the training that nobody disturbs fails: {training}: {told}")
-    return told
+    report = finish(forked(partial(train, training, out), out / "log"), out)
+    if isinstance(report, str):
+        raise SystemExit(f"the undisturbed training fails: {training}: {report}")
+    return report
 
 
-def difference(told: dict[str, Any] | str, whole: dict[str, Any]) -> str | None:
-    if isinstance(told, str):
-        return told
-    different = [name for name, value in whole["result"].items() if told["result"][name] != value]
+def difference(report: dict[str, Any] | str, whole: dict[str, Any]) -> str | None:
+    if isinstance(report, str):
+        return report
+    different = [name for name, value in whole["result"].items() if report["result"][name] != value]
     return f"other {', '.join(different)}" if different else None
 
 
 # The rows of the table
 
 
-def survive_workers(times: int, quick: bool, chance: random.Random, folder: Path) -> Count:
-    for package in ("dm_control.suite", "stable_retro"):  # here, so that forked trainings and workers need not
+def survive_workers(times: int, quick: bool, rng: random.Random, folder: Path) -> Count:
+    for package in ("dm_control.suite", "stable_retro"):  # imported here, so that forked trainings and workers need not
         with contextlib.suppress(ImportError):
             importlib.import_module(package)
     worlds = []
@@ -341,7 +343,7 @@ def survive_workers(times: int, quick: bool, chance: random.Random, folder: Path
             worlds.append(name)
         else:
             why = (folder / f"{name}.log").read_text().strip().splitlines()[-1:]
-            print(f"{name} cannot be had here and is left out: {' '.join(why)}")
+            print(f"{name} is not available and is skipped: {' '.join(why)}")
     wholes: dict[str, dict[str, Any]] = {}
     hits = 0
     alive: dict[str, list[int]] = {name: [0, 0] for name in worlds}
@@ -358,20 +360,20 @@ def survive_workers(times: int, quick: bool, chance: random.Random, folder: Path
         out.mkdir()
         pid = forked(partial(train, training, out), out / "log")
         pace = wholes[name]["seconds"] / training.updates
-        for turn, row in enumerate(sorted(chance.sample(range(int(0.9 * training.updates)), HITS))):
+        for turn, row in enumerate(sorted(rng.sample(range(int(0.9 * training.updates)), HITS))):
             until(lambda out=out, row=row, pid=pid: not running(pid) or rows(out) >= row)  # type: ignore[misc]
-            time.sleep(pace * chance.random())
+            time.sleep(pace * rng.random())
             until(lambda pid=pid: not running(pid) or bool(workers_of(pid)))  # type: ignore[misc]
             with contextlib.suppress(psutil.NoSuchProcess):
                 victims = workers_of(pid)
                 if victims:
-                    chance.choice(victims).send_signal(signal.SIGSTOP if turn == HITS - 1 else signal.SIGKILL)
-        told = finish(pid, out)
-        failure = difference(told, wholes[name])
-        if failure is None and isinstance(told, dict):
-            hits += told["restarts"]
-            if told["restarts"] < 2:
-                failure = f"only {told['restarts']} workers were replaced"
+                    rng.choice(victims).send_signal(signal.SIGSTOP if turn == HITS - 1 else signal.SIGKILL)
+        report = finish(pid, out)
+        failure = difference(report, wholes[name])
+        if failure is None and isinstance(report, dict):
+            hits += report["restarts"]
+            if report["restarts"] < 2:
+                failure = f"only {report['restarts']} workers were replaced"
         alive[name][0] += failure is None
         alive[name][1] += 1
         progress.add(failure and f"{training}: {failure}")
@@ -380,7 +382,7 @@ def survive_workers(times: int, quick: bool, chance: random.Random, folder: Path
     return Count(progress.ok, times, f"{note}; {hits} workers replaced")
 
 
-def survive_trainer(times: int, quick: bool, chance: random.Random, folder: Path) -> Count:
+def survive_trainer(times: int, quick: bool, rng: random.Random, folder: Path) -> Count:
     wholes: dict[str, dict[str, Any]] = {}
     kills = early = 0
     progress = Progress("trainer", times)
@@ -396,16 +398,16 @@ def survive_trainer(times: int, quick: bool, chance: random.Random, folder: Path
         while hit < wanted:
             start = rows(out)
             pid = forked(partial(train, training, out), out / "log")
-            row = chance.randrange(training.updates - 2)
+            row = rng.randrange(training.updates - 2)
             until(lambda out=out, row=row, pid=pid: not running(pid) or rows(out) >= row)  # type: ignore[misc]
-            # Where the rows are there already, the moment lies between the start and the end of what is left.
+            # If those rows already exist, the moment is between the start and the end of the remaining training.
             left = training.updates - start if row <= start else 1
-            time.sleep(whole["seconds"] * left / training.updates * chance.random())
+            time.sleep(whole["seconds"] * left / training.updates * rng.random())
             os.kill(pid, signal.SIGKILL)
             if wait(pid) == -signal.SIGKILL:
                 hit += 1
                 early += not (out / "checkpoints" / "latest").exists()
-            else:  # it was faster: once more from the beginning
+            else:  # it ended before the kill: repeat it
                 shutil.rmtree(out)
                 out.mkdir()
                 hit = 0
@@ -422,60 +424,60 @@ def content(step: int) -> bytes:
     return step.to_bytes(8, "little") * WIDTH
 
 
-def save_for_ever(folder: Path, number: int, tell: int) -> None:
-    """Checkpoint after checkpoint; each that is whole is reported by its step."""
+def save_repeatedly(folder: Path, number: int, writer: int) -> None:
+    """Save one checkpoint after the other; report the step of each complete one."""
     found = trainkit.newest(folder)
     first = step = 0 if found is None else found.step
-    beside = number % 3 != 0
-    checkpoints = trainkit.Checkpoints(folder, keep=1 + number % 2, background=beside)
+    background = number % 3 != 0
+    checkpoints = trainkit.Checkpoints(folder, keep=1 + number % 2, background=background)
     while True:
         step += 1
         checkpoints.save({"a": content(step), "w": torch.full((1000,), step)}, step, ("latest", "best")[step % 2])
-        whole = step - beside  # what is written beside the training is whole when the next save returns
+        whole = step - background  # a checkpoint written in the background is complete when the next save returns
         if whole > first:
-            os.write(tell, whole.to_bytes(8, "little"))
+            os.write(writer, whole.to_bytes(8, "little"))
 
 
-def survive_saves(times: int, quick: bool, chance: random.Random, folder: Path) -> Count:
+def survive_saves(times: int, quick: bool, rng: random.Random, folder: Path) -> Count:
     place = folder / "saves"
     place.mkdir()
     torn = loaded = last = 0
     progress = Progress("saves", times)
     for number in range(times):
-        told, tell = os.pipe()
-        pid = forked(partial(save_for_ever, place, number, tell), folder / "saves.log")
-        os.close(tell)
-        select.select([told], [], [], LIMIT)
-        time.sleep(chance.uniform(0, 0.05))
+        reader, writer = os.pipe()
+        pid = forked(partial(save_repeatedly, place, number, writer), folder / "saves.log")
+        os.close(writer)
+        select.select([reader], [], [], LIMIT)
+        time.sleep(rng.uniform(0, 0.05))
         os.kill(pid, signal.SIGKILL)
         code = wait(pid)
         reported = b""
-        while more := os.read(told, 1 << 16):
+        while more := os.read(reader, 1 << 16):
             reported += more
-        os.close(told)
+        os.close(reader)
         torn += any(path.name.startswith(".") for path in place.iterdir())
-        said: list[str] = []
-        found = trainkit.newest(place, said.append)
+        messages: list[str] = []
+        found = trainkit.newest(place, messages.append)
         last = max(last, int.from_bytes(reported[-8:], "little"))
         failure = None
         if code != -signal.SIGKILL:
             failure = f"the saving ended by itself, with {code}: {(folder / 'saves.log').read_text()[-1000:]}"
         elif not reported or found is None or found.step < last:
-            failure = f"step {last} was reported whole, the newest is {found and found.step}"
+            failure = f"step {last} was reported complete, the newest is {found and found.step}"
         else:
             try:
                 every = [trainkit.load(path) for path in place.iterdir() if not path.name.startswith(".")]
                 loaded += len(every)
                 good = (one.state["a"] == content(one.step) and int(one.state["w"][-1]) == one.step for one in every)
-                failure = None if all(good) and not said else f"not what was saved; {said}"
+                failure = None if all(good) and not messages else f"not what was saved; {messages}"
             except LabError as error:
                 failure = str(error)
         progress.add(failure)
-    return Count(progress.ok, times, f"{torn} with a half-written one beside; {loaded} loads; up to step {last}")
+    return Count(progress.ok, times, f"{torn} with an incomplete one next to it; {loaded} loads; up to step {last}")
 
 
-def survive_orphans(times: int, quick: bool, chance: random.Random, folder: Path) -> Count:
-    """Eight cases in turn: two contexts, training or starting, all workers running or one of them stopped."""
+def survive_orphans(times: int, quick: bool, rng: random.Random, folder: Path) -> Count:
+    """Cycle through eight cases: two contexts, training or starting, all workers running or one of them stopped."""
     cases: dict[str, list[int]] = {}
     seen = 0
     progress = Progress("orphans", times)
@@ -487,11 +489,11 @@ def survive_orphans(times: int, quick: bool, chance: random.Random, folder: Path
         before = set(os.listdir("/dev/shm"))
         pid = forked(partial(train, training, out), out / "log")
         until(lambda: not running(pid) or (bool(workers_of(pid)) if starting else rows(out) > 0))  # noqa: B023
-        time.sleep(chance.random() * 0.5)
+        time.sleep(rng.random() * 0.5)
         victims = workers_of(pid)
-        if stopped and victims:  # it cannot even read that its parent is gone
+        if stopped and victims:  # a stopped worker cannot notice that its parent is gone
             with contextlib.suppress(psutil.NoSuchProcess):
-                chance.choice(victims).send_signal(signal.SIGSTOP)
+                rng.choice(victims).send_signal(signal.SIGSTOP)
         seen += len(session(pid)) - 1
         os.kill(pid, signal.SIGKILL)
         code = wait(pid)
@@ -515,7 +517,7 @@ def survive_orphans(times: int, quick: bool, chance: random.Random, folder: Path
 
 
 def held(path: str) -> bool:
-    """Whether a living process has it open or mapped: then it is somebody else's, who works here at the same time."""
+    """Return whether a running process has the file open or mapped: it then belongs to another program."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if path in Path(f"/proc/{process.pid}/maps").read_text():
@@ -526,7 +528,7 @@ def held(path: str) -> bool:
 
 
 def policy_of(runner: Runner, backend: str | None) -> Any:
-    """The policy, or what torch.compile makes of it: that has other names for the same weights."""
+    """Return the policy, or torch.compile's wrapper of it, which has other names for the same weights."""
     return torch.compile(runner.learner.policy, backend=backend) if backend else runner.learner.policy
 
 
@@ -536,35 +538,35 @@ def save_compiled(training: Training, out: Path) -> None:
     runner.training_state.resume(out / "checkpoints")
     state = policy_of(runner, training.backend).state_dict()
     if all(name.startswith("_orig_mod.") for name in state) != bool(training.backend):
-        raise RuntimeError(f"these are other names than expected: {', '.join(state)}")
+        raise RuntimeError(f"unexpected names: {', '.join(state)}")
     with trainkit.Checkpoints(out / "wrapped") as checkpoints:
         checkpoints.save({"policy": state}, 1)
 
 
 def load_compiled(training: Training, out: Path, source: Path) -> None:
-    """Strictly into a new training, which then goes on; and the weights alone into a wrapped policy."""
+    """Load a checkpoint strictly into a new training and continue; load the weights alone into a wrapped policy."""
     result = json.loads((source / "result.json").read_text())["result"]
     _, runner = build(training, out)
-    said: list[str] = []
-    runner.training_state.resume(source / "checkpoints", tell=said.append)
+    messages: list[str] = []
+    runner.training_state.resume(source / "checkpoints", tell=messages.append)
     learner = runner.learner
-    if said or digest(learner.state_dict()) != result["learner"]:
-        raise RuntimeError(f"what was loaded is not what was saved: {said}")
+    if messages or digest(learner.state_dict()) != result["learner"]:
+        raise RuntimeError(f"the loaded state differs from the saved one: {messages}")
     for _ in range(3):
         runner.update()
     if digest(learner.policy.state_dict()) == result["weights"]:
-        raise RuntimeError("it does not learn on")
+        raise RuntimeError("the resumed training does not learn")
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     if bool(graphs) != bool(training.backend):
         raise RuntimeError(f"{graphs} graphs were compiled")
     wrapped = policy_of(runner, training.backend)
-    said = trainkit.load_into(wrapped, trainkit.load(source / "wrapped" / "latest").state["policy"])
-    if said or digest(learner.policy.state_dict()) != result["weights"]:
-        raise RuntimeError(f"the weights alone are not what was saved: {said}")
+    messages = trainkit.load_into(wrapped, trainkit.load(source / "wrapped" / "latest").state["policy"])
+    if messages or digest(learner.policy.state_dict()) != result["weights"]:
+        raise RuntimeError(f"the loaded weights differ from the saved ones: {messages}")
 
 
-def survive_compiled(times: int, quick: bool, chance: random.Random, folder: Path) -> Count:
-    """Of the quick ones, and where there is no compiler, the graphs are captured but run by torch itself."""
+def survive_compiled(times: int, quick: bool, rng: random.Random, folder: Path) -> Count:
+    """With --quick, or without a compiler, graphs are captured but run by eager torch."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
     backend = "inductor" if not quick and shutil.which(os.environ.get("CXX", "g++")) else "eager"
     directions = [(one, other) for one in (backend, None) for other in (None, backend)][:times]
@@ -604,10 +606,10 @@ ROWS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few of each")
+    parser.add_argument("--quick", action="store_true", help="few repetitions")
     parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS), metavar="NAME", help=", ".join(ROWS))
-    parser.add_argument("--times", type=int, help="so many of each")
-    parser.add_argument("--seed", type=int, default=0, help="of the random moments")
+    parser.add_argument("--times", type=int, help="repetitions of each row")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random moments")
     given = parser.parse_args()
     if given.times is not None and given.times < 1:
         parser.error("--times must be at least 1")
@@ -618,8 +620,8 @@ def main() -> None:
         times = given.times or (row.quick if given.quick else row.times)
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="survive-") as folder:
-            chance = random.Random(f"{given.seed} {name}")
-            count = found[name] = row.measure(times, given.quick, chance, Path(folder))
+            rng = random.Random(f"{given.seed} {name}")
+            count = found[name] = row.measure(times, given.quick, rng, Path(folder))
         lines.append(f"{name:<10}{f'{count.ok} of {count.of}':>12}{time.monotonic() - began:>8.0f} s   {count.note}")
     print("\n".join(lines))
     plain = {name: f"{count.ok}/{count.of}" for name, count in found.items()}

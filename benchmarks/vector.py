@@ -1,22 +1,21 @@
-"""The supervised vector env beside gymnasium's AsyncVectorEnv and SyncVectorEnv, and a soak under random deaths.
+"""The supervised vector env compared with Gymnasium's AsyncVectorEnv and SyncVectorEnv, and a soak test with faults.
 
     python benchmarks/vector.py [--quick]
     python benchmarks/vector.py --soak [--steps 1000000] [--faults 100] [--seed 0]
 
-CartPole-v1 and dm_control's fish/swim (if dm_control is there), 8 and 64 environments, the same actions for all:
-  auto        SupervisedVectorEnv as it comes: it measures the environments and chooses how many workers, or none
-  workers     the same with as many workers as cores, whatever that costs: every step is supervised and can be replayed
-  async       gymnasium's AsyncVectorEnv, a process for each environment, shared memory
-  sync        gymnasium's SyncVectorEnv, one after the other in one process
-All stand ready at once and are measured in turn, so that a noisy machine is noisy for all; figures are medians over the
-rounds, ratios medians of the ratios within a round. Steps are steps of one environment; infos are included. The last
-line is JSON: `vec8_x_async` and its like are those of `auto`; with `workers` in the name they are those of `workers`.
-With `cpu` in the name they count steps for a second of processor time, of all processes together, instead of a second
-of the clock: on a machine that others use at the same time, only these say what a step costs. `--quick`: `auto` and
-`async` alone, and no 8 fish.
+CartPole-v1 and dm_control's fish/swim (if dm_control is installed), 8 and 64 envs, the same actions for all:
+  auto        SupervisedVectorEnv with its defaults: it measures the envs and chooses the number of workers
+  workers     SupervisedVectorEnv with as many workers as cores, whatever that costs: every step can be replayed
+  async       Gymnasium's AsyncVectorEnv, one process per env, shared memory
+  sync        Gymnasium's SyncVectorEnv, one process
+All are built first and measured in turn, so that noise of the machine affects all; figures are medians over the rounds,
+ratios are medians of the ratios within a round. Steps are steps of one env; infos are included. The last line is JSON:
+`vec8_x_async` and similar names are ratios of `auto`, those with `workers` ratios of `workers`. Those with `cpu` count
+steps per second of CPU time, over all processes, instead of wall-clock time: on a shared machine only these measure the
+cost of a step. `--quick`: `auto` and `async` only, without 8 fish.
 
-The soak steps 8 CartPoles, hits a worker by SIGKILL, SIGSTOP, SIGSEGV or an exception at random moments, and compares
-every observation, reward, flag and info with SyncVectorEnv's.
+The soak test steps 8 CartPoles, hits a worker with SIGKILL, SIGSTOP, SIGSEGV or an exception at random moments, and
+compares every observation, reward, flag and info with SyncVectorEnv's.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-    os.environ.setdefault(variable, "1")  # processes with two threads each would only slow the peers down
+    os.environ.setdefault(variable, "1")  # two threads per process would only slow the others down
 warnings.filterwarnings("ignore", message=".*DISPLAY.*")
 
 import gymnasium as gym  # noqa: E402
@@ -88,7 +87,7 @@ def cartpole() -> gym.Env[Any, Any]:
 
 
 def speed(venv: Any, actions: Any, seconds: float) -> tuple[float, float]:
-    """Steps of one environment a second of the clock, and a second of the processors' work."""
+    """Return env steps per second of wall-clock time, and per second of CPU time."""
     venv.step(actions[0])
     processes = [report.pid for report in venv.diagnostics()] if hasattr(venv, "diagnostics") else []
     processes += [process.pid for process in getattr(venv, "processes", [])]
@@ -103,7 +102,7 @@ def speed(venv: Any, actions: Any, seconds: float) -> tuple[float, float]:
 
 
 def work(processes: list[int]) -> float:
-    """Seconds that processors have worked for these processes, by the kernel's account."""
+    """Return the CPU seconds of these processes."""
     threads = [thread for pid in processes for thread in Path(f"/proc/{pid}/task").iterdir()]
     return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
@@ -111,7 +110,7 @@ def work(processes: list[int]) -> float:
 def side_by_side(
     make: Make, count: int, kinds: Sequence[str], rounds: int, seconds: float
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Steps a second of each kind, and the ratios that matter."""
+    """Return the steps per second of each kind, and the ratios."""
     venvs = {kind: KINDS[kind]([make] * count) for kind in kinds}
     chosen = venvs["auto"].workers
     first = next(iter(venvs.values()))
@@ -154,7 +153,7 @@ def compare(quick: bool) -> dict[str, float]:
 
 
 class Raising(gym.Wrapper[Any, Any, Any, Any]):
-    """Raises at given steps, once each: a file remembers."""
+    """Raises at given steps, once each, recorded in a file."""
 
     def __init__(self, env: gym.Env[Any, Any], at: frozenset[int], folder: Path) -> None:
         super().__init__(env)
@@ -185,7 +184,7 @@ def soak(steps: int, faults: int, seed: int) -> dict[str, float]:
     plan = {turn: chance.choice(["kill", "stop", "segv", "raise"]) for turn in chance.sample(range(20, turns), faults)}
     signals = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "segv": signal.SIGSEGV}
     with tempfile.TemporaryDirectory() as folder:
-        # a step of the vector env may be a reset of an environment, which then counts one less: hence a little earlier
+        # a step of the vector env may reset an env, which then counts one step less: hence a little earlier
         raising = frozenset(int(turn * 0.95) for turn, kind in plan.items() if kind == "raise")
         makers: list[Make] = [lambda: Raising(cartpole(), raising, Path(folder)), *[cartpole] * (count - 1)]
         venv = SupervisedVectorEnv(makers, workers=CORES, max_restarts=10 * faults, step_deadline=1.0)

@@ -1,4 +1,4 @@
-"""The schema of the metrics: complete, documented, and what its files can become."""
+"""The metrics schema: complete, documented, extensible, and convertible to Parquet."""
 
 from __future__ import annotations
 
@@ -17,33 +17,57 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from looplab.errors import LabError
 from looplab.rl import metrics
-from looplab.rl.metrics import SCHEMA, TIMES, Field, Sinks, check, exact_rows, to_parquet
-from looplab.rl.runner import LAST, SUMS
+from looplab.rl.metrics import (
+    PHASE_TIMES,
+    SCHEMA,
+    MetricField,
+    MetricsWriter,
+    check_row,
+    exact_rows,
+    fields_by_name,
+    to_parquet,
+)
 from looplab.trainkit.log import Logger
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics-schema.md"
 
 
-def test_the_page_is_what_the_schema_says() -> None:
-    assert DOCS.read_text() == metrics.document(), "run: python -m looplab.rl.metrics > docs/metrics-schema.md"
+def test_the_docs_page_is_up_to_date() -> None:
+    assert DOCS.read_text() == metrics.render_docs(), "run: python -m looplab.rl.metrics > docs/metrics-schema.md"
 
 
-def test_every_field_has_one_place_a_meaning_and_a_version() -> None:
+def test_every_field_is_declared_once_with_a_meaning_and_a_version() -> None:
     names = [field.name for field in SCHEMA]
     assert len(names) == len(set(names))
     assert all(field.meaning.endswith(".") and 1 <= field.since <= metrics.SCHEMA_VERSION for field in SCHEMA)
     known = {field.name: field for field in SCHEMA}
-    assert {*SUMS.values(), *LAST.values(), *TIMES} <= known.keys()
-    assert not any(known[name].exact for name in (*TIMES, "time", "steps_per_second", "replay_sample_time_ms"))
+    assert set(PHASE_TIMES) <= known.keys()
+    assert not any(known[name].exact for name in (*PHASE_TIMES, "time", "steps_per_second", "replay_sample_time_ms"))
 
 
-def test_a_row_with_an_unknown_name_or_a_wrong_type_is_refused() -> None:
-    check({"entropy": 0.5, "episodes": 3.0, "model_compiled": True, "gpu_util_last": None, "value_loss": math.nan})
-    check({"entropy": np.float32(0.5), "global_step": np.int64(3)})
+def test_a_row_with_an_undeclared_field_or_a_wrong_type_is_refused() -> None:
+    check_row({"entropy": 0.5, "episodes": 3.0, "model_compiled": True, "gpu_util_last": None, "value_loss": math.nan})
+    check_row({"entropy": np.float32(0.5), "global_step": np.int64(3)})
     for row in ({"entrpy": 0.5}, {"entropy": "high"}, {"episodes": 1.5}, {"episodes": math.nan}, {"model_compiled": 2}):
         with pytest.raises(LabError, match=next(iter(row))):
-            check(row)
-    check({"my_field": 1.0}, more=[Field("my_field", "float", "", "Mine.")])
+            check_row(row)
+
+
+LAP = MetricField("env_laps", "int", "laps", "Laps.", info="lap", reduce="count")
+
+
+def test_a_recipe_declares_fields_of_its_own(tmp_path: Path) -> None:
+    check_row({"env_laps": 1}, fields_by_name([LAP]))
+    with pytest.raises(LabError, match="env_laps must be of type int"):
+        check_row({"env_laps": 1.5}, fields_by_name([LAP]))
+    with pytest.raises(LabError, match=r"extra_fields=\[MetricField\('env_laps', type, unit, meaning\)\]"):
+        check_row({"env_laps": 1})
+    with pytest.raises(LabError, match="'entropy' is declared twice"):
+        fields_by_name([MetricField("entropy", "float", "", "Mine.")])
+    with MetricsWriter(Logger(tmp_path / "metrics.jsonl"), extra_fields=[LAP]) as writer:
+        writer.log({"env_laps": 3.0}, 1)
+    to_parquet(tmp_path / "metrics.jsonl", tmp_path / "metrics.parquet", extra_fields=[LAP])
+    assert str(pq.read_table(tmp_path / "metrics.parquet").schema.field("env_laps").type) == "int64"
 
 
 def learner(kind: str, envs: Any) -> Any:
@@ -56,19 +80,21 @@ def learner(kind: str, envs: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["ppo", "impala"])
-def test_every_field_that_a_real_training_writes_is_known(tmp_path: Path, kind: str) -> None:
-    from looplab.rl.replay import Replay
-    from looplab.rl.runner import Plan, Runner
+def test_every_field_of_a_real_training_is_declared(tmp_path: Path, kind: str) -> None:
+    from looplab.rl.replay import PrioritizedReplay
+    from looplab.rl.runner import Runner, TrainingPlan
 
     torch.set_num_threads(1)
 
     def train(out: Path) -> list[dict[str, Any]]:
         torch.manual_seed(0)
         envs = SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2, autoreset_mode=AutoresetMode.NEXT_STEP)
-        replay = Replay(entries=500) if kind == "impala" else None
-        with Sinks(Logger(out / "metrics.jsonl")) as sinks:
-            plan = Plan(total_steps=200, rollout=32, replay_batch=16)
-            Runner(envs, learner(kind, envs), plan, out, sinks, 0, replay=replay, tell=lambda text: None).run()
+        replay = PrioritizedReplay(entries=500) if kind == "impala" else None
+        with MetricsWriter(Logger(out / "metrics.jsonl")) as writer:
+            plan = TrainingPlan(total_steps=200, rollout=32, replay_batch=16)
+            Runner(
+                envs, learner(kind, envs), plan, out_dir=out, metrics=writer, seed=0, replay=replay, echo=lambda _: None
+            ).run()
         envs.close()
         return exact_rows(out / "metrics.jsonl")
 
@@ -76,26 +102,26 @@ def test_every_field_that_a_real_training_writes_is_known(tmp_path: Path, kind: 
     assert one == other
     assert len(one) >= 3
     assert "learn_ms" not in one[0]
-    assert "learn_ms" in next(metrics.rows(tmp_path / "one" / "metrics.jsonl"))
+    assert "learn_ms" in next(metrics.read_rows(tmp_path / "one" / "metrics.jsonl"))
 
 
-def test_rows_go_to_tensorboard_as_well(tmp_path: Path) -> None:
+def test_rows_are_written_to_tensorboard(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    with Sinks(Logger(tmp_path / "metrics.jsonl"), tensorboard=tmp_path / "board") as sinks:
+    with MetricsWriter(Logger(tmp_path / "metrics.jsonl"), tensorboard=tmp_path / "board") as writer:
         for step in (10, 20):
-            sinks.log({"entropy": step / 100, "gpu_util_last": None}, step)
+            writer.log({"entropy": step / 100, "gpu_util_last": None}, step)
         with pytest.raises(LabError):
-            sinks.log({"entrpy": 1.0}, 30)
+            writer.log({"entrpy": 1.0}, 30)
     events = EventAccumulator(str(tmp_path / "board"))
     events.Reload()
     assert events.Tags()["scalars"] == ["entropy"]
     assert [(event.step, round(event.value, 6)) for event in events.Scalars("entropy")] == [(10, 0.1), (20, 0.2)]
-    rows = list(metrics.rows(tmp_path / "metrics.jsonl"))
+    rows = list(metrics.read_rows(tmp_path / "metrics.jsonl"))
     assert [(row["step"], row["entropy"], len(row)) for row in rows] == [(10, 0.1, 3), (20, 0.2, 3)]
 
 
-def test_rows_go_to_wandb_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_written_to_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logged: list[Any] = []
 
     class Run:
@@ -112,12 +138,12 @@ def test_rows_go_to_wandb_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             return Run()
 
     monkeypatch.setitem(sys.modules, "wandb", Fake)
-    with Sinks(Logger(tmp_path / "metrics.jsonl"), wandb={"mode": "offline"}) as sinks:
-        sinks.log({"entropy": 1, "gpu_util_last": None}, 5)
+    with MetricsWriter(Logger(tmp_path / "metrics.jsonl"), wandb={"mode": "offline"}) as writer:
+        writer.log({"entropy": 1, "gpu_util_last": None}, 5)
     assert logged == [{"mode": "offline"}, ({"entropy": 1.0}, 5), "finished"]
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(LabError, match="pip install"):
-        Sinks(Logger(tmp_path / "metrics.jsonl"), wandb={})
+        MetricsWriter(Logger(tmp_path / "metrics.jsonl"), wandb={})
 
 
 def write(path: Path, *rows: str) -> Path:
@@ -125,7 +151,7 @@ def write(path: Path, *rows: str) -> Path:
     return path
 
 
-def test_parquet_has_the_types_of_the_schema_and_null_for_what_is_missing(tmp_path: Path) -> None:
+def test_parquet_has_the_types_of_the_schema_and_null_for_missing_values(tmp_path: Path) -> None:
     source = tmp_path / "metrics.jsonl"
     with Logger(source) as log:
         log.log({"episodes": 3.0, "entropy": math.nan, "model_compiled": True}, step=1)
@@ -145,7 +171,7 @@ def test_parquet_has_the_types_of_the_schema_and_null_for_what_is_missing(tmp_pa
     assert table.schema.metadata[b"looplab.metrics.schema"] == str(metrics.SCHEMA_VERSION).encode()
 
 
-def test_torn_lines_are_left_out(tmp_path: Path) -> None:
+def test_incomplete_lines_are_skipped(tmp_path: Path) -> None:
     source = write(
         tmp_path / "m.jsonl", '{"step": 1, "entropy": 0.5}\n', '{"step": 2, "ent\n', '{"step": 3}\n', '{"step": 4, "e'
     )
@@ -153,21 +179,21 @@ def test_torn_lines_are_left_out(tmp_path: Path) -> None:
     assert pq.read_table(tmp_path / "m.parquet").to_pydict() == {"step": [1, 3], "entropy": [0.5, None]}
 
 
-def test_a_conversion_repeated_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "BATCH", 7)  # several row groups
+def test_converting_twice_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "PARQUET_BATCH_ROWS", 7)  # several row groups
     rows = [json.dumps({"step": n, "time": n / 7, "entropy": n * 0.1}) + "\n" for n in range(50)]
     source = write(tmp_path / "m.jsonl", *rows)
     target = tmp_path / "m.parquet"
-    seen = []
+    contents = []
     for _ in range(2):
         assert to_parquet(source, target) == 50
-        seen.append(target.read_bytes())
-    assert seen[0] == seen[1]
+        contents.append(target.read_bytes())
+    assert contents[0] == contents[1]
     assert pq.read_table(target)["entropy"].to_pylist() == [n * 0.1 for n in range(50)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.jsonl", "m.parquet"]
 
 
-def test_an_empty_file_becomes_an_empty_table_and_a_missing_one_an_error(tmp_path: Path) -> None:
+def test_an_empty_file_becomes_an_empty_table_and_a_missing_file_is_an_error(tmp_path: Path) -> None:
     assert to_parquet(write(tmp_path / "m.jsonl", ""), tmp_path / "m.parquet") == 0
     assert pq.read_table(tmp_path / "m.parquet").num_rows == 0
     with pytest.raises(LabError):

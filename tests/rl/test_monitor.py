@@ -1,4 +1,4 @@
-"""The monitor: a file of its own, a thread that ends, and no GPU where there is none."""
+"""The system monitor: its file, its thread, and machines with and without GPUs."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ import pytest
 from tests.conftest import PATIENCE_S
 
 from looplab.errors import LabError
-from looplab.rl.metrics import SCHEMA, rows
-from looplab.rl.monitor import Monitor
+from looplab.rl.metrics import SCHEMA, read_rows
+from looplab.rl.monitor import SystemMonitor
 
 
 def wait_for(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.005)
 
 
 class Nvml(ModuleType):
-    """Speaks as pynvml does, of some devices."""
+    """A stand-in for pynvml with some devices."""
 
     class NVMLError(Exception):
         pass
 
-    def __init__(self, uses: dict[int, list[int]]) -> None:
+    def __init__(self, utils: dict[int, list[int]]) -> None:
         super().__init__("pynvml")
-        self.uses, self.asked, self.broken, self.ended = uses, dict.fromkeys(uses, 0), False, 0
+        self.utils, self.asked, self.broken, self.ended = utils, dict.fromkeys(utils, 0), False, 0
 
     def nvmlInit(self) -> None:  # noqa: N802
-        if not self.uses:
+        if not self.utils:
             raise self.NVMLError("no driver")
 
     def nvmlShutdown(self) -> None:  # noqa: N802
         self.ended += 1
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        return len(self.uses)
+        return len(self.utils)
 
     def nvmlDeviceGetHandleByIndex(self, number: int) -> int:  # noqa: N802
         return number
@@ -54,7 +54,7 @@ class Nvml(ModuleType):
     def nvmlDeviceGetUtilizationRates(self, device: int) -> Any:  # noqa: N802
         if self.broken:
             raise self.NVMLError("gone")
-        readings = self.uses[device]
+        readings = self.utils[device]
         at = min(self.asked[device], len(readings) - 1)
         self.asked[device] += 1
         return SimpleNamespace(gpu=readings[at])
@@ -65,8 +65,8 @@ class Nvml(ModuleType):
 
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[int, list[int]]], Nvml]:
-    def install(uses: dict[int, list[int]]) -> Nvml:
-        fake = Nvml(uses)
+    def install(utils: dict[int, list[int]]) -> Nvml:
+        fake = Nvml(utils)
         monkeypatch.setitem(sys.modules, "pynvml", fake)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         return fake
@@ -74,76 +74,78 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[int, list[int]]], Nv
     return install
 
 
-def test_it_writes_a_file_of_its_own_and_ends_with_the_trainer(tmp_path: Path, nvml: Any) -> None:
+def test_the_monitor_writes_its_own_file_and_its_thread_ends(tmp_path: Path, nvml: Any) -> None:
     nvml({})
     path = tmp_path / "monitor.jsonl"
-    with Monitor(path, period=0.01) as monitor:
-        wait_for(lambda: path.exists() and len(list(rows(path))) >= 3)
-        assert monitor.row() == {}  # no GPU: missing, not 0
+    with SystemMonitor(path, period=0.01) as monitor:
+        wait_for(lambda: path.exists() and len(list(read_rows(path))) >= 3)
+        assert monitor.gpu_metrics() == {}  # no GPU: missing, not 0
     assert not [thread for thread in threading.enumerate() if thread.name == "monitor"]
-    seen = list(rows(path))
-    assert [row["step"] for row in seen] == list(range(len(seen)))
+    samples = list(read_rows(path))
+    assert [row["step"] for row in samples] == list(range(len(samples)))
     known = {field.name for field in SCHEMA if field.stream in ("monitor", "both")}
-    assert all(row.keys() <= known for row in seen)
-    assert "cpu_percent" not in seen[0]  # nothing to compare with yet
-    assert seen[1]["process_rss_mb"] > 1
-    assert 0 < seen[1]["ram_used_mb"] < seen[1]["ram_total_mb"]
-    assert any("process_cpu_percent" in row for row in seen)
-    assert not any(name.startswith("gpu") for row in seen for name in row)
+    assert all(row.keys() <= known for row in samples)
+    assert "cpu_percent" not in samples[0]  # needs two readings
+    assert samples[1]["process_rss_mb"] > 1
+    assert 0 < samples[1]["ram_used_mb"] < samples[1]["ram_total_mb"]
+    assert any("process_cpu_percent" in row for row in samples)
+    assert not any(name.startswith("gpu") for row in samples for name in row)
 
 
-def test_the_use_of_the_gpus_is_a_mean_over_devices_and_a_window(tmp_path: Path, nvml: Any) -> None:
+def test_gpu_utilization_is_averaged_over_devices_and_a_window(tmp_path: Path, nvml: Any) -> None:
     fake = nvml({0: [0, 10, 50, 90], 1: [0, 30, 70, 90]})
     path = tmp_path / "monitor.jsonl"
-    with Monitor(path, period=0.01, window=2) as monitor:
-        wait_for(lambda: monitor.row().get("gpu_util_mean_window") == 90)
-        assert monitor.row() == {"gpu_util_last": 90, "gpu_util_mean_window": 90}
-    seen = list(rows(path))
-    assert [row["gpu_util"] for row in seen[:4]] == [0, 20, 60, 90]
-    assert seen[0]["gpu_memory_used_mb"] == 4
+    with SystemMonitor(path, period=0.01, window=2) as monitor:
+        wait_for(lambda: monitor.gpu_metrics().get("gpu_util_mean_window") == 90)
+        assert monitor.gpu_metrics() == {"gpu_util_last": 90, "gpu_util_mean_window": 90}
+    samples = list(read_rows(path))
+    assert [row["gpu_util"] for row in samples[:4]] == [0, 20, 60, 90]
+    assert samples[0]["gpu_memory_used_mb"] == 4
     assert fake.ended == 1
 
 
-@pytest.mark.parametrize(("named", "wanted"), [("1", 30), ("GPU-1,0", 20), ("", None), ("-1", None), ("0,none,1", 10)])
+@pytest.mark.parametrize(
+    ("visible", "expected"), [("1", 30), ("GPU-1,0", 20), ("", None), ("-1", None), ("0,none,1", 10)]
+)
 def test_only_visible_devices_are_read(
-    tmp_path: Path, nvml: Any, monkeypatch: pytest.MonkeyPatch, named: str, wanted: float | None
+    tmp_path: Path, nvml: Any, monkeypatch: pytest.MonkeyPatch, visible: str, expected: float | None
 ) -> None:
     nvml({0: [10], 1: [30]})
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     path = tmp_path / "monitor.jsonl"
-    with Monitor(path, period=0.01):
-        wait_for(lambda: path.exists() and list(rows(path)))
-    assert next(rows(path)).get("gpu_util") == wanted
+    with SystemMonitor(path, period=0.01):
+        wait_for(lambda: path.exists() and list(read_rows(path)))
+    assert next(read_rows(path)).get("gpu_util") == expected
 
 
-def test_a_device_that_fails_is_missing_from_then_on(tmp_path: Path, nvml: Any) -> None:
+def test_a_failed_device_is_missing_from_later_rows(tmp_path: Path, nvml: Any) -> None:
     fake = nvml({0: [40]})
     path = tmp_path / "monitor.jsonl"
-    with Monitor(path, period=0.01) as monitor:
-        wait_for(monitor.row)
+    with SystemMonitor(path, period=0.01) as monitor:
+        wait_for(monitor.gpu_metrics)
         fake.broken = True
-        wait_for(lambda: not monitor.row())
-    assert "gpu_util" not in list(rows(path))[-1]
+        wait_for(lambda: not monitor.gpu_metrics())
+    assert "gpu_util" not in list(read_rows(path))[-1]
 
 
-def test_a_file_that_cannot_be_written_ends_the_monitor_alone(tmp_path: Path, nvml: Any) -> None:
+def test_an_unwritable_file_ends_only_the_monitor(tmp_path: Path, nvml: Any) -> None:
     nvml({})
     (tmp_path / "file").write_text("")
-    with Monitor(tmp_path / "file" / "monitor.jsonl", period=0.01) as monitor:
+    with SystemMonitor(tmp_path / "file" / "monitor.jsonl", period=0.01) as monitor:
         wait_for(lambda: monitor.error)
     assert isinstance(monitor.error, OSError)
 
 
-def test_a_second_monitor_goes_on_in_the_same_file(tmp_path: Path, nvml: Any) -> None:
+def test_a_second_monitor_appends_to_the_same_file(tmp_path: Path, nvml: Any) -> None:
     nvml({})
     path = tmp_path / "monitor.jsonl"
     for least in (2, 4):
-        with Monitor(path, period=0.01):
-            wait_for(lambda n=least: path.exists() and len(list(rows(path))) >= n)
-    seen = [row["step"] for row in rows(path)]
-    assert seen == list(range(len(seen)))
+        with SystemMonitor(path, period=0.01):
+            wait_for(lambda n=least: path.exists() and len(list(read_rows(path))) >= n)
+    samples = [row["step"] for row in read_rows(path)]
+    assert samples == list(range(len(samples)))
 
 
-def test_a_monitor_without_a_period_is_refused(tmp_path: Path) -> None:
+def test_a_period_of_0_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LabError):
-        Monitor(tmp_path / "monitor.jsonl", period=0)
+        SystemMonitor(tmp_path / "monitor.jsonl", period=0)

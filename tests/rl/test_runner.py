@@ -1,4 +1,4 @@
-"""A training that is killed at any moment and started again ends with the same bits as one that was not."""
+"""A training that is killed at any moment and restarted ends with the same bits as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS = 4 * 16 * 40
 
 
 class Server:
-    """Starts trainings in no time."""
+    """Starts trainings quickly, by forking."""
 
     def __init__(self) -> None:
         argv = [sys.executable, str(TRAINER), "serve"]
@@ -43,8 +43,8 @@ class Server:
 def result(pid: int, out: Path) -> dict[str, str]:
     while alive(pid):
         time.sleep(0.01)
-    found: dict[str, str] = json.loads((out / "result.json").read_text())
-    return found
+    written: dict[str, str] = json.loads((out / "result.json").read_text())
+    return written
 
 
 def alive(pid: int) -> bool:
@@ -53,21 +53,21 @@ def alive(pid: int) -> bool:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    made = Server()
-    yield made
-    made.process.kill()
-    made.process.wait()
+    server = Server()
+    yield server
+    server.process.kill()
+    server.process.wait()
 
 
 def killed_until_done(server: Server, out: Path, kind: str, kills: int, seed: int) -> dict[str, str]:
-    """Kill it at random moments, counted from its first row, and let it finish in the end."""
-    chance = random.Random(seed)
+    """Kill a training at random moments after its first row, then let it finish."""
+    rng = random.Random(seed)
     for _ in range(kills):
         rows = len(lines(out))
         pid = server.start(out, kind)
         while alive(pid) and len(lines(out)) <= rows:
             time.sleep(0.002)
-        time.sleep(chance.random() * 0.5)
+        time.sleep(rng.random() * 0.5)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         while alive(pid):
@@ -82,7 +82,7 @@ def lines(out: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_killed_training_goes_on_exactly(kind: str, tmp_path: Path, server: Server) -> None:
+def test_a_killed_training_resumes_exactly(kind: str, tmp_path: Path, server: Server) -> None:
     whole = server.finish(tmp_path / "whole", kind)
     assert killed_until_done(server, tmp_path / "killed", kind, kills=2, seed=1) == whole
 
@@ -97,7 +97,7 @@ def test_fifty_kills_change_nothing(kind: str, tmp_path: Path, server: Server) -
 
 
 @pytest.mark.slow
-def test_a_signal_saves_and_has_its_exit_code(tmp_path: Path, server: Server) -> None:
+def test_a_signal_saves_and_sets_the_exit_code(tmp_path: Path, server: Server) -> None:
     whole = server.finish(tmp_path / "whole", "ppo")
     out = tmp_path / "out"
     process = subprocess.Popen([sys.executable, str(TRAINER), str(out), "ppo", str(STEPS), "0"])
@@ -115,18 +115,18 @@ def test_killed_workers_change_nothing(kind: str, tmp_path: Path, server: Server
     whole = server.finish(tmp_path / "whole", kind)
     out = tmp_path / "out"
     pid = server.start(out, kind, workers=2)
-    chance = random.Random(0)
-    hit = 0
+    rng = random.Random(0)
+    kills = 0
     while alive(pid) and not (lines(out) and children(pid)):
         time.sleep(0.002)
-    while alive(pid) and hit < 6:
+    while alive(pid) and kills < 6:
         workers = sorted(children(pid))
         if workers:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(chance.choice(workers), signal.SIGKILL)
-                hit += 1
-        time.sleep(0.02 + 0.1 * chance.random())
-    assert hit
+                os.kill(rng.choice(workers), signal.SIGKILL)
+                kills += 1
+        time.sleep(0.02 + 0.1 * rng.random())
+    assert kills
     assert result(pid, out) == whole
 
 

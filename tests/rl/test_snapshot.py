@@ -1,4 +1,4 @@
-"""Snapshots of environments: exact, in plain values, and refused where something would be forgotten."""
+"""Snapshots of envs: exact, in plain values, and refused if a part of the state is not supported."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from looplab import recipes
-from looplab.rl.snapshot import SnapshotError, equal, restore, snapshot, untrue
+from looplab.rl.snapshot import SnapshotError, find_snapshot_defect, restore, snapshot, states_equal
 
 
 class Bag(gym.Env[Any, Any]):
-    """Holds whatever it is given."""
+    """An env with arbitrary attributes."""
 
     observation_space = Box(-1, 1, (1,), np.float64)
     action_space = Discrete(2)
@@ -51,22 +51,22 @@ VALUES = st.recursive(
 
 @settings(max_examples=100, deadline=None)
 @given(VALUES, VALUES)
-def test_whatever_is_made_of_plain_values_comes_back(value: Any, other: Any) -> None:
+def test_plain_values_are_restored(value: Any, other: Any) -> None:
     state = snapshot(Bag(value=value))
     fresh = Bag(value=other, extra=1)
     restore(fresh, state)
-    assert equal(snapshot(fresh), state)
+    assert states_equal(snapshot(fresh), state)
     assert type(fresh.value) is type(value)  # type: ignore[attr-defined]
     assert not hasattr(fresh, "extra")
 
 
 def as_json(state: Any) -> Any:
-    """A snapshot without its arrays and bytes: JSON knows the rest of it."""
+    """Replace arrays and bytes of a snapshot; the rest is JSON."""
     return json.loads(json.dumps(state, default=lambda other: [type(other).__name__, memoryview(other).nbytes]))
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "Blackjack-v1", "Acrobot-v1"])
-def test_a_snapshot_goes_on_exactly_in_another_instance(name: str) -> None:
+def test_a_snapshot_continues_exactly_in_another_instance(name: str) -> None:
     env, fresh = gym.make(name), gym.make(name)
     env.reset(seed=1)
     env.action_space.seed(1)
@@ -79,20 +79,20 @@ def test_a_snapshot_goes_on_exactly_in_another_instance(name: str) -> None:
     expected = play(env, actions)
     fresh.reset(seed=99)
     restore(fresh, state)
-    assert equal(play(fresh, actions), expected)
+    assert states_equal(play(fresh, actions), expected)
 
 
 def play(env: gym.Env[Any, Any], actions: list[Any]) -> Any:
-    seen = []
+    results = []
     for action in actions:
         observation, reward, terminated, truncated, _ = env.step(action)
-        seen.append([np.asarray(observation), float(reward), bool(terminated), bool(truncated)])
+        results.append([np.asarray(observation), float(reward), bool(terminated), bool(truncated)])
         if terminated or truncated:
-            seen.append([np.asarray(env.reset()[0])])
-    return seen
+            results.append([np.asarray(env.reset()[0])])
+    return results
 
 
-def test_two_names_of_one_thing_stay_two_names_of_one_thing() -> None:
+def test_shared_references_stay_shared() -> None:
     shared = np.zeros(3)
     pair = [shared]
     env, fresh = Bag(one=shared, two=pair, three=pair), Bag()
@@ -101,7 +101,7 @@ def test_two_names_of_one_thing_stay_two_names_of_one_thing() -> None:
     assert fresh.two is fresh.three  # type: ignore[attr-defined]
 
 
-def test_generators_of_every_kind_go_on() -> None:
+def test_random_generators_of_every_kind_continue() -> None:
     def draw(env: Any) -> list[float]:
         return [env.new.random(), env.old.random_sample(), env.plain.random(), env.action_space.sample()]
 
@@ -115,7 +115,7 @@ def test_generators_of_every_kind_go_on() -> None:
     assert draw(fresh) == draw(env)
 
 
-def test_a_generator_that_is_not_there_yet_is_made() -> None:
+def test_a_missing_generator_is_created() -> None:
     env, fresh = Bag(rng=np.random.default_rng(4)), Bag(rng=None)
     restore(fresh, snapshot(env))
     assert fresh.rng.random() == env.rng.random()  # type: ignore[attr-defined]
@@ -134,13 +134,13 @@ class Mood(enum.Enum):
     CALM, WILD = range(2)
 
 
-def test_a_member_of_an_enumeration_is_part_of_the_state() -> None:
+def test_enum_members_are_restored() -> None:
     fresh = Bag(mood=Mood.CALM)
     restore(fresh, snapshot(Bag(mood=Mood.WILD)))
     assert fresh.mood is Mood.WILD  # type: ignore[attr-defined]
 
 
-def test_another_function_in_the_place_of_one_is_noticed() -> None:
+def test_a_replaced_function_is_detected() -> None:
     with pytest.raises(SnapshotError, match=r"Bag\.next was print"):
         restore(Bag(next=len), snapshot(Bag(next=print)))
 
@@ -153,17 +153,17 @@ def test_another_function_in_the_place_of_one_is_noticed() -> None:
         ([0, memoryview(b"x")], r"Bag\.thing\[1\] is a builtins\.memoryview"),
     ],
 )
-def test_what_cannot_be_taken_is_refused_by_name(thing: Any, named: str) -> None:
+def test_unsupported_values_are_refused_by_name(thing: Any, named: str) -> None:
     with pytest.raises(SnapshotError, match=named):
         snapshot(Bag(thing=thing))
 
 
-def test_an_object_that_is_not_there_is_an_error() -> None:
+def test_a_missing_object_is_an_error() -> None:
     with pytest.raises(SnapshotError, match=r"Bag\.inner was a Bag and is a NoneType here"):
         restore(Bag(inner=None), snapshot(Bag(inner=Bag())))
 
 
-def test_an_object_may_speak_for_itself() -> None:
+def test_an_object_may_snapshot_itself() -> None:
     class Emulator:
         __slots__ = ("ram",)
 
@@ -179,7 +179,7 @@ def test_an_object_may_speak_for_itself() -> None:
     assert fresh.game.ram == b"abc"  # type: ignore[attr-defined]
 
 
-def test_hidden_state_is_found_by_playing_twice() -> None:
+def test_hidden_state_is_detected() -> None:
     hidden = [0.0]
 
     class Hiding(Bag):
@@ -187,18 +187,18 @@ def test_hidden_state_is_found_by_playing_twice() -> None:
             hidden[0] += 1
             return np.array(hidden), 0.0, False, False, {}
 
-    reason = untrue(Hiding())
+    reason = find_snapshot_defect(Hiding())
     assert reason is not None
     assert "hidden" in reason
 
 
-def test_the_test_leaves_the_environment_as_it_was() -> None:
+def test_looking_for_defects_does_not_change_the_env() -> None:
     env, other = gym.make("CartPole-v1"), gym.make("CartPole-v1")
     env.reset(seed=1)
     other.reset(seed=1)
-    assert untrue(env) is None
-    assert equal(snapshot(env), snapshot(other))
-    assert equal(play(env, [0] * 20), play(other, [0] * 20))
+    assert find_snapshot_defect(env) is None
+    assert states_equal(snapshot(env), snapshot(other))
+    assert states_equal(play(env, [0] * 20), play(other, [0] * 20))
 
 
 def test_the_fish_of_the_recipe_can_be_snapshotted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,18 +207,18 @@ def test_the_fish_of_the_recipe_can_be_snapshotted(monkeypatch: pytest.MonkeyPat
 
     env, fresh = FishEnv(num_fish=3), FishEnv(num_fish=3)
     env.reset(seed=5)
-    assert untrue(env) is None
+    assert find_snapshot_defect(env) is None
     play(env, [1, 2, 3])
     fresh.reset(seed=6)
     restore(fresh, snapshot(env))
     actions = [step % 5 for step in range(50)]
-    assert equal(play(fresh, actions), play(env, actions))
+    assert states_equal(play(fresh, actions), play(env, actions))
     for name in ("fish_gym", "fish_env", "evaluate"):
         sys.modules.pop(name, None)
 
 
 class Swim(gym.Env[Any, Any]):
-    """dm_control's fish, which swims to a target that is drawn into the model."""
+    """dm_control's fish, whose target is part of the model."""
 
     def __init__(self, seed: int) -> None:
         from dm_control import suite
@@ -237,30 +237,30 @@ class Swim(gym.Env[Any, Any]):
 
 
 @pytest.mark.parametrize("steps", [0, 40])
-def test_a_mujoco_world_goes_on_exactly_in_another_instance(steps: int) -> None:
+def test_a_dm_control_env_continues_exactly_in_another_instance(steps: int) -> None:
     pytest.importorskip("dm_control")
     env, fresh = Swim(1), Swim(2)
     env.reset()
     fresh.reset()
-    assert untrue(env) is None
+    assert find_snapshot_defect(env) is None
     env.action_space.seed(3)
     actions = [env.action_space.sample() for _ in range(60)]
     play(env, actions[:steps])
     state = snapshot(env)
     as_json(state)
     restore(fresh, state)
-    assert equal(play(fresh, actions), play(env, actions))
-    assert equal(play(fresh, actions[:5]), play(env, actions[:5]))
+    assert states_equal(play(fresh, actions), play(env, actions))
+    assert states_equal(play(fresh, actions[:5]), play(env, actions[:5]))
 
 
 @pytest.mark.parametrize("name", ["Ant-v5", "HalfCheetah-v5", "Humanoid-v5", "Pusher-v5", "Walker2d-v5"])
-def test_gymnasiums_mujoco_goes_on_exactly(name: str) -> None:
+def test_gymnasiums_mujoco_envs_continue_exactly(name: str) -> None:
     env, fresh = gym.make(name), gym.make(name)
     env.reset(seed=1)
     fresh.reset(seed=2)
-    assert untrue(env) is None
+    assert find_snapshot_defect(env) is None
     env.action_space.seed(3)
     actions = [env.action_space.sample() for _ in range(30)]
     play(env, actions[:10])
     restore(fresh, snapshot(env))
-    assert equal(play(fresh, actions), play(env, actions))
+    assert states_equal(play(fresh, actions), play(env, actions))

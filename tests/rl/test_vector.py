@@ -1,4 +1,4 @@
-"""The supervised vector env gives what gymnasium's SyncVectorEnv gives, to the bit."""
+"""The supervised vector env returns what Gymnasium's SyncVectorEnv returns, to the bit."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from tests.conftest import PATIENCE_S
 
 from looplab.errors import LabError
 from looplab.rl import SupervisedVectorEnv
-from looplab.rl.diagnostics import SlowSteps
-from looplab.rl.worker import MOMENT
+from looplab.rl.diagnostics import SlowStepDetector
+from looplab.rl.worker import SPIN_SECONDS
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 Make = Callable[[], gym.Env[Any, Any]]
 
 
 class Mixed(gym.Env[Any, Any]):
-    """Everything at once: nested observations and actions, and infos that come, go and change their type."""
+    """An env with nested observations and actions, and infos that come, go and change their type."""
 
     observation_space = Dict(
         {
@@ -47,7 +47,7 @@ class Mixed(gym.Env[Any, Any]):
         self.total = 0.0
         self.steps = 0
 
-    def _see(self) -> dict[str, Any]:
+    def _observation(self) -> dict[str, Any]:
         draw = self.np_random
         far = (draw.integers(50), draw.integers(0, 2, 3).astype(np.int8))
         return {"near": draw.normal(size=(2, 3)), "far": far, "bits": draw.integers(0, 4, 2)}
@@ -55,7 +55,7 @@ class Mixed(gym.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self.total, self.steps = float((options or {}).get("total", 0.0)), 0
-        return self._see(), {"x_pos": 40, "fresh": True, "options": str(options)}
+        return self._observation(), {"x_pos": 40, "fresh": True, "options": str(options)}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.steps += 1
@@ -68,11 +68,11 @@ class Mixed(gym.Env[Any, Any]):
         if self.steps % 5 == 4:
             info["odd"] = [2.5, 5, 2**60 + 1][self.number % 3]
         over = self.np_random.random()
-        return self._see(), np.float32(self.total), bool(over < 0.05), bool(over > 0.95), info
+        return self._observation(), np.float32(self.total), bool(over < 0.05), bool(over > 0.95), info
 
 
-class Pictures(gym.Env[Any, Any]):
-    """Images of bytes."""
+class Images(gym.Env[Any, Any]):
+    """An env with uint8 image observations."""
 
     observation_space = Box(0, 255, (12, 10, 3), np.uint8)
     action_space = Discrete(4)
@@ -91,129 +91,129 @@ WORLDS: dict[str, list[Make]] = {
     "cartpole": [lambda: gym.make("CartPole-v1")] * 5,
     "lake": [lambda: gym.make("FrozenLake-v1", max_episode_steps=7)] * 4,
     "mixed": [lambda i=i: Mixed(i) for i in range(5)],  # type: ignore[misc]
-    "pictures": [Pictures] * 3,
+    "pictures": [Images] * 3,
 }
 
 
-def alike(one: Any, two: Any) -> bool:
+def is_equal(one: Any, two: Any) -> bool:
     if isinstance(one, dict):
-        return isinstance(two, dict) and one.keys() == two.keys() and all(alike(one[key], two[key]) for key in one)
+        return isinstance(two, dict) and one.keys() == two.keys() and all(is_equal(one[key], two[key]) for key in one)
     if isinstance(one, tuple | list):
-        return len(one) == len(two) and all(map(alike, one, two))
+        return len(one) == len(two) and all(map(is_equal, one, two))
     if isinstance(one, np.ndarray) and one.dtype == object:
-        return one.shape == two.shape and two.dtype == object and all(map(alike, one, two))
+        return one.shape == two.shape and two.dtype == object and all(map(is_equal, one, two))
     if isinstance(one, np.ndarray | np.generic):
         return one.dtype == two.dtype and one.shape == two.shape and one.tobytes() == two.tobytes()
     return type(one) is type(two) and bool(one == two)
 
 
-def play(venv: Any, steps: int, seed: int = 7) -> list[Any]:
-    venv.action_space.seed(seed)
-    seen = [venv.reset(seed=seed)]
+def play(envs: Any, steps: int, seed: int = 7) -> list[Any]:
+    envs.action_space.seed(seed)
+    results = [envs.reset(seed=seed)]
     for k in range(steps):
-        if venv.metadata["autoreset_mode"] is AutoresetMode.DISABLED and len(seen[-1]) == 5:
-            over = seen[-1][2] | seen[-1][3]
+        if envs.metadata["autoreset_mode"] is AutoresetMode.DISABLED and len(results[-1]) == 5:
+            over = results[-1][2] | results[-1][3]
             if over.any():
-                seen.append(venv.reset(options={"reset_mask": over}))
+                results.append(envs.reset(options={"reset_mask": over}))
         elif k == steps // 2:
-            seen.append(venv.reset(options={"total": 3}))
-        seen.append(venv.step(venv.action_space.sample()))
-    return seen
+            results.append(envs.reset(options={"total": 3}))
+        results.append(envs.step(envs.action_space.sample()))
+    return results
 
 
 @contextmanager
-def supervised(makers: list[Make], **settings: Any) -> Iterator[SupervisedVectorEnv]:
-    venv = SupervisedVectorEnv(makers, **{"workers": 2, **settings})
+def supervised(env_fns: list[Make], **settings: Any) -> Iterator[SupervisedVectorEnv]:
+    envs = SupervisedVectorEnv(env_fns, **{"workers": 2, **settings})
     try:
-        yield venv
+        yield envs
     finally:
-        venv.close()
+        envs.close()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 @pytest.mark.parametrize("world", WORLDS)
-def test_results_are_those_of_gymnasiums_own_vector_env(world: str, mode: AutoresetMode, workers: int) -> None:
+def test_results_match_sync_vector_env(world: str, mode: AutoresetMode, workers: int) -> None:
     expected = play(SyncVectorEnv(WORLDS[world], autoreset_mode=mode), 60)
     fields = ("x_pos", "score", "odd", "prob")
-    with supervised(WORLDS[world], workers=workers, autoreset_mode=mode, info_fields=fields, snapshot_every=7) as venv:
-        assert venv.workers == workers
-        for number, (mine, theirs) in enumerate(zip(play(venv, 60), expected, strict=True)):
-            assert alike(mine, theirs), number
+    with supervised(WORLDS[world], workers=workers, autoreset_mode=mode, info_fields=fields, snapshot_every=7) as envs:
+        assert envs.workers == workers
+        for number, (mine, theirs) in enumerate(zip(play(envs, 60), expected, strict=True)):
+            assert is_equal(mine, theirs), number
 
 
 @pytest.fixture(scope="module", params=WORLDS)
 def pair(request: pytest.FixtureRequest) -> Iterator[tuple[SupervisedVectorEnv, Any]]:
-    makers = WORLDS[request.param]
-    with supervised(makers, info_fields=("x_pos",), snapshot_every=5) as venv:
-        yield venv, SyncVectorEnv(makers)
+    env_fns = WORLDS[request.param]
+    with supervised(env_fns, info_fields=("x_pos",), snapshot_every=5) as envs:
+        yield envs, SyncVectorEnv(env_fns)
 
 
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**31), steps=st.integers(0, 25))
-def test_results_are_the_same_for_every_seed(pair: tuple[SupervisedVectorEnv, Any], seed: int, steps: int) -> None:
-    venv, sync = pair
-    assert alike(play(venv, steps, seed), play(sync, steps, seed))
+def test_results_match_for_every_seed(pair: tuple[SupervisedVectorEnv, Any], seed: int, steps: int) -> None:
+    envs, sync = pair
+    assert is_equal(play(envs, steps, seed), play(sync, steps, seed))
 
 
 def test_workers_can_be_forked() -> None:
     expected = play(SyncVectorEnv(WORLDS["mixed"]), 10)
-    with supervised(WORLDS["mixed"], context="fork") as venv:
-        assert alike(play(venv, 10), expected)
+    with supervised(WORLDS["mixed"], context="fork") as envs:
+        assert is_equal(play(envs, 10), expected)
 
 
-def test_spaces_and_metadata_are_those_of_gymnasium() -> None:
+def test_spaces_and_metadata_match_gymnasium() -> None:
     sync = SyncVectorEnv(WORLDS["mixed"])
-    with supervised(WORLDS["mixed"]) as venv:
+    with supervised(WORLDS["mixed"]) as envs:
         for name in ("num_envs", "observation_space", "action_space", "single_observation_space", "metadata"):
-            assert getattr(venv, name) == getattr(sync, name), name
-        assert venv.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
+            assert getattr(envs, name) == getattr(sync, name), name
+        assert envs.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
 
 
-def test_attributes_and_methods_of_environments_can_be_used() -> None:
-    with supervised(WORLDS["mixed"]) as venv:
-        venv.reset(seed=3)
-        assert venv.get_attr("number") == (0, 1, 2, 3, 4)
-        venv.set_attr("total", [1.0, 2.0, 3.0, 4.0, 5.0])
-        assert venv.call("get_wrapper_attr", "total") == (1.0, 2.0, 3.0, 4.0, 5.0)
-        assert venv.np_random_seed == (3, 4, 5, 6, 7)
+def test_attributes_and_methods_of_envs_can_be_used() -> None:
+    with supervised(WORLDS["mixed"]) as envs:
+        envs.reset(seed=3)
+        assert envs.get_attr("number") == (0, 1, 2, 3, 4)
+        envs.set_attr("total", [1.0, 2.0, 3.0, 4.0, 5.0])
+        assert envs.call("get_wrapper_attr", "total") == (1.0, 2.0, 3.0, 4.0, 5.0)
+        assert envs.np_random_seed == (3, 4, 5, 6, 7)
         with pytest.raises(AttributeError, match="nothing_such"):
-            venv.get_attr("nothing_such")
-        assert venv.diagnostics()[0].restarts == 0
+            envs.get_attr("nothing_such")
+        assert envs.diagnostics()[0].restarts == 0
 
 
-def test_returned_arrays_are_the_callers_own() -> None:
-    with supervised(WORLDS["cartpole"]) as venv:
-        first, _ = venv.reset(seed=0)
-        kept = first.copy()
+def test_returned_arrays_are_copies() -> None:
+    with supervised(WORLDS["cartpole"]) as envs:
+        first, _ = envs.reset(seed=0)
+        copied = first.copy()
         first *= 0
-        venv.step(np.ones(5, np.int64))
-        again, _ = venv.reset(seed=0)
-        assert alike(again, kept)
+        envs.step(np.ones(5, np.int64))
+        later, _ = envs.reset(seed=0)
+        assert is_equal(later, copied)
 
 
 def test_a_reset_without_a_seed_is_random() -> None:
     with supervised(WORLDS["cartpole"]) as one, supervised(WORLDS["cartpole"]) as two:
-        assert not alike(one.reset()[0], two.reset()[0])
+        assert not is_equal(one.reset()[0], two.reset()[0])
 
 
 @pytest.mark.parametrize("actions", [np.zeros(4, np.int64), np.zeros(5), 1])
-def test_actions_of_another_shape_or_type_are_refused(actions: Any) -> None:
-    with supervised(WORLDS["cartpole"]) as venv:
-        venv.reset(seed=0)
+def test_actions_of_the_wrong_shape_or_dtype_are_refused(actions: Any) -> None:
+    with supervised(WORLDS["cartpole"]) as envs:
+        envs.reset(seed=0)
         with pytest.raises(LabError, match="actions must"):
-            venv.step(actions)
-        venv.step(np.zeros(5, np.int64))
+            envs.step(actions)
+        envs.step(np.zeros(5, np.int64))
 
 
 def test_different_spaces_are_refused() -> None:
-    makers: list[Make] = [lambda: gym.make("CartPole-v1"), lambda: gym.make("FrozenLake-v1")]
+    env_fns: list[Make] = [lambda: gym.make("CartPole-v1"), lambda: gym.make("FrozenLake-v1")]
     for workers in (0, 1, 2):
         with pytest.raises(LabError, match="spaces"):
-            SupervisedVectorEnv(makers, workers=workers)
+            SupervisedVectorEnv(env_fns, workers=workers)
 
 
-def test_an_environment_that_cannot_be_built_is_reported_with_its_traceback() -> None:
+def test_an_env_that_cannot_be_built_is_reported_with_its_traceback() -> None:
     def broken() -> gym.Env[Any, Any]:
         raise RuntimeError("no such rom")
 
@@ -221,15 +221,15 @@ def test_an_environment_that_cannot_be_built_is_reported_with_its_traceback() ->
         SupervisedVectorEnv([broken], workers=1)
 
 
-def test_cheap_environments_stay_in_this_process_and_dear_ones_do_not() -> None:
-    class Dear(Pictures):
+def test_auto_uses_workers_for_expensive_envs_only() -> None:
+    class Dear(Images):
         def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
             until = time.perf_counter() + 0.002
             while time.perf_counter() < until:
                 pass
             return super().step(action)
 
-    with supervised([Pictures] * 2, workers="auto") as cheap:
+    with supervised([Images] * 2, workers="auto") as cheap:
         assert cheap.workers == 0
     if len(os.sched_getaffinity(0)) > 1:
         with supervised([Dear] * 4, workers="auto") as dear:
@@ -238,33 +238,33 @@ def test_cheap_environments_stay_in_this_process_and_dear_ones_do_not() -> None:
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (0, 2), (2, 0)])
 @pytest.mark.parametrize("world", ["cartpole", "mixed"])
-def test_a_state_goes_on_exactly_in_another_vector_env(world: str, before: int, after: int) -> None:
-    with supervised(WORLDS[world], workers=before) as venv:
-        play(venv, 25)
-        state = venv.state_dict()
-        shown = venv.load_state_dict(state)
-        actions = [venv.action_space.sample() for _ in range(40)]
-        expected = [venv.step(action) for action in actions]
+def test_a_saved_state_continues_exactly_in_another_vector_env(world: str, before: int, after: int) -> None:
+    with supervised(WORLDS[world], workers=before) as envs:
+        play(envs, 25)
+        state = envs.state_dict()
+        observations = envs.load_state_dict(state)
+        actions = [envs.action_space.sample() for _ in range(40)]
+        expected = [envs.step(action) for action in actions]
     with supervised(WORLDS[world], workers=after) as other:
-        assert alike(other.load_state_dict(state), shown)
-        assert alike([other.step(action) for action in actions], expected)
+        assert is_equal(other.load_state_dict(state), observations)
+        assert is_equal([other.step(action) for action in actions], expected)
 
 
-def test_a_state_of_another_size_is_refused() -> None:
-    with supervised(WORLDS["cartpole"]) as venv, supervised([Pictures] * 2, workers=0) as other:
-        venv.reset(seed=0)
+def test_a_state_with_another_number_of_envs_is_refused() -> None:
+    with supervised(WORLDS["cartpole"]) as envs, supervised([Images] * 2, workers=0) as other:
+        envs.reset(seed=0)
         with pytest.raises(LabError, match="5 environments"):
-            other.load_state_dict(venv.state_dict())
+            other.load_state_dict(envs.state_dict())
 
 
-def test_the_trainers_own_random_numbers_are_left_alone() -> None:
+def test_the_trainers_global_rngs_are_preserved() -> None:
     np.random.seed(5)
     expected = np.random.random(3)
     np.random.seed(5)
-    with supervised(WORLDS["cartpole"], workers="auto") as venv:
-        venv.reset(seed=0)
-        venv.step(np.zeros(5, np.int64))
-        assert alike(np.random.random(3), expected)
+    with supervised(WORLDS["cartpole"], workers="auto") as envs:
+        envs.reset(seed=0)
+        envs.step(np.zeros(5, np.int64))
+        assert is_equal(np.random.random(3), expected)
 
 
 def test_starts_can_be_serialised_delayed_and_prewarmed(tmp_path: Path) -> None:
@@ -276,23 +276,23 @@ def test_starts_can_be_serialised_delayed_and_prewarmed(tmp_path: Path) -> None:
         time.sleep(0.05)
         with open(log, "a") as file:
             file.write(f"-{os.getpid()}\n")
-        return Pictures()
+        return Images()
 
     settings = {"serialise_start": tmp_path / "lock", "start_delay": 0.01, "prewarm": True}
-    with supervised([slow_to_build] * 3, workers=3, **settings) as venv:
-        venv.reset(seed=0)
+    with supervised([slow_to_build] * 3, workers=3, **settings) as envs:
+        envs.reset(seed=0)
     lines = log.read_text().split()
     assert len(lines) == 8
     assert all(begin[1:] == end[1:] for begin, end in zip(lines[::2], lines[1::2], strict=True))
     assert lines[0] == f"+{os.getpid()}"
 
 
-def test_reports_say_what_each_worker_does() -> None:
-    with supervised(WORLDS["cartpole"]) as venv:
-        assert {report.snapshots for report in venv.diagnostics()} == {"not tested before the first reset"}
-        venv.reset(seed=0)
-        venv.step(np.zeros(5, np.int64))
-        one, two = venv.diagnostics()
+def test_diagnostics_report_each_worker() -> None:
+    with supervised(WORLDS["cartpole"]) as envs:
+        assert {report.snapshots for report in envs.diagnostics()} == {"not tested before the first reset"}
+        envs.reset(seed=0)
+        envs.step(np.zeros(5, np.int64))
+        one, two = envs.diagnostics()
         assert (one.envs, two.envs) == ((0, 1), (2, 3, 4))
         assert (one.steps, two.steps, one.restarts, one.snapshots) == (2, 3, 0, "exact")
         assert one.pid != two.pid
@@ -300,8 +300,8 @@ def test_reports_say_what_each_worker_does() -> None:
         assert one.last_step_ms > 0
 
 
-def test_slow_steps_are_worth_a_look_once_a_window() -> None:
-    slow = SlowSteps(threshold=3, window=10)
+def test_slow_steps_raise_at_most_one_alarm_per_window() -> None:
+    slow = SlowStepDetector(threshold=3, window=10)
     assert [slow.add(now) for now in (0, 1, 2, 3, 4, 11, 12.5, 13, 30)] == [
         False, False, True, False, False, False, True, False, False,
     ]  # fmt: skip
@@ -309,28 +309,28 @@ def test_slow_steps_are_worth_a_look_once_a_window() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_pauses_between_steps_change_nothing(workers: int) -> None:
-    """Workers sleep over some, and are just falling asleep in others; calls and snapshots come in between."""
-    chance = np.random.default_rng(workers)
-    makers = WORLDS["cartpole"]
-    sync = SyncVectorEnv(makers)
-    with supervised(makers, workers=workers, snapshot_every=9) as venv:
-        assert alike(venv.reset(seed=1), sync.reset(seed=1))
+    """Workers block during some pauses and are about to block in others; calls and snapshots come in between."""
+    rng = np.random.default_rng(workers)
+    env_fns = WORLDS["cartpole"]
+    sync = SyncVectorEnv(env_fns)
+    with supervised(env_fns, workers=workers, snapshot_every=9) as envs:
+        assert is_equal(envs.reset(seed=1), sync.reset(seed=1))
         for _ in range(1500):
-            until = time.perf_counter() + chance.random() * 3 * MOMENT
+            until = time.perf_counter() + rng.random() * 3 * SPIN_SECONDS
             while time.perf_counter() < until:
                 pass
-            if chance.random() < 0.1:
-                assert venv.call("spec") == sync.call("spec")
-            actions = chance.integers(0, 2, len(makers))
-            assert alike(venv.step(actions), sync.step(actions))
-        assert sum(report.restarts for report in venv.diagnostics()) == 0
+            if rng.random() < 0.1:
+                assert envs.call("spec") == sync.call("spec")
+            actions = rng.integers(0, 2, len(env_fns))
+            assert is_equal(envs.step(actions), sync.step(actions))
+        assert sum(report.restarts for report in envs.diagnostics()) == 0
 
 
-def test_workers_without_orders_sleep() -> None:
-    with supervised(WORLDS["cartpole"]) as venv:
-        venv.reset(seed=0)
-        venv.step(np.zeros(5, np.int64))
-        workers = [psutil.Process(report.pid) for report in venv.diagnostics()]
+def test_idle_workers_use_no_cpu() -> None:
+    with supervised(WORLDS["cartpole"]) as envs:
+        envs.reset(seed=0)
+        envs.step(np.zeros(5, np.int64))
+        workers = [psutil.Process(report.pid) for report in envs.diagnostics()]
 
         def idle() -> bool:
             before = [sum(worker.cpu_times()[:2]) for worker in workers]
@@ -338,14 +338,14 @@ def test_workers_without_orders_sleep() -> None:
             return [sum(worker.cpu_times()[:2]) for worker in workers] == before
 
         patience = time.monotonic() + PATIENCE_S
-        while not idle():  # a worker may need a while to fall asleep on a busy machine
+        while not idle():  # on a busy machine a worker may take a while to block
             assert time.monotonic() < patience
 
 
-def test_closing_twice_is_closing_once() -> None:
-    venv = SupervisedVectorEnv(WORLDS["cartpole"], workers=2)
-    venv.reset(seed=0)
-    venv.close()
-    venv.close()
+def test_closing_twice_is_allowed() -> None:
+    envs = SupervisedVectorEnv(WORLDS["cartpole"], workers=2)
+    envs.reset(seed=0)
+    envs.close()
+    envs.close()
     with pytest.raises(LabError, match="closed"):
-        venv.reset(seed=0)
+        envs.reset(seed=0)

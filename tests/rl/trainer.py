@@ -1,7 +1,7 @@
-"""A small training to be killed: python trainer.py OUT KIND STEPS WORKERS. Ends with the hash of all that it learned.
+"""A small training to be killed: python trainer.py OUT KIND STEPS WORKERS. Writes a hash of its final state.
 
-`python trainer.py serve` forks one for each line of arguments that it reads, and says its pid: the imports, which take
-longer than the training, are then made once.
+`python trainer.py serve` forks a training for each line of arguments it reads and prints its pid: the imports, which
+take longer than the training, then happen once.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ import torch
 from looplab import trainkit
 from looplab.rl import SupervisedVectorEnv
 from looplab.rl.impala import Impala, ImpalaSettings
-from looplab.rl.metrics import Sinks, exact_rows
+from looplab.rl.metrics import MetricsWriter, exact_rows
 from looplab.rl.policies import make_policy
 from looplab.rl.ppo import Ppo, PpoSettings
-from looplab.rl.replay import Replay
-from looplab.rl.runner import Plan, Runner
+from looplab.rl.replay import PrioritizedReplay
+from looplab.rl.runner import Runner, TrainingPlan
 
 KINDS = ("ppo", "ppo-overlap", "impala-per", "impala-per-overlap", "ppo-memory")
 
 
 def leaves(state: Any) -> Any:
-    """All that is in a state, as bytes, in an order of its own."""
+    """Yield the contents of a state as bytes, in a fixed order."""
     if isinstance(state, dict):
         for key in sorted(state, key=str):
             yield str(key).encode()
@@ -51,10 +51,10 @@ def leaves(state: Any) -> Any:
 
 
 def digest(state: Any) -> str:
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for leaf in leaves(state):
-        found.update(leaf)
-    return found.hexdigest()
+        sha256.update(leaf)
+    return sha256.hexdigest()
 
 
 def main(argv: list[str]) -> None:
@@ -64,20 +64,27 @@ def main(argv: list[str]) -> None:
     envs = SupervisedVectorEnv(
         [partial(gym.make, "CartPole-v1")] * 4, workers=workers, context="fork", snapshot_every=20
     )
-    policy = make_policy(envs.single_observation_space, envs.single_action_space, memory=8 * kind.endswith("memory"))
+    policy = make_policy(
+        envs.single_observation_space, envs.single_action_space, hidden_size=8 * kind.endswith("memory")
+    )
     learner: Any
     if kind.startswith("ppo"):
         learner, replay = Ppo(policy, PpoSettings(epochs=2), 0), None
     else:
         learner = Impala(policy, ImpalaSettings())
-        replay = Replay(entries=512, seed=1)
-    sinks = Sinks(trainkit.Logger(out / "metrics.jsonl"))
-    plan = Plan(steps, rollout=16, overlap=kind.endswith("overlap"), save_every=3, replay_batch=32, replay_every=2)
-    runner = Runner(envs, learner, plan, out, sinks, 0, replay=replay, tell=lambda text: print(text, file=sys.stderr))
+        replay = PrioritizedReplay(entries=512, seed=1)
+    metrics = MetricsWriter(trainkit.Logger(out / "metrics.jsonl"))
+    plan = TrainingPlan(
+        steps, rollout=16, overlap=kind.endswith("overlap"), save_every=3, replay_batch=32, replay_every=2
+    )
+    runner = Runner(
+        envs, learner, plan, out_dir=out, metrics=metrics, seed=0, replay=replay,
+        echo=lambda text: print(text, file=sys.stderr),
+    )  # fmt: skip
     runner.run()
     state = {"learner": learner.state_dict(), "replay": replay and replay.state_dict(), "counters": runner.counters}
-    told = {"state": digest(state), "metrics": digest(list(exact_rows(out / "metrics.jsonl")))}
-    (out / "result.json").write_text(json.dumps(told))
+    result = {"state": digest(state), "metrics": digest(list(exact_rows(out / "metrics.jsonl")))}
+    (out / "result.json").write_text(json.dumps(result))
     envs.close()
 
 

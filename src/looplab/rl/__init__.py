@@ -1,4 +1,4 @@
-"""Reinforcement learning that survives: vector envs whose workers may die, replay, learners, exact resume."""
+"""Reinforcement learning that survives failures: supervised vector envs, replay, learners, exact resume."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ if TYPE_CHECKING:
     from looplab.rl.diagnostics import WorkerReport
     from looplab.rl.snapshot import SnapshotError, Snapshotting
     from looplab.rl.vector import EnvError, SupervisedVectorEnv
+    from looplab.rl.vector_settings import VectorEnvSettings
 
 __all__ = [
     "EnvError",
     "SnapshotError",
     "Snapshotting",
     "SupervisedVectorEnv",
+    "VectorEnvSettings",
     "WorkerReport",
 ]
 
-_LATER = {
-    "EnvError": "vector", "SupervisedVectorEnv": "vector", "WorkerReport": "diagnostics", "SnapshotError": "snapshot",
-    "Snapshotting": "snapshot",
+_MODULE_OF = {
+    "EnvError": "vector", "SupervisedVectorEnv": "vector", "VectorEnvSettings": "vector_settings",
+    "WorkerReport": "diagnostics", "SnapshotError": "snapshot", "Snapshotting": "snapshot",
 }  # fmt: skip
-"""Names that are imported when they are first used: a trainer that wants the returns alone needs no gymnasium."""
+"""Modules of the public names, imported on first use: a trainer that needs only the returns does not need Gymnasium."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    found = globals()[name] = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
-    return found
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    return value

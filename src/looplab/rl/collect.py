@@ -1,8 +1,8 @@
-"""Collecting experience: one loop that steps the envs, and two ways to call it.
+"""Collect experience: one loop that steps the envs, run synchronously or overlapped with learning.
 
 Synchronous: collect, then learn. Overlapped: a thread fills the next rollout while the learner works on the last one.
-The policy that acts is then exactly one update old, always, whatever the machine is doing: a fixed lag, which V-trace
-corrects, and no race. Scripts, metrics, shaping and tracing live in the one loop and so are the same in both.
+The behaviour policy is then exactly one update old, whatever the load of the machine: a fixed lag that V-trace
+corrects, and no race. Scripts and statistics live in this one loop and so work the same way in both modes.
 """
 
 from __future__ import annotations
@@ -18,79 +18,88 @@ import torch
 from numpy.typing import NDArray
 
 from looplab.errors import LabError
-from looplab.rl.flat import Flat, random_state, set_random_state
-from looplab.rl.policies import Policy
+from looplab.rl.flat import FlatParameters, get_rng_state, set_rng_state
+from looplab.rl.policies import ActorCritic
+from looplab.rl.renamed import rename_keys
 
 Array = NDArray[Any]
 
 
-@dataclass
-class Rollout:
-    """[steps, envs, ...] of what happened."""
+@dataclass(kw_only=True)
+class RolloutBuffer:
+    """The steps of one rollout, [steps, envs, ...]."""
 
-    seen: Array
-    """One row more than steps: the last is what was seen after the last step."""
-    begins: Array
-    """Whether what was seen is the first of an episode; one row more, too."""
+    obs: Array
+    """[steps + 1, envs, ...]; the last row follows the last step."""
+    episode_starts: Array
+    """Whether each observation is the first of its episode; [steps + 1, envs]."""
     actions: Array
-    logs: Array
-    """Log-probability of each action under the policy that acted; 0 where a script did."""
+    log_probs: Array
+    """Log-probability of each action under the behaviour policy; 0 where a script acted."""
     rewards: Array
     terminated: Array
     truncated: Array
     valid: Array
-    """False where the env only reset itself."""
-    memory: Array
-    """Of a recurrent policy, before each step; one row more."""
+    """False where the env only reset, which is not a transition."""
+    hidden_state: Array
+    """Hidden state of a recurrent policy before each step; [steps + 1, envs, hidden_size]."""
 
     @classmethod
-    def empty(cls, steps: int, envs: int, seen: gym.Space[Any], policy: Policy) -> Rollout:
-        if not isinstance(seen, gym.spaces.Box):
-            raise LabError(f"observations must be a Box, not {type(seen).__name__}", hint="flatten them")
-        flags = [np.zeros((steps, envs), np.bool_) for _ in range(3)]
+    def zeros(cls, steps: int, num_envs: int, obs_space: gym.Space[Any], policy: ActorCritic) -> RolloutBuffer:
+        """Return an empty buffer for these envs and this policy."""
+        if not isinstance(obs_space, gym.spaces.Box):
+            raise LabError(f"observations must be a Box, not {type(obs_space).__name__}", hint="flatten them")
         return cls(
-            seen=_zeros((steps + 1, envs, *seen.shape), seen.dtype),
-            begins=np.zeros((steps + 1, envs), np.bool_),
-            actions=np.zeros((steps, envs, *policy.head.shape), policy.head.dtype),
-            logs=np.zeros((steps, envs), np.float32),
-            rewards=np.zeros((steps, envs), np.float32),
-            terminated=flags[0],
-            truncated=flags[1],
-            valid=flags[2],
-            memory=_zeros((steps + 1, envs, policy.memory), np.float32),
+            obs=_aligned_zeros((steps + 1, num_envs, *obs_space.shape), obs_space.dtype),
+            episode_starts=np.zeros((steps + 1, num_envs), np.bool_),
+            actions=np.zeros((steps, num_envs, *policy.head.shape), policy.head.dtype),
+            log_probs=np.zeros((steps, num_envs), np.float32),
+            rewards=np.zeros((steps, num_envs), np.float32),
+            terminated=np.zeros((steps, num_envs), np.bool_),
+            truncated=np.zeros((steps, num_envs), np.bool_),
+            valid=np.zeros((steps, num_envs), np.bool_),
+            hidden_state=_aligned_zeros((steps + 1, num_envs, policy.hidden_size), np.float32),
         )
 
     def state_dict(self) -> dict[str, Array]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        state = rename_keys(state)
         for field in fields(self):
             np.copyto(getattr(self, field.name), state[field.name])
 
 
-def _zeros(shape: tuple[int, ...], dtype: Any) -> Array:
-    """Zeros for a policy to read, in memory of torch, which is aligned to 64 bytes.
+def _aligned_zeros(shape: tuple[int, ...], dtype: Any) -> Array:
+    """Return zeros in memory that torch allocates, which is aligned to 64 bytes.
 
-    NumPy aligns to 16, the rest is chance, and BLAS may round differently at another alignment: a training that was
-    resumed would then not have the same bits.
+    NumPy aligns to 16 bytes only, and BLAS may round differently at another alignment: a resumed training would then
+    not be bit-exact.
     """
     zeros: Array = torch.zeros(shape, dtype=torch.from_numpy(np.zeros(0, dtype)).dtype).numpy()
     return zeros
 
 
-class Override(Protocol):
-    """Somebody who acts in the policy's place for a while: a script."""
+class ActionOverride(Protocol):
+    """Acts in place of the policy for some steps, for example a script."""
 
-    def act(self, begins: Array) -> tuple[Array, Array] | None:
-        """Actions [envs] and where they hold; None: nowhere. `begins`: where an episode begins with this step."""
+    def act(self, episode_starts: Array) -> tuple[Array, Array] | None:
+        """Choose the actions of this step.
+
+        Args:
+            episode_starts: Whether each env starts an episode with this step, [envs].
+
+        Returns:
+            Actions [envs] and the mask of the envs they apply to, or None if the policy acts everywhere.
+        """
         ...
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
-class Listener(Protocol):
-    """Somebody who counts what happens."""
+class StepListener(Protocol):
+    """Receives the result of every step of the vector env."""
 
     def add(
         self, rewards: Array, terminated: Array, truncated: Array, valid: Array, infos: Mapping[str, Any]
@@ -98,152 +107,169 @@ class Listener(Protocol):
 
 
 class Collector:
-    """Steps the envs with a copy of the policy that nobody else touches."""
+    """Steps the envs with a behaviour policy: a copy of the learner's policy that only the collector uses."""
 
     def __init__(
         self,
         envs: gym.vector.VectorEnv[Any, Any, Any],
-        policy: Policy,
-        acting: Policy,
-        flat: Flat,
-        seed: int,
+        behaviour_policy: ActorCritic,
+        learner_parameters: FlatParameters,
         *,
-        script: Override | None = None,
-        listener: Listener | None = None,
+        seed: int,
+        script: ActionOverride | None = None,
+        listener: StepListener | None = None,
     ) -> None:
+        """
+        Args:
+            envs: Vector env with `NEXT_STEP` autoreset.
+            behaviour_policy: Copy of the learner's policy, on the same device.
+            learner_parameters: The learner's parameters, which `sync_weights` copies.
+            seed: Seeds the envs and the sampling of actions.
+            script: Acts in place of the policy where it wants to.
+            listener: Receives the result of every step.
+        """
         mode = envs.metadata.get("autoreset_mode", gym.vector.AutoresetMode.NEXT_STEP)
         if mode != gym.vector.AutoresetMode.NEXT_STEP:
-            raise LabError(
-                "the envs must reset themselves one step after an episode's end", hint="AutoresetMode.NEXT_STEP"
-            )
+            raise LabError("the envs must reset in the step after an episode ends", hint="use AutoresetMode.NEXT_STEP")
         self.envs = envs
-        self._acting = acting
-        self._copy = Flat(acting)
-        self._source = flat
-        self._device = next(policy.parameters()).device
-        self._chance = np.random.default_rng(seed)
+        self.behaviour_policy = behaviour_policy
+        self._parameters = FlatParameters(behaviour_policy)
+        self._learner_parameters = learner_parameters
+        self._device = self._parameters.vector.device
+        self._rng = np.random.default_rng(seed)
         self._seed = seed
         self._script = script
         self._listener = listener
-        self._n = envs.num_envs
-        self._memory = torch.zeros(self._n, policy.memory, device=self._device)
-        self._seen: Array | None = None
-        self._begins = np.ones(self._n, np.bool_)
-        self._resetting = np.zeros(self._n, np.bool_)
+        self._hidden_state = torch.zeros(envs.num_envs, behaviour_policy.hidden_size, device=self._device)
+        self._obs: Array | None = None
+        self._episode_starts = np.ones(envs.num_envs, np.bool_)
+        self._resetting = np.zeros(envs.num_envs, np.bool_)
         space = envs.single_action_space
-        self._bounds = (space.low, space.high) if isinstance(space, gym.spaces.Box) else None
+        self._action_bounds = (space.low, space.high) if isinstance(space, gym.spaces.Box) else None
 
-    def take_weights(self) -> None:
-        """Act with the learner's present weights from now on."""
-        self._copy.vector.data.copy_(self._source.vector.data)
+    def sync_weights(self) -> None:
+        """Copy the learner's present weights into the behaviour policy."""
+        self._parameters.vector.data.copy_(self._learner_parameters.vector.data)
 
-    def collect(self, into: Rollout) -> Rollout:
-        if self._seen is None:
-            self._seen, _ = self.envs.reset(seed=self._seed)
-        seen, begins, resetting = self._seen, self._begins, self._resetting
-        head, memory = self._acting.head, self._memory
+    def collect(self, rollout: RolloutBuffer) -> RolloutBuffer:
+        """Fill the buffer with the next steps of the envs and return it."""
+        if self._obs is None:
+            self._obs, _ = self.envs.reset(seed=self._seed)
+        obs, episode_starts, resetting = self._obs, self._episode_starts, self._resetting
+        policy, hidden_state = self.behaviour_policy, self._hidden_state
         with torch.inference_mode():
-            for t in range(len(into.rewards)):
-                into.seen[t] = seen
-                into.begins[t] = begins
-                into.memory[t] = memory.cpu().numpy()
-                tensor = torch.from_numpy(into.seen[t]).to(self._device)
-                starts = torch.from_numpy(begins).to(self._device)
-                numbers, _, memory = self._acting(tensor, memory, starts)
-                actions, logs = head.sample(numbers, self._chance)
-                forced = self._script.act(begins) if self._script is not None else None
-                if forced is not None:
-                    actions = np.where(_fit(forced[1], actions), forced[0], actions)
-                    logs = np.where(forced[1], np.float32(0), logs)
-                into.actions[t], into.logs[t] = actions, logs
-                done = actions if self._bounds is None else np.clip(actions, *self._bounds)
-                seen, rewards, terminated, truncated, infos = self.envs.step(done)
-                into.rewards[t], into.terminated[t], into.truncated[t] = rewards, terminated, truncated
-                into.valid[t] = ~resetting
+            for t in range(len(rollout.rewards)):
+                rollout.obs[t] = obs
+                rollout.episode_starts[t] = episode_starts
+                rollout.hidden_state[t] = hidden_state.cpu().numpy()
+                obs_tensor = torch.from_numpy(rollout.obs[t]).to(self._device)
+                starts_tensor = torch.from_numpy(episode_starts).to(self._device)
+                logits, _, hidden_state = policy(obs_tensor, hidden_state, starts_tensor)
+                actions, log_probs = policy.head.sample(logits, self._rng)
+                override = self._script.act(episode_starts) if self._script is not None else None
+                if override is not None:
+                    forced_actions, mask = override
+                    actions = np.where(_expand_mask(mask, actions), forced_actions, actions)
+                    log_probs = np.where(mask, np.float32(0), log_probs)
+                rollout.actions[t], rollout.log_probs[t] = actions, log_probs
+                clipped = actions if self._action_bounds is None else np.clip(actions, *self._action_bounds)
+                obs, rewards, terminated, truncated, infos = self.envs.step(clipped)
+                rollout.rewards[t], rollout.terminated[t], rollout.truncated[t] = rewards, terminated, truncated
+                rollout.valid[t] = ~resetting
                 if self._listener is not None:
-                    self._listener.add(rewards, terminated, truncated, into.valid[t], infos)
-                begins, resetting = resetting, terminated | truncated
-        into.seen[-1], into.begins[-1], into.memory[-1] = seen, begins, memory.cpu().numpy()
-        self._seen, self._begins, self._resetting = into.seen[-1].copy(), begins, resetting
-        self._memory = memory.clone()
-        return into
+                    self._listener.add(rewards, terminated, truncated, rollout.valid[t], infos)
+                episode_starts, resetting = resetting, terminated | truncated
+        rollout.obs[-1], rollout.episode_starts[-1] = obs, episode_starts
+        rollout.hidden_state[-1] = hidden_state.cpu().numpy()
+        self._obs, self._episode_starts, self._resetting = rollout.obs[-1].copy(), episode_starts, resetting
+        self._hidden_state = hidden_state.clone()
+        return rollout
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {
-            "weights": self._copy.vector.detach(),
-            "memory": self._memory,
-            "seen": self._seen,
-            "begins": self._begins,
+            "weights": self._parameters.vector.detach(),
+            "hidden_state": self._hidden_state,
+            "obs": self._obs,
+            "episode_starts": self._episode_starts,
             "resetting": self._resetting,
-            "chance": random_state(self._chance),
+            "rng": get_rng_state(self._rng),
         }
         return state | ({"script": self._script.state_dict()} if self._script is not None else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._copy.vector.data.copy_(torch.as_tensor(state["weights"]))
-        self._memory = torch.as_tensor(state["memory"]).to(self._device).clone()
-        self._seen = None if state["seen"] is None else np.array(state["seen"])
-        self._begins, self._resetting = np.array(state["begins"]), np.array(state["resetting"])
-        set_random_state(self._chance, dict(state["chance"]))
+        state = rename_keys(state)
+        self._parameters.vector.data.copy_(torch.as_tensor(state["weights"]))
+        self._hidden_state = torch.as_tensor(state["hidden_state"]).to(self._device).clone()
+        self._obs = None if state["obs"] is None else np.array(state["obs"])
+        self._episode_starts, self._resetting = np.array(state["episode_starts"]), np.array(state["resetting"])
+        set_rng_state(self._rng, state["rng"])
         if self._script is not None:
             self._script.load_state_dict(state["script"])
 
 
-def _fit(mask: Array, actions: Array) -> Array:
+def _expand_mask(mask: Array, actions: Array) -> Array:
+    """Add axes to a mask [envs] so that it broadcasts over actions [envs, ...]."""
     return mask.reshape(mask.shape + (1,) * (actions.ndim - mask.ndim))
 
 
-class Source:
-    """Hands the learner one rollout after the other."""
+class RolloutSource:
+    """Hands the learner one rollout after the other, collected synchronously or in a thread."""
 
-    def __init__(self, collector: Collector, rollouts: tuple[Rollout, Rollout], *, overlap: bool) -> None:
+    def __init__(self, collector: Collector, buffers: tuple[RolloutBuffer, RolloutBuffer], *, overlap: bool) -> None:
+        """
+        Args:
+            collector: Steps the envs.
+            buffers: Filled in turn when overlapped; otherwise only the first is used.
+            overlap: Collect the next rollout in a thread while the learner uses the last one.
+        """
         self.collector = collector
         self.lag = int(overlap)
-        """Updates between the weights that acted and those that learn."""
-        self._rollouts = rollouts
+        """Updates by which the behaviour policy is behind the learner."""
+        self._buffers = buffers
         self._next = 0
-        self._thread = ThreadPoolExecutor(1, "collector") if overlap else None
-        self._pending: Future[Rollout] | None = None
+        self._executor = ThreadPoolExecutor(1, "collector") if overlap else None
+        self._pending: Future[RolloutBuffer] | None = None
 
-    def take(self) -> Rollout:
-        """The next rollout. It is the caller's until the next call."""
-        if self._thread is None:
-            self.collector.take_weights()
-            return self.collector.collect(self._rollouts[0])
+    def next_rollout(self) -> RolloutBuffer:
+        """Return the next rollout, which the caller may use until the next call."""
+        if self._executor is None:
+            self.collector.sync_weights()
+            return self.collector.collect(self._buffers[0])
         if self._pending is None:
-            self._begin()
+            self._start_collecting()
         assert self._pending is not None
         ready = self._pending.result()
-        self._begin()
+        self._start_collecting()
         return ready
 
-    def settle(self) -> None:
-        """Wait until nothing is being collected, so that all can be saved."""
+    def wait(self) -> None:
+        """Block until nothing is being collected, so that the state can be saved."""
         if self._pending is not None:
             self._pending.result()
 
     def close(self) -> None:
-        if self._thread is not None:
-            self._thread.shutdown(wait=True, cancel_futures=True)
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, cancel_futures=True)
 
-    def _begin(self) -> None:
-        assert self._thread is not None
-        self.collector.take_weights()
-        self._pending = self._thread.submit(self.collector.collect, self._rollouts[self._next])
+    def _start_collecting(self) -> None:
+        assert self._executor is not None
+        self.collector.sync_weights()
+        self._pending = self._executor.submit(self.collector.collect, self._buffers[self._next])
         self._next = 1 - self._next
 
     def state_dict(self) -> dict[str, Any]:
-        self.settle()
+        self.wait()
         ready = None if self._pending is None else self._pending.result().state_dict()
         return {"collector": self.collector.state_dict(), "ready": ready}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.collector.load_state_dict(state["collector"])
-        if (state["ready"] is None) != (self._thread is None) and state["ready"] is not None:
-            raise LabError("this was saved with overlapped collection", hint="go on with it switched on")
-        if state["ready"] is not None:
-            rollout = self._rollouts[self._next]
-            rollout.load_state_dict(state["ready"])
-            self._next = 1 - self._next
-            self._pending = Future()
-            self._pending.set_result(rollout)
+        if state["ready"] is None:
+            return
+        if self._executor is None:
+            raise LabError("this checkpoint was saved with overlapped collection", hint="resume with overlap enabled")
+        rollout = self._buffers[self._next]
+        rollout.load_state_dict(state["ready"])
+        self._next = 1 - self._next
+        self._pending = Future()
+        self._pending.set_result(rollout)

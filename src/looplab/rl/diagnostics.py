@@ -1,4 +1,4 @@
-"""What is known about each worker of a vector env, and when its steps have been slow too often."""
+"""Reports on the workers of a vector env, and detection of repeated slow steps."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """One worker, now."""
+    """The present state of one worker."""
 
     worker: int
-    """Its number."""
+    """Index of the worker."""
     envs: tuple[int, ...]
-    """The environments it steps."""
+    """Indices of its envs."""
     pid: int | None
-    """Of its process; None if the environments live in this one."""
+    """Process id; None if the envs run in this process."""
     steps: int
-    """Steps of all its environments together that were asked of it."""
+    """Env steps requested so far, over all its envs."""
     restarts: int
-    """How often its process was replaced."""
+    """Times that its process was replaced."""
     reasons: tuple[str, ...]
-    """Why, the last ones."""
+    """Reasons of the last restarts."""
     replayed: int
-    """Steps that were made again after restarts."""
+    """Steps replayed after restarts."""
     slow_steps: int
     """Steps that took longer than `slow_step`."""
     last_step_ms: float
-    """How long its environments took for the last step."""
+    """Duration of the last step of all its envs, in milliseconds."""
     rss_bytes: int
-    """Memory that its process holds; 0 if that cannot be known."""
+    """Resident memory of its process; 0 if unknown."""
     snapshots: str
-    """"exact", "unknown" before the first reset, or why its environments cannot be snapshotted."""
+    """"exact", or why its envs have no exact snapshots."""
 
 
-def rss(pid: int | None) -> int:
-    """The resident memory of a process; 0 if it is gone."""
+def rss_bytes(pid: int | None) -> int:
+    """Return the resident memory of a process (None: this one); 0 if it is gone."""
     try:
         pages = int(Path(f"/proc/{pid or os.getpid()}/statm").read_text().split()[1])
     except (OSError, IndexError):
@@ -45,20 +45,20 @@ def rss(pid: int | None) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-class SlowSteps:
-    """Says when slow steps have become so many within a window that it is worth a look; once a window."""
+class SlowStepDetector:
+    """Detects `threshold` slow steps within `window` seconds, at most once per window."""
 
     def __init__(self, threshold: int, window: float) -> None:
         self._threshold, self._window = threshold, window
         self._times: deque[float] = deque()
-        self._last = float("-inf")
+        self._last_alarm = float("-inf")
 
     def add(self, now: float) -> bool:
-        """Count one at `now`; True if the stacks should be written."""
+        """Count a slow step at the time `now`; return True if the stack traces should be written."""
         self._times.append(now)
         while self._times[0] < now - self._window:
             self._times.popleft()
-        if len(self._times) < self._threshold or now - self._last < self._window:
+        if len(self._times) < self._threshold or now - self._last_alarm < self._window:
             return False
-        self._last = now
+        self._last_alarm = now
         return True

@@ -1,8 +1,8 @@
-"""An actor-critic in the manner of A3C and IMPALA (Espeholt et al. 2018): each rollout is learned from once, with
-V-trace targets or generalised advantages, and, if there is a replay, from what it gives as well.
+"""An actor-critic in the style of A3C and IMPALA (Espeholt et al. 2018).
 
-What comes from the replay was done by an older policy: it is weighted by the clipped ratio of the two policies, and by
-the importance weights that undo the priorities.
+Each rollout is learned from once, with V-trace targets or GAE. With a replay, the learner also takes replayed
+transitions: their off-policy error is corrected by the clipped importance ratio, and the bias of the priorities by
+importance-sampling weights.
 """
 
 from __future__ import annotations
@@ -16,105 +16,137 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from looplab.rl.collect import Rollout
-from looplab.rl.flat import Flat, adam, set_rate
-from looplab.rl.policies import Policy
-from looplab.rl.returns import targets
+from looplab.rl.collect import RolloutBuffer
+from looplab.rl.flat import FlatParameters, make_adam, set_learning_rate
+from looplab.rl.policies import ActorCritic
+from looplab.rl.returns import compute_targets
 
 
 @dataclass(frozen=True)
 class ImpalaSettings:
     learning_rate: float = 6e-4
     returns: Literal["vtrace", "gae"] = "vtrace"
+    """Estimator of returns and advantages."""
     gamma: float = 0.99
     lam: float = 1.0
+    """Lambda of V-trace or GAE."""
     rho_bar: float = 1.0
+    """Clipping threshold of the importance ratios in the TD errors."""
     c_bar: float = 1.0
+    """Clipping threshold of the importance ratios in the trace."""
     value_coef: float = 0.5
     entropy_coef: float = 0.01
     max_grad_norm: float = 0.5
     adam_eps: float = 1e-5
     normalise: bool = False
+    """Normalise advantages over the rollout."""
     replay_coef: float = 1.0
-    """Weight of what is learned from the replay."""
+    """Weight of the loss on replayed transitions."""
 
 
 class Impala:
-    def __init__(self, policy: Policy, settings: ImpalaSettings, seed: int = 0) -> None:
-        self.policy, self.settings = policy, settings
-        self.flat = Flat(policy)
-        self.optimizer = adam(self.flat, settings.learning_rate, settings.adam_eps)
-        self.priorities: NDArray[Any] = np.zeros((0, 0), np.float32)
-        """How surprising each transition of the last rollout was, for the replay."""
+    """The IMPALA-style learner."""
 
-    def learn(self, rollout: Rollout, lag: int, left: float = 1.0) -> dict[str, float]:
+    def __init__(self, policy: ActorCritic, settings: ImpalaSettings, seed: int = 0) -> None:
+        self.policy, self.settings = policy, settings
+        self.flat = FlatParameters(policy)
+        self.optimizer = make_adam(self.flat, settings.learning_rate, settings.adam_eps)
+        self.priorities: NDArray[Any] = np.zeros((0, 0), np.float32)
+        """Replay priorities of the last rollout, [steps, envs]: the absolute advantages."""
+
+    def learn(self, rollout: RolloutBuffer, lag: int, progress_remaining: float = 1.0) -> dict[str, float]:
+        """Update the policy on one rollout.
+
+        Args:
+            rollout: The collected steps.
+            lag: Updates by which the behaviour policy is behind; 0 means on-policy.
+            progress_remaining: Factor of the learning rate, annealed from 1 to 0.
+
+        Returns:
+            Metrics of the update.
+        """
         s = self.settings
-        set_rate(self.optimizer, s.learning_rate * left)
+        set_learning_rate(self.optimizer, s.learning_rate * progress_remaining)
         device = self.flat.vector.device
-        seen, begins, memory, actions, before, valid = (
-            torch.from_numpy(x).to(device)
-            for x in (rollout.seen, rollout.begins, rollout.memory[0], rollout.actions, rollout.logs, rollout.valid)
-        )
-        numbers, values, _ = self.policy(seen, memory, begins)
-        logs, entropy = self.policy.head.judge(numbers[:-1], actions)
+        obs = torch.from_numpy(rollout.obs).to(device)
+        episode_starts = torch.from_numpy(rollout.episode_starts).to(device)
+        hidden_state = torch.from_numpy(rollout.hidden_state[0]).to(device)
+        actions = torch.from_numpy(rollout.actions).to(device)
+        old_log_probs = torch.from_numpy(rollout.log_probs).to(device)
+        valid = torch.from_numpy(rollout.valid).to(device)
+        logits, values, _ = self.policy(obs, hidden_state, episode_starts)
+        log_probs, entropies = self.policy.head.log_prob_and_entropy(logits[:-1], actions)
         ratios = None
         if lag and s.returns == "vtrace":
-            ratios = (logs.detach() - before).exp().cpu().numpy()
-        found = targets(
+            ratios = (log_probs.detach() - old_log_probs).exp().cpu().numpy()
+        targets = compute_targets(
             rollout.rewards, values.detach().cpu().numpy(), rollout.terminated, rollout.truncated,
             gamma=s.gamma, lam=s.lam, ratios=ratios, rho_bar=s.rho_bar, c_bar=s.c_bar,
         )  # fmt: skip
-        gains = found.advantages if s.returns == "vtrace" else found.deltas
-        self.priorities = np.abs(gains)
-        advantages = torch.from_numpy(gains).to(device)[valid]
+        all_advantages = targets.pg_advantages if s.returns == "vtrace" else targets.advantages
+        self.priorities = np.abs(all_advantages)
+        advantages = torch.from_numpy(all_advantages).to(device)[valid]
+        returns = torch.from_numpy(targets.returns).to(device)[valid]
         if s.normalise:
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-        policy_loss = -(advantages * logs[valid]).mean()
-        value_loss = torch.nn.functional.mse_loss(values[:-1][valid], torch.from_numpy(found.values).to(device)[valid])
-        spread = entropy[valid].mean()
-        length = self._step(policy_loss + s.value_coef * value_loss - s.entropy_coef * spread)
+        policy_loss = -(advantages * log_probs[valid]).mean()
+        value_loss = torch.nn.functional.mse_loss(values[:-1][valid], returns)
+        entropy = entropies[valid].mean()
+        grad_norm = self._optimize(policy_loss + s.value_coef * value_loss - s.entropy_coef * entropy)
         return {
             "policy_loss": policy_loss.item(),
             "value_loss": value_loss.item(),
-            "entropy": spread.item(),
-            "grad_norm": length.item(),
+            "entropy": entropy.item(),
+            "grad_norm": grad_norm.item(),
         }
 
-    def learn_again(self, batch: Mapping[str, NDArray[Any]], weights: NDArray[Any]) -> tuple[dict[str, float], Any]:
-        """From transitions of the replay; gives the errors that become their new priorities."""
+    def learn_from_replay(
+        self, batch: Mapping[str, NDArray[Any]], weights: NDArray[Any]
+    ) -> tuple[dict[str, float], NDArray[Any]]:
+        """Update the policy on replayed transitions.
+
+        Args:
+            batch: Fields of the transitions, as the runner stores them.
+            weights: Importance-sampling weights that correct for the priorities.
+
+        Returns:
+            Metrics of the update, and the absolute TD errors, which are the new priorities.
+        """
         s = self.settings
         device = self.flat.vector.device
-        seen, memory = (  # stacked by torch, whose memory is aligned (see collect.py)
+        obs, hidden_state = (  # stacked by torch, which aligns memory (see `_aligned_zeros` in collect.py)
             torch.stack([torch.from_numpy(batch[name]) for name in names]).to(device)
-            for names in (("seen", "next_seen"), ("memory", "next_memory"))
+            for names in (("obs", "next_obs"), ("hidden_state", "next_hidden_state"))
         )
-        memory = memory.float()
-        begins = torch.zeros(seen.shape[:2], dtype=torch.bool, device=device)
-        numbers, values, _ = self.policy(seen.flatten(0, 1), memory.flatten(0, 1), begins.flatten())
+        hidden_state = hidden_state.float()
+        episode_starts = torch.zeros(obs.shape[:2], dtype=torch.bool, device=device)
+        logits, values, _ = self.policy(obs.flatten(0, 1), hidden_state.flatten(0, 1), episode_starts.flatten())
         n = len(weights)
         actions = torch.from_numpy(batch["actions"]).to(device)
-        logs, entropy = self.policy.head.judge(numbers[:n], actions)
-        rewards, before, use = (
-            torch.from_numpy(np.asarray(x, np.float32)).to(device) for x in (batch["rewards"], batch["logs"], weights)
+        log_probs, entropies = self.policy.head.log_prob_and_entropy(logits[:n], actions)
+        rewards, old_log_probs, is_weights = (
+            torch.from_numpy(np.asarray(x, np.float32)).to(device)
+            for x in (batch["rewards"], batch["log_probs"], weights)
         )
-        going = torch.from_numpy(~batch["terminated"]).to(device)
+        not_terminated = torch.from_numpy(~batch["terminated"]).to(device)
         with torch.no_grad():
-            rho = (logs - before).exp().clamp(max=s.rho_bar)
-            errors = rewards + s.gamma * going * values[n:] - values[:n]
-            advantages, goals = rho * errors, values[:n] + rho * errors
-        policy_loss = -(use * advantages * logs).mean()
-        value_loss = (use * (values[:n] - goals).square()).mean()
-        loss = policy_loss + s.value_coef * value_loss - s.entropy_coef * (use * entropy).mean()
-        self._step(s.replay_coef * loss)
-        told = {"replay_policy_loss": policy_loss.item(), "replay_value_loss": value_loss.item()}
-        return told, errors.abs().cpu().numpy()
+            rho = (log_probs - old_log_probs).exp().clamp(max=s.rho_bar)
+            td_errors = rewards + s.gamma * not_terminated * values[n:] - values[:n]
+            advantages, returns = rho * td_errors, values[:n] + rho * td_errors
+        policy_loss = -(is_weights * advantages * log_probs).mean()
+        value_loss = (is_weights * (values[:n] - returns).square()).mean()
+        loss = policy_loss + s.value_coef * value_loss - s.entropy_coef * (is_weights * entropies).mean()
+        self._optimize(s.replay_coef * loss)
+        stats = {"replay_policy_loss": policy_loss.item(), "replay_value_loss": value_loss.item()}
+        return stats, td_errors.abs().cpu().numpy()
 
-    def _step(self, loss: Tensor) -> Tensor:
-        self.flat.clear()
+    def _optimize(self, loss: Tensor) -> Tensor:
+        """Take one optimizer step and return the gradient norm before clipping."""
+        self.flat.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        length = self.flat.clip(self.settings.max_grad_norm)
+        grad_norm = self.flat.clip_grad_norm(self.settings.max_grad_norm)
         self.optimizer.step()
-        return length
+        return grad_norm
 
     def state_dict(self) -> dict[str, Any]:
         return {"policy": self.policy.state_dict(), "optimizer": self.optimizer.state_dict()}

@@ -1,11 +1,10 @@
-"""The metrics of a reinforcement learning run: every field, its meaning, and where the rows go.
+"""The metrics of a reinforcement learning run: every field, its meaning, and the writer of the rows.
 
-This is the one place that knows the names. A row with any other is refused, docs/metrics-schema.md is made from here
+`SCHEMA` declares the fields that every run may have. A recipe declares its own with `MetricField` and passes them as
+`extra_fields`; a row with any other field is refused. A sum or mean covers the steps since the previous row. A field
+that was not measured is missing from its row; it is never 0 instead. docs/metrics-schema.md is generated:
 
     python -m looplab.rl.metrics > docs/metrics-schema.md
-
-and the columns of metrics.parquet have the types that stand here. Sums and means run from one row to the next. A field
-that was not measured is missing in a row; it is never 0 for that.
 """
 
 from __future__ import annotations
@@ -23,112 +22,137 @@ from looplab.trainkit.atomic import atomic_write
 from looplab.trainkit.log import Logger
 
 SCHEMA_VERSION = 1
-"""Counts up when a field is added, or means something else."""
-TIMES = ("collect_ms", "learn_ms", "replay_ms", "checkpoint_ms")
-"""The phases of an update."""
-BATCH = 20_000
-"""Rows that are in memory at once while a Parquet file is written."""
+"""Incremented when a field is added or changes its meaning."""
+PHASE_TIMES = ("collect_ms", "learn_ms", "replay_ms", "checkpoint_ms")
+"""Time spent in each phase of an update."""
+PARQUET_BATCH_ROWS = 20_000
+"""Rows in memory at once while a Parquet file is written."""
+
+Stream = Literal["metrics", "monitor", "both"]
+Reduction = Literal["sum", "count", "mean", "max", "last", "episode_max"]
 
 
 @dataclass(frozen=True)
-class Field:
+class MetricField:
+    """One field of a metrics row.
+
+    A field with `info` is filled by the runner from the infos of the envs.
+    """
+
     name: str
     type: Literal["int", "float", "bool"]
     unit: str
-    """Empty: a plain number."""
+    """Empty for a plain number."""
     meaning: str
+    """One sentence for the documentation."""
     since: int = 1
-    """The version of the schema that brought it."""
+    """Version of the schema that added the field."""
     exact: bool = True
-    """Whether a repetition of the run gives the same value; False for what depends on the clock or the machine."""
-    stream: Literal["metrics", "monitor", "both"] = "metrics"
-    """Which file has it."""
+    """Whether repeating the run gives the same value; False if it depends on the clock or the machine."""
+    stream: Stream = "metrics"
+    """File that contains the field."""
+    info: str | None = None
+    """Key in the envs' infos that the field is computed from."""
+    reduce: Reduction = "last"
+    """How the values of `info` in all envs since the previous row become one number.
+
+    "count" counts the steps that have the key; "last" takes the last such step, and of its envs the last; "episode_max"
+    takes the maximum of each episode and averages over the episodes that ended.
+    """
 
 
-def _clock(name: str, unit: str, meaning: str, stream: Literal["metrics", "monitor", "both"] = "metrics") -> Field:
-    return Field(name, "float", unit, meaning, exact=False, stream=stream)
+def _wall_clock(name: str, unit: str, meaning: str, stream: Stream = "metrics") -> MetricField:
+    return MetricField(name, "float", unit, meaning, exact=False, stream=stream)
 
 
-SCHEMA: tuple[Field, ...] = (
-    Field("step", "int", "", "The global step; in the monitor's file the number of the sample.", stream="both"),
-    _clock("time", "s", "When the row was written, since 1970.", "both"),
-    Field("global_step", "int", "transitions", "Transitions that were learned from so far, of all envs together."),
-    Field("global_update", "int", "updates", "Rollouts that were learned from so far."),
-    Field("episodes", "int", "episodes", "Episodes that ended since the last row; episode_* are over these."),
-    Field("episode_return_mean", "float", "reward", "Mean sum of the rewards, shaping included, of an episode."),
-    Field("episode_return_max", "float", "reward", "Largest such sum."),
-    Field("episode_length_mean", "float", "steps", "Mean length."),
-    Field("episode_max_x_mean", "float", "px", "Mean of the furthest x of each episode."),
-    Field("env_mean_x_pos", "float", "px", "Mean x over all steps in which it was known."),
-    Field("env_max_x_pos", "float", "px", "Furthest x of any step."),
-    Field("env_distance_delta_sum", "float", "px", "Sum of all changes of x (shaping_dx), backwards ones included."),
-    Field("env_shaping_raw_sum", "float", "reward", "Sum of the shaping before its scale, without the env's reward."),
-    Field("env_shaping_scaled_sum", "float", "reward", "Sum of the shaping as it was added to the rewards."),
-    Field("env_shaping_last_dx", "float", "px", "Change of x in the last step, of the last env that told it."),
-    Field("env_shaping_last_raw", "float", "reward", "Shaping before its scale in that step."),
-    Field("env_shaping_last_scaled", "float", "reward", "Shaping as it was added in that step."),
-    Field("env_shaping_scale", "float", "", "Scale of the shaping in that step."),
-    Field("env_shaping_parse_fail", "int", "failures", "Failures so far to read x from RAM, of that env."),
-    Field("env_stagnations", "int", "episodes", "Episodes truncated for want of progress."),
-    Field("env_restarts", "int", "episodes", "Episodes truncated with a lost worker that could not be replayed."),
-    Field("policy_loss", "float", "", "Mean loss of the policy."),
-    Field("value_loss", "float", "", "Mean squared error of the values."),
-    Field("entropy", "float", "nat", "Mean entropy of the policy."),
-    Field("grad_norm", "float", "", "Length of the gradient before it is clipped."),
-    Field("approx_kl", "float", "nat", "Estimated divergence between the policy that acted and the one that learns."),
-    Field("clip_fraction", "float", "", "Share of transitions whose ratio of probabilities was clipped."),
-    Field("explained_variance", "float", "", "1: the values explain the returns; 0 or less: they do not."),
-    Field("early_stop", "bool", "", "Whether the update ended early because the divergence was too large."),
-    Field("replay_policy_loss", "float", "", "Loss of the policy on what the replay gave."),
-    Field("replay_value_loss", "float", "", "Loss of the values on what the replay gave."),
-    Field("replay_size", "int", "entries", "Entries in the replay."),
-    Field("replay_beta", "float", "", "How far the priorities are undone by weights, from 0 to 1."),
-    Field("replay_priority_mean", "float", "", "Mean priority, before alpha, of at most 65,536 spaced entries."),
-    Field("replay_priority_p50", "float", "", "Median of these priorities."),
-    Field("replay_priority_p90", "float", "", "90th percentile."),
-    Field("replay_priority_p99", "float", "", "99th percentile."),
-    Field("replay_last_unique_ratio", "float", "", "Different entries in the last sample, divided by its size."),
-    Field("replay_avg_unique_ratio", "float", "", "Mean of this over all samples so far."),
-    _clock("replay_sample_time_ms", "ms", "Mean time to draw a sample."),
-    _clock("collect_ms", "ms", "Time spent waiting for rollouts."),
-    _clock("learn_ms", "ms", "Time spent learning from rollouts."),
-    _clock("replay_ms", "ms", "Time spent on the replay: adding, drawing, learning."),
-    _clock("checkpoint_ms", "ms", "Time that saving held up the training."),
-    _clock("steps_per_second", "1/s", "Transitions a second since this process began to train."),
-    Field("model_compiled", "bool", "", "Whether the policy is compiled by torch.compile."),
-    _clock("gpu_util_last", "%", "Last reading of the GPU's use, mean of the visible devices; missing without."),
-    _clock("gpu_util_mean_window", "%", "Mean of the last readings; missing without a GPU."),
-    _clock("cpu_percent", "%", "Use of all processors of the machine since the last sample.", "monitor"),
-    _clock("process_cpu_percent", "%", "Use by the trainer's process; 100 is one processor.", "monitor"),
-    _clock("process_rss_mb", "MB", "Memory of the trainer's process.", "monitor"),
-    _clock("ram_used_mb", "MB", "Memory of the machine that is not available.", "monitor"),
-    _clock("ram_total_mb", "MB", "Memory of the machine.", "monitor"),
-    _clock("load_1m", "", "Processes that wanted to run, over the last minute.", "monitor"),
-    _clock("gpu_util", "%", "Use of the GPU, mean over the visible devices; missing without a GPU.", "monitor"),
-    _clock("gpu_memory_used_mb", "MB", "Memory in use on the visible devices.", "monitor"),
-    _clock("gpu_memory_total_mb", "MB", "Memory of the visible devices.", "monitor"),
+SCHEMA: tuple[MetricField, ...] = (
+    MetricField("step", "int", "", "Global step; in the monitor's file the index of the sample.", stream="both"),
+    _wall_clock("time", "s", "When the row was written, as Unix time.", "both"),
+    MetricField("global_step", "int", "transitions", "Transitions learned from so far, over all envs."),
+    MetricField("global_update", "int", "updates", "Rollouts learned from so far."),
+    MetricField("episodes", "int", "episodes", "Episodes that ended since the previous row; episode_* cover these."),
+    MetricField("episode_return_mean", "float", "reward", "Mean undiscounted return, including any reward shaping."),
+    MetricField("episode_return_max", "float", "reward", "Highest undiscounted return."),
+    MetricField("episode_length_mean", "float", "steps", "Mean episode length."),
+    MetricField("env_restarts", "int", "episodes", "Episodes truncated because their worker was lost and could not be "
+                "replayed.", info="worker_restarted", reduce="count"),
+    MetricField("policy_loss", "float", "", "Mean policy loss."),
+    MetricField("value_loss", "float", "", "Mean squared error of the value function."),
+    MetricField("entropy", "float", "nat", "Mean entropy of the policy."),
+    MetricField("grad_norm", "float", "", "Gradient norm before clipping."),
+    MetricField("approx_kl", "float", "nat", "Estimated KL divergence between behaviour policy and learner."),
+    MetricField("clip_fraction", "float", "", "Fraction of transitions whose probability ratio was clipped."),
+    MetricField("explained_variance", "float", "", "1: the values explain the returns; 0 or below: they do not."),
+    MetricField("early_stop", "bool", "", "Whether the update stopped early because the KL divergence was too large."),
+    MetricField("replay_policy_loss", "float", "", "Policy loss on replayed transitions."),
+    MetricField("replay_value_loss", "float", "", "Value loss on replayed transitions."),
+    MetricField("replay_size", "int", "entries", "Entries in the replay."),
+    MetricField("replay_beta", "float", "", "Exponent of the importance-sampling weights, from 0 to 1."),
+    MetricField("replay_priority_mean", "float", "", "Mean priority, before alpha, of up to 65,536 spaced entries."),
+    MetricField("replay_priority_p50", "float", "", "Median of these priorities."),
+    MetricField("replay_priority_p90", "float", "", "90th percentile of these priorities."),
+    MetricField("replay_priority_p99", "float", "", "99th percentile of these priorities."),
+    MetricField("replay_last_unique_ratio", "float", "", "Distinct entries in the last batch, divided by its size."),
+    MetricField("replay_avg_unique_ratio", "float", "", "Mean of this ratio over all batches so far."),
+    _wall_clock("replay_sample_time_ms", "ms", "Mean time to sample a batch."),
+    _wall_clock("collect_ms", "ms", "Time spent waiting for rollouts."),
+    _wall_clock("learn_ms", "ms", "Time spent learning from rollouts."),
+    _wall_clock("replay_ms", "ms", "Time spent on the replay: pushing, sampling, learning."),
+    _wall_clock("checkpoint_ms", "ms", "Time that saving blocked the training."),
+    _wall_clock("steps_per_second", "1/s", "Transitions per second since this process started training."),
+    MetricField("model_compiled", "bool", "", "Whether the policy is compiled by torch.compile."),
+    _wall_clock("gpu_util_last", "%", "Last GPU utilization, mean of the visible devices; missing without a GPU."),
+    _wall_clock("gpu_util_mean_window", "%", "Mean of the last GPU utilization samples; missing without a GPU."),
+    _wall_clock("cpu_percent", "%", "CPU utilization of the machine since the previous sample.", "monitor"),
+    _wall_clock("process_cpu_percent", "%", "CPU utilization of the trainer process; 100 is one core.", "monitor"),
+    _wall_clock("process_rss_mb", "MB", "Resident memory of the trainer process.", "monitor"),
+    _wall_clock("ram_used_mb", "MB", "Memory of the machine that is not available.", "monitor"),
+    _wall_clock("ram_total_mb", "MB", "Memory of the machine.", "monitor"),
+    _wall_clock("load_1m", "", "Load average over one minute.", "monitor"),
+    _wall_clock("gpu_util", "%", "GPU utilization, mean of the visible devices; missing without a GPU.", "monitor"),
+    _wall_clock("gpu_memory_used_mb", "MB", "Memory in use on the visible devices.", "monitor"),
+    _wall_clock("gpu_memory_total_mb", "MB", "Memory of the visible devices.", "monitor"),
 )  # fmt: skip
 
-_KNOWN = {field.name: field for field in SCHEMA}
-_OTHERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-"""How the logger writes what JSON has no number for."""
+_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+"""How the logger writes numbers that JSON does not have."""
 
 
-def check(row: Mapping[str, Any], more: Sequence[Field] = ()) -> None:
-    """Refuse a row with a name that is not in the schema, or a value that does not fit its type. `more`: your own."""
-    known = {**_KNOWN, **{field.name: field for field in more}} if more else _KNOWN
+def fields_by_name(extra_fields: Sequence[MetricField] = ()) -> dict[str, MetricField]:
+    """Return the schema and the extra fields by name; LabError if a name is declared twice."""
+    fields: dict[str, MetricField] = {}
+    for field in (*SCHEMA, *extra_fields):
+        if field.name in fields:
+            raise LabError(
+                f"the metric {field.name!r} is declared twice", hint="choose another name for your own field"
+            )
+        fields[field.name] = field
+    return fields
+
+
+def check_row(row: Mapping[str, Any], fields: Mapping[str, MetricField] | None = None) -> None:
+    """Raise LabError if a row has an undeclared field or a value of the wrong type.
+
+    Args:
+        row: Values by field name; None is allowed for every field.
+        fields: Declared fields by name, see `fields_by_name`; None for the schema alone.
+    """
+    declared = _SCHEMA_FIELDS if fields is None else fields
     for name, value in row.items():
-        field = known.get(name)
+        field = declared.get(name)
         if field is None:
             raise LabError(
-                f"{name!r} is not a field of the metrics (schema {SCHEMA_VERSION})",
-                hint="add a Field to looplab.rl.metrics.SCHEMA, or give your own as Sinks(more=…)",
+                f"{name!r} is not a declared metric (schema {SCHEMA_VERSION})",
+                hint=f"declare it: MetricsWriter(…, extra_fields=[MetricField({name!r}, type, unit, meaning)])",
             )
-        if value is not None and not _fits(field, value):
+        if value is not None and not _has_type(field, value):
             raise LabError(f"{name} must be of type {field.type}, not {value!r}")
 
 
-def _fits(field: Field, value: Any) -> bool:
+_SCHEMA_FIELDS = fields_by_name()
+
+
+def _has_type(field: MetricField, value: Any) -> bool:
     if hasattr(value, "item"):
         value = value.item()
     if not isinstance(value, numbers.Real):
@@ -138,51 +162,59 @@ def _fits(field: Field, value: Any) -> bool:
     return field.type == "float" or float(value).is_integer()
 
 
-class Sinks:
-    """Where rows go: metrics.jsonl always, TensorBoard and W&B if asked for."""
+class MetricsWriter:
+    """Writes rows to metrics.jsonl and, if enabled, to TensorBoard and W&B."""
 
     def __init__(
         self,
-        metrics: Logger,
+        logger: Logger,
+        *,
         tensorboard: str | os.PathLike[str] | None = None,
         wandb: Mapping[str, Any] | None = None,
-        more: Sequence[Field] = (),
+        extra_fields: Sequence[MetricField] = (),
     ) -> None:
-        """`tensorboard`: its folder. `wandb`: what `wandb.init` gets. `more`: fields beyond the schema."""
-        self.metrics = metrics
-        self._more = tuple(more)
-        self._folder = None if tensorboard is None else os.fspath(tensorboard)
-        self._writer: Any = None
-        self._board = None if tensorboard is None else _tensorboard()
-        self._run = None if wandb is None else _wandb().init(**wandb)
+        """
+        Args:
+            logger: Logger of metrics.jsonl.
+            tensorboard: Folder for TensorBoard events; None disables them.
+            wandb: Arguments of `wandb.init`; None disables W&B.
+            extra_fields: Fields of the recipe, beyond the schema.
+        """
+        self.logger = logger
+        self.fields = fields_by_name(extra_fields)
+        self._tensorboard_dir = None if tensorboard is None else os.fspath(tensorboard)
+        self._summary_writer_class = None if tensorboard is None else _import_summary_writer()
+        self._summary_writer: Any = None
+        self._wandb_run = None if wandb is None else _import_wandb().init(**wandb)
 
     def log(self, row: Mapping[str, Any], step: int) -> None:
-        check(row, self._more)
-        self.metrics.log(row, step=step)
-        known = {name: float(value) for name, value in row.items() if value is not None}
-        if self._board is not None:
-            if self._writer is None:  # what a killed run wrote beyond its checkpoint is hidden
-                self._writer = self._board(self._folder, purge_step=step)
-            for name, value in known.items():
-                self._writer.add_scalar(name, value, step)
-        if self._run is not None:
-            self._run.log(known, step=step)
+        """Check a row and write it everywhere."""
+        check_row(row, self.fields)
+        self.logger.log(row, step=step)
+        measured = {name: float(value) for name, value in row.items() if value is not None}
+        if self._summary_writer_class is not None:
+            if self._summary_writer is None:  # purge_step hides what a killed run wrote after its last checkpoint
+                self._summary_writer = self._summary_writer_class(self._tensorboard_dir, purge_step=step)
+            for name, value in measured.items():
+                self._summary_writer.add_scalar(name, value, step)
+        if self._wandb_run is not None:
+            self._wandb_run.log(measured, step=step)
 
     def close(self) -> None:
-        self.metrics.close()
-        if self._writer is not None:
-            self._writer.close()
-        if self._run is not None:
-            self._run.finish()
+        self.logger.close()
+        if self._summary_writer is not None:
+            self._summary_writer.close()
+        if self._wandb_run is not None:
+            self._wandb_run.finish()
 
-    def __enter__(self) -> Sinks:
+    def __enter__(self) -> MetricsWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-def _tensorboard() -> Any:
+def _import_summary_writer() -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
@@ -190,7 +222,7 @@ def _tensorboard() -> Any:
     return SummaryWriter
 
 
-def _wandb() -> Any:
+def _import_wandb() -> Any:
     try:
         import wandb
     except ImportError as error:
@@ -198,8 +230,8 @@ def _wandb() -> Any:
     return wandb
 
 
-def rows(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """The rows of a metrics or monitor file, one by one. Lines that a kill has torn are left out."""
+def read_rows(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a metrics or monitor file, without lines that a kill has left incomplete."""
     import orjson
 
     with open(path, "rb") as file:
@@ -212,36 +244,41 @@ def rows(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
                 yield row
 
 
-def exact_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The rows without what depends on the clock or the machine: those of an exact repetition are equal."""
-    inexact = {field.name for field in SCHEMA if not field.exact}
-    return [{name: value for name, value in row.items() if name not in inexact} for row in rows(path)]
+def exact_rows(path: str | os.PathLike[str], extra_fields: Sequence[MetricField] = ()) -> list[dict[str, Any]]:
+    """Return the rows without the fields that depend on the clock or the machine.
+
+    An exact repetition of a run has equal rows.
+    """
+    inexact = {field.name for field in (*SCHEMA, *extra_fields) if not field.exact}
+    return [{name: value for name, value in row.items() if name not in inexact} for row in read_rows(path)]
 
 
-def to_parquet(jsonl: str | os.PathLike[str], target: str | os.PathLike[str], more: Sequence[Field] = ()) -> int:
-    """Write a metrics or monitor file as Parquet, whole or not at all; gives the number of rows.
+def to_parquet(
+    jsonl: str | os.PathLike[str], target: str | os.PathLike[str], extra_fields: Sequence[MetricField] = ()
+) -> int:
+    """Convert a metrics or monitor file to Parquet, atomically, and return the number of rows.
 
-    The same input gives the same bytes. The columns are the names that occur, in the order of the schema, then of the
-    alphabet; a name that is in no schema is a float, or a string where it has anything but numbers.
+    The same input gives the same bytes. Columns are the fields that occur, in the order of their declaration.
+    Undeclared fields follow in alphabetical order, as floats, or as strings if they contain anything but numbers.
     """
     if not Path(jsonl).exists():
         raise LabError("there are no metrics to convert", file=jsonl)
     import pyarrow as pa
 
-    types = {field.name: field.type for field in (*SCHEMA, *more)}
-    kinds = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "text": pa.string()}
-    seen: dict[str, str] = {}
-    for row in rows(jsonl):
+    declared = {field.name: field.type for field in (*SCHEMA, *extra_fields)}
+    arrow_types = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "text": pa.string()}
+    columns: dict[str, str] = {}
+    for row in read_rows(jsonl):
         for name, value in row.items():
-            kind: str = types.get(name, "float")
-            if name not in types and not (value is None or isinstance(value, int | float) or value in _OTHERS):
+            kind: str = declared.get(name, "float")
+            if name not in declared and not (value is None or isinstance(value, int | float) or value in _NON_FINITE):
                 kind = "text"
             elif kind == "int" and isinstance(value, float) and not value.is_integer():
-                kind = "float"  # the logger allows a fraction as a step
-            seen[name] = _wider(seen.get(name), kind)
-    order = [name for name in types if name in seen] + sorted(seen.keys() - types.keys())
+                kind = "float"  # the logger allows fractional steps
+            columns[name] = _common_type(columns.get(name), kind)
+    order = [name for name in declared if name in columns] + sorted(columns.keys() - declared.keys())
     schema = pa.schema(
-        [(name, kinds[seen[name]]) for name in order],
+        [(name, arrow_types[columns[name]]) for name in order],
         metadata={"looplab.metrics.schema": str(SCHEMA_VERSION)},
     )
     count = 0
@@ -251,55 +288,58 @@ def to_parquet(jsonl: str | os.PathLike[str], target: str | os.PathLike[str], mo
         import pyarrow.parquet as pq
 
         with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-            for batch in _batches(rows(jsonl)):
-                columns = [
-                    pa.array([_cast(row.get(field.name), seen[field.name]) for row in batch], field.type)
+            for batch in _batches(read_rows(jsonl)):
+                arrays = [
+                    pa.array([_to_type(row.get(field.name), columns[field.name]) for row in batch], field.type)
                     for field in schema
                 ]
-                writer.write_batch(pa.record_batch(columns, schema=schema))
+                writer.write_batch(pa.record_batch(arrays, schema=schema))
                 count += len(batch)
 
     atomic_write(target, write)
     return count
 
 
-def _wider(one: str | None, other: str) -> str:
+def _common_type(one: str | None, other: str) -> str:
+    """Return the narrowest column type that holds both."""
     if one is None or one == other:
         return other
     return "text" if "text" in (one, other) else "float"
 
 
-def _cast(value: Any, kind: str) -> Any:
+def _to_type(value: Any, column_type: str) -> Any:
+    """Return a value of a row as its column stores it; None if the column cannot."""
     if value is None:
         return None
-    if kind == "text":
+    if column_type == "text":
         return str(value)
-    number = value if isinstance(value, int | float) else _OTHERS.get(str(value))
-    if number is None or kind == "float":
+    number = value if isinstance(value, int | float) else _NON_FINITE.get(str(value))
+    if number is None or column_type == "float":
         return number
     if not math.isfinite(number):
         return None
-    return bool(number) if kind == "bool" else int(number)
+    return bool(number) if column_type == "bool" else int(number)
 
 
-def _batches(source: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+def _batches(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     batch: list[dict[str, Any]] = []
-    for row in source:
+    for row in rows:
         batch.append(row)
-        if len(batch) == BATCH:
+        if len(batch) == PARQUET_BATCH_ROWS:
             yield batch
             batch = []
     if batch:
         yield batch
 
 
-def document() -> str:
-    """docs/metrics-schema.md."""
+def render_docs() -> str:
+    """Return the text of docs/metrics-schema.md."""
     lines = [
         "# Metrics of reinforcement learning", "",
-        f"Schema version {SCHEMA_VERSION}. Made from `src/looplab/rl/metrics.py` by `python -m looplab.rl.metrics`.",
-        "", "A field that was not measured is missing in a row, and never 0 for that. Sums and means run from one row",
-        "to the next. Fields marked *clock* depend on the clock or the machine; the others are equal in a repetition.",
+        f"Schema version {SCHEMA_VERSION}, from `src/looplab/rl/metrics.py` by `python -m looplab.rl.metrics`.",
+        "", "A field that was not measured is missing from its row; it is never 0 instead. A sum or mean covers the",
+        "steps since the previous row. Fields marked *clock* depend on the clock or the machine; all others are equal",
+        "when a run is repeated.",
     ]  # fmt: skip
     for title, streams in (("metrics.jsonl", ("metrics", "both")), ("monitor.jsonl", ("monitor", "both"))):
         lines += ["", f"## {title}", "", "| field | type | unit | since | | meaning |", "|---|---|---|---|---|---|"]
@@ -309,8 +349,29 @@ def document() -> str:
                 lines.append(
                     f"| `{field.name}` | {field.type} | {field.unit} | {field.since} | {clock} | {field.meaning} |"
                 )
+    lines += ["", EXTENDING.strip()]
     return "\n".join(lines) + "\n"
 
 
+EXTENDING = """
+## Fields of your own
+
+These are the fields of every run. A recipe or trainer declares more, with name, type, unit and meaning; a row with an
+undeclared field is refused. A field with `info` is computed by the runner from the infos of the envs; `reduce` is one
+of `sum`, `count`, `mean`, `max`, `last` and `episode_max`. Other fields come from the runner's `extra_metrics`.
+
+    from looplab import trainkit
+    from looplab.rl.metrics import MetricField, MetricsWriter, to_parquet
+
+    FIELDS = (
+        MetricField("env_lap_time_mean", "float", "s", "Mean time of a lap.", info="lap_time", reduce="mean"),
+        MetricField("track_temperature", "float", "°C", "Temperature of the track.", exact=False),
+    )
+    writer = MetricsWriter(trainkit.Logger("metrics.jsonl"), extra_fields=FIELDS)
+    to_parquet("metrics.jsonl", "metrics.parquet", extra_fields=FIELDS)
+
+The recipe `mario` declares the position and the reward shaping of its game this way, in `mario/metrics.py`.
+"""
+
 if __name__ == "__main__":
-    print(document(), end="")
+    print(render_docs(), end="")

@@ -1,12 +1,13 @@
-"""Policies: from observations to what to do and what it is worth; feed-forward or recurrent, small or of images.
+"""Actor-critic networks: MLPs for vectors, CNNs for images, feed-forward or recurrent.
 
-One contract for all: `forward` takes observations [n, ...] or [steps, n, ...] with the memory before the first of them
-and the steps at which episodes begin, and gives the head's numbers, values and the memory afterwards.
+All share one contract: `forward` takes observations [n, ...] or [steps, n, ...], the hidden state before the first of
+them and the steps at which episodes start. It returns the head's logits, the values and the hidden state after the
+last step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol, cast
@@ -17,67 +18,86 @@ import torch
 from torch import Tensor, nn
 
 from looplab.errors import LabError
+from looplab.rl.renamed import rename_parameters
+
+HALF_LOG_2PI = 0.9189385332046727
+GAUSSIAN_ENTROPY = 1.4189385332046727
+"""Entropy of a standard normal distribution, in nats."""
 
 
-class Head(Protocol):
-    """How the numbers of a policy's last layer are read as a distribution over actions."""
+class ActionHead(Protocol):
+    """The distribution over actions that a policy's outputs parameterise."""
 
     @property
     def size(self) -> int:
-        """Numbers that the policy must give."""
+        """Number of policy outputs."""
         ...
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one action."""
+        """Shape of one action."""
         ...
 
     @property
-    def dtype(self) -> Any: ...
-
-    def sample(self, numbers: Tensor, uniform: np.random.Generator) -> tuple[Any, Any]:
-        """Actions and their log-probabilities, as arrays."""
+    def dtype(self) -> Any:
+        """NumPy dtype of an action."""
         ...
 
-    def judge(self, numbers: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability of each action, and the entropy."""
+    def sample(self, logits: Tensor, rng: np.random.Generator) -> tuple[Any, Any]:
+        """Draw actions.
+
+        Args:
+            logits: Policy outputs, [n, size].
+            rng: Source of randomness.
+
+        Returns:
+            Actions [n, *shape] and their log-probabilities [n], both as NumPy arrays.
+        """
         ...
 
-    def best(self, numbers: Tensor) -> Any:
-        """The likeliest action."""
+    def log_prob_and_entropy(self, logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the log-probability of each action and the entropy of its distribution."""
+        ...
+
+    def mode(self, logits: Tensor) -> Any:
+        """Return the most likely actions as a NumPy array."""
         ...
 
 
 @dataclass(frozen=True)
-class Discrete:
+class CategoricalHead:
+    """A softmax over discrete actions."""
+
     size: int
     shape: tuple[int, ...] = ()
     dtype: Any = np.int64
 
-    def sample(self, numbers: Tensor, uniform: np.random.Generator) -> tuple[Any, Any]:
-        logits = numbers.double().cpu().numpy()
-        logits = logits - logits.max(axis=-1, keepdims=True)
-        weights = np.exp(logits)
+    def sample(self, logits: Tensor, rng: np.random.Generator) -> tuple[Any, Any]:
+        shifted = logits.double().cpu().numpy()
+        shifted = shifted - shifted.max(axis=-1, keepdims=True)
+        weights = np.exp(shifted)
         total = weights.sum(axis=-1, keepdims=True)
-        heights = np.cumsum(weights, axis=-1)
-        draws = uniform.random((len(logits), 1)) * total
-        actions = np.minimum((heights <= draws).sum(axis=-1), self.size - 1)
-        chosen = np.take_along_axis(logits, actions[:, None], axis=-1) - np.log(total)
-        return actions, chosen[:, 0].astype(np.float32)
+        cumulative = np.cumsum(weights, axis=-1)
+        draws = rng.random((len(shifted), 1)) * total
+        actions = np.minimum((cumulative <= draws).sum(axis=-1), self.size - 1)
+        log_probs = np.take_along_axis(shifted, actions[:, None], axis=-1) - np.log(total)
+        return actions, log_probs[:, 0].astype(np.float32)
 
-    def judge(self, numbers: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        logs = torch.log_softmax(numbers, dim=-1)
-        chosen = logs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
-        return chosen, -(logs.exp() * logs).sum(-1)
+    def log_prob_and_entropy(self, logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        log_probs = torch.log_softmax(logits, dim=-1)
+        chosen = log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+        return chosen, -(log_probs.exp() * log_probs).sum(-1)
 
-    def best(self, numbers: Tensor) -> Any:
-        return numbers.argmax(-1).cpu().numpy()
+    def mode(self, logits: Tensor) -> Any:
+        return logits.argmax(-1).cpu().numpy()
 
 
 @dataclass(frozen=True)
-class Gaussian:
-    """Each number of an action by itself; the policy gives its mean and the logarithm of its spread. What lies outside
-    of the bounds is clipped by the caller, after its probability was taken."""
+class GaussianHead:
+    """An independent Gaussian per action dimension; the policy outputs means and log standard deviations.
+
+    Actions are not squashed: the caller clips them to the bounds after their log-probability is taken.
+    """
 
     shape: tuple[int, ...]
     dtype: Any = np.float32
@@ -86,77 +106,95 @@ class Gaussian:
     def size(self) -> int:
         return 2 * int(np.prod(self.shape))
 
-    def _parts(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        means, spreads = numbers.chunk(2, dim=-1)
-        return means, spreads.clamp(-20, 2)
+    def _mean_and_log_std(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_std = logits.chunk(2, dim=-1)
+        return mean, log_std.clamp(-20, 2)
 
-    def sample(self, numbers: Tensor, uniform: np.random.Generator) -> tuple[Any, Any]:
-        means, spreads = self._parts(numbers)
-        noise = uniform.standard_normal(tuple(means.shape), dtype=np.float32)
-        flat = means.cpu().numpy() + np.exp(spreads.cpu().numpy()) * noise
-        logs = self.judge(numbers, torch.from_numpy(flat).to(numbers.device))[0]
-        return flat.reshape(len(flat), *self.shape), logs.cpu().numpy()
+    def sample(self, logits: Tensor, rng: np.random.Generator) -> tuple[Any, Any]:
+        mean, log_std = self._mean_and_log_std(logits)
+        noise = rng.standard_normal(tuple(mean.shape), dtype=np.float32)
+        flat = mean.cpu().numpy() + np.exp(log_std.cpu().numpy()) * noise
+        log_probs = self.log_prob_and_entropy(logits, torch.from_numpy(flat).to(logits.device))[0]
+        return flat.reshape(len(flat), *self.shape), log_probs.cpu().numpy()
 
-    def judge(self, numbers: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        means, spreads = self._parts(numbers)
-        off = (actions.reshape(means.shape) - means) * torch.exp(-spreads)
-        logs = -0.5 * off.square() - spreads - 0.9189385332046727
-        return logs.sum(-1), (spreads + 1.4189385332046727).sum(-1)
+    def log_prob_and_entropy(self, logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_std = self._mean_and_log_std(logits)
+        z = (actions.reshape(mean.shape) - mean) * torch.exp(-log_std)
+        log_probs = -0.5 * z.square() - log_std - HALF_LOG_2PI
+        return log_probs.sum(-1), (log_std + GAUSSIAN_ENTROPY).sum(-1)
 
-    def best(self, numbers: Tensor) -> Any:
-        means = self._parts(numbers)[0]
-        return means.cpu().numpy().reshape(len(means), *self.shape)
-
-
-def head_of(space: gym.Space[Any]) -> Head:
-    if isinstance(space, gym.spaces.Discrete):
-        return Discrete(int(space.n))
-    if isinstance(space, gym.spaces.Box):
-        return Gaussian(space.shape)
-    raise LabError(f"no policy for actions of the kind {type(space).__name__}", hint="take Discrete or Box actions")
+    def mode(self, logits: Tensor) -> Any:
+        mean = self._mean_and_log_std(logits)[0]
+        return mean.cpu().numpy().reshape(len(mean), *self.shape)
 
 
-class Policy(nn.Module):
-    memory: int = 0
-    """Numbers that are carried from step to step; 0: none."""
+def make_head(action_space: gym.Space[Any]) -> ActionHead:
+    """Return the head for an action space; LabError if there is none."""
+    if isinstance(action_space, gym.spaces.Discrete):
+        return CategoricalHead(int(action_space.n))
+    if isinstance(action_space, gym.spaces.Box):
+        return GaussianHead(action_space.shape)
+    raise LabError(f"no policy for {type(action_space).__name__} actions", hint="use a Discrete or Box action space")
 
-    def __init__(self, head: Head) -> None:
+
+class ActorCritic(nn.Module):
+    """Base class of all policies."""
+
+    hidden_size: int = 0
+    """Size of the recurrent hidden state; 0 for a feed-forward policy."""
+
+    def __init__(self, head: ActionHead) -> None:
         super().__init__()
         self.head = head
 
-    def forward(self, seen: Tensor, memory: Tensor, begins: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The head's numbers, values, and the memory after the last step."""
+    def forward(self, obs: Tensor, hidden_state: Tensor, episode_starts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Evaluate the policy on one step or on a sequence of steps.
+
+        Args:
+            obs: Observations, [n, ...] or [steps, n, ...].
+            hidden_state: Hidden state before the first step, [n, hidden_size].
+            episode_starts: Whether each observation is the first of its episode, [n] or [steps, n].
+
+        Returns:
+            Logits for the head, values, and the hidden state after the last step.
+        """
         raise NotImplementedError
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load parameters, also those of checkpoints that use older names."""
+        return super().load_state_dict(rename_parameters(state_dict), strict, assign)
 
-class SmallPolicy(Policy):
-    """Two networks of equal shape, one for actions and one for values, computed as one batch of two: half as many
-    operations, which are what a small network costs."""
 
-    def __init__(self, inputs: int, head: Head, hidden: Sequence[int] = (64, 64)) -> None:
+class MlpPolicy(ActorCritic):
+    """Separate actor and critic MLPs of equal shape, computed as one batched matrix product.
+
+    Small networks are bound by the number of operations, which this halves.
+    """
+
+    def __init__(self, inputs: int, head: ActionHead, hidden: Sequence[int] = (64, 64)) -> None:
         super().__init__(head)
         sizes = [inputs, *hidden]
         self.weights = nn.ParameterList([_orthogonal(2, a, b, gain=2**0.5) for a, b in pairwise(sizes)])
         self.biases = nn.ParameterList([nn.Parameter(torch.zeros(2, 1, b)) for b in hidden])
-        wide = head.size // 2 if isinstance(head, Gaussian) else head.size
-        self.actor = nn.Linear(sizes[-1], wide)
+        outputs = head.size // 2 if isinstance(head, GaussianHead) else head.size
+        self.actor = nn.Linear(sizes[-1], outputs)
         self.critic = nn.Linear(sizes[-1], 1)
         nn.init.orthogonal_(self.actor.weight, 0.01)
         nn.init.orthogonal_(self.critic.weight, 1.0)
         nn.init.zeros_(self.actor.bias)
         nn.init.zeros_(self.critic.bias)
-        self.spread = nn.Parameter(torch.zeros(wide)) if isinstance(head, Gaussian) else None
+        self.log_std = nn.Parameter(torch.zeros(outputs)) if isinstance(head, GaussianHead) else None
 
-    def forward(self, seen: Tensor, memory: Tensor, begins: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        flat = seen.reshape(-1, self.weights[0].shape[1]).float()
-        both = flat.expand(2, *flat.shape)
+    def forward(self, obs: Tensor, hidden_state: Tensor, episode_starts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        flat = obs.reshape(-1, self.weights[0].shape[1]).float()
+        x = flat.expand(2, *flat.shape)
         for weight, bias in zip(self.weights, self.biases, strict=True):
-            both = torch.tanh(torch.baddbmm(bias, both, weight))
-        numbers = self.actor(both[0])
-        if self.spread is not None:
-            numbers = torch.cat([numbers, self.spread.expand_as(numbers)], dim=-1)
-        shape = begins.shape
-        return numbers.view(*shape, -1), self.critic(both[1]).view(shape), memory
+            x = torch.tanh(torch.baddbmm(bias, x, weight))
+        logits = self.actor(x[0])
+        if self.log_std is not None:
+            logits = torch.cat([logits, self.log_std.expand_as(logits)], dim=-1)
+        shape = episode_starts.shape
+        return logits.view(*shape, -1), self.critic(x[1]).view(shape), hidden_state
 
 
 def _orthogonal(copies: int, rows: int, columns: int, gain: float) -> nn.Parameter:
@@ -166,84 +204,99 @@ def _orthogonal(copies: int, rows: int, columns: int, gain: float) -> nn.Paramet
     return nn.Parameter(weights)
 
 
-class ImagePolicy(Policy):
-    """A small convolutional network over stacked frames [channels, height, width]; above it, with `memory`, a GRU."""
+class CnnPolicy(ActorCritic):
+    """A small CNN over stacked frames [channels, height, width], with a GRU on top if `hidden_size` is not 0."""
 
-    def __init__(self, shape: Sequence[int], head: Head, *, width: int = 256, memory: int = 0) -> None:
+    def __init__(self, shape: Sequence[int], head: ActionHead, *, width: int = 256, hidden_size: int = 0) -> None:
         super().__init__(head)
-        self.memory = memory
-        self.eyes = nn.Sequential(
+        self.hidden_size = hidden_size
+        self.encoder = nn.Sequential(
             nn.Conv2d(shape[0], 16, 8, stride=4), nn.ReLU(),
             nn.Conv2d(16, 32, 4, stride=2), nn.ReLU(),
             nn.Conv2d(32, 32, 3, stride=2), nn.ReLU(),
             nn.Flatten(),
         )  # fmt: skip
         with torch.no_grad():
-            found = self.eyes(torch.zeros(1, *shape)).shape[1]
-        self.body = nn.Linear(found, width)
-        self.cell = nn.GRUCell(width, memory) if memory else None
-        self.actor = nn.Linear(memory or width, head.size)
-        self.critic = nn.Linear(memory or width, 1)
-        for layer in (*self.eyes, self.body):
+            features = self.encoder(torch.zeros(1, *shape)).shape[1]
+        self.body = nn.Linear(features, width)
+        self.cell = nn.GRUCell(width, hidden_size) if hidden_size else None
+        self.actor = nn.Linear(hidden_size or width, head.size)
+        self.critic = nn.Linear(hidden_size or width, 1)
+        for layer in (*self.encoder, self.body):
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 nn.init.orthogonal_(layer.weight, 2**0.5)
                 nn.init.zeros_(cast(Tensor, layer.bias))
         nn.init.orthogonal_(self.actor.weight, 0.01)
         nn.init.orthogonal_(self.critic.weight, 1.0)
 
-    def forward(self, seen: Tensor, memory: Tensor, begins: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        shape = begins.shape
-        flat = seen.reshape(-1, *seen.shape[len(shape) :])
-        # Channels last in memory: on processors, convolutions are a quarter faster so.
-        shown = (flat.float() * (1 / 255)).contiguous(memory_format=torch.channels_last)
-        x = torch.relu(self.body(self.eyes(shown)))
+    def forward(self, obs: Tensor, hidden_state: Tensor, episode_starts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        shape = episode_starts.shape
+        flat = obs.reshape(-1, *obs.shape[len(shape) :])
+        # Convolutions on CPUs are a quarter faster with channels last in memory.
+        images = (flat.float() * (1 / 255)).contiguous(memory_format=torch.channels_last)
+        x = torch.relu(self.body(self.encoder(images)))
         if self.cell is not None:
-            x, memory = remember(self.cell, x.view(*shape, -1), memory, begins)
-            x = x.reshape(-1, self.memory)
-        return self.actor(x).view(*shape, -1), self.critic(x).view(shape), memory
+            x, hidden_state = unroll_gru(self.cell, x.view(*shape, -1), hidden_state, episode_starts)
+            x = x.reshape(-1, self.hidden_size)
+        return self.actor(x).view(*shape, -1), self.critic(x).view(shape), hidden_state
 
 
-class RecurrentPolicy(Policy):
-    """A GRU between two small layers, for vectors that do not say everything."""
+class RecurrentMlpPolicy(ActorCritic):
+    """One linear layer and a GRU, for partially observed vectors."""
 
-    def __init__(self, inputs: int, head: Head, *, width: int = 64, memory: int = 64) -> None:
+    def __init__(self, inputs: int, head: ActionHead, *, width: int = 64, hidden_size: int = 64) -> None:
         super().__init__(head)
-        self.memory = memory
+        self.hidden_size = hidden_size
         self.inputs = inputs
         self.body = nn.Linear(inputs, width)
-        self.cell = nn.GRUCell(width, memory)
-        self.actor = nn.Linear(memory, head.size)
-        self.critic = nn.Linear(memory, 1)
+        self.cell = nn.GRUCell(width, hidden_size)
+        self.actor = nn.Linear(hidden_size, head.size)
+        self.critic = nn.Linear(hidden_size, 1)
         nn.init.orthogonal_(self.actor.weight, 0.01)
 
-    def forward(self, seen: Tensor, memory: Tensor, begins: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        shape = begins.shape
-        x = torch.tanh(self.body(seen.reshape(-1, self.inputs).float())).view(*shape, -1)
-        x, memory = remember(self.cell, x, memory, begins)
-        return self.actor(x), self.critic(x).squeeze(-1), memory
+    def forward(self, obs: Tensor, hidden_state: Tensor, episode_starts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        shape = episode_starts.shape
+        x = torch.tanh(self.body(obs.reshape(-1, self.inputs).float())).view(*shape, -1)
+        x, hidden_state = unroll_gru(self.cell, x, hidden_state, episode_starts)
+        return self.actor(x), self.critic(x).squeeze(-1), hidden_state
 
 
-def remember(cell: nn.GRUCell, x: Tensor, memory: Tensor, begins: Tensor) -> tuple[Tensor, Tensor]:
-    """Through the steps one after the other; where an episode begins, all is forgotten first."""
-    keep = (~begins).to(x.dtype).unsqueeze(-1)
-    if begins.dim() == 1:
-        memory = cell(x, memory * keep)
-        return memory, memory
-    states = []
+def unroll_gru(cell: nn.GRUCell, x: Tensor, hidden_state: Tensor, episode_starts: Tensor) -> tuple[Tensor, Tensor]:
+    """Run a GRU cell over one step or a sequence and return its outputs and the last hidden state.
+
+    The hidden state is zeroed before each step that starts an episode.
+    """
+    keep = (~episode_starts).to(x.dtype).unsqueeze(-1)
+    if episode_starts.dim() == 1:
+        hidden_state = cell(x, hidden_state * keep)
+        return hidden_state, hidden_state
+    outputs = []
     for t in range(len(x)):
-        memory = cell(x[t], memory * keep[t])
-        states.append(memory)
-    return torch.stack(states), memory
+        hidden_state = cell(x[t], hidden_state * keep[t])
+        outputs.append(hidden_state)
+    return torch.stack(outputs), hidden_state
 
 
-def make_policy(seen: gym.Space[Any], acts: gym.Space[Any], *, memory: int = 0, width: int | None = None) -> Policy:
-    """The policy that fits: of images where observations are [channels, height, width] of bytes, else a small one."""
-    head = head_of(acts)
-    if not isinstance(seen, gym.spaces.Box):
-        raise LabError(f"no policy for observations of the kind {type(seen).__name__}", hint="flatten them to a Box")
-    if seen.dtype == np.uint8 and len(seen.shape) == 3:
-        return ImagePolicy(seen.shape, head, width=width or 256, memory=memory)
-    inputs = int(np.prod(seen.shape))
-    if memory:
-        return RecurrentPolicy(inputs, head, width=width or 64, memory=memory)
-    return SmallPolicy(inputs, head, (width or 64, width or 64))
+def make_policy(
+    obs_space: gym.Space[Any], action_space: gym.Space[Any], *, hidden_size: int = 0, width: int | None = None
+) -> ActorCritic:
+    """Return the policy for these spaces: a CNN for uint8 observations [channels, height, width], else an MLP.
+
+    Args:
+        obs_space: Space of one observation; a Box.
+        action_space: Space of one action; Discrete or Box.
+        hidden_size: Size of the GRU's hidden state; 0 for a feed-forward policy.
+        width: Units of the hidden layers; None for 256 (CNN) or 64 (MLP).
+
+    Raises:
+        LabError: No policy supports one of the spaces.
+    """
+    head = make_head(action_space)
+    if not isinstance(obs_space, gym.spaces.Box):
+        raise LabError(f"no policy for {type(obs_space).__name__} observations", hint="flatten them to a Box")
+    if obs_space.dtype == np.uint8 and len(obs_space.shape) == 3:
+        return CnnPolicy(obs_space.shape, head, width=width or 256, hidden_size=hidden_size)
+    inputs = int(np.prod(obs_space.shape))
+    if hidden_size:
+        return RecurrentMlpPolicy(inputs, head, width=width or 64, hidden_size=hidden_size)
+    return MlpPolicy(inputs, head, (width or 64, width or 64))

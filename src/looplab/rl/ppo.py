@@ -1,5 +1,7 @@
-"""Proximal policy optimisation (Schulman et al. 2017), with generalised advantages; where the acting policy lags
-behind, with V-trace's corrected ones."""
+"""Proximal policy optimization (Schulman et al. 2017) with GAE.
+
+If the behaviour policy lags behind the learner, advantages and returns are corrected by V-trace.
+"""
 
 from __future__ import annotations
 
@@ -12,147 +14,168 @@ import torch
 from torch import Tensor
 
 from looplab.errors import LabError
-from looplab.rl.collect import Rollout
-from looplab.rl.flat import Flat, adam, random_state, set_random_state, set_rate
-from looplab.rl.policies import Policy
-from looplab.rl.returns import targets
+from looplab.rl.collect import RolloutBuffer
+from looplab.rl.flat import FlatParameters, get_rng_state, make_adam, set_learning_rate, set_rng_state
+from looplab.rl.policies import ActorCritic
+from looplab.rl.renamed import rename_keys
+from looplab.rl.returns import compute_targets
 
 
 @dataclass(frozen=True)
 class PpoSettings:
     learning_rate: float = 3e-4
     epochs: int = 10
+    """Passes over each rollout."""
     minibatch: int = 64
-    """Transitions a step of the optimizer; of a recurrent policy, whole envs that have about as many."""
+    """Transitions per optimizer step; for a recurrent policy, whole envs with about as many transitions."""
     gamma: float = 0.99
     lam: float = 0.95
+    """Lambda of GAE."""
     clip: float = 0.2
+    """Clipping range of the probability ratio."""
     value_coef: float = 0.5
     entropy_coef: float = 0.0
     max_grad_norm: float = 0.5
     normalise: bool = True
-    """Advantages, within each minibatch."""
+    """Normalise advantages within each minibatch."""
     target_kl: float | None = None
+    """Stop the epochs early once the KL divergence exceeds 1.5 times this value; None: never."""
     adam_eps: float = 1e-5
 
 
-@dataclass(frozen=True)
-class Batch:
-    """What one step of the optimizer learns from."""
+@dataclass(frozen=True, kw_only=True)
+class Minibatch:
+    """The data of one optimizer step."""
 
-    seen: Tensor
-    memory: Tensor
-    begins: Tensor
+    obs: Tensor
+    hidden_state: Tensor
+    episode_starts: Tensor
     actions: Tensor
-    logs: Tensor
+    log_probs: Tensor
+    """Log-probabilities of the actions under the behaviour policy."""
     advantages: Tensor
-    goals: Tensor
-    use: Tensor | None
-    """Which of them count; None: all."""
+    returns: Tensor
+    mask: Tensor | None
+    """Which steps are transitions; None: all."""
 
 
 class Ppo:
-    def __init__(self, policy: Policy, settings: PpoSettings, seed: int) -> None:
-        self.policy, self.settings = policy, settings
-        self.flat = Flat(policy)
-        self.optimizer = adam(self.flat, settings.learning_rate, settings.adam_eps)
-        self._chance = np.random.default_rng(seed)
+    """The PPO learner."""
 
-    def learn(self, rollout: Rollout, lag: int, left: float = 1.0) -> dict[str, float]:
-        """One rollout, several times over. `left`: the share of the training that lies ahead, for the learning rate."""
+    def __init__(self, policy: ActorCritic, settings: PpoSettings, seed: int) -> None:
+        self.policy, self.settings = policy, settings
+        self.flat = FlatParameters(policy)
+        self.optimizer = make_adam(self.flat, settings.learning_rate, settings.adam_eps)
+        self._rng = np.random.default_rng(seed)
+
+    def learn(self, rollout: RolloutBuffer, lag: int, progress_remaining: float = 1.0) -> dict[str, float]:
+        """Update the policy on one rollout.
+
+        Args:
+            rollout: The collected steps.
+            lag: Updates by which the behaviour policy is behind; 0 means on-policy.
+            progress_remaining: Factor of the learning rate, annealed from 1 to 0.
+
+        Returns:
+            Metrics of the update.
+        """
         s = self.settings
         if not rollout.valid.any():
-            raise LabError("in this rollout every env only reset itself", hint="take more steps a rollout")
-        set_rate(self.optimizer, s.learning_rate * left)
+            raise LabError("this rollout has no transitions: every env only reset", hint="use longer rollouts")
+        set_learning_rate(self.optimizer, s.learning_rate * progress_remaining)
         device = self.flat.vector.device
-        seen = torch.from_numpy(rollout.seen).to(device)
+        obs = torch.from_numpy(rollout.obs).to(device)
         actions = torch.from_numpy(rollout.actions).to(device)
-        logs = torch.from_numpy(rollout.logs).to(device)
-        begins = torch.from_numpy(rollout.begins).to(device)
-        memory = torch.from_numpy(rollout.memory[0]).to(device)
+        log_probs = torch.from_numpy(rollout.log_probs).to(device)
+        episode_starts = torch.from_numpy(rollout.episode_starts).to(device)
+        hidden_state = torch.from_numpy(rollout.hidden_state[0]).to(device)
         with torch.inference_mode():
-            numbers, values, _ = self.policy(seen, memory, begins)
+            logits, values, _ = self.policy(obs, hidden_state, episode_starts)
             ratios = None
             if lag:
-                ratios = (self.policy.head.judge(numbers[:-1], actions)[0] - logs).exp().cpu().numpy()
-        found = targets(
+                new_log_probs, _ = self.policy.head.log_prob_and_entropy(logits[:-1], actions)
+                ratios = (new_log_probs - log_probs).exp().cpu().numpy()
+        targets = compute_targets(
             rollout.rewards, values.cpu().numpy(), rollout.terminated, rollout.truncated,
             gamma=s.gamma, lam=s.lam, ratios=ratios,
         )  # fmt: skip
-        advantages = torch.from_numpy(found.deltas).to(device)
-        goals = torch.from_numpy(found.values).to(device)
+        steps = {
+            "obs": obs[:-1], "episode_starts": episode_starts[:-1], "actions": actions, "log_probs": log_probs,
+            "advantages": torch.from_numpy(targets.advantages).to(device),
+            "returns": torch.from_numpy(targets.returns).to(device),
+        }  # fmt: skip
         valid = torch.from_numpy(rollout.valid).to(device)
-        flat = (seen[:-1], begins[:-1], actions, logs, advantages, goals)
-        told: list[tuple[Tensor, ...]] = []
-        stopped = False
+        stats: list[tuple[Tensor, ...]] = []
+        early_stop = False
         for _ in range(s.epochs):
-            for part in self._parts(rollout):
-                if self.policy.memory:
-                    batch = Batch(
-                        seen[:-1, part], memory[part], begins[:-1, part], actions[:, part], logs[:, part],
-                        advantages[:, part], goals[:, part], valid[:, part],
-                    )  # fmt: skip
+            for indices in self._minibatch_indices(rollout):
+                if self.policy.hidden_size:
+                    columns = {name: x[:, indices] for name, x in steps.items()}
+                    batch = Minibatch(**columns, hidden_state=hidden_state[indices], mask=valid[:, indices])
                 else:
-                    a, b, c, d, e, f = (x.flatten(0, 1)[part] for x in flat)
-                    batch = Batch(a, memory[:0], b, c, d, e, f, None)
-                told.append(self._step(batch))
-            if s.target_kl is not None and float(told[-1][3]) > 1.5 * s.target_kl:
-                stopped = True
+                    rows = {name: x.flatten(0, 1)[indices] for name, x in steps.items()}
+                    batch = Minibatch(**rows, hidden_state=hidden_state[:0], mask=None)
+                stats.append(self._optimize(batch))
+            approx_kl = stats[-1][3]
+            if s.target_kl is not None and float(approx_kl) > 1.5 * s.target_kl:
+                early_stop = True
                 break
-        means = torch.stack([torch.stack(row) for row in told]).mean(0).tolist()
+        means = torch.stack([torch.stack(row) for row in stats]).mean(0).tolist()
         names = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
-        explained = 1 - np.var(found.deltas) / (np.var(found.values) + 1e-8)
+        explained_variance = 1 - np.var(targets.advantages) / (np.var(targets.returns) + 1e-8)
         return dict(zip(names, means, strict=True)) | {
-            "explained_variance": float(explained), "early_stop": float(stopped),
+            "explained_variance": float(explained_variance), "early_stop": float(early_stop),
         }  # fmt: skip
 
-    def _parts(self, rollout: Rollout) -> Iterator[Tensor]:
-        """Random minibatches of about the same size: of transitions, or of envs where a policy remembers."""
-        if self.policy.memory:
-            count = rollout.valid.shape[1]
+    def _minibatch_indices(self, rollout: RolloutBuffer) -> Iterator[Tensor]:
+        """Yield random minibatches of about equal size: transitions, or whole envs for a recurrent policy."""
+        if self.policy.hidden_size:
+            num_envs = rollout.valid.shape[1]
             size = max(1, self.settings.minibatch // len(rollout.valid))
-            order = self._chance.permutation(count)
+            order = self._rng.permutation(num_envs)
         else:
-            order = self._chance.permutation(np.flatnonzero(rollout.valid.reshape(-1)))
+            order = self._rng.permutation(np.flatnonzero(rollout.valid.reshape(-1)))
             size = self.settings.minibatch
-        for part in np.array_split(order, -(-len(order) // size)):
-            yield torch.from_numpy(part)
+        for indices in np.array_split(order, -(-len(order) // size)):
+            yield torch.from_numpy(indices)
 
-    def _step(self, batch: Batch) -> tuple[Tensor, ...]:
+    def _optimize(self, batch: Minibatch) -> tuple[Tensor, ...]:
+        """Take one optimizer step and return policy loss, value loss, entropy, KL, clip fraction, gradient norm."""
         s = self.settings
-        numbers, values, _ = self.policy(batch.seen, batch.memory, batch.begins)
-        logs, entropy = self.policy.head.judge(numbers, batch.actions)
-        before, advantages, goals = batch.logs, batch.advantages, batch.goals
-        if batch.use is not None:
-            use = batch.use
-            logs, entropy, values = logs[use], entropy[use], values[use]
-            before, advantages, goals = before[use], advantages[use], goals[use]
+        logits, values, _ = self.policy(batch.obs, batch.hidden_state, batch.episode_starts)
+        log_probs, entropy = self.policy.head.log_prob_and_entropy(logits, batch.actions)
+        old_log_probs, advantages, returns = batch.log_probs, batch.advantages, batch.returns
+        if batch.mask is not None:
+            mask = batch.mask
+            log_probs, entropy, values = log_probs[mask], entropy[mask], values[mask]
+            old_log_probs, advantages, returns = old_log_probs[mask], advantages[mask], returns[mask]
         if s.normalise and len(advantages) > 1:
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-        off = logs - before
-        ratio = off.exp()
+        log_ratio = log_probs - old_log_probs
+        ratio = log_ratio.exp()
         policy_loss = -torch.min(advantages * ratio, advantages * ratio.clamp(1 - s.clip, 1 + s.clip)).mean()
-        value_loss = torch.nn.functional.mse_loss(values, goals)
+        value_loss = torch.nn.functional.mse_loss(values, returns)
         loss = policy_loss + s.value_coef * value_loss
         if s.entropy_coef:
             loss = loss - s.entropy_coef * entropy.mean()
-        self.flat.clear()
+        self.flat.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        length = self.flat.clip(s.max_grad_norm)
+        grad_norm = self.flat.clip_grad_norm(s.max_grad_norm)
         self.optimizer.step()
         with torch.no_grad():
-            kl = (ratio - 1 - off).mean()
-            clipped = ((ratio - 1).abs() > s.clip).float().mean()
-        return policy_loss.detach(), value_loss.detach(), entropy.mean().detach(), kl, clipped, length
+            approx_kl = (ratio - 1 - log_ratio).mean()
+            clip_fraction = ((ratio - 1).abs() > s.clip).float().mean()
+        return policy_loss.detach(), value_loss.detach(), entropy.mean().detach(), approx_kl, clip_fraction, grad_norm
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "policy": self.policy.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "chance": random_state(self._chance),
+            "rng": get_rng_state(self._rng),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        state = rename_keys(state)
         self.policy.load_state_dict(state["policy"])
         self.optimizer.load_state_dict(state["optimizer"])
-        set_random_state(self._chance, dict(state["chance"]))
+        set_rng_state(self._rng, state["rng"])

@@ -1,8 +1,8 @@
-"""What a state was worth: V-trace targets, of which generalised advantage estimation is the on-policy case.
+"""Value targets and advantages: V-trace (Espeholt et al. 2018), whose on-policy case is GAE (Schulman et al. 2016).
 
-Arrays are [steps, envs]. The envs reset themselves one step after an episode's end (Gymnasium's NEXT_STEP): the
-observation that follows the last step of an episode is the episode's own last one, so its value is there for the
-bootstrap of a truncated episode, and the step after it, which only resets, is no transition.
+Arrays are [steps, envs]. The vector env resets in the step after an episode ends (Gymnasium's `NEXT_STEP` autoreset):
+the observation after the last step of an episode is that episode's final observation, so its value is available to
+bootstrap a truncated episode. The following step only resets and is not a transition.
 """
 
 from __future__ import annotations
@@ -13,50 +13,60 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.floating[Any]]
-Flags = NDArray[np.bool_]
+FloatArray = NDArray[np.floating[Any]]
+BoolArray = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Targets:
-    values: Floats
-    """What the value function should have said."""
-    advantages: Floats
-    """By how much an action was better than expected, as the policy gradient takes it."""
-    deltas: Floats
-    """`values` less what the value function did say: the advantage of generalised advantage estimation."""
+    returns: FloatArray
+    """Targets of the value function: the V-trace values, or the lambda-returns of GAE."""
+    advantages: FloatArray
+    """`returns` minus the values: the lambda-weighted sum of TD errors. On-policy this is GAE."""
+    pg_advantages: FloatArray
+    """Advantages of the V-trace policy gradient: one-step TD errors with the next return as bootstrap."""
 
 
-def targets(
-    rewards: Floats,
-    values: Floats,
-    terminated: Flags,
-    truncated: Flags,
+def compute_targets(
+    rewards: FloatArray,
+    values: FloatArray,
+    terminated: BoolArray,
+    truncated: BoolArray,
     *,
     gamma: float,
     lam: float,
-    ratios: Floats | None = None,
+    ratios: FloatArray | None = None,
     rho_bar: float = 1.0,
     c_bar: float = 1.0,
 ) -> Targets:
-    """`values` has one row more than the others. `ratios`: how much likelier the policy of now is to do what was done;
-    None: it is the policy that did it, and `deltas` are GAE(lambda)."""
+    """Return value targets and advantages of a rollout.
+
+    Args:
+        rewards: Rewards, [steps, envs].
+        values: Value estimates, [steps + 1, envs]; the last row bootstraps.
+        terminated: Whether a step ended its episode in a terminal state.
+        truncated: Whether a step ended its episode for another reason; its value is bootstrapped.
+        gamma: Discount factor.
+        lam: Lambda of GAE or V-trace.
+        ratios: Importance ratios of the learner's policy to the behaviour policy; None means on-policy.
+        rho_bar: Clipping threshold of the ratios in the TD errors.
+        c_bar: Clipping threshold of the ratios in the trace.
+    """
     steps = len(rewards)
-    ones = np.ones_like(rewards) if ratios is None else ratios
-    rho = np.minimum(ones, rho_bar)
-    c = lam * np.minimum(ones, c_bar)
-    going = ~(terminated | truncated)
+    is_ratios = np.ones_like(rewards) if ratios is None else ratios
+    rho = np.minimum(is_ratios, rho_bar)
+    c = lam * np.minimum(is_ratios, c_bar)
+    not_done = ~(terminated | truncated)
     next_values = np.where(terminated, np.float32(0), values[1:])
-    errors = rho * (rewards + gamma * next_values - values[:-1])
-    carry = gamma * c * going
-    deltas = np.empty_like(errors)
-    ahead: Any = np.zeros(rewards.shape[1:], rewards.dtype)
+    td_errors = rho * (rewards + gamma * next_values - values[:-1])
+    discounts = gamma * c * not_done
+    advantages = np.empty_like(td_errors)
+    last_advantage: Any = np.zeros(rewards.shape[1:], rewards.dtype)
     for t in range(steps - 1, -1, -1):
-        ahead = errors[t] + carry[t] * ahead
-        deltas[t] = ahead
-    goals = values[:-1] + deltas
-    # One step ahead the corrected value is used, but never one from beyond the episode's end.
-    last = values[-1:]
-    next_goals = np.where(going, np.concatenate([goals[1:], last]), next_values)
-    advantages = rho * (rewards + gamma * next_goals - values[:-1])
-    return Targets(goals, advantages, deltas)
+        last_advantage = td_errors[t] + discounts[t] * last_advantage
+        advantages[t] = last_advantage
+    returns = values[:-1] + advantages
+    # The policy gradient bootstraps from the next return, but never from beyond the end of the episode.
+    next_returns = np.where(not_done, np.concatenate([returns[1:], values[-1:]]), next_values)
+    pg_advantages = rho * (rewards + gamma * next_returns - values[:-1])
+    return Targets(returns=returns, advantages=advantages, pg_advantages=pg_advantages)

@@ -1,8 +1,8 @@
-"""A training from its first step to its last: collect, learn, replay, log, save; stopped or killed, it goes on exactly.
+"""A training run from the first step to the last: collect, learn, replay, log, save.
 
-Everything that the next update depends on is in the checkpoint: weights, optimizer, replay, envs, what was collected
-but not yet learned from, every random generator, the counters, and the length of metrics.jsonl. A training that was
-killed at any moment and is started again ends with the same bits as one that was not.
+The checkpoint contains everything that the next update depends on: weights, optimizer, replay, envs, rollouts that were
+collected but not yet learned from, every random generator, the counters, and the length of metrics.jsonl. A run that is
+killed at any moment and started again ends with the same bits as one that was not.
 """
 
 from __future__ import annotations
@@ -15,299 +15,255 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import gymnasium as gym
-import numpy as np
-import torch
 
 from looplab.errors import LabError
-from looplab.rl.collect import Array, Collector, Override, Rollout, Source
-from looplab.rl.flat import Flat
-from looplab.rl.metrics import TIMES, Sinks
-from looplab.rl.policies import Policy
-from looplab.rl.replay import Replay
+from looplab.rl.collect import ActionOverride, Collector, RolloutBuffer, RolloutSource
+from looplab.rl.episode_stats import EpisodeStats
+from looplab.rl.flat import FlatParameters
+from looplab.rl.metrics import PHASE_TIMES, MetricsWriter
+from looplab.rl.policies import ActorCritic
+from looplab.rl.replay import PrioritizedReplay
 from looplab.trainkit.checkpoint import Checkpoints
 from looplab.trainkit.resume import TrainingState
 from looplab.trainkit.stop import stopping
 
 
 class Learner(Protocol):
+    """What the runner needs of a learner. One that can use a replay also has `learn_from_replay` and `priorities`."""
+
     @property
-    def policy(self) -> Policy: ...
+    def policy(self) -> ActorCritic: ...
     @property
-    def flat(self) -> Flat: ...
-    @property
-    def optimizer(self) -> torch.optim.Optimizer: ...
-    def learn(self, rollout: Rollout, lag: int, left: float = 1.0) -> dict[str, float]: ...
+    def flat(self) -> FlatParameters: ...
+
+    def learn(self, rollout: RolloutBuffer, lag: int, progress_remaining: float = 1.0) -> dict[str, float]:
+        """Update the policy on one rollout.
+
+        Args:
+            rollout: The collected steps; valid during the call only.
+            lag: Updates by which the behaviour policy is behind; 0 means on-policy.
+            progress_remaining: Factor of the learning rate, annealed from 1 to 0.
+
+        Returns:
+            Metrics of the update.
+        """
+        ...
+
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
+    """Length of a run, and how often it learns, logs and saves."""
+
     total_steps: int
-    """Transitions of all envs together."""
+    """Transitions over all envs."""
     rollout: int = 128
-    """Steps of each env between two updates."""
+    """Steps of each env per update."""
     overlap: bool = False
+    """Collect the next rollout while learning from the last one."""
     anneal: bool = False
-    """The learning rate falls to 0 until the end."""
+    """Decrease the learning rate linearly to 0."""
     log_every: int = 1
-    """Updates."""
+    """Updates between two rows of metrics."""
     save_every: int = 50
-    """Updates."""
+    """Updates between two checkpoints."""
     keep: int | None = 2
-    """Checkpoints."""
+    """Checkpoints to keep; None: all."""
     replay_batch: int = 256
+    """Transitions per replay batch."""
     replay_every: int = 1
-    """Updates between two samples of the replay; everything is put into it all the same."""
+    """Updates between two replay batches; every transition is stored regardless."""
     compile: bool = False
-
-
-SUMS = {"shaping_dx": "env_distance_delta_sum", "shaping_raw": "env_shaping_raw_sum",
-        "shaping_scaled": "env_shaping_scaled_sum", "stagnation": "env_stagnations",
-        "worker_restarted": "env_restarts"}  # fmt: skip
-LAST = {"shaping_dx": "env_shaping_last_dx", "shaping_raw": "env_shaping_last_raw",
-        "shaping_scaled": "env_shaping_last_scaled", "shaping_scale": "env_shaping_scale",
-        "ram_parse_failures": "env_shaping_parse_fail"}  # fmt: skip
-"""Fields of an env's info, and what a row of the metrics calls their sums and their last values."""
-
-
-class Tally:
-    """Counts what happens in the envs, from one row of the metrics to the next. Sums are over all envs."""
-
-    def __init__(self, envs: int) -> None:
-        self.returns = np.zeros(envs)
-        self.lengths = np.zeros(envs, np.int64)
-        self.furthest = np.zeros(envs)
-        self._clear()
-
-    def _clear(self) -> None:
-        self._sums: dict[str, float] = {}
-        self._last: dict[str, float] = {}
-        self._ended: list[tuple[float, int, float]] = []
-        self._steps = 0
-        self._x_sum = self._x_max = 0.0
-        self._x_count = 0
-
-    def add(self, rewards: Array, terminated: Array, truncated: Array, valid: Array, infos: Mapping[str, Any]) -> None:
-        self._steps += int(valid.sum())
-        self.returns += rewards
-        self.lengths += valid
-        if infos:
-            self._look(valid, infos)
-        ended = terminated | truncated
-        if ended.any():
-            for env in np.flatnonzero(ended):
-                self._ended.append((float(self.returns[env]), int(self.lengths[env]), float(self.furthest[env])))
-            self.returns[ended] = 0.0
-            self.lengths[ended] = 0
-            self.furthest[ended] = 0.0
-
-    def _look(self, valid: Array, infos: Mapping[str, Any]) -> None:
-        """An env that only reset itself tells where it starts, which is no step."""
-        x = infos.get("x_pos")
-        if x is not None:
-            known = infos["_x_pos"] & valid
-            if known.any():
-                at = np.asarray(x, float)[known]
-                self._x_sum += float(at.sum())
-                self._x_count += len(at)
-                self._x_max = max(self._x_max, float(at.max()))
-                self.furthest[known] = np.maximum(self.furthest[known], at)
-        for name, field in SUMS.items():
-            if name in infos:
-                there = infos[f"_{name}"] & valid
-                values = infos[name][there]
-                amount = there.sum() if values.dtype == object else np.asarray(values, float).sum()
-                self._sums[field] = self._sums.get(field, 0.0) + float(amount)
-        for name, field in LAST.items():
-            if name in infos:
-                there = infos[f"_{name}"] & valid
-                if there.any():
-                    self._last[field] = float(np.asarray(infos[name], float)[there][-1])
-
-    def row(self) -> dict[str, float]:
-        """What is known since the last row. What was not seen is not in it, and never 0."""
-        row: dict[str, float] = {**self._sums, **self._last}
-        if self._ended:
-            returns, lengths, furthest = (np.array(x, float) for x in zip(*self._ended, strict=True))
-            row["episodes"] = float(len(returns))
-            row["episode_return_mean"], row["episode_return_max"] = float(returns.mean()), float(returns.max())
-            row["episode_length_mean"] = float(lengths.mean())
-            if self._x_count:
-                row["episode_max_x_mean"] = float(furthest.mean())
-        if self._x_count:
-            row |= {"env_mean_x_pos": self._x_sum / self._x_count, "env_max_x_pos": self._x_max}
-        self._clear()
-        return row
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "returns": self.returns, "lengths": self.lengths, "furthest": self.furthest, "sums": dict(self._sums),
-            "last": dict(self._last), "ended": [list(row) for row in self._ended], "steps": self._steps,
-            "x": [self._x_sum, self._x_max, self._x_count],
-        }  # fmt: skip
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.returns, self.lengths = np.array(state["returns"]), np.array(state["lengths"])
-        self.furthest = np.array(state["furthest"])
-        self._sums, self._last = dict(state["sums"]), dict(state["last"])
-        self._ended = [(row[0], row[1], row[2]) for row in state["ended"]]
-        self._steps = state["steps"]
-        self._x_sum, self._x_max, self._x_count = state["x"]
+    """Compile the policy with torch.compile."""
 
 
 class Runner:
-    """Ties the parts together. `extra` gives more numbers for each row (the replay's and the monitor's are there)."""
+    """Runs a training: collects, learns, logs, saves and resumes."""
 
     def __init__(
         self,
         envs: gym.vector.VectorEnv[Any, Any, Any],
         learner: Learner,
-        plan: Plan,
-        out: Path,
-        sinks: Sinks,
-        seed: int,
+        plan: TrainingPlan,
         *,
-        script: Override | None = None,
-        replay: Replay | None = None,
-        extra: Callable[[], dict[str, float]] | None = None,
-        tell: Callable[[str], object] = print,
+        out_dir: Path,
+        metrics: MetricsWriter,
+        seed: int,
+        script: ActionOverride | None = None,
+        replay: PrioritizedReplay | None = None,
+        extra_metrics: Callable[[], Mapping[str, float]] | None = None,
+        echo: Callable[[str], object] = print,
     ) -> None:
-        if replay is not None and not hasattr(learner, "learn_again"):
-            raise LabError(f"{type(learner).__name__} does not learn from a replay", hint="take Impala, or no replay")
-        self.envs, self.learner, self.plan, self.out, self.sinks = envs, learner, plan, out, sinks
-        self.replay, self._extra, self._tell = replay, extra, tell
-        self.tally = Tally(envs.num_envs)
+        """
+        Args:
+            envs: Vector env with `NEXT_STEP` autoreset. Its state is saved if it has `state_dict`.
+            learner: For example `Ppo` or `Impala`.
+            plan: Length and intervals of the run.
+            out_dir: Folder of the run; checkpoints go to its subfolder `checkpoints`.
+            metrics: Writer of the rows. Its declared fields with `info` are computed from the envs' infos.
+            seed: Seeds the envs and the sampling of actions.
+            script: Acts in place of the policy where it wants to.
+            replay: Replay of transitions, for learners that support one.
+            extra_metrics: Called for each row; returns declared fields to add to it.
+            echo: Receives messages for the user.
+
+        Raises:
+            LabError: The learner does not support a replay.
+        """
+        if replay is not None and not hasattr(learner, "learn_from_replay"):
+            raise LabError(f"{type(learner).__name__} does not support a replay", hint="use Impala, or no replay")
+        self.envs, self.learner, self.plan, self.metrics = envs, learner, plan, metrics
+        self.replay, self._extra_metrics, self._echo = replay, extra_metrics, echo
+        self.episode_stats = EpisodeStats(envs.num_envs, metrics.fields.values())
         policy = learner.policy
-        acting = copy.deepcopy(policy)
+        behaviour_policy = copy.deepcopy(policy)
         if plan.compile:
-            policy.compile()  # in place: names of parameters stay as they are
-        collector = Collector(envs, policy, acting, learner.flat, seed, script=script, listener=self.tally)
+            policy.compile()  # in place: the names of the parameters do not change
+        collector = Collector(
+            envs, behaviour_policy, learner.flat, seed=seed, script=script, listener=self.episode_stats
+        )
         space = envs.single_observation_space
-        first, second = (Rollout.empty(plan.rollout, envs.num_envs, space, policy) for _ in range(2))
-        self.source = Source(collector, (first, second), overlap=plan.overlap)
-        self.counters: dict[str, Any] = {"global_step": 0, "global_update": 0, "num_envs": envs.num_envs,
-                                         "rollout_steps": plan.rollout, "whole": True}  # fmt: skip
-        self._told: dict[str, float] = {}
-        """What the learner said of the last update, until it is in a row."""
-        self._times = dict.fromkeys(TIMES, 0.0)
-        self._began = time.perf_counter()
-        self._steps_before = 0
-        parts: dict[str, Any] = {"learner": learner, "source": self.source, "tally": self.tally}
+        first, second = (RolloutBuffer.zeros(plan.rollout, envs.num_envs, space, policy) for _ in range(2))
+        self.source = RolloutSource(collector, (first, second), overlap=plan.overlap)
+        self.counters: dict[str, Any] = {
+            "global_step": 0, "global_update": 0, "num_envs": envs.num_envs, "rollout_steps": plan.rollout,
+            "whole": True,
+        }  # fmt: skip
+        """Saved in the checkpoint. `whole` is False while an update is unfinished."""
+        self._pending_stats: dict[str, float] = {}
+        """Metrics of the last update, until a row contains them."""
+        self._phase_ms = dict.fromkeys(PHASE_TIMES, 0.0)
+        self._start_time = time.perf_counter()
+        self._start_step = 0
+        # The names of the parts are keys of the checkpoint.
+        parts: dict[str, Any] = {"learner": learner, "source": self.source, "tally": self.episode_stats}
         if hasattr(envs, "state_dict"):
             parts["envs"] = envs
         if replay is not None:
             parts["replay"] = replay
-        self.training_state = TrainingState(parts=parts, counters=self.counters, metrics=sinks.metrics)
-        self.checkpoints = Checkpoints(out / "checkpoints", keep=plan.keep)
+        self.training_state = TrainingState(parts=parts, counters=self.counters, metrics=metrics.logger)
+        self.checkpoints = Checkpoints(out_dir / "checkpoints", keep=plan.keep)
 
     def run(self, resume: Path | None = None) -> None:
-        """Train to the end. A signal or an error saves first, and then goes its way: see `stopping`."""
-        where = resume or self.checkpoints.folder
-        loaded = self.training_state.resume(where, tell=self._tell)
+        """Train to the end of the plan. A signal or an error saves a checkpoint first; see `stopping`.
+
+        Args:
+            resume: Folder whose newest checkpoint to resume; None resumes the run's own folder, if it has one.
+
+        Raises:
+            LabError: `resume` has no usable checkpoint.
+        """
+        loaded = self.training_state.resume(resume or self.checkpoints.folder, tell=self._echo)
         if loaded is not None:
-            self._tell(f"going on from {loaded.path}: step {self.counters['global_step']:,}")
+            self._echo(f"resuming from {loaded.path} at step {self.counters['global_step']:,}")
             if not self.counters["whole"]:
-                self._tell(
-                    "it was saved by an error in the middle of an update: what follows is not an exact repetition"
-                )
+                self._echo("this checkpoint was saved by an error during an update; the run is not an exact repetition")
                 self.counters["whole"] = True
         elif resume is not None:
-            raise LabError(f"no usable checkpoint under {resume}", hint="leave the resuming out to begin anew")
+            raise LabError(f"no usable checkpoint under {resume}", hint="omit the resume option to start a new run")
         else:
-            self._set_aside()
-        self._began, self._steps_before = time.perf_counter(), self.counters["global_step"]
+            self._set_old_metrics_aside()
+        self._start_time, self._start_step = time.perf_counter(), self.counters["global_step"]
         try:
             with self.checkpoints:
-                with stopping(save=self._save_last) as stop:
+                with stopping(save=self._save_on_exit) as stop:
                     while self.counters["global_step"] < self.plan.total_steps and not stop:
                         self.update()
-                if self._told:  # a training shorter than the way to the next row has one all the same
-                    self._log(self._told)
+                if self._pending_stats:  # a run that ends between two rows still logs its last update
+                    self._log_row(self._pending_stats)
                 self.save()
         finally:
             self.source.close()
 
-    def _set_aside(self) -> None:
-        """Rows of an attempt that ended before its first checkpoint would be there twice."""
-        rows = Path(self.sinks.metrics.path)
-        if rows.exists() and rows.stat().st_size:
-            aside = rows.with_suffix(".before.jsonl")
-            self._tell(f"{rows.name} is there, but no checkpoint: beginning anew; the old rows are in {aside.name}")
-            rows.replace(aside)
+    def _set_old_metrics_aside(self) -> None:
+        """Move away the rows of an attempt that ended before its first checkpoint; they would be duplicated."""
+        path = Path(self.metrics.logger.path)
+        if path.exists() and path.stat().st_size:
+            aside = path.with_suffix(".before.jsonl")
+            self._echo(f"found {path.name} but no checkpoint: starting a new run; the old rows are in {aside.name}")
+            path.replace(aside)
 
     def update(self) -> None:
-        """One rollout, learned from; then the row and the checkpoint that are due."""
+        """Collect one rollout and learn from it; then log and save if due."""
         plan, counters = self.plan, self.counters
         counters["whole"] = False
-        began = time.perf_counter()
-        rollout = self.source.take()
+        start = time.perf_counter()
+        rollout = self.source.next_rollout()
         collected = time.perf_counter()
-        left = max(0.0, 1 - counters["global_step"] / plan.total_steps) if plan.anneal else 1.0
-        told = self.learner.learn(rollout, self.source.lag, left)
+        progress_remaining = max(0.0, 1 - counters["global_step"] / plan.total_steps) if plan.anneal else 1.0
+        stats = self.learner.learn(rollout, self.source.lag, progress_remaining)
         learned = time.perf_counter()
         counters["global_step"] += int(rollout.valid.sum())
         counters["global_update"] += 1
         if self.replay is not None:
-            told |= self._learn_again(rollout)
-        done = time.perf_counter()
-        for name, seconds in (("collect_ms", collected - began), ("learn_ms", learned - collected),
-                              ("replay_ms", done - learned)):  # fmt: skip
-            self._times[name] += 1000 * seconds
+            stats |= self._learn_from_replay(rollout)
+        end = time.perf_counter()
+        self._phase_ms["collect_ms"] += 1000 * (collected - start)
+        self._phase_ms["learn_ms"] += 1000 * (learned - collected)
+        self._phase_ms["replay_ms"] += 1000 * (end - learned)
         counters["whole"] = True
-        self._told = told
+        self._pending_stats = stats
         if counters["global_update"] % plan.log_every == 0:
-            self._log(told)
+            self._log_row(stats)
         if counters["global_update"] % plan.save_every == 0:
             self.save()
 
-    def _learn_again(self, rollout: Rollout) -> dict[str, float]:
+    def _learn_from_replay(self, rollout: RolloutBuffer) -> dict[str, float]:
+        """Store the rollout's transitions and, if due, learn from a batch; return the metrics of that."""
         replay, learner = self.replay, self.learner
         assert replay is not None
-        keep = rollout.valid
+        valid = rollout.valid
         replay.push(
             {
-                "seen": rollout.seen[:-1][keep], "next_seen": rollout.seen[1:][keep], "actions": rollout.actions[keep],
-                "rewards": rollout.rewards[keep], "logs": rollout.logs[keep], "terminated": rollout.terminated[keep],
-                "memory": rollout.memory[:-1][keep], "next_memory": rollout.memory[1:][keep],
+                "obs": rollout.obs[:-1][valid],
+                "next_obs": rollout.obs[1:][valid],
+                "actions": rollout.actions[valid],
+                "rewards": rollout.rewards[valid],
+                "log_probs": rollout.log_probs[valid],
+                "terminated": rollout.terminated[valid],
+                "hidden_state": rollout.hidden_state[:-1][valid],
+                "next_hidden_state": rollout.hidden_state[1:][valid],
             },
-            learner.priorities[keep],  # type: ignore[attr-defined]
-        )  # fmt: skip
+            learner.priorities[valid],  # type: ignore[attr-defined]
+        )
         if self.counters["global_update"] % self.plan.replay_every or len(replay) < self.plan.replay_batch:
             return {}
-        sample = replay.sample(self.plan.replay_batch)
-        told, errors = learner.learn_again(sample.data, sample.weights)  # type: ignore[attr-defined]
-        replay.update(sample.indices, errors)
-        return dict(told)
+        batch = replay.sample(self.plan.replay_batch)
+        stats, td_errors = learner.learn_from_replay(batch.data, batch.weights)  # type: ignore[attr-defined]
+        replay.update_priorities(batch.indices, td_errors)
+        return dict(stats)
 
-    def _log(self, told: dict[str, float]) -> None:
+    def _log_row(self, stats: Mapping[str, float]) -> None:
         if self.source.lag:
-            self.source.settle()  # what a row says must not depend on how far the other thread has got
+            self.source.wait()  # a row must not depend on the progress of the collecting thread
         now = time.perf_counter()
         counters = self.counters
-        row = {"global_step": counters["global_step"], "global_update": counters["global_update"], **told}
-        row |= self.tally.row()
+        row = {"global_step": counters["global_step"], "global_update": counters["global_update"], **stats}
+        row |= self.episode_stats.pop_row()
         if self.replay is not None:
             row |= self.replay.statistics()
-        row |= self._times
-        row["steps_per_second"] = (counters["global_step"] - self._steps_before) / max(now - self._began, 1e-9)
+        row |= self._phase_ms
+        row["steps_per_second"] = (counters["global_step"] - self._start_step) / max(now - self._start_time, 1e-9)
         row["model_compiled"] = self.plan.compile
-        if self._extra is not None:
-            row |= self._extra()
-        self.sinks.log(row, counters["global_step"])
-        self._told = {}
-        self._times = dict.fromkeys(TIMES, 0.0)
+        if self._extra_metrics is not None:
+            row |= self._extra_metrics()
+        self.metrics.log(row, counters["global_step"])
+        self._pending_stats = {}
+        self._phase_ms = dict.fromkeys(PHASE_TIMES, 0.0)
 
     def save(self) -> None:
-        began = time.perf_counter()
-        self.source.settle()
+        """Save a checkpoint."""
+        start = time.perf_counter()
+        self.source.wait()
         self.training_state.save(self.checkpoints, self.counters["global_step"])
-        self._times["checkpoint_ms"] += 1000 * (time.perf_counter() - began)
+        self._phase_ms["checkpoint_ms"] += 1000 * (time.perf_counter() - start)
 
-    def _save_last(self) -> None:
-        """After a signal: all, between two updates. After an error: whatever there is, and marked as such."""
+    def _save_on_exit(self) -> None:
+        """Save after a signal, between two updates, or after an error, in the middle of one."""
         try:
             self.save()
             self.checkpoints.wait()
         except (LabError, OSError, RuntimeError, ValueError) as error:
-            self._tell(f"the state could not be saved ({error}); the last checkpoint before it is as it was")
+            self._echo(f"the state could not be saved ({error}); the previous checkpoint is unchanged")

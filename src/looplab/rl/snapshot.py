@@ -1,16 +1,16 @@
-"""What an environment is at this moment, as plain values, and how to make it so again, in this process or another.
+"""Snapshots of envs as plain values, and their restoration, in the same or another process.
 
     state = snapshot(env)
-    restore(other, state)      # `other` was made by the same function and reset once
+    restore(other, state)      # `other` was made by the same function and has been reset once
 
-An environment, or any object inside of it, may say itself what it is: `snapshot()` and `restore(state)`. For the rest a
-walker takes attributes one by one through the chain of wrappers: numbers, text, arrays, lists, tuples, dicts, sets and
-deques of those, random generators, the generators of spaces, MuJoCo's data and model, and Python objects made of them.
-What cannot change is left out: functions, classes, modules, specs, locks. Anything else is refused with its name, so
-that nothing is forgotten silently; `untrue` plays some steps twice to see whether the snapshot was all there is.
+An env, or any object inside it, may implement `snapshot()` and `restore(state)` itself. Everything else is walked
+attribute by attribute, through the chain of wrappers: numbers, strings, arrays, lists, tuples, dicts, sets and deques
+of those, random generators, the generators of spaces, MuJoCo's data and model, and Python objects made of them. What
+cannot change is left out: functions, classes, modules, specs, locks. Anything else is refused by name, so that nothing
+is silently forgotten; `find_snapshot_defect` replays some steps to check that no state is hidden.
 
-The form: None, bool, int (64 bits), float, str, bytes, numpy arrays (never of objects) and lists stand for themselves;
-everything else is a dict with the key "kind". So it can be stored as JSON beside arrays, without pickle.
+The form: None, bool, int (64 bits), float, str, bytes, NumPy arrays (never of objects) and lists represent themselves;
+everything else is a dict with the key "kind". So a snapshot can be stored as JSON and arrays, without pickle.
 """
 
 from __future__ import annotations
@@ -46,142 +46,155 @@ CONSTANT = (
     np.ufunc, np.dtype, EnvSpec, PurePath, re.Pattern, range, slice, logging.Logger, type(threading.Lock()),
     type(threading.RLock()),
 )  # fmt: skip
-"""What does not change by itself; that another one has taken its place is seen by its name."""
-CONSTANT_MODULES = ("gymnasium.envs.mujoco.mujoco_rendering", "dm_control.viewer")
+"""Types whose values do not change; only their names are stored, to detect that another value has taken their place."""
+RENDERING_MODULES = ("gymnasium.envs.mujoco.mujoco_rendering", "dm_control.viewer")
 BIT_GENERATORS = {"PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"}
-BULKY = ("mesh", "tex", "skin", "bvh", "name", "text", "paths", "oct")
-"""Parts of a MuJoCo model that are large, and that no task changes."""
-VARYING = ("efc_", "iefc_", "island_", "map_", "contact")
-"""Parts of MuJoCo's data that have as many rows as there happen to be contacts; every step begins by making them."""
+MODEL_CONSTANTS = ("mesh", "tex", "skin", "bvh", "name", "text", "paths", "oct")
+"""Prefixes of large attributes of a MuJoCo model that no task changes."""
+DATA_PER_CONTACT = ("efc_", "iefc_", "island_", "map_", "contact")
+"""Prefixes of attributes of MuJoCo's data whose size depends on the contacts; every step recomputes them first."""
 
 
 class SnapshotError(LabError):
-    """This environment, or this part of it, cannot be taken or made again; the message says which part."""
+    """An env cannot be snapshotted or restored; the message names the part that is to blame."""
 
 
 class Snapshotting(Protocol):
-    """What an environment, or an object in it, may offer instead of being walked through."""
+    """Interface of envs, and objects in them, that snapshot themselves."""
 
     def snapshot(self) -> State:
-        """All that the next steps depend on, in the form of this module."""
+        """Return everything that the next steps depend on, in the form of this module."""
 
     def restore(self, state: State) -> None:
-        """Become what `snapshot` described; the object may be another one than that which was asked."""
+        """Return to a snapshot, which another instance may have taken."""
 
 
 def snapshot(env: gym.Env[Any, Any]) -> State:
-    """All that the next steps of `env` depend on. SnapshotError if some of it is unknown to the walker."""
-    return _Taker().take(env, type(env).__name__)
+    """Return everything that the next steps of `env` depend on; SnapshotError if a part of it is not supported."""
+    return _Snapshotter().take(env, type(env).__name__)
 
 
 def restore(env: gym.Env[Any, Any], state: State) -> None:
-    """Make `env` what it was at the snapshot; after an error it is undefined."""
-    _Maker().make(state, env, type(env).__name__)
+    """Return `env` to a snapshot; after an error its state is undefined."""
+    _Restorer().restore(state, env, type(env).__name__)
 
 
-def equal(one: State, other: State) -> bool:
-    """Whether two snapshots say the same, to the bit; NaN equals NaN."""
+def states_equal(one: State, other: State) -> bool:
+    """Return whether two snapshots are equal to the bit; NaN equals NaN."""
     if type(one) is not type(other):
         return False
     if isinstance(one, np.ndarray):
-        alike = one.dtype == other.dtype and one.shape == other.shape
-        return bool(alike) and one.tobytes() == other.tobytes()
+        same_type = one.dtype == other.dtype and one.shape == other.shape
+        return bool(same_type) and one.tobytes() == other.tobytes()
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(equal(value, other[key]) for key, value in one.items())
+        return one.keys() == other.keys() and all(states_equal(value, other[key]) for key, value in one.items())
     if isinstance(one, list):
-        return len(one) == len(other) and all(map(equal, one, other))
+        return len(one) == len(other) and all(map(states_equal, one, other))
     return bool(one == other) or (one != one and other != other)
 
 
-def untrue(env: gym.Env[Any, Any], steps: int = 8, mark: Callable[[], None] = lambda: None) -> str | None:
-    """Why snapshots of `env`, which was just reset, are not exact; None if they are, and `env` is as it was.
+def find_snapshot_defect(
+    env: gym.Env[Any, Any], steps: int = 8, on_step: Callable[[], None] = lambda: None
+) -> str | None:
+    """Return why snapshots of `env`, which was just reset, are not exact; None if they are, and `env` is unchanged.
 
-    Plays the same random actions twice, from here and from a few steps on: what a step leaves behind may be more than
-    what a reset does. `mark` is called before each step, to show that it goes on.
+    Plays the same random actions twice, from the reset and from a few steps later: a step may leave more state behind
+    than a reset.
+
+    Args:
+        env: The env.
+        steps: Steps to play from each of the two moments.
+        on_step: Called before each step, to report progress.
     """
     space = copy.deepcopy(env.action_space)
     space.seed(0)
-    parts = [[space.sample() for _ in range(steps)] for _ in range(2)]
-    with global_generators():
+    action_parts = [[space.sample() for _ in range(steps)] for _ in range(2)]
+    with preserve_global_rngs():
         try:
-            moments, played = [_Moment(env)], [_play(env, parts[0], mark)]
-            if len(played[0]) == steps and not any(played[0][-1][2:]):  # the episode has not ended
+            moments, results = [_Moment(env)], [_play(env, action_parts[0], on_step)]
+            if len(results[0]) == steps and not any(results[0][-1][2:]):  # the episode has not ended
                 moments.append(_Moment(env))
-                played.append(_play(env, parts[1], mark))
-            for moment, actions, first in zip(moments, parts, played, strict=False):
-                moment.again(env)
-                if not equal(first, _play(env, actions, mark)):
-                    return "the same actions from the same snapshot gave other results: some of its state is hidden"
-            moments[0].again(env)
-            restored = equal(moments[0].state, snapshot(env))
+                results.append(_play(env, action_parts[1], on_step))
+            for moment, actions, first in zip(moments, action_parts, results, strict=False):
+                moment.return_to(env)
+                if not states_equal(first, _play(env, actions, on_step)):
+                    return "the same actions from the same snapshot led to other results: some state is hidden"
+            moments[0].return_to(env)
+            restored = states_equal(moments[0].state, snapshot(env))
         except SnapshotError as error:
             return error.message
-    return None if restored else "what was restored is not what was taken"
+    return None if restored else "the restored state differs from the snapshot"
 
 
 class _Moment:
-    """An environment and the process's own random generators, to come back to."""
+    """The state of an env and of the process's global random generators."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         self.state = snapshot(env)
-        self._chances = random.getstate(), np.random.get_state()
+        self._python_rng, self._numpy_rng = random.getstate(), np.random.get_state()
 
-    def again(self, env: gym.Env[Any, Any]) -> None:
+    def return_to(self, env: gym.Env[Any, Any]) -> None:
         restore(env, self.state)
-        random.setstate(self._chances[0])
-        np.random.set_state(self._chances[1])
+        random.setstate(self._python_rng)
+        np.random.set_state(self._numpy_rng)
 
 
 @contextlib.contextmanager
-def global_generators() -> Iterator[None]:
-    """Leaves the process's own random generators as they were: they are the trainer's."""
-    state, numbers = random.getstate(), np.random.get_state()
+def preserve_global_rngs() -> Iterator[None]:
+    """Restore the process's global random generators on exit: they belong to the trainer."""
+    python_rng, numpy_rng = random.getstate(), np.random.get_state()
     try:
         yield
     finally:
-        random.setstate(state)
-        np.random.set_state(numbers)
+        random.setstate(python_rng)
+        np.random.set_state(numpy_rng)
 
 
-def _play(env: gym.Env[Any, Any], actions: list[Any], mark: Callable[[], None]) -> State:
-    seen = []
+def _play(env: gym.Env[Any, Any], actions: list[Any], on_step: Callable[[], None]) -> State:
+    """Step through the actions until the episode ends; return the results as a snapshot."""
+    results = []
     for action in actions:
-        mark()
-        observation, reward, terminated, truncated, _ = env.step(action)
-        seen.append(_Taker().take([observation, float(reward), bool(terminated), bool(truncated)], "result"))
+        on_step()
+        obs, reward, terminated, truncated, _ = env.step(action)
+        result = [obs, float(reward), bool(terminated), bool(truncated)]
+        results.append(_Snapshotter().take(result, "result"))
         if terminated or truncated:
             break
-    return seen
+    return results
 
 
-class _Taker:
-    """One walk: what was met before is named by its number, so that two names of one array stay two names of one."""
+class _Snapshotter:
+    """One walk over an object graph. Objects are numbered, so that shared references stay shared."""
 
     def __init__(self) -> None:
-        self._met: dict[int, int] = {}
-        self._alive: list[Any] = []
+        self._number_of: dict[int, int] = {}
+        """Number of each visited object, by id."""
+        self._visited: list[Any] = []
+        """Keeps visited objects alive: the id of a deleted object may be reused."""
 
     def take(self, value: Any, path: str) -> State:
+        """Return the node of a value. `path` names it in errors."""
         kind = type(value)
         if kind in PLAIN:
             return value
         if kind is int:
             return value if -(2**63) <= value < 2**63 else {"kind": "int", "hex": hex(value)}
         if kind is not np.ndarray and issubclass(kind, CONSTANT):
-            return {"kind": "constant", "name": _name(value)}
+            return {"kind": "constant", "name": _constant_name(value)}
         if isinstance(value, np.generic):
             return {"kind": "scalar", "value": self._array(np.asarray(value), path)}
         if isinstance(value, enum.Enum):
             return {"kind": "enum", "name": value.name}
         if isinstance(value, tuple):
             return {"kind": "tuple", "items": [self.take(item, f"{path}[{i}]") for i, item in enumerate(value)]}
-        if id(value) in self._met:
-            return {"kind": "same", "as": self._met[id(value)]}
-        self._met[id(value)] = len(self._met)
-        self._alive.append(value)  # an id is free again when its object is gone
-        return self._first(value, path)
+        if id(value) in self._number_of:
+            return {"kind": "same", "as": self._number_of[id(value)]}
+        self._number_of[id(value)] = len(self._number_of)
+        self._visited.append(value)
+        return self._take_new(value, path)
 
-    def _first(self, value: Any, path: str) -> State:
+    def _take_new(self, value: Any, path: str) -> State:
+        """Return the node of an object that is visited for the first time."""
         kind = type(value)
         if kind is np.ndarray:
             return self._array(value, path)
@@ -201,16 +214,19 @@ class _Taker:
             return {"kind": "random_state", "state": self.take(value.get_state(legacy=False), path)}
         if kind is random.Random:
             return {"kind": "random", "state": self.take(value.getstate(), path)}
-        if hasattr(kind, "snapshot") and hasattr(kind, "restore"):  # Snapshotting; isinstance would take 5 µs
+        if hasattr(kind, "snapshot") and hasattr(kind, "restore"):  # Snapshotting; an isinstance check would take 5 µs
             return {"kind": "own", "state": value.snapshot()}
         if isinstance(value, gym.Space):
-            return {"kind": "space", "generators": [self.take(space._np_random, path) for space in _spaces(value)]}
-        if kind.__module__ in CONSTANT_MODULES:
+            return {
+                "kind": "space",
+                "generators": [self.take(space._np_random, path) for space in _nested_spaces(value)],
+            }
+        if kind.__module__ in RENDERING_MODULES:
             return {"kind": "picture"}
-        physics = _physics(value)
+        physics = _mujoco_simulation(value)
         if physics is not None:
-            return _take_physics(*physics)
-        model = _model(value)
+            return _take_mujoco(*physics)
+        model = _mujoco_model(value)
         if model is not None:
             return {"kind": "model", "state": _take_model(model)}
         state = {name: self.take(item, f"{path}.{name}") for name, item in _attributes(value, path).items()}
@@ -222,184 +238,192 @@ class _Taker:
         return value.copy()
 
 
-HINT = "give the environment snapshot() and restore(state), or leave this out of it"
+HINT = "implement snapshot() and restore(state) in the environment, or remove this from it"
 
 
-class _Maker:
-    """The way back, in the same order as the walk."""
+class _Restorer:
+    """Rebuilds values in the order of the walk."""
 
     def __init__(self) -> None:
-        self._made: list[Any] = []
+        self._objects: list[Any] = []
+        """Restored objects by number."""
 
-    def make(self, node: State, there: Any, path: str) -> Any:
-        """The value that `node` describes; `there` is what stands in its place now, and is used where it can be."""
+    def restore(self, node: State, current: Any, path: str) -> Any:
+        """Return the value of a node. `current` is the present value in its place, which is reused if possible."""
         if type(node) in PLAIN or type(node) is int:
             return node
         if isinstance(node, np.ndarray):
-            self._made.append(node.copy())
-            return self._made[-1]
+            self._objects.append(node.copy())
+            return self._objects[-1]
         if isinstance(node, list):
-            return self._fill([], node, there, path)
-        make = getattr(self, f"_{node['kind']}", None)
-        if make is None:
+            return self._restore_items([], node, current, path)
+        restore_kind = getattr(self, f"_restore_{node['kind']}", None)
+        if restore_kind is None:
             raise SnapshotError(f"{path} has the unknown kind {node['kind']!r} in this snapshot")
-        return make(node, there, path)
+        return restore_kind(node, current, path)
 
-    def _fill(self, new: Any, nodes: list[State], there: Any, path: str) -> Any:
-        self._made.append(new)
-        old = list(there) if isinstance(there, list | deque) and len(there) == len(nodes) else [None] * len(nodes)
+    def _restore_items(self, new: Any, nodes: list[State], current: Any, path: str) -> Any:
+        self._objects.append(new)
+        old = list(current) if isinstance(current, list | deque) and len(current) == len(nodes) else [None] * len(nodes)
         for i, node in enumerate(nodes):
-            new.append(self.make(node, old[i], f"{path}[{i}]"))
+            new.append(self.restore(node, old[i], f"{path}[{i}]"))
         return new
 
-    def _constant(self, node: State, there: Any, path: str) -> Any:
-        if not isinstance(there, CONSTANT) or _name(there) != node["name"]:
-            raise SnapshotError(f"{path} was {node['name']} and is another here", hint=HINT)
-        return there
+    def _restore_constant(self, node: State, current: Any, path: str) -> Any:
+        if not isinstance(current, CONSTANT) or _constant_name(current) != node["name"]:
+            raise SnapshotError(f"{path} was {node['name']} and is something else here", hint=HINT)
+        return current
 
-    def _picture(self, node: State, there: Any, path: str) -> Any:
-        self._made.append(there)
-        return there
+    def _restore_picture(self, node: State, current: Any, path: str) -> Any:
+        self._objects.append(current)
+        return current
 
-    def _enum(self, node: State, there: Any, path: str) -> Any:
-        if not isinstance(there, enum.Enum):
-            raise SnapshotError(f"{path} was {node['name']} of an enumeration, and is none here", hint=HINT)
-        return type(there)[node["name"]]
+    def _restore_enum(self, node: State, current: Any, path: str) -> Any:
+        if not isinstance(current, enum.Enum):
+            raise SnapshotError(
+                f"{path} was {node['name']} of an enumeration, and is not an enumeration here", hint=HINT
+            )
+        return type(current)[node["name"]]
 
-    def _int(self, node: State, there: Any, path: str) -> int:
+    def _restore_int(self, node: State, current: Any, path: str) -> int:
         return int(node["hex"], 16)
 
-    def _scalar(self, node: State, there: Any, path: str) -> Any:
+    def _restore_scalar(self, node: State, current: Any, path: str) -> Any:
         return node["value"][()]
 
-    def _same(self, node: State, there: Any, path: str) -> Any:
-        return self._made[node["as"]]
+    def _restore_same(self, node: State, current: Any, path: str) -> Any:
+        return self._objects[node["as"]]
 
-    def _tuple(self, node: State, there: Any, path: str) -> Any:
+    def _restore_tuple(self, node: State, current: Any, path: str) -> Any:
         nodes = node["items"]
-        old = there if isinstance(there, tuple) and len(there) == len(nodes) else (None,) * len(nodes)
-        items = [self.make(item, old[i], f"{path}[{i}]") for i, item in enumerate(nodes)]
-        named = getattr(type(there), "_make", None)
+        old = current if isinstance(current, tuple) and len(current) == len(nodes) else (None,) * len(nodes)
+        items = [self.restore(item, old[i], f"{path}[{i}]") for i, item in enumerate(nodes)]
+        named = getattr(type(current), "_make", None)
         return tuple(items) if named is None else named(items)
 
-    def _dict(self, node: State, there: Any, path: str) -> Any:
+    def _restore_dict(self, node: State, current: Any, path: str) -> Any:
         new: dict[Any, Any] = OrderedDict() if node["ordered"] else {}
-        self._made.append(new)
-        old = there if isinstance(there, dict) else {}
+        self._objects.append(new)
+        old = current if isinstance(current, dict) else {}
         for key_node, item in node["items"]:
-            key = self.make(key_node, None, path)
-            new[key] = self.make(item, old.get(key), f"{path}[{key!r}]")
+            key = self.restore(key_node, None, path)
+            new[key] = self.restore(item, old.get(key), f"{path}[{key!r}]")
         return new
 
-    def _deque(self, node: State, there: Any, path: str) -> Any:
-        return self._fill(deque(maxlen=node["most"]), node["items"], there, path)
+    def _restore_deque(self, node: State, current: Any, path: str) -> Any:
+        return self._restore_items(deque(maxlen=node["most"]), node["items"], current, path)
 
-    def _set(self, node: State, there: Any, path: str) -> Any:
-        place = len(self._made)
-        self._made.append(None)
-        items = [self.make(item, None, path) for item in node["items"]]
-        self._made[place] = frozenset(items) if node["frozen"] else set(items)
-        return self._made[place]
+    def _restore_set(self, node: State, current: Any, path: str) -> Any:
+        number = len(self._objects)
+        self._objects.append(None)
+        items = [self.restore(item, None, path) for item in node["items"]]
+        self._objects[number] = frozenset(items) if node["frozen"] else set(items)
+        return self._objects[number]
 
-    def _generator(self, node: State, there: Any, path: str) -> Any:
-        place = len(self._made)
-        self._made.append(there)
-        state = self.make(node["state"], None, path)
+    def _restore_generator(self, node: State, current: Any, path: str) -> Any:
+        number = len(self._objects)
+        self._objects.append(current)
+        state = self.restore(node["state"], None, path)
         if state["bit_generator"] not in BIT_GENERATORS:
             raise SnapshotError(f"{path} needs the unknown generator {state['bit_generator']!r}")
-        if not isinstance(there, np.random.Generator) or type(there.bit_generator).__name__ != state["bit_generator"]:
-            there = np.random.Generator(getattr(np.random, state["bit_generator"])())
-        there.bit_generator.state = state
-        self._made[place] = there
-        return there
+        if (
+            not isinstance(current, np.random.Generator)
+            or type(current.bit_generator).__name__ != state["bit_generator"]
+        ):
+            current = np.random.Generator(getattr(np.random, state["bit_generator"])())
+        current.bit_generator.state = state
+        self._objects[number] = current
+        return current
 
-    def _random_state(self, node: State, there: Any, path: str) -> Any:
-        new = there if isinstance(there, np.random.RandomState) else np.random.RandomState()
-        self._made.append(new)
-        new.set_state(self.make(node["state"], None, path))
+    def _restore_random_state(self, node: State, current: Any, path: str) -> Any:
+        new = current if isinstance(current, np.random.RandomState) else np.random.RandomState()
+        self._objects.append(new)
+        new.set_state(self.restore(node["state"], None, path))
         return new
 
-    def _random(self, node: State, there: Any, path: str) -> Any:
-        new = there if type(there) is random.Random else random.Random()  # noqa: S311 (games, not secrets)
-        self._made.append(new)
-        new.setstate(self.make(node["state"], None, path))
+    def _restore_random(self, node: State, current: Any, path: str) -> Any:
+        new = current if type(current) is random.Random else random.Random()  # noqa: S311 (games, not secrets)
+        self._objects.append(new)
+        new.setstate(self.restore(node["state"], None, path))
         return new
 
-    def _own(self, node: State, there: Any, path: str) -> Any:
-        if not hasattr(there, "restore"):
+    def _restore_own(self, node: State, current: Any, path: str) -> Any:
+        if not hasattr(current, "restore"):
             raise SnapshotError(f"{path} has no restore(state) here, but had a snapshot()")
-        self._made.append(there)
-        there.restore(node["state"])
-        return there
+        self._objects.append(current)
+        current.restore(node["state"])
+        return current
 
-    def _space(self, node: State, there: Any, path: str) -> Any:
-        spaces = list(_spaces(there)) if isinstance(there, gym.Space) else []
+    def _restore_space(self, node: State, current: Any, path: str) -> Any:
+        spaces = list(_nested_spaces(current)) if isinstance(current, gym.Space) else []
         if len(spaces) != len(node["generators"]):
-            raise SnapshotError(f"{path} is not the space that was taken")
-        self._made.append(there)
+            raise SnapshotError(f"{path} is not the space that was snapshotted")
+        self._objects.append(current)
         for space, state in zip(spaces, node["generators"], strict=True):
-            space._np_random = self.make(state, space._np_random, path)
-        return there
+            space._np_random = self.restore(state, space._np_random, path)
+        return current
 
-    def _physics(self, node: State, there: Any, path: str) -> Any:
-        physics = _physics(there)
+    def _restore_physics(self, node: State, current: Any, path: str) -> Any:
+        physics = _mujoco_simulation(current)
         if physics is None:
-            raise SnapshotError(f"{path} is no MuJoCo simulation here")
-        self._made.append(there)
-        _make_physics(*physics, node)
-        return there
+            raise SnapshotError(f"{path} is not a MuJoCo simulation here")
+        self._objects.append(current)
+        _restore_mujoco(*physics, node)
+        return current
 
-    def _model(self, node: State, there: Any, path: str) -> Any:
-        model = _model(there)
+    def _restore_model(self, node: State, current: Any, path: str) -> Any:
+        model = _mujoco_model(current)
         if model is None:
-            raise SnapshotError(f"{path} is no MuJoCo model here")
-        self._made.append(there)
-        _make_arrays(model, node["state"])
-        return there
+            raise SnapshotError(f"{path} is not a MuJoCo model here")
+        self._objects.append(current)
+        _restore_arrays(model, node["state"])
+        return current
 
-    def _object(self, node: State, there: Any, path: str) -> Any:
-        if type(there).__qualname__ != node["type"]:
-            here = type(there).__qualname__
+    def _restore_object(self, node: State, current: Any, path: str) -> Any:
+        if type(current).__qualname__ != node["type"]:
+            here = type(current).__qualname__
             raise SnapshotError(f"{path} was a {node['type']} and is a {here} here", hint=HINT)
-        self._made.append(there)
-        attributes = vars(there)
-        made = {name: self.make(item, attributes.get(name), f"{path}.{name}") for name, item in node["state"].items()}
+        self._objects.append(current)
+        attributes = vars(current)
+        restored = {
+            name: self.restore(item, attributes.get(name), f"{path}.{name}") for name, item in node["state"].items()
+        }
         attributes.clear()
-        attributes.update(made)
-        return there
+        attributes.update(restored)
+        return current
 
 
-def _name(value: Any) -> str:
+def _constant_name(value: Any) -> str:
     if isinstance(value, PurePath | np.dtype | range | slice):
         return str(value)
     return str(getattr(value, "__qualname__", None) or type(value).__qualname__)
 
 
 def _attributes(value: Any, path: str) -> dict[str, Any]:
-    """The attributes of an object that is nothing but its attributes, as `copy` sees it; refused otherwise."""
+    """Return the attributes of an object that consists of nothing else, as `copy` sees it; SnapshotError otherwise."""
     kind = type(value)
     if getattr(kind, "__getstate__", None) is EzPickle.__getstate__:
-        return dict(vars(value))  # a pickle of it holds what it was made with, and not what it is
+        return dict(vars(value))  # its pickle holds its constructor arguments, not its state
     if all(getattr(kind, name) is getattr(object, name) for name in ("__reduce_ex__", "__reduce__", "__getstate__")):
         try:
             parts = value.__reduce_ex__(2)
         except TypeError:
-            parts = ()  # it holds memory that Python does not know
+            parts = ()  # it holds memory outside of Python
         state = parts[2] if len(parts) > 2 else None
         if parts and not any(parts[3:]) and parts[1] == (kind,) and (state is None or isinstance(state, dict)):
             return state or {}
-    raise SnapshotError(f"{path} is a {kind.__module__}.{kind.__qualname__}, which cannot be taken", hint=HINT)
+    raise SnapshotError(f"{path} is a {kind.__module__}.{kind.__qualname__}, which cannot be snapshotted", hint=HINT)
 
 
-def _spaces(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
+def _nested_spaces(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
     yield space
     inner = getattr(space, "spaces", ())
     for part in inner.values() if isinstance(inner, dict) else inner:
-        yield from _spaces(part)
+        yield from _nested_spaces(part)
 
 
-def _physics(value: Any) -> tuple[Any, Any] | None:
-    """MuJoCo's (model, data) if `value` is dm_control's physics or MuJoCo's data; without an import of either."""
+def _mujoco_simulation(value: Any) -> tuple[Any, Any] | None:
+    """Return MuJoCo's (model, data) if `value` is dm_control's physics or MuJoCo's data; imports neither."""
     mujoco, control = sys.modules.get("mujoco"), sys.modules.get("dm_control.mujoco.engine")
     if control is not None and isinstance(value, control.Physics):
         return value.model.ptr, value.data.ptr
@@ -408,44 +432,50 @@ def _physics(value: Any) -> tuple[Any, Any] | None:
     return None
 
 
-def _model(value: Any) -> Any:
+def _mujoco_model(value: Any) -> Any:
     mujoco = sys.modules.get("mujoco")
     return value if mujoco is not None and isinstance(value, mujoco.MjModel) else None
 
 
 def _take_model(model: Any) -> dict[str, Any]:
-    """Tasks draw targets into the model itself, so it belongs to the state, too."""
-    return _take_arrays(model, BULKY)
+    """Return the arrays of a model: tasks change them, so they belong to the state."""
+    return _take_arrays(model, MODEL_CONSTANTS)
 
 
 def _take_arrays(thing: Any, without: tuple[str, ...]) -> dict[str, Any]:
+    """Return copies of all array attributes whose names do not start with one of `without`."""
     values = {name: getattr(thing, name) for name in dir(thing) if not name.startswith(("_", *without))}
     return {name: value.copy() for name, value in values.items() if isinstance(value, np.ndarray) and value.size}
 
 
-def _make_arrays(thing: Any, state: dict[str, Any]) -> None:
+def _restore_arrays(thing: Any, state: dict[str, Any]) -> None:
     for name, value in state.items():
-        there = getattr(thing, name, None)
-        if there is None or there.shape != value.shape:
-            raise SnapshotError(f"the MuJoCo model here is another one: its {name} differs")
-        there[...] = value
+        current = getattr(thing, name, None)
+        if current is None or current.shape != value.shape:
+            raise SnapshotError(f"the MuJoCo model here is different: its {name} has another shape")
+        current[...] = value
 
 
-def _take_physics(model: Any, data: Any) -> State:
+def _take_mujoco(model: Any, data: Any) -> State:
     mujoco = sys.modules["mujoco"]
-    what = mujoco.mjtState.mjSTATE_INTEGRATION
-    state = np.empty(mujoco.mj_stateSize(model, what))
-    mujoco.mj_getState(model, data, state, what)
-    return {"kind": "physics", "state": state, "model": _take_model(model), "derived": _take_arrays(data, VARYING)}
+    spec = mujoco.mjtState.mjSTATE_INTEGRATION
+    state = np.empty(mujoco.mj_stateSize(model, spec))
+    mujoco.mj_getState(model, data, state, spec)
+    return {
+        "kind": "physics",
+        "state": state,
+        "model": _take_model(model),
+        "derived": _take_arrays(data, DATA_PER_CONTACT),
+    }
 
 
-def _make_physics(model: Any, data: Any, node: State) -> None:
+def _restore_mujoco(model: Any, data: Any, node: State) -> None:
     mujoco = sys.modules["mujoco"]
-    what = mujoco.mjtState.mjSTATE_INTEGRATION
-    if len(node["state"]) != mujoco.mj_stateSize(model, what):
-        raise SnapshotError("the MuJoCo model here is another one: its state has another size")
-    _make_arrays(model, node["model"])
-    mujoco.mj_setState(model, data, node["state"], what)
-    mujoco.mj_forward(model, data)  # positions in space, contacts, sensors: what follows from the state
-    mujoco.mj_setState(model, data, node["state"], what)  # forward has moved the solver's warm start
-    _make_arrays(data, node["derived"])  # a step leaves some of that behind as it was before, and tasks read it
+    spec = mujoco.mjtState.mjSTATE_INTEGRATION
+    if len(node["state"]) != mujoco.mj_stateSize(model, spec):
+        raise SnapshotError("the MuJoCo model here is different: its state has another size")
+    _restore_arrays(model, node["model"])
+    mujoco.mj_setState(model, data, node["state"], spec)
+    mujoco.mj_forward(model, data)  # recomputes what follows from the state: positions, contacts, sensors
+    mujoco.mj_setState(model, data, node["state"], spec)  # mj_forward has changed the solver's warm start
+    _restore_arrays(data, node["derived"])  # some derived values lag behind by a step, and tasks read them

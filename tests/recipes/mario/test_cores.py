@@ -1,4 +1,4 @@
-"""The emulators: the same contract for each that is installed, and clear words where none is."""
+"""The emulators: one contract for all that are installed, and clear errors if none is."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def core(request: Any) -> Iterator[Core]:
 
 
 def play(core: Core, frames: int, seed: int = 0) -> list[tuple[bytes, bytes]]:
-    seen = []
+    results = []
     for buttons in np.random.default_rng(seed).choice([0, RIGHT, RIGHT | B, RIGHT | A, RIGHT | A | B], size=frames):
         core.step(int(buttons))
-        seen.append((core.ram, core.screen.tobytes()))
-    return seen
+        results.append((core.ram, core.screen.tobytes()))
+    return results
 
 
-def test_a_stage_begins_where_mario_can_be_moved(core: Core) -> None:
+def test_a_stage_starts_when_mario_can_be_moved(core: Core) -> None:
     core.reset(1, 1)
-    found = game.info(core.ram)
+    found = game.read_info(core.ram)
     assert (found["world"], found["stage"], found["x_pos"], found["time"]) == (1, 1, 40, 400)
     for _ in range(30):
         core.step(RIGHT)
@@ -53,18 +53,18 @@ def test_a_stage_begins_where_mario_can_be_moved(core: Core) -> None:
     assert core.screen.any()
 
 
-def test_every_button_arrives(core: Core) -> None:
-    seen = {}
+def test_every_button_works(core: Core) -> None:
+    results = {}
     for place, name in enumerate(game.BUTTONS):
         core.reset(1, 1)
         for _ in range(8):
             core.step(1 << place)
         ram = core.ram
-        seen[name] = (game.x_position(ram) - 40, game.y_position(ram) > 79, ram[0x6FC] | ram[0x0A], ram[0x776] & 1)
-    assert seen["RIGHT"][0] > 0 > seen["LEFT"][0]
-    assert seen["A"][1]
-    assert [seen[name][2] for name in ("A", "B", "UP", "DOWN", "LEFT", "RIGHT")] == [0x80, 0x40, 8, 4, 2, 1]
-    assert [seen[name][3] for name in ("START", "SELECT", "B")] == [1, 0, 0]  # START pauses
+        results[name] = (game.x_position(ram) - 40, game.y_position(ram) > 79, ram[0x6FC] | ram[0x0A], ram[0x776] & 1)
+    assert results["RIGHT"][0] > 0 > results["LEFT"][0]
+    assert results["A"][1]
+    assert [results[name][2] for name in ("A", "B", "UP", "DOWN", "LEFT", "RIGHT")] == [0x80, 0x40, 8, 4, 2, 1]
+    assert [results[name][3] for name in ("START", "SELECT", "B")] == [1, 0, 0]  # START pauses
 
 
 def test_a_reset_is_the_same_every_time(core: Core) -> None:
@@ -74,7 +74,7 @@ def test_a_reset_is_the_same_every_time(core: Core) -> None:
     assert play(core, 40) == first
 
 
-def test_what_is_restored_goes_on_to_the_bit(core: Core) -> None:
+def test_a_restored_core_continues_exactly(core: Core) -> None:
     core.reset(1, 1)
     play(core, 60)
     state = core.snapshot()
@@ -84,7 +84,7 @@ def test_what_is_restored_goes_on_to_the_bit(core: Core) -> None:
     assert play(core, 60, seed=1) == first
 
 
-def test_what_is_restored_in_a_fresh_process_goes_on_to_the_bit(core: Core, tmp_path: Path) -> None:
+def test_a_core_restored_in_another_process_continues_exactly(core: Core, tmp_path: Path) -> None:
     core.reset(1, 1)
     play(core, 60)
     (tmp_path / "state").write_bytes(core.snapshot())
@@ -110,31 +110,31 @@ def test_cores_of_one_process_do_not_disturb_each_other(core: Core) -> None:
     try:
         core.reset(1, 1)
         other.reset(1, 2)
-        seen = []
+        results = []
         for buttons in np.random.default_rng(1).choice([0, RIGHT, RIGHT | B, RIGHT | A, RIGHT | A | B], size=30):
             other.step(RIGHT | A)
             core.step(int(buttons))
-            seen.append((core.ram, core.screen.tobytes()))
-        assert seen == alone
-        assert game.info(other.ram)["stage"] == 2
+            results.append((core.ram, core.screen.tobytes()))
+        assert results == alone
+        assert game.read_info(other.ram)["stage"] == 2
     finally:
         other.close()
 
 
 @needs_fceumm
 @pytest.mark.parametrize("world", range(1, 9))
-def test_all_stages_of_a_world_begin(world: int) -> None:
+def test_all_stages_of_a_world_start(world: int) -> None:
     core = make_core("fceumm")
     for stage in range(1, 5):
         core.reset(world, stage)
-        found = game.info(core.ram)
+        found = game.read_info(core.ram)
         assert (found["world"], found["stage"], found["x_pos"]) == (world, stage, 40)
         assert found["time"] in (300, 400)
     core.close()
 
 
 @needs_fceumm
-def test_the_emulator_is_given_back_with_the_last_core_and_can_be_had_again() -> None:
+def test_the_emulator_is_released_with_the_last_core_and_can_be_reopened() -> None:
     first, second = make_core("fceumm"), make_core("fceumm")
     first.close()
     second.reset(1, 1)
@@ -148,10 +148,10 @@ def test_the_emulator_is_given_back_with_the_last_core_and_can_be_had_again() ->
 
 
 @needs_fceumm
-def test_the_picture_of_another_core_is_never_handed_out() -> None:
+def test_the_screen_of_another_core_is_never_returned() -> None:
     core, other = make_core("fceumm"), make_core("fceumm")
     core.reset(1, 1)
-    with pytest.raises(LabError, match="picture"):
+    with pytest.raises(LabError, match="the screen of this core"):
         _ = core.screen
     core.step(0)
     assert core.screen.any()
@@ -163,22 +163,22 @@ def test_the_picture_of_another_core_is_never_handed_out() -> None:
 
 
 @needs_fceumm
-def test_a_state_of_something_else_is_refused() -> None:
+def test_a_state_of_another_core_is_refused() -> None:
     core = make_core("fceumm")
-    with pytest.raises(LabError, match="no state of the fceumm core"):
+    with pytest.raises(LabError, match="not a state of the fceumm core"):
         core.restore(b"something")
     core.close()
 
 
 @needs_fceumm
-def test_a_game_that_never_begins_is_an_error_and_not_a_hang(tmp_path: Path) -> None:
-    whole = bytearray(cores.find_rom().read_bytes())
-    whole[16 : 16 + 32768] = b"\xea" * 32768  # nothing but NOPs
-    whole[16 + 32764 : 16 + 32766] = b"\x00\x80"
-    (tmp_path / "broken.nes").write_bytes(whole)
+def test_a_game_that_never_starts_is_an_error_and_not_a_hang(tmp_path: Path) -> None:
+    rom_bytes = bytearray(cores.find_rom().read_bytes())
+    rom_bytes[16 : 16 + 32768] = b"\xea" * 32768  # nothing but NOPs
+    rom_bytes[16 + 32764 : 16 + 32766] = b"\x00\x80"
+    (tmp_path / "broken.nes").write_bytes(rom_bytes)
     core = make_core("fceumm", tmp_path / "broken.nes")
     try:
-        with pytest.raises(LabError, match="1-1 did not begin within"):
+        with pytest.raises(LabError, match="1-1 did not start within"):
             core.reset(1, 1)
     finally:
         core.close()
@@ -188,7 +188,7 @@ def test_a_game_that_never_begins_is_an_error_and_not_a_hang(tmp_path: Path) -> 
 def test_two_games_in_one_process_are_refused(tmp_path: Path) -> None:
     (tmp_path / "other.nes").write_bytes(cores.find_rom().read_bytes())
     core = make_core("fceumm")
-    with pytest.raises(LabError, match="runs in this process"):
+    with pytest.raises(LabError, match="this process already runs"):
         make_core("fceumm", tmp_path / "other.nes")
     core.close()
 
@@ -206,13 +206,13 @@ def test_without_the_game_the_error_says_what_to_install(monkeypatch: pytest.Mon
     real = importlib.util.find_spec
     hidden = {"gym_super_mario_bros": None}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: hidden.get(name, real("json")))
-    with pytest.raises(LabError, match="the game is not here") as caught:
+    with pytest.raises(LabError, match="the game was not found") as caught:
         make_core("fceumm")
     assert "--no-deps" in str(caught.value)
     assert "gym-super-mario-bros" in str(caught.value)
 
 
-def test_the_fastest_core_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fastest_core_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: real("json"))
     assert cores.find_core() == "fceumm"
@@ -221,12 +221,12 @@ def test_the_fastest_core_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unknown_core_or_file_is_named() -> None:
-    with pytest.raises(LabError, match="'mame' is no core"):
+    with pytest.raises(LabError, match="'mame' is not a core"):
         make_core("mame")
 
 
 @needs_fceumm
-def test_a_file_that_is_not_there_is_named() -> None:
+def test_a_missing_file_is_named() -> None:
     with pytest.raises(LabError, match=r"nowhere\.nes"):
         make_core("fceumm", "nowhere.nes")
 

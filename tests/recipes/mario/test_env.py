@@ -1,4 +1,4 @@
-"""The environment: what it shows, what it rewards, how an episode ends, and that its state is all there is."""
+"""The env: observations, rewards, ends of episodes, and exact snapshots."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from gymnasium.vector import SyncVectorEnv
 
 from looplab.errors import LabError
 from looplab.recipes.mario.mario import game
-from looplab.recipes.mario.mario.env import ACTIONS, FASTEST, INFO_FIELDS, MarioEnv, grey
-from looplab.recipes.mario.mario.video import record
+from looplab.recipes.mario.mario.env import ACTIONS, INFO_FIELDS, MAX_SPEED, MarioEnv, to_grey
+from looplab.recipes.mario.mario.forward import probe_forward
+from looplab.recipes.mario.mario.shaping import RewardShaping, ShapingSettings
+from looplab.recipes.mario.mario.video import record_episode
 from looplab.rl import SupervisedVectorEnv
-from looplab.rl.scripts import parse, probe_forward
-from looplab.rl.shaping import Shaping, ShapingSettings
-from looplab.rl.snapshot import restore, snapshot, untrue
+from looplab.rl.scripts import parse_script
+from looplab.rl.snapshot import find_snapshot_defect, restore, snapshot
 
 Make = Callable[..., MarioEnv]
 WIN = """RIGHT+B:3,RIGHT+A+B:20,RIGHT+B:3,RIGHT+A+B:12,RIGHT:9,RIGHT+A+B:10,RIGHT+B:2,RIGHT:2,RIGHT+A+B:7,RIGHT+B:13,
@@ -53,49 +54,49 @@ def make() -> Iterator[Make]:
 
 
 def actions_of(script: str, env: MarioEnv) -> list[int]:
-    return [action for action, steps in parse(script, env.actions) for _ in range(steps)]
+    return [action for action, steps in parse_script(script, env.actions) for _ in range(steps)]
 
 
 def play(env: Any, actions: list[int]) -> list[tuple[Any, ...]]:
-    """Everything that the steps give, until the episode is over."""
-    seen = []
+    """Return the results of the steps until the episode ends."""
+    results = []
     for action in actions:
         observation, reward, terminated, truncated, info = env.step(action)
-        seen.append((observation.tobytes(), reward, terminated, truncated, info))
+        results.append((observation.tobytes(), reward, terminated, truncated, info))
         if terminated or truncated:
             break
-    return seen
+    return results
 
 
 @pytest.mark.parametrize("core", ["fceumm", "nes-py"])
 @pytest.mark.filterwarnings("ignore")
-def test_gymnasium_finds_nothing_to_complain_about(core: str, make: Make) -> None:
+def test_the_env_passes_gymnasiums_checker(core: str, make: Make) -> None:
     if importlib.util.find_spec(core.replace("fceumm", "json").replace("-", "_")) is None:
         pytest.skip("nes-py is not installed")
     check_env(make(core=core, render_mode="rgb_array"), skip_render_check=True)
 
 
 @pytest.mark.parametrize("core", ["fceumm", "nes-py"])
-def test_the_script_of_the_documents_gets_mario_forwards(core: str, make: Make) -> None:
+def test_the_documented_script_moves_mario_forward(core: str, make: Make) -> None:
     if importlib.util.find_spec(core.replace("fceumm", "json").replace("-", "_")) is None:
         pytest.skip("nes-py is not installed")
     env = make(core=core, actions="extended")
     env.reset(seed=0)
-    seen = play(env, actions_of("START:8,RIGHT+B:180", env))
-    assert seen[7][4]["x_pos"] == 40  # START does not even pause
-    assert seen[7][4]["time"] < 400
-    assert max(step[4]["x_pos"] for step in seen) > 300
+    results = play(env, actions_of("START:8,RIGHT+B:180", env))
+    assert results[7][4]["x_pos"] == 40  # START does not even pause
+    assert results[7][4]["time"] < 400
+    assert max(step[4]["x_pos"] for step in results) > 300
 
 
-def test_the_script_moves_the_shaping_that_counts_distance(make: Make) -> None:
-    env = Shaping(make(actions="extended"), ShapingSettings(distance_weight=0.05))
+def test_a_script_earns_reward_for_distance(make: Make) -> None:
+    env = RewardShaping(make(actions="extended"), ShapingSettings(distance_weight=0.05))
     env.reset(seed=0)
-    seen = play(env, actions_of("START:8,RIGHT+B:20", env.env.unwrapped))  # type: ignore[arg-type]
-    assert sum(step[4]["shaping_raw"] for step in seen) > 5
-    assert sum(step[4]["shaping_dx"] for step in seen) == seen[-1][4]["x_pos"] - 40
+    results = play(env, actions_of("START:8,RIGHT+B:20", env.env.unwrapped))  # type: ignore[arg-type]
+    assert sum(step[4]["shaping_raw"] for step in results) > 5
+    assert sum(step[4]["shaping_dx"] for step in results) == results[-1][4]["x_pos"] - 40
 
 
-def test_the_sets_of_actions_have_their_usual_order() -> None:
+def test_the_action_sets_have_their_usual_order() -> None:
     assert {name: len(actions) for name, actions in ACTIONS.items()} == {
         "right_only": 5,
         "simple": 7,
@@ -109,21 +110,21 @@ def test_the_sets_of_actions_have_their_usual_order() -> None:
     assert ACTIONS["extended"][3] == ("RIGHT", "B")
 
 
-def test_own_actions_are_lists_of_buttons(make: Make) -> None:
+def test_custom_actions_are_lists_of_buttons(make: Make) -> None:
     env = make(actions=[["noop"], ["right", "b"]])
     env.reset(seed=0)
     assert play(env, [1] * 10)[-1][4]["x_pos"] > 60
-    with pytest.raises(LabError, match="'TURBO' is no button"):
+    with pytest.raises(LabError, match="'TURBO' is not a button"):
         make(actions=[["TURBO"]])
 
 
-def test_the_action_that_leads_forwards_is_found() -> None:
-    probe = probe_forward(lambda: MarioEnv(actions="extended"), range(8), frames=12)
-    assert ACTIONS["extended"][probe.best] in (("RIGHT", "B"), ("START", "RIGHT", "B"), ("RIGHT", "A", "B"))
-    assert probe.moved[0] == probe.moved[1] == 0
+def test_the_forward_action_is_found() -> None:
+    probe = probe_forward(lambda: MarioEnv(actions="extended"), range(8), steps=12)
+    assert ACTIONS["extended"][probe.best_action] in (("RIGHT", "B"), ("START", "RIGHT", "B"), ("RIGHT", "A", "B"))
+    assert probe.distances[0] == probe.distances[1] == 0
 
 
-def test_the_reward_is_what_the_memory_says(make: Make) -> None:
+def test_the_reward_follows_from_the_memory(make: Make) -> None:
     env = make(frame_skip=1)
     env.reset(seed=0)
     before, died = env.ram, False
@@ -131,11 +132,11 @@ def test_the_reward_is_what_the_memory_says(make: Make) -> None:
         _, reward, terminated, _, info = env.step(action)
         ram = env.ram
         moved = game.x_position(ram) - game.x_position(before)
-        assert info["reward_x"] == (moved if abs(moved) <= FASTEST else 0)
+        assert info["reward_x"] == (moved if abs(moved) <= MAX_SPEED else 0)
         assert info["reward_clock"] == game.clock(ram) - game.clock(before) <= 0
         assert info["reward_death"] == (-25 if terminated else 0)
         assert reward == max(-15, info["reward_x"] + info["reward_clock"] + info["reward_death"])
-        assert {name: info[name] for name in game.info(ram)} == game.info(ram)
+        assert {name: info[name] for name in game.read_info(ram)} == game.read_info(ram)
         before, died = ram, terminated
         if died:
             break
@@ -143,7 +144,7 @@ def test_the_reward_is_what_the_memory_says(make: Make) -> None:
     assert reward == -15
 
 
-def test_a_skipped_step_adds_up_its_frames(make: Make) -> None:
+def test_the_reward_of_a_step_is_the_sum_over_its_frames(make: Make) -> None:
     slow, fast = make(frame_skip=1), make(frame_skip=4)
     slow.reset(seed=0)
     fast.reset(seed=0)
@@ -155,7 +156,7 @@ def test_a_skipped_step_adds_up_its_frames(make: Make) -> None:
         assert np.all(observation[-1] >= np.maximum(frames[-1][0][-1], frames[-2][0][-1]).astype(int) - 1)
 
 
-def test_pictures_are_stacked_oldest_first(make: Make) -> None:
+def test_frames_are_stacked_oldest_first(make: Make) -> None:
     env = make(frame_stack=3)
     observation, _ = env.reset(seed=0)
     assert observation.shape == (3, 84, 84)
@@ -172,19 +173,19 @@ def test_grey_is_the_mean_of_the_area() -> None:
     luminance = screen @ np.array([77, 150, 29]) / 256
     fine = np.repeat(np.repeat(luminance, 3, axis=0), 7, axis=1)
     mean = fine.reshape(84, 8, 84, 20).mean(axis=(1, 3))
-    assert np.abs(grey(screen) - mean).max() <= 0.51
-    assert (grey(np.full((224, 240, 3), 255, np.uint8)) == 255).all()
+    assert np.abs(to_grey(screen) - mean).max() <= 0.51
+    assert (to_grey(np.full((224, 240, 3), 255, np.uint8)) == 255).all()
 
 
 def test_the_flag_ends_the_episode(make: Make) -> None:
     env = make()
     env.reset(seed=0)
-    seen = play(env, actions_of(WIN, env))
-    assert len(seen) == 473
-    assert seen[-1][2]
-    assert seen[-1][4]["flag_get"]
-    assert seen[-1][4]["reward_death"] == 0
-    assert not any(step[4]["flag_get"] for step in seen[:-1])
+    results = play(env, actions_of(WIN, env))
+    assert len(results) == 473
+    assert results[-1][2]
+    assert results[-1][4]["flag_get"]
+    assert results[-1][4]["reward_death"] == 0
+    assert not any(step[4]["flag_get"] for step in results[:-1])
     with pytest.raises(LabError, match="call reset"):
         env.step(0)
 
@@ -204,35 +205,35 @@ def test_both_cores_play_the_same_game(make: Make) -> None:
         assert abs(one["time"] - other["time"]) <= 1
 
 
-def test_the_whole_game_goes_on_after_the_flag(make: Make) -> None:
+def test_the_whole_game_continues_after_the_flag(make: Make) -> None:
     env = make(whole_game=True)
     env.reset(seed=0)
-    seen = play(env, [*actions_of(WIN, env), 0, 0])
-    assert [step[4]["flag_get"] for step in seen[-3:]] == [True, False, False]
-    assert not seen[-1][2]
-    assert (seen[-1][4]["world"], seen[-1][4]["stage"]) == (1, 2)
-    assert abs(seen[-2][1]) < 15  # the jump to the new stage is no reward
+    results = play(env, [*actions_of(WIN, env), 0, 0])
+    assert [step[4]["flag_get"] for step in results[-3:]] == [True, False, False]
+    assert not results[-1][2]
+    assert (results[-1][4]["world"], results[-1][4]["stage"]) == (1, 2)
+    assert abs(results[-2][1]) < 15  # the jump to the new stage earns no reward
 
 
 def test_the_whole_game_ends_with_the_last_life(make: Make) -> None:
     env = make(whole_game=True)
     env.reset(seed=0)
-    seen = play(env, [3] * 400)
-    assert seen[-1][2]
-    assert [step[4]["life"] for step in seen if step[4]["reward_death"]] == [1, 0, 255]
-    assert sum(step[4]["reward_death"] for step in seen) == -75
+    results = play(env, [3] * 400)
+    assert results[-1][2]
+    assert [step[4]["life"] for step in results if step[4]["reward_death"]] == [1, 0, 255]
+    assert sum(step[4]["reward_death"] for step in results) == -75
 
 
-def test_an_episode_is_truncated_at_its_greatest_length(make: Make) -> None:
+def test_an_episode_is_truncated_after_max_steps(make: Make) -> None:
     env = make(max_steps=5)
     env.reset(seed=0)
-    seen = play(env, [0] * 9)
-    assert [step[3] for step in seen] == [False] * 4 + [True]
-    assert not seen[-1][2]
+    results = play(env, [0] * 9)
+    assert [step[3] for step in results] == [False] * 4 + [True]
+    assert not results[-1][2]
 
 
 def test_a_game_that_stays_busy_does_not_hang_a_step(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(game, "MOST_SKIP", 30)
+    monkeypatch.setattr(game, "MAX_SKIPPED_FRAMES", 30)
     env = make()
     env.reset(seed=0)
     frames = []
@@ -248,7 +249,7 @@ def test_a_game_that_stays_busy_does_not_hang_a_step(make: Make, monkeypatch: py
     assert len(frames) == 4 * 31
 
 
-def test_a_seed_chooses_the_stage_and_the_beginning(make: Make) -> None:
+def test_the_seed_chooses_the_stage_and_the_number_of_noops(make: Make) -> None:
     env = make(stages=[[1, 1], [1, 2], [2, 1], [4, 3]], noops=30)
     first = [env.reset(seed=seed) for seed in range(6)]
     second = [env.reset(seed=seed) for seed in range(6)]
@@ -256,35 +257,35 @@ def test_a_seed_chooses_the_stage_and_the_beginning(make: Make) -> None:
     assert all((one[0] == other[0]).all() for one, other in zip(first, second, strict=True))
     assert len({(info["world"], info["stage"]) for _, info in first}) > 1
     assert env.reset(options={"stage": (3, 2)})[1]["world"] == 3
-    with pytest.raises(LabError, match="no stage"):
+    with pytest.raises(LabError, match="not a stage"):
         env.reset(options={"stage": (9, 1)})
 
 
-def test_mistakes_are_named() -> None:
+def test_invalid_arguments_are_named() -> None:
     for settings, words in (
-        ({"actions": "jump"}, "'jump' is no set of actions"),
-        ({"stages": [(1, 5)]}, "is no stage"),
+        ({"actions": "jump"}, "'jump' is not an action set"),
+        ({"stages": [(1, 5)]}, "is not a stage"),
         ({"frame_skip": 0}, "at least 1"),
-        ({"render_mode": "human"}, "no render_mode"),
-        ({"core": "mame"}, "no core"),
+        ({"render_mode": "human"}, "is not supported"),
+        ({"core": "mame"}, "is not a core"),
     ):
         with pytest.raises(LabError, match=words):
             MarioEnv(**settings)  # type: ignore[arg-type]
 
 
 def test_a_step_before_the_first_reset_is_an_error(make: Make) -> None:
-    with pytest.raises(LabError, match="has not begun"):
+    with pytest.raises(LabError, match="has not started"):
         make().step(0)
 
 
-def test_nothing_of_the_state_is_hidden(make: Make) -> None:
+def test_snapshots_are_exact(make: Make) -> None:
     env = make(noops=5, render_mode="rgb_array")
     env.reset(seed=1)
     play(env, [3] * 5)
-    assert untrue(env, steps=20) is None
+    assert find_snapshot_defect(env, steps=20) is None
 
 
-def test_a_snapshot_goes_on_in_another_environment(make: Make) -> None:
+def test_a_snapshot_continues_in_another_env(make: Make) -> None:
     env, other = make(render_mode="rgb_array", noops=9), make(render_mode="rgb_array", noops=9)
     env.reset(seed=1)
     play(env, [3] * 9)
@@ -297,7 +298,7 @@ def test_a_snapshot_goes_on_in_another_environment(make: Make) -> None:
     assert (other.reset()[0] == beginning).all()
 
 
-def test_a_snapshot_goes_on_in_a_fresh_process(make: Make, tmp_path: Path) -> None:
+def test_a_snapshot_continues_in_another_process(make: Make, tmp_path: Path) -> None:
     env = make()
     env.reset(seed=1)
     play(env, [3] * 9)
@@ -324,17 +325,17 @@ def test_a_snapshot_goes_on_in_a_fresh_process(make: Make, tmp_path: Path) -> No
     assert found == b"".join(step[0] + f"{step[1]} {step[2]} {step[4]}".encode() for step in expected)
 
 
-def test_a_snapshot_of_something_else_is_refused(make: Make) -> None:
+def test_a_snapshot_of_another_core_is_refused(make: Make) -> None:
     env = make()
     env.reset(seed=0)
     state = env.snapshot()
-    with pytest.raises(LabError, match="of the core nes-py"):
+    with pytest.raises(LabError, match="with the core nes-py"):
         env.restore({**state, "core": "nes-py"})
-    with pytest.raises(LabError, match="4 pictures in a stack, not 2"):
+    with pytest.raises(LabError, match="4 stacked frames, not 2"):
         make(frame_stack=2).restore(state)
 
 
-def test_several_environments_share_the_emulator_of_a_process(make: Make) -> None:
+def test_several_envs_share_the_emulator_of_a_process(make: Make) -> None:
     envs = [make(stages=[stage]) for stage in ((1, 1), (1, 2), (1, 1))]
     alone = []
     for env in envs:
@@ -344,8 +345,8 @@ def test_several_environments_share_the_emulator_of_a_process(make: Make) -> Non
         env.reset(seed=0)
     together: list[list[Any]] = [[], [], []]
     for _ in range(15):
-        for seen, env in zip(together, envs, strict=True):
-            seen += play(env, [3])
+        for results, env in zip(together, envs, strict=True):
+            results += play(env, [3])
     assert together == alone
     assert together[0] == together[2] != together[1]
 
@@ -358,24 +359,24 @@ def test_a_killed_worker_changes_nothing() -> None:
     plain.close()
     venv = SupervisedVectorEnv(makers, workers=2, info_fields=INFO_FIELDS, snapshot_every=16)
     try:
-        seen: list[Any] = [venv.reset(seed=0)[0]]
+        results: list[Any] = [venv.reset(seed=0)[0]]
         for number, row in enumerate(actions):
             if number == 37:
                 os.kill(venv.diagnostics()[1].pid or 0, signal.SIGKILL)
-            seen.append(venv.step(row)[:4])
+            results.append(venv.step(row)[:4])
     finally:
         venv.close()
-    assert (seen[0] == expected[0]).all()
+    assert (results[0] == expected[0]).all()
     assert all(
         (one == other).all()
-        for a, b in zip(seen[1:], expected[1:], strict=True)
+        for a, b in zip(results[1:], expected[1:], strict=True)
         for one, other in zip(a, b, strict=True)
     )
 
 
-def test_an_episode_becomes_a_video(make: Make, tmp_path: Path) -> None:
+def test_an_episode_is_recorded(make: Make, tmp_path: Path) -> None:
     env = make(render_mode="rgb_array", max_steps=20)
-    episode = record(env, lambda observation: 3, tmp_path / "mario.gif", seed=0)
+    episode = record_episode(env, lambda observation: 3, tmp_path / "mario.gif", seed=0)
     assert episode.steps == 20
     assert episode.info["x_pos"] > 100
     assert (tmp_path / "mario.gif").stat().st_size > 10_000

@@ -1,4 +1,4 @@
-"""The config of a Mario training."""
+"""The settings of a Mario training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from looplab.errors import LabError
-from looplab.recipes.mario.mario.settings import FLAGS, VARIABLES, add_flags, keys, read_settings
+from looplab.recipes.mario.mario.settings import FLAGS, VARIABLES, add_flags, key_types, read_settings
 
 
 def flags(*words: str) -> dict[str, Any]:
@@ -19,11 +19,11 @@ def flags(*words: str) -> dict[str, Any]:
     return vars(parser.parse_args(words))
 
 
-def test_every_short_name_and_variable_is_of_a_key() -> None:
-    assert set(FLAGS.values()) | set(VARIABLES.values()) <= set(keys())
+def test_every_short_flag_and_variable_sets_a_known_key() -> None:
+    assert set(FLAGS.values()) | set(VARIABLES.values()) <= set(key_types())
 
 
-def test_flags_count_more_than_variables_and_variables_more_than_the_file(tmp_path: Path) -> None:
+def test_flags_override_variables_and_variables_override_the_file(tmp_path: Path) -> None:
     path = tmp_path / "c.json"
     path.write_text(json.dumps({"reward": {"distance_weight": 0.1, "scale_start": 0.3}, "train": {"gamma": 0.9}}))
     made = read_settings(
@@ -34,7 +34,7 @@ def test_flags_count_more_than_variables_and_variables_more_than_the_file(tmp_pa
     assert made.train.gamma == 0.9
 
 
-def test_the_flags_and_variables_of_the_old_scripts_are_known() -> None:
+def test_the_short_flags_and_variables_are_known() -> None:
     made = read_settings(
         None,
         flags(
@@ -48,13 +48,13 @@ def test_the_flags_and_variables_of_the_old_scripts_are_known() -> None:
     assert made.script.sequence == "START:8,RIGHT+B:180"
     assert (made.reward.ram_x_parse, made.reward.ram_x_high, made.reward.ram_x_low) == (True, 0x6D, 0x86)
     assert made.env.action_type == "extended"
-    assert made.train.overlap_collect is True  # the flag counts more than the variable
+    assert made.train.overlap_collect is True  # the flag overrides the variable
     assert made.script.probe_forward == 12
     assert made.vector.worker_start_delay == 0.5
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("config", "message"),
     [
         ({"train": {"gama": 0.9}}, "train.gamma"),
         ({"train": {"total_steps": 1.5}}, "whole number"),
@@ -64,14 +64,14 @@ def test_the_flags_and_variables_of_the_old_scripts_are_known() -> None:
         ({"train": 3}, "sections"),
     ],
 )
-def test_mistakes_are_told_with_their_key(given: Any, told: str, tmp_path: Path) -> None:
+def test_errors_name_the_key(config: Any, message: str, tmp_path: Path) -> None:
     path = tmp_path / "c.json"
-    path.write_text(json.dumps(given))
-    with pytest.raises(LabError, match=told):
+    path.write_text(json.dumps(config))
+    with pytest.raises(LabError, match=message):
         read_settings(path, {}, {})
 
 
-def test_what_may_be_missing_can_be_taken_away(tmp_path: Path) -> None:
+def test_an_optional_key_can_be_unset(tmp_path: Path) -> None:
     assert read_settings(None, flags("--stagnation", "none"), {}).reward.stagnation is None
 
 

@@ -1,4 +1,4 @@
-"""Training on the real game: scripts act, distance counts, and a kill changes nothing, in turns and overlapped."""
+"""Training on the real game: scripts act, distance counts, and a killed run resumes exactly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from looplab.trainkit import newest
 FOLDER = Path(recipe.__path__[0])
 
 
-def _no_game() -> str | None:
+def _missing_game() -> str | None:
     try:
         make_core("auto").close()
     except LabError as error:
@@ -30,7 +30,7 @@ def _no_game() -> str | None:
     return None
 
 
-pytestmark = pytest.mark.skipif((why := _no_game()) is not None, reason=str(why))
+pytestmark = pytest.mark.skipif((why := _missing_game()) is not None, reason=str(why))
 SMALL = (
     "--num-envs", "2", "--workers", "2", "--rollout-steps", "16", "--train.minibatch", "16", "--train.epochs", "1",
     "--width", "16", "--log-interval", "1", "--checkpoint-interval", "2",
@@ -53,17 +53,17 @@ def rows(out: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overlap", ["false", "true"])
-def test_a_fixed_script_moves_mario_and_distance_is_counted(overlap: str, tmp_path: Path) -> None:
+def test_a_script_moves_mario_and_distance_is_counted(overlap: str, tmp_path: Path) -> None:
     done = run(
         tmp_path, "--action-type", "extended", "--scripted-sequence", "START:4,B+RIGHT:60", "--total-steps", "128",
         "--reward-distance-weight", "0.05", "--enable-ram-x-parse", "--overlap-collect", overlap,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    told = rows(tmp_path)
-    assert sum(row.get("env_shaping_raw_sum", 0) for row in told) > 0
-    assert sum(row["env_distance_delta_sum"] for row in told) > 100
-    assert max(row["env_max_x_pos"] for row in told) > 150
-    assert told[-1]["env_shaping_parse_fail"] == 0 if "env_shaping_parse_fail" in told[-1] else True
+    logged = rows(tmp_path)
+    assert sum(row.get("env_shaping_raw_sum", 0) for row in logged) > 0
+    assert sum(row["env_distance_delta_sum"] for row in logged) > 100
+    assert max(row["env_max_x_pos"] for row in logged) > 150
+    assert logged[-1]["env_shaping_parse_fail"] == 0 if "env_shaping_parse_fail" in logged[-1] else True
     assert (tmp_path / "metrics.parquet").exists()
     assert (tmp_path / "trainer_summary.json").exists()
 
@@ -78,9 +78,9 @@ def test_a_killed_training_ends_with_the_same_weights(tmp_path: Path) -> None:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    again = run(killed, *more)
-    assert again.returncode == 0, again.stderr
-    assert "going on from" in again.stdout
+    resumed = run(killed, *more)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resuming from" in resumed.stdout
     ends = [newest(folder / "checkpoints") for folder in (whole, killed)]
     assert ends[0] is not None
     assert ends[1] is not None
@@ -89,7 +89,7 @@ def test_a_killed_training_ends_with_the_same_weights(tmp_path: Path) -> None:
     assert exact_rows(whole / "metrics.jsonl") == exact_rows(killed / "metrics.jsonl")
 
 
-def test_an_unknown_button_is_an_error_that_names_the_known_ones(tmp_path: Path) -> None:
+def test_an_unknown_button_is_an_error_that_lists_the_known_ones(tmp_path: Path) -> None:
     done = run(tmp_path, "--scripted-sequence", "JUMP:3", "--total-steps", "32")
     assert done.returncode == 2
     assert "RIGHT" in done.stderr
@@ -103,7 +103,7 @@ def test_forward_actions_are_probed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_training_shorter_than_the_way_to_its_first_row_has_one_row(tmp_path: Path) -> None:
+def test_a_training_shorter_than_the_log_interval_has_one_row(tmp_path: Path) -> None:
     done = run(tmp_path, "--total-steps", "32", "--log-interval", "50")
     assert done.returncode == 0, done.stderr
     assert [row["global_update"] for row in rows(tmp_path)] == [1]

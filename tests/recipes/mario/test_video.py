@@ -1,4 +1,4 @@
-"""Videos: what is played is what is in the file."""
+"""Videos: the file contains what was played."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 from PIL import Image
 
 from looplab.errors import LabError
-from looplab.recipes.mario.mario.video import record, save_video
+from looplab.recipes.mario.mario.video import record_episode, save_video
 
 
 class Counting(gym.Env[Any, Any]):
-    """Shows its number of steps as a colour; over after five."""
+    """Renders its step count as a colour; episodes last five steps."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012
     observation_space = gym.spaces.Discrete(99)
@@ -47,17 +47,17 @@ def colours(path: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", ["gif", "png"])
-def test_an_episode_is_written_picture_by_picture(kind: str, tmp_path: Path) -> None:
+def test_an_episode_is_written_frame_by_frame(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "new" / f"episode.{kind}"
-    episode = record(Counting(), lambda observation: 1, path)
-    assert (episode.steps, episode.reward, episode.info, episode.over) == (5, 2.5, {"at": 5}, True)
+    episode = record_episode(Counting(), lambda observation: 1, path)
+    assert (episode.steps, episode.reward, episode.info, episode.ended) == (5, 2.5, {"at": 5}, True)
     assert colours(path) == [0, 40, 80, 120, 160, 200]
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
-def test_a_long_episode_is_cut_off(tmp_path: Path) -> None:
-    episode = record(Counting(), lambda observation: 1, tmp_path / "a.gif", most_steps=3)
-    assert (episode.steps, episode.over) == (3, False)
+def test_a_long_recording_is_cut_off(tmp_path: Path) -> None:
+    episode = record_episode(Counting(), lambda observation: 1, tmp_path / "a.gif", max_steps=3)
+    assert (episode.steps, episode.ended) == (3, False)
     assert len(colours(tmp_path / "a.gif")) == 4
 
 
@@ -67,21 +67,21 @@ def test_a_failing_policy_leaves_no_file(tmp_path: Path) -> None:
 
     (tmp_path / "a.gif").write_bytes(b"before")
     with pytest.raises(ZeroDivisionError):
-        record(Counting(), fail, tmp_path / "a.gif")
+        record_episode(Counting(), fail, tmp_path / "a.gif")
     assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("a.gif", b"before")]
 
 
-def test_an_env_without_pictures_and_an_unknown_kind_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(LabError, match="gives no pictures"):
-        record(Counting(render_mode=None), lambda observation: 1, tmp_path / "a.gif")
+def test_an_env_that_does_not_render_and_an_unknown_format_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(LabError, match="does not render"):
+        record_episode(Counting(render_mode=None), lambda observation: 1, tmp_path / "a.gif")
     with pytest.raises(LabError, match=r"a\.avi"):
         save_video([np.zeros((4, 4, 3), np.uint8)], tmp_path / "a.avi")
-    with pytest.raises(LabError, match="at least one picture"):
+    with pytest.raises(LabError, match="at least one frame"):
         save_video([], tmp_path / "a.gif")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("imageio_ffmpeg") is not None, reason="imageio-ffmpeg is installed")
-def test_mp4_without_ffmpeg_says_what_to_do(tmp_path: Path) -> None:
+def test_mp4_without_ffmpeg_is_an_error_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(LabError, match="pip install imageio-ffmpeg"):
         save_video([np.zeros((16, 16, 3), np.uint8)], tmp_path / "a.mp4")
     assert not list(tmp_path.iterdir())

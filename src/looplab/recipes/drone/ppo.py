@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from looplab.rl.returns import targets
+from looplab.rl.returns import compute_targets
 
 if TYPE_CHECKING:
     from looplab.recipes.drone.settings import TrainConfig
@@ -72,7 +72,7 @@ def compute_advantages(rollout: DroneRollout, next_values: Tensor, gamma: float,
     """Generalized advantage estimation; `next_values` are the values after the last step."""
     rewards, values = (x.cpu().numpy() for x in (rollout.rewards, torch.cat([rollout.values, next_values[None]])))
     dones = rollout.dones.cpu().numpy() > 0
-    advantages = targets(rewards, values, dones, np.zeros_like(dones), gamma=gamma, lam=gae_lambda).deltas
+    advantages = compute_targets(rewards, values, dones, np.zeros_like(dones), gamma=gamma, lam=gae_lambda).advantages
     return torch.from_numpy(advantages).to(rollout.rewards.device)
 
 

@@ -1,10 +1,10 @@
-"""Train Mario: PPO or an IMPALA-style learner on the real game, on vector envs that survive.
+"""Train Mario: PPO or an IMPALA-style learner on the real game, on supervised vector envs.
 
     python train.py --config configs/base.json --out runs/try --total-steps 200000
 
-Every key of the config is a flag too (--train.gamma 0.98), and the usual short ones are known (see --help). A folder
-that has a checkpoint is gone on with, exactly; --resume FOLDER goes on with another one's. SIGTERM and Ctrl-C save
-first. Rows are in metrics.jsonl (docs/metrics-schema.md), the machine's state in monitor.jsonl.
+Every key of the config is also a flag (--train.gamma 0.98), and common keys have short flags (see --help). A folder
+with a checkpoint is resumed exactly; --resume FOLDER resumes from another folder. SIGTERM and Ctrl-C save a checkpoint
+first. Metrics go to metrics.jsonl (docs/metrics-schema.md, mario/metrics.py), the machine's load to monitor.jsonl.
 """
 
 from __future__ import annotations
@@ -25,48 +25,58 @@ from looplab import trainkit
 from looplab.errors import LabError
 from looplab.rl import SupervisedVectorEnv
 from looplab.rl.impala import Impala, ImpalaSettings
-from looplab.rl.metrics import Sinks, to_parquet
-from looplab.rl.monitor import Monitor
-from looplab.rl.policies import Policy, make_policy
+from looplab.rl.metrics import MetricsWriter, to_parquet
+from looplab.rl.monitor import SystemMonitor
+from looplab.rl.policies import ActorCritic, make_policy
 from looplab.rl.ppo import Ppo, PpoSettings
-from looplab.rl.replay import Replay
-from looplab.rl.runner import Plan, Runner
-from looplab.rl.scripts import Script, forward, parse, probe_forward
-from looplab.rl.shaping import FIELDS, Ram, Shaping, ShapingSettings
+from looplab.rl.replay import PrioritizedReplay
+from looplab.rl.runner import Runner, TrainingPlan
+from looplab.rl.scripts import ActionScript, parse_script
 
 if TYPE_CHECKING:
     from looplab.recipes.mario.mario.env import ACTIONS, INFO_FIELDS, MarioEnv
-    from looplab.recipes.mario.mario.settings import Settings, add_flags, read_settings
-    from looplab.recipes.mario.mario.video import record
-else:  # the package beside this file, also where it was copied to be changed
+    from looplab.recipes.mario.mario.forward import probe_forward
+    from looplab.recipes.mario.mario.metrics import FIELDS
+    from looplab.recipes.mario.mario.settings import MarioSettings, add_flags, read_settings
+    from looplab.recipes.mario.mario.shaping import (
+        SHAPING_INFO_FIELDS,
+        RamAddresses,
+        RewardShaping,
+        ShapingSettings,
+    )
+    from looplab.recipes.mario.mario.video import record_episode
+else:  # the package next to this file, also in a copy of the recipe
     from mario.env import ACTIONS, INFO_FIELDS, MarioEnv
-    from mario.settings import Settings, add_flags, read_settings
-    from mario.video import record
+    from mario.forward import probe_forward
+    from mario.metrics import FIELDS
+    from mario.settings import MarioSettings, add_flags, read_settings
+    from mario.shaping import SHAPING_INFO_FIELDS, RamAddresses, RewardShaping, ShapingSettings
+    from mario.video import record_episode
 
-FORWARD = {"RIGHT", "B"}
+FORWARD_BUTTONS = {"RIGHT", "B"}
 
 
-def make_env(settings: Settings, render: bool = False) -> Shaping:
+def make_env(settings: MarioSettings, render: bool = False) -> RewardShaping:
     game, reward = settings.env, settings.reward
     env = MarioEnv(
         stages=((game.world, game.stage),), actions=game.action_type, frame_skip=game.frame_skip,
         frame_stack=game.frame_stack, noops=game.noops, max_steps=game.max_steps, core=game.core,
         render_mode="rgb_array" if render else None,
     )  # fmt: skip
-    return Shaping(
+    return RewardShaping(
         env,
         ShapingSettings(
             env_weight=reward.env_weight, distance_weight=reward.distance_weight, score_weight=reward.score_weight,
             time_weight=reward.time_weight, scale_start=reward.scale_start, scale_final=reward.scale_final,
             anneal_steps=reward.anneal_steps, terminal_bonus=reward.terminal_bonus, stagnation=reward.stagnation,
-            ram=Ram(reward.ram_x_high, reward.ram_x_low) if reward.ram_x_parse else None,
+            ram=RamAddresses(reward.ram_x_high, reward.ram_x_low) if reward.ram_x_parse else None,
         ),
     )  # fmt: skip
 
 
-def make_envs(settings: Settings, out: Path) -> SupervisedVectorEnv:
+def make_envs(settings: MarioSettings, out: Path) -> SupervisedVectorEnv:
     game, vector = settings.env, settings.vector
-    fields = tuple(dict.fromkeys((*FIELDS, *INFO_FIELDS)))
+    fields = tuple(dict.fromkeys((*SHAPING_INFO_FIELDS, *INFO_FIELDS)))
     return SupervisedVectorEnv(
         [partial(make_env, settings)] * game.num_envs,
         workers="auto" if game.workers is None else game.workers,
@@ -85,29 +95,32 @@ def make_envs(settings: Settings, out: Path) -> SupervisedVectorEnv:
     )
 
 
-def make_script(settings: Settings) -> Script | None:
-    script, actions = settings.script, ACTIONS[settings.env.action_type]
-    if script.sequence:
-        plays = parse(script.sequence, actions)
-    elif script.forward_frames:
-        action = script.forward_action
-        if script.probe_forward:
-            probe = probe_forward(partial(make_env, settings), range(len(actions)), script.probe_forward)
-            action = probe.best
-            print(f"forward is action {action} ({'+'.join(actions[action]) or 'none'}): moved {probe.moved}")
+def make_script(settings: MarioSettings) -> ActionScript | None:
+    """Return the script of the settings; None if the policy acts from the start."""
+    s, actions = settings.script, ACTIONS[settings.env.action_type]
+    if s.sequence:
+        script = parse_script(s.sequence, actions)
+    elif s.forward_frames:
+        action = s.forward_action
+        if s.probe_forward:
+            probe = probe_forward(partial(make_env, settings), range(len(actions)), s.probe_forward)
+            action = probe.best_action
+            print(f"forward is action {action} ({'+'.join(actions[action]) or 'none'}): distances {probe.distances}")
         if action is None:
-            action = next(i for i, names in enumerate(actions) if set(names) == FORWARD)
-        plays = forward(script.forward_frames, action)
+            action = next(i for i, names in enumerate(actions) if set(names) == FORWARD_BUTTONS)
+        if s.forward_frames < 1 or action < 0:
+            raise LabError(f"a script of {s.forward_frames} steps of action {action} cannot be played")
+        script = [(action, s.forward_frames)]
     else:
         return None
-    return Script(plays, settings.env.num_envs, every_episode=script.every_episode)
+    return ActionScript(script, settings.env.num_envs, every_episode=s.every_episode)
 
 
-def make_learner(settings: Settings, policy: Policy) -> Ppo | Impala:
+def make_learner(settings: MarioSettings, policy: ActorCritic) -> Ppo | Impala:
     t = settings.train
     if t.algorithm == "ppo":
         if settings.replay.enabled:
-            raise LabError("the replay is for impala", hint="--algorithm impala, or --per false")
+            raise LabError("only impala can use a replay", hint="--algorithm impala, or --per false")
         return Ppo(
             policy,
             PpoSettings(
@@ -125,20 +138,21 @@ def make_learner(settings: Settings, policy: Policy) -> Ppo | Impala:
     )  # fmt: skip
 
 
-def make_replay(settings: Settings) -> Replay | None:
+def make_replay(settings: MarioSettings) -> PrioritizedReplay | None:
     r = settings.replay
     if not r.enabled:
         return None
-    return Replay(
-        entries=r.entries, memory=int(r.max_memory_gb * 2**30), alpha=r.alpha, beta=r.beta, beta_final=r.beta_final,
+    return PrioritizedReplay(
+        entries=r.entries, max_bytes=int(r.max_memory_gb * 2**30), alpha=r.alpha, beta=r.beta, beta_final=r.beta_final,
         beta_entries=r.beta_samples, seed=settings.train.seed,
     )  # fmt: skip
 
 
-def train(settings: Settings, out: Path, resume: Path | None = None) -> Runner:
+def train(settings: MarioSettings, out: Path, resume: Path | None = None) -> Runner:
+    """Train into the folder `out`, resuming the checkpoint there or under `resume`."""
     t, log = settings.train, settings.log
     out.mkdir(parents=True, exist_ok=True)
-    trainkit.atomic_write(out / "settings.json", json_of(settings))
+    trainkit.atomic_write(out / "settings.json", to_json(settings))
     torch.set_num_threads(1)
     torch.manual_seed(t.seed)
     script = make_script(settings)
@@ -146,24 +160,27 @@ def train(settings: Settings, out: Path, resume: Path | None = None) -> Runner:
     try:
         device = torch.device(t.device)
         spaces = (envs.single_observation_space, envs.single_action_space)
-        policy = make_policy(*spaces, memory=t.memory, width=t.width).to(device)
+        policy = make_policy(*spaces, hidden_size=t.memory, width=t.width).to(device)
         learner = make_learner(settings, policy)
-        board = out / "tensorboard" if log.enable_tensorboard else None
-        wandb = {"dir": str(out), "config": settings.plain()} if log.enable_wandb else None
-        plan = Plan(
+        tensorboard = out / "tensorboard" if log.enable_tensorboard else None
+        wandb = {"dir": str(out), "config": settings.as_dict()} if log.enable_wandb else None
+        plan = TrainingPlan(
             t.total_steps, rollout=t.rollout_steps, overlap=t.overlap_collect, anneal=t.anneal,
             log_every=log.log_interval, save_every=log.checkpoint_interval, replay_batch=settings.replay.batch,
             replay_every=settings.replay.per_sample_interval, compile=t.compile,
         )  # fmt: skip
-        with Sinks(trainkit.Logger(out / "metrics.jsonl"), board, wandb) as sinks, Monitor(
-            out / "monitor.jsonl", log.monitor_period
-        ) as monitor:  # fmt: skip
+        logger = trainkit.Logger(out / "metrics.jsonl")
+        with (
+            MetricsWriter(logger, tensorboard=tensorboard, wandb=wandb, extra_fields=FIELDS) as metrics,
+            SystemMonitor(out / "monitor.jsonl", log.monitor_period) as monitor,
+        ):
             runner = Runner(
-                envs, learner, plan, out, sinks, t.seed, script=script, replay=make_replay(settings), extra=monitor.row
-            )
+                envs, learner, plan, out_dir=out, metrics=metrics, seed=t.seed, script=script,
+                replay=make_replay(settings), extra_metrics=monitor.gpu_metrics,
+            )  # fmt: skip
             print(f"{envs.num_envs} envs, {len(envs.diagnostics()) or 'no'} workers, {t.total_steps:,} steps -> {out}")
             runner.run(resume)
-        to_parquet(out / "metrics.jsonl", out / "metrics.parquet")
+        to_parquet(out / "metrics.jsonl", out / "metrics.parquet", extra_fields=FIELDS)
         for report in envs.diagnostics():
             if report.restarts:
                 print(f"worker {report.worker}: {report.restarts} restarts")
@@ -172,43 +189,40 @@ def train(settings: Settings, out: Path, resume: Path | None = None) -> Runner:
     return runner
 
 
-def json_of(settings: Settings) -> bytes:
+def to_json(settings: MarioSettings) -> bytes:
     import json
 
-    return (json.dumps(settings.plain(), indent=2) + "\n").encode()
+    return (json.dumps(settings.as_dict(), indent=2) + "\n").encode()
 
 
 class Player:
-    """A trained policy that plays one env."""
+    """Plays one env with a trained policy: maps an observation to an action."""
 
-    def __init__(self, policy: Policy, seed: int = 0, greedy: bool = False) -> None:
+    def __init__(self, policy: ActorCritic, seed: int = 0, greedy: bool = False) -> None:
         self._policy, self._greedy = policy, greedy
-        self._chance = np.random.default_rng(seed)
-        self.begin()
+        self._rng = np.random.default_rng(seed)
+        self._hidden_state = torch.zeros(1, policy.hidden_size)
 
-    def begin(self) -> None:
-        self._memory = torch.zeros(1, self._policy.memory)
-
-    def __call__(self, seen: Any) -> int:
+    def __call__(self, obs: Any) -> int:
         with torch.inference_mode():
-            tensor = torch.from_numpy(np.asarray(seen)[None])
-            numbers, _, self._memory = self._policy(tensor, self._memory, torch.zeros(1, dtype=torch.bool))
+            batch = torch.from_numpy(np.asarray(obs)[None])
+            episode_starts = torch.zeros(1, dtype=torch.bool)
+            logits, _, self._hidden_state = self._policy(batch, self._hidden_state, episode_starts)
         head = self._policy.head
-        return int(head.best(numbers)[0] if self._greedy else head.sample(numbers, self._chance)[0][0])
+        return int(head.mode(logits)[0] if self._greedy else head.sample(logits, self._rng)[0][0])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, default=None)
+    parser.add_argument("--config", type=Path, default=None, help="JSON file with the settings")
     parser.add_argument(
-        "--out", type=Path, default=None, help="the run's folder; else $LOOPLAB_RUN_DIR, else runs/mario"
+        "--out", type=Path, default=None, help="folder of the run (default: $LOOPLAB_RUN_DIR, or runs/mario)"
     )
-    parser.add_argument("--resume", type=Path, default=None, help="go on with the newest checkpoint under this folder")
-    parser.add_argument("--from-env", action="store_true", help="take the variables of resume.sh")
+    parser.add_argument("--resume", type=Path, default=None, help="resume the newest checkpoint under this folder")
+    parser.add_argument("--from-env", action="store_true", help="read the environment variables of resume.sh")
     add_flags(parser)
     args = parser.parse_args()
-    inside = "LOOPLAB_RUN_DIR" in os.environ
-    out = args.out or (trainkit.run_dir() if inside else Path("runs/mario"))
+    out = args.out or (trainkit.run_dir() if "LOOPLAB_RUN_DIR" in os.environ else Path("runs/mario"))
     try:
         settings = read_settings(args.config, vars(args), os.environ if args.from_env else {})
         runner = train(settings, out, args.resume)
@@ -218,7 +232,8 @@ def main() -> None:
         )
         if settings.log.record_video:
             env = make_env(settings, render=True)
-            episode = record(env, Player(runner.learner.policy.cpu()), out / "episode.gif", seed=settings.train.seed)
+            player = Player(runner.learner.policy.cpu())
+            episode = record_episode(env, player, out / "episode.gif", seed=settings.train.seed)
             print(f"episode.gif: x_pos {episode.info['x_pos']} after {episode.steps} steps")
             env.close()
     except LabError as error:

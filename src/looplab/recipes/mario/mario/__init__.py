@@ -1,1 +1,1 @@
-"""Super Mario Bros. as an environment: emulator cores, the game's memory, the environment, videos."""
+"""Super Mario Bros. as a Gymnasium env: emulator cores, memory map, env, reward shaping, metrics, videos."""

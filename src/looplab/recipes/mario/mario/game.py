@@ -1,6 +1,6 @@
-"""What the bytes in the console's memory mean in Super Mario Bros., and how to get past what cannot be played.
+"""The memory map of Super Mario Bros., and how to skip what cannot be played.
 
-Nothing here waits for ever: every loop has a greatest number of frames.
+Every loop is bounded by a number of frames.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from .cores import Core
 
 BUTTONS = ("A", "B", "SELECT", "START", "UP", "DOWN", "LEFT", "RIGHT")
-"""From the lowest bit on, as the console's controller sends them."""
+"""From the lowest bit, as the console's controller sends them."""
 START = 1 << BUTTONS.index("START")
 
+# Addresses; those of SCORE, COINS and CLOCK with their number of decimal digits.
 PAGE, X = 0x6D, 0x86
 PLAYER = 0x0E
 ALTITUDE, Y = 0xB5, 0x3B8
@@ -28,18 +29,18 @@ PRELEVEL_TIMER, AREA_TIMER = 0x7A0, 0x6DE
 
 DEAD, NORMAL, DYING = 0x06, 0x08, 0x0B
 BUSY = frozenset((0x00, 0x01, 0x02, 0x03, 0x04, 0x05, 0x07))
-"""States of the player in which the game moves him: pipes, vines, walking into a castle, a new area."""
+"""Player states in which the game moves Mario: pipes, vines, walking into a castle, a new area."""
 BOWSER, FLAGPOLE = 0x2D, 0x31
 ON_POLE, NO_LIVES = 3, 0xFF
 TITLE, WORLD_OVER = 0, 2
-LONGER = frozenset((1, 2, 4, 7))
-"""Worlds whose second stage has an area before it: Mario walks into a pipe."""
+WORLDS_WITH_PIPE_AREA = frozenset((1, 2, 4, 7))
+"""Worlds in which an area precedes the second stage: Mario walks into a pipe."""
 STATUS = ("small", "tall", "fireball")
 
-MOST_START = 1_200
-"""Frames until the game must have begun; it takes some 100."""
-MOST_SKIP = 2_000
-"""Frames that are skipped at most at once; the end of a stage, with its count of points, takes about 1,100."""
+MAX_START_FRAMES = 1_200
+"""Frames until the game must have started; it takes about 100."""
+MAX_SKIPPED_FRAMES = 2_000
+"""Maximum frames of one skip; the end of a stage, with its count of points, takes about 1,100."""
 
 
 def x_position(ram: bytes) -> int:
@@ -47,14 +48,15 @@ def x_position(ram: bytes) -> int:
 
 
 def y_position(ram: bytes) -> int:
-    """Above the ground; the game counts from the top, and again above the screen."""
+    """Height in pixels; the game counts from the top, and starts over above the screen."""
     return 255 - ram[Y] + (255 if ram[ALTITUDE] < 1 else 0)
 
 
-def digits(ram: bytes, place: tuple[int, int]) -> int:
-    """A number that the game keeps as one byte for each decimal."""
+def read_decimal(ram: bytes, location: tuple[int, int]) -> int:
+    """Return a number that the game stores as one byte per decimal digit."""
+    address, count = location
     number = 0
-    for digit in ram[place[0] : place[0] + place[1]]:
+    for digit in ram[address : address + count]:
         number = 10 * number + digit
     return number
 
@@ -63,57 +65,58 @@ def clock(ram: bytes) -> int:
     return 100 * ram[0x7F8] + 10 * ram[0x7F9] + ram[0x7FA]
 
 
-def dying(ram: bytes) -> bool:
-    """Dead, or about to be: also while he falls out of the world."""
+def is_dying(ram: bytes) -> bool:
+    """Return whether Mario is dead or dying, including falling out of the world."""
     return ram[PLAYER] in (DYING, DEAD) or ram[ALTITUDE] > 1
 
 
-def flag(ram: bytes) -> bool:
-    """Whether the stage is won: on the flagpole, or at the axe of a castle."""
+def stage_won(ram: bytes) -> bool:
+    """Return whether the stage is won: on the flagpole, or at the axe of a castle."""
     if ram[MODE] == WORLD_OVER:
         return True
-    # a vine puts FLOAT to 3, too, but there is neither flagpole nor Bowser around
+    # A vine also sets FLOAT to 3, but without a flagpole or Bowser on the screen.
     return ram[FLOAT] == ON_POLE and any(enemy in (BOWSER, FLAGPOLE) for enemy in ram[ENEMIES])
 
 
-def info(ram: bytes) -> dict[str, int | bool | str]:
+def read_info(ram: bytes) -> dict[str, int | bool | str]:
+    """Return the info of a step."""
     return {
         "x_pos": x_position(ram),
         "y_pos": y_position(ram),
-        "score": digits(ram, SCORE),
-        "coins": digits(ram, COINS),
+        "score": read_decimal(ram, SCORE),
+        "coins": read_decimal(ram, COINS),
         "time": clock(ram),
         "life": ram[LIVES],
         "world": ram[WORLD] + 1,
         "stage": ram[STAGE] + 1,
-        "flag_get": flag(ram),
+        "flag_get": stage_won(ram),
         "status": STATUS[min(ram[SIZE], 2)],
     }
 
 
-def begin(core: Core, world: int, stage: int) -> None:
-    """From power-on to the first moment of a stage in which Mario can be moved."""
-    area = stage + (world in LONGER and stage >= 2)
-    for frame in range(MOST_START):
+def start_stage(core: Core, world: int, stage: int) -> None:
+    """Advance from power-on to the first frame of a stage in which Mario can be moved."""
+    area = stage + (world in WORLDS_WITH_PIPE_AREA and stage >= 2)
+    for frame in range(MAX_START_FRAMES):
         ram = core.ram
         if clock(ram) and ram[PLAYER] == NORMAL:
             return
-        if not clock(ram):  # what is to be loaded may still be changed
+        if not clock(ram):  # the stage to load can still be changed
             for address, value in ((WORLD, world), (STAGE, stage), (AREA, area)):
                 core.write(address, value - 1)
         core.write(PRELEVEL_TIMER, 0)
         core.step(START if ram[MODE] == TITLE and frame % 2 else 0)
     raise LabError(
-        f"stage {world}-{stage} did not begin within {MOST_START} frames",
-        hint="is the file of the game whole, and is it Super Mario Bros.?",
+        f"stage {world}-{stage} did not start within {MAX_START_FRAMES} frames",
+        hint="check that the file is Super Mario Bros. and complete",
     )
 
 
-def skip(core: Core, ram: bytes) -> bytes:
-    """Past pipes and changes of area, at most MOST_SKIP frames; the memory then."""
+def skip_transition(core: Core, ram: bytes) -> bytes:
+    """Skip pipes and changes of area, up to MAX_SKIPPED_FRAMES frames; return the memory then."""
     if 1 < ram[AREA_TIMER] < 255:
         core.write(AREA_TIMER, 1)
-    for _ in range(MOST_SKIP):
+    for _ in range(MAX_SKIPPED_FRAMES):
         if ram[PLAYER] not in BUSY and ram[MODE] != WORLD_OVER:
             break
         core.write(PRELEVEL_TIMER, 0)
@@ -122,14 +125,14 @@ def skip(core: Core, ram: bytes) -> bytes:
     return ram
 
 
-def next_life(core: Core) -> bytes:
-    """Past the fall and the black screen after a death, to the next life or the end of the game; the memory then."""
+def skip_death(core: Core) -> bytes:
+    """Skip the death animation to the next life or the end of the game; return the memory then."""
     core.write(PLAYER, DEAD)
     lives = core.ram[LIVES]
-    for _ in range(MOST_SKIP):
+    for _ in range(MAX_SKIPPED_FRAMES):
         core.step(0)
         ram = core.ram
-        if ram[LIVES] == NO_LIVES or (ram[LIVES] != lives and ram[PLAYER] == NORMAL and not dying(ram)):
+        if ram[LIVES] == NO_LIVES or (ram[LIVES] != lives and ram[PLAYER] == NORMAL and not is_dying(ram)):
             break
         core.write(PRELEVEL_TIMER, 0)
     return core.ram

@@ -1,6 +1,6 @@
-"""The config of a Mario training: its keys, read from a JSON file, from flags, and from the variables of resume.sh.
+"""The settings of a Mario training, read from a JSON file, the environment variables of resume.sh, and flags.
 
-A variable counts more than the file, a flag more than both. An unknown key is an error with its nearest neighbour.
+Variables override the file; flags override both. An unknown key is an error that suggests the nearest known key.
 """
 
 from __future__ import annotations
@@ -17,88 +17,100 @@ from looplab.errors import LabError
 
 
 @dataclass(frozen=True)
-class Game:
+class EnvSettings:
     world: int = 1
     stage: int = 1
     action_type: str = "simple"
-    """right_only, simple, complex or extended."""
+    """Action set: right_only, simple, complex or extended."""
     frame_skip: int = 4
+    """Frames that each action is held."""
     frame_stack: int = 4
+    """Frames in an observation."""
     noops: int = 30
-    """Up to so many frames without a button at the beginning of an episode, so that no two are the same."""
+    """Maximum number of random no-op frames at the start of an episode."""
     max_steps: int | None = None
-    """Steps after which an episode is truncated."""
+    """Steps after which an episode is truncated; None: never."""
     core: str = "auto"
-    """auto, fceumm, nes-py."""
+    """Emulator: auto, fceumm or nes-py."""
     num_envs: int = 8
     workers: int | None = None
-    """Processes; None: as many as cores; 0: none."""
+    """Worker processes; None: as many as cores; 0: none."""
 
 
 @dataclass(frozen=True)
-class Supervision:
+class VectorSettings:
     parent_prewarm: bool = False
-    """Make and close one env in this process first."""
+    """Make and close one env in this process before the workers start."""
     worker_start_delay: float = 0.0
     """Seconds between the starts of two workers."""
     serialise_start: bool = False
-    """Workers start one after the other, also those of other trainings (a file lock)."""
+    """Start workers one at a time, across all trainings on this machine (by a file lock)."""
     env_reset_timeout: float = 60.0
+    """Seconds without progress in a reset after which a worker counts as hung and is replaced."""
     env_step_timeout: float = 15.0
-    """Seconds after which a worker counts as hung; it is then replaced and its steps are made again."""
+    """Seconds without progress in a step after which a worker counts as hung and is replaced."""
     snapshot_every: int = 64
     """Steps between two snapshots of the envs."""
     slow_step: float = 5.0
-    """Seconds from which on a step counts as slow."""
+    """Seconds after which a step counts as slow."""
     slow_step_trace_threshold: int = 5
+    """Slow steps within `slow_step_trace_window` after which the worker's stack traces are written."""
     slow_step_trace_window: float = 120.0
-    """So many slow steps within so many seconds, and the worker's stacks are written."""
+    """Seconds."""
 
 
 @dataclass(frozen=True)
-class Shape:
+class RewardSettings:
     env_weight: float = 0.01
-    """Of the game's own reward, which is up to 15 a frame."""
+    """Weight of the game's own reward, which is up to 15 per frame."""
     distance_weight: float = 0.0125
+    """Reward per pixel forward, before scaling."""
     score_weight: float = 0.0
     time_weight: float = 0.0
     scale_start: float = 0.2
     scale_final: float = 0.1
     anneal_steps: int = 50_000
+    """Steps of an env until the scale reaches `scale_final`."""
     terminal_bonus: float = 0.3
+    """Added when a stage is won, subtracted when Mario dies."""
     stagnation: int | None = 200
-    """Steps without getting further after which an episode is truncated."""
+    """Steps without progress after which an episode is truncated; None: never."""
     ram_x_parse: bool = False
-    """Read the position from RAM where the env does not tell it."""
+    """Read the position from RAM if the info has none."""
     ram_x_high: int = 0x6D
+    """Address of the position's upper byte."""
     ram_x_low: int = 0x86
+    """Address of the position's lower byte."""
 
 
 @dataclass(frozen=True)
-class Script:
+class ScriptSettings:
     sequence: str = ""
-    """Such as START:8,RIGHT+B:180: actions at the beginning of the first episode of each env."""
+    """Actions at the start of the first episode of each env, for example START:8,RIGHT+B:180."""
     forward_frames: int = 0
-    """Steps forwards at the beginning of the first episodes; `sequence` counts more."""
+    """Steps forward at the start of the first episode of each env; `sequence` takes precedence."""
     forward_action: int | None = None
-    """Which action that is; None: RIGHT+B."""
+    """Index of the forward action; None: RIGHT+B."""
     probe_forward: int = 0
-    """Try every action for so many steps first, and take the one that leads furthest."""
+    """Steps to hold each action before training, to find the one that moves furthest; 0: do not probe."""
     every_episode: bool = False
+    """Play the script in every episode, not only in the first."""
 
 
 @dataclass(frozen=True)
-class Train:
+class TrainSettings:
     seed: int = 0
     algorithm: str = "ppo"
-    """ppo, or impala: each rollout is learned from once."""
+    """ppo or impala."""
     returns: str = "vtrace"
-    """impala: vtrace or gae."""
+    """Return estimator of impala: vtrace or gae."""
     total_steps: int = 1_000_000
-    """Steps of all envs together; each is `frame_skip` frames."""
+    """Env steps over all envs; each is `frame_skip` frames."""
     rollout_steps: int = 128
+    """Steps of each env per update."""
     learning_rate: float = 2.5e-4
     anneal: bool = True
+    """Decrease the learning rate linearly to 0."""
     gamma: float = 0.95
     lam: float = 0.95
     entropy_coef: float = 0.01
@@ -108,8 +120,9 @@ class Train:
     minibatch: int = 256
     clip: float = 0.2
     width: int = 256
+    """Units of the hidden layer."""
     memory: int = 0
-    """Numbers that a recurrent policy carries; 0: none."""
+    """Size of the recurrent hidden state; 0 for a feed-forward policy."""
     overlap_collect: bool = True
     """Collect the next rollout while learning from this one."""
     compile: bool = False
@@ -117,45 +130,48 @@ class Train:
 
 
 @dataclass(frozen=True)
-class Replayed:
+class ReplaySettings:
     enabled: bool = False
-    """Prioritized replay; for impala."""
+    """Use a prioritized replay; impala only."""
     entries: int = 200_000
     max_memory_gb: float = 2.0
-    """The replay is made smaller where it would need more."""
+    """Limit of the replay's memory; its capacity is reduced to fit."""
     alpha: float = 0.6
     beta: float = 0.4
     beta_final: float = 1.0
     beta_samples: int = 1_000_000
+    """Sampled transitions until `beta_final` is reached."""
     batch: int = 256
+    """Transitions per batch."""
     per_sample_interval: int = 4
-    """Updates between two samples; every step is put in."""
+    """Updates between two batches; every transition is stored."""
 
 
 @dataclass(frozen=True)
-class Records:
+class LogSettings:
     log_interval: int = 5
-    """Updates between two rows."""
+    """Updates between two rows of metrics."""
     checkpoint_interval: int = 50
     """Updates between two checkpoints."""
     monitor_period: float = 5.0
+    """Seconds between two samples of the machine's load."""
     enable_tensorboard: bool = False
     enable_wandb: bool = False
     record_video: bool = False
-    """A video of one episode at the end."""
+    """Record a video of one episode at the end."""
 
 
 @dataclass(frozen=True)
-class Settings:
-    env: Game = field(default_factory=Game)
-    vector: Supervision = field(default_factory=Supervision)
-    reward: Shape = field(default_factory=Shape)
-    script: Script = field(default_factory=Script)
-    train: Train = field(default_factory=Train)
-    replay: Replayed = field(default_factory=Replayed)
-    log: Records = field(default_factory=Records)
+class MarioSettings:
+    env: EnvSettings = field(default_factory=EnvSettings)
+    vector: VectorSettings = field(default_factory=VectorSettings)
+    reward: RewardSettings = field(default_factory=RewardSettings)
+    script: ScriptSettings = field(default_factory=ScriptSettings)
+    train: TrainSettings = field(default_factory=TrainSettings)
+    replay: ReplaySettings = field(default_factory=ReplaySettings)
+    log: LogSettings = field(default_factory=LogSettings)
 
-    def plain(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
@@ -184,7 +200,7 @@ FLAGS = {
     "checkpoint-interval": "log.checkpoint_interval", "enable-tensorboard": "log.enable_tensorboard",
     "enable-wandb": "log.enable_wandb", "record-video": "log.record_video",
 }  # fmt: skip
-"""Short flags and the keys they set; every key is also a flag by its own name: --train.gamma 0.98."""
+"""Short flags and their keys; every key is also a flag: --train.gamma 0.98."""
 VARIABLES = {
     "ACTION_TYPE": "env.action_type", "NUM_ENVS": "env.num_envs", "WORLD": "env.world", "STAGE": "env.stage",
     "TOTAL_STEPS": "train.total_steps", "ROLLOUT": "train.rollout_steps",
@@ -195,52 +211,67 @@ VARIABLES = {
     "ENABLE_RAM_X_PARSE": "reward.ram_x_parse", "RAM_X_HIGH": "reward.ram_x_high", "RAM_X_LOW": "reward.ram_x_low",
     "PER_SAMPLE_INTERVAL": "replay.per_sample_interval",
 }  # fmt: skip
-"""Variables of resume.sh. DISABLE_OVERLAP=1 is known too."""
+"""Environment variables of resume.sh and their keys. DISABLE_OVERLAP=1 sets train.overlap_collect to false."""
 
 
-def keys() -> dict[str, Any]:
-    """Every dotted key with its type."""
-    found: dict[str, Any] = {}
-    for section in fields(Settings):
-        part = section.default_factory
-        hints = get_type_hints(part)
-        found |= {f"{section.name}.{one.name}": hints[one.name] for one in fields(part)}  # type: ignore[arg-type]
-    return found
+def key_types() -> dict[str, Any]:
+    """Return the type of every dotted key."""
+    types: dict[str, Any] = {}
+    for section in fields(MarioSettings):
+        section_class = section.default_factory
+        hints = get_type_hints(section_class)
+        types |= {f"{section.name}.{key.name}": hints[key.name] for key in fields(section_class)}  # type: ignore[arg-type]
+    return types
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add a flag for every key, and the short flags."""
     short = {key: name for name, key in FLAGS.items()}
-    for key, kind in keys().items():
+    for key, key_type in key_types().items():
         names = [f"--{key.replace('_', '-')}", *([f"--{short[key]}"] if key in short else [])]
-        switch: dict[str, Any] = {"nargs": "?", "const": "true"} if kind is bool else {}
+        switch: dict[str, Any] = {"nargs": "?", "const": "true"} if key_type is bool else {}
         parser.add_argument(*names, dest=key, default=None, metavar="VALUE", **switch)
 
 
-def read_settings(path: Path | None, flags: Mapping[str, Any], variables: Mapping[str, str]) -> Settings:
-    """`flags`: as add_flags gives them; those that are None were not said."""
-    given: dict[str, Any] = {}
+def read_settings(path: Path | None, flags: Mapping[str, Any], variables: Mapping[str, str]) -> MarioSettings:
+    """Merge the file, the environment variables and the flags into settings.
+
+    Args:
+        path: JSON file; None for the defaults.
+        flags: Values by key, as parsed by `add_flags`; None means that a flag was not given.
+        variables: Environment variables.
+
+    Raises:
+        LabError: The file is invalid, a key is unknown, or a value has the wrong type.
+    """
+    values: dict[str, Any] = {}
     if path is not None:
-        given = _flat(path)
+        values = _read_flat(path)
     for name, key in VARIABLES.items():
         if variables.get(name):
-            given[key] = variables[name]
+            values[key] = variables[name]
     if variables.get("DISABLE_OVERLAP") == "1":
-        given["train.overlap_collect"] = False
-    known = keys()
-    given |= {key: value for key, value in flags.items() if key in known and value is not None}
-    settings = Settings()
-    for key, value in given.items():
+        values["train.overlap_collect"] = False
+    known = key_types()
+    values |= {key: value for key, value in flags.items() if key in known and value is not None}
+    settings = MarioSettings()
+    for key, value in values.items():
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"sections are {', '.join(s.name for s in fields(Settings))}"
+            hint = (
+                f"did you mean {near[0]}?"
+                if near
+                else f"sections are {', '.join(s.name for s in fields(MarioSettings))}"
+            )
             raise LabError(f"unknown key {key!r}", file=path, hint=hint)
         section, name = key.split(".")
-        part = replace(getattr(settings, section), **{name: _typed(key, known[key], value, path)})
+        part = replace(getattr(settings, section), **{name: _convert(key, known[key], value, path)})
         settings = replace(settings, **{section: part})
     return settings
 
 
-def _flat(path: Path) -> dict[str, Any]:
+def _read_flat(path: Path) -> dict[str, Any]:
+    """Return the values of a JSON file by dotted key."""
     try:
         loaded = json.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -252,9 +283,10 @@ def _flat(path: Path) -> dict[str, Any]:
     return {f"{section}.{name}": value for section, part in loaded.items() for name, value in part.items()}
 
 
-def _typed(key: str, kind: Any, value: Any, path: Path | None) -> Any:
-    optional = type(None) in get_args(kind)
-    base = next((one for one in get_args(kind) if one is not type(None)), kind)
+def _convert(key: str, key_type: Any, value: Any, path: Path | None) -> Any:
+    """Return a value in the type of its key; LabError if that is impossible."""
+    optional = type(None) in get_args(key_type)
+    base = next((member for member in get_args(key_type) if member is not type(None)), key_type)
     if value is None or (optional and value in ("none", "null", "")):
         if optional:
             return None
@@ -268,11 +300,11 @@ def _typed(key: str, kind: Any, value: Any, path: Path | None) -> Any:
             raise ValueError
         if base in (int, float) and isinstance(value, bool):
             raise ValueError
-        made = base(value)
+        converted = base(value)
     except (KeyError, ValueError, TypeError):
-        raise LabError(f"{key} takes a value of the type {base.__name__}, not {value!r}", file=path) from None
-    if base is int and made != value:
-        raise LabError(f"{key} takes a whole number, not {value!r}", file=path)
-    if key in CHOICES and made not in CHOICES[key]:
-        raise LabError(f"{key} takes one of {', '.join(CHOICES[key])}, not {made!r}", file=path)
-    return made
+        raise LabError(f"{key} must be of type {base.__name__}, not {value!r}", file=path) from None
+    if base is int and converted != value:
+        raise LabError(f"{key} must be a whole number, not {value!r}", file=path)
+    if key in CHOICES and converted not in CHOICES[key]:
+        raise LabError(f"{key} must be one of {', '.join(CHOICES[key])}, not {converted!r}", file=path)
+    return converted

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from looplab import trainkit
 from looplab.errors import LabError
-from looplab.rl.returns import targets
+from looplab.rl.returns import compute_targets
 
 HERE = Path(__file__).resolve().parent
 LAB = HERE.parents[1]
@@ -226,8 +226,8 @@ class FishTrainer:
 def compute_advantages(rollout: FishRollout, next_values: Tensor, gamma: float, gae_lambda: float) -> Tensor:
     """Generalized advantage estimation per fish; entries of dead fish are invalid."""
     values, dones = torch.cat([rollout.values, next_values[None]]).numpy(), rollout.dones.numpy()
-    found = targets(rollout.rewards.numpy(), values, dones, np.zeros_like(dones), gamma=gamma, lam=gae_lambda)
-    return torch.from_numpy(found.deltas)
+    found = compute_targets(rollout.rewards.numpy(), values, dones, np.zeros_like(dones), gamma=gamma, lam=gae_lambda)
+    return torch.from_numpy(found.advantages)
 
 
 def declared_schedules(config: FishConfig) -> dict[str, tuple[float, float]]:

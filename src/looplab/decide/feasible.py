@@ -99,12 +99,12 @@ def _move(axis: Axis, current: Params, wanted: Any, allowed: Callable[[Params], 
     """Return the point moved along one axis towards the wanted place; it stays legal."""
 
     def at(share: float) -> Params:
-        return {**current, axis.path: axis.at(share)}
+        return {**current, axis.path: axis.from_unit(share)}
 
     if axis.choices and not axis.ordered:
         moved = {**current, axis.path: wanted}
         return moved if allowed(moved) else current
-    here, target = axis.share(current[axis.path]), axis.share(wanted)
+    here, target = axis.to_unit(current[axis.path]), axis.to_unit(wanted)
     if spread:
         low, high = (_furthest(here, end, lambda share: allowed(at(share))) for end in (0.0, 1.0))
         target = low + target * (high - low)

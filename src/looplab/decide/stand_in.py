@@ -62,8 +62,8 @@ class StandIn:
 
 def _near(axis: Axis, value: object, rng: random.Random) -> object:
     """Draw a value of the knob near the given one; any of its choices where they have no order."""
-    param = axis.take(value)
+    param = axis.to_param(value)
     if param is None or (axis.choices and not axis.ordered):
-        return axis.give(axis.at(rng.random()))
-    share = min(1.0, max(0.0, axis.share(param) + rng.gauss(0.0, STEP)))
-    return axis.give(axis.at(share))
+        return axis.to_value(axis.from_unit(rng.random()))
+    share = min(1.0, max(0.0, axis.to_unit(param) + rng.gauss(0.0, STEP)))
+    return axis.to_value(axis.from_unit(share))

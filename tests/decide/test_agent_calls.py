@@ -262,7 +262,7 @@ def test_what_the_decision_would_refuse_goes_back_and_reaches_the_next_question_
     assert lab.propose(proposer)
     third, fourth = lab.prompts[2:]
     assert "exact repeat of run 0002" in third
-    assert "exact repeat of run 0003" in third.partition("Why earlier answers of yours were refused")[2]
+    assert "exact repeat of run 0003" in third.partition("Why your earlier answers were refused")[2]
     assert "exact repeat of run 0004" in fourth.partition("Your last answer could not be used")[2]
     assert lab.propose(proposer)
     assert "could not be used" not in lab.prompts[4]
@@ -281,7 +281,7 @@ def test_a_template_without_places_for_them_gets_what_people_say_and_what_was_re
     assert "try lower rates!" in lab.prompts[0]
     assert "\x1b" not in lab.prompts[0]
     assert len(lab.prompts[0]) < 10_000
-    assert "holds no JSON" in lab.prompts[1]
+    assert "contains no JSON" in lab.prompts[1]
 
 
 def test_a_conversation_that_continues_still_hears_what_people_say(lab: Lab) -> None:

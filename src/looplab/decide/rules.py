@@ -230,7 +230,7 @@ class RulesProposer:
     def _make_proposal(
         self, past: PastRun, candidate: RuleProposal, tried: set[str], reasons: NoProposalReasons
     ) -> Proposal | None:
-        """Return a candidate as a proposal if its config is new and allowed; else None, with the reason in `reasons`."""
+        """Return a candidate as a proposal; None, with the reason in `reasons`, if its config is known or illegal."""
         run = past.run.id
         edits, unchanged = resolve(
             self._guard.with_defaults(past.config), candidate.edits, candidate.clamp, self._knobs

@@ -100,7 +100,7 @@ def test_the_last_line_needs_its_newline_unless_the_writer_ended(tmp_path: Path)
 
 def test_a_line_without_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("looplab.measure.tail.CHUNK", 100)
-    monkeypatch.setattr("looplab.measure.tail.LONGEST_LINE", 1000)
+    monkeypatch.setattr("looplab.measure.tail.MAX_LINE", 1000)
     found, source = read(tmp_path, "x" * 5000 + '\n{"step": 1, "a": 1}\n')
     assert found == {"a": [(1, 1.0)]}
     assert source.skipped >= 1

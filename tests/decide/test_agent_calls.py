@@ -1,4 +1,4 @@
-"""Calls of an agent that fail are repeated with back-off; then somebody stands in; every refusal goes back to it."""
+"""Failed calls of an agent are retried with backoff, then a stand-in proposes; every refusal goes back to the agent."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ class Lab:
 
     def run_agent(self, spec: Any, prompt: str, *, log: Path, **given: Any) -> Answer:
         self.prompts.append(prompt)
-        said = self.answers.pop(0)
-        if isinstance(said, LabError):
-            raise said
-        failure = said.why if isinstance(said, Failure) else ""
-        if callable(said):
-            said()
-        text = said if isinstance(said, str) else ""
+        answer = self.answers.pop(0)
+        if isinstance(answer, LabError):
+            raise answer
+        failure = answer.why if isinstance(answer, Failure) else ""
+        if callable(answer):
+            answer()
+        text = answer if isinstance(answer, str) else ""
         return Answer(not failure, text, failure, Usage(), self.session, Summary(), 0.0, 1, 0, log)
 
     def proposer(self) -> AgentProposer:
@@ -347,8 +347,8 @@ def test_long_refusals_are_cut_in_record_and_prompt(lab: Lab) -> None:
     lab.answers = [answer(*(f"{'y' * 900}{i}@set=1" for i in range(500))), answer("x@set=2")]
     lab.propose(lab.proposer())
     assert len(lab.prompts[1]) < 20_000
-    told = lab.study.agent_calls()[0]["answer"]
-    assert len(json.dumps(told)) < 5_000
+    recorded = lab.study.agent_calls()[0]["answer"]
+    assert len(json.dumps(recorded)) < 5_000
 
 
 def test_null_in_a_partial_config_means_not_given(lab: Lab) -> None:
@@ -370,7 +370,7 @@ def test_the_nearest_value_of_an_explicit_null_is_not_the_word_none(lab: Lab) ->
     assert "nearest: 'best'" in lab.prompts[1]
 
 
-def test_broken_json_of_a_person_is_told_with_its_line_and_column(tmp_path: Path) -> None:
+def test_invalid_json_of_a_person_is_reported_with_its_line_and_column(tmp_path: Path) -> None:
     study = StudyLedger(Ledger(tmp_path / "ledger.db"), "s")
     study.open(None, "min")
     file = tmp_path / "next_config.json"

@@ -74,7 +74,7 @@ def run(
 
 
 def play(study: StudyLedger, mix: Mix, rates: dict[str, float], turns: int, rng: Random, n: int = 1) -> Counter[str]:
-    """A simulated study in which a proposer's runs are kept at its rate; who proposed how often."""
+    """Simulate a study in which a proposer's runs are kept at its rate; return how often each proposed."""
     chosen: Counter[str] = Counter()
     for _ in range(turns):
         for proposal in mix.propose(study, n):
@@ -168,7 +168,7 @@ def test_weights_are_shares_whatever_happened(
 # --- choosing
 
 
-def test_the_same_seed_and_ledger_give_the_same_choice(study: StudyLedger) -> None:
+def test_the_same_seed_and_ledger_lead_to_the_same_choice(study: StudyLedger) -> None:
     rng = Random(1)
     play(study, Mix([Fake("a"), Fake("b"), Fake("c")], 7), {"a": 0.5, "b": 0.3, "c": 0.1}, 15, rng)
     first, second, other = (
@@ -221,7 +221,7 @@ def test_each_is_asked_once_for_its_share(study: StudyLedger) -> None:
     assert [fake.asked for fake in fakes] == [[shares["a"]], [shares["b"]]]
 
 
-def test_when_one_has_nothing_the_others_fill_in_and_its_problem_is_told(study: StudyLedger) -> None:
+def test_when_one_has_nothing_the_others_fill_in_and_its_problem_is_reported(study: StudyLedger) -> None:
     for seed in range(6):  # whoever the draw favours
         mix = Mix([Fake("rules", has=0), Fake("search")], seed)
         assert [p.proposer for p in mix.propose(study, 1)] == ["search"]

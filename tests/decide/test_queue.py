@@ -152,7 +152,7 @@ def test_an_engine_that_dies_between_two_portions_takes_nothing_twice(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("proposals: 3", "list `proposals:`"),
         ("proposals:\n  - {reason: x}", "list `edits:`"),
@@ -160,10 +160,10 @@ def test_an_engine_that_dies_between_two_portions_takes_nothing_twice(tmp_path: 
         ("proposals:\n  - {edits: [], why: x}", "unknown key 'why'"),
     ],
 )
-def test_a_broken_queue_says_where(tmp_path: Path, text: str, told: str) -> None:
+def test_a_broken_queue_says_where(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "q.yaml"
     path.write_text(text)
     with pytest.raises(LabError) as error:
         read_queue(path)
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert str(path) in str(error.value)

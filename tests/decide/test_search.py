@@ -113,7 +113,7 @@ def bowl(config: dict[str, Any]) -> float:
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_every_sampler_gives_legal_new_points_over_all_kinds_of_knobs(lab: Lab, sampler: str) -> None:
+def test_every_sampler_proposes_new_legal_points_over_all_kinds_of_knobs(lab: Lab, sampler: str) -> None:
     proposer = lab.proposer(sampler, startup=4)
     configs = lab.go(proposer, 6, lambda c: math.log(c["lr"]) ** 2 + c["width"] / 64)
     for config in configs:
@@ -149,7 +149,7 @@ def test_another_seed_draws_other_points(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("sampler", ["auto", "tpe"])
-def test_proposals_made_together_and_beside_pending_runs_differ(tmp_path: Path, sampler: str) -> None:
+def test_proposals_made_together_or_during_pending_runs_differ(tmp_path: Path, sampler: str) -> None:
     lab = plane(tmp_path)
     proposer = lab.proposer(sampler)
     lab.go(proposer, 12, bowl)
@@ -389,7 +389,7 @@ def test_any_place_of_an_axis_is_legal_and_reads_back(spec: dict[str, Any], shar
     assert -1e-9 <= axis.to_unit(taken) <= 1 + 1e-9
 
 
-def test_numbers_to_choose_from_are_in_order_and_a_star_stands_for_every_key() -> None:
+def test_numeric_choices_are_ordered_and_a_star_matches_every_key() -> None:
     axes, left_out = find_axes(make_guard(KNOBS), {**BASE, "a": {"w": 1.0, "v": 0.5}})
     assert left_out == []
     assert {axis.path for axis in axes} == {"lr", "width", "batch", "opt", "warm", "a.w", "a.v"}

@@ -202,7 +202,7 @@ def test_draws_are_legal_whatever_the_points_are(seed: int, n: int) -> None:
             assert axis.knob.problem(axis.to_value(params[axis.path])) is None
 
 
-def test_the_same_points_give_the_same_draws_however_the_improver_came_to_them() -> None:
+def test_the_same_points_lead_to_the_same_suggestions_whatever_came_before() -> None:
     points = play(PLANE, bowl, 14, 0, anything)
     used = AcquisitionOptimizer(PLANE, 1.0, only(PLANE, anything))
     for n in (6, 9, 12):

@@ -288,7 +288,7 @@ def replace(path: Path, data: bytes) -> None:
 @each_kind
 @pytest.mark.parametrize("rewrite", [truncate_and_write, replace])
 @pytest.mark.parametrize("count", [3, 90], ids=["shorter", "longer"])
-def test_a_file_that_begins_anew_is_read_from_its_start(
+def test_a_rewritten_file_is_read_from_its_start(
     kind: Kind, rewrite: Callable[[Path, bytes], None], count: int, tmp_path: Path
 ) -> None:
     path = tmp_path / "file"

@@ -106,7 +106,7 @@ def test_only_the_kinds_asked_for_are_found_in_the_order_asked(tmp_path: Path) -
     assert points(Reader(tmp_path, ["stdout"]).poll()) == {"a": [(1, 3.0)]}
 
 
-def test_wandb_stands_for_old_and_new_files(tmp_path: Path) -> None:
+def test_wandb_means_old_and_new_files(tmp_path: Path) -> None:
     put(tmp_path / "wandb" / "run-1" / "files" / "wandb-history.jsonl", {"_step": 3, "a": 1})
     assert points(Reader(tmp_path, ["wandb"]).poll()) == {"a": [(3, 1.0)]}
 

@@ -126,7 +126,7 @@ def test_deep_nesting_costs_that_record(tmp_path: Path, name: str, depth: int) -
     assert not reader.problems
 
 
-def test_a_wandb_row_with_an_int_of_400_digits_beside_a_nan_is_read(tmp_path: Path) -> None:
+def test_a_wandb_row_with_an_int_of_400_digits_next_to_a_nan_is_read(tmp_path: Path) -> None:
     rows = [{"step": 1, "loss": 0.5}, {"step": 2, "huge": 10**400, "bad": float("nan"), "loss": 0.25}]
     rows += [{"step": 10**400, "loss": 0.125}]
     path = tmp_path / "run-x.wandb"
@@ -348,7 +348,7 @@ def test_a_metric_of_a_pattern_that_was_given_up_is_doubtful(tmp_path: Path) -> 
     assert list(reader.problems) == ["train.log"]
 
 
-def test_a_pattern_that_is_nested_too_deeply_is_said_to_be_bad() -> None:
+def test_a_pattern_that_is_nested_too_deeply_is_an_error() -> None:
     with pytest.raises(LabError):
         Patterns(["(" * 5000 + "(?P<x>a)" + ")" * 5000])
 

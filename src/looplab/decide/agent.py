@@ -629,7 +629,7 @@ def read_answer(text: str, *, is_file: bool = False) -> list[DraftProposal]:
         is_file: Whether the text is the content of a file that must be JSON.
 
     Raises:
-        LabError: There is no proposal in it; JSON errors are edits with line and column.
+        LabError: There is no proposal in it; JSON errors come with line and column.
     """
     if len(text) > MAX_ANSWER:
         raise LabError(f"the answer has more than {MAX_ANSWER:,} characters")
@@ -662,8 +662,8 @@ def _last_answer(text: str) -> list[str]:
     for line in reversed(text.splitlines()[-LAST_LINES:]):
         if line.startswith("{"):
             with contextlib.suppress(UntrustedError):
-                found = load_json(line)
-                if isinstance(found, dict) and not found.keys().isdisjoint(("proposals", "edits")):
+                data = load_json(line)
+                if isinstance(data, dict) and not data.keys().isdisjoint(("proposals", "edits")):
                     return [line]
     return []
 

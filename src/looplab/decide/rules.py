@@ -142,7 +142,7 @@ class RulesProposer:
             self._file_error = str(error)
 
     def _state(self, study: StudyLedger) -> tuple[Any, ...]:
-        """Return what a decision depends on: while it is unchanged, no rule fires that did not fire before."""
+        """Return what the proposals depend on: while it is unchanged, a study without proposals gets none."""
         sql = (
             "SELECT (SELECT count(*) FROM runs WHERE study=?1 AND state='ended'), (SELECT count(*) FROM runs WHERE"
             " study=?1), (SELECT best FROM studies WHERE name=?1), (SELECT max(n) FROM rounds WHERE study=?1)"
@@ -616,7 +616,7 @@ def _parse_proposal(item: Any) -> RuleProposal:
 
 
 def _parse_edits(raw: Any) -> tuple[Edit, ...]:
-    """Parse edits raw as strings, or as a mapping such as {"a.b@mul": 1.5}; {"a.b": 1.5} sets the value."""
+    """Parse edits given as strings, or as a mapping such as {"a.b@mul": 1.5}; {"a.b": 1.5} sets the value."""
     if isinstance(raw, Mapping):
         edits = []
         for head, value in raw.items():

@@ -365,9 +365,7 @@ class AcquisitionOptimizer:
         kernel = self._fitted_kernel(x, values[measured], weights, warped)
         process = GaussianProcess(kernel, x, space.feature_axis, y, weights)
         posterior_mean = process.predict(x)[0]
-        if len(
-            pending
-        ):  # kriging believer: their posterior mean counts as measured, so little improvement is left there
+        if len(pending):  # kriging believer: their posterior mean counts as measured, so nothing is left to gain there
             y, weights = np.append(y, process.predict(pending)[0]), np.append(weights, np.ones(len(pending)))
             process = GaussianProcess(kernel, np.vstack([x, pending]), space.feature_axis, y, weights)
         log_success = self._fit_failures(features[measured | failed], failed[measured | failed])
@@ -418,5 +416,5 @@ def _row_key(row: Array) -> bytes:
 
 
 def _repeated(rows: Array, n: int) -> Array:
-    """Return `n` rows, the given ones in order, each repeated."""
+    """Return `n` rows: each of the given ones repeated about equally often, in order."""
     return np.repeat(rows, n // len(rows) + 1, axis=0)[:n]

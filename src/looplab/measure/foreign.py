@@ -87,25 +87,25 @@ def run_folders(root: Path) -> list[Path]:
     inner = [root / name for name in sorted(names_in(root)) if _WANDB_RUN.fullmatch(name)]
     if root.name == "wandb" and inner:
         return [path for path in inner if path.is_dir()]
-    found = list(find_runs(root))
-    if found == [root] and (root / "wandb").is_dir():
+    runs = list(find_runs(root))
+    if runs == [root] and (root / "wandb").is_dir():
         several = [path for path in sorted((root / "wandb").iterdir()) if _WANDB_RUN.fullmatch(path.name)]
         others = {name for name in names_in(root) if name.endswith((".jsonl", ".csv", ".json"))}
         if len(several) > 1 and not others:
             return several  # W&B keeps all runs of a project in one folder
-    return sorted({*found, *_without_metrics(root, found)})
+    return sorted({*runs, *_without_metrics(root, runs)})
 
 
 def _has_wandb_file(folder: Path) -> bool:
     return any(name.startswith("run-") and name.endswith(".wandb") for name in names_in(folder))
 
 
-def _without_metrics(root: Path, found: Sequence[Path]) -> Iterator[Path]:
-    """Yield siblings of the runs that were found, or the root, that look like a run but have no metrics."""
-    parents = {path.parent for path in found if path != root} or {root}
+def _without_metrics(root: Path, runs: Sequence[Path]) -> Iterator[Path]:
+    """Yield siblings of the runs, or the root, that look like a run but have no metrics."""
+    parents = {path.parent for path in runs if path != root} or {root}
     candidates = [parent / name for parent in sorted(parents) for name in sorted(names_in(parent))]
-    for path in [*candidates, *([] if found else [root])]:
-        if path not in found and path.is_dir() and any((path / trace).is_file() for trace in _TRACES):
+    for path in [*candidates, *([] if runs else [root])]:
+        if path not in runs and path.is_dir() and any((path / trace).is_file() for trace in _TRACES):
             yield path
 
 

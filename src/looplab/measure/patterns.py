@@ -155,8 +155,8 @@ def _match_in_helper(pattern: re.Pattern[str], lines: Sequence[str]) -> list[lis
             helper.end()
             raise
         if answer.endswith(b"\n"):
-            found: list[list[Groups]] = json.loads(answer)
-            return found
+            matches: list[list[Groups]] = json.loads(answer)
+            return matches
         _helpers.one = None
         if helper.end() == -signal.SIGVTALRM:
             break

@@ -26,7 +26,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from looplab.measure.base import points
+from looplab.measure.base import Batch
 from looplab.measure.discover import Reader
 from looplab.measure.folders import CACHE_NAME, summarise_many
 from looplab.measure.jsonl import JsonlSource
@@ -43,6 +43,10 @@ for step in range(int(sys.argv[1])):
     run.log({f"train/metric_{number}": random.random() for number in range(10)})
 run.finish()
 """
+
+
+def count_points(batch: Batch) -> int:
+    return sum(len(curve.values) for curve in batch.values())
 
 
 def timed(read: Callable[[], int], expected: int) -> float:
@@ -124,7 +128,7 @@ def bench_wandb(folder: Path, rows: int, repeats: int) -> dict[str, float]:
     subprocess.run([sys.executable, "-c", WRITE_WANDB, str(rows)], env=environment, check=True, cwd=folder)
     (path,) = folder.glob("wandb/offline-run-*/run-*.wandb")
     readers: dict[str, Callable[[], int]] = {
-        "looplab": lambda: points([WandbSource(path).poll()]),
+        "looplab": lambda: count_points(WandbSource(path).poll()),
         "wandb's protobuf classes": lambda: by_wandbs_classes(path),
     }
     WandbSource(path).poll()
@@ -165,7 +169,7 @@ def bench_tensorboard(folder: Path, rows: int, repeats: int) -> dict[str, float]
         accumulator.Reload()
         return sum(len(accumulator.Scalars(tag)) for tag in accumulator.Tags()["scalars"])
 
-    readers = {"looplab": lambda: points([TensorBoardSource(path).poll()]), "EventAccumulator": accumulate}
+    readers = {"looplab": lambda: count_points(TensorBoardSource(path).poll()), "EventAccumulator": accumulate}
     seconds = side_by_side(readers, rows * len(NAMES), repeats)
     table(f"TensorBoard file, {rows} rows of 10 events", "events/s", seconds, rows * len(NAMES))
     return {
@@ -198,7 +202,7 @@ def bench_jsonl(path: Path, repeats: int) -> dict[str, float]:
                         curves.setdefault(name, []).append(value)
         return sum(map(len, curves.values()))
 
-    readers = {"looplab": lambda: points([JsonlSource(path).poll()]), "json.loads": by_json}
+    readers = {"looplab": lambda: count_points(JsonlSource(path).poll()), "json.loads": by_json}
     seconds = side_by_side(readers, ROWS * len(NAMES), repeats * 5)
     table(f"metrics.jsonl, {ROWS} rows of 10 scalars", "rows/s", seconds, ROWS)
     return {

@@ -1,4 +1,4 @@
-"""Calls of an agent that fail are repeated with back-off; then somebody stands in; every refusal goes back to it."""
+"""Failed calls of an agent are retried with backoff, then a stand-in proposes; every refusal goes back to the agent."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ class Lab:
 
     def run_agent(self, spec: Any, prompt: str, *, log: Path, **given: Any) -> Answer:
         self.prompts.append(prompt)
-        said = self.answers.pop(0)
-        if isinstance(said, LabError):
-            raise said
-        failure = said.why if isinstance(said, Failure) else ""
-        if callable(said):
-            said()
-        text = said if isinstance(said, str) else ""
+        answer = self.answers.pop(0)
+        if isinstance(answer, LabError):
+            raise answer
+        failure = answer.why if isinstance(answer, Failure) else ""
+        if callable(answer):
+            answer()
+        text = answer if isinstance(answer, str) else ""
         return Answer(not failure, text, failure, Usage(), self.session, Summary(), 0.0, 1, 0, log)
 
     def proposer(self) -> AgentProposer:
@@ -262,7 +262,7 @@ def test_what_the_decision_would_refuse_goes_back_and_reaches_the_next_question_
     assert lab.propose(proposer)
     third, fourth = lab.prompts[2:]
     assert "exact repeat of run 0002" in third
-    assert "exact repeat of run 0003" in third.partition("Why earlier answers of yours were refused")[2]
+    assert "exact repeat of run 0003" in third.partition("Why your earlier answers were refused")[2]
     assert "exact repeat of run 0004" in fourth.partition("Your last answer could not be used")[2]
     assert lab.propose(proposer)
     assert "could not be used" not in lab.prompts[4]
@@ -281,7 +281,7 @@ def test_a_template_without_places_for_them_gets_what_people_say_and_what_was_re
     assert "try lower rates!" in lab.prompts[0]
     assert "\x1b" not in lab.prompts[0]
     assert len(lab.prompts[0]) < 10_000
-    assert "holds no JSON" in lab.prompts[1]
+    assert "contains no JSON" in lab.prompts[1]
 
 
 def test_a_conversation_that_continues_still_hears_what_people_say(lab: Lab) -> None:
@@ -347,8 +347,8 @@ def test_long_refusals_are_cut_in_record_and_prompt(lab: Lab) -> None:
     lab.answers = [answer(*(f"{'y' * 900}{i}@set=1" for i in range(500))), answer("x@set=2")]
     lab.propose(lab.proposer())
     assert len(lab.prompts[1]) < 20_000
-    told = lab.study.agent_calls()[0]["answer"]
-    assert len(json.dumps(told)) < 5_000
+    recorded = lab.study.agent_calls()[0]["answer"]
+    assert len(json.dumps(recorded)) < 5_000
 
 
 def test_null_in_a_partial_config_means_not_given(lab: Lab) -> None:
@@ -370,7 +370,7 @@ def test_the_nearest_value_of_an_explicit_null_is_not_the_word_none(lab: Lab) ->
     assert "nearest: 'best'" in lab.prompts[1]
 
 
-def test_broken_json_of_a_person_is_told_with_its_line_and_column(tmp_path: Path) -> None:
+def test_invalid_json_of_a_person_is_reported_with_its_line_and_column(tmp_path: Path) -> None:
     study = StudyLedger(Ledger(tmp_path / "ledger.db"), "s")
     study.open(None, "min")
     file = tmp_path / "next_config.json"

@@ -61,7 +61,7 @@ def test_a_repaired_draw_keeps_what_the_refusal_does_not_depend_on(tmp_path: Pat
     )
     from looplab.decide.search import generator
 
-    high = {axis.path: axis.at(1.0) for axis in proposer.axes}
+    high = {axis.path: axis.from_unit(1.0) for axis in proposer.axes}
     repaired = proposer._repairer.repair(high, generator(0), spread=False)
     assert repaired is not None
     assert proposer._repairer.is_allowed(repaired)

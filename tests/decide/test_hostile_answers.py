@@ -62,7 +62,7 @@ def test_any_answer_holds_proposals_of_valid_text_or_is_refused(text: str) -> No
 
 
 class Lab:
-    """A study with an agent that answers what it is told to."""
+    """A study with an agent that gives scripted answers."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         spec = {"cli": "command", "command": ["true"], "tries": 3}
@@ -79,10 +79,10 @@ class Lab:
 
     def answer(self, spec: Any, prompt: str, *, log: Path, **given: Any) -> Answer:
         self.prompts.append(prompt)
-        said = self.answers.pop(0)
-        text = said if isinstance(said, str) else ""
-        if not isinstance(said, str):
-            said()
+        answer = self.answers.pop(0)
+        text = answer if isinstance(answer, str) else ""
+        if not isinstance(answer, str):
+            answer()
         return Answer(True, text, "", Usage(), None, Summary(), 0.0, 1, 0, log)
 
     def proposer(self) -> AgentProposer:

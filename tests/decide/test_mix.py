@@ -75,7 +75,7 @@ def run(
 
 
 def play(study: StudyLedger, mix: Mix, rates: dict[str, float], turns: int, rng: Random, n: int = 1) -> Counter[str]:
-    """A simulated study in which a proposer's runs are kept at its rate; who proposed how often."""
+    """Simulate a study in which a proposer's runs are kept at its rate; return how often each proposed."""
     chosen: Counter[str] = Counter()
     for _ in range(turns):
         for proposal in mix.propose(study, n):
@@ -169,7 +169,7 @@ def test_weights_are_shares_whatever_happened(
 # --- choosing
 
 
-def test_the_same_seed_and_ledger_give_the_same_choice(study: StudyLedger) -> None:
+def test_the_same_seed_and_ledger_lead_to_the_same_choice(study: StudyLedger) -> None:
     rng = Random(1)
     play(study, Mix([Fake("a"), Fake("b"), Fake("c")], 7), {"a": 0.5, "b": 0.3, "c": 0.1}, 15, rng)
     first, second, other = (
@@ -222,7 +222,7 @@ def test_each_is_asked_once_for_its_share(study: StudyLedger) -> None:
     assert [fake.asked for fake in fakes] == [[shares["a"]], [shares["b"]]]
 
 
-def test_when_one_has_nothing_the_others_fill_in_and_its_problem_is_told(study: StudyLedger) -> None:
+def test_when_one_has_nothing_the_others_fill_in_and_its_problem_is_reported(study: StudyLedger) -> None:
     for seed in range(6):  # whoever the draw favours
         mix = Mix([Fake("rules", has=0), Fake("search")], seed)
         assert [p.proposer for p in mix.propose(study, 1)] == ["search"]
@@ -244,7 +244,7 @@ def test_what_the_last_one_leaves_open_is_asked_for_again_and_not_twice_at_once(
     assert made == sum(search.asked) == 6
 
 
-def test_when_all_have_nothing_every_problem_is_told_and_nothing_recorded(study: StudyLedger) -> None:
+def test_when_all_have_nothing_every_problem_is_reported_and_nothing_recorded(study: StudyLedger) -> None:
     mix = Mix([Fake("a", has=0), Fake("b", has=0)], 0)
     assert mix.propose(study, 3) == []
     assert sorted((mix.problem or "").split("; ")) == ["a: nothing left", "b: nothing left"]
@@ -261,11 +261,11 @@ def test_what_waits_in_the_ledger_is_given_once(study: StudyLedger) -> None:
 
 def test_the_weights_and_the_choice_are_recorded(study: StudyLedger) -> None:
     mix = Mix([Fake("a"), Fake("b")], 0)
-    assert mix.weights() == {"a": 0.5, "b": 0.5}
     run(study, "a", "keep")
+    before = credit(study, ["a", "b"])
     proposals = mix.propose(study, 3)
     (event,) = [event for event in study.ledger.events() if event.kind == "mix"]
-    assert event.data["weights"] == mix.weights()
+    assert event.data["weights"] == {name: round(one.weight, 4) for name, one in before.items()}
     assert event.data["weights"]["a"] > event.data["weights"]["b"]
     assert event.data["chosen"] == dict(Counter(p.proposer for p in proposals))
     assert study.ledger.first_broken_link() is None

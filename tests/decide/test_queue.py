@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,26 +48,26 @@ def test_the_file_may_grow_and_nothing_is_taken_twice(tmp_path: Path, study: Stu
 
 @pytest.fixture
 def transactions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of events that each outermost transaction recorded; parsing inside one of them is an error."""
+    """The number of events that each outermost transaction recorded; parsing inside one is an error."""
     counts: list[int] = []
     write_, read_ = Ledger.write, files.read_config
-    depth = 0
+    depths: Counter[int] = Counter()  # by thread
 
     @contextmanager
     def counted(ledger: Ledger) -> Iterator[None]:
-        nonlocal depth
+        thread = threading.get_ident()
         before = ledger.head()[0]
         with write_(ledger):
-            depth += 1
+            depths[thread] += 1
             try:
                 yield
             finally:
-                depth -= 1
-        if depth == 0:
+                depths[thread] -= 1
+        if depths[thread] == 0:
             counts.append(ledger.head()[0] - before)
 
     def read(path: Path) -> dict[str, Any]:
-        assert depth == 0, "a file is parsed inside a transaction"
+        assert not depths[threading.get_ident()], "a file is parsed inside a transaction"
         return read_(path)
 
     monkeypatch.setattr(Ledger, "write", counted)
@@ -78,11 +80,11 @@ def test_a_long_queue_is_recorded_in_short_transactions_with_room_between_them(
 ) -> None:
     path = write(tmp_path / "q.yaml", *(f"x@set={i}" for i in range(3000)))
     queue = QueueProposer(path)
-    beside = StudyLedger(Ledger(tmp_path / "ledger.db"), "s")
+    other = StudyLedger(Ledger(tmp_path / "ledger.db"), "s")
     refreshed = 0
     while queue.thinking or queue.left or not refreshed:
         queue.refresh(study)
-        beside.say("stop")  # what another process writes between two steps of the engine
+        other.say("stop")  # another process writes between two steps of the engine
         refreshed += 1
     assert study.count_waiting() == 3000
     assert max(transactions) <= PORTION
@@ -150,7 +152,7 @@ def test_an_engine_that_dies_between_two_portions_takes_nothing_twice(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("proposals: 3", "list `proposals:`"),
         ("proposals:\n  - {reason: x}", "list `edits:`"),
@@ -158,10 +160,10 @@ def test_an_engine_that_dies_between_two_portions_takes_nothing_twice(tmp_path: 
         ("proposals:\n  - {edits: [], why: x}", "unknown key 'why'"),
     ],
 )
-def test_a_broken_queue_says_where(tmp_path: Path, text: str, told: str) -> None:
+def test_a_broken_queue_says_where(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "q.yaml"
     path.write_text(text)
     with pytest.raises(LabError) as error:
         read_queue(path)
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert str(path) in str(error.value)

@@ -103,7 +103,7 @@ class Lab:
     study: StudyLedger
 
     def proposer(self, rules: str = ONE, guard: Guard | None = None, variants: int = 1) -> RulesProposer:
-        """One that knows only what is on disk, as after a start."""
+        """A new proposer, which knows only what is on disk."""
         file = self.folder / ("rules.py" if "def " in rules else "rules.yaml")
         file.write_text(rules)
         return RulesProposer(file, guard or make_guard(), History(self.study, self.folder / "out"), variants)
@@ -220,7 +220,7 @@ def test_replicates_are_not_looked_at(lab: Lab) -> None:
     lab.run(EMPTY, role="replicate")
     proposer = lab.proposer()
     assert proposer.propose(lab.study, 4) == []
-    assert proposer.problem == "nothing has ended yet"
+    assert proposer.problem == "no run has ended yet"
 
 
 def test_a_failed_run_can_be_the_reason(lab: Lab) -> None:
@@ -269,7 +269,7 @@ def test_a_run_leads_to_no_more_than_its_variants_over_several_questions(lab: La
     assert [first.source.rpartition(":")[2], second.source.rpartition(":")[2]] == ["no mass", "a little more"]  # type: ignore[union-attr]
     lab.run(accepted=second)
     assert proposer.propose(lab.study, 4) == []
-    assert proposer.problem == "every ended run has led to its proposals already"
+    assert proposer.problem == "every ended run has already led to its proposals"
 
 
 # --- the five rules of old
@@ -287,7 +287,7 @@ def test_the_five_rules_raise_what_should_rise(lab: Lab) -> None:
     assert proposal.hypothesis == "more regularisation keeps the plan from underflow"
 
 
-def test_a_clamp_never_turns_a_change_round(lab: Lab) -> None:
+def test_a_clamp_never_reverses_a_change(lab: Lab) -> None:
     lab.run(EMPTY, changed(reg=1.5, tau_src=8.0, tau_tgt=0.1))
     (proposal,) = lab.proposer(FIVE).propose(lab.study, 4)
     assert sets(proposal) == {"ot.loss_config.tau_tgt": 0.5, "ot.window_size": 20}
@@ -317,14 +317,14 @@ def test_every_feature_is_halved_and_what_stays_is_left_out(lab: Lab) -> None:
     assert sets(proposal) == {"ot.loss_config.features.1.weight_label": 0.001, "ot.lambda_ot": 0.05}
 
 
-def test_a_single_value_is_no_plateau(lab: Lab) -> None:
+def test_a_single_value_is_not_a_plateau(lab: Lab) -> None:
     lab.run({**FINE, "train/l1_loss": [0.3], "train/grad_norm": [10.0]})
     (proposal,) = lab.proposer(FIVE).propose(lab.study, 1)
     assert proposal.source is not None
     assert proposal.source.endswith(":a little more")
 
 
-def test_a_whole_number_stays_one(lab: Lab) -> None:
+def test_an_integer_stays_an_integer(lab: Lab) -> None:
     lab.run({**FINE, "train/l1_loss": [1.0, 0.99]})
     (proposal,) = lab.proposer(FIVE).propose(lab.study, 1)
     assert "batch_size@set=12" in proposal.edits
@@ -344,21 +344,21 @@ def test_missing_data_is_named_and_so_is_what_was_not_true(lab: Lab) -> None:
     )
 
 
-def test_before_anything_has_ended_that_is_said(lab: Lab) -> None:
+def test_before_any_run_has_ended_the_problem_says_so(lab: Lab) -> None:
     lab.run()
     proposer = lab.proposer()
     assert proposer.propose(lab.study, 4) == []
-    assert proposer.problem == "nothing has ended yet"
+    assert proposer.problem == "no run has ended yet"
 
 
 def test_a_rule_that_compares_text_with_a_number_says_so(lab: Lab) -> None:
     run = lab.run(FINE)
     proposer = lab.proposer("rules:\n  - {name: r, when: status < 3, edits: ['batch_size@add=1']}\n")
     assert proposer.propose(lab.study, 4) == []
-    assert f"'r' cannot be computed on run {run.id}" in (proposer.problem or "")
+    assert f"'r' cannot be evaluated on run {run.id}" in (proposer.problem or "")
 
 
-def test_what_the_guard_refuses_is_not_proposed_and_said(lab: Lab) -> None:
+def test_what_the_guard_refuses_is_not_proposed_but_reported(lab: Lab) -> None:
     run = lab.run(EMPTY)
     proposer = lab.proposer(ONE.replace("ot.loss_config.reg@mul", "steps@mul"))
     assert proposer.propose(lab.study, 4) == []
@@ -370,7 +370,7 @@ def test_a_config_that_was_run_or_will_be_is_not_proposed_again(lab: Lab) -> Non
     planned = lab.run(config=changed(reg=0.48))
     proposer = lab.proposer()
     assert proposer.propose(lab.study, 4) == []
-    assert "to a config that was tried already, or will be" in (proposer.problem or "")
+    assert "to a config that was tried already or is planned" in (proposer.problem or "")
     lab.end(planned, changed(reg=0.48), FINE, 1.0, "ok")
     assert lab.proposer().propose(lab.study, 4) == []
 
@@ -392,7 +392,7 @@ def test_a_rule_with_once_fires_once_in_the_study(lab: Lab) -> None:
     lab.run(EMPTY, accepted=proposal)
     for again in (proposer, lab.proposer(ONE + "    once: true\n")):
         assert again.propose(lab.study, 4) == []
-        assert again.problem == "no rule fired: 'raise reg' has fired, and does so once (and 1 more)"
+        assert again.problem == "no rule fired: 'raise reg' fires only once and has done so (and 1 more)"
 
 
 def test_a_rule_with_cooldown_waits_for_its_rounds(lab: Lab) -> None:
@@ -438,7 +438,7 @@ def test_when_a_proposal_is_refused_the_next_rule_has_its_turn(lab: Lab) -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "told"),
+    ("text", "line", "message"),
     [
         ("rules: 3", None, "list `rules:`"),
         ("rules: []\nother: 1", None, "nothing else"),
@@ -448,17 +448,19 @@ def test_when_a_proposal_is_refused_the_next_rule_has_its_turn(lab: Lab) -> None
         ("rules:\n  - name: a\n    edits: ['x@set=1']\n    when: 'x ='", 4, "when:"),
         ("rules:\n  - name: a\n    when: true\n    edits:\n      - x@set=1\n      - x=1", 6, "x@set=1"),
         ("rules:\n  - name: a\n    when: true\n    edits: []", 4, "edits"),
-        ("rules:\n  - name: a\n    when: true\n    edits: [x@set=1]\n    clamp: {x: [2, 1]}", 5, "above the high end"),
+        ("rules:\n  - name: a\n    when: true\n    edits: [x@set=1]\n    clamp: {x: [2, 1]}", 5, "above the upper end"),
         ("rules:\n  - name: a\n    when: true\n    edits: [x@set=1]\n    cooldown: -1", 5, "cooldown"),
         ("rules:\n" + 2 * "  - {name: a, when: true, edits: [x@set=1]}\n", 3, "two rules have the name 'a'"),
     ],
 )
-def test_a_mistake_in_the_file_is_told_with_its_line(tmp_path: Path, text: str, line: int | None, told: str) -> None:
+def test_a_mistake_in_the_file_is_reported_with_its_line(
+    tmp_path: Path, text: str, line: int | None, message: str
+) -> None:
     file = tmp_path / "rules.yaml"
     file.write_text(text)
     with pytest.raises(LabError) as error:
         read_rules(file)
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert error.value.file == str(file)
     assert error.value.line == line
 
@@ -476,7 +478,7 @@ def test_a_changed_file_is_read_again_and_a_broken_one_leaves_the_last_good_one(
     assert "list `rules:`" in (proposer.problem or "")
     file.unlink()
     assert len(proposer.propose(lab.study, 1)) == 1
-    assert "the rules are not there" in (proposer.problem or "")
+    assert "the rules file does not exist" in (proposer.problem or "")
     file.write_text(ONE)
     assert sets(proposer.propose(lab.study, 1)[0]) == {"ot.loss_config.reg": 0.48}
     assert proposer.problem is None
@@ -557,31 +559,31 @@ def test_a_decide_that_can_take_the_history_gets_it(lab: Lab, head: str) -> None
     assert proposal.reason == "2"
 
 
-def test_a_decide_that_wants_nothing_is_told(lab: Lab) -> None:
+def test_a_decide_that_proposes_nothing_is_reported(lab: Lab) -> None:
     lab.run(FINE)
     proposer = lab.proposer(OWN)
     assert proposer.propose(lab.study, 4) == []
-    assert proposer.problem == "no rule fired: decide() wanted nothing from 1 run"
+    assert proposer.problem == "no rule fired: decide() proposed nothing for 1 run"
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "message"),
     [
         ("def decide(summary, history):\n    x = 1\n    return summary['nothing']\n", ":3: decide() on run"),
         ("def decide(summary, history):\n    raise SystemExit(3)\n", ":2: decide() on run"),
         ("def decide(summary, history)\n    return []\n", ":1: the rules cannot be loaded: SyntaxError"),
         ("import nowhere_at_all\ndef decide(s, h): ...\n", ":1: the rules cannot be loaded: ModuleNotFoundError"),
         ("def other(): ...\n", "no function `decide(summary, history)`"),
-        ("def decide(s, h): return [3]\n", "3 is no proposal"),
+        ("def decide(s, h): return [3]\n", "3 is not a proposal"),
         ("def decide(s, h): return [{'edits': ['batch_size=1']}]\n", "`@op` is missing"),
         ("def decide(s, h): return [{'edits': {'batch_size@maxx': 1}}]\n", "there is no op 'maxx'"),
     ],
 )
-def test_an_error_in_a_labs_own_rules_is_a_problem_and_no_crash(lab: Lab, source: str, told: str) -> None:
+def test_an_error_in_a_labs_own_rules_is_a_problem_and_not_a_crash(lab: Lab, source: str, message: str) -> None:
     lab.run(EMPTY)
     proposer = lab.proposer(source)
     assert proposer.propose(lab.study, 4) == []
-    assert told in (proposer.problem or "")
+    assert message in (proposer.problem or "")
     assert str(lab.folder / "rules.py") in (proposer.problem or "")
 
 
@@ -593,7 +595,7 @@ def test_a_decide_that_fails_on_one_run_is_still_asked_about_the_others(lab: Lab
     assert "KeyError: 'train/ot_pi_sum'" in (proposer.problem or "")
 
 
-def test_a_mended_rules_py_is_used_at_once(lab: Lab) -> None:
+def test_a_repaired_rules_py_is_used_at_once(lab: Lab) -> None:
     lab.run(EMPTY)
     proposer = lab.proposer("def decide(s, h): return [{'edits': ['batch_size@set=1']}]\n")
     assert sets(proposer.propose(lab.study, 1)[0]) == {"batch_size": 1}

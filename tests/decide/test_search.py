@@ -39,7 +39,7 @@ SAMPLERS = ("auto", "tpe", "cmaes", "gp", "random", "qmc")
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> None:
-    """Optuna's Gaussian process is torch's; its threads only wait for each other on a busy machine."""
+    """Optuna's Gaussian process uses torch, whose threads slow each other down on a busy machine."""
     with contextlib.suppress(ModuleNotFoundError):
         import torch
 
@@ -114,7 +114,7 @@ def bowl(config: dict[str, Any]) -> float:
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_every_sampler_gives_legal_new_points_over_all_kinds_of_knobs(lab: Lab, sampler: str) -> None:
+def test_every_sampler_proposes_new_legal_points_over_all_kinds_of_knobs(lab: Lab, sampler: str) -> None:
     proposer = lab.proposer(sampler, startup=4)
     configs = lab.go(proposer, 6, lambda c: math.log(c["lr"]) ** 2 + c["width"] / 64)
     for config in configs:
@@ -131,7 +131,7 @@ def test_every_sampler_gives_legal_new_points_over_all_kinds_of_knobs(lab: Lab, 
 def test_a_model_gets_closer_than_its_start(tmp_path: Path, sampler: str) -> None:
     lab = plane(tmp_path)
     values = [bowl(config) for config in lab.go(lab.proposer(sampler), 30, bowl)]
-    # Ten seeds of each sampler come below 0.35; which way a search takes is decided by rounding, too.
+    # Ten seeds of each sampler come below 0.35; rounding also decides which way a search takes.
     assert statistics.median(values[20:]) < 0.75 * statistics.median(values[:10])
 
 
@@ -150,7 +150,7 @@ def test_another_seed_draws_other_points(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("sampler", ["auto", "tpe"])
-def test_proposals_made_together_and_beside_pending_runs_differ(tmp_path: Path, sampler: str) -> None:
+def test_proposals_made_together_or_during_pending_runs_differ(tmp_path: Path, sampler: str) -> None:
     lab = plane(tmp_path)
     proposer = lab.proposer(sampler)
     lab.go(proposer, 12, bowl)
@@ -175,7 +175,7 @@ def test_runs_of_one_point_count_once_with_their_mean(tmp_path: Path) -> None:
     lab = plane(tmp_path)
     for value in (1.0, 2.0, 6.0):
         lab.run(value, "x@set=0.5")
-    points, _ = lab.proposer()._look(lab.study)
+    points, _ = lab.proposer()._collect_points(lab.study)
     assert [(p.value, p.infeasible) for p in points] == [(3.0, False)]
 
 
@@ -184,7 +184,7 @@ def test_a_run_without_a_value_is_infeasible_whatever_its_status(tmp_path: Path,
     lab = plane(tmp_path)
     lab.run(None, "x@set=0.5", status=status)
     lab.run(1.0, "x@set=0.25", status="stopped")
-    points, _ = lab.proposer()._look(lab.study)
+    points, _ = lab.proposer()._collect_points(lab.study)
     assert [(p.value, p.infeasible) for p in points] == [(None, True), (1.0, False)]
 
 
@@ -211,7 +211,7 @@ def test_what_the_guard_refused_to_others_is_infeasible_but_only_inside_the_rang
             number = lab.study.propose("person", edits, "")
             assert number is not None
             lab.study.reject(number, [{"rule": rule, "message": "no"}])
-    points, _ = lab.proposer()._look(lab.study)
+    points, _ = lab.proposer()._collect_points(lab.study)
     assert [(p.params["x"], p.infeasible) for p in points] == [(0.01, True)]
 
 
@@ -220,7 +220,7 @@ def test_a_run_outside_of_the_present_ranges_is_left_out_but_not_repeated(tmp_pa
     lab.run(1.0, "x@set=0.9")
     narrow = make_guard({"x": {"type": "float", "low": 0, "high": 0.5}, "y": {"type": "float", "low": 0, "high": 1}})
     lab.guard, lab.base = narrow, {"x": 0.2, "y": 0.1}
-    points, taken = lab.proposer()._look(lab.study)
+    points, taken = lab.proposer()._collect_points(lab.study)
     assert points == []
     assert len(taken) == 1
 
@@ -237,7 +237,7 @@ def test_a_grid_is_walked_once_and_then_says_that_it_is_exhausted(tmp_path: Path
     assert "grid is exhausted" in proposer.problem
 
 
-def test_a_grid_over_a_range_without_a_step_is_told(tmp_path: Path) -> None:
+def test_a_grid_over_a_range_without_a_step_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LabError, match="a step or choices for x"):
         plane(tmp_path).proposer("grid")
 
@@ -325,7 +325,7 @@ def test_the_samplers_of_looplab_itself_need_no_optuna(
 def test_without_optuna_a_large_study_continues_with_a_selection_of_its_points(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("looplab.decide.search.MANY", 12)
+    monkeypatch.setattr("looplab.decide.search.MAX_GP_POINTS", 12)
     without(monkeypatch, "optuna")
     lab = plane(tmp_path)
     proposer = lab.proposer()
@@ -351,8 +351,8 @@ def test_a_selection_of_points_holds_the_best_and_the_newest_in_their_order() ->
     assert {99, 98} <= {point.params["x"] for point in select_points(points[:-1], 30, "max")}
 
 
-def test_a_large_study_goes_on_with_tpe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("looplab.decide.search.MANY", 11)
+def test_a_large_study_continues_with_tpe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("looplab.decide.search.MAX_GP_POINTS", 11)
     lab = plane(tmp_path)
     proposer = lab.proposer()
     lab.go(proposer, 12, bowl)
@@ -380,17 +380,17 @@ SPECS = st.one_of(
 @given(SPECS, st.floats(0, 1, exclude_max=True))
 def test_any_place_of_an_axis_is_legal_and_reads_back(spec: dict[str, Any], share: float) -> None:
     knob = Knob.make("k", spec)
-    axis = Axis.of("k", knob, None)
+    axis = Axis.from_knob("k", knob, None)
     assert isinstance(axis, Axis)
-    value = axis.give(axis.at(share))
+    value = axis.to_value(axis.from_unit(share))
     assert knob.problem(value) is None
-    taken = axis.take(value)
-    assert axis.give(taken) == value
+    taken = axis.to_param(value)
+    assert axis.to_value(taken) == value
     assert axis.distribution()._contains(axis.distribution().to_internal_repr(taken))
-    assert -1e-9 <= axis.share(taken) <= 1 + 1e-9
+    assert -1e-9 <= axis.to_unit(taken) <= 1 + 1e-9
 
 
-def test_numbers_to_choose_from_are_in_order_and_a_star_stands_for_every_key() -> None:
+def test_numeric_choices_are_ordered_and_a_star_matches_every_key() -> None:
     axes, left_out = find_axes(make_guard(KNOBS), {**BASE, "a": {"w": 1.0, "v": 0.5}})
     assert left_out == []
     assert {axis.path for axis in axes} == {"lr", "width", "batch", "opt", "warm", "a.w", "a.v"}

@@ -21,8 +21,8 @@ from looplab.decide.surrogate import (
     GaussianProcess,
     KernelParams,
     SearchSpace,
-    fit_shape,
-    log_improvement,
+    fit_kernel,
+    log_expected_improvement,
     warped,
 )
 from looplab.guard.guard import Guard, Problem
@@ -52,22 +52,22 @@ Params = dict[str, Any]
 
 
 def only(axes: list[Axis], allowed: Callable[[Params], bool]) -> Repairer:
-    """What is allowed, without a base from which refused draws could be repaired."""
+    """A repairer without a base config, so that refused draws cannot be repaired."""
     return Repairer(axes, Guard({}), lambda params: () if allowed(params) else (Problem("x", None, "rule", "no"),), {})
 
 
 def play(
     axes: list[Axis], f: Callable[[Params], float | None], n: int, seed: int, allowed: Callable[[Params], bool]
 ) -> list[SearchPoint]:
-    """The first points by chance, the others drawn."""
-    improver = AcquisitionOptimizer(axes, 1.0, only(axes, allowed))
+    """Evaluate `n` points: the first six random, the others suggested."""
+    optimizer = AcquisitionOptimizer(axes, 1.0, only(axes, allowed))
     points: list[SearchPoint] = []
     for i in range(n):
         rng = generator(seed, i)
         if i < 6:
-            params = {axis.path: axis.at(float(rng.random_sample())) for axis in axes}
+            params = {axis.path: axis.from_unit(float(rng.random_sample())) for axis in axes}
         else:
-            params = next(improver.draws(points, rng))
+            params = next(optimizer.suggest(points, rng))
         value = f(params)
         points.append(SearchPoint(params, [] if value is None else [value], crashes=int(value is None)))
     return points
@@ -81,34 +81,34 @@ def bowl(params: Params) -> float:
     return float((params["x"] - 0.3) ** 2 + (params["y"] - 0.6) ** 2)
 
 
-# --- the cube
+# --- search space
 
 
 @given(st.integers(0, 2**31))
 def test_every_row_is_a_legal_config_and_reads_back(seed: int) -> None:
-    cube, rng = SearchSpace(AXES), np.random.RandomState(seed)
-    rows = cube.uniform(rng.random_sample((4, len(AXES))))
-    for row in np.vstack([rows, cube.around(rows, np.full(4, 0.2), rng)]):
-        params = cube.params(row)
+    space, rng = SearchSpace(AXES), np.random.RandomState(seed)
+    rows = space.from_uniform(rng.random_sample((4, len(AXES))))
+    for row in np.vstack([rows, space.perturb(rows, np.full(4, 0.2), rng)]):
+        params = space.to_params(row)
         for axis in AXES:
-            assert axis.knob.problem(axis.give(params[axis.path])) is None
-            assert axis.take(axis.give(params[axis.path])) is not None
-        assert cube.row(params) == pytest.approx(row.tolist(), abs=1e-9)
+            assert axis.knob.problem(axis.to_value(params[axis.path])) is None
+            assert axis.to_param(axis.to_value(params[axis.path])) is not None
+        assert space.to_row(params) == pytest.approx(row.tolist(), abs=1e-9)
 
 
 def test_a_step_changes_a_whole_number_and_a_choice_is_as_far_from_one_other_as_from_the_next() -> None:
-    cube, rng = SearchSpace(AXES), np.random.RandomState(0)
-    row = np.array([cube.row({"lr": 0.1, "width": 8, "depth": 2, "heads": 2, "batch": 0, "opt": 0, "drop": 0})])
-    moved = cube.around(np.repeat(row, 200, axis=0), np.full(200, 1e-6), rng)
-    assert {cube.params(one)["width"] for one in moved} == {7, 8, 9}
-    assert {cube.params(one)["opt"] for one in moved} == {0, 1, 2}
+    space, rng = SearchSpace(AXES), np.random.RandomState(0)
+    row = np.array([space.to_row({"lr": 0.1, "width": 8, "depth": 2, "heads": 2, "batch": 0, "opt": 0, "drop": 0})])
+    moved = space.perturb(np.repeat(row, 200, axis=0), np.full(200, 1e-6), rng)
+    assert {space.to_params(one)["width"] for one in moved} == {7, 8, 9}
+    assert {space.to_params(one)["opt"] for one in moved} == {0, 1, 2}
     others = np.repeat(row, 3, axis=0)
     others[:, [axis.path for axis in AXES].index("opt")] = [0, 1, 2]
-    features = cube.features(others)
+    features = space.features(others)
     assert [float(np.sum((features[0] - one) ** 2)) for one in features] == pytest.approx([0.0, 1.0, 1.0])
 
 
-# --- the process
+# --- Gaussian process
 
 
 def test_the_slope_of_the_loss_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_the_slope_of_the_loss_is_right(monkeypatch: pytest.MonkeyPatch) -> None
         return real(loss, first, **options)
 
     monkeypatch.setattr(surrogate, "minimize", checked)
-    fit_shape(x, np.array([0, 1, 1]), y, weights)
+    fit_kernel(x, np.array([0, 1, 1]), y, weights)
     assert max(worst) < 1e-4
 
 
@@ -131,16 +131,22 @@ def test_what_matters_and_how_noisy_it_is_are_learnt() -> None:
     rng = np.random.RandomState(1)
     x = rng.random_sample((60, 3))
     clean = np.sin(6 * x[:, 0])
-    owner = np.arange(3)
-    quiet, noisy = (fit_shape(x, owner, clean + sd * rng.standard_normal(60), np.ones(60)) for sd in (0.01, 0.7))
-    assert quiet.scales[0] < quiet.scales[1:].min()
-    assert quiet.noise < 0.05 < noisy.noise
+    feature_axis = np.arange(3)
+    quiet, noisy = (
+        fit_kernel(x, feature_axis, clean + sd * rng.standard_normal(60), np.ones(60)) for sd in (0.01, 0.7)
+    )
+    assert quiet.lengthscales[0] < quiet.lengthscales[1:].min()
+    assert quiet.noise_variance < 0.05 < noisy.noise_variance
 
 
 def test_a_process_believes_its_values_and_doubts_far_from_them() -> None:
     x = np.array([[0.1], [0.2], [0.3]])
     process = GaussianProcess(
-        KernelParams(np.array([0.1]), 1.0, 1e-6), x, np.array([0]), np.array([1.0, 0.0, -1.0]), np.ones(3)
+        KernelParams(np.array([0.1]), signal_variance=1.0, noise_variance=1e-6),
+        x,
+        np.array([0]),
+        np.array([1.0, 0.0, -1.0]),
+        np.ones(3),
     )
     mean, sd = process.predict(np.array([[0.1], [0.3], [0.95]]))
     assert mean == pytest.approx([1.0, -1.0, 0.0], abs=0.01)
@@ -148,9 +154,9 @@ def test_a_process_believes_its_values_and_doubts_far_from_them() -> None:
 
 
 def test_more_runs_of_a_point_are_believed_more() -> None:
-    shape, x = KernelParams(np.array([0.1]), 1.0, 1.0), np.array([[0.5]])
+    kernel, x = KernelParams(np.array([0.1]), signal_variance=1.0, noise_variance=1.0), np.array([[0.5]])
     once, often = (
-        GaussianProcess(shape, x, np.array([0]), np.array([1.0]), np.array([n])).predict(x)[0][0] for n in (1.0, 20.0)
+        GaussianProcess(kernel, x, np.array([0]), np.array([1.0]), np.array([n])).predict(x)[0][0] for n in (1.0, 20.0)
     )
     assert once < often < 1.0
 
@@ -158,25 +164,27 @@ def test_more_runs_of_a_point_are_believed_more() -> None:
 def test_the_expected_improvement_is_right_and_never_runs_out() -> None:
     mean, sd = np.array([0.0, 1.0, 4.0]), np.array([1.0, 0.5, 1.0])
     z = (0.5 - mean) / sd
-    assert np.exp(log_improvement(mean, sd, 0.5)) == pytest.approx(sd * (z * norm.cdf(z) + norm.pdf(z)), rel=1e-6)
-    far = log_improvement(np.array([10.0, 100.0, 1e4, 1e6]), np.full(4, 0.5), 0.0)
+    assert np.exp(log_expected_improvement(mean, sd, 0.5)) == pytest.approx(
+        sd * (z * norm.cdf(z) + norm.pdf(z)), rel=1e-6
+    )
+    far = log_expected_improvement(np.array([10.0, 100.0, 1e4, 1e6]), np.full(4, 0.5), 0.0)
     assert np.all(np.isfinite(far))
     assert np.all(np.diff(far) < 0)
 
 
 @given(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=20))
-def test_levelled_values_keep_their_order_and_stay_numbers(values: list[float]) -> None:
-    levels = warped(np.array(values))
-    assert np.all(np.isfinite(levels))
-    assert np.all(np.diff(levels[np.argsort(values, kind="stable")]) >= -1e-9)
+def test_warped_values_keep_their_order_and_stay_numbers(values: list[float]) -> None:
+    warped_values = warped(np.array(values))
+    assert np.all(np.isfinite(warped_values))
+    assert np.all(np.diff(warped_values[np.argsort(values, kind="stable")]) >= -1e-9)
 
 
 def test_a_terrible_value_leaves_the_others_apart() -> None:
-    levels = warped(np.array([1.0, 2.0, 3.0, 4.0, 1e9]))
-    assert levels[3] - levels[0] > 0.1
+    warped_values = warped(np.array([1.0, 2.0, 3.0, 4.0, 1e9]))
+    assert warped_values[3] - warped_values[0] > 0.1
 
 
-# --- drawing
+# --- suggestions
 
 
 @settings(max_examples=15, deadline=None)
@@ -185,33 +193,33 @@ def test_draws_are_legal_whatever_the_points_are(seed: int, n: int) -> None:
     rng = random.Random(seed)
     points = []
     for i in range(n):
-        params = {axis.path: axis.at(rng.random()) for axis in AXES}
+        params = {axis.path: axis.from_unit(rng.random()) for axis in AXES}
         kind = rng.randrange(4) if i else 0
         value = rng.choice([0.0, rng.gauss(0, 1), 1e12])
         points.append(SearchPoint(params, [value] * (kind < 2), crashes=int(kind == 2), pending=int(kind == 3)))
-    for params in islice(AcquisitionOptimizer(AXES, -1.0, only(AXES, anything)).draws(points, generator(seed)), 5):
+    for params in islice(AcquisitionOptimizer(AXES, -1.0, only(AXES, anything)).suggest(points, generator(seed)), 5):
         for axis in AXES:
-            assert axis.knob.problem(axis.give(params[axis.path])) is None
+            assert axis.knob.problem(axis.to_value(params[axis.path])) is None
 
 
-def test_the_same_points_give_the_same_draws_however_the_improver_came_to_them() -> None:
+def test_the_same_points_lead_to_the_same_suggestions_whatever_came_before() -> None:
     points = play(PLANE, bowl, 14, 0, anything)
     used = AcquisitionOptimizer(PLANE, 1.0, only(PLANE, anything))
     for n in (6, 9, 12):
-        next(used.draws(points[:n], generator(0, n)))
+        next(used.suggest(points[:n], generator(0, n)))
     first, second, other = (
-        list(islice(improver.draws(points, generator(seed, 14)), 3))
-        for improver, seed in ((used, 0), (AcquisitionOptimizer(PLANE, 1.0, only(PLANE, anything)), 0), (used, 1))
+        list(islice(optimizer.suggest(points, generator(seed, 14)), 3))
+        for optimizer, seed in ((used, 0), (AcquisitionOptimizer(PLANE, 1.0, only(PLANE, anything)), 0), (used, 1))
     )
     assert first == second
     assert first != other
 
 
-def test_what_is_at_work_is_kept_away_from() -> None:
+def test_pending_points_are_avoided() -> None:
     points = play(PLANE, bowl, 6, 0, anything)
-    improver = AcquisitionOptimizer(PLANE, 1.0, only(PLANE, anything))
-    first = next(improver.draws(points, generator(0, 6)))
-    second = next(improver.draws([*points, SearchPoint(first, pending=1)], generator(0, 6)))
+    optimizer = AcquisitionOptimizer(PLANE, 1.0, only(PLANE, anything))
+    first = next(optimizer.suggest(points, generator(0, 6)))
+    second = next(optimizer.suggest([*points, SearchPoint(first, pending=1)], generator(0, 6)))
     assert math.dist(first.values(), second.values()) > 0.01
 
 
@@ -243,7 +251,7 @@ def test_a_finite_space_is_drawn_once_each() -> None:
     tried = {tuple(point.params.values()) for point in points}
     left = [
         tuple(params.values())
-        for params in AcquisitionOptimizer(axes, 1.0, only(axes, anything)).draws(points, generator(0))
+        for params in AcquisitionOptimizer(axes, 1.0, only(axes, anything)).suggest(points, generator(0))
     ]
     assert not tried & set(left)
     assert tried | set(left) == {(o, n) for o in range(3) for n in range(3)}

@@ -167,7 +167,7 @@ def test_when_its_tries_are_used_up_the_reasons_are_in_its_next_question(piloted
     piloted("autopilot", "--runs", "2")
     assert proposers(piloted) == ["base", "search", "agent"]
     third = calls(piloted)[2]
-    assert third.partition("Why earlier answers of yours were refused")[2].count("train.lr: 7 is above 1") >= 2
+    assert third.partition("Why your earlier answers were refused")[2].count("train.lr: 7 is above 1") >= 2
 
 
 def test_what_the_judge_said_of_its_last_proposal_is_in_its_next_question(piloted: Any) -> None:
@@ -181,7 +181,7 @@ def test_what_the_judge_said_of_its_last_proposal_is_in_its_next_question(pilote
     assert "lower rates, please" in first
     run = piloted.ask("SELECT id FROM runs WHERE role='trial' ORDER BY n")[0][0]
     why = json.loads(piloted.ask("SELECT evidence FROM verdicts WHERE run=?", run)[0][0])["why"]
-    told = second.partition("What came of your last proposals")[2]
+    told = second.partition("Outcome of your latest proposals")[2]
     assert f"run {run} (train.lr@set=0.9)" in told
     assert f"verdict discard: {why}" in told
 

@@ -288,14 +288,14 @@ def test_agents_and_rules_are_told_of_imported_runs(lab: Any, autopilot: Path) -
     )
     from looplab.config.lab import load_lab
     from looplab.decide.history import History
-    from looplab.decide.prompt import TEMPLATE, fill
+    from looplab.decide.prompt import TEMPLATE, render_prompt
     from looplab.ledger.ledger import Ledger
     from looplab.ledger.study import StudyLedger
     from looplab.loop.setup import make_guard
 
     study = load_lab(lab.folder).study(None)
     record = StudyLedger(Ledger(lab.folder / ".looplab/ledger.db"), "toy")
-    prompt = fill(
+    prompt = render_prompt(
         TEMPLATE, study, make_guard(study), record, History(record, lab.outputs()), lab.outputs(),
         parent=None, parent_config={"train": {"lr": 0.1}}, n=1, answer="x", budget="",
     )  # fmt: skip

@@ -26,7 +26,7 @@ def test_the_delimiter_is_found(tmp_path: Path, delimiter: str) -> None:
     assert found == {"loss": [(1, 0.5), (2, 0.25)], "acc": [(1, 0.1), (2, 0.2)]}
 
 
-def test_cells_that_are_no_numbers_are_missing(tmp_path: Path) -> None:
+def test_cells_that_are_not_numbers_are_missing(tmp_path: Path) -> None:
     found, source = read(tmp_path, "step,loss,note\n1,,begin\n2,0.5,\n3,None,end\n4,nan,x\n")
     assert found["loss"][0] == (2, 0.5)
     assert [step for step, _ in found["loss"]] == [2, 4]
@@ -45,7 +45,7 @@ def test_without_a_step_column_rows_are_numbered(tmp_path: Path) -> None:
     assert found == {"loss": [(0, 0.5), (1, 0.25)]}
 
 
-def test_a_header_that_comes_again_is_no_row(tmp_path: Path) -> None:
+def test_a_repeated_header_is_not_a_row(tmp_path: Path) -> None:
     found, source = read(tmp_path, "step,loss\n1,0.5\nstep,loss\n1,0.4\n2,0.3\n")
     assert found == {"loss": [(1, 0.5), (1, 0.4), (2, 0.3)]}
     assert source.skipped == 0
@@ -68,7 +68,7 @@ def test_quoted_cells_and_names(tmp_path: Path) -> None:
     assert found == {"loss, train": [(1, 0.5)]}
 
 
-def test_a_comment_line_and_a_byte_order_mark_are_no_header(tmp_path: Path) -> None:
+def test_a_comment_line_and_a_byte_order_mark_are_not_a_header(tmp_path: Path) -> None:
     assert read(tmp_path, '#{"t_start": 1.5, "env_id": "x"}\nr,l\n1.0,20\n')[0] == {"r": [(0, 1.0)], "l": [(0, 20.0)]}
     assert read(tmp_path, "\ufeffstep,loss\n1,0.5\n")[0] == {"loss": [(1, 0.5)]}
 

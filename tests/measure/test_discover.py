@@ -9,7 +9,7 @@ import pytest
 
 from looplab.errors import LabError
 from looplab.measure.base import Batch
-from looplab.measure.discover import MAX_DEPTH, Reader, find_sources
+from looplab.measure.discover import MAX_DEPTH, Reader
 
 OLD_WANDB = Path(__file__).parent / "data" / "wandb-0.16.6.wandb"
 
@@ -26,7 +26,7 @@ def put_wandb(folder: Path) -> None:
 
 
 def found(run_dir: Path, kinds: str | list[str] = "auto") -> list[tuple[str, str]]:
-    return [(source.kind, str(source.path.relative_to(run_dir))) for source in find_sources(run_dir, kinds)]  # type: ignore[arg-type]
+    return [(source.kind, str(source.path.relative_to(run_dir))) for source in Reader(run_dir, kinds).sources()]  # type: ignore[arg-type]
 
 
 def points(batch: Batch) -> dict[str, list[tuple[float, float]]]:
@@ -106,14 +106,14 @@ def test_only_the_kinds_asked_for_are_found_in_the_order_asked(tmp_path: Path) -
     assert points(Reader(tmp_path, ["stdout"]).poll()) == {"a": [(1, 3.0)]}
 
 
-def test_wandb_stands_for_old_and_new_files(tmp_path: Path) -> None:
+def test_wandb_means_old_and_new_files(tmp_path: Path) -> None:
     put(tmp_path / "wandb" / "run-1" / "files" / "wandb-history.jsonl", {"_step": 3, "a": 1})
     assert points(Reader(tmp_path, ["wandb"]).poll()) == {"a": [(3, 1.0)]}
 
 
 def test_an_unknown_kind_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LabError, match="no source 'mlflow'"):
-        find_sources(tmp_path, ["mlflow"])
+        Reader(tmp_path, ["mlflow"])
 
 
 def test_a_metric_that_two_kinds_know_is_not_doubled(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_of_the_record_of_a_run_only_the_log_is_read(tmp_path: Path) -> None:
     put(tmp_path / "record" / "metrics.jsonl", '{"step": 1, "loss": 9}\n')
     put(tmp_path / "train.log", "loss: 7\n")
     put(tmp_path / "summary.json", '{"loss": 8}')
-    assert [str(source.path.relative_to(tmp_path)) for source in find_sources(tmp_path)] == ["record/train.log"]
+    assert [str(source.path.relative_to(tmp_path)) for source in Reader(tmp_path).sources()] == ["record/train.log"]
     assert Reader(tmp_path).poll(final=True)["loss"].values == [1]
 
 
@@ -252,4 +252,4 @@ def test_a_log_that_comes_later_is_read(tmp_path: Path) -> None:
 def test_a_folder_called_record_that_is_not_ours_is_read_like_any_other(tmp_path: Path) -> None:
     put(tmp_path / "record" / "metrics.jsonl", '{"step": 1, "loss": 9}\n')
     put(tmp_path / "train.log", "loss: 7\n")
-    assert [source.kind for source in find_sources(tmp_path)] == ["jsonl", "stdout"]
+    assert [source.kind for source in Reader(tmp_path).sources()] == ["jsonl", "stdout"]

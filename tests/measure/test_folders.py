@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 
 from looplab.measure import folders
-from looplab.measure.folders import CACHE_NAME, FolderReading, summarise_folder, summarise_many
-from looplab.measure.summary import objective_value
+from looplab.measure.folders import CACHE_NAME, FolderReading, summarise_many
+from looplab.measure.summary import MetricSummary, objective_value
+
+
+def summarise_folder(
+    run_dir: Path, reading: FolderReading | None = None, *, cache: Path | None = None
+) -> dict[str, MetricSummary]:
+    return summarise_many([run_dir], reading, jobs=1, cache=cache)[run_dir]
 
 
 def make_run(folder: Path, *losses: object) -> Path:
@@ -22,13 +28,13 @@ def make_run(folder: Path, *losses: object) -> Path:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Which folders were really read."""
     read: list[Path] = []
-    real = folders._read
+    real = folders._summarise
 
     def noting(run_dir: Path, reading: FolderReading) -> dict[str, folders.MetricSummary]:
         read.append(run_dir)
         return real(run_dir, reading)
 
-    monkeypatch.setattr(folders, "_read", noting)
+    monkeypatch.setattr(folders, "_summarise", noting)
     return read
 
 
@@ -111,7 +117,7 @@ def test_removed_runs_leave_the_cache(tmp_path: Path) -> None:
 def test_processes_share_the_work_and_find_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [make_run(tmp_path / str(index), 4, index) for index in range(6)]
     alone = summarise_many(runs, jobs=1)
-    monkeypatch.setattr(folders, "_WORTH_A_POOL", 0)
+    monkeypatch.setattr(folders, "_MIN_POOL_SIZE", 0)
     assert summarise_many(runs, jobs=2) == alone
 
 

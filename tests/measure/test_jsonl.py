@@ -58,7 +58,7 @@ def test_other_names_for_the_step_are_known(tmp_path: Path, name: str) -> None:
     assert found == {"loss": [(7, 3.0)]}
 
 
-def test_beside_a_step_an_epoch_is_a_metric(tmp_path: Path) -> None:
+def test_an_epoch_next_to_a_step_is_a_metric(tmp_path: Path) -> None:
     found, _ = read(tmp_path, '{"step": 7, "epoch": 1, "loss": 3}\n{"epoch": 2, "eval": 1}\n')
     assert found == {"epoch": [(7, 1.0), (7, 2.0)], "loss": [(7, 3.0)], "eval": [(7, 1.0)]}
 
@@ -75,7 +75,7 @@ def test_a_bad_step_is_a_missing_step(tmp_path: Path) -> None:
     assert found == {"a": [(5, 1.0), (5, 2.0), (5, 3.0), (6, 4.0)]}
 
 
-def test_lines_that_are_no_objects_are_counted(tmp_path: Path) -> None:
+def test_lines_that_are_not_objects_are_counted(tmp_path: Path) -> None:
     found, source = read(tmp_path, '{"step": 1, "a": 1}\n[1]\nTraceback\n\n{"step": 2, "a": 2}\n{"step": 3, "a"\n')
     assert found == {"a": [(1, 1.0), (2, 2.0)]}
     assert source.skipped == 3
@@ -100,7 +100,7 @@ def test_the_last_line_needs_its_newline_unless_the_writer_ended(tmp_path: Path)
 
 def test_a_line_without_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("looplab.measure.tail.CHUNK", 100)
-    monkeypatch.setattr("looplab.measure.tail.LONGEST_LINE", 1000)
+    monkeypatch.setattr("looplab.measure.tail.MAX_LINE", 1000)
     found, source = read(tmp_path, "x" * 5000 + '\n{"step": 1, "a": 1}\n')
     assert found == {"a": [(1, 1.0)]}
     assert source.skipped >= 1

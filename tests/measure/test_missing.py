@@ -1,4 +1,4 @@
-"""What a person is told when a run ended well without its objective."""
+"""The note on a run that succeeded without measuring its objective."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_files_that_were_written_elsewhere_are_named(lab: Path) -> None:
     assert "point the trainer at {run_dir}, or start it there with launch.cwd: run" in text
 
 
-def test_a_trainer_that_starts_in_its_run_folder_is_not_told_to(lab: Path) -> None:
+def test_a_trainer_that_starts_in_its_run_folder_is_not_advised_to(lab: Path) -> None:
     write(lab, "logs/metrics.csv")
     text = explain(lab, "loss", in_run_dir=True)
     assert text.endswith("logs/metrics.csv was written during the run: point the trainer at {run_dir}")
@@ -117,7 +117,7 @@ def test_at_most_three_files_are_named(lab: Path) -> None:
         "train.log",
     ],
 )
-def test_what_is_no_metrics_of_the_trainer_is_not_named(lab: Path, name: str) -> None:
+def test_files_that_are_not_metrics_of_the_trainer_are_not_named(lab: Path, name: str) -> None:
     write(lab, name)
     assert "written" not in explain(lab, "loss")
 

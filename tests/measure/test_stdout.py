@@ -95,7 +95,7 @@ def test_keras_prints_the_epoch_on_a_line_of_its_own(tmp_path: Path) -> None:
     assert read(tmp_path, text) == {"loss": [(1, 0.5), (2, 0.4)], "acc": [(1, 0.1)]}
 
 
-def test_beside_a_step_an_epoch_is_a_metric(tmp_path: Path) -> None:
+def test_an_epoch_next_to_a_step_is_a_metric(tmp_path: Path) -> None:
     found = read(tmp_path, "step: 10 epoch: 1 loss: 3\nepoch: 2 loss: 2\nEpoch 3 loss: 1\n")
     assert found == {"loss": [(10, 3.0), (10, 2.0), (10, 1.0)], "epoch": [(10, 1.0), (10, 2.0)]}
 
@@ -133,7 +133,7 @@ def test_a_pattern_may_match_several_times_and_find_no_number(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("pattern", ["(?P<loss>", r"loss (\d+)"])
-def test_a_bad_pattern_is_said_to_be_bad(tmp_path: Path, pattern: str) -> None:
+def test_a_bad_pattern_is_an_error(tmp_path: Path, pattern: str) -> None:
     with pytest.raises(LabError, match="pattern"):
         StdoutSource(tmp_path / "train.log", [pattern])
 
@@ -379,7 +379,7 @@ def test_a_strange_line_is_read_in_no_time(tmp_path: Path, line: str) -> None:
 def test_a_line_is_read_up_to_a_limit_and_never_half_a_number(tmp_path: Path) -> None:
     pairs = [f"m{number}: {number}.25," for number in range(1000)]
     line = " ".join(pairs)
-    assert len(line) > stdout.LONGEST_LINE
+    assert len(line) > stdout.MAX_LINE
     found = read(tmp_path, line + "\nloss: 1\n")
     assert found.pop("loss") == [(1, 1.0)]
     assert found == {f"m{number}": [(0, number + 0.25)] for number in range(len(found))}
@@ -389,5 +389,5 @@ def test_a_line_is_read_up_to_a_limit_and_never_half_a_number(tmp_path: Path) ->
 @pytest.mark.parametrize("cut", range(1, 14))
 def test_a_number_that_the_limit_cuts_through_is_left_out(tmp_path: Path, cut: int) -> None:
     head = "acc: 1 tokens: "
-    line = head.rjust(stdout.LONGEST_LINE - cut) + "1,234,567.25 loss: 2"
+    line = head.rjust(stdout.MAX_LINE - cut) + "1,234,567.25 loss: 2"
     assert read(tmp_path, line + "\n") == {"acc": [(0, 1.0)]} | ({"tokens": [(0, 1234567.25)]} if cut > 12 else {})

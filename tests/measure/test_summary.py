@@ -159,7 +159,7 @@ def test_which_way_is_better_is_read_from_the_name(metric: str, goal: str) -> No
     assert Directions().goal(metric) == goal
 
 
-def test_what_is_said_explicitly_holds() -> None:
+def test_explicit_goals_take_precedence() -> None:
     assert Directions({"loss": "max"}).goal("loss") == "max"
 
 

@@ -88,7 +88,7 @@ def test_scalars_in_tensors(tmp_path: Path, content: dict[str, Any], value: floa
     assert curve.values == [value] * 3
 
 
-def test_tensors_of_many_elements_and_other_plugins_are_no_scalars(tmp_path: Path) -> None:
+def test_tensors_of_many_elements_and_other_plugins_are_not_scalars(tmp_path: Path) -> None:
     other = summary_pb2.SummaryMetadata(plugin_data={"plugin_name": "images"})
     odd = tensor("image", dtype=1, float_val=[1.0], described=False)
     odd.metadata.CopyFrom(other)

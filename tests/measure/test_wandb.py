@@ -55,7 +55,7 @@ def test_there_are_files_of_two_old_clients() -> None:
 
 
 @pytest.mark.parametrize("path", OLD, ids=lambda path: path.stem)
-def test_an_old_file_read_byte_by_byte_gives_the_same(path: Path, tmp_path: Path) -> None:
+def test_an_old_file_read_byte_by_byte_yields_the_same(path: Path, tmp_path: Path) -> None:
     data = path.read_bytes()[:3000]
     (tmp_path / "whole").write_bytes(data)
     growing = tmp_path / "growing"
@@ -207,7 +207,7 @@ run.finish()
 """
 
 
-def test_pictures_histograms_and_tables_are_no_metrics(offline: dict[str, str], tmp_path: Path) -> None:
+def test_images_histograms_and_tables_are_not_metrics(offline: dict[str, str], tmp_path: Path) -> None:
     pytest.importorskip("numpy")
     pytest.importorskip("PIL")
     subprocess.run([sys.executable, "-c", PICTURES], env=offline, check=True, cwd=tmp_path)

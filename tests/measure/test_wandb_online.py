@@ -144,7 +144,7 @@ def test_the_config_comes_without_the_entries_of_wandb(fetch: Fetch) -> None:
     assert "has no config" in bare["error"]
 
 
-def test_what_is_not_there_is_told(fetch: Fetch) -> None:
+def test_what_does_not_exist_is_reported(fetch: Fetch) -> None:
     with StandIn([ServedRun("a")]) as server:
         run, project = fetch(server.url, ("config", "team", "proj", "b"), ("runs", "team", "other", 5))
     assert "Could not find run" in run["error"]
@@ -153,29 +153,29 @@ def test_what_is_not_there_is_told(fetch: Fetch) -> None:
     assert "WANDB_BASE_URL" in project["hint"]
 
 
-def test_a_key_that_the_server_refuses_is_told_but_not_shown(fetch: Fetch) -> None:
+def test_a_refused_key_is_reported_but_not_shown(fetch: Fetch) -> None:
     wrong = "f" * 40
     with StandIn([]) as server:
-        (told,) = fetch(server.url, ("runs", "team", "proj", 5), WANDB_API_KEY=wrong)
-    assert "invalid API key" in told["error"]
-    assert wrong not in str(told)
+        (answer,) = fetch(server.url, ("runs", "team", "proj", 5), WANDB_API_KEY=wrong)
+    assert "invalid API key" in answer["error"]
+    assert wrong not in str(answer)
 
 
 def test_without_a_key_nothing_is_asked(fetch: Fetch) -> None:
     with StandIn([]) as server:
-        (told,) = fetch(server.url, ("runs", "team", "proj", 5), WANDB_API_KEY="")
+        (answer,) = fetch(server.url, ("runs", "team", "proj", 5), WANDB_API_KEY="")
         assert server.asked == []
-    assert "WANDB_API_KEY is not set" in told["error"]
+    assert "WANDB_API_KEY is not set" in answer["error"]
 
 
-def test_a_server_that_does_not_answer_is_told(fetch: Fetch) -> None:
+def test_a_server_that_does_not_answer_is_reported(fetch: Fetch) -> None:
     with StandIn([]) as server:
         url = server.url
-    (told,) = fetch(url, ("runs", "team", "proj", 5), WANDB_HTTP_TIMEOUT="1")
-    assert url in told["error"] + told["hint"]
+    (answer,) = fetch(url, ("runs", "team", "proj", 5), WANDB_HTTP_TIMEOUT="1")
+    assert url in answer["error"] + answer["hint"]
 
 
 def test_without_the_client_the_extra_is_named(fetch: Fetch, tmp_path: Path) -> None:
     (tmp_path / "wandb.py").write_text("raise ImportError('not installed')")
-    (told,) = fetch("http://127.0.0.1:9", ("runs", "team", "proj", 5), PYTHONPATH=str(tmp_path))
-    assert "looplab[wandb]" in told["hint"]
+    (answer,) = fetch("http://127.0.0.1:9", ("runs", "team", "proj", 5), PYTHONPATH=str(tmp_path))
+    assert "looplab[wandb]" in answer["hint"]

@@ -1,4 +1,4 @@
-"""A stand-in for a W&B server: answers what the client asks of its GraphQL API, from runs that a test gives it."""
+"""A stand-in for a W&B server: answers the GraphQL queries of the client from the runs of a test."""
 
 from __future__ import annotations
 
@@ -128,8 +128,8 @@ class StandIn:
         end = first + asked["perPage"]
         edges = [{"node": run.node(), "cursor": str(first + n)} for n, run in enumerate(runs[first:end], 1)]
         page = {"endCursor": edges[-1]["cursor"] if edges else None, "hasNextPage": end < len(runs)}
-        runs_told = {"edges": edges, "pageInfo": page}
-        return {"project": {"internalId": "7", "runCount": len(runs), "readOnly": False, "runs": runs_told}}
+        listed = {"edges": edges, "pageInfo": page}
+        return {"project": {"internalId": "7", "runCount": len(runs), "readOnly": False, "runs": listed}}
 
     def _of_run(self, asked: dict[str, Any], run_id: str, tell: Callable[[ServedRun], Any]) -> Any:
         if not self._is_here(asked):

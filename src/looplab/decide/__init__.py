@@ -1,1 +1,1 @@
-"""Proposers: who decides what is tried next. One file each."""
+"""Proposers, which decide what to try next, one per module."""

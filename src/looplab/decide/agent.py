@@ -1,11 +1,11 @@
-"""The agent proposer: a coding agent reads the facts of the study and says what to try next.
+"""The agent proposer: a coding agent reads the facts of the study and proposes what to try next.
 
-A call takes minutes, so it runs in a thread of its own and the engine goes on meanwhile. What is asked and what is
-answered is in the ledger; an answer that came while the engine died is taken from the agent's log, and not asked for
-again. Each proposal of an answer is decided on as the engine would decide, without writing anything; what is refused
-goes back to the agent with the reasons, a few times. A call that fails is repeated after a wait that doubles with each
-failure in a row. Then the agent has given up: others propose, or a search stands in for it, and it is asked again for
-the next iteration.
+A call takes minutes, so it runs in its own thread while the engine continues. Questions and answers are recorded in the
+ledger; an answer that arrived while the engine crashed is read from the agent's log instead of being asked for again.
+Each proposal of an answer is checked as the engine would check it, without writing anything. If all are refused, the
+agent is asked again with the reasons, a few times. A failed call is retried with exponential backoff. After too many
+refusals or failures the agent gives up: other proposers or a stand-in search take over, and it is asked again for the
+next iteration.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from looplab.config.files import write_atomic
 from looplab.config.lab import AgentConfig, StudyConfig
 from looplab.decide.base import Proposal, Proposer, ask, describe_error, is_environmental
 from looplab.decide.history import History
-from looplab.decide.prompt import SCHEMA, fill, read_template, said_section
+from looplab.decide.prompt import SCHEMA, notes_section, read_template, render_prompt
 from looplab.errors import LabError
 from looplab.guard.guard import Guard, Problem
 from looplab.ledger.study import RunRow, StudyLedger
@@ -44,34 +44,36 @@ from looplab.untrusted import MAX_TEXT, UntrustedError, clean_line, load_json, m
 
 NAME = "agent"
 EMPTY = b"{}\n"
+"""Content of a cleared answer file."""
 _BLOCK = re.compile(r"```(?:json)?[^\S\n]*+\n(.*?)```", re.DOTALL)
 KEYS = {"edits", "reason", "hypothesis", "parent"}
 MAX_ANSWER = 1_000_000
-"""Bytes of an answer file."""
+"""Maximum size of an answer file, in bytes."""
 MAX_REASON = 300
+"""Maximum length of quoted edits and parser errors, in characters."""
 MAX_REFUSALS = 8
-"""Refused answers and proposals that a question names."""
+"""Refusals that a question quotes."""
 MAX_REFUSAL = 1_000
-"""Characters of one of them."""
+"""Maximum length of one refusal, in characters."""
 LAST_LINES = 20
-"""Lines at the end of an output that may be its answer."""
+"""Lines at the end of an output that are searched for the answer."""
 MAX_WAIT_S = 600.0
-"""The longest wait before an agent whose calls fail is asked again."""
+"""Upper limit of the backoff, in seconds."""
 STOPPED = "stopped"
-"""Why a call ended that looplab itself has ended."""
+"""Reason recorded for a call that looplab itself stopped."""
 
 Check = Callable[[Proposal], Sequence[Problem]]
 Report = Callable[[str, str, str], None]
-"""Called with the call's name, what is wrong with it, and what follows."""
+"""Called with the id of a call, what went wrong, and what happens next."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftProposal:
-    """What an agent wrote, before anybody looked whether it may be."""
+    """A proposal as the agent wrote it, not checked yet."""
 
     edits: tuple[str, ...]
     partial: Mapping[str, Any] | None
-    """A nested partial config instead of edits."""
+    """A nested partial config instead of edits; None if there are edits."""
     reason: str = ""
     hypothesis: str = ""
     parent: str = ""
@@ -79,7 +81,7 @@ class DraftProposal:
 
 @dataclass(slots=True)
 class _PendingCall:
-    """A call that is under way or done."""
+    """A call of the agent, running or finished."""
 
     id: str
     n: int
@@ -89,33 +91,34 @@ class _PendingCall:
     log: Path
     answer: Answer | None = None
     text: str | None = None
-    """What it wrote as its answer, in the file or as its last message."""
+    """The answer, from the file or the last message; None if there is none."""
     refused: str | None = None
-    """Why its answer could not even be read."""
+    """Why the answer is refused as a whole; None if it is not."""
     error: str | None = None
     thread: threading.Thread | None = None
 
     @property
     def is_pending(self) -> bool:
-        """Whether the answer is still to come."""
+        """Whether the call is still running."""
         return self.answer is None and self.error is None and (self.thread is None or self.thread.is_alive())
 
     @property
     def failure(self) -> str | None:
         """Why the call failed; None if there is an answer."""
         if self.answer is None:
-            return self.error or "the call broke off; see its log"
-        return None if self.answer.ok else self.answer.why or "it gave no answer"
+            return self.error or "the call was interrupted; see its log"
+        return None if self.answer.ok else self.answer.why or "it returned no answer"
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A call of an agent that a preview leaves out."""
+    """A call of an agent that a preview does not make."""
 
     proposer: str
     cli: str
     """codex | claude | command"""
     runs_at_most: int
+    """The number of proposals that would be asked for."""
 
 
 class AgentProposer:
@@ -128,19 +131,18 @@ class AgentProposer:
         stand_in: Callable[[], Proposer | None] = lambda: None,
         tell: Callable[[str, str], None] = lambda kind, text: None,
     ) -> None:  # fmt: skip
-        """Make a proposer that asks an agent.
-
+        """
         Args:
-            left: Returns what the budget leaves, in words.
-            wake: Called from the thread of a call when it is over.
-            check: Returns why a proposal would be rejected; only the guard is asked if not given.
-            report: Told of every call that failed and every answer that was refused.
-            stand_in: Returns the proposer that fills in after the agent gave up; None if there is none.
-            tell: Gets what people must know of files that were changed: its kind (`note` or `alarm`) and a sentence.
+            left: Returns the remaining budget in words.
+            wake: Called from the thread of a call when it has finished.
+            check: Returns why a proposal would be rejected; None: only the guard is asked.
+            report: Called for every failed call and every refused answer.
+            stand_in: Returns the proposer that takes over after the agent gave up; None if there is none.
+            tell: Called with a kind (`note` or `alarm`) and a sentence about files that were changed.
         """
         self.problem: str | None = None
         self.failure: str | None = None
-        """Why the agent gave up; None once it is asked again."""
+        """Why the agent gave up; None if it has not, or is being asked again."""
         self._settings = settings
         self._study = study
         self._guard = guard
@@ -164,13 +166,13 @@ class AgentProposer:
         self._call: _PendingCall | None = None
         self._session: AgentSession | None = None
         self._recovered = False
-        self._unfinished: Path | None = None  # the log of a call that an earlier engine began
+        self._unfinished: Path | None = None  # the log of a call that an earlier engine started
         self._stop = threading.Event()
-        self._attempt = 1  # of the next call, from 1; counts refused answers of one iteration
+        self._attempt = 1  # of the next call; counts refused answers in one iteration
         self._failures = 0  # failed calls in a row
-        self._ask_at = 0.0  # not asked before, on `clock.now`
-        self._retrying = False  # whether a failed call is repeated at `_ask_at`
-        self._given_up = 0  # iterations in a row that it gave up
+        self._ask_at = 0.0  # the earliest time of the next call (`clock.now`)
+        self._retrying = False  # whether a failed call is retried at `_ask_at`
+        self._given_up = 0  # iterations in a row in which it gave up
         self._gave_up_at = 0.0
 
     @property
@@ -179,10 +181,10 @@ class AgentProposer:
 
     @property
     def retry_at(self) -> float | None:
-        """When it is asked again (`clock.now`) if nobody else proposes; None if it has not given up."""
+        """Time of the next retry (`clock.now`) if no other proposer has proposals; None if it has not given up."""
         if self.failure is None or self.thinking:
             return None
-        return max(self._ask_at, self._gave_up_at + self._wait(self._given_up))
+        return max(self._ask_at, self._gave_up_at + self._backoff(self._given_up))
 
     def propose(self, study: StudyLedger, n: int) -> list[Proposal]:
         self.problem = None
@@ -193,9 +195,9 @@ class AgentProposer:
                 return [] if self._retrying else self._propose_instead(study, n)
             used = account_of(study).left(self._allowance).used_up
             if used is not None:
-                self.problem = f"the budget of {used} for agents is used"
+                self.problem = f"the budget of {used} for agents is used up"
                 self._retrying = False
-                self.failure = None  # a used budget is not a failure: nobody stands in
+                self.failure = None  # not a failure: there is no stand-in
                 return []
             self._ask(study, n, self._attempt)
         call = self._call
@@ -203,11 +205,11 @@ class AgentProposer:
         if call.is_pending:
             return []
         self._call = None
-        proposals = self._take(study, call)
+        proposals = self._finish_call(study, call)
         return proposals if proposals or self.thinking else self._propose_instead(study, n)
 
     def close(self) -> None:
-        """End the agent; what it had answered by then is in its log."""
+        """Stop the agent; what it answered until then is in its log."""
         self._stop.set()
         if self._call is not None and self._call.thread is not None:
             self._call.thread.join()
@@ -222,12 +224,12 @@ class AgentProposer:
                         log_bytes=settings.log_mb << 20)  # fmt: skip
         return (account or Account()).left(self._allowance).within(limits)
 
-    def _wait(self, times: int) -> float:
-        """Seconds to wait after something went wrong so many times in a row."""
+    def _backoff(self, times: int) -> float:
+        """Return the backoff in seconds after this many failures in a row."""
         return min(MAX_WAIT_S, self._settings.backoff * 2.0 ** min(times - 1, 30)) if times else 0.0
 
     def _ask(self, study: StudyLedger, n: int, attempt: int) -> None:
-        """Begin a call. Whatever keeps it from beginning is a failure of the call."""
+        """Start a call; an error before the start counts as a failed call."""
         self._retrying = False
         self.failure = None
         parent, config = self._parent(study)
@@ -237,12 +239,12 @@ class AgentProposer:
         session = self._session if attempt > 1 and not self._failures else None
         prompt = ""
         try:
-            if self._unfinished is not None:  # it ends with its engine, unless its supervisor was killed too
+            if self._unfinished is not None:  # it dies with its engine, unless its supervisor was killed too
                 kill_marked(str(self._unfinished.absolute()))
                 self._unfinished = None
             prompt = self._prompt(study, n, attempt, parent, config, session)
-            # What is in the file from before is not an answer to this question.
-            # It is removed, not emptied: claude writes no file that exists and that it has not read.
+            # An old file is not an answer to this question. It is removed, not emptied: claude does not overwrite an
+            # existing file that it has not read.
             self._file.parent.mkdir(parents=True, exist_ok=True)
             remove(self._file)
             self._files.prepare(study)
@@ -256,29 +258,29 @@ class AgentProposer:
         study.asked_agent(call.id, log=call.log.name, n=n, attempt=attempt, parent=call.parent, cli=self._spec.cli)
         self._call = call
         if call.error is None:
-            call.thread = threading.Thread(target=self._work, args=(call, prompt, session, limits), name="agent")
+            call.thread = threading.Thread(target=self._run_call, args=(call, prompt, session, limits), name="agent")
             call.thread.start()
 
     def _prompt(
         self, study: StudyLedger, n: int, attempt: int, parent: RunRow | None, config: Mapping[str, Any],
         session: AgentSession | None,
     ) -> str:  # fmt: skip
-        """The question; after a refused answer, with the reasons at its end."""
+        """Return the question; after a refused answer it ends with the reasons."""
         refused = refusals_of(study)
         last = refused.pop() if attempt > 1 and refused else []
-        told = "\n".join(f"- {why}" for why in last)
-        again = f"Your last answer could not be used:\n{told}\nAnswer again." if last else ""
-        if session is not None and again:  # the rest is in the conversation
-            return again + said_section(study)
-        earlier = [why for reasons in refused for why in reasons]
-        prompt = fill(
+        reasons = "\n".join(f"- {why}" for why in last)
+        retry = f"Your last answer could not be used:\n{reasons}\nAnswer again." if last else ""
+        if session is not None and retry:  # the rest is in the conversation
+            return retry + notes_section(study)
+        earlier = [why for answer in refused for why in answer]
+        prompt = render_prompt(
             self._template, self._study, self._guard, study, self._history, self._outputs, parent=parent,
             parent_config=config, n=n, answer=str(self._file), budget=self._left(), refused=earlier[-MAX_REFUSALS:],
         )  # fmt: skip
-        return f"{prompt}\n{again}" if again else prompt
+        return f"{prompt}\n{retry}" if retry else prompt
 
-    def _work(self, call: _PendingCall, prompt: str, session: AgentSession | None, limits: Limits) -> None:
-        """In the thread: ask, and keep what was written where it can be found again."""
+    def _run_call(self, call: _PendingCall, prompt: str, session: AgentSession | None, limits: Limits) -> None:
+        """Run the call in its thread, and save the answer next to its log."""
         try:
             self._files.begin(call.id)
             answer = run_agent(
@@ -290,33 +292,33 @@ class AgentProposer:
             call.answer = answer
         except LabError as error:
             call.error = str(error)
-        except Exception as error:  # noqa: BLE001 (nobody else would report what ends a thread)
+        except Exception as error:  # noqa: BLE001 (an error in a thread would be lost)
             call.error = describe_error(error)
         finally:
             self._wake()
 
     def _collect(self, call: _PendingCall, answer: Answer) -> None:
-        """Set the text of the answer: what is in the file or was kept of it, else the last message."""
-        kept = call.log.with_suffix(".answer.json")
+        """Set the text of the answer: the answer file or its saved copy, else the last message."""
+        saved = call.log.with_suffix(".answer.json")
         try:
             written = written_in(self._file)
             if written is not None:
-                self._keep(call, written)
-            call.text = written or written_in(kept) or answer.text
+                self._save_answer(call, written)
+            call.text = written or written_in(saved) or answer.text
         except LabError as error:
             call.refused = str(error)
 
-    def _keep(self, call: _PendingCall, written: str) -> None:
-        """Put what was written aside and clear the file: nobody else shall take it for their own."""
+    def _save_answer(self, call: _PendingCall, written: str) -> None:
+        """Copy the answer next to the log and clear the file, so that it is not taken for a person's proposal."""
         write_atomic(call.log.with_suffix(".answer.json"), mend_text(written).encode(), sync=False)
         write_atomic(self._file, EMPTY, sync=False)
 
     def _clear_unusable(self) -> None:
-        """Remove an answer file that can never be read, so that people do not stumble over it."""
+        """Remove an answer file that can never be read."""
         remove_unusable(self._file)
 
     def _parent(self, study: StudyLedger, name: str = "") -> tuple[RunRow | None, dict[str, Any]]:
-        """The run that edits apply to, and its config: the one that is named, else the champion, else the base."""
+        """Return the run that edits apply to and its config: the named run, else the champion, else the base (None)."""
         run = study.best() if name in ("", "best") else None if name == "base" else study.run(name)
         if run is None:
             return None, self._base
@@ -325,33 +327,33 @@ class AgentProposer:
         except LabError:
             return None, self._base
 
-    # -- what came of it
+    # -- answers
 
-    def _take(self, study: StudyLedger, call: _PendingCall) -> list[Proposal]:
+    def _finish_call(self, study: StudyLedger, call: _PendingCall) -> list[Proposal]:
         """Record how a call ended; return its proposals, ask again, or give up."""
         answer = call.answer
-        told: dict[str, Any] = {"usage": {}}
+        outcome: dict[str, Any] = {"usage": {}}
         if answer is not None:
             self._session = answer.session
             usage = {key: value for key, value in asdict(answer.usage).items() if key not in ("scope", "message")}
-            told = {"usage": usage, "seconds": round(answer.seconds, 3), "attempts": answer.attempts,
-                    "session": answer.session.id if answer.session else None}  # fmt: skip
+            outcome = {"usage": usage, "seconds": round(answer.seconds, 3), "attempts": answer.attempts,
+                       "session": answer.session.id if answer.session else None}  # fmt: skip
         void = self._files.rule(study, call.id)
         if void is not None:
-            told["void"] = void
+            outcome["void"] = void
             call.refused = f"{void}. Write to {self._file} and nowhere else"
         failure = call.failure
         if failure is not None:
             failure = clean_line(failure, MAX_REFUSAL)
-            study.agent_answered(call.id, when=clock.now(), ok=False, why=failure, **told)
+            study.agent_answered(call.id, when=clock.now(), ok=False, why=failure, **outcome)
             self._clear_unusable()
             self._attempt = call.attempt
             self._count_failure(call.id, failure, self._failures + 1, clock.now())
             return []
         self._failures = 0
-        proposals, refused = self._read(study, call)
-        told |= {"accepted": len(proposals), "refused": refused}
-        study.agent_answered(call.id, ok=True, why="", **told)
+        proposals, refused = self._check_answer(study, call)
+        outcome |= {"accepted": len(proposals), "refused": refused}
+        study.agent_answered(call.id, ok=True, why="", **outcome)
         if refused:
             self._clear_unusable()
         if proposals:
@@ -367,11 +369,11 @@ class AgentProposer:
         return []
 
     def _count_failure(self, call: str, why: str, times: int, at: float) -> None:
-        """A call has failed, so many times in a row: repeat it later, or give up."""
+        """Record the failure of a call, the `times`-th in a row: schedule a retry, or give up."""
         self._failures = times
-        self._ask_at = at + self._wait(times)
+        self._ask_at = at + self._backoff(times)
         self._retrying = times <= self._settings.call_retries
-        wait = f"asked again in {self._wait(times):.3g} s"
+        wait = f"asked again in {self._backoff(times):.3g} s"
         if not self._retrying:
             calls = "one call" if times == 1 else f"{times} calls in a row"
             self._give_up(f"{calls} failed: {why}", at)
@@ -379,14 +381,14 @@ class AgentProposer:
         self._report(call, f"the call failed: {why}", wait)
 
     def _give_up(self, why: str, at: float) -> None:
-        """Leave this iteration to others."""
+        """Leave this iteration to other proposers."""
         self._attempt = 1
         self._given_up += 1
         self._gave_up_at = at
         self.failure = clean_line(why, MAX_REFUSAL)
 
     def _propose_instead(self, study: StudyLedger, n: int) -> list[Proposal]:
-        """The proposals of whoever stands in for the agent after it gave up."""
+        """Return the proposals of the stand-in if the agent gave up."""
         if self.failure is None:
             return []
         self.problem = self.failure
@@ -397,11 +399,11 @@ class AgentProposer:
         proposals = ask(self._stand_in, study, n)
         if not proposals:
             why = self._stand_in.problem or "it has nothing to propose"
-            self.problem = f"{self.failure}; {self._stand_in.name}, which stands in: {why}"
+            self.problem = f"{self.failure}; {self._stand_in.name}, the stand-in: {why}"
         return [replace(one, reason=f"in place of the agent: {one.reason}") for one in proposals]
 
-    def _read(self, study: StudyLedger, call: _PendingCall) -> tuple[list[Proposal], list[str]]:
-        """The proposals of an answer that may be run, and why the others may not."""
+    def _check_answer(self, study: StudyLedger, call: _PendingCall) -> tuple[list[Proposal], list[str]]:
+        """Return the proposals of an answer that may be run, and why the others may not."""
         proposals: list[Proposal] = []
         refused: list[str] = []
         drafts: list[DraftProposal] = []
@@ -410,11 +412,11 @@ class AgentProposer:
                 raise LabError(call.refused)
             drafts = read_answer(call.text or "")[: call.n]
             if not drafts:
-                refused.append("there was no proposal in it")
+                refused.append("it contained no proposal")
         except LabError as error:
             refused.append(str(error))
-        for place, draft in enumerate(drafts):
-            proposal, problems = self._judge(study, call, place, draft)
+        for i, draft in enumerate(drafts):
+            proposal, problems = self._check_draft(study, call, i, draft)
             if not problems:
                 proposals.append(proposal)
                 continue
@@ -429,10 +431,11 @@ class AgentProposer:
             refused.append(f"{edits}: " + "; ".join(p.message for p in problems))
         return proposals, [clean_line(redact_text(why), MAX_REFUSAL) for why in refused[:MAX_REFUSALS]]
 
-    def _judge(
-        self, study: StudyLedger, call: _PendingCall, place: int, draft: DraftProposal
+    def _check_draft(
+        self, study: StudyLedger, call: _PendingCall, i: int, draft: DraftProposal
     ) -> tuple[Proposal, list[Problem]]:
-        source = f"{NAME}:{call.id}:{place}"
+        """Return a draft as a proposal, and the reasons to reject it."""
+        source = f"{NAME}:{call.id}:{i}"
         run: RunRow | None = None
         edits = draft.edits
         try:
@@ -441,7 +444,7 @@ class AgentProposer:
             edits, reason, hypothesis = redact_proposal(edits, draft.reason, draft.hypothesis)
             proposal = Proposal(edits, reason, NAME, run.id if run else None, hypothesis, None, source)
             return proposal, list(self._check(proposal) if self._check else self._ask_guard(config, edits))
-        except Exception as error:  # the agent learns what is wrong with it
+        except Exception as error:  # reported to the agent
             if is_environmental(error):
                 raise
             proposal = Proposal(edits, draft.reason, NAME, None, draft.hypothesis, None, source)
@@ -456,7 +459,7 @@ class AgentProposer:
     # -- after a crash
 
     def _recover(self, study: StudyLedger) -> None:
-        """Continue where an earlier engine was: use an answer that came, and count the failures in a row."""
+        """Continue where an earlier engine stopped: use an answer that arrived, and count the failures in a row."""
         self._recovered = True
         calls = study.agent_calls()
         if not calls:
@@ -468,8 +471,10 @@ class AgentProposer:
             self._recover_call(study, last)
 
     def _continue_count(self, study: StudyLedger, calls: Sequence[Mapping[str, Any]]) -> None:
-        """Count the calls that failed in a row before the engine crashed. After an orderly end the count starts at 0:
-        whoever starts the study again may have repaired the agent."""
+        """Count the calls that failed in a row before the engine crashed.
+
+        After an orderly exit the count restarts at 0: the agent may have been repaired since.
+        """
         ended = study.last_event("engine ended")
         failed: list[Mapping[str, Any]] = []
         for call in reversed(calls):
@@ -486,18 +491,18 @@ class AgentProposer:
             answer = failed[0]["answer"]
             at = min(clock.now(), answer["at"])
             self._attempt = failed[0]["attempt"]
-            self._ask_at = at + self._wait(self._failures)
+            self._ask_at = at + self._backoff(self._failures)
             self._retrying = self._failures <= self._settings.call_retries
             if not self._retrying:
                 self._give_up(f"{self._failures} calls in a row failed: {answer['why']}", at)
 
     def _recover_call(self, study: StudyLedger, last: Mapping[str, Any]) -> None:
-        """A call that an engine before this one began: its answer counts, if it came to its end."""
+        """Use the answer of a call that an earlier engine started, if the call finished."""
         log = self._logs / last["log"]
         try:
             answer = read_end(log)
         except (LabError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-            answer = None  # not what looplab has written
+            answer = None  # not written by looplab
         call = _PendingCall(last["call"], last["n"], last["attempt"], last["parent"], log)
         if answer is None or (not answer.ok and answer.why == STOPPED):
             self._unfinished = log
@@ -507,18 +512,17 @@ class AgentProposer:
                                  interrupted=True)  # fmt: skip
             return
         self._files.recover(call.id)
-        # The file was cleared before it was asked, so what it holds now is the answer.
+        # The file was removed before the call, so its present content is the answer.
         self._collect(call, answer)
         call.answer = answer
         self._call = call
 
 
 class UnaskedAgent(AgentProposer):
-    """The agent in a preview: an answer that is already there counts; where it would be asked, that is noted in `asks`,
-    and it never answers."""
+    """The agent in a preview: an existing answer is used; instead of a call, an entry is added to `asks`."""
 
-    def __init__(self, *given: Any, asks: list[Ask], **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, *args: Any, asks: list[Ask], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._asks = asks
         self._files.looks_only = True
 
@@ -527,15 +531,15 @@ class UnaskedAgent(AgentProposer):
         self._retrying = False
         self._call = _PendingCall("", n, attempt, None, Path())
 
-    def _keep(self, call: _PendingCall, written: str) -> None:
-        """The file stays as it is."""
+    def _save_answer(self, call: _PendingCall, written: str) -> None:
+        """Do nothing: a preview leaves the file as it is."""
 
     def _clear_unusable(self) -> None:
-        """The file stays as it is."""
+        """Do nothing: a preview leaves the file as it is."""
 
 
 def remove(path: Path) -> None:
-    """Remove whatever is there: a file, a link, a pipe or a folder.
+    """Remove a file, link, pipe or folder.
 
     Raises:
         OSError: It cannot be removed.
@@ -549,43 +553,42 @@ def remove(path: Path) -> None:
 
 
 def remove_unusable(path: Path) -> None:
-    """Remove everything but a file of a size that can be read."""
+    """Remove anything but a regular file of readable size."""
     try:
         status = path.lstat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_ANSWER:
             remove(path)
     except OSError:
-        pass  # the next question removes it, or says why not
+        pass  # the next call removes it, or reports why it cannot
 
 
 def edits_of(draft: DraftProposal, config: dict[str, Any], guard: Guard | None) -> tuple[str, ...]:
-    """The edits of a draft. In a nested partial config, a null where none is legal means that the key is not given."""
+    """Return the edits of a draft. In a partial config, a null that is not legal means that the key is left out."""
     if draft.partial is None:
         return draft.edits
     edits = edits_from_partial(draft.partial, config)
-    given = [edit for edit in edits if edit.value is not None or guard is None or guard.takes_null(config, edit.path)]
-    return tuple(map(str, given))
+    edits = [edit for edit in edits if edit.value is not None or guard is None or guard.takes_null(config, edit.path)]
+    return tuple(map(str, edits))
 
 
 def refusals_of(study: StudyLedger) -> list[list[str]]:
-    """Why answers of the agent were refused, one list for each answer, oldest first, back to the last one of which
-    something was used."""
-    found: list[list[str]] = []
+    """Return the reasons why answers were refused since the last accepted one, one list per answer, oldest first."""
+    refusals: list[list[str]] = []
     for call in reversed(study.agent_calls()):
         answer = call["answer"] or {}
         reasons = answer.get("refused")
         if isinstance(reasons, list) and reasons:
-            found.append([clean_line(str(why), MAX_REFUSAL) for why in reasons[:MAX_REFUSALS]])
-        if answer.get("accepted") or len(found) >= MAX_REFUSALS:
+            refusals.append([clean_line(str(why), MAX_REFUSAL) for why in reasons[:MAX_REFUSALS]])
+        if answer.get("accepted") or len(refusals) >= MAX_REFUSALS:
             break
-    return found[::-1]
+    return refusals[::-1]
 
 
 def written_in(path: Path) -> str | None:
-    """Return what somebody wrote into the file since it was cleared; None if there is nothing.
+    """Return what was written to the file since it was cleared; None if nothing was.
 
     Raises:
-        LabError: It cannot be an answer: a link, a pipe, or too large.
+        LabError: The file is a link, a pipe, or too large.
     """
     try:
         text = read_bounded(path, MAX_ANSWER, follow=False).decode("utf-8", "replace")
@@ -597,6 +600,7 @@ def written_in(path: Path) -> str | None:
 
 
 def spec_of(settings: AgentConfig, lab: Path) -> AgentSpec:
+    """Return how to run the agent of a lab."""
     price = settings.price
     return AgentSpec(
         settings.cli, settings.model, settings.binary, tuple(settings.command), network=settings.network,
@@ -607,7 +611,7 @@ def spec_of(settings: AgentConfig, lab: Path) -> AgentSpec:
 
 
 def account_of(study: StudyLedger) -> Account:
-    """What agents have cost in this study."""
+    """Return what agents have cost in this study."""
     account = Account()
     for call in study.agent_calls():
         answer = call["answer"]
@@ -619,60 +623,61 @@ def account_of(study: StudyLedger) -> Account:
 
 
 def read_answer(text: str, *, is_file: bool = False) -> list[DraftProposal]:
-    """The proposals in an agent's words: JSON, alone or in a fenced block; edits, or a nested partial config.
+    """Parse the proposals of an answer: JSON, alone or in a fenced block, with edits or a nested partial config.
 
     Args:
-        is_file: Whether the text is the content of a JSON file, in which everything is meant as JSON.
+        is_file: Whether the text is the content of a file that must be JSON.
 
     Raises:
-        LabError: There are none in it; it says why, with line and column where the text is meant as JSON.
+        LabError: There is no proposal in it; JSON errors come with line and column.
     """
     if len(text) > MAX_ANSWER:
         raise LabError(f"the answer has more than {MAX_ANSWER:,} characters")
-    found = _json_in(text, is_file)
-    if isinstance(found, dict) and isinstance(found.get("proposals"), list):
-        found = found["proposals"]
-    entries = found if isinstance(found, list) else [found]
+    data = _find_json(text, is_file)
+    if isinstance(data, dict) and isinstance(data.get("proposals"), list):
+        data = data["proposals"]
+    entries = data if isinstance(data, list) else [data]
     if entries and all(isinstance(entry, str) for entry in entries):
         entries = [{"edits": entries}]
-    return [_draft(entry) for entry in entries if entry not in ({}, None)]
+    return [_parse_draft(entry) for entry in entries if entry not in ({}, None)]
 
 
-def _draft(entry: Any) -> DraftProposal:
+def _parse_draft(entry: Any) -> DraftProposal:
     if not isinstance(entry, dict):
-        raise LabError(f"a proposal is an object with `edits`, not {type(entry).__name__}")
+        raise LabError(f"a proposal must be an object with `edits`, not {type(entry).__name__}")
     words = {key: str(entry.get(key) or "") for key in ("reason", "hypothesis", "parent")}
-    given = entry.get("edits", entry.get("config"))
-    if given is None:
-        # A partial config by itself, with or without a reason beside it.
+    edits = entry.get("edits", entry.get("config"))
+    if edits is None:
+        # A bare partial config, with or without a reason.
         return DraftProposal((), {key: value for key, value in entry.items() if key not in KEYS}, **words)
-    if isinstance(given, dict):
-        return DraftProposal((), given, **words)
-    if not isinstance(given, list) or not all(isinstance(edit, str) for edit in given):
-        raise LabError("`edits` is a list of texts such as train.lr@mul=0.5")
-    return DraftProposal(tuple(str(parse_edit(edit)) for edit in given), None, **words)
+    if isinstance(edits, dict):
+        return DraftProposal((), edits, **words)
+    if not isinstance(edits, list) or not all(isinstance(edit, str) for edit in edits):
+        raise LabError("`edits` must be a list of strings such as train.lr@mul=0.5")
+    return DraftProposal(tuple(str(parse_edit(edit)) for edit in edits), None, **words)
 
 
 def _last_answer(text: str) -> list[str]:
-    """The last line that is an object with proposals or edits: a program may print anything before its answer."""
+    """Return the last line that is an object with proposals or edits; a program may print anything before it."""
     for line in reversed(text.splitlines()[-LAST_LINES:]):
         if line.startswith("{"):
             with contextlib.suppress(UntrustedError):
-                found = load_json(line)
-                if isinstance(found, dict) and not found.keys().isdisjoint(("proposals", "edits")):
+                data = load_json(line)
+                if isinstance(data, dict) and not data.keys().isdisjoint(("proposals", "edits")):
                     return [line]
     return []
 
 
-def _json_in(text: str, is_file: bool) -> Any:
+def _find_json(text: str, is_file: bool) -> Any:
+    """Return the JSON of an answer: the whole text, its last fenced block, or its last line."""
     why = ""
     for candidate in (text, *reversed(_BLOCK.findall(text)), *_last_answer(text)):
         try:
             return redact_data(mend(load_json(candidate), max_text=MAX_TEXT))
         except UntrustedError as error:
-            if is_file or candidate.lstrip()[:1] in "{[":  # meant as JSON
+            if is_file or candidate.lstrip()[:1] in "{[":  # intended as JSON
                 why = why or clean_line(str(error), MAX_REASON)
     raise LabError(
-        f"the answer {why}" if why else "the answer holds no JSON",
+        f"the answer {why}" if why else "the answer contains no JSON",
         hint='answer with {"proposals": [{"edits": […], …}]}',
     )

@@ -1,7 +1,7 @@
-"""The contract of a proposer: it looks at a study and says what to try next.
+"""The contract of proposers, which look at a study and propose what to try next.
 
-A proposer only proposes. The guard judges every proposal, the engine runs what passes, and both are recorded; a
-proposer must therefore not mind being asked again after a crash for what it has proposed already.
+A proposer only proposes: the guard checks every proposal, the engine runs those that pass, and both are recorded. After
+a crash, a proposer may be asked again for proposals that it has made already.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from looplab.ledger.study import StudyLedger
 from looplab.untrusted import clean_line
 
 FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
+"""Error numbers of an unusable disk."""
 MAX_PROBLEM = 1_000
-"""Characters of a sentence about what went wrong."""
+"""Maximum length of an error description, in characters."""
 
 BEST = "best"
-"""As a proposal's parent: the best run at the time when the proposal gets its turn, else the base."""
+"""Parent of a proposal that applies to the best run at the time when it is planned, or to the base if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What to try next, and why."""
+    """Edits to try next, and why."""
 
     edits: tuple[str, ...]
     """`path@op=value`, applied to the parent's config."""
@@ -36,33 +37,44 @@ class Proposal:
     """The run whose config the edits apply to, `best`, or None for the base."""
     hypothesis: str = ""
     id: int | None = None
-    """Its number in the ledger, where it waits there."""
+    """Its number in the ledger; None if it is not recorded yet."""
     source: str | None = None
-    """Where it came from, by a name under which it is taken only once."""
+    """An idempotency key: the study accepts one proposal per source. None: no check."""
 
 
 class Proposer(Protocol):
+    """Proposes what to try next in a study."""
+
     name: str
     problem: str | None
-    """What keeps it from proposing at the moment; the engine says so and goes on."""
+    """Why it cannot propose at the moment; None if it can. The engine reports it and continues."""
 
     @property
     def thinking(self) -> bool:
-        """Whether it is still at it: what it gives now is not all, ask again soon."""
+        """Whether more proposals are on their way, so that it should be polled again soon."""
         ...
 
     def propose(self, study: StudyLedger, n: int) -> list[Proposal]:
-        """Up to `n` proposals, the most wanted first; none when there is nothing to propose. Called inside a
-        transaction, so it must not take long: who needs time thinks elsewhere, and is asked again."""
+        """Return up to `n` proposals.
+
+        Called inside a transaction, so it must be fast; slow proposers work in a thread and are polled again.
+
+        Args:
+            study: The study to propose for.
+            n: The maximum number of proposals.
+
+        Returns:
+            Proposals, the most promising first; an empty list if there is nothing to propose.
+        """
         ...
 
     def close(self) -> None:
-        """Nothing more will be asked."""
+        """Release all resources. Nothing is called afterwards."""
         ...
 
 
 def is_environmental(error: Exception) -> bool:
-    """Return whether an exception is about the machine (disk, ledger) and not about the data being handled."""
+    """Return whether an exception is caused by the machine (disk, ledger) and not by the data being handled."""
     if isinstance(error, sqlite3.Error):
         return not isinstance(error, sqlite3.DataError | sqlite3.InterfaceError | sqlite3.ProgrammingError)
     return isinstance(error, OSError) and error.errno in FULL_DISK
@@ -81,11 +93,17 @@ def describe_error(error: Exception) -> str:
 
 
 def ask(proposer: Proposer, study: StudyLedger, n: int) -> list[Proposal]:
-    """Return the proposals of a proposer; if it raises, record that as its problem and return none.
+    """Return the proposals of a proposer; an empty list if it raises, with the error recorded as its problem.
 
-    Trouble with the disk or the ledger is not the proposer's and is raised.
+    Args:
+        proposer: The proposer to ask.
+        study: The study to propose for.
+        n: The maximum number of proposals.
+
+    Raises:
+        Exception: An error of the disk or the ledger, which is not the proposer's fault.
     """
-    before = proposer.problem
+    previous = proposer.problem
     try:
         with study.ledger.write(), study.ledger.savepoint():
             return proposer.propose(study, n)
@@ -93,7 +111,7 @@ def ask(proposer: Proposer, study: StudyLedger, n: int) -> list[Proposal]:
         if is_environmental(error):
             raise
         proposer.problem = f"it failed: {describe_error(error)}"
-        if proposer.problem != before:  # it is asked again and again; the record names each problem once
+        if proposer.problem != previous:  # a proposer is polled; the same problem is recorded once
             with study.ledger.write():
                 study.ledger.record("proposer failed", study.name, proposer=proposer.name, why=proposer.problem)
         return []
@@ -101,24 +119,26 @@ def ask(proposer: Proposer, study: StudyLedger, n: int) -> list[Proposal]:
 
 @runtime_checkable
 class FallibleProposer(Protocol):
-    """A proposer that can fail for a while, such as a service that does not answer, and is then asked again."""
+    """A proposer that can fail temporarily, such as a service that does not answer, and is then retried."""
 
     @property
     def failure(self) -> str | None:
-        """Why it gave up; None if it has not, or is asked again."""
+        """Why it gave up; None if it has not, or is being retried."""
         ...
 
     @property
     def retry_at(self) -> float | None:
-        """When it is asked again (`clock.now`) if nobody else proposes; None if it has not given up."""
+        """Time of the next retry (`clock.now`) if no other proposer has proposals; None if it has not given up."""
         ...
 
 
 @runtime_checkable
 class FileProposer(Protocol):
-    """A proposer that reads files; `propose` then uses only what is in memory and in the ledger."""
+    """A proposer that reads files in `refresh`; its `propose` uses only memory and the ledger."""
 
     def refresh(self, study: StudyLedger) -> None:
-        """Read what is new, and record it in short transactions. Called outside of any transaction, before planning;
-        cheap if nothing is new."""
+        """Read what is new and record it in short transactions.
+
+        Called before planning, outside any transaction; must be cheap if nothing is new.
+        """
         ...

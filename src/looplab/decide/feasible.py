@@ -1,9 +1,9 @@
-"""Moving draws that the guard refuses to points that it allows.
+"""Repair of infeasible draws: move points that the guard refuses to points that it allows.
 
-Where a constraint ties several knobs together, such as a product with an upper bound, nearly all independent draws may
-be refused. A refused draw is then rebuilt from the base config, which is legal: one knob after the other, in random
-order, goes towards its drawn value as far as the guard allows, given the others. Only knobs on which the refusal
-depends are moved. The guard is asked about every step, so a repaired draw is always legal.
+If a constraint couples several knobs, such as a product with an upper bound, nearly all independent draws may be
+refused. A refused draw is then rebuilt from the base config, which is legal: one knob after the other, in random order,
+is moved towards its drawn value as far as the guard allows, given the others. Only knobs on which the refusal depends
+are moved. The guard is asked about every step, so a repaired draw is always legal.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from looplab.decide.search import Axis, Params
 
 BISECTIONS = 6
-"""Steps by which the end of the legal part of an axis is located: to 1/64 of the axis."""
+"""Bisection steps to the end of the legal part of an axis; 6 locate it to 1/64 of the axis."""
 SWEEPS = 2
-"""How often each axis of a draw that should fill the space is moved; later moves know the others' new values."""
+"""Coordinate sweeps over a space-filling draw; later sweeps use the new values of the other axes."""
 
 
 class Repairer:
+    """Decides which points are legal, and repairs the others."""
+
     def __init__(
         self,
         axes: Sequence[Axis],
@@ -34,8 +36,8 @@ class Repairer:
     ) -> None:
         """
         Args:
-            rule: Returns the guard's problems with a point; none: it is legal.
-            base: The parameters of the base config, without those outside of the searched ranges.
+            rule: Returns the guard's problems with a point; empty: it is legal.
+            base: The parameters of the base config, without those outside the searched ranges.
         """
         self._axes = axes
         self._guard = guard
@@ -46,11 +48,11 @@ class Repairer:
         return not self._rule(params)
 
     def repair(self, params: Params, rng: np.random.RandomState, *, spread: bool) -> Params | None:
-        """Return a legal point instead of a refused one; None if none is found.
+        """Return a legal point near a refused one; None if none is found.
 
         Args:
-            spread: Whether the draw should fill the space: its place on an axis is then taken as a share of the legal
-                part of that axis. Otherwise it stays as near to the draw as the guard allows.
+            spread: Whether the draw should fill the space. If so, its position on an axis is rescaled to the legal part
+                of that axis; otherwise it is moved as little as possible.
         """
         moved = self._involved(self._rule(params))
         everything = [axis for axis in self._axes if axis.path in self._base]
@@ -63,8 +65,10 @@ class Repairer:
     def _rebuild(
         self, params: Params, axes: Sequence[Axis], rng: np.random.RandomState, *, spread: bool
     ) -> Params | None:
-        """Move these axes from the base towards the draw, with all others as in the base: few edits, so the guard is
-        fast."""
+        """Move these axes from the base towards the draw, with all others as in the base.
+
+        None if the base is not legal. Few edits keep the guard fast.
+        """
         legal: dict[tuple[Any, ...], bool] = {}
 
         def allowed(point: Params) -> bool:
@@ -82,7 +86,7 @@ class Repairer:
         return {**params, **{axis.path: current[axis.path] for axis in axes}}
 
     def _involved(self, problems: Sequence[Problem]) -> list[Axis]:
-        """The axes on which the problems depend."""
+        """Return the axes on which the problems depend."""
         read = {name for problem in problems for name in self._guard.inputs(problem)}
         return [
             axis
@@ -95,33 +99,33 @@ class Repairer:
         ]
 
 
-def _move(axis: Axis, current: Params, wanted: Any, allowed: Callable[[Params], bool], *, spread: bool) -> Params:
-    """Return the point moved along one axis towards the wanted place; it stays legal."""
+def _move(axis: Axis, current: Params, drawn: Any, allowed: Callable[[Params], bool], *, spread: bool) -> Params:
+    """Return the point moved along one axis towards the drawn value, as far as it stays legal."""
 
-    def at(share: float) -> Params:
-        return {**current, axis.path: axis.at(share)}
+    def at(u: float) -> Params:
+        return {**current, axis.path: axis.from_unit(u)}
 
     if axis.choices and not axis.ordered:
-        moved = {**current, axis.path: wanted}
+        moved = {**current, axis.path: drawn}
         return moved if allowed(moved) else current
-    here, target = axis.share(current[axis.path]), axis.share(wanted)
+    start, target = axis.to_unit(current[axis.path]), axis.to_unit(drawn)
     if spread:
-        low, high = (_furthest(here, end, lambda share: allowed(at(share))) for end in (0.0, 1.0))
+        low, high = (_furthest(start, end, lambda u: allowed(at(u))) for end in (0.0, 1.0))
         target = low + target * (high - low)
     else:
-        target = _furthest(here, target, lambda share: allowed(at(share)))
+        target = _furthest(start, target, lambda u: allowed(at(u)))
     moved = at(target)
     return moved if allowed(moved) else current
 
 
-def _furthest(here: float, there: float, allowed: Callable[[float], bool]) -> float:
-    """Return how far one may go from a legal place towards another."""
-    if allowed(there):
-        return there
+def _furthest(legal: float, target: float, allowed: Callable[[float], bool]) -> float:
+    """Return the furthest legal position from a legal one towards a target, by bisection."""
+    if allowed(target):
+        return target
     for _ in range(BISECTIONS):
-        middle = (here + there) / 2
+        middle = (legal + target) / 2
         if allowed(middle):
-            here = middle
+            legal = middle
         else:
-            there = middle
-    return here
+            target = middle
+    return legal

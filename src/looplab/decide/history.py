@@ -1,4 +1,4 @@
-"""What a study has seen so far: every ended run with its config and what it measured, read once."""
+"""The ended runs of a study with their configs and metrics, each read from disk once."""
 
 from __future__ import annotations
 
@@ -21,39 +21,40 @@ class PastRun:
     config: dict[str, Any]
     metrics: dict[str, MetricSummary]
     steps: float | None
+    """The last step; None if not known."""
 
 
 class History:
-    """The ended runs of one study; grows with it."""
+    """The ended runs of one study, read incrementally."""
 
     def __init__(self, study: StudyLedger, outputs: Path, conditions: str = "") -> None:
-        """`conditions`: those of today's call; what was trained under others is not comparable, and left out."""
+        """`conditions`: those of the present call; runs made under others are not comparable and left out."""
         self._study = study
         self._outputs = outputs
         self._conditions = conditions
-        self._seen: dict[str, PastRun | None] = {}
+        self._runs: dict[str, PastRun | None] = {}
 
     def ended(self) -> list[PastRun]:
-        """All comparable ended runs whose config is known, oldest first; the ledger's row is always the newest."""
+        """Return all comparable ended runs whose config is known, oldest first, with their current ledger rows."""
         return list(self._walk())
 
     def _walk(self) -> Iterator[PastRun]:
         for run in self._study.runs(state="ended"):
             if run.conditions != self._conditions:
                 continue
-            seen = self._seen.get(run.id)
-            if run.id not in self._seen:
-                seen = self._seen[run.id] = self._read(run)
-            if seen is not None:
-                if seen.run != run:  # a verdict came later
-                    seen = self._seen[run.id] = PastRun(run, seen.config, seen.metrics, seen.steps)
-                yield seen
+            past = self._runs.get(run.id)
+            if run.id not in self._runs:
+                past = self._runs[run.id] = self._load(run)
+            if past is not None:
+                if past.run != run:  # the row has changed, for instance by a verdict
+                    past = self._runs[run.id] = PastRun(run, past.config, past.metrics, past.steps)
+                yield past
 
-    def _read(self, run: RunRow) -> PastRun | None:
+    def _load(self, run: RunRow) -> PastRun | None:
         run_dir = self._outputs / run.id
         try:
             config = self._study.config_of(run, folder.require(run_dir))
             summary = folder.read_json(run_dir, "summary.json")
-        except LabError:  # it never had a folder, or somebody removed it or wrote into it
+        except LabError:  # the folder never existed, or was removed or damaged
             return None
         return PastRun(run, config, from_dict(summary.get("metrics", {})), summary.get("steps"))

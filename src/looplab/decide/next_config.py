@@ -1,6 +1,6 @@
-"""`proposals/next_config.json`: what a person wants to be tried next, as edits or as a nested partial config.
+"""`proposals/next_config.json`: a person's proposal, as edits or as a nested partial config.
 
-The file is taken once and then cleared. While an agent is asked, the file is the agent's.
+The file is read once and then cleared. While an agent is being asked, the file belongs to the agent.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class NextConfig:
     def __init__(
         self, file: Path, outputs: Path, base: Mapping[str, Any], *, guard: Guard | None = None, clears: bool = True
     ) -> None:
+        """`clears`: whether the file is cleared once it is recorded; False in a preview."""
         self.problem: str | None = None
         self._guard = guard
         self._clears = clears
-        """False: the file stays as it is, for a preview."""
         self._file = file
         self._outputs = outputs
         self._base = dict(base)
 
     def close(self) -> None:
-        """There is nothing to release."""
+        """Do nothing: there is nothing to release."""
 
     def refresh(self, study: StudyLedger) -> None:
         self.problem = None
@@ -54,10 +54,10 @@ class NextConfig:
             source = f"{self._file.name}:{stamp}"
             if not study.has_source(f"{source}:0"):
                 self._record(study, text, source)
-            # The proposals are committed. An engine that is killed before this line finds them by their source.
+            # Committed: after a crash before this line, the next engine finds the proposals by their source.
             if self._clears and written_in(self._file) == text:
                 write_atomic(self._file, EMPTY, sync=False)
-        except Exception as error:  # a mistake, or somebody is writing the file at this moment
+        except Exception as error:  # a mistake, or a file that is being written
             if is_environmental(error):
                 raise
             self.problem = f"{self._file.name}: {describe_error(error)}"
@@ -66,18 +66,18 @@ class NextConfig:
         return [waiting(row) for row in study.waiting(n, self.name)]
 
     def _record(self, study: StudyLedger, text: str, source: str) -> None:
-        found = []
+        drafts = []
         for draft in read_answer(text, is_file=True):
-            best = study.best() if draft.parent in ("", "best") else None
+            parent = study.best() if draft.parent in ("", "best") else None
             if draft.parent not in ("", "best", "base"):
-                best = study.run(draft.parent)
+                parent = study.run(draft.parent)
             config = self._base
-            if draft.partial is not None and best is not None:
-                config = study.config_of(best, self._outputs / best.id)
-            found.append((draft, edits_of(draft, config, self._guard), best.id if best else None))
+            if draft.partial is not None and parent is not None:
+                config = study.config_of(parent, self._outputs / parent.id)
+            drafts.append((draft, edits_of(draft, config, self._guard), parent.id if parent else None))
         with study.ledger.write():
-            for place, (draft, edits, parent) in enumerate(found):
+            for i, (draft, edits, parent_id) in enumerate(drafts):
                 study.propose(
-                    self.name, edits, draft.reason or f"from {self._file.name}", parent=parent,
-                    hypothesis=draft.hypothesis, source=f"{source}:{place}",
+                    self.name, edits, draft.reason or f"from {self._file.name}", parent=parent_id,
+                    hypothesis=draft.hypothesis, source=f"{source}:{i}",
                 )  # fmt: skip

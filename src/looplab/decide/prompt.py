@@ -1,4 +1,4 @@
-"""What an agent is told: the facts of a study, put into a template that people may change."""
+"""The prompt of an agent: the facts of a study, rendered into a template that people may edit."""
 
 from __future__ import annotations
 
@@ -19,38 +19,41 @@ from looplab.runs import folder
 from looplab.untrusted import clean_line, clean_text, read_bounded
 
 SHOWN = 12
-"""How many of the last runs are listed."""
+"""Number of latest runs that are listed."""
 POINTS = 8
-"""How many values of a curve are shown."""
+"""Number of values of a curve that are shown."""
 MAX_TEXT = 400
-MAX_SAID = 2_000
+"""Maximum length of one line, in characters."""
+MAX_NOTE = 2_000
+"""Maximum length of a note of a person, in characters."""
 MAX_VERDICTS = 6
-"""How many of the agent's own last proposals are listed with what came of them."""
+"""Number of the agent's own latest proposals that are listed with their outcome."""
 MAX_FIELD = 100_000
-"""Characters of one field."""
+"""Maximum length of one field, in characters."""
 MAX_TEMPLATE = 10_000_000
+"""Maximum size of a template, in bytes."""
 
 TEMPLATE = """\
-You decide what is tried next in a study of machine-learning trainings. You only propose: looplab checks your proposal,
-runs the training, measures it and judges it. Do not start trainings and do not change any file but the answer.
+You decide what to try next in a study of machine-learning trainings. You only propose: looplab checks your proposal,
+runs the training, measures it and judges it. Do not start trainings and do not change any file except the answer.
 
 # Goal
 {goal}
 
 # What you may change
 {knobs}
-Nothing else can be changed. What must hold:
+Nothing else can be changed. Constraints:
 {constraints}
 
-# Where the study stands
+# State of the study
 Champion: {champion}
 
 {runs}
 
-Refused proposals, and why:
+Rejected proposals, and why:
 {rejected}
 
-Left of the budget: {budget}
+Remaining budget: {budget}
 {verdicts}{refused}{said}
 # Your answer
 Your edits apply to {parent}. A key that you leave out keeps its value there.
@@ -59,7 +62,7 @@ Your edits apply to {parent}. A key that you leave out keeps its value there.
 
 FIELDS = frozenset(name for _, name, _, _ in string.Formatter().parse(TEMPLATE) if name)
 ALWAYS = ("rejected", "verdicts", "refused", "said")
-"""Fields that are put at the end of a template that has no place for them: the agent has to know them."""
+"""Fields that are appended to a template that does not contain them, since the agent must know them."""
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -82,39 +85,52 @@ SCHEMA: dict[str, Any] = {
         }
     },
 }
-"""What the final message of an agent looks like, where its program can be told."""
+"""JSON schema of the final message, for agents whose program accepts one."""
 
 
 def read_template(path: Path | None) -> str:
-    """The template; a mistake in it is told before anything is asked."""
+    """Return the template of a file; None: the default.
+
+    Raises:
+        LabError: The file cannot be read, or is not a valid template.
+    """
     if path is None:
         return TEMPLATE
     try:
         text = read_bounded(path, MAX_TEMPLATE).decode()
     except OSError as error:
         raise LabError(f"the prompt cannot be read: {error.strerror}", file=path) from error
-    except ValueError as error:  # not UTF-8, or not a file of a sensible size
+    except ValueError as error:  # not UTF-8, or too large
         raise LabError(f"the prompt cannot be read: {error}", file=path) from error
     try:
         names = {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
     except ValueError as error:
         raise LabError(f"the prompt has a brace that is not closed: {error}", file=path,
-                       hint="write {{ and }} for braces that are meant") from error  # fmt: skip
+                       hint="write {{ and }} for literal braces") from error  # fmt: skip
     unknown = sorted(names - FIELDS)
     if unknown:
-        raise LabError(f"the prompt asks for {{{unknown[0]}}}, which is not known", file=path,
-                       hint=f"known: {', '.join(sorted(FIELDS))}; {{{{ and }}}} are plain braces")  # fmt: skip
+        raise LabError(f"the prompt uses {{{unknown[0]}}}, which is not a known field", file=path,
+                       hint=f"known: {', '.join(sorted(FIELDS))}; {{{{ and }}}} are literal braces")  # fmt: skip
     if "answer" not in names:
         raise LabError("the prompt does not say how to answer", file=path, hint="put {answer} into it")
     return text
 
 
-def fill(
+def render_prompt(
     template: str, study: StudyConfig, guard: Guard, record: StudyLedger, history: History, outputs: Path, *,
     parent: RunRow | None, parent_config: Mapping[str, Any], n: int, answer: str, budget: str,
     refused: Sequence[str] = (),
 ) -> str:  # fmt: skip
-    """The prompt; `refused` says why earlier answers to this question could not be used."""
+    """Return the prompt.
+
+    Args:
+        parent: The run that the edits apply to; None: the base.
+        parent_config: Its config.
+        n: The number of proposals to ask for.
+        answer: The path of the answer file.
+        budget: The remaining budget in words.
+        refused: Why earlier answers to this question could not be used.
+    """
     objective = study.objective
     goal = "find a config that trains well"
     if objective is not None:
@@ -122,59 +138,59 @@ def fill(
         goal = f"the {word} {objective.metric} ({objective.at} value of a run)"
         if objective.then is not None:
             word = "largest" if objective.then.goal == "max" else "smallest"
-            goal += f", and of equal ones that with the {word} {objective.then.metric}"
+            goal += f"; ties are broken by the {word} {objective.then.metric}"
         if study.judge is not None:
             goal += "; an improvement counts only if it holds over several seeds"
     knobs = guard.knob_values(guard.with_defaults(dict(parent_config)))
     listed = [f"- {path}: {knob.describe()}" for path, knob in guard.knobs.items()]
     start = f"run {parent.id}" if parent is not None else "the base config"
-    whole = {
+    fields = {
         "goal": goal,
         "knobs": "\n".join(listed),
-        "constraints": "\n".join(f"- {text}" for text in study.constraints) or "- nothing more",
+        "constraints": "\n".join(f"- {text}" for text in study.constraints) or "- none",
         "champion": _champion(record, objective.metric if objective else ""),
         "runs": _runs(study, guard, history, outputs),
         "rejected": "\n".join(_rejected(record)) or "- none",
         "budget": budget,
-        "said": said_section(record),
-        "verdicts": _section("What came of your last proposals (the newest last)", _verdicts(record, outputs)),
-        "refused": _section("Why earlier answers of yours were refused", refused, 2 * MAX_TEXT),
+        "said": notes_section(record),
+        "verdicts": _section("Outcome of your latest proposals (newest last)", _verdicts(record, outputs)),
+        "refused": _section("Why your earlier answers were refused", refused, 2 * MAX_TEXT),
         "parent": "\n".join([f"{start}, whose values are", *(f"- {key} = {show_value(knobs[key])}" for key in knobs)]),
         "answer": _answer(n, answer),
     }  # fmt: skip
-    whole = {name: clean_text(value, MAX_FIELD) for name, value in whole.items()}
-    has = {name for _, name, _, _ in string.Formatter().parse(template)}
-    if "rejected" not in has:
-        whole["rejected"] = _section("Refused proposals, and why", [line[2:] for line in _rejected(record)])
-    missing = "".join(whole[name] for name in ALWAYS if name not in has)
-    return clean_text(template.format_map(whole) + missing)
+    fields = {name: clean_text(value, MAX_FIELD) for name, value in fields.items()}
+    present = {name for _, name, _, _ in string.Formatter().parse(template)}
+    if "rejected" not in present:
+        fields["rejected"] = _section("Rejected proposals, and why", [line[2:] for line in _rejected(record)])
+    missing = "".join(fields[name] for name in ALWAYS if name not in present)
+    return clean_text(template.format_map(fields) + missing)
 
 
 def _answer(n: int, path: str) -> str:
-    many = "one proposal" if n == 1 else f"up to {n} proposals, the most wanted first"
+    many = "one proposal" if n == 1 else f"up to {n} proposals, the most promising first"
     return (
-        f"Give {many} as JSON, as your final message or in the file {path}:\n"
-        '{"proposals": [{"edits": ["train.learning_rate@mul=0.5"], "reason": "what in the data says so", '
+        f"Return {many} as JSON, as your final message or in the file {path}:\n"
+        '{"proposals": [{"edits": ["train.learning_rate@mul=0.5"], "reason": "the evidence for it", '
         '"hypothesis": "what you expect to see", "parent": ""}]}\n'
         "An edit is `path@op=value` with the operations set, mul, add, min, max. `parent` may name another run to "
-        "start from; empty is the one above. Instead of edits, a nested partial config is accepted too, such as "
+        "start from; empty means the one above. A nested partial config is also accepted instead of edits, such as "
         '{"train": {"learning_rate": 0.001}}.'
     )
 
 
-def _section(head: str, lines: Sequence[str], longest: int | None = None) -> str:
-    """A section of the prompt; empty if there is nothing in it."""
-    shown = [clean_text(line, longest).replace("\n", "\n  ") for line in lines]
-    return f"\n# {head}\n" + "".join(f"- {line}\n" for line in shown) if shown else ""
+def _section(title: str, lines: Sequence[str], max_length: int | None = None) -> str:
+    """Return a section of the prompt; an empty string if it has no lines."""
+    shown = [clean_text(line, max_length).replace("\n", "\n  ") for line in lines]
+    return f"\n# {title}\n" + "".join(f"- {line}\n" for line in shown) if shown else ""
 
 
-def said_section(record: StudyLedger) -> str:
-    """What people want agents to know, as a section of the prompt; empty if they have said nothing."""
-    return _section("What the people of this lab say (the newest last)", record.said(), MAX_SAID)
+def notes_section(record: StudyLedger) -> str:
+    """Return people's notes to agents as a section of the prompt; an empty string if there are none."""
+    return _section("Notes from the people of this lab (newest last)", record.said(), MAX_NOTE)
 
 
 def _rejected(record: StudyLedger) -> list[str]:
-    """The last rejected proposals, whoever made them, and the last submitted commands that were refused."""
+    """Return the latest rejected proposals of all proposers, and the latest rejected submitted commands."""
     jobs = StudyLedger(record.ledger, sibling_study(record.name)).proposals("rejected")[-SHOWN // 3 :]
     rows = record.proposals("rejected")[-SHOWN:]
     named = [(f"{' '.join(row.edits)} (by {row.proposer})", row) for row in rows]
@@ -187,7 +203,7 @@ def _rejected(record: StudyLedger) -> list[str]:
 
 
 def _verdicts(record: StudyLedger, outputs: Path) -> list[str]:
-    """What became of the agent's own last proposals: the judge's words, or what was measured."""
+    """Return the outcome of the agent's own latest proposals: the verdict, and what was measured."""
     verdicts = record.verdicts()
     lines = []
     for run in record.runs_by("agent", MAX_VERDICTS):
@@ -212,7 +228,7 @@ def _against_parent(record: StudyLedger, run: RunRow) -> str:
     parent = None
     with contextlib.suppress(LabError):
         parent = record.run(run.parent) if run.parent is not None else None
-    return f" (run {parent.id} before it: {parent.objective:.6g})" if parent and parent.objective is not None else ""
+    return f" (its parent, run {parent.id}: {parent.objective:.6g})" if parent and parent.objective is not None else ""
 
 
 def _champion(record: StudyLedger, metric: str) -> str:
@@ -227,15 +243,15 @@ def _champion(record: StudyLedger, metric: str) -> str:
 
 
 def _runs(study: StudyConfig, guard: Guard, history: History, outputs: Path) -> str:
-    """The last runs: what they changed, what came of it, and how it developed."""
+    """Return the latest runs: what they changed, their outcome and their curves."""
     ended = history.ended()
-    seen = [one for one in ended if one.run.role in ("base", "trial")][-SHOWN:]
+    runs = [one for one in ended if one.run.role in ("base", "trial")][-SHOWN:]
     imported = _imported(study, guard, [one for one in ended if one.run.role == IMPORTED])
-    if not seen:
+    if not runs:
         return "\n".join(["No run has ended yet.", *imported])
-    lines = ["The last runs (the newest last):"]
-    base = guard.knob_values(guard.with_defaults(seen[0].config))
-    for one in seen:
+    lines = ["The latest runs (newest last):"]
+    base = guard.knob_values(guard.with_defaults(runs[0].config))
+    for one in runs:
         knobs = guard.knob_values(guard.with_defaults(one.config))
         changed = {key: value for key, value in knobs.items() if base.get(key) != value}
         lines.append(
@@ -245,7 +261,7 @@ def _runs(study: StudyConfig, guard: Guard, history: History, outputs: Path) -> 
             "  "
             + (
                 clean_line(", ".join(f"{key}={show_value(value)}" for key, value in changed.items()), 5 * MAX_TEXT)
-                or "as the base"
+                or "same as the base"
             )
         )
         if one.run.reason:
@@ -253,22 +269,22 @@ def _runs(study: StudyConfig, guard: Guard, history: History, outputs: Path) -> 
         curve = _curve(study, outputs / one.run.id)
         if curve:
             lines.append(f"  {curve}")
-        others = _others(study, one)
+        others = _other_metrics(study, one)
         if others:
             lines.append(f"  {others}")
     return "\n".join([*lines, *imported])
 
 
 def _imported(study: StudyConfig, guard: Guard, runs: Sequence[PastRun]) -> list[str]:
-    """The best runs of other tools: what they set, and what came of it."""
-    larger = study.objective is not None and study.objective.goal == "max"
+    """Return the best runs imported from other tools: their configs and objectives."""
+    maximize = study.objective is not None and study.objective.goal == "max"
     best = sorted(
         (one for one in runs if one.run.objective is not None and one.config),
-        key=lambda one: (-1 if larger else 1) * (one.run.objective or 0.0),
+        key=lambda one: (-1 if maximize else 1) * (one.run.objective or 0.0),
     )[:SHOWN]
     if not best:
         return []
-    lines = ["", "The best runs that other tools recorded (imported; not run here, so only hints):"]
+    lines = ["", "The best runs that other tools recorded (imported; not run here, so only a hint):"]
     for one in best:
         knobs = guard.knob_values(guard.with_defaults(one.config))
         lines.append(f"- run {one.run.id}, {clean_line(one.run.reason, MAX_TEXT)}: objective {one.run.objective:.6g}")
@@ -284,22 +300,23 @@ def _outcome(one: PastRun) -> str:
 
 
 def _curve(study: StudyConfig, run_dir: Path) -> str:
+    """Return the objective of a run as `value@step`; an empty string if there are fewer than two values."""
     if study.objective is None or not run_dir.is_dir():
         return ""
     curve = reader_of(study, run_dir).poll(final=True).get(study.objective.metric)
     if curve is None or len(curve.values) < 2:
         return ""
-    places = _spread(len(curve.values))
-    return f"{study.objective.metric}: " + " ".join(f"{curve.values[i]:.4g}@{curve.steps[i]:g}" for i in places)
+    indices = _evenly_spaced(len(curve.values))
+    return f"{study.objective.metric}: " + " ".join(f"{curve.values[i]:.4g}@{curve.steps[i]:g}" for i in indices)
 
 
-def _spread(count: int) -> Sequence[int]:
+def _evenly_spaced(count: int) -> Sequence[int]:
     if count <= POINTS:
         return range(count)
     return sorted({round(i * (count - 1) / (POINTS - 1)) for i in range(POINTS)})
 
 
-def _others(study: StudyConfig, one: PastRun) -> str:
+def _other_metrics(study: StudyConfig, one: PastRun) -> str:
     metric = study.objective.metric if study.objective else ""
-    named = [name for name, summary in one.metrics.items() if name != metric and summary.last is not None][:POINTS]
-    return clean_line(", ".join(f"{name} {one.metrics[name].last:.4g}" for name in named), 2 * MAX_TEXT)
+    names = [name for name, summary in one.metrics.items() if name != metric and summary.last is not None][:POINTS]
+    return clean_line(", ".join(f"{name} {one.metrics[name].last:.4g}" for name in names), 2 * MAX_TEXT)

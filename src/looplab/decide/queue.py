@@ -1,10 +1,10 @@
-"""The queue: what people want to be tried, from a file of the lab or from `looplab propose`, first come, first served.
+"""The queue: proposals of people, from a file of the lab or from `looplab propose`, first in, first out.
 
-The file is only read, never rewritten: each entry is identified by its content and its place among equal ones, and the
-ledger records which ones were taken. Entries may be added to the file at any time.
+The file is never written: each entry is identified by its content and its index among equal ones, and the ledger
+records which entries were taken. Entries may be added to the file at any time.
 
-A file may have tens of thousands of entries. It is parsed outside of transactions, and in a thread if it is large;
-its entries are recorded in portions, so that other processes can write to the ledger in between.
+A file may have tens of thousands of entries. It is parsed outside transactions, and in a thread if it is large; its
+entries are recorded in batches, so that other processes can write to the ledger in between.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ from looplab.runs.folder import hash_bytes, hash_file
 
 KEYS = {"edits", "reason", "hypothesis", "parent"}
 PORTION = 200
-"""Proposals recorded in one transaction."""
+"""Maximum number of proposals recorded in one transaction."""
 LARGE = 1 << 15
 """Bytes beyond which a file is parsed in a thread; YAML takes about 10 µs a byte."""
 
 Entry = tuple[Proposal, str]
-"""A proposal and the name under which it is taken only once."""
+"""A proposal and its source, under which it is recorded only once."""
 
 
 class QueueProposer:
+    """Proposes what waits in the ledger's queue, and fills the queue from a file."""
+
     name = "queue"
 
     def __init__(self, file: Path | None = None, *, background: bool = True) -> None:
@@ -53,11 +55,11 @@ class QueueProposer:
 
     @property
     def left(self) -> int:
-        """Entries of the file that are not in the ledger yet; some of them may have been taken before."""
+        """Number of entries of the file that are not recorded yet; some may turn out to be known."""
         return len(self._left)
 
     def close(self) -> None:
-        """There is nothing to release."""
+        """Do nothing: there is nothing to release."""
 
     def refresh(self, study: StudyLedger) -> None:
         if self._file is None:
@@ -66,7 +68,7 @@ class QueueProposer:
             self._start_reading(self._file, study)
         if self._reading is not None and self._reading.done:
             reading, self._reading = self._reading, None
-            # A file that is broken, or being written at this moment: what was taken before is still good.
+            # If the file is invalid or just being written, the entries read before stay valid.
             self.problem = reading.problem
             if reading.problem is None:
                 self._left = deque(reading.entries)
@@ -103,7 +105,7 @@ class QueueProposer:
             self._reading.run()
 
     def _record_portion(self, study: StudyLedger) -> None:
-        """Put the next entries of the file into the ledger's queue, with a note once all of them are there."""
+        """Record the next entries of the file in the ledger, and once all are recorded, the hash of the file."""
         if not self._left and self._digest is None:
             return
         new: list[Entry] = []
@@ -127,7 +129,7 @@ class QueueProposer:
 
 
 class _Reading:
-    """One parsing of a queue file."""
+    """One parse of a queue file, possibly in a thread."""
 
     def __init__(self, file: Path, digest: str | None) -> None:
         self._file = file
@@ -140,8 +142,8 @@ class _Reading:
         try:
             self.entries = read_queue(self._file)
             if hash_file(self._file) != self.digest:
-                self.digest = None  # it was changed meanwhile: what was parsed is not known by a hash
-        except Exception as error:  # noqa: BLE001 (whatever a file contains, the engine must not end with it)
+                self.digest = None  # changed while it was parsed: the hash is not that of the entries
+        except Exception as error:  # noqa: BLE001 (no content of a file may crash the engine)
             self.problem = describe_error(error)
         self.done = True
 
@@ -152,38 +154,42 @@ def _stamp(file: Path) -> tuple[int, int, int]:
 
 
 def waiting(row: ProposalRow) -> Proposal:
-    """A proposal that waits in the ledger."""
+    """Return a row of the ledger's queue as a proposal."""
     return Proposal(row.edits, row.reason, row.proposer, row.parent, row.hypothesis, row.id, row.source)
 
 
 def read_queue(path: Path) -> list[Entry]:
-    """The entries of a queue file (`proposals: [...]`), each with the name under which it is taken only once."""
+    """Return the entries of a queue file (`proposals: [...]`).
+
+    Raises:
+        LabError: The file is not valid.
+    """
     with contextlib.suppress(OSError):
         return _read_queue(path, _stamp(path))
-    return _read_queue(path, None)  # which says what is wrong with the file
+    return _read_queue(path, None)  # raises the error of the missing file
 
 
 @lru_cache(maxsize=1)
 def _read_queue(path: Path, stamp: tuple[int, int, int] | None) -> list[Entry]:
-    """Remembers the last file: a long queue is checked before an engine starts, and read again by the engine."""
-    listed: Any = read_config(path).get("proposals")
-    if not isinstance(listed, list):
-        raise LabError("a queue file holds a list `proposals:`", file=path)
-    seen: dict[str, int] = {}
-    found = []
-    for i, entry in enumerate(listed):
+    """Parse a queue file. The last one is cached: it is checked before the engine starts, and read by the engine."""
+    items: Any = read_config(path).get("proposals")
+    if not isinstance(items, list):
+        raise LabError("a queue file must contain a list `proposals:`", file=path)
+    counts: dict[str, int] = {}
+    entries = []
+    for i, entry in enumerate(items):
         try:
-            proposal = _proposal(i, entry)
+            proposal = _parse_entry(i, entry)
         except LabError as error:
             line = read_document(path).line_of(("proposals", i))  # slower than `read_config`, but it has the lines
             raise LabError(error.message, file=path, line=line, hint=error.hint) from None
         content = hash_bytes(canonical_json(entry))[:16]
-        seen[content] = seen.get(content, 0) + 1
-        found.append((proposal, f"{path.name}:{content}:{seen[content]}"))
-    return found
+        counts[content] = counts.get(content, 0) + 1
+        entries.append((proposal, f"{path.name}:{content}:{counts[content]}"))
+    return entries
 
 
-def _proposal(i: int, entry: Any) -> Proposal:
+def _parse_entry(i: int, entry: Any) -> Proposal:
     if not isinstance(entry, dict) or not isinstance(entry.get("edits"), list):
         raise LabError(f"proposal {i + 1} needs a list `edits:`")
     unknown = sorted(set(entry) - KEYS)

@@ -1,10 +1,10 @@
-"""Rules: what people know about their trainings, as `rules.yaml`, or as a `rules.py` with `decide(summary, history)`
+"""Rules: people's knowledge of their trainings, as a `rules.yaml`, or as a `rules.py` with `decide(summary, history)`
 or `decide(summary)`.
 
-Each ended run is looked at, the newest round first, and leads to at most `variants` proposals that start from it. The
-edits are worked out to plain values, moved into the rule's `clamp` and the knob's range: a rule cannot drive a knob
-past its end, it only stops to fire there. What a rule makes of a run goes by the name `rules:<run>:<rule>` and is taken
-only once. Where nothing fires, `problem` says why, rule by rule.
+Each ended run, newest round first, leads to at most `variants` proposals whose parent it is. Edits are resolved to
+plain values and clamped to the rule's `clamp` and the knob's range: a rule cannot drive a knob out of its range, it
+just stops firing there. The source of a proposal is `rules:<run>:<rule>`, so each is made only once. If nothing fires,
+`problem` says why, rule by rule.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from looplab.measure.summary import to_dict
 
 NAME = "rules"
 ROLES = ("base", "trial")
-"""Runs that rules look at; replicates only repeat them."""
+"""Roles of the runs that rules are evaluated on; replicates only repeat them."""
 DECIDE = "decide"
-"""The function of a rules.py."""
+"""Name of the function in a rules.py."""
 
 Clamp = Mapping[str, tuple[float, float]]
-"""Dotted path (it may hold `*`) → the interval that the edited value is moved into."""
-Silences = dict[str, dict[str, str]]
-"""Rule → run → why the rule leads to nothing there; no text where it is simply not true."""
+"""Dotted path (may contain `*`) → interval to which the edited value is clamped."""
+NoProposalReasons = dict[str, dict[str, str]]
+"""Rule → run → why the rule proposes nothing; an empty string if its condition is false."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +62,19 @@ class Rule:
     reason: str = ""
     hypothesis: str = ""
     priority: float = 0
-    """Higher first; among equal ones the order of the file."""
+    """Higher comes first; ties are broken by the order in the file."""
     once: bool = False
-    """At most once in the study."""
+    """Whether it fires at most once in the study."""
     cooldown: int = 0
-    """For how many rounds it is silent after the round in which it fired."""
+    """Number of rounds for which it does not fire after a round in which it fired."""
 
 
 @dataclass(frozen=True, slots=True)
 class RuleProposal:
-    """What a rule, or the lab's own `decide`, wants to try from one run."""
+    """What a rule, or the lab's own `decide`, proposes on one run."""
 
     key: str
-    """Its name, after that of the run."""
+    """Identifies it among the proposals on the same run."""
     edits: tuple[Edit, ...]
     clamp: Clamp
     reason: str
@@ -95,32 +95,32 @@ class RulesProposer:
         self._rules: tuple[Rule, ...] = ()
         self._decide: Callable[..., Any] | None = None
         self._stamp: tuple[int, int] | None = None
-        self._broken: str | None = None  # what is wrong with the file
-        self._failed: str | None = None  # what went wrong in the lab's own `decide`
-        self._settled: dict[tuple[str, str], str] = {}  # run, rule → why it leads to nothing, where that is for good
+        self._file_error: str | None = None
+        self._decide_error: str | None = None
+        self._final: dict[tuple[str, str], str] = {}  # (run, rule) → why it will never propose anything
         self._hashes: dict[str, str] = {}  # run → the hash of its config
-        self._told: dict[str, dict[str, Any]] = {}  # run → what `decide` is told of it
-        self._nothing_at: tuple[Any, ...] | None = None
+        self._summaries: dict[str, dict[str, Any]] = {}  # run → its summary for `decide`
+        self._idle_state: tuple[Any, ...] | None = None  # the state in which nothing was proposed
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: there is nothing to release."""
 
     def propose(self, study: StudyLedger, n: int) -> list[Proposal]:
-        self._read_again()
+        self._reload()
         state = self._state(study)
-        if n <= 0 or state == self._nothing_at:
+        if n <= 0 or state == self._idle_state:
             return []
-        self._failed = None
-        silences: Silences = {}
+        self._decide_error = None
+        reasons: NoProposalReasons = {}
         ended = self._history.ended()
-        proposals = self._look(study, ended, n, silences)
-        nothing = None if proposals else self._why_nothing(ended, silences)
-        self.problem = "; ".join(part for part in (self._broken, self._failed, nothing) if part) or None
-        self._nothing_at = None if proposals else state
+        proposals = self._propose_on_runs(study, ended, n, reasons)
+        nothing = None if proposals else self._explain_silence(ended, reasons)
+        self.problem = "; ".join(part for part in (self._file_error, self._decide_error, nothing) if part) or None
+        self._idle_state = None if proposals else state
         return proposals
 
-    def _read_again(self) -> None:
-        """Read the file if it has changed; while it is broken, the last good one stays in use."""
+    def _reload(self) -> None:
+        """Reload the file if it has changed; while it is invalid, the last valid version stays in use."""
         try:
             status = self._file.stat()
             stamp = (status.st_mtime_ns, status.st_size)
@@ -131,18 +131,18 @@ class RulesProposer:
         self._stamp = stamp
         try:
             if stamp == (0, 0):
-                raise LabError("the rules are not there", file=self._file, hint="see proposers in lab.yaml")
+                raise LabError("the rules file does not exist", file=self._file, hint="see proposers in lab.yaml")
             if self._file.suffix == ".py":
                 self._decide = load_decide(self._file)
             else:
                 self._rules = read_rules(self._file)
-            self._broken = None
-            self._settled.clear()
+            self._file_error = None
+            self._final.clear()
         except LabError as error:
-            self._broken = str(error)
+            self._file_error = str(error)
 
     def _state(self, study: StudyLedger) -> tuple[Any, ...]:
-        """What an answer rests on: as long as it stands, nothing stays nothing."""
+        """Return what the proposals depend on: while it is unchanged, a study without proposals gets none."""
         sql = (
             "SELECT (SELECT count(*) FROM runs WHERE study=?1 AND state='ended'), (SELECT count(*) FROM runs WHERE"
             " study=?1), (SELECT best FROM studies WHERE name=?1), (SELECT max(n) FROM rounds WHERE study=?1)"
@@ -151,145 +151,150 @@ class RulesProposer:
 
     # -- from runs to proposals
 
-    def _look(self, study: StudyLedger, ended: Sequence[PastRun], n: int, silences: Silences) -> list[Proposal]:
-        view, known = _View.of(study, ended, silences), self._known_configs(study, ended)
+    def _propose_on_runs(
+        self, study: StudyLedger, ended: Sequence[PastRun], n: int, reasons: NoProposalReasons
+    ) -> list[Proposal]:
+        view, tried = _StudyView.read(study, ended, reasons), self._tried_configs(study, ended)
         proposals: list[Proposal] = []
-        for seen in view.in_order():
-            made = view.fired.setdefault(seen.run.id, {})
-            if sum(made.values()) >= self._variants:
+        for past in view.in_order():
+            fired = view.fired.setdefault(past.run.id, {})
+            if sum(fired.values()) >= self._variants:
                 continue
-            for draft in self._drafts(seen, view):
-                proposal = self._made(seen, draft, known, silences)
+            for candidate in self._candidates(past, view):
+                proposal = self._make_proposal(past, candidate, tried, reasons)
                 if proposal is None:
                     continue
                 proposals.append(proposal)
-                made[draft.key] = True
-                view.last[draft.key] = view.round
+                fired[candidate.key] = True
+                view.last[candidate.key] = view.round
                 if len(proposals) == n:
                     return proposals
-                if sum(made.values()) >= self._variants:
+                if sum(fired.values()) >= self._variants:
                     break
         return proposals
 
-    def _known_configs(self, study: StudyLedger, ended: Sequence[PastRun]) -> set[str]:
-        """Hashes of all configs that were run or will be."""
-        for seen in ended:
-            if seen.run.id not in self._hashes and seen.run.role != IMPORTED:
-                self._hashes[seen.run.id] = _hash(seen.config)
+    def _tried_configs(self, study: StudyLedger, ended: Sequence[PastRun]) -> set[str]:
+        """Return the hashes of all configs that were run or are planned."""
+        for past in ended:
+            if past.run.id not in self._hashes and past.run.role != IMPORTED:
+                self._hashes[past.run.id] = _hash(past.config)
         for run in (*study.runs(state="planned"), *study.runs(state="running")):
             if run.id not in self._hashes and (plan := study.plan_of(run.id)) is not None:
                 self._hashes[run.id] = _hash(plan.config)
         return set(self._hashes.values())
 
-    def _drafts(self, seen: PastRun, view: _View) -> Iterator[RuleProposal]:
-        """What is wanted from a run, most wanted first, without what was made of it before."""
-        run = seen.run.id
+    def _candidates(self, past: PastRun, view: _StudyView) -> Iterator[RuleProposal]:
+        """Yield what is proposed on a run, highest priority first, without what was proposed before."""
+        run = past.run.id
         if self._decide is not None:
-            drafts = [] if (run, DECIDE) in self._settled else self._decided(self._decide, seen, view.ended)
-            if drafts == []:
-                self._settled[run, DECIDE] = view.silences.setdefault(DECIDE, {})[run] = ""
-            yield from (draft for draft in drafts or () if draft.key not in view.fired[run])
+            candidates = [] if (run, DECIDE) in self._final else self._call_decide(self._decide, past, view.ended)
+            if candidates == []:
+                self._final[run, DECIDE] = view.reasons.setdefault(DECIDE, {})[run] = ""
+            yield from (candidate for candidate in candidates or () if candidate.key not in view.fired[run])
             return
         names = None
         for rule in self._rules:
             if rule.name in view.fired[run]:
                 continue
-            why = self._settled.get((run, rule.name))
+            why = self._final.get((run, rule.name))
             if why is None:
-                why = _rests(rule, view)
+                why = _why_resting(rule, view)
             if why is None:
-                names = names or _names(seen, self._guard.with_defaults(seen.config), view.best)
-                why = _untrue(rule, run, names)
+                names = names or _metric_names(past, self._guard.with_defaults(past.config), view.best)
+                why = _why_not_fired(rule, run, names)
                 if why is not None and not any(name.split(".")[0] == "best" for name in rule.when.names):
-                    self._settled[run, rule.name] = why
+                    self._final[run, rule.name] = why
             if why is None and names is not None:
-                yield RuleProposal(rule.name, rule.edits, rule.clamp, _grounds(rule, names), rule.hypothesis)
+                yield RuleProposal(rule.name, rule.edits, rule.clamp, _reason(rule, names), rule.hypothesis)
             else:
-                view.silences.setdefault(rule.name, {})[run] = why or ""
+                view.reasons.setdefault(rule.name, {})[run] = why or ""
 
-    def _decided(
-        self, decide: Callable[..., Any], seen: PastRun, ended: Sequence[PastRun]
+    def _call_decide(
+        self, decide: Callable[..., Any], past: PastRun, ended: Sequence[PastRun]
     ) -> list[RuleProposal] | None:
-        """What the lab's own `decide` wants from a run; None where it failed."""
+        """Return what the lab's own `decide` proposes on a run; None if it raised."""
         for other in ended:
-            if other.run.id not in self._told:
-                self._told[other.run.id] = summary_of(other)
-        what = f"{DECIDE}() on run {seen.run.id}"
+            if other.run.id not in self._summaries:
+                self._summaries[other.run.id] = summary_of(other)
+        what = f"{DECIDE}() on run {past.run.id}"
         try:
-            history = [self._told[other.run.id] for other in ended]
-            answer = decide(self._told[seen.run.id], *([history] if _takes_history(decide) else []))
-            return [_draft(item) for item in answer or ()]
+            history = [self._summaries[other.run.id] for other in ended]
+            answer = decide(self._summaries[past.run.id], *([history] if _takes_history(decide) else []))
+            return [_parse_proposal(item) for item in answer or ()]
         except LabError as error:
-            self._failed = str(LabError(f"{what}: {error.message}", file=self._file, hint=error.hint))
+            self._decide_error = str(LabError(f"{what}: {error.message}", file=self._file, hint=error.hint))
         except (Exception, SystemExit) as error:  # noqa: BLE001 (the lab's own code may raise anything)
-            self._failed = str(_in_users_file(self._file, error, what))
+            self._decide_error = str(_user_code_error(self._file, error, what))
         return None
 
-    def _made(self, seen: PastRun, draft: RuleProposal, known: set[str], silences: Silences) -> Proposal | None:
-        """The draft as a proposal, if it leads to a config that is new and allowed."""
-        run = seen.run.id
-        edits, stuck = resolve(self._guard.with_defaults(seen.config), draft.edits, draft.clamp, self._knobs)
-        ruling = self._guard.check(seen.config, edits)
+    def _make_proposal(
+        self, past: PastRun, candidate: RuleProposal, tried: set[str], reasons: NoProposalReasons
+    ) -> Proposal | None:
+        """Return a candidate as a proposal; None, with the reason in `reasons`, if its config is known or illegal."""
+        run = past.run.id
+        edits, unchanged = resolve(
+            self._guard.with_defaults(past.config), candidate.edits, candidate.clamp, self._knobs
+        )
+        ruling = self._guard.check(past.config, edits)
         if ruling.config is None:
             why = f"is refused on run {run}: " + "; ".join(problem.message for problem in ruling.problems)
         elif not ruling.changes:
-            why = f"changes nothing on run {run}: " + "; ".join(stuck or ruling.notes)
-        elif (digest := _hash(ruling.config)) in known:
-            why = f"leads from run {run} to a config that was tried already, or will be"
+            why = f"changes nothing on run {run}: " + "; ".join(unchanged or ruling.notes)
+        elif (digest := _hash(ruling.config)) in tried:
+            why = f"leads from run {run} to a config that was tried already or is planned"
         else:
-            known.add(digest)
-            texts, source = tuple(map(str, edits)), f"{NAME}:{run}:{draft.key}"
-            return Proposal(texts, draft.reason, self.name, run, draft.hypothesis, source=source)
-        self._settled[run, draft.key] = silences.setdefault(draft.key, {})[run] = why
+            tried.add(digest)
+            texts, source = tuple(map(str, edits)), f"{NAME}:{run}:{candidate.key}"
+            return Proposal(texts, candidate.reason, self.name, run, candidate.hypothesis, source=source)
+        self._final[run, candidate.key] = reasons.setdefault(candidate.key, {})[run] = why
         return None
 
-    def _why_nothing(self, ended: Sequence[PastRun], silences: Silences) -> str | None:
-        """Why no rule led to anything, with one example of each rule."""
-        told = []
-        false: set[str] = set()
-        untrue = 0
-        for name, by_run in silences.items():
-            said = [why for why in by_run.values() if why]
-            if said:
+    def _explain_silence(self, ended: Sequence[PastRun], reasons: NoProposalReasons) -> str | None:
+        """Return why nothing is proposed, with one example per rule; None if an error already says so."""
+        parts = []
+        false_runs: set[str] = set()
+        n_false = 0
+        for name, by_run in reasons.items():
+            texts = [why for why in by_run.values() if why]
+            if texts:
                 label = DECIDE if self._decide is not None else name
-                told.append(f"'{label}' {said[0]}" + (f" (and {len(said) - 1} more)" if len(said) > 1 else ""))
-            if len(said) < len(by_run):
-                untrue += 1
-                false |= {run for run, why in by_run.items() if not why}
-        if untrue and self._decide is not None:
-            told.append(f"{DECIDE}() wanted nothing from {_count(len(false), 'run')}")
-        elif untrue:
-            told.append(
-                f"{_count(untrue, 'rule')} {'was' if untrue == 1 else 'were'} not true for {_count(len(false), 'run')}"
-            )
-        if told:
-            return f"no rule fired: {'; '.join(told)}"
-        if self._broken is not None or self._failed is not None:
-            return None  # that says it
-        if not any(seen.run.role in ROLES for seen in ended):
-            return "nothing has ended yet"
+                parts.append(f"'{label}' {texts[0]}" + (f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""))
+            if len(texts) < len(by_run):
+                n_false += 1
+                false_runs |= {run for run, why in by_run.items() if not why}
+        n_runs = _count(len(false_runs), "run")
+        if n_false and self._decide is not None:
+            parts.append(f"{DECIDE}() proposed nothing for {n_runs}")
+        elif n_false:
+            parts.append(f"{_count(n_false, 'rule')} {'was' if n_false == 1 else 'were'} not true for {n_runs}")
+        if parts:
+            return f"no rule fired: {'; '.join(parts)}"
+        if self._file_error is not None or self._decide_error is not None:
+            return None
+        if not any(past.run.role in ROLES for past in ended):
+            return "no run has ended yet"
         return (
-            "every ended run has led to its proposals already" if self._rules or self._decide else "there are no rules"
+            "every ended run has already led to its proposals" if self._rules or self._decide else "there are no rules"
         )
 
 
 @dataclass(frozen=True, slots=True)
-class _View:
-    """A study as rules see it when they are asked."""
+class _StudyView:
+    """The facts of a study that rules depend on."""
 
     ended: Sequence[PastRun]
     fired: dict[str, dict[str, bool]]
-    """Run → the rules that made a proposal of it, and whether that was not refused."""
+    """Run → rules that fired on it → whether their proposal was accepted."""
     last: dict[str, int]
-    """Rule → the last round in which it fired, unless what it proposed was refused."""
+    """Rule → the last round in which it fired and its proposal was accepted."""
     round: int
-    """The round that is decided on."""
+    """The round that is being planned."""
     goal: str
     best: RunRow | None
-    silences: Silences
+    reasons: NoProposalReasons
 
     @classmethod
-    def of(cls, study: StudyLedger, ended: Sequence[PastRun], silences: Silences) -> _View:
+    def read(cls, study: StudyLedger, ended: Sequence[PastRun], reasons: NoProposalReasons) -> _StudyView:
         sql = "SELECT goal, (SELECT coalesce(max(n), 0) FROM rounds WHERE study=name) FROM studies WHERE name=?"
         goal, round_ = study.ledger.one(sql, (study.name,)) or ("min", 0)
         fired: dict[str, dict[str, bool]] = {}
@@ -297,19 +302,19 @@ class _View:
         sql = "SELECT source, status, round FROM proposals WHERE study=? AND source >= ? AND source < ?"
         for row in study.ledger.rows(sql, (study.name, f"{NAME}:", f"{NAME};")):
             _, run, key = row["source"].split(":", 2)
-            stands = fired.setdefault(run, {})[key] = row["status"] != "rejected"
-            if stands:
+            accepted = fired.setdefault(run, {})[key] = row["status"] != "rejected"
+            if accepted:
                 last[key] = max(last.get(key, 0), row["round"] or round_)
-        return cls(ended, fired, last, round_, goal or "min", study.best(), silences)
+        return cls(ended, fired, last, round_, goal or "min", study.best(), reasons)
 
     def in_order(self) -> list[PastRun]:
-        """The newest round first, in it the best run first."""
+        """Return the runs that rules are evaluated on: newest round first, best run of a round first."""
 
-        def place(seen: PastRun) -> tuple[float, float, int]:
-            value = seen.run.objective
-            return -seen.run.round, math.inf if value is None else -value if self.goal == "max" else value, seen.run.n
+        def sort_key(past: PastRun) -> tuple[float, float, int]:
+            value = past.run.objective
+            return -past.run.round, math.inf if value is None else -value if self.goal == "max" else value, past.run.n
 
-        return sorted((seen for seen in self.ended if seen.run.role in ROLES), key=place)
+        return sorted((past for past in self.ended if past.run.role in ROLES), key=sort_key)
 
 
 def _hash(config: Mapping[str, Any]) -> str:
@@ -319,45 +324,49 @@ def _hash(config: Mapping[str, Any]) -> str:
 def resolve(
     config: dict[str, Any], edits: Sequence[Edit], clamp: Clamp, knobs: KnobTable
 ) -> tuple[list[Edit], list[str]]:
-    """The edits as plain values inside `clamp` and the knobs' ranges, without those that change nothing; and what is
-    stuck where it stands. Edits that do not fit the config are left for the guard to refuse."""
+    """Resolve edits to plain values inside `clamp` and the knobs' ranges.
 
-    def declared(path: str) -> type | None:
+    Returns:
+        The resolved edits without those that change nothing, and a sentence for each value that stays as it is. Edits
+        that do not fit the config are returned unchanged; the guard will reject them.
+    """
+
+    def declared_type(path: str) -> type | None:
         knob = knobs.of(path)
-        places = paths.find(config, path) if knob is not None else []
-        return knob.python_type(paths.get(config, places[0])) if knob is not None and places else None
+        matches = paths.find(config, path) if knob is not None else []
+        return knob.python_type(paths.get(config, matches[0])) if knob is not None and matches else None
 
     try:
-        applied = apply_edits(config, edits, types=declared)
+        applied = apply_edits(config, edits, types=declared_type)
     except EditError:
         return list(edits), []
-    resolved, stuck = [], []
+    resolved, unchanged = [], []
     for change in applied.changes:
         if change.removed:
             resolved.append(Edit(change.path, Op.DEL))
             continue
-        place, knob = paths.parse(change.path), knobs.of(change.path)
+        path, knob = paths.parse(change.path), knobs.of(change.path)
         value = change.new
         for pattern, interval in clamp.items():
-            if paths.matches(pattern, place):
+            if paths.matches(pattern, path):
                 value = _clamped(change.old, value, interval)
         if knob is not None:
             value = knob.nearest(value, change.old)
         if not change.added and _same(value, change.old):
             takes = f" (it takes {knob.describe()})" if knob is not None else ""
-            stuck.append(f"{change.path} stays at {show_value(change.old)}{takes}")
+            unchanged.append(f"{change.path} stays at {show_value(change.old)}{takes}")
         else:
-            # `set` keeps to the type that stands there; between choices of several types, it need not.
+            # `set` keeps the type of the present value; choices may have several types.
             fits = (
                 change.old is None or type(value) is type(change.old) or (_is_number(value) and _is_number(change.old))
             )
             resolved.append(Edit(change.path, Op.SET if fits and not change.added else Op.NEW, value))
-    return resolved, stuck
+    return resolved, unchanged
 
 
 def _clamped(old: Any, new: Any, interval: tuple[float, float]) -> Any:
-    """Move a number into the interval. That never turns a change round: what should rise does not fall because it
-    stands above the interval already."""
+    """Clamp a number to the interval, without ever reversing a change: an edit that raises a value that is already
+    above the interval does not lower it."""
     if not _is_number(new):
         return new
     value = min(max(new, interval[0]), interval[1])
@@ -374,64 +383,67 @@ def _same(a: Any, b: Any) -> bool:
     return bool(a == b) if _is_number(a) and _is_number(b) else paths.same(a, b)
 
 
-# --- what a rule sees ----------------------------------------------------------------------------------------------
+# --- names in conditions -------------------------------------------------------------------------------------------
 
 
 class _Facts(dict[str, Any]):
-    """What a rule may name beside metrics; `config.…` is looked up as a path."""
+    """Names that a condition may use in addition to metrics; `config.…` is looked up as a path."""
 
     def __missing__(self, name: str) -> Any:
         head, _, path = name.partition(".")
-        places = paths.find(self["config"], path) if head == "config" and path else ()
-        if not places:
+        matches = paths.find(self["config"], path) if head == "config" and path else ()
+        if not matches:
             raise KeyError(name)
-        return paths.get(self["config"], places[0])
+        return paths.get(self["config"], matches[0])
 
 
-def _names(seen: PastRun, config: Mapping[str, Any], best: RunRow | None) -> MetricNames:
-    run = seen.run
+def _metric_names(past: PastRun, config: Mapping[str, Any], best: RunRow | None) -> MetricNames:
+    run = past.run
     facts = {
         "objective": run.objective,
-        "steps": seen.steps,
+        "steps": past.steps,
         "seconds": run.seconds,
         "status": run.status,
         "round": run.round,
         "best.objective": best.objective if best else None,
         "config": config,
     }
-    return MetricNames(seen.metrics, _Facts({name: fact for name, fact in facts.items() if fact is not None}))
+    return MetricNames(past.metrics, _Facts({name: fact for name, fact in facts.items() if fact is not None}))
 
 
-def _untrue(rule: Rule, run: str, names: MetricNames) -> str | None:
-    """None where the rule is true; else why it cannot be computed, or no text where it is false."""
+def _why_not_fired(rule: Rule, run: str, names: MetricNames) -> str | None:
+    """Return why the condition does not hold: an empty string if it is false, else why it cannot be evaluated.
+
+    None if it holds.
+    """
     try:
         return None if rule.when.evaluate(names) else ""
     except MissingName as missing:
         lacks = "does not have" if missing.name.startswith("config.") else "did not measure"
         return f"needs {missing.name}, which run {run} {lacks}"
     except ExpressionError as error:
-        return f"cannot be computed on run {run}: {' '.join(str(error).split())}"
+        return f"cannot be evaluated on run {run}: {' '.join(str(error).split())}"
 
 
-def _rests(rule: Rule, view: _View) -> str | None:
-    """Why a rule must not fire now, whatever it would say."""
+def _why_resting(rule: Rule, view: _StudyView) -> str | None:
+    """Return why a rule must not fire now (`once`, `cooldown`); None if it may."""
     last = view.last.get(rule.name)
     if last is None or not (rule.once or rule.cooldown):
         return None
     if rule.once:
-        return "has fired, and does so once"
-    again = last + rule.cooldown + 1
-    return f"fired in round {last} and rests until round {again}" if view.round < again else None
+        return "fires only once and has done so"
+    next_round = last + rule.cooldown + 1
+    return f"fired in round {last} and rests until round {next_round}" if view.round < next_round else None
 
 
-def _grounds(rule: Rule, names: MetricNames) -> str:
-    """The rule's reason, with the numbers that made it fire."""
+def _reason(rule: Rule, names: MetricNames) -> str:
+    """Return the rule's reason, with the values that made it fire."""
     values = {name: value for name, value in rule.when.values(names).items() if not isinstance(value, dict | list)}
-    read = ", ".join(
+    shown = ", ".join(
         f"{name} = {f'{value:.6g}' if isinstance(value, float) else show_value(value)}"
         for name, value in sorted(values.items())
     )
-    return "; ".join(part for part in (rule.reason, f"rule '{rule.name}'" + (f": {read}" if read else "")) if part)
+    return "; ".join(part for part in (rule.reason, f"rule '{rule.name}'" + (f": {shown}" if shown else "")) if part)
 
 
 def _count(n: int, noun: str) -> str:
@@ -441,8 +453,8 @@ def _count(n: int, noun: str) -> str:
 # --- rules.yaml ----------------------------------------------------------------------------------------------------
 
 
-class RuleLines(Section):
-    """A rule as it stands in the file."""
+class RuleSection(Section):
+    """A rule as written in the file."""
 
     name: str = Field(min_length=1)
     when: ExpressionText
@@ -457,18 +469,18 @@ class RuleLines(Section):
 
     @field_validator("when", mode="before")
     @classmethod
-    def _always(cls, value: Any) -> Any:
+    def _bool_to_text(cls, value: Any) -> Any:
         return str(value).lower() if isinstance(value, bool) else value
 
     @field_validator("clamp")
     @classmethod
-    def _in_order(cls, clamp: dict[str, tuple[float | None, float | None]]) -> Any:
+    def _check_clamp(cls, clamp: dict[str, tuple[float | None, float | None]]) -> Any:
         for path, (low, high) in clamp.items():
             if low is not None and high is not None and not low <= high:
-                raise ValueError(f"{path}: the low end {low} is above the high end {high}")
+                raise ValueError(f"{path}: the lower end {low} is above the upper end {high}")
         return clamp
 
-    def rule(self) -> Rule:
+    def to_rule(self) -> Rule:
         clamp = {
             path: (-math.inf if low is None else low, math.inf if high is None else high)
             for path, (low, high) in self.clamp.items()
@@ -480,18 +492,22 @@ class RuleLines(Section):
 
 
 def read_rules(path: Path) -> tuple[Rule, ...]:
-    """The rules of a file, in the order in which they are asked."""
+    """Return the rules of a file in the order in which they are evaluated.
+
+    Raises:
+        LabError: The file is not valid.
+    """
     document = read_document(path)
     data = document.plain()
     listed: Any = data.get("rules")
     if not isinstance(listed, list) or len(data) > 1:
-        raise LabError("a rules file holds a list `rules:`, and nothing else", file=path)
+        raise LabError("a rules file must contain a list `rules:` and nothing else", file=path)
     rules: list[Rule] = []
     for i, entry in enumerate(listed):
         try:
-            rule = RuleLines.model_validate(entry).rule()
+            rule = RuleSection.model_validate(entry).to_rule()
         except ValidationError as error:
-            raise _wrong(document, i, error) from None
+            raise _validation_error(document, i, error) from None
         if any(other.name == rule.name for other in rules):
             line = document.line_of(("rules", i))
             raise LabError(f"two rules have the name {rule.name!r}", file=path, line=line, hint="rename one")
@@ -499,107 +515,111 @@ def read_rules(path: Path) -> tuple[Rule, ...]:
     return tuple(sorted(rules, key=lambda rule: -rule.priority))
 
 
-def _wrong(document: Document, index: int, error: ValidationError) -> LabError:
-    """The first mistake in a rule, with its line."""
+def _validation_error(document: Document, index: int, error: ValidationError) -> LabError:
+    """Return the first mistake in a rule as an error with its line."""
     problem = error.errors()[0]
-    where = tuple(part for part in problem["loc"] if isinstance(part, int) or part in RuleLines.model_fields)
-    lines = (document.line_of(("rules", index, *where[:end])) for end in range(len(where), -1, -1))
+    loc = tuple(part for part in problem["loc"] if isinstance(part, int) or part in RuleSection.model_fields)
+    lines = (document.line_of(("rules", index, *loc[:end])) for end in range(len(loc), -1, -1))
     line = next((line for line in lines if line is not None), None)
-    key, said, hint = ".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, "), None
+    key, message, hint = ".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, "), None
     if problem["type"] == "extra_forbidden":
         line = document.line_of(("rules", index, *problem["loc"])) or line
-        said, hint = f"unknown key {key!r}", f"known: {', '.join(RuleLines.model_fields)}"
+        message, hint = f"unknown key {key!r}", f"known: {', '.join(RuleSection.model_fields)}"
     elif problem["type"] == "missing":
-        said = f"{key!r} is missing"
+        message = f"{key!r} is missing"
     else:
-        said = f"{key}: {said}" if key else said
-    return LabError(f"rule {index + 1}: {said}", file=document.path, line=line, hint=hint)
+        message = f"{key}: {message}" if key else message
+    return LabError(f"rule {index + 1}: {message}", file=document.path, line=line, hint=hint)
 
 
 # --- rules.py ------------------------------------------------------------------------------------------------------
 
 
-class _Fresh(SourceFileLoader):
-    """Reads the source each time: the cache of compiled files tells a newer one only by the second."""
+class _UncachedLoader(SourceFileLoader):
+    """Compiles the source on each load: the bytecode cache misses changes within one second."""
 
     def get_code(self, fullname: str) -> CodeType:
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def load_decide(path: Path) -> Callable[..., Any]:
-    """The `decide` of a lab's own Python file; whatever is wrong with the file is a LabError with its line."""
+    """Return the `decide` function of a lab's own Python file.
+
+    Raises:
+        LabError: The file cannot be loaded (with the line), or has no such function.
+    """
     name = f"looplab_lab_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
-    loader = _Fresh(name, str(path))
+    loader = _UncachedLoader(name, str(path))
     spec = spec_from_loader(name, loader)
     assert spec is not None
     module = module_from_spec(spec)
-    sys.modules[name] = module  # where dataclasses look for their module
+    sys.modules[name] = module  # dataclasses look their module up here
     try:
         loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise _in_users_file(path, error, "the rules cannot be loaded") from error
+        raise _user_code_error(path, error, "the rules cannot be loaded") from error
     decide = getattr(module, DECIDE, None)
     if not callable(decide):
         raise LabError(f"there is no function `{DECIDE}(summary, history)`", file=path)
-    found: Callable[..., Any] = decide
-    return found
+    function: Callable[..., Any] = decide
+    return function
 
 
 def _takes_history(decide: Callable[..., Any]) -> bool:
-    """Whether `decide` has a second parameter; one that knows only `summary` is called without the history."""
+    """Return whether `decide` has a second parameter; with one parameter it is called without the history."""
     try:
         parameters = inspect.signature(decide).parameters.values()
-    except (TypeError, ValueError):  # a callable that does not tell
+    except (TypeError, ValueError):  # a callable without a signature
         return True
-    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return len(places) != 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return len(positional) != 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
 
 
-def _in_users_file(path: Path, error: BaseException, what: str) -> LabError:
-    """An error in the lab's own file, with the line of that file where it came from."""
+def _user_code_error(path: Path, error: BaseException, what: str) -> LabError:
+    """Return an error raised by the lab's own file, with the line in that file that raised it."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
-    said = error.msg if isinstance(error, SyntaxError) else str(error)
-    return LabError(f"{what}: {type(error).__name__}{f': {said}' if said else ''}", file=path, line=line)
+    message = error.msg if isinstance(error, SyntaxError) else str(error)
+    return LabError(f"{what}: {type(error).__name__}{f': {message}' if message else ''}", file=path, line=line)
 
 
-def summary_of(seen: PastRun) -> dict[str, Any]:
-    """A run as `decide` is told of it: its metrics by name (first, last, best, delta, pct, n, …), and its own facts."""
-    run = seen.run
-    own = {
+def summary_of(past: PastRun) -> dict[str, Any]:
+    """Return a run as `decide` gets it: its metrics by name (first, last, best, delta, pct, n, …), and its facts."""
+    run = past.run
+    facts = {
         "run": run.id,
         "round": run.round,
         "role": run.role,
         "status": run.status,
         "objective": run.objective,
-        "steps": seen.steps,
+        "steps": past.steps,
         "seconds": run.seconds,
-        "config": deepcopy(seen.config),
+        "config": deepcopy(past.config),
     }
-    return {**to_dict(seen.metrics), **own}
+    return {**to_dict(past.metrics), **facts}
 
 
-def _draft(item: Any) -> RuleProposal:
-    """What `decide` returned, as a draft; its key is what it changes."""
+def _parse_proposal(item: Any) -> RuleProposal:
+    """Parse a proposal that `decide` returned; its key is a hash of its edits."""
     if isinstance(item, Proposal):
         item = {"edits": item.edits, "reason": item.reason, "hypothesis": item.hypothesis}
     elif not isinstance(item, Mapping) and hasattr(item, "changes"):  # an object with `changes` and `reason`
         item = {"edits": item.changes, "reason": getattr(item, "reason", "")}
-    known = ("edits", "reason", "hypothesis")
-    if not isinstance(item, Mapping) or "edits" not in item or not set(item) <= set(known):
-        raise LabError(f"{show_value(item)} is no proposal", hint=f"return dictionaries with {', '.join(known)}")
-    edits = _edits(item["edits"])
+    keys = ("edits", "reason", "hypothesis")
+    if not isinstance(item, Mapping) or "edits" not in item or not set(item) <= set(keys):
+        raise LabError(f"{show_value(item)} is not a proposal", hint=f"return dictionaries with {', '.join(keys)}")
+    edits = _parse_edits(item["edits"])
     key = hashlib.sha256("\n".join(map(str, edits)).encode()).hexdigest()[:16]
     return RuleProposal(
         key, edits, {}, str(item.get("reason") or "decided by rules.py"), str(item.get("hypothesis") or "")
     )
 
 
-def _edits(given: Any) -> tuple[Edit, ...]:
-    """Edits from texts, or from a mapping such as {"a.b@mul": 1.5}, where {"a.b": 1.5} sets the value."""
-    if isinstance(given, Mapping):
+def _parse_edits(raw: Any) -> tuple[Edit, ...]:
+    """Parse edits given as strings, or as a mapping such as {"a.b@mul": 1.5}; {"a.b": 1.5} sets the value."""
+    if isinstance(raw, Mapping):
         edits = []
-        for head, value in given.items():
+        for head, value in raw.items():
             path, sign, op = str(head).rpartition("@")
             if not sign:
                 path, op = str(head), Op.SET.value
@@ -607,6 +627,6 @@ def _edits(given: Any) -> tuple[Edit, ...]:
                 raise EditError(f"{head!r}: there is no op {op!r}", hint=f"there are {', '.join(Op)}")
             edits.append(Edit(path, Op(op), value))
         return tuple(edits)
-    if not isinstance(given, list | tuple) or not all(isinstance(text, str) for text in given):
-        raise EditError(f"{show_value(given)} are no edits", hint="as in ['train.lr@mul=0.5'] or {'train.lr@mul': 0.5}")
-    return tuple(map(parse_edit, given))
+    if not isinstance(raw, list | tuple) or not all(isinstance(text, str) for text in raw):
+        raise EditError(f"{show_value(raw)} are not edits", hint="as in ['train.lr@mul=0.5'] or {'train.lr@mul': 0.5}")
+    return tuple(map(parse_edit, raw))

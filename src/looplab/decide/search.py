@@ -1,10 +1,9 @@
-"""The search proposer: an optimiser over the knobs, told everything that the study has seen, whoever proposed it.
+"""The search proposer: black-box optimization over the knobs, which learns from every run whoever proposed it.
 
-Nothing is kept between two proposals but what can be read again: each is drawn from the ledger's runs with a random
-number generator that is seeded by the study's seed and the number of proposals so far. A new engine therefore goes on
-exactly as the old one would have. Runs of one point count as one, with the mean of their values; points that crashed
-are infeasible; points still at work are told as pending, so that proposals made together differ. The guard is asked
-before anything is proposed: what it would refuse costs no run.
+It is stateless: each proposal is sampled from the runs in the ledger with a random state seeded by the study's seed and
+the number of proposals so far, so a new engine continues exactly as the old one would have. Runs of the same point are
+averaged; points that crashed are infeasible; unfinished points are pending, so that proposals made together differ.
+Points that the guard would reject are never proposed and cost no run.
 """
 
 from __future__ import annotations
@@ -36,30 +35,32 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 Params = dict[str, Any]
-"""A point as a sampler sees it: a number, or the place among the choices, for each path."""
+"""A point as a sampler sees it: a number, or the index of a choice, for each path."""
 
-TRIES = 64
-"""Draws for one proposal before the sampler counts as having nothing new that the guard allows."""
-STARTUP = 10
-"""Measured points before one of Optuna's models is relied on, if the lab does not say."""
-EARLY = 6
-"""The same for looplab's own Gaussian process, which makes more of few points."""
-MANY = 300
-"""Points beyond which a Gaussian process of all of them would be slow. TPE takes over, since it knows enough by then;
-where Optuna is not installed, the process continues with a selection of so many points."""
-CANDIDATES = 64
-"""Draws of TPE from which it takes the most promising; Optuna's 24 are few where there are many knobs."""
-LOCAL = 3
-"""One draw in LOCAL beside TPE is a local step around the best point."""
-WIDE, NARROW = 0.25, 0.03
-"""How far such a step goes on each axis, as a share of it: at the beginning, and at least."""
+MAX_DRAWS = 64
+"""Draws for one proposal before the sampler gives up."""
+OPTUNA_STARTUP = 10
+"""Measured points before an Optuna model is used, if the lab sets no `startup`."""
+GP_STARTUP = 6
+"""The same for looplab's own Gaussian process, which needs fewer."""
+MAX_GP_POINTS = 300
+"""Points beyond which an exact Gaussian process is slow. From there on TPE takes over; without Optuna, the process is
+fitted to a subset of this size."""
+EI_CANDIDATES = 64
+"""Candidates of TPE for each draw; Optuna's default of 24 is low for many knobs."""
+LOCAL_PERIOD = 3
+"""With TPE, one proposal in LOCAL_PERIOD is a local step around the best point."""
+INITIAL_STEP, MIN_STEP = 0.25, 0.03
+"""Standard deviation of such a step, as a share of the axis: at the start of the study, and its lower limit."""
 MAX_GRID = 100_000
+"""Points of the largest grid."""
 MAX_STEPS = 1_000
-PATIENCE = 8
-"""Refused draws after which further ones are repaired, and a Gaussian process, which is slow and draws near the same
-place again, gives way to TPE."""
+"""Steps of a knob beyond which it is searched as continuous and rounded."""
+REPAIR_AFTER = 8
+"""Rejected draws after which further draws are repaired, and Optuna's Gaussian process, which is slow and keeps
+drawing near the same point, is replaced by TPE."""
 DIGITS = 6
-"""Significant digits of a drawn number: more say nothing, and nobody can read them."""
+"""Significant digits of a drawn number."""
 NAMES = {"tpe": "TPE", "cmaes": "CMA-ES", "gp": "a Gaussian process", "random": "random draw", "qmc": "Sobol sequence"}
 NEEDS = {
     "auto": ("numpy", "scipy", "threadpoolctl"),
@@ -71,27 +72,27 @@ NEEDS = {
     "qmc": ("numpy", "scipy"),
 }
 """The packages that a sampler imports."""
-INSIDE = {"constraint", "derive", "normalise"}
-"""Rules of the guard whose refusal says something about a point inside the knobs' ranges."""
+INFEASIBLE_RULES = {"constraint", "derive", "normalise"}
+"""Rules of the guard that reject points inside the knobs' ranges; such points are infeasible."""
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One knob that is searched."""
+    """A knob that is searched. Its values have three forms: in the config, as a sampler's parameter, and in [0, 1]."""
 
     path: str
     knob: Knob
     base: Any
     """Its value in the base config."""
     choices: tuple[Any, ...] = ()
-    """Its values, where there are only so many; numbers in rising order."""
+    """The values of a finite knob, numbers in ascending order; empty for a range."""
     ordered: bool = False
-    """Whether neighbours among the choices are alike."""
-    whole: bool = False
+    """Whether the choices are ordinal."""
+    integer: bool = False
 
     @classmethod
-    def of(cls, path: str, knob: Knob, base: Any) -> Axis | str:
-        """The axis, or why there is none."""
+    def from_knob(cls, path: str, knob: Knob, base: Any) -> Axis | str:
+        """Return the axis, or the reason why the knob cannot be searched."""
         kind = knob.python_type(base)
         if knob.choices is not None:
             numbers = all(isinstance(c, int | float) and not isinstance(c, bool) for c in knob.choices)
@@ -102,102 +103,108 @@ class Axis:
             return cls(path, knob, base, (False, True))
         if kind is str or knob.low is None or knob.high is None:
             return "it has no bounds and no choices"
-        axis = cls(path, knob, base, whole=kind is int)
+        axis = cls(path, knob, base, integer=kind is int)
         low, high = axis.bounds
         if not low < high:
             return "it has one value"
-        if axis.whole or knob.step is None or (high - low) / knob.step > MAX_STEPS:
-            return axis  # what is drawn between very fine steps is moved to the next one
+        if axis.integer or knob.step is None or (high - low) / knob.step > MAX_STEPS:
+            return axis  # very fine steps: searched as continuous, then rounded
         steps = range(round((high - low) / knob.step) + 1)
         return replace(axis, choices=tuple(knob.nearest(low + i * knob.step, 1.0) for i in steps), ordered=True)
 
     @property
     def bounds(self) -> tuple[Any, Any]:
+        """The lowest and the highest parameter."""
         if self.choices:
             return 0, len(self.choices) - 1
         assert self.knob.low is not None
         assert self.knob.high is not None
         low, high, step = self.knob.low, self.knob.high, self.knob.step
-        if self.whole:
+        if self.integer:
             low, high = math.ceil(low), math.floor(high)
         if step is not None:  # the last legal value may lie below the upper bound
             high = low + math.floor((high - low) / step + 1e-9) * step
         return low, high
 
     def distribution(self) -> BaseDistribution:
+        """Return the axis as a distribution of Optuna."""
         from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
         low, high = self.bounds
         if self.choices and not self.ordered:
             return CategoricalDistribution(range(len(self.choices)))
-        if self.choices or self.whole:
+        if self.choices or self.integer:
             step = 1 if self.choices else int(self.knob.step or 1)
             return IntDistribution(low, high, log=self.knob.log, step=step)
         return FloatDistribution(low, high, log=self.knob.log)
 
-    def take(self, value: Any) -> Any:
-        """A config's value as a parameter; None where it lies outside of what is searched."""
+    def to_param(self, value: Any) -> Any:
+        """Return the parameter of a config value; None if it is outside the searched range."""
         if self.choices and self.knob.step is None:
-            return next((i for i, choice in enumerate(self.choices) if _alike(choice, value)), None)
+            return next((i for i, choice in enumerate(self.choices) if _equal(choice, value)), None)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             return None
         if self.choices:
-            near = min(range(len(self.choices)), key=lambda i: abs(self.choices[i] - value))
-            return near if self.knob.problem(value, 1.0) is None else None
+            nearest = min(range(len(self.choices)), key=lambda i: abs(self.choices[i] - value))
+            return nearest if self.knob.problem(value, 1.0) is None else None
         low, high = self.bounds
-        return self.give(value) if low <= value <= high else None
+        return self.to_value(value) if low <= value <= high else None
 
-    def give(self, param: Any) -> Any:
-        """A parameter as it stands in the config."""
+    def to_value(self, param: Any) -> Any:
+        """Return the config value of a parameter."""
         if self.choices:
             return self.choices[int(param)]
         low, high = self.bounds
-        if not self.whole and self.knob.step is None:
+        if not self.integer and self.knob.step is None:
             param = float(f"{param:.{DIGITS}g}")
-        return self.knob.nearest(min(max(param, low), high), 1 if self.whole else 1.0)
+        return self.knob.nearest(min(max(param, low), high), 1 if self.integer else 1.0)
 
-    def at(self, share: float) -> Any:
-        """The parameter at a place between 0 and 1 of the axis."""
+    def from_unit(self, u: float) -> Any:
+        """Map a number in [0, 1] to a parameter."""
         low, high = self.bounds
-        if self.choices or self.whole:
+        if self.choices or self.integer:
             if self.knob.log:
-                return min(high, int(math.exp(math.log(low) + share * (math.log(high + 1) - math.log(low)))))
+                return min(high, int(math.exp(math.log(low) + u * (math.log(high + 1) - math.log(low)))))
             step = 1 if self.choices else int(self.knob.step or 1)
-            return low + step * min((high - low) // step, int(share * ((high - low) // step + 1)))
+            return low + step * min((high - low) // step, int(u * ((high - low) // step + 1)))
         if self.knob.log:
-            return math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
-        return low + share * (high - low)
+            return math.exp(math.log(low) + u * (math.log(high) - math.log(low)))
+        return low + u * (high - low)
 
-    def share(self, param: Any) -> float:
-        """The place of a parameter on the axis, from 0 to 1."""
+    def to_unit(self, param: Any) -> float:
+        """Map a parameter to [0, 1]."""
         low, high = self.bounds
         if self.knob.log:
             low, high, param = math.log(low), math.log(high), math.log(param)
         return float((param - low) / (high - low))
 
 
-def _alike(a: Any, b: Any) -> bool:
-    """The same value; 1 and 1.0 are."""
+def _equal(a: Any, b: Any) -> bool:
+    """Return whether two config values are the same; 1 and 1.0 are, 1 and True are not."""
     numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in (a, b))
     return bool(a == b) if numbers else same(a, b)
 
 
 @dataclass(slots=True)
 class SearchPoint:
-    """A point that was tried, or is being tried."""
+    """A point of the search space with the results of all its runs."""
 
     params: Params
     values: list[float] = field(default_factory=list)
+    """The objective of each run that measured one."""
     crashes: int = 0
+    """Runs that ended without an objective, and proposals that the guard rejected."""
     pending: int = 0
+    """Planned and running runs."""
 
     @property
     def value(self) -> float | None:
-        """The mean of what was measured; None if it mostly crashes, or is still at work."""
+        """The mean objective; None if nothing is measured yet or at least half of the runs crashed."""
         return math.fsum(self.values) / len(self.values) if len(self.values) > self.crashes else None
 
     @property
     def infeasible(self) -> bool:
+        """Whether the point counts as failed."""
         return self.crashes > 0 and self.value is None
 
 
@@ -214,7 +221,12 @@ class SearchProposer:
         history: History,
         fixed: Collection[str] = (),
     ) -> None:
-        """`fixed`: paths of knobs that are not searched, such as the seed and where weights come from."""
+        """
+        Args:
+            base: The config on which the proposals' edits are made.
+            goal: Whether the objective is maximized or minimized.
+            fixed: Paths of knobs that are not searched, such as the seed and the source of the weights.
+        """
         check_packages(settings)
         self.problem: str | None = None
         self._settings = settings
@@ -224,48 +236,53 @@ class SearchProposer:
         self._history = history
         self.axes, left_out = find_axes(guard, base, fixed)
         self._note = f"not searched: {'; '.join(left_out)}" if left_out else None
-        self._params: dict[str, Params | None] = {}  # by run
-        self._known: dict[str, bytes] = {}  # the knobs' values of each run
-        self._refused: dict[int, Params | None] = {}  # by proposal
-        known = {axis.path: axis.take(axis.base) for axis in self.axes}
-        known = {path: param for path, param in known.items() if param is not None}
-        self._repairer = Repairer(self.axes, guard, self._problems, known)
-        self._draw = make_sampler(settings, self.axes, goal, self._repairer) if self.axes else None
+        self._run_params: dict[str, Params | None] = {}  # by run
+        self._run_keys: dict[str, bytes] = {}  # knob values by run
+        self._rejected_params: dict[int, Params | None] = {}  # by proposal
+        base_params = {axis.path: axis.to_param(axis.base) for axis in self.axes}
+        base_params = {path: param for path, param in base_params.items() if param is not None}
+        self._repairer = Repairer(self.axes, guard, self._problems, base_params)
+        self._sampler = make_sampler(settings, self.axes, goal, self._repairer) if self.axes else None
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: there is nothing to release."""
 
     def propose(self, study: StudyLedger, n: int) -> list[Proposal]:
-        if self._draw is None:
+        if self._sampler is None:
             self.problem = "no knob can be searched" + (f" ({self._note})" if self._note else "; name some in knobs:")
             return []
         self.problem, self._note = self._note, None
-        points, taken = self._look(study)
+        points, taken = self._collect_points(study)
         sql = "SELECT count(*) FROM proposals WHERE study=? AND proposer=?"
-        before = int(study.ledger.rows(sql, (study.name, self.name))[0][0])
+        n_proposed = int(study.ledger.rows(sql, (study.name, self.name))[0][0])
         proposals: list[Proposal] = []
-        for count in range(before, before + n):
-            found = self._next(count, points, taken)
-            if found is None:
+        for count in range(n_proposed, n_proposed + n):
+            proposal = self._sample_proposal(count, points, taken)
+            if proposal is None:
                 break
-            proposals.append(found)
+            proposals.append(proposal)
         return proposals
 
-    def _next(self, count: int, points: list[SearchPoint], taken: set[bytes]) -> Proposal | None:
-        """One proposal that is new and that the guard allows; it counts as pending from then on."""
-        assert self._draw is not None
+    def _sample_proposal(self, count: int, points: list[SearchPoint], taken: set[bytes]) -> Proposal | None:
+        """Return a proposal that is new and that the guard allows; None if there is none.
+
+        Its point is added to `points` as pending.
+        """
+        assert self._sampler is not None
         refused: list[SearchPoint] = []
         why = "every draw was a point that has been tried"
-        illegal = 0
-        for trial, (params, basis, spread) in enumerate(itertools.islice(self._draw(count, points, refused), TRIES)):
-            if illegal >= PATIENCE and self._settings.sampler != "grid":  # most of the space is not allowed
+        n_rejected = 0
+        for trial, (params, basis, spread) in enumerate(
+            itertools.islice(self._sampler(count, points, refused), MAX_DRAWS)
+        ):
+            if n_rejected >= REPAIR_AFTER and self._settings.sampler != "grid":  # most of the space is infeasible
                 rng = generator(self._settings.seed, count, trial, 2)
                 params = self._repairer.repair(params, rng, spread=spread) or params
             edits = self._edits(params)
             ruling = self._guard.check(self._base, edits)
             if ruling.config is None:
                 why = f"the guard refused the last draw: {ruling.problems[0].message}"
-                illegal += 1
+                n_rejected += 1
                 refused.append(SearchPoint(params, crashes=1))
                 continue
             key = self._key(ruling.config)
@@ -273,10 +290,10 @@ class SearchProposer:
                 refused.append(SearchPoint(params, pending=1))
                 continue
             taken.add(key)
-            points.append(SearchPoint(self._place(ruling.config) or params, pending=1))
+            points.append(SearchPoint(self._to_params(ruling.config) or params, pending=1))
             return Proposal(tuple(map(str, edits)), basis, self.name)
         if self._settings.sampler == "grid":
-            why = "the grid is exhausted: every point of it has been tried or is refused by the guard"
+            why = "the grid is exhausted: every point has been tried or is refused by the guard"
         self.problem = f"nothing new to try: {why}"
         return None
 
@@ -284,89 +301,94 @@ class SearchProposer:
         return self._guard.check(self._base, self._edits(params)).problems
 
     def _edits(self, params: Params) -> list[Edit]:
-        given = [(axis, axis.give(params[axis.path])) for axis in self.axes]
-        return [Edit(axis.path, Op.SET, value) for axis, value in given if not _alike(value, axis.base)]
+        values = [(axis, axis.to_value(params[axis.path])) for axis in self.axes]
+        return [Edit(axis.path, Op.SET, value) for axis, value in values if not _equal(value, axis.base)]
 
-    # -- what the study has seen
+    # -- observations
 
-    def _look(self, study: StudyLedger) -> tuple[list[SearchPoint], set[bytes]]:
-        """Every point so far, in the order of its first run, and the knobs' values that need not be tried again."""
-        found: list[tuple[RunRow, Params | None]] = []
-        for seen in self._history.ended():
-            if seen.run.role == IMPORTED and seen.run.id not in self._known and self._guard.admit(seen.config).problems:
-                self._known[seen.run.id], self._params[seen.run.id] = b"", None  # not legal here
-            found.append((seen.run, self._placed(seen.run.id, seen.config)))
+    def _collect_points(self, study: StudyLedger) -> tuple[list[SearchPoint], set[bytes]]:
+        """Return all points so far, ordered by their first run, and the keys of the configs that were run."""
+        runs: list[tuple[RunRow, Params | None]] = []
+        for past in self._history.ended():
+            run = past.run
+            if run.role == IMPORTED and run.id not in self._run_keys and self._guard.admit(past.config).problems:
+                self._run_keys[run.id], self._run_params[run.id] = b"", None  # not legal in this lab
+            runs.append((run, self._params_of_run(run.id, past.config)))
         for run in [*study.runs(state="planned"), *study.runs(state="running")]:
-            if run.id not in self._known:
+            if run.id not in self._run_keys:
                 plan = study.plan_of(run.id)
                 if plan is None:
                     continue
-                self._placed(run.id, plan.config)
-            found.append((run, self._params[run.id]))
+                self._params_of_run(run.id, plan.config)
+            runs.append((run, self._run_params[run.id]))
         points: dict[tuple[Any, ...], SearchPoint] = {}
-        for refused in self._rejected(study):
-            points.setdefault(_where(refused), SearchPoint(refused)).crashes += 1
-        for run, params in sorted(found, key=lambda pair: pair[0].n):
+        for rejected in self._rejected_points(study):
+            points.setdefault(_params_key(rejected), SearchPoint(rejected)).crashes += 1
+        for run, params in sorted(runs, key=lambda pair: pair[0].n):
             if params is None or (run.state == "ended" and run.started is None and run.status == "stopped"):
-                continue  # outside of what is searched, or cancelled before it began: says nothing
+                continue  # outside the search space, or cancelled before it started: no information
             if run.role == IMPORTED and run.objective is None and run.status == "ok":
-                continue  # another tool measured something else
-            point = points.setdefault(_where(params), SearchPoint(params))
+                continue  # the other tool measured another objective
+            point = points.setdefault(_params_key(params), SearchPoint(params))
             if run.state != "ended":
                 point.pending += 1
             elif run.objective is not None and math.isfinite(run.objective):
                 point.values.append(run.objective)
             else:
                 point.crashes += 1
-        # What another tool has tried may well be tried here.
-        return list(points.values()), {self._known[run.id] for run, _ in found if run.role != IMPORTED}
+        # Points that another tool has run may be run again here.
+        return list(points.values()), {self._run_keys[run.id] for run, _ in runs if run.role != IMPORTED}
 
-    def _placed(self, run: str, config: dict[str, Any]) -> Params | None:
-        if run not in self._known:
-            self._known[run] = self._key(config)
-            self._params[run] = self._place(config)
-        return self._params[run]
+    def _params_of_run(self, run: str, config: dict[str, Any]) -> Params | None:
+        """Return `_to_params`, computed once per run."""
+        if run not in self._run_keys:
+            self._run_keys[run] = self._key(config)
+            self._run_params[run] = self._to_params(config)
+        return self._run_params[run]
 
-    def _place(self, config: dict[str, Any]) -> Params | None:
-        """A config as a point; None where one of its values lies outside."""
+    def _to_params(self, config: dict[str, Any]) -> Params | None:
+        """Return the point of a config; None if one of its values is outside the search space."""
         values = self._guard.knob_values(self._guard.with_defaults(config))
-        params = {axis.path: axis.take(values.get(axis.path)) for axis in self.axes}
+        params = {axis.path: axis.to_param(values.get(axis.path)) for axis in self.axes}
         return None if None in params.values() else params
 
     def _key(self, config: dict[str, Any]) -> bytes:
         return canonical_json(self._guard.knob_values(self._guard.with_defaults(config)))
 
-    def _rejected(self, study: StudyLedger) -> Iterator[Params]:
-        """Points inside the ranges that the guard refused, whoever proposed them."""
+    def _rejected_points(self, study: StudyLedger) -> Iterator[Params]:
+        """Yield the points inside the ranges that the guard rejected, whoever proposed them."""
         for row in study.proposals(status="rejected"):
-            if row.id not in self._refused:
-                self._refused[row.id] = self._place_refused(row)
-            params = self._refused[row.id]
+            if row.id not in self._rejected_params:
+                self._rejected_params[row.id] = self._params_of_rejected(row)
+            params = self._rejected_params[row.id]
             if params is not None:
                 yield params
 
-    def _place_refused(self, row: ProposalRow) -> Params | None:
-        if not row.problems or any(problem.get("rule") not in INSIDE for problem in row.problems):
+    def _params_of_rejected(self, row: ProposalRow) -> Params | None:
+        if not row.problems or any(problem.get("rule") not in INFEASIBLE_RULES for problem in row.problems):
             return None
         parent = self._base if row.parent is None else self._config_of(row.parent)
         try:
-            return None if parent is None else self._place(apply_edits(parent, row.edits).config)
-        except EditError:  # the config is another one by now
+            return None if parent is None else self._to_params(apply_edits(parent, row.edits).config)
+        except EditError:  # the base config has changed since
             return None
 
     def _config_of(self, run: str) -> dict[str, Any] | None:
-        return next((seen.config for seen in self._history.ended() if seen.run.id == run), None)
+        return next((past.config for past in self._history.ended() if past.run.id == run), None)
 
 
 def find_axes(guard: Guard, base: dict[str, Any], fixed: Collection[str] = ()) -> tuple[list[Axis], list[str]]:
-    """The knobs that can be searched from this base, and why the others cannot; `fixed` are left out silently."""
+    """Return the axes that can be searched from this base, and a reason for each knob that cannot.
+
+    Paths in `fixed` and derived keys are left out without a reason.
+    """
     axes, left_out = [], []
     present = set()
     for path, _, knob, value in KnobTable(guard.knobs.values()).present(guard.with_defaults(base)):
         present.add(knob.path)
         if path in fixed or path in guard.derived:
             continue
-        axis = Axis.of(path, knob, value)
+        axis = Axis.from_knob(path, knob, value)
         if isinstance(axis, str):
             left_out.append(f"{path} ({axis})")
         else:
@@ -376,28 +398,35 @@ def find_axes(guard: Guard, base: dict[str, Any], fixed: Collection[str] = ()) -
     return axes, left_out
 
 
-def _where(params: Params) -> tuple[Any, ...]:
+def _params_key(params: Params) -> tuple[Any, ...]:
     return tuple(params.values())
 
 
-# -- samplers: each gives draws without end (the grid: all there are) with what they rest on
+# -- samplers
 
 
 class Drawn(NamedTuple):
-    """A point that a sampler wants to try."""
+    """A point that a sampler suggests."""
 
     params: Params
     basis: str
-    """What it rests on, in words."""
+    """How it was chosen, in words; becomes the proposal's reason."""
     spread: bool = False
-    """Whether it was drawn to fill the space rather than for its own worth."""
+    """Whether it was drawn to fill the space rather than for its own expected value."""
 
 
-Draw = Callable[[int, list[SearchPoint], list[SearchPoint]], Iterator[Drawn]]
-"""From the number of proposals so far, all points, and a list that grows by the draws that were refused."""
+Sampler = Callable[[int, list[SearchPoint], list[SearchPoint]], Iterator[Drawn]]
+"""Yields draws: endlessly, or for a grid until it is exhausted.
+
+Its arguments are the number of proposals so far, all points, and a list to which the caller adds each draw that was
+refused or not new.
+"""
 
 
-def make_sampler(settings: SearchConfig, axes: Sequence[Axis], goal: Literal["max", "min"], repairer: Repairer) -> Draw:
+def make_sampler(
+    settings: SearchConfig, axes: Sequence[Axis], goal: Literal["max", "min"], repairer: Repairer
+) -> Sampler:
+    """Return the sampler that the settings name."""
     if settings.sampler == "grid":
         return _grid(axes)
     uniform = _Uniform(settings, axes)
@@ -410,7 +439,7 @@ def make_sampler(settings: SearchConfig, axes: Sequence[Axis], goal: Literal["ma
 
 
 def check_packages(settings: SearchConfig) -> None:
-    """Raise a LabError that names the packages which this sampler needs and which are not installed."""
+    """Raise a LabError that names the packages that the sampler needs and that are not installed."""
     missing = [name for name in NEEDS[settings.sampler] if not _is_installed(name)]
     if missing:
         packages = "looplab[search]" if missing != ["torch"] else "torch"
@@ -429,24 +458,25 @@ def _is_installed(name: str) -> bool:
         return False
 
 
-def _grid(axes: Sequence[Axis]) -> Draw:
+def _grid(axes: Sequence[Axis]) -> Sampler:
+    """Return a sampler of all points of the grid, in order. Raises LabError if an axis is continuous."""
     sides = []
     for axis in axes:
-        step = axis.knob.step if axis.knob.step is not None else 1 if axis.whole else None
+        step = axis.knob.step if axis.knob.step is not None else 1 if axis.integer else None
         low, high = axis.bounds
         if axis.choices:
             sides.append(list(range(len(axis.choices))))
         elif step is None:
-            raise LabError(f"a grid needs a step or choices for {axis.path}", hint="or take sampler: qmc")
+            raise LabError(f"a grid needs a step or choices for {axis.path}", hint="or use sampler: qmc")
         else:
-            sides.append([axis.give(low + i * step) for i in range(round((high - low) / step) + 1)])
+            sides.append([axis.to_value(low + i * step) for i in range(round((high - low) / step) + 1)])
     size = math.prod(map(len, sides))
     if size > MAX_GRID:
-        raise LabError(f"the grid has {size:,} points, more than {MAX_GRID:,}", hint="or take sampler: qmc")
+        raise LabError(f"the grid has {size:,} points, more than {MAX_GRID:,}", hint="or use sampler: qmc")
     paths = [axis.path for axis in axes]
 
     def draw(count: int, points: list[SearchPoint], refused: list[SearchPoint]) -> Iterator[Drawn]:
-        tried = {_where(point.params) for point in points}
+        tried = {_params_key(point.params) for point in points}
         for i, values in enumerate(itertools.product(*sides)):
             if values not in tried:
                 yield Drawn(dict(zip(paths, values, strict=True)), f"point {i + 1} of a grid of {size}")
@@ -455,78 +485,79 @@ def _grid(axes: Sequence[Axis]) -> Draw:
 
 
 class _Uniform:
-    """Draws that look at nothing: independent ones, or a scrambled Sobol sequence, which leaves no gaps."""
+    """Uniform draws: independent ones, or a scrambled Sobol sequence, which leaves no gaps."""
 
     def __init__(self, settings: SearchConfig, axes: Sequence[Axis]) -> None:
         self._settings = settings
         self._axes = axes
-        self._ahead: list[Any] = []  # the beginning of the sequence
+        self._sequence: list[Any] = []  # the first points of the Sobol sequence
 
     def __call__(self, count: int, points: list[SearchPoint], refused: list[SearchPoint]) -> Iterator[Drawn]:
         sobol = self._settings.sampler != "random"
         for i in itertools.count(count):
-            shares = self._sobol(i) if sobol else self._random(count, i - count)
-            yield Drawn(self.params(shares), NAMES["qmc" if sobol else "random"], spread=True)
+            u = self._sobol(i) if sobol else self._random(count, i - count)
+            yield Drawn(self._to_params(u), NAMES["qmc" if sobol else "random"], spread=True)
 
-    def params(self, shares: Sequence[float]) -> Params:
-        return {axis.path: axis.at(float(share)) for axis, share in zip(self._axes, shares, strict=True)}
+    def _to_params(self, u: Sequence[float]) -> Params:
+        return {axis.path: axis.from_unit(float(x)) for axis, x in zip(self._axes, u, strict=True)}
 
     def _random(self, count: int, trial: int) -> Any:
         return generator(self._settings.seed, count, trial).random_sample(len(self._axes))
 
     def _sobol(self, i: int) -> Any:
-        if i >= len(self._ahead):
+        if i >= len(self._sequence):
             from scipy.stats import qmc
 
             sequence = qmc.Sobol(len(self._axes), seed=self._settings.seed)
-            self._ahead = sequence.random_base2(max(6, i.bit_length())).tolist()
-        return self._ahead[i]
+            self._sequence = sequence.random_base2(max(6, i.bit_length())).tolist()
+        return self._sequence[i]
 
 
 def generator(*seeds: int) -> np.random.RandomState:
+    """Return a random state that depends on all the seeds."""
     import numpy as np
 
     return np.random.RandomState(np.random.SeedSequence([seed % 2**32 for seed in seeds]).generate_state(4))
 
 
-def _evenly(draws: Iterator[Drawn], measured: int, startup: int) -> Iterator[Drawn]:
+def _startup_draws(draws: Iterator[Drawn], measured: int, startup: int) -> Iterator[Drawn]:
     for drawn in draws:
         yield drawn._replace(basis=f"spread evenly at the start: {measured} of {startup} points measured")
 
 
-def _seen(points: Sequence[SearchPoint]) -> str:
+def _describe(points: Sequence[SearchPoint]) -> str:
     crashed = sum(point.infeasible for point in points)
     measured = f"{sum(point.value is not None for point in points)} measured points"
     return measured + (f" and {crashed} that failed" if crashed else "")
 
 
 class _AfterStartup:
-    """A model, once there is enough to learn from; before that, points spread evenly."""
+    """A model, preceded by a space-filling startup phase."""
 
     def __init__(self, settings: SearchConfig, uniform: _Uniform, model: _Model) -> None:
         self._settings = settings
-        self._startup = settings.startup or STARTUP
+        self._startup = settings.startup or OPTUNA_STARTUP
         self._uniform = uniform
         self._model = model
 
     def __call__(self, count: int, points: list[SearchPoint], refused: list[SearchPoint]) -> Iterator[Drawn]:
         measured = sum(point.value is not None for point in points)
         if measured < self._startup:
-            yield from _evenly(self._uniform(count, points, refused), measured, self._startup)
-        if self._settings.sampler == "tpe" and count % LOCAL == LOCAL - 1:
-            yield from itertools.islice(self._around_best(count, points, measured), TRIES // 4)
-        basis = f"{NAMES[self._settings.sampler]} on {_seen(points)}"
+            yield from _startup_draws(self._uniform(count, points, refused), measured, self._startup)
+        if self._settings.sampler == "tpe" and count % LOCAL_PERIOD == LOCAL_PERIOD - 1:
+            yield from itertools.islice(self._around_best(count, points, measured), MAX_DRAWS // 4)
+        basis = f"{NAMES[self._settings.sampler]} on {_describe(points)}"
         for trial in itertools.count():
             yield Drawn(self._model.draw(generator(self._settings.seed, count, trial), points, refused), basis)
 
     def _around_best(self, count: int, points: list[SearchPoint], measured: int) -> Iterator[Drawn]:
-        """Small steps from the best point, smaller as the study goes on: what a model of few points overlooks."""
+        """Yield local steps from the best point, shorter as the study grows: a model of few points overlooks these."""
         sign = -1.0 if self._model.goal == "max" else 1.0
-        found = [(sign * point.value, i) for i, point in enumerate(points) if point.value is not None]
-        if not found:
+        values = [(sign * point.value, i) for i, point in enumerate(points) if point.value is not None]
+        if not values:
             return
-        best = points[min(found)[1]].params
-        width = max(NARROW, WIDE * 0.5 ** (measured / 20))
+        best = points[min(values)[1]].params
+        width = max(MIN_STEP, INITIAL_STEP * 0.5 ** (measured / 20))
         for trial in itertools.count():
             rng = generator(self._settings.seed, count, trial, 1)
             params = dict(best)
@@ -536,14 +567,13 @@ class _AfterStartup:
                 if axis.choices and not axis.ordered:
                     params[axis.path] = rng.randint(len(axis.choices))
                 else:
-                    share = abs(axis.share(params[axis.path]) + width * rng.randn())
-                    params[axis.path] = axis.at(min(1.0, max(0.0, share if share <= 1.0 else 2.0 - share)))
+                    u = abs(axis.to_unit(params[axis.path]) + width * rng.randn())
+                    params[axis.path] = axis.from_unit(min(1.0, max(0.0, u if u <= 1.0 else 2.0 - u)))
             yield Drawn(params, f"a step from the best of {measured} measured points")
 
 
 class _Auto:
-    """Looplab's own Gaussian process while there are few enough points for it, then TPE; or, without Optuna, the
-    process of a selection of the points."""
+    """Looplab's own Gaussian process up to MAX_GP_POINTS, then TPE; without Optuna, the process on a subset."""
 
     def __init__(
         self, settings: SearchConfig, axes: Sequence[Axis], goal: Literal["max", "min"], repairer: Repairer
@@ -551,52 +581,54 @@ class _Auto:
         from looplab.decide.surrogate import AcquisitionOptimizer
 
         self._settings = settings
-        self._startup = settings.startup or EARLY
+        self._startup = settings.startup or GP_STARTUP
         self._uniform = _Uniform(settings, axes)
-        self._improver = AcquisitionOptimizer(axes, -1.0 if goal == "max" else 1.0, repairer)
+        self._acquisition = AcquisitionOptimizer(axes, -1.0 if goal == "max" else 1.0, repairer)
         self._repairer = repairer
         self._axes = axes
         self._goal: Literal["max", "min"] = goal
         self._random = _Uniform(settings.model_copy(update={"sampler": "random"}), axes)
         self._with_optuna = _is_installed("optuna")
-        self._tpe: Draw | None = None
+        self._tpe: Sampler | None = None
 
     def __call__(self, count: int, points: list[SearchPoint], refused: list[SearchPoint]) -> Iterator[Drawn]:
         measured = sum(point.value is not None for point in points)
         if measured < self._startup:
-            yield from _evenly(self._uniform(count, points, refused), measured, self._startup)
-        if len(points) <= MANY or not self._with_optuna:
-            some = select_points(points, MANY, self._goal)
-            basis = f"the expected improvement on {_seen(points)}"
-            basis += f", from {len(some)} of them" if len(some) < len(points) else ""
-            for params in self._improver.draws(some, generator(self._settings.seed, count)):
+            yield from _startup_draws(self._uniform(count, points, refused), measured, self._startup)
+        if len(points) <= MAX_GP_POINTS or not self._with_optuna:
+            subset = select_points(points, MAX_GP_POINTS, self._goal)
+            basis = f"the expected improvement on {_describe(points)}"
+            basis += f", from {len(subset)} of them" if len(subset) < len(points) else ""
+            for params in self._acquisition.suggest(subset, generator(self._settings.seed, count)):
                 yield Drawn(params, basis)
         if not self._with_optuna:
             yield from self._random(count, points, refused)
             return
-        if self._tpe is None:  # Optuna takes a while to import, and most studies never come here
+        if self._tpe is None:  # Optuna is slow to import, and most studies never need it
             settings = self._settings.model_copy(update={"sampler": "tpe"})
             self._tpe = make_sampler(settings, self._axes, self._goal, self._repairer)
         yield from self._tpe(count, points, refused)
 
 
-def select_points(points: list[SearchPoint], most: int, goal: Literal["max", "min"]) -> list[SearchPoint]:
-    """At most so many of the points, in their order: a third the best, a third the newest, and others evenly between
-    the oldest and the newest. The newest include those that are still running."""
-    if len(points) <= most:
+def select_points(points: list[SearchPoint], limit: int, goal: Literal["max", "min"]) -> list[SearchPoint]:
+    """Return at most `limit` points in their order: one third the best, one third the newest, the rest evenly spaced.
+
+    The newest include pending points.
+    """
+    if len(points) <= limit:
         return points
     sign = -1.0 if goal == "max" else 1.0
-    third = most // 3
+    third = limit // 3
     measured = [(sign * point.value, i) for i, point in enumerate(points) if point.value is not None]
     chosen = {i for _, i in sorted(measured)[:third]} | set(range(len(points) - third, len(points)))
     rest = [i for i in range(len(points)) if i not in chosen]
-    room = most - len(chosen)
+    room = limit - len(chosen)
     chosen |= {rest[k * len(rest) // room] for k in range(room)}
     return [points[i] for i in sorted(chosen)]
 
 
 class _Model(ABC):
-    """A sampler that learns from the points."""
+    """An Optuna-based model of the points."""
 
     def __init__(self, settings: SearchConfig, axes: Sequence[Axis], goal: Literal["max", "min"]) -> None:
         self.axes = axes
@@ -609,24 +641,24 @@ class _Model(ABC):
 
     @abstractmethod
     def draw(self, rng: np.random.RandomState, points: list[SearchPoint], refused: list[SearchPoint]) -> Params:
-        """The next point to try."""
+        """Return the next point to try."""
 
     def _ask(self, sampler: BaseSampler, points: Sequence[SearchPoint]) -> Params:
-        """What Optuna's sampler makes of the points."""
+        """Return the next point of an Optuna sampler; infeasible points count as the worst value."""
         from optuna.storages import InMemoryStorage
         from optuna.study import create_study
 
         values = [value for value in (point.value for point in points) if value is not None]
         worst = (min if self.goal == "max" else max)(values, default=0.0)
-        told = [self._trial(i + 1, point, worst) for i, point in enumerate(points)]
+        trials = [self._trial(i + 1, point, worst) for i, point in enumerate(points)]
 
-        class Observation(InMemoryStorage):
-            """The points as trials, without a copy of each for each draw."""
+        class TrialStorage(InMemoryStorage):
+            """Returns the trials without copying them for each draw."""
 
             def get_all_trials(self, study_id: int, deepcopy: bool = True, states: Any = None) -> list[FrozenTrial]:
-                return told if states is None else [trial for trial in told if trial.state in states]
+                return trials if states is None else [trial for trial in trials if trial.state in states]
 
-        storage = Observation()
+        storage = TrialStorage()
         study = create_study(storage=storage, direction="maximize" if self.goal == "max" else "minimize")
         trial = storage.get_trial(storage.create_new_trial(study._study_id))
         return dict(sampler.sample_relative(study, trial, self._space))
@@ -654,7 +686,7 @@ class _Tpe(_Model):
     def draw(self, rng: np.random.RandomState, points: list[SearchPoint], refused: list[SearchPoint]) -> Params:
         from optuna.samplers import TPESampler
 
-        sampler = TPESampler(seed=rng.randint(2**31), n_startup_trials=0, n_ei_candidates=CANDIDATES)
+        sampler = TPESampler(seed=rng.randint(2**31), n_startup_trials=0, n_ei_candidates=EI_CANDIDATES)
         return self._ask(sampler, [*points, *refused])
 
 
@@ -666,24 +698,24 @@ class _Gp(_Model):
     def draw(self, rng: np.random.RandomState, points: list[SearchPoint], refused: list[SearchPoint]) -> Params:
         from optuna.samplers import GPSampler
 
-        if len(refused) >= PATIENCE:
+        if len(refused) >= REPAIR_AFTER:
             return self._tpe.draw(rng, points, refused)
         sampler = GPSampler(seed=rng.randint(2**31), n_startup_trials=0, warn_independent_sampling=False)
         return self._ask(sampler, [*points, *refused])
 
 
 class _Cma(_Model):
-    """CMA-ES on the numbers, run again over all points in their order; TPE on what has no order."""
+    """CMA-ES on numeric axes, replayed over all points in their order; TPE on categorical axes."""
 
     def __init__(self, settings: SearchConfig, axes: Sequence[Axis], goal: Literal["max", "min"]) -> None:
         super().__init__(settings, axes, goal)
-        self._startup = settings.startup or STARTUP
-        self._numbers = [axis for axis in axes if axis.ordered or not axis.choices]
+        self._startup = settings.startup or OPTUNA_STARTUP
+        self._numeric = [axis for axis in axes if axis.ordered or not axis.choices]
         self._tpe = _Tpe(settings, axes, goal)
 
     def draw(self, rng: np.random.RandomState, points: list[SearchPoint], refused: list[SearchPoint]) -> Params:
-        params = {} if len(self._numbers) == len(self.axes) > 1 else self._tpe.draw(rng, points, refused)
-        if len(self._numbers) < 2:
+        params = {} if len(self._numeric) == len(self.axes) > 1 else self._tpe.draw(rng, points, refused)
+        if len(self._numeric) < 2:
             return params
         return {**params, **self._evolve(rng, points)}
 
@@ -692,19 +724,19 @@ class _Cma(_Model):
         from cmaes import CMA  # type: ignore[import-untyped]
 
         sign = -1.0 if self.goal == "max" else 1.0
-        told = [
-            (np.array([axis.share(point.params[axis.path]) for axis in self._numbers]),
+        evaluated = [
+            (np.array([axis.to_unit(point.params[axis.path]) for axis in self._numeric]),
              math.inf if point.value is None else sign * point.value)
             for point in points
             if point.value is not None or point.infeasible
         ]  # fmt: skip
-        start, later = told[: self._startup], told[self._startup :]
+        start, later = evaluated[: self._startup], evaluated[self._startup :]
         best = sorted(start, key=lambda pair: pair[1])[: max(1, len(start) // 4)]
-        bounds = np.array([[0.0, 1.0]] * len(self._numbers))
-        mean = np.mean([place for place, _ in best], axis=0)
+        bounds = np.array([[0.0, 1.0]] * len(self._numeric))
+        mean = np.mean([x for x, _ in best], axis=0)
         cma = CMA(mean=mean, sigma=0.2, bounds=bounds, seed=rng.randint(2**31))
         size = cma.population_size
         for i in range(len(later) // size):
             cma.tell(later[i * size : (i + 1) * size])
-        place = cma.ask()
-        return {axis.path: axis.at(float(x)) for axis, x in zip(self._numbers, place, strict=True)}
+        asked = cma.ask()
+        return {axis.path: axis.from_unit(float(x)) for axis, x in zip(self._numeric, asked, strict=True)}

@@ -1,7 +1,7 @@
-"""The proposer that stands in for an agent that gave up: a search over the knobs, or small steps from the champion.
+"""The stand-in for an agent that gave up: a search over the knobs, else small steps from the champion.
 
-A search draws all knobs at once. Where constraints leave little of that space, or a draw asks for weights that are not
-there, all of it may be refused; one knob changed a little is then still legal.
+A search changes all knobs at once. If constraints leave little of the space, or a draw needs weights that do not exist,
+all of its proposals may be refused; a small change of one knob is then still legal.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from looplab.decide.search import Axis, SearchProposer
 from looplab.guard.guard import Guard, Problem
 from looplab.ledger.study import StudyLedger
 
-TRIES = 64
+MAX_DRAWS = 64
+"""Steps that are tried before there is nothing to propose."""
 STEP = 0.1
 """Standard deviation of a step, as a share of the axis."""
 
@@ -44,26 +45,26 @@ class StandIn:
         self._search.close()
 
     def _step(self, study: StudyLedger) -> list[Proposal]:
-        """Change one knob of the champion; the draw follows from the number of proposals so far."""
+        """Return a change of one knob of the champion, drawn with the number of proposals so far as the seed."""
         sql = "SELECT count(*) FROM proposals WHERE study=? AND proposer=?"
         rng = random.Random(int(study.ledger.rows(sql, (study.name, self.name))[0][0]))  # noqa: S311 (no secret)
         best = study.best()
-        seen = next((one for one in reversed(self._history.ended()) if best and one.run.id == best.id), None)
-        values = self._guard.knob_values(seen.config) if seen is not None else {}
-        for _ in range(TRIES):
+        past = next((one for one in reversed(self._history.ended()) if best and one.run.id == best.id), None)
+        values = self._guard.knob_values(past.config) if past is not None else {}
+        for _ in range(MAX_DRAWS):
             axis = rng.choice(self._search.axes)
-            value = _near(axis, values.get(axis.path, axis.base), rng)
-            reason = f"a step of {axis.path} from the champion, since the search has nothing"
+            value = _draw_near(axis, values.get(axis.path, axis.base), rng)
+            reason = f"a step of {axis.path} from the champion, since the search has nothing to propose"
             proposal = Proposal((str(Edit(axis.path, Op.SET, value)),), reason, self.name, BEST)
             if not self._check(proposal):
                 return [proposal]
         return []
 
 
-def _near(axis: Axis, value: object, rng: random.Random) -> object:
-    """Draw a value of the knob near the given one; any of its choices where they have no order."""
-    param = axis.take(value)
+def _draw_near(axis: Axis, value: object, rng: random.Random) -> object:
+    """Draw a value of the knob near the given one; any choice if the choices have no order."""
+    param = axis.to_param(value)
     if param is None or (axis.choices and not axis.ordered):
-        return axis.give(axis.at(rng.random()))
-    share = min(1.0, max(0.0, axis.share(param) + rng.gauss(0.0, STEP)))
-    return axis.give(axis.at(share))
+        return axis.to_value(axis.from_unit(rng.random()))
+    u = min(1.0, max(0.0, axis.to_unit(param) + rng.gauss(0.0, STEP)))
+    return axis.to_value(axis.from_unit(u))

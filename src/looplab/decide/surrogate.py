@@ -1,9 +1,10 @@
-"""A Gaussian process of the study's values, and where it expects to improve on them most.
+"""A Gaussian process surrogate of the objective, and an optimizer of its expected improvement.
 
-Small on purpose: numpy, scipy, a few hundred points at most. Terrible values are drawn in first, so that they do not
-hide what the good ones differ in; noise is learnt, and the best so far is what the process believes, not the luckiest
-run. A second process learns where runs fail. Points still at work count as what is expected of them, so that proposals
-made together differ. The same points and the same random numbers give the same draws, in whatever process.
+Deliberately small: numpy, scipy, at most a few hundred points. Objective values are warped first, so that a few
+terrible runs do not hide the differences between good ones. The noise variance is learnt, and the incumbent is the best
+posterior mean, not the luckiest run. A second process models where runs fail. Pending points are imputed with their
+posterior mean ("kriging believer"), so that proposals made together differ. Given the same points and the same random
+state, every process draws the same candidates.
 """
 
 from __future__ import annotations
@@ -28,35 +29,37 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 
-SCALE, SCALE_SPREAD = 0.15, 0.6
-"""How far a value usually tells of others, as a share of an axis (times the root of their number); and by what power of
-e it may well be off. Longer ones make few points in many axes look like a slope that ends outside."""
-SIGNAL_SPREAD = 1.0
-NOISE, NOISE_SPREAD = 0.02, 1.5
-"""The usual share of noise in the variance of the values."""
-GROWTH = 0.1
-"""The shape is learnt again when there are so many more points, as a share."""
-MOST = 128
-"""Points from which a shape is learnt; of more, some are taken evenly."""
-WIDE, LOCAL = 256, 256
-"""Candidates from everywhere, and from around the best points."""
-TOPS = 6
-"""Best points, and best candidates, around which is looked."""
-ROUNDS, PER_ROUND = 4, 64
-"""How often is looked around the best candidates, nearer each time, and at how many places."""
-SAMPLED = 16
-"""Draws by which it is found out how much of the space the guard allows."""
-REPAIRED = 4
-"""Candidates from everywhere that are moved to legal places, where the guard refuses most of the space."""
-DOUBT = 0.05
-"""Variance that keeps a place from being ruled out by the failures of its neighbours."""
-RECENT = 10
-STEEP = 20.0
-"""The more of the last points failed, the surer the next place must be; how much it costs not to be."""
+LENGTHSCALE_PRIOR = (0.15, 0.6)
+"""Log-normal prior of the lengthscale: median relative to √d, and log standard deviation. With longer lengthscales, few
+points in many dimensions look like a slope whose minimum lies outside the space."""
+SIGNAL_PRIOR = (1.0, 1.0)
+"""Log-normal prior of the signal variance: median, and log standard deviation."""
+NOISE_PRIOR = (0.02, 1.5)
+"""Log-normal prior of the noise variance, as a share of the values' variance: median, and log standard deviation."""
+REFIT_GROWTH = 0.1
+"""Kernel parameters are refitted when the number of points has grown by this share."""
+MAX_FIT_POINTS = 128
+"""Points to which kernel parameters are fitted; an evenly spaced subset is taken from more."""
+N_GLOBAL, N_LOCAL = 256, 256
+"""Initial candidates: uniform over the space, and perturbations of the best points."""
+N_TOP = 6
+"""Best points, and in each refinement round best candidates, that are perturbed."""
+N_REFINEMENTS, N_REFINED = 4, 64
+"""Rounds of local refinement, each with a smaller step width, and candidates per round."""
+N_FEASIBILITY_SAMPLES = 16
+"""Uniform samples that estimate which share of the space the guard allows."""
+N_REPAIRED = 4
+"""Global candidates that are repaired if the guard refuses most of the space."""
+FAILURE_VARIANCE = 0.05
+"""Variance added to the failure model, so that failed neighbours alone never rule a point out."""
+FAILURE_WINDOW = 10
+"""Latest points whose failure rate sets the success probability required of the next one."""
+FAILURE_PENALTY = 20.0
+"""Slope of the penalty, in log probability, for falling short of the required success probability."""
 
 
 class SearchSpace:
-    """The axes as the sides of a unit cube. A row is a place on each: a share of it, or the number of a choice."""
+    """The axes mapped to the unit cube. A row holds a number in [0, 1] or the index of a choice for each axis."""
 
     def __init__(self, axes: Sequence[Axis]) -> None:
         self.axes = axes
@@ -64,309 +67,354 @@ class SearchSpace:
         self._log = [axis.knob.log and not axis.choices for axis in axes]
         self._low = [math.log(low) if log else float(low) for (low, _), log in zip(bounds, self._log, strict=True)]
         self._high = [math.log(high) if log else float(high) for (_, high), log in zip(bounds, self._log, strict=True)]
-        self.kinds = [len(axis.choices) if axis.choices and not axis.ordered else 0 for axis in axes]
-        self._steps = [1.0 if a.choices else float(int(a.knob.step or 1)) if a.whole else 0.0 for a in axes]
-        self.owner = np.repeat(np.arange(len(axes)), [kind or 1 for kind in self.kinds])
-        """The axis of each feature."""
+        self.n_choices = [len(axis.choices) if axis.choices and not axis.ordered else 0 for axis in axes]
+        """The number of unordered choices of each axis; 0: the axis is numeric."""
+        self._steps = [1.0 if a.choices else float(int(a.knob.step or 1)) if a.integer else 0.0 for a in axes]
+        """The distance of legal values on each axis, in its own unit; 0: continuous."""
+        self.feature_axis = np.repeat(np.arange(len(axes)), [n or 1 for n in self.n_choices])
+        """The axis to which each feature belongs."""
 
-    def row(self, params: Params) -> list[float]:
-        found = []
-        for axis, low, high, log, kind in zip(self.axes, self._low, self._high, self._log, self.kinds, strict=True):
+    def to_row(self, params: Params) -> list[float]:
+        row = []
+        for axis, low, high, log, n in zip(self.axes, self._low, self._high, self._log, self.n_choices, strict=True):
             value = params[axis.path]
-            found.append(float(value) if kind else ((math.log(value) if log else value) - low) / (high - low))
-        return found
+            row.append(float(value) if n else ((math.log(value) if log else value) - low) / (high - low))
+        return row
 
-    def params(self, row: Array) -> Params:
-        found: dict[str, Any] = {}
+    def to_params(self, row: Array) -> Params:
+        params: dict[str, Any] = {}
         for i, axis in enumerate(self.axes):
-            value = float(row[i]) if self.kinds[i] else self._low[i] + float(row[i]) * (self._high[i] - self._low[i])
+            if self.n_choices[i]:
+                value = float(row[i])
+            else:
+                value = self._low[i] + float(row[i]) * (self._high[i] - self._low[i])
             if self._log[i]:
                 value = math.exp(value)
-            found[axis.path] = round(value) if axis.choices or axis.whole else value
-        return found
+            params[axis.path] = round(value) if axis.choices or axis.integer else value
+        return params
 
-    def uniform(self, shares: Array) -> Array:
-        """Places from numbers between 0 and 1."""
-        rows = shares.copy()
-        for i, kind in enumerate(self.kinds):
-            if kind:
-                rows[:, i] = np.minimum(np.floor(shares[:, i] * kind), kind - 1)
+    def from_uniform(self, u: Array) -> Array:
+        """Map uniform random numbers to legal rows."""
+        rows = u.copy()
+        for i, n in enumerate(self.n_choices):
+            if n:
+                rows[:, i] = np.minimum(np.floor(u[:, i] * n), n - 1)
         return self.snap(rows)
 
     def snap(self, rows: Array) -> Array:
-        """Moved to the next legal place."""
-        for i, (kind, step) in enumerate(zip(self.kinds, self._steps, strict=True)):
-            if kind or not step:
+        """Round rows to the nearest legal values, in place."""
+        for i, (n, step) in enumerate(zip(self.n_choices, self._steps, strict=True)):
+            if n or not step:
                 continue
             low, width = self._low[i], self._high[i] - self._low[i]
             if self._log[i]:
                 start = math.exp(low)
-                whole = start + step * np.round((np.exp(low + rows[:, i] * width) - start) / step)
-                rows[:, i] = np.minimum((np.log(whole) - low) / width, 1.0)
+                rounded = start + step * np.round((np.exp(low + rows[:, i] * width) - start) / step)
+                rows[:, i] = np.minimum((np.log(rounded) - low) / width, 1.0)
             else:
                 rows[:, i] = np.round(rows[:, i] * width / step) * step / width
         return rows
 
     def features(self, rows: Array) -> Array:
-        """Rows such that two of them are as far apart as they are different: 1 for another choice."""
+        """Return the inputs of the kernel: choices one-hot, scaled so that two different ones are at distance 1."""
         columns = []
-        for i, kind in enumerate(self.kinds):
-            if kind:
-                columns += [math.sqrt(0.5) * (rows[:, i] == choice) for choice in range(kind)]
+        for i, n in enumerate(self.n_choices):
+            if n:
+                columns += [math.sqrt(0.5) * (rows[:, i] == choice) for choice in range(n)]
             else:
                 columns.append(rows[:, i])
         return np.column_stack(columns)
 
-    def around(self, rows: Array, widths: Array, rng: np.random.RandomState) -> Array:
-        """Each row with some of its places moved, by about its width."""
+    def perturb(self, rows: Array, widths: Array, rng: np.random.RandomState) -> Array:
+        """Move a random subset of each row's coordinates, by normal steps whose standard deviation is its width."""
         n, d = rows.shape
         moved = rng.random_sample((n, d)) < np.maximum(2.0 / d, rng.random_sample((n, 1)) ** 2)
         moved[np.arange(n), rng.randint(d, size=n)] = True
         steps = rng.standard_normal((n, d)) * widths[:, None]
-        other = rng.random_sample((n, d))
-        found = rows.copy()
-        for i, kind in enumerate(self.kinds):
-            if kind:
+        u = rng.random_sample((n, d))
+        perturbed = rows.copy()
+        for i, n_choices in enumerate(self.n_choices):
+            if n_choices:
                 moved[:, i] &= rng.random_sample(n) < 0.5
-                found[:, i] = np.where(moved[:, i], np.floor(other[:, i] * kind), rows[:, i])
+                perturbed[:, i] = np.where(moved[:, i], np.floor(u[:, i] * n_choices), rows[:, i])
                 continue
-            if self._steps[i]:  # a step is at least one
-                least = 0.75 * self._steps[i] / (self._high[i] - self._low[i])
-                steps[:, i] = np.where(np.abs(steps[:, i]) < least, np.sign(steps[:, i]) * least, steps[:, i])
-            place = np.abs(rows[:, i] + np.where(moved[:, i], steps[:, i], 0.0))
-            found[:, i] = np.clip(np.where(place > 1.0, 2.0 - place, place), 0.0, 1.0)
-        return self.snap(found)
+            if self._steps[i]:  # a shorter step would be rounded back
+                shortest = 0.75 * self._steps[i] / (self._high[i] - self._low[i])
+                steps[:, i] = np.where(np.abs(steps[:, i]) < shortest, np.sign(steps[:, i]) * shortest, steps[:, i])
+            x = np.abs(rows[:, i] + np.where(moved[:, i], steps[:, i], 0.0))
+            perturbed[:, i] = np.clip(np.where(x > 1.0, 2.0 - x, x), 0.0, 1.0)  # reflected at the bounds
+        return self.snap(perturbed)
 
 
 @dataclass(frozen=True, slots=True)
 class KernelParams:
-    """What was learnt about how values vary."""
+    """Parameters of a Matérn 5/2 kernel with automatic relevance determination, and of the noise."""
 
-    scales: Array
-    """For each axis, how far apart two values still tell of each other."""
-    signal: float
-    """The variance of what the knobs explain."""
-    noise: float
-    """The variance of what they do not."""
+    lengthscales: Array
+    """One per axis."""
+    signal_variance: float
+    noise_variance: float
+    """The variance of a single run's value around the objective at its point."""
 
 
-def _matern(r2: Array) -> tuple[Array, Array]:
-    """The correlation at a squared distance, and -6/5 of its slope."""
-    r = np.sqrt(5.0 * r2)
+def _matern52(squared_distance: Array) -> tuple[Array, Array]:
+    """Return the correlation, and -6/5 of its derivative with respect to the squared distance."""
+    r = np.sqrt(5.0 * squared_distance)
     decay = np.exp(-r)
     slope = (1.0 + r) * decay
-    return slope + r2 * (5.0 / 3.0) * decay, slope
+    return slope + squared_distance * (5.0 / 3.0) * decay, slope
 
 
-def fit_shape(features: Array, owner: NDArray[np.intp], y: Array, weights: Array) -> KernelParams:
-    """The most plausible shape; `weights` is how many runs stand behind each value."""
-    n, d = len(y), int(owner.max()) + 1
-    apart = np.zeros((d, n, n))
-    for column, axis in zip(features.T, owner, strict=True):
-        apart[axis] += (column[:, None] - column[None, :]) ** 2
-    flat = apart.reshape(d, -1)
-    usual = np.array([math.log(SCALE) + 0.5 * math.log(d)] * d + [0.0, math.log(NOISE)])
-    spread = np.array([SCALE_SPREAD] * d + [SIGNAL_SPREAD, NOISE_SPREAD])
+def fit_kernel(features: Array, feature_axis: NDArray[np.intp], y: Array, weights: Array) -> KernelParams:
+    """Return the maximum a posteriori kernel parameters.
 
-    def loss(theta: Array) -> tuple[float, Array]:
+    Args:
+        features: One row per value.
+        feature_axis: The axis of each feature; the features of one axis share a lengthscale.
+        y: Values of about mean 0 and variance 1.
+        weights: The number of runs averaged in each value; its noise variance is divided by it.
+    """
+    n, d = len(y), int(feature_axis.max()) + 1
+    distances = np.zeros((d, n, n))
+    for column, axis in zip(features.T, feature_axis, strict=True):
+        distances[axis] += (column[:, None] - column[None, :]) ** 2
+    squared_distances = distances.reshape(d, -1)
+    lengthscale, signal, noise = LENGTHSCALE_PRIOR, SIGNAL_PRIOR, NOISE_PRIOR
+    prior_mean = np.array(
+        [math.log(lengthscale[0]) + 0.5 * math.log(d)] * d + [math.log(signal[0]), math.log(noise[0])]
+    )
+    prior_std = np.array([lengthscale[1]] * d + [signal[1], noise[1]])
+
+    def negative_log_posterior(theta: Array) -> tuple[float, Array]:
+        """Return the loss and its gradient at the logarithms of all parameters."""
         inverse = np.exp(-2.0 * theta[:d])
-        signal, noise = math.exp(theta[d]), math.exp(theta[d + 1])
-        near, slope = _matern((inverse @ flat).reshape(n, n))
-        near *= signal
-        k = near.copy()
-        k.flat[:: n + 1] += noise / weights + 1e-8
+        signal_variance, noise_variance = math.exp(theta[d]), math.exp(theta[d + 1])
+        covariance, slope = _matern52((inverse @ squared_distances).reshape(n, n))
+        covariance *= signal_variance
+        k = covariance.copy()
+        k.flat[:: n + 1] += noise_variance / weights + 1e-8
         try:
             factor = cho_factor(k, lower=True, check_finite=False)
         except np.linalg.LinAlgError:
             return 1e10, np.zeros_like(theta)
         alpha = cho_solve(factor, y, check_finite=False)
         w = cho_solve(factor, np.eye(n), check_finite=False) - np.outer(alpha, alpha)
-        off = (theta - usual) / spread
-        value = 0.5 * y @ alpha + np.log(np.diag(factor[0])).sum() + 0.5 * off @ off
-        grad = off / spread
-        grad[:d] += 0.5 * (5.0 / 3.0) * signal * inverse * (flat @ (w * slope).ravel())
-        grad[d] += 0.5 * np.sum(w * near)
-        grad[d + 1] += 0.5 * noise * np.sum(np.diag(w) / weights)
-        return float(value), grad
+        z = (theta - prior_mean) / prior_std
+        loss = 0.5 * y @ alpha + np.log(np.diag(factor[0])).sum() + 0.5 * z @ z
+        grad = z / prior_std
+        grad[:d] += 0.5 * (5.0 / 3.0) * signal_variance * inverse * (squared_distances @ (w * slope).ravel())
+        grad[d] += 0.5 * np.sum(w * covariance)
+        grad[d + 1] += 0.5 * noise_variance * np.sum(np.diag(w) / weights)
+        return float(loss), grad
 
     longest = math.log(20.0) + 0.5 * math.log(d)
     bounds = [(math.log(0.02), longest)] * d + [(-4.0, 4.0), (math.log(1e-5), 1.5)]
-    rough = np.append(usual[:d] - 1.0, [0.0, math.log(0.3)])  # the other story: shorter ways, more noise
-    found = [
-        minimize(loss, first, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 40})
-        for first in (usual, rough)
+    noisy_start = np.append(prior_mean[:d] - 1.0, [0.0, math.log(0.3)])  # a second mode: shorter scales, more noise
+    optima = [
+        minimize(negative_log_posterior, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 40})
+        for start in (prior_mean, noisy_start)
     ]
-    best = np.exp(min(found, key=lambda end: float(end.fun)).x)
-    return KernelParams(best[:d], float(best[d]), float(best[d + 1]))
+    best = np.exp(min(optima, key=lambda optimum: float(optimum.fun)).x)
+    return KernelParams(lengthscales=best[:d], signal_variance=float(best[d]), noise_variance=float(best[d + 1]))
 
 
 class GaussianProcess:
-    """A Gaussian process that has seen some values."""
+    """A zero-mean Gaussian process conditioned on values."""
 
-    def __init__(self, shape: KernelParams, features: Array, owner: NDArray[np.intp], y: Array, weights: Array) -> None:
-        self._shape = shape
-        self._by = shape.scales[owner]
-        self._x = features / self._by
-        k = shape.signal * _matern(cdist(self._x, self._x, "sqeuclidean"))[0]
-        k.flat[:: len(y) + 1] += shape.noise / weights + 1e-8
+    def __init__(
+        self, kernel: KernelParams, features: Array, feature_axis: NDArray[np.intp], y: Array, weights: Array
+    ) -> None:
+        """See `fit_kernel` for the arguments."""
+        self._kernel = kernel
+        self._lengthscales = kernel.lengthscales[feature_axis]
+        self._x = features / self._lengthscales
+        k = kernel.signal_variance * _matern52(cdist(self._x, self._x, "sqeuclidean"))[0]
+        k.flat[:: len(y) + 1] += kernel.noise_variance / weights + 1e-8
         self._factor = cho_factor(k, lower=True, check_finite=False)
         self._alpha = cho_solve(self._factor, y, check_finite=False)
 
     def predict(self, features: Array) -> tuple[Array, Array]:
-        """The expected value at each place, without noise, and how uncertain it is."""
-        k = self._shape.signal * _matern(cdist(self._x, features / self._by, "sqeuclidean"))[0]
+        """Return the posterior mean and standard deviation of the noise-free objective."""
+        k = self._kernel.signal_variance * _matern52(cdist(self._x, features / self._lengthscales, "sqeuclidean"))[0]
         v = solve_triangular(self._factor[0], k, lower=True, check_finite=False)
-        variance = self._shape.signal - np.einsum("ij,ij->j", v, v)
+        variance = self._kernel.signal_variance - np.einsum("ij,ij->j", v, v)
         return k.T @ self._alpha, np.sqrt(np.maximum(variance, 1e-10))
 
 
-def log_improvement(mean: Array, sd: Array, best: float) -> Array:
-    """The logarithm of the expected improvement below `best`."""
+def log_expected_improvement(mean: Array, sd: Array, best: float) -> Array:
+    """Return the logarithm of the expected improvement below `best`, finite also far above it."""
     z = (best - mean) / sd
     near = np.maximum(z, -1.0)
-    value = np.log(np.exp(-0.5 * near**2) / math.sqrt(2 * math.pi) + near * np.exp(log_ndtr(near)))
+    log_near = np.log(np.exp(-0.5 * near**2) / math.sqrt(2 * math.pi) + near * np.exp(log_ndtr(near)))
     far = np.minimum(z, -1.0)  # there, the two terms nearly cancel
     rest = np.log1p(-np.abs(far) * math.sqrt(0.5 * math.pi) * erfcx(np.abs(far) / math.sqrt(2.0)) * (1 - 1e-12))
-    return np.asarray(np.log(sd) + np.where(z > -1.0, value, -0.5 * far**2 - 0.5 * math.log(2 * math.pi) + rest))
+    return np.asarray(np.log(sd) + np.where(z > -1.0, log_near, -0.5 * far**2 - 0.5 * math.log(2 * math.pi) + rest))
 
 
 def warped(values: Array) -> Array:
-    """Values (the smaller, the better) of mean 0 and variance 1. What is much worse than the middle counts as worse,
-    but only by the logarithm of how much, so that a few terrible runs do not hide what the good ones differ in."""
+    """Return values (lower is better) with their upper tail compressed, standardized.
+
+    Values more than one scale above the median count with the logarithm of their distance, so that a few terrible runs
+    do not hide the differences between good ones.
+    """
     values = values / (np.abs(values).max() or 1.0)
-    middle = np.median(values)
-    better = middle - values[values <= middle]
-    z = (values - middle) / (math.sqrt(float((better**2).mean())) or values.std() or 1.0)
+    median = np.median(values)
+    better = median - values[values <= median]
+    z = (values - median) / (math.sqrt(float((better**2).mean())) or values.std() or 1.0)
     z = np.where(z > 1.0, 1.0 + np.log(np.maximum(z, 1.0)), z)
-    return standard(z)
+    return standardized(z)
 
 
-def standard(values: Array) -> Array:
+def standardized(values: Array) -> Array:
+    """Return values scaled to mean 0 and variance 1."""
     return np.asarray((values - values.mean()) / (values.std() or 1.0))
 
 
 class AcquisitionOptimizer:
-    """Draws where the expected improvement, times the chance that the run does not fail, is largest."""
+    """Suggests points that maximize the expected improvement times the probability that the run does not fail.
+
+    The acquisition is maximized by random search: uniform candidates, perturbations of the best points, and a few
+    rounds of perturbations of the best candidates with shrinking widths.
+    """
 
     def __init__(self, axes: Sequence[Axis], sign: float, repairer: Repairer) -> None:
-        self._cube = SearchSpace(axes)
+        """
+        Args:
+            sign: 1 to minimize the objective, -1 to maximize it.
+            repairer: Tells which points the guard allows, and moves others to allowed ones.
+        """
+        self._space = SearchSpace(axes)
         self._repairer = repairer
-        self._is_tight: bool | None = None
-        """Whether most of the space is not allowed; None: not yet known."""
+        self._is_mostly_infeasible: bool | None = None  # None: not yet estimated
         self._sign = sign
-        """Times a value: what is to be small."""
         self._threads = ThreadpoolController()
-        self._shapes: dict[bytes, KernelParams] = {}  # by what it was learnt from: a new process learns the same
+        self._kernels: dict[bytes, KernelParams] = {}  # by the data of the fit: a new process fits the same
 
-    def draws(self, points: Sequence[SearchPoint], rng: np.random.RandomState) -> Iterator[Params]:
-        """The best place first; then others that were looked at, as long as they are new and the guard allows them."""
-        known = {_key(np.array(self._cube.row(point.params))): False for point in points}
-        with self._threads.limit(limits=1, user_api="blas"):  # the matrices are small, and the cores are the runs'
-            some, worth = self._candidates(points, known, rng)
-        for i in self._open(some, worth, known):
-            yield self._cube.params(some[i])
+    def suggest(self, points: Sequence[SearchPoint], rng: np.random.RandomState) -> Iterator[Params]:
+        """Yield new points that the guard allows, best acquisition first, until all candidates are used up."""
+        feasible = {_row_key(np.array(self._space.to_row(point.params))): False for point in points}
+        with self._threads.limit(limits=1, user_api="blas"):  # the matrices are small, and the runs need the cores
+            candidates, acquisition = self._make_candidates(points, feasible, rng)
+        for i in self._feasible_candidates(candidates, acquisition, feasible):
+            yield self._space.to_params(candidates[i])
 
-    def _candidates(
-        self, points: Sequence[SearchPoint], known: dict[bytes, bool], rng: np.random.RandomState
+    def _make_candidates(
+        self, points: Sequence[SearchPoint], feasible: dict[bytes, bool], rng: np.random.RandomState
     ) -> tuple[Array, Array]:
-        """Rows and what they are worth: from everywhere, from around the best points, and around the best of those."""
-        cube = self._cube
-        rows = np.array([cube.row(point.params) for point in points])
-        believed, score = self._learn(cube.features(rows), points)
+        """Return candidate rows and their acquisition values."""
+        space = self._space
+        rows = np.array([space.to_row(point.params) for point in points])
+        posterior_mean, acquisition_of = self._fit(space.features(rows), points)
         measured = rows[[point.value is not None for point in points]]
-        tops = measured[np.argsort(believed, kind="stable")[:TOPS]]
-        everywhere = cube.uniform(rng.random_sample((WIDE, rows.shape[1])))
+        best_points = measured[np.argsort(posterior_mean, kind="stable")[:N_TOP]]
+        uniform = space.from_uniform(rng.random_sample((N_GLOBAL, rows.shape[1])))
         if self._most_is_refused():
-            for i in range(REPAIRED):
-                params = self._repairer.repair(cube.params(everywhere[i]), rng, spread=True)
+            for i in range(N_REPAIRED):
+                params = self._repairer.repair(space.to_params(uniform[i]), rng, spread=True)
                 if params is not None:
-                    everywhere[i] = cube.row(params)
-        local = cube.around(_repeated(tops, LOCAL), 10 ** rng.uniform(-2.3, -0.3, LOCAL), rng)
-        some = np.vstack([everywhere, local])
-        worth = score(some)
-        for width in 0.15 * 0.4 ** np.arange(ROUNDS):
-            keep = list(itertools.islice(self._open(some, worth, known, 20 * TOPS), TOPS))
-            if not keep:
+                    uniform[i] = space.to_row(params)
+        local = space.perturb(_repeated(best_points, N_LOCAL), 10 ** rng.uniform(-2.3, -0.3, N_LOCAL), rng)
+        candidates = np.vstack([uniform, local])
+        acquisition = acquisition_of(candidates)
+        for width in 0.15 * 0.4 ** np.arange(N_REFINEMENTS):
+            top = list(
+                itertools.islice(self._feasible_candidates(candidates, acquisition, feasible, 20 * N_TOP), N_TOP)
+            )
+            if not top:
                 break
-            new = cube.around(_repeated(some[keep], PER_ROUND), width * 10 ** rng.uniform(-0.7, 0.3, PER_ROUND), rng)
-            some, worth = np.vstack([some, new]), np.append(worth, score(new))
-        return some, worth
+            widths = width * 10 ** rng.uniform(-0.7, 0.3, N_REFINED)
+            refined = space.perturb(_repeated(candidates[top], N_REFINED), widths, rng)
+            candidates = np.vstack([candidates, refined])
+            acquisition = np.append(acquisition, acquisition_of(refined))
+        return candidates, acquisition
 
     def _most_is_refused(self) -> bool:
-        if self._is_tight is None:
-            shares = np.random.RandomState(0).random_sample((SAMPLED, len(self._cube.axes)))
-            rows = self._cube.uniform(shares)
-            legal = sum(self._repairer.is_allowed(self._cube.params(row)) for row in rows)
-            self._is_tight = 4 * legal < SAMPLED
-        return self._is_tight
+        """Return whether the guard refuses more than three quarters of the space."""
+        if self._is_mostly_infeasible is None:
+            u = np.random.RandomState(0).random_sample((N_FEASIBILITY_SAMPLES, len(self._space.axes)))
+            rows = self._space.from_uniform(u)
+            legal = sum(self._repairer.is_allowed(self._space.to_params(row)) for row in rows)
+            self._is_mostly_infeasible = 4 * legal < N_FEASIBILITY_SAMPLES
+        return self._is_mostly_infeasible
 
-    def _open(self, some: Array, worth: Array, known: dict[bytes, bool], most: int | None = None) -> Iterator[int]:
-        """The rows that may be proposed, the best first; `known` grows by what the guard says of them."""
-        for i in np.argsort(-worth, kind="stable")[:most]:
-            key = _key(some[i])
-            if key not in known:
-                known[key] = self._repairer.is_allowed(self._cube.params(some[i]))
-            if known[key]:
+    def _feasible_candidates(
+        self, candidates: Array, acquisition: Array, feasible: dict[bytes, bool], limit: int | None = None
+    ) -> Iterator[int]:
+        """Yield the indices of candidates that are new and allowed, best acquisition first.
+
+        Args:
+            feasible: Answers of the guard by row; False for points that were tried. New answers are added.
+            limit: The number of candidates to look at; None: all.
+        """
+        for i in np.argsort(-acquisition, kind="stable")[:limit]:
+            key = _row_key(candidates[i])
+            if key not in feasible:
+                feasible[key] = self._repairer.is_allowed(self._space.to_params(candidates[i]))
+            if feasible[key]:
                 yield int(i)
 
-    def _learn(self, features: Array, points: Sequence[SearchPoint]) -> tuple[Array, Callable[[Array], Array]]:
-        """What is believed of the measured points, and what any rows are worth trying."""
-        cube = self._cube
+    def _fit(self, features: Array, points: Sequence[SearchPoint]) -> tuple[Array, Callable[[Array], Array]]:
+        """Return the posterior mean at the measured points, and the acquisition function of rows."""
+        space = self._space
         values = np.array([math.nan if point.value is None else self._sign * point.value for point in points])
         failed = np.array([point.infeasible for point in points])
         measured = ~np.isnan(values)
-        waiting = features[~measured & ~failed]
+        pending = features[~measured & ~failed]
         x, y = features[measured], warped(values[measured])
         weights = np.array([float(max(1, len(point.values))) for point in points])[measured]
-        shape = self._shape(x, values[measured], weights, warped)
-        process = GaussianProcess(shape, x, cube.owner, y, weights)
-        believed = process.predict(x)[0]
-        if len(waiting):  # as if they had given what is expected of them: then there is little to learn beside them
-            y, weights = np.append(y, process.predict(waiting)[0]), np.append(weights, np.ones(len(waiting)))
-            process = GaussianProcess(shape, np.vstack([x, waiting]), cube.owner, y, weights)
-        survival = self._survival(features[measured | failed], failed[measured | failed])
+        kernel = self._fitted_kernel(x, values[measured], weights, warped)
+        process = GaussianProcess(kernel, x, space.feature_axis, y, weights)
+        posterior_mean = process.predict(x)[0]
+        if len(pending):  # kriging believer: their posterior mean counts as measured, so nothing is left to gain there
+            y, weights = np.append(y, process.predict(pending)[0]), np.append(weights, np.ones(len(pending)))
+            process = GaussianProcess(kernel, np.vstack([x, pending]), space.feature_axis, y, weights)
+        log_success = self._fit_failures(features[measured | failed], failed[measured | failed])
 
-        def score(rows: Array) -> Array:
-            places = cube.features(rows)
-            return log_improvement(*process.predict(places), float(believed.min())) + survival(places)
+        def acquisition_of(rows: Array) -> Array:
+            at = space.features(rows)
+            return log_expected_improvement(*process.predict(at), float(posterior_mean.min())) + log_success(at)
 
-        return believed, score
+        return posterior_mean, acquisition_of
 
-    def _survival(self, x: Array, failed: NDArray[np.bool_]) -> Callable[[Array], Array]:
-        """The logarithm of the chance that a run does not fail."""
+    def _fit_failures(self, x: Array, failed: NDArray[np.bool_]) -> Callable[[Array], Array]:
+        """Return the log probability of success, with a penalty where it is below what is required.
+
+        The higher the recent failure rate, the higher the success probability that is required.
+        """
         if not failed.any():
-            return lambda places: np.zeros(len(places))
+            return lambda features: np.zeros(len(features))
         y, weights = failed.astype(np.float64), np.ones(len(failed))
-        shape = self._shape(x, y, weights, standard)
-        process = GaussianProcess(shape, x, self._cube.owner, standard(y), weights)
-        half = float((0.5 - y.mean()) / (y.std() or 1.0))
-        bar = math.log(min(0.95, 3.0 * float(y[-RECENT:].mean()) + 1e-3))
+        kernel = self._fitted_kernel(x, y, weights, standardized)
+        process = GaussianProcess(kernel, x, self._space.feature_axis, standardized(y), weights)
+        threshold = float((0.5 - y.mean()) / (y.std() or 1.0))
+        required = math.log(min(0.95, 3.0 * float(y[-FAILURE_WINDOW:].mean()) + 1e-3))
 
-        def chance(places: Array) -> Array:
-            mean, sd = process.predict(places)
-            log = log_ndtr((half - mean) / np.sqrt(sd**2 + DOUBT))
-            return np.asarray(log + STEEP * np.minimum(log - bar, 0.0))
+        def log_success(features: Array) -> Array:
+            mean, sd = process.predict(features)
+            log_prob = log_ndtr((threshold - mean) / np.sqrt(sd**2 + FAILURE_VARIANCE))
+            return np.asarray(log_prob + FAILURE_PENALTY * np.minimum(log_prob - required, 0.0))
 
-        return chance
+        return log_success
 
-    def _shape(self, x: Array, y: Array, weights: Array, scaled: Callable[[Array], Array]) -> KernelParams:
-        """Learnt again only when there is a tenth more to learn from: until then, from the points of that time."""
+    def _fitted_kernel(self, x: Array, y: Array, weights: Array, transform: Callable[[Array], Array]) -> KernelParams:
+        """Return kernel parameters fitted to the first points; how many grows in steps of REFIT_GROWTH."""
         size = 1
-        while (more := size + max(1, int(size * GROWTH))) <= len(y):
-            size = more
-        some = np.linspace(0, size - 1, min(size, MOST)).round().astype(int)
-        x, y, weights = x[some], y[some], weights[some]
+        while (larger := size + max(1, int(size * REFIT_GROWTH))) <= len(y):
+            size = larger
+        subset = np.linspace(0, size - 1, min(size, MAX_FIT_POINTS)).round().astype(int)
+        x, y, weights = x[subset], y[subset], weights[subset]
         key = x.tobytes() + y.tobytes() + weights.tobytes()
-        if key not in self._shapes:
-            while len(self._shapes) > 8:
-                del self._shapes[next(iter(self._shapes))]
-            self._shapes[key] = fit_shape(x, self._cube.owner, scaled(y), weights)
-        return self._shapes[key]
+        if key not in self._kernels:
+            while len(self._kernels) > 8:
+                del self._kernels[next(iter(self._kernels))]
+            self._kernels[key] = fit_kernel(x, self._space.feature_axis, transform(y), weights)
+        return self._kernels[key]
 
 
-def _key(row: Array) -> bytes:
+def _row_key(row: Array) -> bytes:
     return (np.round(row, 9) + 0.0).tobytes()
 
 
 def _repeated(rows: Array, n: int) -> Array:
+    """Return `n` rows: each of the given ones repeated about equally often, in order."""
     return np.repeat(rows, n // len(rows) + 1, axis=0)[:n]

@@ -1,1 +1,1 @@
-"""What a run measured: sources that read what trainers leave behind, and summaries of it."""
+"""Metrics of runs: sources that read the files of trainers, and summaries of their curves."""

@@ -1,4 +1,4 @@
-"""CSV logs: `progress.csv`, `metrics.csv` and their like, with a header line."""
+"""CSV logs with a header line, such as `progress.csv` and `metrics.csv`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ DELIMITERS = ",;\t"
 
 
 class CsvSource:
-    """Columns are metrics; a cell that is no number is missing.
+    """Each column is a metric; a cell that is not a number is missing.
 
-    A header that comes again in mid-file (the trainer was restarted and appends) is not a row. Some loggers rewrite
-    the whole file with a wider header when a new metric turns up: rows that were already returned are then not
-    returned again.
+    A header that is repeated in mid-file (by a restarted trainer that appends) is not a row. Some loggers rewrite the
+    whole file with a wider header when a new metric appears: rows that were already returned are then not returned
+    again.
     """
 
     kind = "csv"
@@ -35,10 +35,6 @@ class CsvSource:
         self._returned = 0
         self._previous: tuple[tuple[str, ...], int] | None = None
         self._repeats = 0
-
-    @property
-    def position(self) -> int:
-        return self._lines.position
 
     @property
     def behind(self) -> bool:
@@ -62,28 +58,28 @@ class CsvSource:
             if not self._header:
                 self._read_first_line(line)
                 start = index + 1
-            elif line == self._header_line or (not _starts_like_a_number(line) and self._is_another_header(line)):
+            elif line == self._header_line or (not _starts_with_number(line) and self._is_another_header(line)):
                 self._fold_block(lines[start:index], batch)
-                self._take_header(line)
+                self._set_header(line)
                 start = index + 1
         self._fold_block(lines[start:], batch)
 
     def _read_first_line(self, line: str) -> None:
         line = line.removeprefix("\ufeff")
         if line.startswith("#{"):
-            return  # a comment of Stable-Baselines' monitor
+            return  # a comment of Stable-Baselines3's Monitor
         self._delimiter = max(DELIMITERS, key=line.count)
         cells = self._split(line)
-        if all(cell == "" or _number(cell) is not None for cell in cells):
+        if all(cell == "" or _parse_float(cell) is not None for cell in cells):
             self.skipped += 1
             return
-        self._take_header(line)
+        self._set_header(line)
         if self._previous is not None:
             header, returned = self._previous
             self._repeats = returned if set(header) < set(self._header) else 0
             self._previous = None
 
-    def _take_header(self, line: str) -> None:
+    def _set_header(self, line: str) -> None:
         self._header_line = line
         self._header = tuple(cell.strip().lstrip("#").strip() for cell in self._split(line))
 
@@ -92,7 +88,7 @@ class CsvSource:
         return (
             len(set(cells)) == len(cells)
             and not set(cells).isdisjoint(self._header)
-            and all(cell and _number(cell) is None for cell in cells)
+            and all(cell and _parse_float(cell) is None for cell in cells)
         )
 
     def _split(self, line: str) -> list[str]:
@@ -111,35 +107,35 @@ class CsvSource:
         self.skipped += len(lines) - len(rows)
         if not rows:
             return
-        known = min(self._repeats, len(rows))
-        if known:
-            self._repeats -= known
-            self._fold_cells(rows[:known], {})
-            rows = rows[known:]
+        repeated = min(self._repeats, len(rows))
+        if repeated:
+            self._repeats -= repeated
+            self._fold_cells(rows[:repeated], {})
+            rows = rows[repeated:]
         if rows:
             self._fold_cells(rows, batch)
 
     def _fold_cells(self, rows: list[list[str]], batch: Batch) -> None:
         self._returned += len(rows)
-        columns = [_floats(column) for column in zip(*rows, strict=True)]
+        columns = [_parse_column(column) for column in zip(*rows, strict=True)]
         self._rows.fold_columns(self._header, columns, len(rows), batch)
 
 
 _NUMBER_START = re.compile(r"[\s\"]*[-+.\d]")
 
 
-def _starts_like_a_number(line: str) -> bool:
+def _starts_with_number(line: str) -> bool:
     return _NUMBER_START.match(line) is not None
 
 
-def _floats(column: tuple[str, ...]) -> list[float] | list[float | None]:
+def _parse_column(column: tuple[str, ...]) -> list[float] | list[float | None]:
     try:
         return list(map(float, column))
     except ValueError:
-        return [_number(cell) for cell in column]
+        return [_parse_float(cell) for cell in column]
 
 
-def _number(cell: str) -> float | None:
+def _parse_float(cell: str) -> float | None:
     try:
         return float(cell)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Which files of a run's folder hold metrics, and one reader over all of them."""
+"""Discovery of the metric files in a run folder, and one reader for all of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from looplab.runs.folder import RECORD
 from looplab.untrusted import UntrustedError, clean_line, mend_text
 
 KINDS = ("jsonl", "wandb", "tensorboard", "csv", "stdout", "trainer_summary")
-"""What a user can name, the most trusted first: where two kinds know the same metric, the earlier one is believed."""
+"""Kinds that a user can name, most trusted first: a metric in files of two kinds is read from the earlier one."""
 
 _PARTS = {"wandb": ("wandb", "wandb_history", "wandb_summary")}
 _AUTO = ("jsonl", "wandb", "wandb_history", "tensorboard", "csv", "stdout", "trainer_summary", "wandb_summary")
@@ -50,50 +50,47 @@ IGNORED = frozenset(
 )
 _RESTART = re.compile(r"version_\d+|(?:offline-)?run-.+")
 
-LONGEST_NAME = 1_000
-"""Characters of a metric's name; a longer one is not a name."""
+MAX_NAME = 1_000
+"""Maximum length of a metric's name, in characters; longer ones are ignored."""
 MAX_DEPTH = 5
+"""Levels of folders below the run folder that are searched."""
 MAX_FOLDERS = 256
 MAX_ENTRIES = 10_000
-_EVERY_S = 0.5
+"""Entries of a folder that are examined."""
+_RESCAN_S = 0.5
 _FEW_FOLDERS = 16
+"""With more folders, they are checked for new files only every `_RESCAN_S` seconds."""
 _CLOCK_TICK_NS = 50_000_000
-
-
-def find_sources(
-    run_dir: Path, kinds: Sequence[str] | Literal["auto"] = "auto", *, stdout_patterns: Sequence[str] = ()
-) -> list[MetricSource]:
-    """The sources in a run's folder and below it, the most trusted first."""
-    return Reader(run_dir, kinds, stdout_patterns=stdout_patterns).sources()
+"""Resolution of file timestamps, in nanoseconds."""
 
 
 def reader_of(study: StudyConfig, run_dir: Path | str, *, with_held_out: bool = False) -> Reader:
-    """The reader of a run of this study. What is held out stays out: nobody but the judge may look at it."""
+    """Return the reader of a run of this study, without the held-out metric, which only the judge may see."""
     measure = study.measure
     hidden = (study.holdout.metric,) if study.holdout is not None and not with_held_out else ()
     return Reader(run_dir, measure.sources, measure.aliases, measure.stdout, hidden)
 
 
 class _Entry(NamedTuple):
-    """A source with its place in the order."""
+    """A source and its position in the order of trust."""
 
     rank: int
-    """The place of its kind."""
+    """The rank of its kind; 0 is the most trusted."""
     path: str
-    """Restarted runs sort by it."""
+    """Orders the files of restarted runs."""
     series: str
-    """Files of one kind and series continue each other; two series do not."""
+    """Files of the same kind and series continue each other."""
     prefix: str
-    """Goes before its names."""
+    """Prefix of its metric names."""
     source: MetricSource
 
 
 class Reader:
-    """All that a run measured, from whatever files it leaves, as they appear and grow.
+    """Reads the metrics of a run from all its files, as they appear and grow.
 
-    A metric that several kinds of file know is taken from the most trusted kind alone. If that one turns up late, it
-    takes over after the last step that was already returned. Printed text and a bare W&B summary are read only as
-    long as no file with curves has rows, unless they were asked for by name.
+    A metric in files of several kinds is read from the most trusted kind only. If that kind appears late, it takes over
+    after the last step that was returned. Printed text and a bare W&B summary are read only while no file with curves
+    has rows, unless they are named explicitly.
     """
 
     __slots__ = (
@@ -104,7 +101,6 @@ class Reader:
         "_has_curves",
         "_hidden",
         "_last_steps",
-        "_looked",
         "_owners",
         "_paths",
         "_preference",
@@ -112,6 +108,7 @@ class Reader:
         "_record",
         "_rename",
         "_run_dir",
+        "_scanned",
         "_stdout_patterns",
         "behind",
         "last_step",
@@ -125,39 +122,48 @@ class Reader:
         stdout_patterns: Sequence[str] = (),
         hidden: Collection[str] = (),
     ) -> None:
+        """
+        Args:
+            run_dir: The folder of the run.
+            kinds: The kinds of files to read, most trusted first.
+            aliases: Canonical metric names, each with its other names in order of preference.
+            stdout_patterns: The user's regular expressions for printed metrics.
+            hidden: Metrics that are not returned.
+
+        Raises:
+            LabError: A kind is not known.
+        """
         self._run_dir = os.fspath(run_dir)
         self._hidden = hidden
         self._ranks, self._fallbacks = _ranks(kinds)
         if isinstance(aliases, str):
             aliases = ALIASES
         self._rename = {other: name for name, others in (aliases or {}).items() for other in others}
-        self._preference = {
-            other: place for others in (aliases or {}).values() for place, other in enumerate(others, 1)
-        }
+        self._preference = {other: rank for others in (aliases or {}).values() for rank, other in enumerate(others, 1)}
         self._stdout_patterns = stdout_patterns
         self._entries: list[_Entry] = []
         self._paths: set[str] = set()
         self._failed: set[str] = set()
-        """Files that are not read any more."""
+        """Files that are no longer read."""
         self._folders: dict[str, tuple[int, int]] = {}
         self._record: str | None = None
-        """The folder with looplab's own files about the run, if it has one."""
-        self._looked = 0.0
+        """The folder with looplab's own files about the run; None if there is none."""
+        self._scanned = 0.0
         self._owners: dict[str, tuple[int, str, str]] = {}
         self._last_steps: dict[str, float] = {}
         self._has_curves = False
         self.last_step: float | None = None
-        """The largest step seen."""
+        """The largest step so far; None if there is none."""
         self.behind = False
-        """Whether the last poll ran out of time before all was read."""
+        """Whether the last poll ran out of time before the end."""
 
     def poll(self, final: bool = False, until: float | None = None) -> Batch:
-        """The points that are new, by canonical name; `final` and `until` as in `MetricSource.poll`.
+        """Return new points by canonical name; for the arguments see `MetricSource.poll`.
 
-        Never raises: a file that cannot be read is left alone from then on, and `problems` says why. However often
-        the time runs out, the points are the same: a less trusted file is read after the more trusted ones.
+        Never raises: a file that cannot be read is ignored from then on, and `problems` says why. The points do not
+        depend on how often time runs out: less trusted files are read after more trusted ones.
         """
-        self._look(final)
+        self._scan(final)
         self.behind = False
         out: Batch = {}
         for entry in self._entries:
@@ -169,14 +175,14 @@ class Reader:
                 source.at_step = self.last_step
             try:
                 batch = source.poll(final, until)
-            except Exception as error:  # noqa: BLE001 (whatever is in a file of a run is that run's problem)
+            except Exception as error:  # noqa: BLE001 (a bad file must not stop the study)
                 source.problem = describe(error)
                 self._failed.add(entry.path)
                 continue
             if batch:
                 if kind in CURVES:
                     self._has_curves = True
-                self._take(entry, batch, out)
+                self._merge(entry, batch, out)
             if source.behind:
                 self.behind = True
                 break
@@ -186,7 +192,7 @@ class Reader:
 
     @property
     def problems(self) -> dict[str, str]:
-        """Files that could not be read as they should be, relative to the run folder, and why."""
+        """Files that could not be read completely, relative to the run folder, and why."""
         return {
             mend_text(os.path.relpath(entry.path, self._run_dir)): entry.source.problem
             for entry in self._entries
@@ -194,37 +200,38 @@ class Reader:
         }
 
     def is_doubtful(self, name: str) -> bool:
-        """Whether a metric was read from a file with a problem: its last value may not be the last."""
+        """Return whether a metric was read from a file with a problem, so that its last value may be missing."""
         owner = self._owners.get(name)
         return owner is not None and any(
             entry.source.problem is not None and (entry.rank, entry.series) == owner[:2] for entry in self._entries
         )
 
     def sources(self) -> list[MetricSource]:
-        """What has been found so far, the most trusted first."""
-        self._look(True)
+        """Return all sources in the run folder, most trusted first."""
+        self._scan(True)
         return [entry.source for entry in self._entries]
 
     @property
     def skipped(self) -> int:
-        """How many records could not be read, over all files."""
+        """The number of records in all files that could not be read."""
         return sum(entry.source.skipped for entry in self._entries)
 
-    def _take(self, entry: _Entry, batch: Batch, out: Batch) -> None:
-        items = [(mend_text(entry.prefix + name), curve) for name, curve in batch.items() if len(name) <= LONGEST_NAME]
+    def _merge(self, entry: _Entry, batch: Batch, out: Batch) -> None:
+        """Add the points of one source to `out`, except for metrics that a more trusted source owns."""
+        items = [(mend_text(entry.prefix + name), curve) for name, curve in batch.items() if len(name) <= MAX_NAME]
         if self._rename:
             items.sort(key=lambda item: self._preference.get(item[0], 0))
         for raw, curve in items:
             name = self._rename.get(raw, raw)
             owner = self._owners.get(name)
-            me = (entry.rank, entry.series, raw)
-            if owner != me:
+            key = (entry.rank, entry.series, raw)
+            if owner != key:
                 if owner is None:
-                    self._owners[name] = me
+                    self._owners[name] = key
                 elif entry.rank < owner[0]:
-                    self._owners[name] = me
+                    self._owners[name] = key
                     curve = _after(curve, self._last_steps[name])
-                elif not self._closes(entry, owner):
+                elif not self._completes(entry, owner):
                     continue
             if not curve.steps:
                 continue
@@ -237,20 +244,20 @@ class Reader:
             if self.last_step is None or last > self.last_step:
                 self.last_step = last
 
-    def _closes(self, entry: _Entry, owner: tuple[int, str, str]) -> bool:
-        """What the trainer itself says at the end is surer than its prints: it becomes their last point."""
+    def _completes(self, entry: _Entry, owner: tuple[int, str, str]) -> bool:
+        """Return whether a source adds a last point to another's curve: the trainer's summary, to printed metrics."""
         return entry.source.kind == "trainer_summary" and owner[0] == self._ranks.get("stdout")
 
-    def _look(self, final: bool) -> None:
-        """Find new files; a folder is listed again only when its modification time has changed."""
+    def _scan(self, final: bool) -> None:
+        """Find new files; a folder is listed again only if its modification time has changed."""
         if not self._folders:
-            self._list(self._run_dir, 0)
+            self._scan_folder(self._run_dir, 0)
             return
         if len(self._folders) > _FEW_FOLDERS and not final:
             now = time.monotonic()
-            if now - self._looked < _EVERY_S:
+            if now - self._scanned < _RESCAN_S:
                 return
-            self._looked = now
+            self._scanned = now
         for folder, (changed, depth) in list(self._folders.items()):
             try:
                 if os.stat(folder).st_mtime_ns == changed:
@@ -258,22 +265,22 @@ class Reader:
             except OSError:
                 del self._folders[folder]
                 continue
-            self._list(folder, depth)
+            self._scan_folder(folder, depth)
 
-    def _list(self, folder: str, depth: int) -> None:
+    def _scan_folder(self, folder: str, depth: int) -> None:
         try:
             changed = os.stat(folder).st_mtime_ns
             with os.scandir(folder) as listing:
                 entries = list(islice(listing, MAX_ENTRIES))
         except OSError:
-            # Not there yet, or removed this moment.
+            # Not created yet, or just removed.
             return
-        # File systems stamp in ticks: what is written within the same tick would not change the stamp again.
+        # Timestamps have a coarse resolution: a file added within the same tick would not change the timestamp.
         self._folders[folder] = (changed if time.time_ns() - changed > _CLOCK_TICK_NS else -1, depth)
         if depth == 0 and any(entry.name == RECORD for entry in entries):
             record = os.path.join(folder, RECORD)
             self._record = record if os.path.exists(os.path.join(record, "run.json")) else self._record
-        below = []
+        subfolders = []
         for entry in entries:
             name = entry.name
             kind = self._kind_of(name, folder, depth)
@@ -286,46 +293,49 @@ class Reader:
                 and name not in IGNORED
                 and entry.is_dir(follow_symlinks=False)
             ):
-                below.append(name)
-        if "latest-run" in below and len(below) > 1 and os.path.basename(folder) == "wandb":
-            # A copy that followed the link: the same run once more.
-            below.remove("latest-run")
-        for name in sorted(below):
+                subfolders.append(name)
+        if "latest-run" in subfolders and len(subfolders) > 1 and os.path.basename(folder) == "wandb":
+            # A copy of the link's target: the same run again.
+            subfolders.remove("latest-run")
+        for name in sorted(subfolders):
             path = os.path.join(folder, name)
             if path not in self._folders and len(self._folders) < MAX_FOLDERS:
-                self._list(path, depth + 1)
+                self._scan_folder(path, depth + 1)
 
     def _kind_of(self, name: str, folder: str, depth: int) -> str | None:
-        """The kind of a file; None for what holds no metrics. Of looplab's own files only the log is read, and it is
-        the only log: a `train.log` elsewhere is one that the trainer writes for itself."""
+        """Return the kind of a file; None if it has no metrics.
+
+        Only the `train.log` in looplab's own folder is read as printed text (without such a folder, the one in the run
+        folder); any other was written by the trainer itself.
+        """
         if name == "train.log":
             return "stdout" if (folder == self._record if self._record else depth == 0) else None
         return None if folder == self._record else kind_of(name)
 
     def _add(self, kind: str, path: str, folder: str) -> None:
         self._paths.add(path)
-        source = _make(kind, Path(path), self._stdout_patterns)
+        source = _open_source(kind, Path(path), self._stdout_patterns)
         series = os.path.basename(path) if kind in ("jsonl", "csv") else ""
         self._entries.append(_Entry(self._ranks[kind], path, series, self._prefix(kind, folder), source))
         self._entries.sort(key=lambda entry: (entry.rank, entry.path))
 
     def _prefix(self, kind: str, folder: str) -> str:
-        """What sets apart the same names in several folders: `train/` and `validation/`, or a folder below another."""
+        """Return a prefix for names that occur in several folders, such as `train/` and `validation/`."""
         if kind not in ("jsonl", "csv", "tensorboard") or folder == self._run_dir:
             return ""
-        above = [
+        parents = [
             entry_folder
             for entry in self._entries
             if entry.source.kind == kind and folder.startswith((entry_folder := os.path.dirname(entry.path)) + os.sep)
         ]
         name = os.path.basename(folder)
-        if above and not _RESTART.fullmatch(name):
-            return os.path.relpath(folder, min(above, key=len)).replace(os.sep, "/") + "/"
+        if parents and not _RESTART.fullmatch(name):
+            return os.path.relpath(folder, min(parents, key=len)).replace(os.sep, "/") + "/"
         return f"{name}/" if name in KIND_OF else ""
 
 
 def describe(error: Exception) -> str:
-    """Return what went wrong in a few words."""
+    """Return an exception as a short text."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if isinstance(error, LabError | UntrustedError):
@@ -341,11 +351,13 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
 
 
 def _after(curve: Curve, step: float) -> Curve:
-    kept = [(at, value) for at, value in zip(curve.steps, curve.values, strict=True) if at > step]
-    return Curve([at for at, _ in kept], [value for _, value in kept])
+    """Return the points after a step."""
+    rest = [(at, value) for at, value in zip(curve.steps, curve.values, strict=True) if at > step]
+    return Curve([at for at, _ in rest], [value for _, value in rest])
 
 
 def kind_of(name: str) -> str | None:
+    """Return the kind of a file by its name; None if it has no metrics."""
     kind = _BY_NAME.get(name)
     if kind is not None:
         return kind
@@ -358,8 +370,8 @@ def kind_of(name: str) -> str | None:
     return None
 
 
-def _make(kind: str, path: Path, stdout_patterns: Sequence[str]) -> MetricSource:
-    """The source for a file; its module is loaded only now, since most runs have one kind."""
+def _open_source(kind: str, path: Path, stdout_patterns: Sequence[str]) -> MetricSource:
+    """Return the source for a file. Its module is imported on demand, since most runs have one kind."""
     match kind:
         case "jsonl":
             from looplab.measure.jsonl import JsonlSource
@@ -399,11 +411,11 @@ _auto_ranks = {kind: rank for rank, kind in enumerate(_AUTO)}
 
 
 def _ranks(kinds: Sequence[str] | Literal["auto"]) -> tuple[dict[str, int], frozenset[str]]:
-    """The order of trust, and which kinds are read only for want of better ones."""
+    """Return the rank of each kind, and the kinds that are read only if there is no file with curves."""
     if kinds == "auto":
         return _auto_ranks, frozenset({"stdout", "wandb_summary"})
     for kind in kinds:
         if kind not in KINDS:
-            raise LabError(f"measure knows no source {kind!r}", hint=f"use auto or some of: {', '.join(KINDS)}")
+            raise LabError(f"measure has no source {kind!r}", hint=f"use auto or some of: {', '.join(KINDS)}")
     parts = [part for kind in kinds for part in _PARTS.get(kind, (kind,))]
     return {part: rank for rank, part in enumerate(parts)}, frozenset({"wandb_summary"})

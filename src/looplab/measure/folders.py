@@ -1,4 +1,4 @@
-"""Summaries of whole run folders, of one or of thousands; what has not changed since last time is not read again."""
+"""Summaries of run folders, one or thousands, with a cache for unchanged ones."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ from looplab.measure.summary import Directions, Goal, MetricSummary, Summariser
 
 CACHE_NAME = ".measure-cache.json"
 _VERSION = 1
-_WORTH_A_POOL = 16 << 20
-"""Bytes to read from which on it pays to start processes."""
+_MIN_POOL_SIZE = 16 << 20
+"""Bytes to read above which a process pool is worth starting."""
 
 _FILES = re.compile(r"metrics\.jsonl|(?:progress|metrics)\.csv|trainer_summary\.json|events\.out\.tfevents\..+")
 _WANDB_RUN = re.compile(r"(?:offline-)?run-.+|latest-run")
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "eval", "dev"})
-"""Folders in which trainers put the parts of one run."""
+"""Subfolders in which trainers put the splits of one run."""
 _SKIPPED = frozenset({"checkpoints", "checkpoint", "node_modules", "__pycache__", "venv", "site-packages"})
 
 Signature = list[tuple[str, int, int]]
-"""Each metric file of a folder: relative path, size, time of last change in ns."""
+"""Relative path, size in bytes and modification time in ns of each metric file of a folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class FolderReading:
-    """How run folders are read."""
+    """Options for reading run folders."""
 
     kinds: tuple[str, ...] | Literal["auto"] = "auto"
-    """Which sources, the most trusted first; see `discover.KINDS`."""
+    """The kinds of sources, most trusted first; see `discover.KINDS`."""
     aliases: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Canonical metric names, each with the other names that mean the same."""
+    """Canonical metric names, each with its other names."""
     goals: Mapping[str, Goal] = field(default_factory=dict)
-    """Which way is better where the name does not tell."""
+    """Directions of metrics whose names do not tell."""
     stdout_patterns: tuple[str, ...] = ()
     """The user's patterns for printed metrics."""
     tail: int = 0
-    """How many last values each summary holds, for `mean(k)`."""
+    """The number of last values in each summary, for `mean(k)`."""
     final: bool = False
-    """Whether the trainers ended by themselves, so that a last line without its newline counts."""
+    """Whether the trainers exited by themselves, so that a last line without its newline counts."""
 
     def fingerprint(self) -> str:
-        """What a cached summary must agree in."""
+        """Return a hash of the options; a cached summary is valid only for the same hash."""
         return sha256(orjson.dumps(astuple(self), option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
 
     def reader(self, run_dir: Path) -> Reader:
@@ -58,18 +58,18 @@ class FolderReading:
 
 
 def find_runs(root: Path) -> Iterator[Path]:
-    """The folders of runs below the root; the root itself only if it is one and holds no other."""
-    found: dict[str, None] = {}
+    """Yield the run folders below the root; the root itself only if it is one and contains no other."""
+    runs: dict[str, None] = {}
     for folder, folders, files in os.walk(root):
         folders[:] = sorted(name for name in folders if name[0] != "." and name not in _SKIPPED)
         if folder == str(root) or not _is_run(folder, folders, files):
             continue
-        folders.clear()  # what lies below belongs to this run
-        above, name = os.path.split(folder)
-        found[above if name in _SPLITS and above != str(root) else folder] = None
-    if not found and _is_run(str(root), names_in(root), names_in(root)):
-        found[str(root)] = None
-    yield from map(Path, found)
+        folders.clear()  # subfolders belong to this run
+        parent, name = os.path.split(folder)
+        runs[parent if name in _SPLITS and parent != str(root) else folder] = None
+    if not runs and _is_run(str(root), names_in(root), names_in(root)):
+        runs[str(root)] = None
+    yield from map(Path, runs)
 
 
 def _is_run(folder: str, folders: list[str], files: list[str]) -> bool:
@@ -79,17 +79,11 @@ def _is_run(folder: str, folders: list[str], files: list[str]) -> bool:
 
 
 def names_in(folder: Path) -> list[str]:
+    """Return the names in a folder; an empty list if it cannot be read."""
     try:
         return os.listdir(folder)
-    except OSError:  # not a folder, or not ours to read
+    except OSError:  # not a folder, or not readable
         return []
-
-
-def summarise_folder(
-    run_dir: Path, reading: FolderReading | None = None, *, cache: Path | None = None
-) -> dict[str, MetricSummary]:
-    """The summary of each metric of one run; with a cache file, only read if something changed."""
-    return summarise_many([run_dir], reading, jobs=1, cache=cache)[run_dir]
 
 
 def summarise_many(
@@ -99,16 +93,23 @@ def summarise_many(
     jobs: int | None = None,
     cache: Path | None = None,
 ) -> dict[Path, dict[str, MetricSummary]]:
-    """The summaries of many runs. `jobs` processes share what must be read; by default as many as there are cores."""
+    """Return the summary of each metric of each run.
+
+    Args:
+        run_dirs: The folders of the runs.
+        reading: How to read them; None: the defaults.
+        jobs: The number of processes; None: the number of cores.
+        cache: A cache file; None: no cache.
+    """
     reading = reading or FolderReading()
     store = _Cache(cache, reading.fingerprint()) if cache is not None else None
     result: dict[Path, dict[str, MetricSummary]] = {}
     changed: dict[Path, Signature] = {}
     for run_dir in run_dirs:
         signature = _signature(run_dir, reading)
-        known = store.get(run_dir, signature) if store is not None else None
-        result[run_dir] = known if known is not None else {}
-        if known is None:
+        cached = store.get(run_dir, signature) if store is not None else None
+        result[run_dir] = cached if cached is not None else {}
+        if cached is None:
             changed[run_dir] = signature
     for run_dir, summaries in zip(changed, _read_all(changed, reading, jobs or os.cpu_count() or 1), strict=True):
         result[run_dir] = summaries
@@ -135,22 +136,22 @@ def _read_all(
 ) -> Iterable[dict[str, MetricSummary]]:
     size = sum(file[1] for signature in changed.values() for file in signature)
     jobs = min(jobs, len(changed))
-    if jobs < 2 or size < _WORTH_A_POOL:
-        return [_read(run_dir, reading) for run_dir in changed]
-    # Spawned, not forked: the caller may have threads.
+    if jobs < 2 or size < _MIN_POOL_SIZE:
+        return [_summarise(run_dir, reading) for run_dir in changed]
+    # Spawn, not fork: the caller may have threads.
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         chunk = max(1, min(32, len(changed) // (4 * jobs)))
-        return list(pool.map(_read, changed, [reading] * len(changed), chunksize=chunk))
+        return list(pool.map(_summarise, changed, [reading] * len(changed), chunksize=chunk))
 
 
-def _read(run_dir: Path, reading: FolderReading) -> dict[str, MetricSummary]:
+def _summarise(run_dir: Path, reading: FolderReading) -> dict[str, MetricSummary]:
     summariser = Summariser(Directions(reading.goals), kept=max(1, reading.tail))
     summariser.add(reading.reader(run_dir).poll(reading.final))
     return summariser.result(tail=reading.tail)
 
 
 class _Cache:
-    """One JSON file for many runs, replaced as a whole; a cache that cannot be read is an empty one."""
+    """One JSON file for many runs, replaced atomically; an unreadable cache is empty."""
 
     def __init__(self, path: Path, fingerprint: str) -> None:
         self._path = path
@@ -189,7 +190,7 @@ class _Cache:
         temporary.replace(self._path)
 
     def _name(self, run_dir: Path) -> str:
-        """The run's path from where the cache is, so that the whole tree can be moved."""
+        """Return the run's path relative to the cache, so that the whole tree can be moved."""
         return os.path.relpath(run_dir, self._root)
 
 

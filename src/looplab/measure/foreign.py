@@ -1,7 +1,7 @@
-"""Runs that other tools made and recorded: their configs and what they measured.
+"""Configs and metrics of runs that other tools recorded.
 
-Read are folders (of the autopilot, LeRobot, W&B, TensorBoard, Lightning, Hydra or any trainer that leaves metrics and a
-config) and Optuna's storages. Nothing there is changed. Whatever cannot be read is a sentence, never an exception.
+Supported are folders (of the autopilot, LeRobot, W&B, TensorBoard, Lightning, Hydra or any trainer that writes metrics
+and a config) and Optuna storages. They are never modified. What cannot be read is reported, not raised.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ CONFIGS = (
     "record/config.json", "config.json", "config.yaml", "config.yml", "config.toml", ".hydra/config.yaml",
     "train_config.json", "hparams.yaml", "params.json", "args.json", "args.yaml", "files/config.yaml",
 )  # fmt: skip
-"""Where trainers and tools leave the config of a run, relative to its folder."""
+"""Paths of a run's config, relative to its folder, as used by trainers and tools."""
 CONFIG_PATTERNS = ("checkpoints/*/pretrained_model/train_config.json", "wandb/*/files/config.yaml")
 OVERRIDE = "override.json"
-"""What the autopilot's proposal changed: applied to the base config."""
-MAX_FOUND = 64
-"""Files that match a pattern and are looked at."""
-MAX_SQLITE = 2 << 30
+"""The changes of an autopilot proposal, relative to the base config."""
+MAX_MATCHES = 64
+"""Files that match a pattern and are read."""
+MAX_STORAGE = 2 << 30
+"""Maximum size of an Optuna storage, in bytes."""
 _WANDB_RUN = re.compile(r"(?:offline-)?run-.+")
 _TRACES = (*CONFIGS[1:6], OVERRIDE, "run.json")
-"""Files by which a folder without metrics is recognised as one of a run."""
+"""Files that identify a folder without metrics as a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +49,22 @@ class ForeignRun:
     kind: str
     """folder | optuna"""
     source: str
-    """Its path, or the storage with the number of the trial."""
+    """Its path, or the storage and the number of the trial."""
     digest: str
-    """A hash of what was read."""
+    """A hash of the files that were read."""
     config: dict[str, Any]
-    """As the tool recorded it."""
+    """The config as the tool recorded it."""
     config_from: str
-    """The file that it was read from."""
+    """The file from which the config was read."""
     objective: float | None
     status: str = "ok"
     """ok | failed"""
     metrics: dict[str, MetricSummary] = field(default_factory=dict)
     steps: float | None = None
     files: tuple[Path, ...] = ()
-    """What was read of its folder."""
+    """The files that were read from its folder."""
     is_flat: bool = False
-    """Whether its keys are bare names without sections, as in an Optuna study."""
+    """Whether the config keys are bare names without sections, as in an Optuna study."""
     notes: tuple[str, ...] = ()
 
 
@@ -76,35 +77,35 @@ class Unreadable:
 
 
 Count = Callable[[Mapping[str, Any]], int]
-"""How many knobs of the study a config has: the file with the most is taken for the run's config."""
+"""Counts the study's knobs in a config; the file with the most is taken as the run's config."""
 
 
 def run_folders(root: Path) -> list[Path]:
-    """Return the folders of runs below a folder, or the folder itself, also those that have no metrics."""
+    """Return the run folders below a folder, or the folder itself, including runs without metrics."""
     if _has_wandb_file(root):
         return [root]
     inner = [root / name for name in sorted(names_in(root)) if _WANDB_RUN.fullmatch(name)]
     if root.name == "wandb" and inner:
         return [path for path in inner if path.is_dir()]
-    found = list(find_runs(root))
-    if found == [root] and (root / "wandb").is_dir():
+    runs = list(find_runs(root))
+    if runs == [root] and (root / "wandb").is_dir():
         several = [path for path in sorted((root / "wandb").iterdir()) if _WANDB_RUN.fullmatch(path.name)]
         others = {name for name in names_in(root) if name.endswith((".jsonl", ".csv", ".json"))}
         if len(several) > 1 and not others:
-            return several  # W&B puts all runs of a project side by side
-    return sorted({*found, *_without_metrics(root, found)})
+            return several  # W&B keeps all runs of a project in one folder
+    return sorted({*runs, *_without_metrics(root, runs)})
 
 
 def _has_wandb_file(folder: Path) -> bool:
     return any(name.startswith("run-") and name.endswith(".wandb") for name in names_in(folder))
 
 
-def _without_metrics(root: Path, found: Sequence[Path]) -> Iterator[Path]:
-    """Folders beside the runs that were found, or the root, with the traces of a run but no metrics."""
-    parents = {path.parent for path in found if path != root} or {root}
+def _without_metrics(root: Path, runs: Sequence[Path]) -> Iterator[Path]:
+    """Yield siblings of the runs, or the root, that look like a run but have no metrics."""
+    parents = {path.parent for path in runs if path != root} or {root}
     candidates = [parent / name for parent in sorted(parents) for name in sorted(names_in(parent))]
-    for path in [*candidates, *([] if found else [root])]:
-        if path not in found and path.is_dir() and any((path / trace).is_file() for trace in _TRACES):
+    for path in [*candidates, *([] if runs else [root])]:
+        if path not in runs and path.is_dir() and any((path / trace).is_file() for trace in _TRACES):
             yield path
 
 
@@ -112,7 +113,7 @@ def read_folder(path: Path, study: StudyConfig, mapped: Mapping[str, str], count
     """Read a run from its folder.
 
     Args:
-        mapped: The tool's names of metrics and config keys, with the study's names.
+        mapped: The tool's names of metrics and config keys → the study's names.
         count: Counts the knobs in a config.
     """
     try:
@@ -124,16 +125,16 @@ def read_folder(path: Path, study: StudyConfig, mapped: Mapping[str, str], count
 def _read_folder(path: Path, study: StudyConfig, mapped: Mapping[str, str], count: Count) -> ForeignRun | Unreadable:
     hidden = (study.holdout.metric,) if study.holdout is not None else ()
     reader = Reader(path, "auto", _aliases(study, mapped), study.measure.stdout, hidden)
-    summariser = Summariser(Directions(_goals(study)), kept=_kept(study))
+    summariser = Summariser(Directions(_goals(study)), kept=_tail_length(study))
     summariser.add(reader.poll(final=True))
     while reader.behind:
         summariser.add(reader.poll(final=True))
     metrics = summariser.result()
     sources = [source.path for source in reader.sources() if source.path.is_file()]
     if not metrics:
-        told = "; ".join(f"{name}: {why}" for name, why in reader.problems.items())
-        return Unreadable(str(path), f"no metrics can be read ({told})" if told else _missing(path))
-    notes = [f"{name} could not be read to its end: {why}" for name, why in reader.problems.items()]
+        problems = "; ".join(f"{name}: {why}" for name, why in reader.problems.items())
+        return Unreadable(str(path), f"no metrics can be read ({problems})" if problems else _why_no_metrics(path))
+    notes = [f"{name} could not be read completely: {why}" for name, why in reader.problems.items()]
     best: tuple[int, dict[str, Any], str, Path | None] = (-1, {}, "", None)
     for config, name, file in _configs(path, sources, notes):
         hits = count(config)
@@ -143,9 +144,9 @@ def _read_folder(path: Path, study: StudyConfig, mapped: Mapping[str, str], coun
     if not name:
         notes.append("it has no config")
     value = None
-    wanted = study.objective
-    if wanted is not None and not reader.is_doubtful(wanted.metric):
-        value = objective_value(summariser, wanted.metric, wanted.at)
+    objective = study.objective
+    if objective is not None and not reader.is_doubtful(objective.metric):
+        value = objective_value(summariser, objective.metric, objective.at)
     files = tuple(dict.fromkeys([*sources, *([file] if file is not None else [])]))
     return ForeignRun(
         "folder", str(path), _digest(path, files), config, name, value, metrics=metrics, steps=reader.last_step,
@@ -153,10 +154,10 @@ def _read_folder(path: Path, study: StudyConfig, mapped: Mapping[str, str], coun
     )  # fmt: skip
 
 
-def _missing(path: Path) -> str:
-    there = [name for name in ("trainer_summary.json", "metrics.jsonl") if (path / name).exists()]
-    if there:
-        return f"{there[0]} has no metrics"
+def _why_no_metrics(path: Path) -> str:
+    present = [name for name in ("trainer_summary.json", "metrics.jsonl") if (path / name).exists()]
+    if present:
+        return f"{present[0]} has no metrics"
     return "it has no trainer_summary.json, metrics.jsonl, CSV, W&B or TensorBoard file"
 
 
@@ -174,17 +175,17 @@ def _goals(study: StudyConfig) -> dict[str, Any]:
     return goals | ({study.objective.metric: study.objective.goal} if study.objective is not None else {})
 
 
-def _kept(study: StudyConfig) -> int:
+def _tail_length(study: StudyConfig) -> int:
     return (check_at(study.objective.at) or 1) if study.objective is not None else 1
 
 
 def _configs(
     path: Path, sources: Sequence[Path], notes: list[str]
 ) -> Iterator[tuple[dict[str, Any], str, Path | None]]:
-    """Every config that the folder has, with the name and path of its file."""
+    """Yield every config in the folder, with the name and path of its file."""
     files = [path / name for name in CONFIGS]
     for pattern in CONFIG_PATTERNS:
-        files += sorted(path.glob(pattern))[-MAX_FOUND:]
+        files += sorted(path.glob(pattern))[-MAX_MATCHES:]
     for file in files:
         if file.is_file():
             try:
@@ -208,12 +209,12 @@ def _configs(
     if override.is_file():
         with suppress(LabError, UntrustedError, OSError, ValueError):
             config = read_config(override)
-            if not {"edits", "proposer"} <= config.keys():  # looplab's own has edits
+            if not {"edits", "proposer"} <= config.keys():  # not looplab's own, which has edits
                 yield config, OVERRIDE, override
 
 
 def _unwrapped(config: dict[str, Any]) -> dict[str, Any]:
-    """A config of W&B's `config.yaml` without its wrapping: `{lr: {desc: null, value: 0.1}}`."""
+    """Return a config without the wrapping of W&B's `config.yaml`: `{lr: {desc: null, value: 0.1}}`."""
     if "wandb_version" not in config and "_wandb" not in config:
         return config
     return {
@@ -236,10 +237,10 @@ def _digest(path: Path, files: Sequence[Path]) -> str:
 
 
 def read_optuna(storage: str, name: str | None, study: StudyConfig) -> tuple[list[ForeignRun], list[Unreadable]]:
-    """Read the trials of a study in an Optuna storage: `sqlite:///file.db`, or the file of a journal.
+    """Read the trials of a study in an Optuna storage: `sqlite:///file.db`, or a journal file.
 
     Raises:
-        LabError: Optuna is not installed, there is no such storage or study, or its objective is not the lab's.
+        LabError: Optuna is not installed, there is no such storage or study, or its objective differs from the lab's.
     """
     try:
         import optuna
@@ -248,12 +249,12 @@ def read_optuna(storage: str, name: str | None, study: StudyConfig) -> tuple[lis
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     file = Path(storage.removeprefix("sqlite:///").removeprefix("journal:"))
     if "://" in str(file) or not file.is_file():
-        raise LabError(f"there is no storage {storage}", hint="sqlite:///FILE, or the file of a journal")
-    if file.stat().st_size > MAX_SQLITE:
-        raise LabError(f"{file} is larger than {MAX_SQLITE >> 30} GB")
-    with tempfile.TemporaryDirectory(prefix="looplab-optuna-") as place:
-        copy = Path(place) / "storage"
-        shutil.copyfile(file, copy)  # Optuna writes to what it opens
+        raise LabError(f"there is no storage {storage}", hint="sqlite:///FILE, or a journal file")
+    if file.stat().st_size > MAX_STORAGE:
+        raise LabError(f"{file} is larger than {MAX_STORAGE >> 30} GB")
+    with tempfile.TemporaryDirectory(prefix="looplab-optuna-") as folder:
+        copy = Path(folder) / "storage"
+        shutil.copyfile(file, copy)  # a copy, since Optuna writes to storages that it opens
         for suffix in ("-wal", "-shm"):
             with suppress(FileNotFoundError):
                 shutil.copyfile(f"{file}{suffix}", f"{copy}{suffix}")
@@ -287,13 +288,13 @@ def _open_storage(storage: str, copy: Path) -> Any:
 
 
 def _trials(loaded: Any, where: str, study: StudyConfig) -> tuple[list[ForeignRun], list[Unreadable]]:
-    wanted = study.objective
-    place = _objective_place(loaded, study)
-    goal = loaded.directions[place].name.lower()
-    if wanted is not None and goal != ("maximize" if wanted.goal == "max" else "minimize"):
+    objective = study.objective
+    index = _objective_index(loaded, study)
+    goal = loaded.directions[index].name.lower()
+    if objective is not None and goal != ("maximize" if objective.goal == "max" else "minimize"):
         raise LabError(
-            f"the Optuna study {loaded.study_name!r} has to {goal} its objective; this one has the goal {wanted.goal}",
-            hint="they do not measure the same",
+            f"the Optuna study {loaded.study_name!r} is set to {goal}, but the goal of this study is {objective.goal}",
+            hint="their objectives differ",
         )
     runs, unreadable = [], []
     for trial in loaded.get_trials(deepcopy=False):
@@ -302,15 +303,15 @@ def _trials(loaded: Any, where: str, study: StudyConfig) -> tuple[list[ForeignRu
         if state not in ("COMPLETE", "FAIL", "PRUNED") or not trial.params:
             unreadable.append(Unreadable(source, f"its state is {state}" if trial.params else "it has no parameters"))
             continue
-        value = float(trial.values[place]) if state == "COMPLETE" and trial.values else None
+        value = float(trial.values[index]) if state == "COMPLETE" and trial.values else None
         config = mend(dict(trial.params))
-        said = dump_json([where, trial.number, config, value, state], sort_keys=True)
+        content = dump_json([where, trial.number, config, value, state], sort_keys=True)
         metrics: dict[str, MetricSummary] = {}
-        if value is not None and wanted is not None:
-            metrics[wanted.metric] = MetricSummary(value, value, value, 0.0, None, None, 1, 0, False, 0.0)
+        if value is not None and objective is not None:
+            metrics[objective.metric] = MetricSummary(value, value, value, 0.0, None, None, 1, 0, False, 0.0)
         runs.append(
             ForeignRun(
-                "optuna", source, hashlib.sha256(said.encode()).hexdigest(), config, "its parameters", value,
+                "optuna", source, hashlib.sha256(content.encode()).hexdigest(), config, "its parameters", value,
                 "failed" if state == "FAIL" else "ok", metrics, is_flat=True,
                 notes=("Optuna pruned it",) if state == "PRUNED" else (),
             )
@@ -318,13 +319,13 @@ def _trials(loaded: Any, where: str, study: StudyConfig) -> tuple[list[ForeignRu
     return runs, unreadable
 
 
-def _objective_place(loaded: Any, study: StudyConfig) -> int:
-    """Which of the values of a trial is the study's objective."""
+def _objective_index(loaded: Any, study: StudyConfig) -> int:
+    """Return the index of the study's objective among the values of a trial."""
     if len(loaded.directions) == 1:
         return 0
     names = list(loaded.metric_names or ())
-    wanted = study.objective.metric if study.objective is not None else ""
-    if wanted in names:
-        return names.index(wanted)
-    told = clean_line(", ".join(map(str, names)) or "without names", 200)
-    raise LabError(f"the Optuna study has {len(loaded.directions)} objectives ({told}), none is {wanted!r}")
+    metric = study.objective.metric if study.objective is not None else ""
+    if metric in names:
+        return names.index(metric)
+    listed = clean_line(", ".join(map(str, names)) or "without names", 200)
+    raise LabError(f"the Optuna study has {len(loaded.directions)} objectives ({listed}), none of which is {metric!r}")

@@ -1,4 +1,4 @@
-"""A JSON file that is now and then written as a whole: one point for each number in it, whenever the number is new."""
+"""A JSON file that is rewritten as a whole from time to time: one point for each number whenever it changes."""
 
 from __future__ import annotations
 
@@ -9,25 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from looplab.measure.base import Batch, Curve
-from looplab.measure.rows import NOT_METRICS, number
+from looplab.measure.rows import NOT_METRICS, to_float
 from looplab.untrusted import UntrustedError, load_json, read_bounded
 
-LARGEST = 16 << 20
-"""Bytes of a file that is read."""
+MAX_SIZE = 16 << 20
+"""Maximum size of a file, in bytes; a larger one is not read."""
 
 
 class JsonFile:
-    """Common to `trainer_summary.json` and `wandb-summary.json`; what differs is how names and step are found."""
+    """Base class for `trainer_summary.json` and `wandb-summary.json`, which differ in their names and steps."""
 
     def __init__(self, path: Path, separator: str, rename: Callable[[str], str], step_names: tuple[str, ...]) -> None:
         self.path = path
         self.skipped = 0
-        """1 while the file cannot be read: half-written or not JSON."""
-        self.position = 0
+        """1 while the file cannot be read (half-written or not JSON), else 0."""
         self.problem: str | None = None
         self.behind = False
         self.at_step: float | None = None
-        """The step to use where the file names none: how far the run is, as others know."""
+        """The step to use if the file names none: the last step of the run in other files."""
         self._separator = separator
         self._rename = rename
         self._step_names = step_names
@@ -35,38 +34,37 @@ class JsonFile:
         self._returned: dict[str, float] = {}
 
     def poll(self, final: bool = False, until: float | None = None) -> Batch:
-        content = self._content_if_new()
+        content = self._read_if_changed()
         if content is None:
             return {}
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         content.pop("_wandb", None)
-        _flatten("", content, self._separator, found)
-        found = {self._rename(name): value for name, value in found.items()}
-        steps = [found[name] for name in self._step_names if name in found]
+        _flatten("", content, self._separator, values)
+        values = {self._rename(name): value for name, value in values.items()}
+        steps = [values[name] for name in self._step_names if name in values]
         step = steps[0] if steps else self.at_step if self.at_step is not None else 0.0
         batch: Batch = {}
-        for name, value in found.items():
+        for name, value in values.items():
             # Compared as text, since NaN is not equal to itself.
             if name not in NOT_METRICS and repr(self._returned.get(name)) != repr(value):
                 self._returned[name] = value
                 batch[name] = Curve([step], [value])
         return batch
 
-    def _content_if_new(self) -> dict[str, Any] | None:
+    def _read_if_changed(self) -> dict[str, Any] | None:
         try:
             status = os.stat(self.path)
             identity = (status.st_ino, status.st_size, status.st_mtime_ns)
             if identity == self._identity:
                 return None
-            data = read_bounded(self.path, LARGEST)
+            data = read_bounded(self.path, MAX_SIZE)
         except OSError:
             return None
-        except UntrustedError:  # not a file, or too large; not looked at again until it changes
+        except UntrustedError:  # not a file, or too large; ignored until it changes
             self._identity = identity
             self.skipped = 1
             return None
         self._identity = identity
-        self.position = len(data)
         content: Any = None
         with suppress(UntrustedError):
             content = load_json(data)
@@ -80,6 +78,6 @@ def _flatten(prefix: str, value: Any, separator: str, into: dict[str, float]) ->
             for key, inner in value.items():
                 _flatten(f"{prefix}{separator}{key}" if prefix else str(key), inner, separator, into)
         return
-    as_number = number(value)
-    if as_number is not None:
-        into[prefix] = as_number
+    as_float = to_float(value)
+    if as_float is not None:
+        into[prefix] = as_float

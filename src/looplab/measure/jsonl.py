@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: one JSON object a line, as `trainkit.log()` and many trainers write it."""
+"""`metrics.jsonl`: one JSON object per line, as written by `trainkit.log()` and many trainers."""
 
 from __future__ import annotations
 
@@ -27,10 +27,6 @@ class JsonlSource:
         self._rows = rows or RowAccumulator()
 
     @property
-    def position(self) -> int:
-        return self._lines.position
-
-    @property
     def behind(self) -> bool:
         return self._lines.behind
 
@@ -57,7 +53,7 @@ class JsonlSource:
         except orjson.JSONDecodeError:
             if not line.strip():
                 return None
-            # Python's own writer says NaN and Infinity without quotes, which only its own reader understands.
+            # Python's json writes bare NaN and Infinity, which only Python's json reads.
             with suppress(ValueError, RecursionError):
                 row = json.loads(line, parse_int=float)
         if isinstance(row, dict):

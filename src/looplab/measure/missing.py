@@ -1,4 +1,4 @@
-"""What to tell a person whose run ended well but did not measure its objective."""
+"""The note on a run that succeeded but did not measure its objective."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from looplab.measure.discover import CURVES, IGNORED, kind_of
 from looplab.measure.splits import KINDS, kind_of_split
 
 MAX_SHOWN = 8
+"""Measured names that are listed."""
 MAX_SUGGESTED = 2
+"""Names that are suggested."""
 MAX_COMPARED = 2_000
 """Names that are compared letter by letter."""
 MAX_FILES = 3
+"""Files that are listed."""
 MAX_ENTRIES = 5_000
-"""Files and folders below the lab that are looked at."""
-_ALIKE = 0.75
-"""The share of letters in common that makes a name a likely slip of the pen."""
+"""Files and folders below the lab that are examined."""
+_MIN_SIMILARITY = 0.75
+"""Similarity ratio above which a name is a likely typo."""
 _SPLITS = frozenset(f"<{kind}>" for kind in KINDS)
 _CLOCK_TICK_S = 0.05
 
@@ -35,19 +38,17 @@ def explain_missing(
     since: float | None,
     in_run_dir: bool = False,
 ) -> str:
-    """Say that a metric was not measured, and what may have been meant.
+    """Return a note that a metric was not measured, with likely causes.
 
     Args:
         metric: The name of the objective.
         measured: The names that the run measured.
-        run_dir: The folder in which metrics are looked for.
-        lab: The folder of the lab; metrics written elsewhere in it during the run are named.
-        since: When the run started, in seconds since 1970; None: other files are not looked for.
+        run_dir: The folder in which metrics were searched.
+        lab: The folder of the lab; metric files written elsewhere in it during the run are listed.
+        since: Start of the run, in seconds since the epoch; None: other files are not searched.
         in_run_dir: Whether the trainer was started in its run folder.
     """
-    ranked = sorted(
-        (_distance(metric, name, compare=place < MAX_COMPARED), name) for place, name in enumerate(measured)
-    )
+    ranked = sorted((_distance(metric, name, compare=i < MAX_COMPARED), name) for i, name in enumerate(measured))
     same = [name for distance, name in ranked if distance[0] == 0]
     near = [name for distance, name in ranked if distance[0] <= 3]
     text = f"the objective {metric!r} was not measured"
@@ -72,32 +73,34 @@ def _list_names(names: Sequence[str]) -> str:
     return count + (", among them " if len(names) > MAX_SHOWN else ": ") + ", ".join(names[:MAX_SHOWN])
 
 
-def _distance(wanted: str, name: str, *, compare: bool) -> tuple[int, float]:
-    """How far a name is from the one that is wanted: 0 if only separators or case differ, 1 if they have the same words
-    for the same split, 2 if one has more words, 3 if they are spelled alike, else 4; and an order among these."""
-    letters, others = (re.sub(r"[\W_]", "", text).lower() for text in (wanted, name))
+def _distance(target: str, name: str, *, compare: bool) -> tuple[int, float]:
+    """Return the distance class of two names, and an order within the class.
+
+    0: they differ only in separators or case. 1: the same words, with split words of the same kind. 2: one has
+    additional words. 3: similar spelling. 4: anything else.
+    """
+    letters, others = (re.sub(r"[\W_]", "", text).lower() for text in (target, name))
     if letters == others:
         return 0, 0.0
-    one, other = sorted(_words(wanted)), sorted(_words(name))
+    one, other = sorted(_words(target)), sorted(_words(name))
     if one == other:
         return 1, 0.0
     splits = [[word for word in words if word in _SPLITS] for words in (one, other)]
-    of_another_split = bool(splits[0]) and splits[0] != splits[1]
-    if not of_another_split and (set(one) < set(other) or set(other) < set(one)):
+    other_split = bool(splits[0]) and splits[0] != splits[1]
+    if not other_split and (set(one) < set(other) or set(other) < set(one)):
         return 2, abs(len(one) - len(other))
-    likeness = SequenceMatcher(None, letters, others, autojunk=False).ratio() if compare else 0.0
-    return 3 if likeness >= _ALIKE and not of_another_split else 4, -likeness
+    similarity = SequenceMatcher(None, letters, others, autojunk=False).ratio() if compare else 0.0
+    return 3 if similarity >= _MIN_SIMILARITY and not other_split else 4, -similarity
 
 
 def _words(name: str) -> list[str]:
-    """The words of a name in lower case; all words for a kind of split are one."""
+    """Return the words of a name in lower case, with split words replaced by their kind."""
     words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+|\d+", name)
     return [f"<{kind}>" if (kind := kind_of_split(word)) else word.lower() for word in words]
 
 
 def _written_elsewhere(lab: Path, run_dir: Path, since: float) -> Iterator[str]:
-    """The files of metrics below the lab but outside of the runs that changed since then, the nearest to the top
-    first."""
+    """Yield the metric files below the lab, outside the runs, that changed since then, in breadth-first order."""
     skipped = {str(lab / "outputs"), str(run_dir)}
     folders = deque([str(lab)])
     left = MAX_ENTRIES
@@ -105,7 +108,7 @@ def _written_elsewhere(lab: Path, run_dir: Path, since: float) -> Iterator[str]:
         try:
             with os.scandir(folders.popleft()) as listing:
                 entries = sorted(islice(listing, left), key=lambda entry: entry.name)
-        except OSError:  # removed this moment, or not readable
+        except OSError:  # removed meanwhile, or not readable
             continue
         left -= len(entries)
         for entry in entries:

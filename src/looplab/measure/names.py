@@ -1,4 +1,4 @@
-"""How expressions call metrics: `train.ot_pi_sum.last` is the last value of `train/ot_pi_sum`."""
+"""Names of metrics in expressions: `train.ot_pi_sum.last` is the last value of `train/ot_pi_sum`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ FIELDS = ("first", "last", "best", "best_step", "delta", "pct", "n", "nan", "las
 
 
 class MetricNames:
-    """Looks names up for an expression: metrics with dots for slashes, with or without a field (`last` if none is
-    said), and whatever else is given by name. What was not measured, or is not known (the `delta` of a single value),
-    is missing: an expression that reads it says so, and is neither true nor false."""
+    """Name lookup for expressions: metrics with dots for slashes and an optional field (default `last`), and others.
+
+    A value that was not measured or is undefined (the `delta` of a single value) raises KeyError: an expression that
+    reads it is neither true nor false.
+    """
 
     __slots__ = ("_dotted", "_metrics", "_others")
 
@@ -31,7 +33,7 @@ class MetricNames:
                 metric, field = self._dotted[head], tail
         if metric is not None:
             summary = self._metrics[metric]
-            # A metric that ended in NaN has a last value that is not a number, and no comparison with it is true.
+            # If the last value is NaN, comparisons with `last` must be false.
             value = float("nan") if field == "last" and summary.last_is_nan else getattr(summary, field)
             if value is None:
                 raise KeyError(name)

@@ -1,8 +1,8 @@
-"""Matches regular expressions for `looplab.measure.patterns`, in a process that may be killed.
+"""Match regular expressions for `looplab.measure.patterns` in a process that may be killed.
 
-Run as a script by an isolated interpreter (`python -I -S pattern_helper.py SECONDS`). Each line of its input is JSON, a
-pattern and a list of texts; each line of its output is JSON, for each text a list with the named groups of each match.
-The kernel ends the process by SIGVTALRM when one of them takes more than SECONDS of CPU time.
+Run as a script by an isolated interpreter (`python -I -S pattern_helper.py SECONDS`). Each line of input is JSON: a
+pattern and a list of texts. Each line of output is JSON: for each text, a list with the named groups of each match. The
+kernel kills the process with SIGVTALRM if a line takes more than SECONDS of CPU time.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def main() -> None:
         pattern, texts = json.loads(line)
         compiled = re.compile(pattern)
         signal.setitimer(signal.ITIMER_VIRTUAL, limit)
-        found = [[match.groupdict() for match in compiled.finditer(text)] for text in texts]
+        matches = [[match.groupdict() for match in compiled.finditer(text)] for text in texts]
         signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
-        sys.stdout.buffer.write(json.dumps(found).encode() + b"\n")
+        sys.stdout.buffer.write(json.dumps(matches).encode() + b"\n")
         sys.stdout.buffer.flush()
 
 

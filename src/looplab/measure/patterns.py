@@ -1,8 +1,8 @@
-"""The user's regular expressions, none of which may hold up the engine.
+"""The user's regular expressions, matched so that none can block the engine.
 
 Python's `re` backtracks, and a match cannot be interrupted: `(a+)+$` needs years for a line of 100 letters. A pattern
-whose time provably grows with the length of the line alone is matched here. Any other is matched by a helper process
-with a limit of CPU time that the kernel enforces; a pattern that exceeds it is not used any more for that file.
+that provably takes linear time is matched in this process. Any other is matched by a helper process with a CPU time
+limit that the kernel enforces; a pattern that exceeds it is no longer used for that file.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from looplab.errors import LabError
 from looplab.measure import pattern_helper
 
 LIMIT_S = 1.0
-"""CPU time for a pattern and `LINES` lines."""
+"""CPU time for one pattern and `LINES` lines, in seconds."""
 WALL_S = 20.0
-"""The same by the clock, for a machine that is overloaded."""
+"""The same in wall-clock time, for an overloaded machine."""
 LINES = 64
+"""Lines per request to the helper."""
 
 Groups = dict[str, str | None]
-"""What the named groups of one match are."""
+"""The named groups of one match."""
 
 
 class Patterns:
-    """The patterns of one file, and which of them were given up."""
+    """The patterns of one file, without those that took too long."""
 
     __slots__ = ("_compiled", "_linear", "problem")
 
@@ -44,35 +45,35 @@ class Patterns:
         self._compiled = [_compile(pattern) for pattern in patterns]
         self._linear = [is_linear(pattern) for pattern in patterns]
         self.problem: str | None = None
-        """Why a pattern was given up."""
+        """Why a pattern is no longer used; None if all are."""
 
     def find(self, lines: Sequence[str]) -> list[list[Groups] | None]:
         """Return the matches of all patterns in each line; None for a line in which none matches."""
-        found: list[list[Groups] | None] = [None] * len(lines)
+        by_line: list[list[Groups] | None] = [None] * len(lines)
         for pattern, linear in list(zip(self._compiled, self._linear, strict=True)):
             size = max(1, len(lines)) if linear else LINES
             for start in range(0, len(lines), size):
                 part = lines[start : start + size]
                 try:
-                    matches = _find_here(pattern, part) if linear else _find_in_helper(pattern, part)
+                    matches = _match_here(pattern, part) if linear else _match_in_helper(pattern, part)
                 except TimeoutError:
                     self._give_up(pattern)
                     break
-                for place, one in enumerate(matches, start):
+                for i, one in enumerate(matches, start):
                     if one:
-                        found[place] = (found[place] or []) + one
-        return found
+                        by_line[i] = (by_line[i] or []) + one
+        return by_line
 
     def _give_up(self, pattern: re.Pattern[str]) -> None:
-        place = self._compiled.index(pattern)
-        del self._compiled[place], self._linear[place]
+        i = self._compiled.index(pattern)
+        del self._compiled[i], self._linear[i]
         self.problem = (
             f"the pattern {pattern.pattern!r} of measure.stdout takes more than {LIMIT_S:g} s for {LINES} lines and "
-            "was not used to the end: avoid repeats inside of repeats and repeats next to each other"
+            "is no longer used: avoid nested and adjacent repeats"
         )
 
 
-def _find_here(pattern: re.Pattern[str], lines: Sequence[str]) -> list[list[Groups]]:
+def _match_here(pattern: re.Pattern[str], lines: Sequence[str]) -> list[list[Groups]]:
     return [[match.groupdict() for match in pattern.finditer(line)] for line in lines]
 
 
@@ -87,7 +88,7 @@ def _compile(pattern: str) -> re.Pattern[str]:
     if not compiled.groupindex:
         raise LabError(
             f"the pattern {pattern!r} for printed metrics names no metric",
-            hint=r"name what it finds, for example 'step (?P<step>\d+) loss (?P<loss>\S+)'",
+            hint=r"use named groups, for example 'step (?P<step>\d+) loss (?P<loss>\S+)'",
         )
     return compiled
 
@@ -96,7 +97,7 @@ def _compile(pattern: str) -> re.Pattern[str]:
 
 
 class _Helper:
-    """A process that matches patterns; it ends with this object."""
+    """A process that matches patterns; it is killed when this object is deleted."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -104,15 +105,15 @@ class _Helper:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            start_new_session=True,  # a Ctrl-C is not for it
+            start_new_session=True,  # keeps Ctrl-C away from it
         )
         self.end = weakref.finalize(self, _end, self.process)
 
     def ask(self, question: bytes) -> bytes:
-        """Return the answer, a line; half of one or nothing if the process ends.
+        """Return the answer, one line; an incomplete line if the process exits.
 
         Raises:
-            TimeoutError: There is no answer within `WALL_S`.
+            TimeoutError: No answer within `WALL_S`.
         """
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -136,8 +137,8 @@ class _Helper:
 _helpers = threading.local()
 
 
-def _find_in_helper(pattern: re.Pattern[str], lines: Sequence[str]) -> list[list[Groups]]:
-    """Match in the helper of this thread, which is started where there is none.
+def _match_in_helper(pattern: re.Pattern[str], lines: Sequence[str]) -> list[list[Groups]]:
+    """Match in the helper of this thread, started on demand.
 
     Raises:
         TimeoutError: It took too long.
@@ -154,12 +155,12 @@ def _find_in_helper(pattern: re.Pattern[str], lines: Sequence[str]) -> list[list
             helper.end()
             raise
         if answer.endswith(b"\n"):
-            found: list[list[Groups]] = json.loads(answer)
-            return found
+            matches: list[list[Groups]] = json.loads(answer)
+            return matches
         _helpers.one = None
         if helper.end() == -signal.SIGVTALRM:
             break
-    raise TimeoutError  # or killed twice, by whomever: the pattern may be the reason
+    raise TimeoutError  # or killed twice, possibly because of the pattern
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:
@@ -170,23 +171,23 @@ def _end(process: subprocess.Popen[bytes]) -> int:
     return process.wait()
 
 
-# -- which patterns are linear
+# -- linear patterns
 
 _LAST = 0x17F
 _BEYOND = {r"\d": "digit", r"\s": "space", r"\w": "word", "": "other"}
-"""What stands for the characters after `_LAST`: whether a set of them matches another is known by their kind alone."""
+"""Symbols for the characters after `_LAST`, which are distinguished only by their kind."""
 _ALPHABET = frozenset(map(chr, range(_LAST + 1))) | frozenset(_BEYOND.values())
 _REPEATS = (codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT)
 _CHARACTERS = (codes.LITERAL, codes.NOT_LITERAL, codes.IN, codes.ANY)
 
 
 def is_linear(pattern: str) -> bool:
-    """Whether the time to look for a pattern provably grows no faster than the line. False where it is not known.
+    """Return whether searching for a pattern provably takes linear time; False if it is not known.
 
-    True for a sequence of characters and repeated characters, such as `step (?P<step>\\d+) loss (?P<loss>\\S+)`: what
-    follows a repeat cannot match what is repeated, so that there is one way to match; and the first character is not
-    in what is repeated (but at the end, where nothing can fail), so that attempts do not overlap. A pattern that begins
-    with `^` is attempted once.
+    True for a sequence of characters and repeated characters, such as `step (?P<step>\\d+) loss (?P<loss>\\S+)`, if
+    nothing that follows a repeat can match the repeated characters, so that there is one way to match, and no repeat
+    (except at the end, where nothing can fail) can match the first character, so that attempts do not overlap. A
+    pattern that begins with `^` is attempted once.
     """
     try:
         tree = parser.parse(pattern)
@@ -201,7 +202,7 @@ def is_linear(pattern: str) -> bool:
 
 
 def _flatten(tree: Any) -> list[tuple[Any, Any]] | None:
-    """Return the parts of a sequence with its groups opened; None if there is anything but characters and repeats."""
+    """Return the parts of a sequence with its groups expanded; None if it has parts of other types."""
     parts: list[tuple[Any, Any]] = []
     for code, argument in tree:
         if code is codes.SUBPATTERN and not argument[1] and not argument[2]:
@@ -224,13 +225,13 @@ def _is_unambiguous(parts: list[tuple[Any, Any]], *, anchored: bool) -> bool:
     first = frozenset() if anchored else _matched(parts[0])
     if not anchored and parts[0][0] is not codes.LITERAL:
         return False
-    for place, part in enumerate(parts):
+    for i, part in enumerate(parts):
         if part[0] not in _REPEATS:
             continue
         repeated = _matched(part)
-        if place + 1 < len(parts) and repeated & first:
+        if i + 1 < len(parts) and repeated & first:
             return False
-        for after in parts[place + 1 :]:
+        for after in parts[i + 1 :]:
             if repeated & _matched(after):
                 return False
             if after[0] not in _REPEATS or after[1][0] > 0:
@@ -239,7 +240,7 @@ def _is_unambiguous(parts: list[tuple[Any, Any]], *, anchored: bool) -> bool:
 
 
 def _matched(part: tuple[Any, Any]) -> frozenset[str]:
-    """The characters that a part matches: those of the alphabet, and kinds of others."""
+    """Return the symbols of the alphabet that a part matches."""
     code, argument = part
     if code is codes.AT:
         return frozenset()
@@ -255,7 +256,7 @@ def _matched(part: tuple[Any, Any]) -> frozenset[str]:
 
 
 def _symbol(number: int) -> str:
-    """The character itself, or the kind of one that is not in the alphabet."""
+    """Return the character itself, or its kind if it is not in the alphabet."""
     char = chr(number)
     return char if number <= _LAST else next(kind for name, kind in _BEYOND.items() if re.match(name, char))
 
@@ -271,7 +272,7 @@ def _matched_by_set(items: Any) -> frozenset[str]:
     matched: set[str] = set()
     for code, argument in items:
         if code is codes.LITERAL:
-            # A set that leaves out one character of a kind still matches the others of it.
+            # A set that excludes one character of a kind still matches the others.
             matched |= {_symbol(argument)} - (set(_BEYOND.values()) if negated else set())
         elif code is codes.RANGE:
             matched |= set(map(chr, range(argument[0], min(argument[1], _LAST) + 1)))

@@ -1,4 +1,4 @@
-"""Rows of named values to curves: which value is the step, which are metrics, which are neither."""
+"""Turn rows of named values into curves: find the step and the metrics of each row."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ STEP_NAMES = (
     "update",
     "epoch",
 )
-"""What trainers call the step, the surest name first; a row's step is its first of these that holds a number."""
+"""Names of the step, most reliable first; the step of a row is the first of these that is a number."""
 
 NOT_METRICS = frozenset({"", "time", "timestamp", "_timestamp", "_runtime", "_step", "_wandb"})
-"""Clocks and bookkeeping."""
+"""Clocks and bookkeeping columns."""
 
 NON_FINITE = {
     "NaN": nan,
@@ -41,11 +41,11 @@ NON_FINITE = {
     "-Infinity": -inf,
     "-inf": -inf,
 }
-"""The strings that stand for what JSON cannot say."""
+"""Strings for numbers that JSON cannot represent."""
 
 
-def number(value: object) -> float | None:
-    """The value as a float if it is a number, a truth value or a non-finite number in words; else nothing."""
+def to_float(value: object) -> float | None:
+    """Return a number, a boolean or a non-finite number given as a string as a float; None for anything else."""
     if isinstance(value, float):
         return value
     if isinstance(value, int):
@@ -59,19 +59,18 @@ def number(value: object) -> float | None:
 
 
 class RowAccumulator:
-    """Folds rows into curves, in the order in which they come.
+    """Accumulates rows into curves, in the order in which they come.
 
-    Once a file has shown one name for its step, a less sure name is a metric like others (a file with `step` may
-    have `epoch` too). A row without a step belongs to the last step seen; if there was none, its number, counted
-    from 0, is its step.
+    Once a file has used one name for its step, less reliable names are ordinary metrics (a file with `step` may also
+    have `epoch`). A row without a step gets the last step; if there was none, its index, from 0.
     """
 
-    __slots__ = ("_last_step", "_plans", "_rank", "_ranks", "_rows", "_separator")
+    __slots__ = ("_last_step", "_rank", "_ranked_steps", "_ranks", "_rows", "_separator")
 
     def __init__(self, separator: str = "/", step_names: Sequence[str] = STEP_NAMES) -> None:
         self._separator = separator
         self._ranks = {name: rank for rank, name in enumerate(step_names)}
-        self._plans: dict[tuple[str, ...], list[tuple[int, int]]] = {}
+        self._ranked_steps: dict[tuple[str, ...], list[tuple[int, int]]] = {}
         self.reset()
 
     def reset(self) -> None:
@@ -80,7 +79,7 @@ class RowAccumulator:
         self._rows = 0
 
     def fold_rows(self, rows: Sequence[dict[str, Any]], batch: Batch) -> None:
-        """Add rows; neighbours with the same names are turned into columns at once, which is what makes this fast."""
+        """Add rows. For speed, consecutive rows with the same names are converted to columns at once."""
         start, count = 0, len(rows)
         while start < count:
             first = rows[start].keys()
@@ -89,7 +88,7 @@ class RowAccumulator:
                 end += 1
             names = tuple(first)
             if len(names) > 1:
-                # By name, not by place: some writers shuffle the names of each row.
+                # By name, not by position: some writers shuffle the names of each row.
                 columns = list(zip(*map(itemgetter(*names), rows[start:end]), strict=True))
             else:
                 columns = [tuple(row[name] for row in rows[start:end]) for name in names]
@@ -97,7 +96,7 @@ class RowAccumulator:
             start = end
 
     def fold_columns(self, names: tuple[str, ...], columns: Sequence[Sequence[Any]], count: int, batch: Batch) -> None:
-        """Add `count` rows that are given as columns; a cell that is no number is missing."""
+        """Add `count` rows that are given as columns; a cell that is not a number is missing."""
         step_columns = self._step_columns(names)
         steps: list[float] = []
         for rank, index in step_columns:
@@ -109,28 +108,30 @@ class RowAccumulator:
                 self._last_step = steps[-1]
                 break
             if count > 1:
-                # Some rows lack the surest name: decide row by row, so that the cut into polls does not matter.
+                # Some rows lack the most reliable name: go row by row, so that the division into polls does not matter.
                 for row in zip(*columns, strict=True):
                     self.fold_columns(names, [(cell,) for cell in row], 1, batch)
                 return
         if not steps:
-            steps = self._steps_without_a_name(count)
+            steps = self._default_steps(count)
         self._rows += count
-        no_metrics = {index for rank, index in step_columns if rank <= self._rank}
+        step_indices = {index for rank, index in step_columns if rank <= self._rank}
         for index, name in enumerate(names):
-            if index not in no_metrics and name not in NOT_METRICS:
+            if index not in step_indices and name not in NOT_METRICS:
                 self._fold_column(name, steps, columns[index], batch)
 
     def _step_columns(self, names: tuple[str, ...]) -> list[tuple[int, int]]:
-        plan = self._plans.get(names)
-        if plan is None:
+        """Return the rank and the index of each column that may be the step, most reliable first."""
+        ranked = self._ranked_steps.get(names)
+        if ranked is None:
             ranks = ((self._ranks.get(name.lower().strip()), index) for index, name in enumerate(names))
-            plan = sorted((rank, index) for rank, index in ranks if rank is not None)
-            if len(self._plans) < 1000:
-                self._plans[names] = plan
-        return plan
+            ranked = sorted((rank, index) for rank, index in ranks if rank is not None)
+            if len(self._ranked_steps) < 1000:
+                self._ranked_steps[names] = ranked
+        return ranked
 
-    def _steps_without_a_name(self, count: int) -> list[float]:
+    def _default_steps(self, count: int) -> list[float]:
+        """Return the steps of rows that have none."""
         if self._last_step is not None:
             return [self._last_step] * count
         return [float(row) for row in range(self._rows, self._rows + count)]
@@ -148,12 +149,12 @@ class RowAccumulator:
                 return
         for step, cell in zip(steps, column, strict=True):
             if isinstance(cell, dict):
-                # A dict with a type is a picture, a histogram or a table.
+                # A dict with a type is an image, a histogram or a table.
                 if "_type" not in cell and depth < MAX_DEPTH:
                     for key, inner in cell.items():
                         self._fold_column(f"{name}{self._separator}{key}", [step], (inner,), batch, depth + 1)
                 continue
-            value = number(cell)
+            value = to_float(cell)
             if value is not None:
                 curve = batch.get(name)
                 if curve is None:
@@ -162,12 +163,12 @@ class RowAccumulator:
 
 
 def _finite_floats(column: Sequence[Any]) -> list[float]:
-    """The column as floats if every cell is a finite number, else nothing."""
+    """Return the column as floats if every cell is a finite number, else an empty list."""
     if not set(map(type, column)) <= {float, int}:
         return []
     try:
         floats = list(map(float, column))
     except OverflowError:  # an int of 400 digits
         return []
-    # One sum tells for all: it is finite only if every term is.
+    # The sum is finite only if every term is.
     return floats if isfinite(sum(floats)) else []

@@ -1,4 +1,4 @@
-"""What a run measured, while it runs and when it has ended."""
+"""The metrics of one run, while it is running and after it has ended."""
 
 from __future__ import annotations
 
@@ -20,47 +20,48 @@ from looplab.runs import clock
 from looplab.runs.folder import RECORD, read_json, record_file
 from looplab.runs.logs import read_tail
 
-LAST_LINE = 300
-"""Characters of a failed run's last line that are shown."""
+MAX_LAST_LINE = 300
+"""Maximum length of a failed run's last line in its notes, in characters."""
 
 
 @dataclass(slots=True)
 class RunMetrics:
-    """The metrics of one run, read as they come."""
+    """The metrics of one run, read incrementally."""
 
     study: StudyConfig
     run_dir: Path
     reader: Reader = field(init=False)
     summariser: Summariser = field(init=False)
     polled: float = 0.0
+    """Time of the last poll (`time.monotonic()`)."""
     rest: Batch = field(default_factory=dict)
-    """What came with the last reading, after the run had ended."""
+    """The points that were read after the run had ended."""
     grown: float = field(default_factory=clock.now)
-    """When it last had a new row, or was first looked at, by `runs.clock`."""
+    """Time of the last new row, or of the creation of this object (`runs.clock`)."""
     failed: str | None = None
-    """Why nothing more is read; None: it is."""
+    """Why reading was given up; None if it was not."""
     finished: bool = False
-    """Whether all was read that the run has left."""
+    """Whether everything was read after the run had ended."""
 
     def __post_init__(self) -> None:
         measure = self.study.measure
         objective = self.study.objective
         goals = dict(measure.goals)
-        kept = 1
+        n_last = 1
         if objective is not None:
-            kept = check_at(objective.at) or 1
+            n_last = check_at(objective.at) or 1
             if objective.then is not None:
                 goals[objective.then.metric] = objective.then.goal
-                kept = max(kept, check_at(objective.then.at) or 1)
+                n_last = max(n_last, check_at(objective.then.at) or 1)
             goals[objective.metric] = objective.goal
         self.reader = reader_of(self.study, self.run_dir)
-        self.summariser = Summariser(Directions(goals), kept=kept)
+        self.summariser = Summariser(Directions(goals), kept=n_last)
 
     def poll(self, final: bool = False, until: float | None = None) -> Batch:
-        """Read what is new, and return it; `until` as in `Source.poll`.
+        """Read and return new points; for the arguments see `MetricSource.poll`.
 
         Raises:
-            LabError: The study's settings are wrong. What the run contains is never an error, see `problems`.
+            LabError: The study's settings are wrong. Bad files of the run never raise, see `problems`.
         """
         batch: Batch = {}
         try:
@@ -69,7 +70,7 @@ class RunMetrics:
                 self.summariser.add(batch)
         except LabError:
             raise
-        except Exception as error:  # noqa: BLE001 (whatever a run leaves is that run's problem)
+        except Exception as error:  # noqa: BLE001 (a bad file must not stop the study)
             self.failed = describe(error)
         if batch:
             self.grown = clock.now()
@@ -77,8 +78,8 @@ class RunMetrics:
         return batch
 
     def finish(self, exit_: Exit, until: float | None = None) -> bool:
-        """Read what a run has left at its end, into `rest`; False if the time ran out before all was read."""
-        # The last line of a run that was killed may be half a line, and half a number is a wrong one.
+        """Read the remaining points of an ended run into `rest`; return False if time ran out before the end."""
+        # The last line of a killed run may be torn, and half a number is a wrong number.
         if not self.finished:
             merge(self.rest, self.poll(final=exit_.signal is None, until=until))
             self.finished = self.failed is not None or not self.reader.behind
@@ -86,64 +87,66 @@ class RunMetrics:
 
     @property
     def problems(self) -> dict[str, str]:
-        """What of the run could not be read, and why."""
+        """What could not be read, and why."""
         return self.reader.problems | ({} if self.failed is None else {"metrics": self.failed})
 
     def objective(self) -> float | None:
-        """The objective so far; None where it was not measured, or not read to its end."""
-        wanted = self.study.objective
-        if wanted is None or self.failed is not None or self.reader.is_doubtful(wanted.metric):
+        """Return the objective so far; None if it was not measured or not read completely."""
+        objective = self.study.objective
+        if objective is None or self.failed is not None or self.reader.is_doubtful(objective.metric):
             return None
-        return objective_value(self.summariser, wanted.metric, wanted.at)
+        return objective_value(self.summariser, objective.metric, objective.at)
 
     @property
     def step(self) -> float | None:
+        """The largest step so far; None if there is none."""
         return self.reader.last_step
 
 
-def _tie_break(then: TieBreak, gauge: RunMetrics | None) -> dict[str, Any]:
-    """The part of `summary.json` about the metric that breaks ties; its value is None where it was not measured."""
-    known = gauge is not None and gauge.failed is None and not gauge.reader.is_doubtful(then.metric)
-    value = objective_value(gauge.summariser, then.metric, then.at) if gauge is not None and known else None
+def _tie_break(then: TieBreak, measured: RunMetrics | None) -> dict[str, Any]:
+    """Return the tie-break entry of `summary.json`; its value is None if it was not measured."""
+    known = measured is not None and measured.failed is None and not measured.reader.is_doubtful(then.metric)
+    value = objective_value(measured.summariser, then.metric, then.at) if measured is not None and known else None
     return {"metric": then.metric, "goal": then.goal, "at": then.at, "value": value}
 
 
 def tie_break_value(then: TieBreak | None, run_dir: Path) -> float | None:
-    """The recorded value of the metric that breaks ties; None where the run's record has none."""
+    """Return the recorded value of the metric that breaks ties; None if there is none."""
     if then is None:
         return None
     objective = read_json(run_dir, "summary.json", strict=False).get("objective")
-    kept = objective.get("then") if isinstance(objective, dict) else None
-    if not isinstance(kept, dict) or (kept.get("metric"), kept.get("at")) != (then.metric, then.at):
+    entry = objective.get("then") if isinstance(objective, dict) else None
+    if not isinstance(entry, dict) or (entry.get("metric"), entry.get("at")) != (then.metric, then.at):
         return None
-    value = kept.get("value")
+    value = entry.get("value")
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def is_better(wanted: ObjectiveConfig, ours: tuple[float, float | None], theirs: tuple[float, float | None]) -> bool:
-    """Whether a run is better than another, each given as its objective and its tie-break value.
+def is_better(objective: ObjectiveConfig, ours: tuple[float, float | None], theirs: tuple[float, float | None]) -> bool:
+    """Return whether a run is better than another; both are given as objective and tie-break value.
 
-    A tie stays a tie where one of them has not measured the metric that would break it.
+    A tie is not broken if one of the tie-break values is missing.
     """
     if ours[0] != theirs[0]:
-        return ours[0] > theirs[0] if wanted.goal == "max" else ours[0] < theirs[0]
-    if wanted.then is None or ours[1] is None or theirs[1] is None:
+        return ours[0] > theirs[0] if objective.goal == "max" else ours[0] < theirs[0]
+    if objective.then is None or ours[1] is None or theirs[1] is None:
         return False
-    return ours[1] > theirs[1] if wanted.then.goal == "max" else ours[1] < theirs[1]
+    return ours[1] > theirs[1] if objective.then.goal == "max" else ours[1] < theirs[1]
 
 
 def status_of(exit_: Exit) -> str:
+    """Return the status of an ended run: ok, failed, stopped, timeout or lost."""
     if exit_.reason == "timeout":
         return "timeout"
     if exit_.reason == "lost":
         return "lost"
-    if exit_.reason is not None and exit_.reason != "not started":  # `stop`, or the watch rule that ended it
+    if exit_.reason is not None and exit_.reason != "not started":  # `stop`, or the name of a watch rule
         return "stopped"
     return "ok" if exit_.code == 0 else "failed"
 
 
 def left_nothing(run_dir: Path) -> bool:
-    """Whether the trainer neither wrote a file nor printed a word: then there is nothing to read."""
+    """Return whether the trainer wrote no file and printed nothing."""
     try:
         return os.listdir(run_dir) == [RECORD] and os.lstat(f"{run_dir}/{RECORD}/train.log").st_size == 0
     except OSError:
@@ -151,38 +154,40 @@ def left_nothing(run_dir: Path) -> bool:
 
 
 def summarise(
-    run: RunRow, study: StudyConfig, gauge: RunMetrics | None, exit_: Exit, *, lab: Path, run_dir: Path
+    run: RunRow, study: StudyConfig, measured: RunMetrics | None, exit_: Exit, *, lab: Path, run_dir: Path
 ) -> tuple[dict[str, Any], str, float | None]:
-    """Return `summary.json`, the status and the objective. A run that did not end well has no objective; a metric that
-    was not measured is missing, never 0."""
-    if gauge is not None:
-        gauge.finish(exit_)
+    """Return the content of `summary.json`, the status and the objective.
+
+    Only a run with status ok has an objective; a metric that was not measured is missing, never 0.
+    """
+    if measured is not None:
+        measured.finish(exit_)
     status = status_of(exit_)
-    wanted = study.objective
-    value = gauge.objective() if gauge is not None and status == "ok" else None
-    metrics = gauge.summariser.result() if gauge is not None else {}
+    objective = study.objective
+    value = measured.objective() if measured is not None and status == "ok" else None
+    metrics = measured.summariser.result() if measured is not None else {}
     notes = []
     if exit_.message:
         notes.append(exit_.message)
-    if status == "failed" and gauge is not None:
-        last = read_tail(Path(record_file(gauge.run_dir, "train.log")), lines=1)
+    if status == "failed" and measured is not None:
+        last = read_tail(Path(record_file(measured.run_dir, "train.log")), lines=1)
         if last:
-            notes.append(f"its last line: {last[:LAST_LINE]}")
-    if gauge is not None:
-        notes += [f"{what} could not be read: {why}" for what, why in gauge.problems.items()]
+            notes.append(f"its last line: {last[:MAX_LAST_LINE]}")
+    if measured is not None:
+        notes += [f"{what} could not be read: {why}" for what, why in measured.problems.items()]
     if exit_.lingered:
-        notes.append("it left processes behind, which were ended")
-    if status == "ok" and wanted is not None and value is None:
-        found = metrics.get(wanted.metric)
-        if gauge is not None and (gauge.failed is not None or gauge.reader.is_doubtful(wanted.metric)):
-            notes.append(f"the objective {wanted.metric!r} does not count, since it could not be read to its end")
-        elif found is not None:
-            notes.append(f"the objective {wanted.metric!r} was not finite at the end")
+        notes.append("it left processes behind, which were stopped")
+    if status == "ok" and objective is not None and value is None:
+        last_summary = metrics.get(objective.metric)
+        if measured is not None and (measured.failed is not None or measured.reader.is_doubtful(objective.metric)):
+            notes.append(f"the objective {objective.metric!r} does not count, since it could not be read completely")
+        elif last_summary is not None:
+            notes.append(f"the objective {objective.metric!r} was not finite at the end")
         else:
             in_run_dir = study.launch.cwd == RUN_FOLDER
             notes.append(
                 explain_missing(
-                    wanted.metric, metrics, run_dir=run_dir, lab=lab, since=exit_.started, in_run_dir=in_run_dir
+                    objective.metric, metrics, run_dir=run_dir, lab=lab, since=exit_.started, in_run_dir=in_run_dir
                 )
             )
     seconds = max(0.0, exit_.ended - exit_.started) if exit_.ended and exit_.started else None
@@ -196,12 +201,12 @@ def summarise(
         "seconds": seconds,
         "cpu_s": None if exit_.user_s is None else round(exit_.user_s + (exit_.system_s or 0.0), 3),
         "max_rss_mb": None if exit_.max_rss_kb is None else round(exit_.max_rss_kb / 1024, 1),
-        "steps": gauge.step if gauge is not None else None,
+        "steps": measured.step if measured is not None else None,
         "objective": None
-        if wanted is None
+        if objective is None
         else {
-            **{"metric": wanted.metric, "goal": wanted.goal, "at": wanted.at, "value": value},
-            **({"then": _tie_break(wanted.then, gauge if value is not None else None)} if wanted.then else {}),
+            **{"metric": objective.metric, "goal": objective.goal, "at": objective.at, "value": value},
+            **({"then": _tie_break(objective.then, measured if value is not None else None)} if objective.then else {}),
         },
         "verdict": None,
         "notes": notes,

@@ -1,4 +1,4 @@
-"""The words for the parts of a dataset: training, validation, test."""
+"""Words for the splits of a dataset: training, validation, test."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ KINDS = {
     ),
     "test": ("test", "testing", "tst", "holdout", "heldout"),
 }
-"""What trainers call each kind of split."""
+"""Kind of split → the words that trainers use for it."""
 KIND_OF = {word: kind for kind, words in KINDS.items() for word in words}
 
 _WORDS = "|".join(sorted((word for word in KIND_OF if not word.endswith("out")), key=len, reverse=True))
 SPLIT = rf"(?i:{_WORDS}|(?:hold|held)[ _-]?out)(?:[_-]?\d{{1,2}})?(?![a-z0-9]|(?<=[A-Z])[A-Z])"
-"""A split word in any case, where it ends a word or a part of one: `val`, `Val` of `ValMetrics`, `valid_0`."""
+"""A split word in any case that ends a word or a part of one: `val`, `Val` in `ValMetrics`, `valid_0`."""
 _IN_NAME = re.compile(rf"(?<![A-Za-z0-9]){SPLIT}", re.ASCII)
 
 
 def has_split(name: str) -> bool:
-    """Whether a name contains a split word, as `best/val_loss` does."""
+    """Return whether a name contains a split word, such as `best/val_loss`."""
     return _IN_NAME.search(name) is not None
 
 

@@ -1,4 +1,4 @@
-"""What a trainer prints: `key: value` and `key=value` pairs in `train.log`, or what the user's own patterns find."""
+"""Printed metrics: `key: value` and `key=value` pairs in `train.log`, or matches of the user's own patterns."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from looplab.measure.rows import STEP_NAMES
 from looplab.measure.splits import kind_of_split
 from looplab.measure.tail import LineTail
 
-LONGEST_LINE = 4096
-"""Bytes of a line that are read; the rest of a longer one is ignored."""
+MAX_LINE = 4096
+"""Bytes of a line that are read; the rest is ignored."""
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)")
 _IN_NUMBERS = "+-.,:/%" + string.ascii_letters + string.digits
 
 
 class StdoutSource:
-    """Pairs and patterns in printed text.
+    """Metrics in printed text.
 
-    A line's step is its `step`, `iter`, `epoch` … whatever its form (`step: 100`, `Epoch 3/10`, `iter=1.2K`); a line
-    without one belongs to the last step seen; if there was none, to the number of its line among the lines that
-    hold metrics. Where a user's pattern matches a line, the pattern alone says what is in it.
+    The step of a line is its `step`, `iter`, `epoch` … in any form (`step: 100`, `Epoch 3/10`, `iter=1.2K`). A line
+    without one gets the last step; if there was none, its index among the lines with metrics. If a user's pattern
+    matches a line, only the pattern determines its metrics.
     """
 
     kind = "stdout"
@@ -41,10 +41,6 @@ class StdoutSource:
         self._restart()
 
     @property
-    def position(self) -> int:
-        return self._lines.position
-
-    @property
     def behind(self) -> bool:
         return self._lines.behind
 
@@ -54,10 +50,10 @@ class StdoutSource:
             texts = [_decode(line) for line in lines if line and not line.isspace()]
             if self._patterns is None:
                 for text in texts:
-                    self._read(text, None, batch)
+                    self._add_line(text, None, batch)
                 continue
             for text, matches in zip(texts, self._patterns.find(texts), strict=True):
-                self._read(text, matches, batch)
+                self._add_line(text, matches, batch)
             self.problem = self._patterns.problem
         return batch
 
@@ -66,11 +62,11 @@ class StdoutSource:
         self._last_step: float | None = None
         self._matching_lines = 0
         self._heading: tuple[int, str, bool] | None = None
-        """The indent and the split word of the heading above, and whether only lines indented deeper belong to it."""
-        self._under: set[str] | None = None
-        """The metrics below a heading that is only a word; None below any other."""
+        """Indent and split word of the current heading, and whether only more deeply indented lines belong to it."""
+        self._names_below: set[str] | None = None
+        """The metrics so far below a heading that is a bare word; None below any other heading."""
 
-    def _read(self, line: str, matches: Sequence[Groups] | None, batch: Batch) -> None:
+    def _add_line(self, line: str, matches: Sequence[Groups] | None, batch: Batch) -> None:
         metrics, steps = self._read_pairs(line) if matches is None else _read_groups(matches)
         self._note_step(steps)
         metrics += [(name, value) for rank, name, value in steps if rank > self._rank and name == name.strip()]
@@ -87,10 +83,10 @@ class StdoutSource:
     def _read_pairs(self, line: str) -> tuple[list[tuple[str, float]], list[Step]]:
         """Read the pairs of a line, under the heading above it if there is one.
 
-        A heading counts for the lines below it that are indented deeper. Where they are not indented, nothing marks
-        where they end: it then counts for the lines that follow at once, hold metrics and name no step. One of the
-        training split does not, since what follows later would be training as well, without the heading. One that is
-        only a word (`Evaluating...`) counts until a name comes a second time.
+        A heading applies to the more deeply indented lines below it. If they are not indented, nothing marks their
+        end: it then applies to the lines that follow directly, have metrics and no step. A training heading does not,
+        since later training lines have no heading either. A bare word (`Evaluating...`) applies until a name is
+        repeated.
         """
         indent = len(line) - len(line.lstrip())
         if self._heading is not None:
@@ -100,16 +96,16 @@ class StdoutSource:
             elif indented or has_step(line):
                 self._heading = None
         metrics, steps = read_line(line, self._heading[1] if self._heading is not None else None)
-        if metrics and self._heading is not None and self._under is not None and not self._heading[2]:
-            if self._under & {name for name, _ in metrics}:
+        if metrics and self._heading is not None and self._names_below is not None and not self._heading[2]:
+            if self._names_below & {name for name, _ in metrics}:
                 self._heading = None
                 metrics, steps = read_line(line)
             else:
-                self._under |= {name for name, _ in metrics}
+                self._names_below |= {name for name, _ in metrics}
         if not metrics:
             if heading := read_heading(line):
                 self._heading = (indent, heading, kind_of_split(heading) == "train")
-                self._under = set() if is_bare_heading(line) else None
+                self._names_below = set() if is_bare_heading(line) else None
             elif self._heading is not None and indent <= self._heading[0]:
                 self._heading = None
         return metrics, steps
@@ -121,12 +117,12 @@ class StdoutSource:
 
 
 def _read_groups(matches: Sequence[Groups]) -> tuple[list[tuple[str, float]], list[Step]]:
-    """Return the metrics and the steps that the user's patterns have found in a line."""
+    """Return the metrics and the steps in the matches of the user's patterns."""
     metrics: list[tuple[str, float]] = []
     steps: list[Step] = []
     for groups in matches:
         for name, text in groups.items():
-            value = _value(text)
+            value = _parse_value(text)
             if value is None:
                 continue
             if name.lower() in RANK:
@@ -137,16 +133,15 @@ def _read_groups(matches: Sequence[Groups]) -> tuple[list[tuple[str, float]], li
 
 
 def _decode(line: bytes) -> str:
-    """The text of a line without terminal codes, up to the limit; what the limit cuts through, which may be a number,
-    is left out."""
-    text = line[:LONGEST_LINE].decode("utf-8", "replace")
-    text = text if len(line) <= LONGEST_LINE else text.rstrip(_IN_NUMBERS)
+    """Return the text of a line up to MAX_LINE, without terminal codes and without a word that the limit cuts."""
+    text = line[:MAX_LINE].decode("utf-8", "replace")
+    text = text if len(line) <= MAX_LINE else text.rstrip(_IN_NUMBERS)
     return _ANSI.sub("", text) if "\x1b" in text else text
 
 
 _VALUE = re.compile(rf"\s*+({NUMBER})([kKMBGT]|%)?\s*+[,;]?\s*+$", re.ASCII)
 
 
-def _value(text: str | None) -> float | None:
+def _parse_value(text: str | None) -> float | None:
     match = _VALUE.match(text) if text else None
     return scaled(match[1], match[2]) if match else None

@@ -1,4 +1,4 @@
-"""What a curve comes to: first, last, best and how far it moved; and the one number an objective asks for."""
+"""Summaries of curves (first, last, best, change), and the value of the objective."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from looplab.measure.base import Batch, Curve
 Goal = Literal["max", "min"]
 
 KEPT = 100
-"""How many last values of each metric a summariser remembers for `mean(k)`."""
+"""The number of last values of each metric that a summariser keeps for `mean(k)`, by default."""
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "train/loss": ("loss", "train_loss"),
@@ -42,7 +42,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "eval/offline_eval/avg_loss": ("offline_eval/avg_loss",),
     "eval/offline_eval/avg_l1": ("offline_eval/avg_l1",),
 }
-"""The metrics of the optimal-transport recipe by their canonical names, each with the other names trainers used."""
+"""Canonical metric names of the optimal-transport recipe, each with the other names that trainers used."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "losses": ("train/loss", "train/l1_loss", "train/kld_loss", "train/ot_loss"),
@@ -51,16 +51,16 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "optimiser": ("train/grad_norm", "train/lr"),
     "evaluation": ("eval/offline_eval/avg_loss", "eval/offline_eval/avg_l1"),
 }
-"""The canonical names by what they tell, for tables."""
+"""The canonical names in groups, for tables."""
 _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 
 
 def group_of(metric: str) -> str | None:
-    """The group of a canonical name, where it has one."""
+    """Return the group of a canonical name; None if it has none."""
     return _GROUP_OF.get(metric)
 
 
-_MAX = frozenset(
+_MAX_WORDS = frozenset(
     {
         "pi_sum",
         "pi_diag",
@@ -94,7 +94,7 @@ _MAX = frozenset(
         "lr",
     }
 )
-_MIN = frozenset(
+_MIN_WORDS = frozenset(
     {
         "loss",
         "error",
@@ -119,15 +119,15 @@ _MIN = frozenset(
         "regret",
     }
 )
-METRIC_WORDS = _MAX | _MIN
-"""Words that name a metric, as far as its direction follows from them."""
+METRIC_WORDS = _MAX_WORDS | _MIN_WORDS
+"""Words in metric names that tell their direction."""
 
 
 class Directions:
-    """Which way is better, metric by metric.
+    """The direction of each metric: whether larger or smaller is better.
 
-    What was said explicitly holds; else the words in the metric's name, its last part first and there the last
-    telling word (`reward_loss` is a loss); else smaller is better.
+    Explicit goals take precedence; then the words of the metric's name, its last part first, and there the last known
+    word (`reward_loss` is a loss); else smaller is better.
     """
 
     __slots__ = ("_goals", "explicit")
@@ -149,13 +149,13 @@ def _goal_by_name(metric: str) -> Goal:
             word for word in re.split(r"[^a-z0-9]+", re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "_", part).lower()) if word
         ]
         pairs = [f"{first}_{second}" for first, second in pairwise(words)]
-        if "survival" in words or not _MAX.isdisjoint(pairs):
+        if "survival" in words or not _MAX_WORDS.isdisjoint(pairs):
             return "max"
         for word in reversed(words):
             for form in (word, word.rstrip("0123456789")):
-                if form in _MAX:
+                if form in _MAX_WORDS:
                     return "max"
-                if form in _MIN:
+                if form in _MIN_WORDS:
                     return "min"
     return "min"
 
@@ -167,31 +167,31 @@ _CLOCKS = frozenset(
         *("memory", "mem", "rss", "vram", "gpu", "cpu", "util", "utilization", "load", "pid"),
     }
 )
-"""Words of metrics that differ between identical trainings."""
+"""Words in the names of metrics that differ between identical trainings."""
 
 
 def is_clock(metric: str) -> bool:
-    """Whether a metric measures the machine rather than the training: it differs between identical runs."""
+    """Return whether a metric measures the machine rather than the training, so that identical runs differ in it."""
     words = re.split(r"[^a-z0-9]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", metric).lower())
     return not _CLOCKS.isdisjoint(words) or "per_sec" in metric or "/s" in metric
 
 
 def digest(metrics: Mapping[str, MetricSummary]) -> str | None:
-    """A hash of what a run measured, without times and memory: equal for runs that are equal to the last digit."""
-    told = [
+    """Return a hash of a run's metrics without times and memory, equal for bit-identical runs; None without metrics."""
+    values = [
         (name, m.first, m.last, m.best, m.best_step, m.last_step, m.min, m.max, m.n, m.nan)
         for name, m in sorted(metrics.items())
         if m.n and not is_clock(name)
     ]
-    return hashlib.sha256(repr(told).encode()).hexdigest()[:16] if told else None
+    return hashlib.sha256(repr(values).encode()).hexdigest()[:16] if values else None
 
 
 @dataclass(frozen=True, slots=True)
 class MetricSummary:
-    """One metric of one run in a few numbers; first, last and best are over the finite values."""
+    """One metric of one run in a few numbers; statistics are over the finite values."""
 
     first: float | None
-    """The first value; none if no value was finite."""
+    """The first value; None if no value was finite."""
     last: float | None
     """The last value."""
     best: float | None
@@ -199,15 +199,15 @@ class MetricSummary:
     best_step: float | None
     """The step at which the best was first reached."""
     delta: float | None
-    """last - first; none for fewer than two values, so that a lone final value never looks like a plateau."""
+    """last - first; None for fewer than two values, so that a single final value never looks like a plateau."""
     pct: float | None
-    """delta in percent of |first|; none where delta is, or where first is 0."""
+    """delta in percent of |first|; None if delta is None or first is 0."""
     n: int
-    """How many finite values there were."""
+    """The number of finite values."""
     nan: int
-    """How many values were NaN or infinite."""
+    """The number of values that were NaN or infinite."""
     last_is_nan: bool
-    """Whether the very last point was NaN or infinite; `last` is then not where the run ended."""
+    """Whether the very last point was NaN or infinite; `last` is then an earlier value."""
     last_step: float | None = None
     """The step of the very last point."""
     min: float | None = None
@@ -217,11 +217,11 @@ class MetricSummary:
     mean: float | None = None
     """The mean of all values."""
     tail: tuple[float, ...] = ()
-    """The last values, NaN and infinities among them, as many as were asked for; what `mean(k)` needs."""
+    """The last values, including NaN and infinities, as many as requested; used by `mean(k)`."""
 
 
-class _Running:
-    """The summary of one metric so far."""
+class _RunningSummary:
+    """The running summary of one metric."""
 
     __slots__ = (
         "best",
@@ -261,7 +261,7 @@ class _Running:
         self.tail.extend(values[-(self.tail.maxlen or 1) :])
         total = sum(values)
         if not isfinite(total):
-            # At least one is not finite (or the sum is out of range): look at each.
+            # At least one value is not finite, or the sum overflows: check each.
             finite = [(step, value) for step, value in zip(steps, values, strict=True) if isfinite(value)]
             self.nan += len(values) - len(finite)
             if not finite:
@@ -306,33 +306,34 @@ class _Running:
 
 
 class Summariser:
-    """Summaries that grow with the batches; memory does not grow with the length of the curves."""
+    """Summarises metrics incrementally; memory does not grow with the length of the curves."""
 
     __slots__ = ("_directions", "_kept", "_running")
 
     def __init__(self, directions: Directions | None = None, *, kept: int = KEPT) -> None:
+        """`kept`: the number of last values of each metric that are available to `mean(k)`."""
         self._directions = directions or Directions()
         self._kept = kept
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, _RunningSummary] = {}
 
     def add(self, batch: Batch) -> None:
         for name, curve in batch.items():
             running = self._running.get(name)
             if running is None:
-                running = self._running[name] = _Running(self._kept)
+                running = self._running[name] = _RunningSummary(self._kept)
             running.add(curve, self._directions.goal(name))
 
     def result(self, *, tail: int = 0) -> dict[str, MetricSummary]:
-        """The summaries by name; with `tail`, each also holds that many last values."""
+        """Return the summaries by name, each with the last `tail` values."""
         return {name: running.result(tail) for name, running in self._running.items()}
 
     def summary(self, metric: str, *, tail: int = 0) -> MetricSummary | None:
-        """The summary of one metric, if it was ever seen."""
+        """Return the summary of one metric; None if it was not measured."""
         running = self._running.get(metric)
         return None if running is None else running.result(tail)
 
     def mean(self, metric: str, k: int) -> float | None:
-        """The mean of the last `k` values, or of all if there are fewer; see `objective_value`."""
+        """Return the mean of the last `k` values, or of all if there are fewer; see `objective_value`."""
         return objective_value(self, metric, f"mean({k})")
 
 
@@ -340,7 +341,11 @@ _MEAN = re.compile(r"mean\(\s*([1-9]\d*)\s*\)")
 
 
 def check_at(at: str) -> int | None:
-    """The k of `mean(k)`, nothing for `first`, `last` and `best`; an error for all else."""
+    """Return the k of `mean(k)`; None for `first`, `last` and `best`.
+
+    Raises:
+        LabError: `at` is none of these.
+    """
     if at in ("first", "last", "best"):
         return None
     match = _MEAN.fullmatch(at)
@@ -356,23 +361,28 @@ def objective_value(
     *,
     directions: Directions | None = None,
 ) -> float | None:
-    """The one number by which a run is judged; none if the metric is missing.
+    """Return the value of the objective; None if the metric is missing.
 
-    NaN is never a value: a run whose last point is not finite has no `last` and no `mean(k)`. Points before the
-    last that are not finite are left out of the mean. `directions` is asked for the best of a bare curve; summaries
-    already know theirs.
+    NaN is never a value: a run whose last point is not finite has no `last` and no `mean(k)`. Earlier points that are
+    not finite are left out of the mean.
+
+    Args:
+        directions: The directions for `best` of a curve; summaries know theirs.
+
+    Raises:
+        LabError: `at` is not valid, or the summary has too few last values.
     """
     k = check_at(at)
     if isinstance(measured, Summariser):
         summary = measured.summary(metric, tail=k or 0)
     else:
-        found = measured.get(metric)
-        if isinstance(found, Curve):
-            one = Summariser(directions, kept=k or 1)
-            one.add({metric: found})
-            summary = one.summary(metric, tail=k or 0)
+        entry = measured.get(metric)
+        if isinstance(entry, Curve):
+            summariser = Summariser(directions, kept=k or 1)
+            summariser.add({metric: entry})
+            summary = summariser.summary(metric, tail=k or 0)
         else:
-            summary = found
+            summary = entry
     if summary is None:
         return None
     if at == "first":
@@ -383,7 +393,7 @@ def objective_value(
         return None if summary.last_is_nan else summary.last
     if len(summary.tail) < min(k, summary.n + summary.nan):
         raise LabError(
-            f"{at} of {metric!r} needs the last {k} values, but the summary holds {len(summary.tail)}",
+            f"{at} of {metric!r} needs the last {k} values, but the summary has {len(summary.tail)}",
             hint=f"summarise with tail={k} and at least as many kept",
         )
     return _mean_of_last(summary.tail, k)
@@ -405,18 +415,18 @@ _FIELDS = tuple(field.name for field in fields(MetricSummary))
 
 
 def to_dict(summaries: Mapping[str, MetricSummary]) -> dict[str, dict[str, Any]]:
-    """Plain values for JSON; only `tail` may hold what JSON cannot say, and says it in words."""
+    """Return plain values for JSON; NaN and infinities, which only `tail` may contain, become strings."""
     plain: dict[str, dict[str, Any]] = {}
     for name, summary in summaries.items():
         entry = {field: getattr(summary, field) for field in _FIELDS if field != "tail"}
         if summary.tail:
-            entry["tail"] = [value if isfinite(value) else _in_words(value) for value in summary.tail]
+            entry["tail"] = [value if isfinite(value) else _to_text(value) for value in summary.tail]
         plain[name] = entry
     return plain
 
 
 def from_dict(plain: Mapping[str, Mapping[str, Any]]) -> dict[str, MetricSummary]:
-    """The summaries that `to_dict` made; fields that this version does not know are left out."""
+    """Return the summaries from the output of `to_dict`; unknown fields are ignored."""
     summaries = {}
     for name, entry in plain.items():
         known = {field: entry[field] for field in _FIELDS if field in entry}
@@ -426,5 +436,5 @@ def from_dict(plain: Mapping[str, Mapping[str, Any]]) -> dict[str, MetricSummary
     return summaries
 
 
-def _in_words(value: float) -> str:
+def _to_text(value: float) -> str:
     return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"

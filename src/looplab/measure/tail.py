@@ -1,4 +1,4 @@
-"""The growing end of a file: every byte is handed out once, and a file that begins anew is noticed."""
+"""Incremental reading of growing files: each byte is returned once, and a restarted file is detected."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from pathlib import Path
 from looplab.untrusted import UntrustedError, open_descriptor
 
 CHUNK = 1 << 20
+"""Bytes per read."""
 PORTION = 1 << 18
-"""Bytes between two looks at the clock, where the time is limited."""
+"""Bytes per read if time is limited; the clock is checked after each."""
 SEAM = 64
-LONGEST_LINE = 16 << 20
-"""Bytes of a line that are kept; a longer one is skipped."""
+"""Bytes before the position that are compared to detect a rewritten file."""
+MAX_LINE = 16 << 20
+"""Maximum length of a line, in bytes; a longer one is skipped."""
 UNREADABLE = b"\0"
-"""What is returned in place of a line that is too long."""
+"""Returned in place of a line that is too long."""
 
 
 class Tail:
-    """Reads what was appended to `path` since the last time.
+    """Reads what was appended to `path` since the last call.
 
-    A trainer that starts again may write its file anew: as another file under the same name, as a shorter one, or
-    in place and by now longer than what was read. The first two show in `stat`; the third shows in the few bytes
-    before the present position (the seam), which are compared with what they were. In all three cases `on_restart`
-    is called and reading begins at 0.
+    A restarted trainer may rewrite its file: as another file of the same name, as a shorter one, or in place and longer
+    than before. The first two show in `stat`; the third shows in the last bytes before the position (the seam), which
+    are compared with what was read. In all three cases `on_restart` is called and reading restarts at 0.
 
-    What is not a regular file (a folder, a pipe, a device, a link to itself) is never read.
+    Anything but a regular file (a folder, a pipe, a device, a link to itself) is never read.
     """
 
     __slots__ = ("_identity", "_on_restart", "_seam", "behind", "path", "position")
@@ -42,10 +43,10 @@ class Tail:
         self._seam = b""
 
     def chunks(self, until: float | None = None) -> Iterator[bytes]:
-        """The new bytes in pieces of at most `CHUNK`; nothing, for the price of a `stat`, if the file is as it was.
+        """Yield the new bytes in chunks of at most `CHUNK`; an unchanged file costs one `stat`.
 
         Args:
-            until: When to stop, by `time.monotonic()`, but not before the first piece; None: at the end of the file.
+            until: When to stop (`time.monotonic()`), but not before the first chunk; None: at the end of the file.
         """
         try:
             status = os.stat(self.path)
@@ -53,15 +54,15 @@ class Tail:
                 return
             if status.st_size == 0 and self.position == 0:
                 return
-            # Opened anew each time: a study may have a thousand files.
+            # Not kept open: a study may have a thousand files.
             descriptor = open_descriptor(self.path)
         except (OSError, UntrustedError):
-            # Not there yet, gone, not a file, or a network disk that hiccups: the next poll asks again.
+            # Missing, not a file, or a transient error of a network disk: the next poll tries again.
             self.behind = False
             return
         try:
             status = os.fstat(descriptor)
-            if self.position and self._begins_anew(status, descriptor):
+            if self.position and self._was_rewritten(status, descriptor):
                 self.position = 0
                 self._seam = b""
                 self._on_restart()
@@ -77,7 +78,7 @@ class Tail:
         finally:
             os.close(descriptor)
 
-    def _begins_anew(self, status: os.stat_result, descriptor: int) -> bool:
+    def _was_rewritten(self, status: os.stat_result, descriptor: int) -> bool:
         if self._identity is not None and status.st_ino != self._identity[0]:
             return True
         if status.st_size < self.position:
@@ -86,7 +87,7 @@ class Tail:
 
 
 class LineTail:
-    """Whole new lines of a growing text file; the torn last one is kept until its rest arrives."""
+    """Complete new lines of a growing text file; a torn last line is buffered until the rest arrives."""
 
     __slots__ = ("_carriage_returns", "_on_restart", "_parts", "_size", "_tail", "_too_long")
 
@@ -95,49 +96,45 @@ class LineTail:
         self._on_restart = on_restart
         self._carriage_returns = carriage_returns
         self._parts: list[bytes] = []
-        self._size = 0  # of the parts
-        self._too_long = False  # whether the rest of this line is skipped
-
-    @property
-    def position(self) -> int:
-        return self._tail.position
+        self._size = 0  # of the buffered parts
+        self._too_long = False  # whether the rest of the current line is skipped
 
     @property
     def behind(self) -> bool:
         return self._tail.behind
 
     def blocks(self, final: bool = False, until: float | None = None) -> Iterator[list[bytes]]:
-        """Lists of new lines, without their ends; `until` as in `Tail.chunks`."""
+        """Yield lists of new lines without their newlines; for `until` see `Tail.chunks`."""
         for chunk in self._tail.chunks(until):
             if self._carriage_returns:
                 chunk = chunk.replace(b"\r", b"\n")
             end = chunk.rfind(b"\n")
             if end < 0:
-                self._keep(chunk)
+                self._buffer(chunk)
                 continue
             lines = chunk[:end].split(b"\n")
-            if self._too_long or self._size + len(lines[0]) > LONGEST_LINE:
+            if self._too_long or self._size + len(lines[0]) > MAX_LINE:
                 self._clear()
                 lines[0] = UNREADABLE
             elif self._parts:
-                lines[0] = self._whole() + lines[0]
+                lines[0] = self._pop_line() + lines[0]
             self._too_long = False
             if end + 1 < len(chunk):
-                self._keep(chunk[end + 1 :])
+                self._buffer(chunk[end + 1 :])
             yield lines
         if final and self._parts and not self.behind:
-            yield [self._whole()]
+            yield [self._pop_line()]
 
-    def _keep(self, part: bytes) -> None:
+    def _buffer(self, part: bytes) -> None:
         if self._too_long:
             return
         self._parts.append(part)
         self._size += len(part)
-        if self._size > LONGEST_LINE:
+        if self._size > MAX_LINE:
             self._clear()
             self._too_long = True
 
-    def _whole(self) -> bytes:
+    def _pop_line(self) -> bytes:
         line = b"".join(self._parts)
         self._clear()
         return line

@@ -1,7 +1,7 @@
 """`events.out.tfevents.*`, TensorBoard's event files, read without TensorFlow or TensorBoard.
 
-The file is a row of TFRecords (length, checksum of the length, message, checksum of the message); each message is an
-`Event` with a time, a step and the values of some tags. A scalar is a plain number or a tensor of one element.
+The file is a sequence of TFRecords (length, checksum of the length, message, checksum of the message); each message is
+an `Event` with a time, a step and the values of some tags. A scalar is a plain number or a tensor with one element.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from looplab.measure import wire
 from looplab.measure.base import Batch, Curve
 from looplab.measure.tail import Tail
 
-_HEAD, _FOOT = 12, 4
+_HEADER, _FOOTER = 12, 4
 _NOT_ZERO = re.compile(rb"[^\0]")
-_LARGEST_TO_SUM = 4096
-"""Messages up to this size are summed: scalars are small, and Python would take a second for a large picture."""
+_MAX_CHECKED = 4096
+"""Maximum size of messages whose checksum is verified: scalars are small, and a large image would take a second."""
 
-# Numbers of fields of Event, of Summary.Value, and of TensorProto; and two as they look in the bytes.
+# Field numbers of Event, Summary.Value and TensorProto; and the encoded tags of two fields.
 _STEP, _SUMMARY = 2, 5
 _TAG, _SIMPLE_VALUE, _TENSOR, _METADATA = 1, 2, 8, 9
 _DTYPE, _SHAPE, _CONTENT, _FLOAT_VAL, _DOUBLE_VAL, _HALF_VAL = 1, 2, 4, 5, 6, 13
-_INTEGER_VALS = frozenset({7, 10, 11, 16, 17})  # of int, int64, bool, uint32, uint64
+_INTEGER_VALS = frozenset({7, 10, 11, 16, 17})  # int, int64, bool, uint32, uint64
 _TIME_TAG, _STEP_TAG = 0x09, 0x10
 
 _BFLOAT16 = 14
-_FORMS = {1: "f", 2: "d", 3: "i", 4: "B", 5: "h", 6: "b", 9: "q", 10: "?", 17: "H", 19: "e", 22: "I", 23: "Q"}
-"""How one element looks in `tensor_content`, by data type."""
+_FORMATS = {1: "f", 2: "d", 3: "i", 4: "B", 5: "h", 6: "b", 9: "q", 10: "?", 17: "H", 19: "e", 22: "I", 23: "Q"}
+"""Data type → struct format of one element in `tensor_content`."""
 
 
 class RecordFile:
-    """Whole TFRecords of a growing file; after a damaged head, reading goes on at the next that is sound."""
+    """Complete TFRecords of a growing file; after a damaged header, reading continues at the next valid one."""
 
     __slots__ = ("_lengths", "_lost", "_on_restart", "_rest", "_skip", "_tail", "skipped")
 
@@ -44,21 +44,17 @@ class RecordFile:
         self._tail = Tail(path, self._restart)
         self._on_restart = on_restart
         self._rest = b""
-        self._skip = 0  # bytes of a large message that are still to come
+        self._skip = 0  # bytes of an oversized message that are still to be skipped
         self._lost = False
         self._lengths: dict[bytes, int] = {}
         self.skipped = 0
-
-    @property
-    def position(self) -> int:
-        return self._tail.position
 
     @property
     def behind(self) -> bool:
         return self._tail.behind
 
     def blocks(self, until: float | None = None) -> Iterator[list[bytes]]:
-        """Lists of new messages, each with its checksum at its end, not yet checked."""
+        """Yield lists of new messages, each followed by its checksum, which is not verified yet."""
         for chunk in self._tail.chunks(until):
             skipped, self._skip = self._skip, max(0, self._skip - len(chunk))
             if self._skip == 0:
@@ -74,54 +70,54 @@ class RecordFile:
     def _split(self, data: bytes) -> list[bytes]:
         messages: list[bytes] = []
         known = self._lengths
-        place, size = 0, len(data)
-        while place + _HEAD <= size:
-            # Records have few different lengths, so that few heads need a sum.
-            head = data[place : place + _HEAD]
-            length = known.get(head)
+        position, size = 0, len(data)
+        while position + _HEADER <= size:
+            # Records have few different lengths, so few headers need a checksum.
+            header = data[position : position + _HEADER]
+            length = known.get(header)
             if length is None:
-                length = self._length(head)
+                length = self._read_length(header)
                 if length is None:
-                    place = self._search(data, place)
+                    position = self._find_header(data, position)
                     continue
                 self._lost = False
-            end = place + _HEAD + length + _FOOT
-            if length > wire.LARGEST:
+            end = position + _HEADER + length + _FOOTER
+            if length > wire.MAX_RECORD:
                 self.skipped += 1
                 self._skip = max(0, end - size)
-                place = end
+                position = end
                 continue
             if end > size:
                 break
-            messages.append(data[place + _HEAD : end])
-            place = end
-        self._rest = data[place:]
+            messages.append(data[position + _HEADER : end])
+            position = end
+        self._rest = data[position:]
         return messages
 
-    def _length(self, head: bytes) -> int | None:
-        """The length that a head tells, if its sum is right."""
-        if _mask(_crc(head[:8])) != int.from_bytes(head[8:], "little"):
+    def _read_length(self, header: bytes) -> int | None:
+        """Return the length in a header; None if its checksum is wrong."""
+        if _mask(_crc(header[:8])) != int.from_bytes(header[8:], "little"):
             return None
-        length = int.from_bytes(head[:8], "little")
+        length = int.from_bytes(header[:8], "little")
         if len(self._lengths) < 10_000:
-            self._lengths[head] = length
+            self._lengths[header] = length
         return length
 
-    def _search(self, data: bytes, place: int) -> int:
-        """Where after `place` the next head may be: lengths are small, so that their upper bytes are zero."""
+    def _find_header(self, data: bytes, position: int) -> int:
+        """Return where the next header after `position` may be: lengths are small, so their upper bytes are zero."""
         if not self._lost:
             self._lost = True
             self.skipped += 1
-        zeros = data.find(b"\0\0\0\0", place + 5)
-        if zeros < 0:  # the head may still begin in the last bytes
-            return max(place + 1, len(data) - 7)
-        # No head is all zeros, which is what a power cut may leave of a file.
+        zeros = data.find(b"\0\0\0\0", position + 5)
+        if zeros < 0:  # a header may begin in the last bytes
+            return max(position + 1, len(data) - 7)
+        # No header is all zeros, which a power failure may leave in a file.
         after = _NOT_ZERO.search(data, zeros)
-        return max(zeros - 4, (after.start() if after else len(data)) - _HEAD + 1)
+        return max(zeros - 4, (after.start() if after else len(data)) - _HEADER + 1)
 
 
 class _Tag:
-    """The curve of one tag, and the template whose events wait to be added to it."""
+    """The curve of one tag, and the template whose events are still to be added to it."""
 
     __slots__ = ("curve", "waiting")
 
@@ -131,32 +127,32 @@ class _Tag:
 
 
 class _Template:
-    """Events with one scalar, of the same tag and the same form, which differ in time, step and value alone.
+    """Events with one scalar of the same tag and format, which differ only in time, step and value.
 
-    They are gathered and read together. Columns are unpacked at once; and one checksum is taken for all, over the
-    exclusive or of the messages, which is the exclusive or of their checksums, since CRCs are linear.
+    They are collected and decoded together: columns are unpacked at once, and one checksum is computed for all. Since
+    CRCs are linear, the checksum of the XOR of the messages is the XOR of their checksums.
     """
 
-    __slots__ = ("after", "before", "form", "messages", "place", "size", "tag")
+    __slots__ = ("after", "before", "format", "messages", "size", "step_end", "tag")
 
-    def __init__(self, tag: _Tag, before: bytes, form: str, after: bytes) -> None:
+    def __init__(self, tag: _Tag, before: bytes, format: str, after: bytes) -> None:
         self.tag = tag
-        self.before = before  # what is between step and value
-        self.form = form
+        self.before = before  # the bytes between step and value
+        self.format = format
         self.after = after
-        self.messages: list[bytes] = []  # each with its checksum
-        self.size = 0  # of each of them; 0 while none waits
-        self.place = 0  # where in each of them the step ends
+        self.messages: list[bytes] = []  # each followed by its checksum
+        self.size = 0  # of each message; 0 while there is none
+        self.step_end = 0  # where the step ends in each message
 
     def read(self) -> tuple[list[int], Sequence[float]] | None:
-        """Steps and values of the gathered messages; nothing if one of them is not as it should be."""
-        varint = max(0, self.place - 10)
-        layout = f"<{10 if varint else 9}x{'B' * varint}{len(self.before)}s{self.form}{len(self.after)}sI"
+        """Return steps and values of the collected messages; None if one of them does not fit or is damaged."""
+        varint = max(0, self.step_end - 10)
+        layout = f"<{10 if varint else 9}x{'B' * varint}{len(self.before)}s{self.format}{len(self.after)}sI"
         if struct.calcsize(layout) != self.size:
             return None
         columns = zip(*struct.iter_unpack(layout, b"".join(self.messages)), strict=True)
         *step_bytes, before, values, after, sums = columns
-        if set(before) != {self.before} or set(after) != {self.after} or not _sums_are_right(self.messages, sums):
+        if set(before) != {self.before} or set(after) != {self.after} or not _checksums_match(self.messages, sums):
             return None
         steps = [0] * len(values)
         for index, column in enumerate(step_bytes):
@@ -165,7 +161,7 @@ class _Template:
 
 
 class TensorBoardSource:
-    """The scalars of one event file, as TensorBoard, TensorFlow, PyTorch or tensorboardX write them."""
+    """The scalars of one event file, as written by TensorBoard, TensorFlow, PyTorch or tensorboardX."""
 
     kind = "tensorboard"
     problem: str | None = None
@@ -173,10 +169,10 @@ class TensorBoardSource:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._unreadable = 0
-        self._file = RecordFile(path, self._forget)
-        self._forget()
+        self._file = RecordFile(path, self._reset)
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._tags: dict[str, _Tag] = {}
         self._templates: dict[bytes, _Template] = {}
         self._other_plugins: set[str] = set()
@@ -186,46 +182,42 @@ class TensorBoardSource:
         return self._file.skipped + self._unreadable
 
     @property
-    def position(self) -> int:
-        return self._file.position
-
-    @property
     def behind(self) -> bool:
         return self._file.behind
 
     def poll(self, final: bool = False, until: float | None = None) -> Batch:
         for messages in self._file.blocks(until):
-            self._read(messages)
+            self._add(messages)
         batch: Batch = {}
         for name, tag in self._tags.items():
             if tag.curve.values:
                 batch[name], tag.curve = tag.curve, Curve()
         return batch
 
-    def _read(self, messages: list[bytes]) -> None:
-        """Read events: nearly all follow a template, which is found by the bytes up to the end of the tag."""
+    def _add(self, messages: list[bytes]) -> None:
+        """Add events. Nearly all match a template, which is looked up by the bytes up to the end of the tag."""
         templates = self._templates
         for message in messages:
-            place = 9
+            step_end = 9
             template = None
             size = len(message)
             if size > 20 and message[0] == _TIME_TAG:
                 try:
                     if message[9] == _STEP_TAG:
-                        place = 11
-                        while message[place - 1] >= 0x80:
-                            place += 1
-                    # The lengths of summary, value and tag take a byte each, or no template is found.
-                    template = templates.get(message[place : place + 6 + message[place + 5]])
+                        step_end = 11
+                        while message[step_end - 1] >= 0x80:
+                            step_end += 1
+                    # Assumes one byte each for the lengths of summary, value and tag; else no template is found.
+                    template = templates.get(message[step_end : step_end + 6 + message[step_end + 5]])
                 except IndexError:
-                    place = size  # damaged
+                    step_end = size  # damaged
             if template is None:
-                self._decode(message, place)
+                self._decode(message, step_end)
                 continue
-            if template.size != size or template.place != place:
+            if template.size != size or template.step_end != step_end:
                 self._add_waiting(template.tag)
                 template.tag.waiting = template
-                template.size, template.place = size, place
+                template.size, template.step_end = size, step_end
             template.messages.append(message)
         for tag in self._tags.values():
             self._add_waiting(tag)
@@ -234,24 +226,24 @@ class TensorBoardSource:
         template = tag.waiting
         if template is None:
             return
-        found = template.read()
+        decoded = template.read()
         messages, template.messages = template.messages, []
         template.size = 0
         tag.waiting = None
-        if found is None:
+        if decoded is None:
             for message in messages:
                 self._decode(message)
             return
-        tag.curve.steps.extend(map(float, found[0]))
-        tag.curve.values.extend(map(float, found[1]))
+        tag.curve.steps.extend(map(float, decoded[0]))
+        tag.curve.values.extend(map(float, decoded[1]))
 
-    def _decode(self, message: bytes, place: int | None = None) -> None:
-        """Read any event. If `place`, where its step ends, is known, one with a lone scalar becomes a template."""
-        end = len(message) - _FOOT
+    def _decode(self, message: bytes, step_end: int | None = None) -> None:
+        """Decode any event. If `step_end`, the end of its step, is given, a single scalar becomes a template."""
+        end = len(message) - _FOOTER
         try:
-            if not _sum_is_right(message):
+            if not _checksum_matches(message):
                 raise wire.WireError("checksum")
-            step, scalars = _scalars(message, end, self._other_plugins)
+            step, scalars = _decode_event(message, end, self._other_plugins)
         except (ValueError, struct.error):
             self._unreadable += 1
             return
@@ -259,10 +251,15 @@ class TensorBoardSource:
             tag = self._tags.setdefault(scalar.tag, _Tag())
             self._add_waiting(tag)
             tag.curve.add(step, scalar.value)
-            if place is not None and len(scalars) == 1 and place + 6 <= scalar.start and len(self._templates) < 10_000:
-                key = message[place : place + 6 + message[place + 5]]
-                after = message[scalar.start + struct.calcsize(scalar.form) : end]
-                self._templates[key] = _Template(tag, message[place : scalar.start], scalar.form, after)
+            if (
+                step_end is not None
+                and len(scalars) == 1
+                and step_end + 6 <= scalar.start
+                and len(self._templates) < 10_000
+            ):
+                key = message[step_end : step_end + 6 + message[step_end + 5]]
+                after = message[scalar.start + struct.calcsize(scalar.format) : end]
+                self._templates[key] = _Template(tag, message[step_end : scalar.start], scalar.format, after)
 
 
 class _Scalar(NamedTuple):
@@ -270,14 +267,14 @@ class _Scalar(NamedTuple):
 
     tag: str
     value: float
-    form: str = ""
-    """How its bytes are unpacked; empty if their number varies."""
+    format: str = ""
+    """The struct format of its bytes; empty if their number varies."""
     start: int = -1
-    """Where its bytes begin; -1 if their number varies."""
+    """Position of its bytes; -1 if their number varies."""
 
 
-def _scalars(data: bytes, end: int, other_plugins: set[str]) -> tuple[float, list[_Scalar]]:
-    """The step of an event and its scalars; tags found to be something else are added to `other_plugins`."""
+def _decode_event(data: bytes, end: int, other_plugins: set[str]) -> tuple[float, list[_Scalar]]:
+    """Return the step and the scalars of an event; tags of other plugins are added to `other_plugins`."""
     step = 0
     scalars: list[_Scalar] = []
     budget = wire.DecodeBudget()
@@ -287,13 +284,15 @@ def _scalars(data: bytes, end: int, other_plugins: set[str]) -> tuple[float, lis
         elif part.number == _SUMMARY and part.kind == wire.LENGTH:
             for value in wire.fields(data, part.start, part.end, budget):
                 if value.number == 1 and value.kind == wire.LENGTH:
-                    scalar = _scalar(data, value, other_plugins, budget)
+                    scalar = _decode_value(data, value, other_plugins, budget)
                     if scalar is not None:
                         scalars.append(scalar)
     return float(step), scalars
 
 
-def _scalar(data: bytes, message: wire.WireField, other_plugins: set[str], budget: wire.DecodeBudget) -> _Scalar | None:
+def _decode_value(
+    data: bytes, message: wire.WireField, other_plugins: set[str], budget: wire.DecodeBudget
+) -> _Scalar | None:
     tag = ""
     plain = tensor = None
     for part in wire.fields(data, message.start, message.end, budget):
@@ -303,16 +302,16 @@ def _scalar(data: bytes, message: wire.WireField, other_plugins: set[str], budge
             plain = part
         elif part.number == _TENSOR and part.kind == wire.LENGTH:
             tensor = part
-        elif part.number == _METADATA and _plugin(data, part, budget) not in ("", "scalars"):
+        elif part.number == _METADATA and _plugin_name(data, part, budget) not in ("", "scalars"):
             other_plugins.add(tag)
     if plain is not None:
         return _Scalar(tag, struct.unpack_from("<f", data, plain.start)[0], "f", plain.start)
     if tensor is None or tag in other_plugins:
         return None
-    return _of_tensor(data, tensor, tag, budget)
+    return _decode_tensor(data, tensor, tag, budget)
 
 
-def _plugin(data: bytes, metadata: wire.WireField, budget: wire.DecodeBudget) -> str:
+def _plugin_name(data: bytes, metadata: wire.WireField, budget: wire.DecodeBudget) -> str:
     for part in wire.fields(data, metadata.start, metadata.end, budget):
         if part.number == 1 and part.kind == wire.LENGTH:
             for inner in wire.fields(data, part.start, part.end, budget):
@@ -321,43 +320,43 @@ def _plugin(data: bytes, metadata: wire.WireField, budget: wire.DecodeBudget) ->
     return ""
 
 
-def _of_tensor(data: bytes, tensor: wire.WireField, tag: str, budget: wire.DecodeBudget) -> _Scalar | None:
-    """The element of a tensor that has one; a tensor of more is a histogram or the like."""
+def _decode_tensor(data: bytes, tensor: wire.WireField, tag: str, budget: wire.DecodeBudget) -> _Scalar | None:
+    """Return the element of a one-element tensor; None for a larger one, such as a histogram."""
     dtype = 0
-    found: wire.WireField | None = None
+    content: wire.WireField | None = None
     for part in wire.fields(data, tensor.start, tensor.end, budget):
         if part.number == _DTYPE:
             dtype = part.value
-        elif part.number == _SHAPE and _elements(data, part, budget) != 1:
+        elif part.number == _SHAPE and _count_elements(data, part, budget) != 1:
             return None
         elif part.number in (_CONTENT, _FLOAT_VAL, _DOUBLE_VAL, _HALF_VAL) or part.number in _INTEGER_VALS:
-            found = part
-    if found is None:
+            content = part
+    if content is None:
         return None
-    size = found.end - found.start
-    form = {_CONTENT: _FORMS.get(dtype, ""), _FLOAT_VAL: "f", _DOUBLE_VAL: "d"}.get(found.number, "")
-    if form:
-        if size != struct.calcsize(form):
+    size = content.end - content.start
+    format = {_CONTENT: _FORMATS.get(dtype, ""), _FLOAT_VAL: "f", _DOUBLE_VAL: "d"}.get(content.number, "")
+    if format:
+        if size != struct.calcsize(format):
             return None
-        return _Scalar(tag, float(struct.unpack_from("<" + form, data, found.start)[0]), form, found.start)
-    if found.number == _CONTENT:
+        return _Scalar(tag, float(struct.unpack_from("<" + format, data, content.start)[0]), format, content.start)
+    if content.number == _CONTENT:
         if dtype != _BFLOAT16 or size != 2:
             return None
-        bits = int.from_bytes(data[found.start : found.end], "little")
+        bits = int.from_bytes(data[content.start : content.end], "little")
         return _Scalar(tag, _bfloat16(bits))
-    bits = found.value if found.kind == wire.VARINT else wire.varint(data, found.start, found.end)[0]
-    if found.number == _HALF_VAL:
+    bits = content.value if content.kind == wire.VARINT else wire.varint(data, content.start, content.end)[0]
+    if content.number == _HALF_VAL:
         return _Scalar(tag, _bfloat16(bits) if dtype == _BFLOAT16 else struct.unpack("<e", struct.pack("<H", bits))[0])
     return _Scalar(tag, float(wire.signed(bits)))
 
 
-def _elements(data: bytes, shape: wire.WireField, budget: wire.DecodeBudget) -> int:
+def _count_elements(data: bytes, shape: wire.WireField, budget: wire.DecodeBudget) -> int:
     count = 1
     for dimension in wire.fields(data, shape.start, shape.end, budget):
         if dimension.number == 2 and dimension.kind == wire.LENGTH:
             inner = wire.fields(data, dimension.start, dimension.end, budget)
             sizes = [part.value for part in inner if part.number == 1]
-            count *= min(sizes[0], 2) if sizes else 0  # more than one is all that matters
+            count *= min(sizes[0], 2) if sizes else 0  # only "more than one" matters
             count = min(count, 2)
     return count
 
@@ -367,7 +366,7 @@ def _bfloat16(bits: int) -> float:
     return value
 
 
-def _table() -> list[int]:
+def _make_table() -> list[int]:
     table = []
     for byte in range(256):
         for _ in range(8):
@@ -376,7 +375,7 @@ def _table() -> list[int]:
     return table
 
 
-_TABLE = _table()
+_TABLE = _make_table()
 
 
 def _crc(data: bytes, start: int = 0xFFFFFFFF) -> int:
@@ -392,21 +391,21 @@ _MASK_DELTA = 0xA282EAD8
 
 
 def _mask(crc: int) -> int:
-    """A checksum as TFRecords store it."""
+    """Return a checksum as stored in TFRecords."""
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
 
 
-def _sum_is_right(message: bytes) -> bool:
-    """Whether a message has the checksum at its end; a large one is believed."""
-    if len(message) > _LARGEST_TO_SUM:
+def _checksum_matches(message: bytes) -> bool:
+    """Return whether a message matches the checksum at its end; large ones are not checked."""
+    if len(message) > _MAX_CHECKED:
         return True
-    return _mask(_crc(message[:-_FOOT])) == int.from_bytes(message[-_FOOT:], "little")
+    return _mask(_crc(message[:-_FOOTER])) == int.from_bytes(message[-_FOOTER:], "little")
 
 
-def _sums_are_right(messages: Sequence[bytes], masked: Sequence[int]) -> bool:
-    """Whether all messages, of the same size and each with its checksum at its end, are as they were written."""
-    together = reduce(xor, map(int.from_bytes, messages)).to_bytes(len(messages[0]))[:-_FOOT]
+def _checksums_match(messages: Sequence[bytes], masked: Sequence[int]) -> bool:
+    """Return whether all messages, of equal size and each followed by its checksum, match their checksums."""
+    together = reduce(xor, map(int.from_bytes, messages)).to_bytes(len(messages[0]))[:-_FOOTER]
     rotated = reduce(xor, [(one - _MASK_DELTA) & 0xFFFFFFFF for one in masked])
-    # What a CRC begins and ends with cancels out in pairs.
+    # The initial and final values of the CRC cancel out in pairs.
     crc = _crc(together, 0xFFFFFFFF if len(messages) % 2 else 0)
     return (crc >> 15 | crc << 17) & 0xFFFFFFFF == rotated

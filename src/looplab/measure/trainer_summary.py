@@ -1,4 +1,4 @@
-"""`trainer_summary.json`: what the trainer itself said at the end."""
+"""`trainer_summary.json`: final values that the trainer itself wrote."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from looplab.measure.rows import STEP_NAMES
 
 
 class TrainerSummarySource(JsonFile):
-    """Numbers of the file as `outer/inner`, those under `metrics` by their own names, one point each."""
+    """One point per number, named `outer/inner`; numbers under `metrics` keep their own names."""
 
     kind = "trainer_summary"
 

@@ -1,4 +1,4 @@
-"""What W&B clients before 0.10 left in `files/`: `wandb-history.jsonl`, and `wandb-summary.json` for want of it."""
+"""Files of W&B clients before 0.10: `files/wandb-history.jsonl`, or else `files/wandb-summary.json`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from looplab.measure.rows import RowAccumulator
 
 
 class WandbHistorySource(JsonlSource):
-    """Rows with `_step`; nested values are called `outer.inner`."""
+    """Rows with `_step`; nested values are named `outer.inner`."""
 
     kind = "wandb_history"
 
@@ -21,7 +21,7 @@ class WandbHistorySource(JsonlSource):
 
 
 class WandbSummarySource(JsonFile):
-    """The last values alone: one point for each metric, so that nothing can be said of how it moved."""
+    """The last value of each metric: one point each, without a curve."""
 
     kind = "wandb_summary"
 

@@ -1,7 +1,7 @@
 """`run-<id>.wandb`, the transaction log of a Weights & Biases run, read without wandb.
 
-The file is a 7-byte head and then a LevelDB log: blocks of 32 KiB, in them pieces of records with a checksum, and
-each record a protobuf message. Offline runs keep history, config and summary nowhere else.
+The file is a 7-byte header followed by a LevelDB log: blocks of 32 KiB with fragments of records, each with a checksum;
+each record is a protobuf message. Offline runs store history, config and summary nowhere else.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from looplab.measure.rows import RowAccumulator
 from looplab.measure.tail import Tail
 
 BLOCK = 32 * 1024
-_FILE_HEAD = 7
-_PIECE_HEAD = Struct("<IHB")
+_FILE_HEADER = 7
+_FRAGMENT_HEADER = Struct("<IHB")
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _KIND_CRC = [crc32(bytes([kind])) for kind in range(5)]
 
-# Numbers of fields in W&B's records, and how some of them look in the bytes: number and wire type.
+# Field numbers of W&B's records, and the encoded tags (number and wire type) of some.
 _HISTORY, _SUMMARY, _CONFIG, _RUN, _EXIT = 2, 3, 5, 17, 18
 _NUM_TAG, _HISTORY_TAG, _SUMMARY_TAG, _STEP_TAG = 0x08, 0x12, 0x1A, 0x12
 _VALUE_JSON_TAG = b"\x82\x01"
@@ -37,93 +37,89 @@ Name = TypeVar("Name")
 
 
 class RecordLog:
-    """Whole records of a growing log; a record that is damaged is dropped, and reading goes on after it."""
+    """Complete records of a growing log; a damaged record is dropped, and reading continues after it."""
 
-    __slots__ = ("_doubtful", "_next", "_offset", "_on_restart", "_pieces", "_rest", "_tail", "skipped")
+    __slots__ = ("_fragments", "_last_was_bad", "_next", "_offset", "_on_restart", "_rest", "_tail", "skipped")
 
     def __init__(self, path: Path, on_restart: Callable[[], None]) -> None:
         self._tail = Tail(path, self._restart)
         self._on_restart = on_restart
         self.skipped = 0
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._rest = b""
-        self._offset = 0  # of the first byte of `_rest` in the file
-        self._next = _FILE_HEAD  # where in the file the next piece begins; beyond what is there if a block is skipped
-        self._pieces: list[bytes] = []
-        self._doubtful = False
+        self._offset = 0  # position of `_rest` in the file
+        self._next = _FILE_HEADER  # position of the next fragment; may be beyond the end if a block is skipped
+        self._fragments: list[bytes] = []
+        self._last_was_bad = False
 
     def _restart(self) -> None:
-        self._begin()
+        self._reset()
         self._on_restart()
-
-    @property
-    def position(self) -> int:
-        return self._tail.position
 
     @property
     def behind(self) -> bool:
         return self._tail.behind
 
     def blocks(self, until: float | None = None) -> Iterator[list[bytes]]:
-        """Lists of new records."""
+        """Yield lists of new records."""
         for chunk in self._tail.chunks(until):
             yield self._split(self._rest + chunk if self._rest else chunk)
 
     def _split(self, data: bytes) -> list[bytes]:
-        """The whole records in `data`, whose first byte is at `_offset` in the file; what is torn is kept."""
+        """Return the complete records in `data`, which begins at `_offset` in the file; the rest is buffered."""
         records = []
         offset, size = self._offset, len(data)
-        place = self._next - offset
-        unpack = _PIECE_HEAD.unpack_from
-        while place + 7 <= size:
-            left = BLOCK - (offset + place) % BLOCK
+        position = self._next - offset
+        unpack = _FRAGMENT_HEADER.unpack_from
+        while position + 7 <= size:
+            left = BLOCK - (offset + position) % BLOCK
             if left < 7:
-                place += left  # too short for a head: padding
+                position += left  # too short for a header: padding
                 continue
-            checksum, length, kind = unpack(data, place)
-            after = place + 7 + length
+            checksum, length, kind = unpack(data, position)
+            after = position + 7 + length
             if 7 + length > left or not _FULL <= kind <= _LAST:
-                if checksum or length or kind:  # all zero is unwritten space
+                if checksum or length or kind:  # all zeros: unwritten space
                     self._drop()
-                self._doubtful = False
-                place += left
+                self._last_was_bad = False
+                position += left
                 continue
             if after > size:
                 break
-            piece = data[place + 7 : after]
-            if crc32(piece, _KIND_CRC[kind]) != checksum:
-                # The length may be sound and the next piece good. Two bad ones in a row: only the next block helps.
-                place = place + left if self._doubtful else after
-                self._doubtful = not self._doubtful
+            fragment = data[position + 7 : after]
+            if crc32(fragment, _KIND_CRC[kind]) != checksum:
+                # The length may still be right. After two bad fragments in a row, continue at the next block.
+                position = position + left if self._last_was_bad else after
+                self._last_was_bad = not self._last_was_bad
                 self._drop()
                 continue
-            self._doubtful = False
-            place = after
+            self._last_was_bad = False
+            position = after
             if kind == _FULL:
-                records.append(piece)
+                records.append(fragment)
             elif kind == _FIRST:
-                self._pieces = [piece]
-            elif len(self._pieces) > wire.LARGEST // BLOCK:
+                self._fragments = [fragment]
+            elif len(self._fragments) > wire.MAX_RECORD // BLOCK:
                 self._drop()
-            elif self._pieces:
-                self._pieces.append(piece)
+            elif self._fragments:
+                self._fragments.append(fragment)
                 if kind == _LAST:
-                    records.append(b"".join(self._pieces))
-                    self._pieces = []
-        self._next = offset + place
-        self._offset = offset + min(place, size)
-        self._rest = data[place:]
+                    records.append(b"".join(self._fragments))
+                    self._fragments = []
+        self._next = offset + position
+        self._offset = offset + min(position, size)
+        self._rest = data[position:]
         return records
 
     def _drop(self) -> None:
         self.skipped += 1
-        self._pieces = []
+        self._fragments = []
 
 
 class WandbSource:
-    """The history of a run; nested values are called `outer.inner`, as W&B shows them."""
+    """The history of a run; nested values are named `outer.inner`, as in W&B."""
 
     kind = "wandb"
     problem: str | None = None
@@ -141,10 +137,6 @@ class WandbSource:
         return self._log.skipped + self._unreadable
 
     @property
-    def position(self) -> int:
-        return self._log.position
-
-    @property
     def behind(self) -> bool:
         return self._log.behind
 
@@ -158,33 +150,33 @@ class WandbSource:
         self._rows.reset()
 
     def _row(self, record: bytes) -> dict[str, Any] | None:
-        """The row of a history record; nothing for records of other kinds."""
+        """Return the row of a history record; None for other records."""
         try:
-            found = _history(record)
-            return self._read_row(record, *found) if found else None
+            span = _find_history(record)
+            return self._read_row(record, *span) if span else None
         except (ValueError, IndexError, RecursionError):
             self._unreadable += 1
             return None
 
     def _read_row(self, data: bytes, start: int, end: int) -> dict[str, Any]:
-        cut = _cut(data, start, end, self._names)
-        if cut is None:
+        items = _split_items(data, start, end, self._names)
+        if items is None:
             return self._decode_row(data, start, end)
-        names, values = cut
-        row = dict(zip(names, _parse(b"[" + b",".join(values) + b"]"), strict=True))
+        names, values = items
+        row = dict(zip(names, _parse_json(b"[" + b",".join(values) + b"]"), strict=True))
         if "_step" not in row:
             return self._decode_row(data, start, end)
         return _without_media(row) if self._has_media else row
 
     def _decode_row(self, data: bytes, start: int, end: int) -> dict[str, Any]:
-        """Any row, item by item."""
+        """Decode any row, item by item."""
         row: dict[str, Any] = {}
         step = None
         budget = wire.DecodeBudget()
         for part in wire.fields(data, start, end, budget):
             if part.number == 1:
-                path, value, key = _item(data, part, budget)
-                row[self._learn(path, key)] = value
+                path, value, key = _decode_item(data, part, budget)
+                row[self._remember_name(path, key)] = value
             elif part.number == 2:
                 inner = next(wire.fields(data, part.start, part.end, budget), None)
                 step = wire.signed(inner.value) if inner is not None else 0
@@ -192,8 +184,8 @@ class WandbSource:
             row.setdefault("_step", step)
         return _without_media(row) if self._has_media else row
 
-    def _learn(self, path: list[str], key: bytes) -> str:
-        """Remember what the bytes of a name stand for; a run has few names, and they come again in every row."""
+    def _remember_name(self, path: list[str], key: bytes) -> str:
+        """Cache the name of its encoded bytes: a run has few names, and they are repeated in every row."""
         name = ".".join(path)
         if len(path) > 1 and path[-1] == "_type":
             self._has_media = True
@@ -202,16 +194,18 @@ class WandbSource:
         return name
 
 
-def _cut(data: bytes, start: int, end: int, known: Mapping[bytes, Name]) -> tuple[list[Name], list[bytes]] | None:
-    """Names and JSON values of a message of items, if all its names are known and all its items short; else nothing.
+def _split_items(
+    data: bytes, start: int, end: int, known: Mapping[bytes, Name]
+) -> tuple[list[Name], list[bytes]] | None:
+    """Return names and JSON values of a message if all its names are known and all its items are short; else None.
 
-    Such a message is cut at the tag between name and value, which is several times faster than to decode it. In a
-    long item the bytes of the tag may also be a length: what follows is then no known name.
+    Such a message is split at the tag between name and value, which is several times faster than decoding. In a long
+    item the bytes of the tag may also be a length: no known name follows then.
     """
-    head, *parts = data[start:end].split(_VALUE_JSON_TAG)
+    first, *parts = data[start:end].split(_VALUE_JSON_TAG)
     try:
-        # Of each part: the length of a value, the value, then tag and length of the next item, and its name.
-        names = [known[head[2:]], *[known[part[part[0] + 3 :]] for part in parts[:-1]]]
+        # Each part: the length of a value, the value, tag and length of the next item, and its name.
+        names = [known[first[2:]], *[known[part[part[0] + 3 :]] for part in parts[:-1]]]
         last = parts[-1]
         step = last[last[0] + 1 :]
         if step and (step[0] != _STEP_TAG or step[1] + 2 != len(step)):
@@ -221,28 +215,30 @@ def _cut(data: bytes, start: int, end: int, known: Mapping[bytes, Name]) -> tupl
     return names, [part[1 : part[0] + 1] for part in parts]
 
 
-def _history(record: bytes) -> tuple[int, int] | None:
-    """Where the history in a record is, if it has one."""
-    place = 0
+def _find_history(record: bytes) -> tuple[int, int] | None:
+    """Return start and end of the history in a record; None if it has none."""
+    position = 0
     if record[0] == _NUM_TAG:
-        place = 2
-        while record[place - 1] >= 0x80:
-            place += 1
-    if record[place] == _SUMMARY_TAG:
-        return None  # as many as rows of history: not worth a closer look
-    if record[place] == _HISTORY_TAG:
-        length, start = wire.varint(record, place + 1, len(record))
+        position = 2
+        while record[position - 1] >= 0x80:
+            position += 1
+    if record[position] == _SUMMARY_TAG:
+        return None  # as frequent as history, so skipped quickly
+    if record[position] == _HISTORY_TAG:
+        length, start = wire.varint(record, position + 1, len(record))
         return start, start + length
-    for part in wire.fields(record, place, budget=wire.DecodeBudget()):
+    for part in wire.fields(record, position, budget=wire.DecodeBudget()):
         if part.number == _HISTORY:
             return part.start, part.end
     return None
 
 
-def _item(data: bytes, item: wire.WireField, budget: wire.DecodeBudget | None = None) -> tuple[list[str], Any, bytes]:
-    """One item of history, config or summary: the path of its name, its value, and the bytes that say the name.
+def _decode_item(
+    data: bytes, item: wire.WireField, budget: wire.DecodeBudget | None = None
+) -> tuple[list[str], Any, bytes]:
+    """Decode one item of history, config or summary into the path of its name, its value, and its encoded name.
 
-    The bytes are empty unless the name comes first and a JSON value follows, as nearly always.
+    The encoded name is empty unless the name comes first and a JSON value follows, which is the usual case.
     """
     path: list[str] = []
     value: Any = None
@@ -260,34 +256,34 @@ def _item(data: bytes, item: wire.WireField, budget: wire.DecodeBudget | None = 
             case 7:
                 value = wire.text(data, part)
             case 8:
-                value = _parse(data[part.start : part.end])
+                value = _parse_json(data[part.start : part.end])
             case 16:
-                value = _parse(data[part.start : part.end])
+                value = _parse_json(data[part.start : part.end])
                 key = data[item.start : data.rfind(_VALUE_JSON_TAG, item.start, part.start)]
     return path, value, key
 
 
-def _parse(value: bytes) -> Any:
+def _parse_json(value: bytes) -> Any:
     try:
         return orjson.loads(value)
     except orjson.JSONDecodeError:
-        return json.loads(value)  # knows NaN and Infinity
+        return json.loads(value)  # accepts NaN and Infinity
 
 
 def _without_media(row: dict[str, Any]) -> dict[str, Any]:
-    """The row without what belongs to pictures, histograms and tables: their sizes are not metrics."""
+    """Return the row without the entries of images, histograms and tables, such as their sizes."""
     media = tuple(name.removesuffix("_type") for name in row if name.endswith("._type"))
     return {name: value for name, value in row.items() if not name.startswith(media)} if media else row
 
 
 @dataclass(slots=True)
 class WandbRun:
-    """What a W&B run says of itself."""
+    """Metadata, config and summary of a W&B run."""
 
     id: str = ""
     """The id in `run-<id>.wandb`."""
     entity: str = ""
-    """The user or team; empty if the run was offline and named none."""
+    """The user or team; empty if an offline run named none."""
     project: str = ""
     """The project."""
     name: str = ""
@@ -303,33 +299,33 @@ class WandbRun:
     sweep_id: str = ""
     """The sweep the run belongs to, if any."""
     started: float | None = None
-    """When the run began, in seconds since 1970."""
+    """Start time in seconds since the epoch; None if not known."""
     exit_code: int | None = None
-    """How the run ended; none if it did not say, as when it was killed or is still going."""
+    """Exit code; None if there is none, as for a run that was killed or is still running."""
     config: dict[str, Any] = field(default_factory=dict)
-    """The config, with all later changes, without W&B's own entry."""
+    """The config including later changes, without W&B's own entry."""
     summary: dict[str, Any] = field(default_factory=dict)
-    """The last value of each metric, or what the run put in its place; nested as it was logged."""
+    """The last value of each metric, or what the run set instead; nested as it was logged."""
 
 
 _RUN_TEXTS = {1: "id", 2: "entity", 3: "project", 6: "group", 7: "job_type", 8: "name", 9: "notes", 12: "sweep_id"}
 
 
 def read_wandb_meta(path: Path) -> WandbRun:
-    """Names, config and summary of a run, from its `.wandb` file; what is damaged or missing is left out."""
+    """Return metadata, config and summary of a run from its `.wandb` file; damaged records are skipped."""
     reader = _MetaReader()
     log = RecordLog(path, lambda: None)
     for records in log.blocks():
         for record in records:
             try:
-                reader.note(record)
+                reader.add(record)
             except (ValueError, IndexError, RecursionError):
                 continue
     return reader.result()
 
 
 class _MetaReader:
-    """Gathers what the records of a log say of the run; values are parsed once, at the end."""
+    """Collects the metadata in the records of a log; values are parsed once, at the end."""
 
     def __init__(self) -> None:
         self._run = WandbRun()
@@ -340,51 +336,51 @@ class _MetaReader:
     def result(self) -> WandbRun:
         for path, value in (self._logged | self._summary).items():
             with suppress(ValueError, RecursionError):
-                _put(self._run.summary, path, _parse(value))
+                _set_nested(self._run.summary, path, _parse_json(value))
         self._run.config.pop("_wandb", None)
         self._run.summary.pop("_wandb", None)
         return self._run
 
-    def note(self, record: bytes) -> None:
+    def add(self, record: bytes) -> None:
         for part in wire.fields(record):
             if part.number == _HISTORY:
-                self._note_values(record, part, self._logged)
+                self._add_values(record, part, self._logged)
             elif part.number == _SUMMARY:
-                self._note_values(record, part, self._summary)
+                self._add_values(record, part, self._summary)
             elif part.number == _CONFIG:
-                _update(record, part, self._run.config)
+                _apply_update(record, part, self._run.config)
             elif part.number == _RUN:
-                _note_run(record, part, self._run)
+                _add_run(record, part, self._run)
             elif part.number == _EXIT:
                 codes = [inner.value for inner in wire.fields(record, part.start, part.end) if inner.number == 1]
                 self._run.exit_code = wire.signed(codes[0]) if codes else 0
 
-    def _note_values(self, record: bytes, message: wire.WireField, into: dict[tuple[str, ...], bytes]) -> None:
-        cut = _cut(record, message.start, message.end, self._known)
-        if cut is not None:
-            into.update(zip(*cut, strict=True))
+    def _add_values(self, record: bytes, message: wire.WireField, into: dict[tuple[str, ...], bytes]) -> None:
+        items = _split_items(record, message.start, message.end, self._known)
+        if items is not None:
+            into.update(zip(*items, strict=True))
             return
         for part in wire.fields(record, message.start, message.end):
             if part.kind != wire.LENGTH:
                 continue
-            names, value, key = _item(record, part)
+            names, value, key = _decode_item(record, part)
             path = tuple(names)
             if part.number == 2:
-                into.pop(path, None)  # a removed entry; in history the step, which has no name
+                into.pop(path, None)  # a removed entry; in a history, the step, which has no name
             elif part.number == 1:
                 into[path] = json.dumps(value).encode()
                 if key:
                     self._known[key] = path
 
 
-def _note_run(record: bytes, message: wire.WireField, run: WandbRun) -> None:
+def _add_run(record: bytes, message: wire.WireField, run: WandbRun) -> None:
     for part in wire.fields(record, message.start, message.end):
         if part.number in _RUN_TEXTS:
             setattr(run, _RUN_TEXTS[part.number], wire.text(record, part))
         elif part.number == 4:
-            _update(record, part, run.config)
+            _apply_update(record, part, run.config)
         elif part.number == 5:
-            _update(record, part, run.summary)
+            _apply_update(record, part, run.summary)
         elif part.number == 10:
             run.tags.append(wire.text(record, part))
         elif part.number == 17:
@@ -392,15 +388,15 @@ def _note_run(record: bytes, message: wire.WireField, run: WandbRun) -> None:
             run.started = seconds.get(1, 0) + seconds.get(2, 0) / 1e9
 
 
-def _update(record: bytes, message: wire.WireField, values: dict[str, Any]) -> None:
+def _apply_update(record: bytes, message: wire.WireField, values: dict[str, Any]) -> None:
     for part in wire.fields(record, message.start, message.end):
         if part.number == 1:
-            _put(values, *_item(record, part)[:2])
+            _set_nested(values, *_decode_item(record, part)[:2])
         elif part.number == 2:
-            _remove(values, _item(record, part)[0])
+            _remove_nested(values, _decode_item(record, part)[0])
 
 
-def _put(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
+def _set_nested(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
     for name in path[:-1]:
         inner = values.get(name)
         if not isinstance(inner, dict):
@@ -410,7 +406,7 @@ def _put(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
         values[path[-1]] = value
 
 
-def _remove(values: dict[str, Any], path: Sequence[str]) -> None:
+def _remove_nested(values: dict[str, Any], path: Sequence[str]) -> None:
     for name in path[:-1]:
         inner = values.get(name)
         if not isinstance(inner, dict):

@@ -1,4 +1,4 @@
-"""The protobuf wire format, as far as metric files need it, so that neither wandb nor TensorFlow has to be there."""
+"""The part of the protobuf wire format that metric files need, so that wandb and TensorFlow are not required."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from struct import unpack_from
 from typing import NamedTuple
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
-LARGEST = 16 << 20
-"""Bytes of a record; a larger one is skipped without being parsed."""
-MOST_FIELDS = 200_000
+MAX_RECORD = 16 << 20
+"""Maximum size of a record, in bytes; a larger one is skipped without being parsed."""
+MAX_FIELDS = 200_000
+"""Maximum number of fields of a record."""
 
 
 class WireError(ValueError):
-    """These bytes are not a message."""
+    """The bytes are not a valid message."""
 
 
 class WireField(NamedTuple):
@@ -23,63 +24,63 @@ class WireField(NamedTuple):
     kind: int
     """`VARINT`, `FIXED64`, `LENGTH` or `FIXED32`."""
     value: int
-    """The number of a varint; for the others 0, since only the caller knows what the bytes mean."""
+    """The value of a varint; 0 for other kinds, whose bytes the caller interprets."""
     start: int
-    """Where the bytes of the value begin."""
+    """Start of the value's bytes."""
     end: int
-    """Where they end."""
+    """End of the value's bytes."""
 
 
 class DecodeBudget:
-    """How many more fields of a record are read, in all its messages together: a crafted one may hold millions."""
+    """The number of fields that may still be read in a record and its messages: a crafted one may have millions."""
 
     __slots__ = ("left",)
 
     def __init__(self) -> None:
-        self.left = MOST_FIELDS
+        self.left = MAX_FIELDS
 
 
 def fields(
     data: bytes, start: int = 0, end: int | None = None, budget: DecodeBudget | None = None
 ) -> Iterator[WireField]:
-    """The fields of the message in `data[start:end]`."""
+    """Yield the fields of the message in `data[start:end]`."""
     stop = len(data) if end is None else end
-    place = start
-    while place < stop:
+    position = start
+    while position < stop:
         if budget is not None:
             budget.left -= 1
             if budget.left < 0:
                 raise WireError("too many fields")
-        tag, place = varint(data, place, stop)
+        tag, position = varint(data, position, stop)
         kind = tag & 7
         if kind == VARINT:
-            value, after = varint(data, place, stop)
-            yield WireField(tag >> 3, kind, value, place, after)
+            value, after = varint(data, position, stop)
+            yield WireField(tag >> 3, kind, value, position, after)
         else:
             if kind == LENGTH:
-                length, place = varint(data, place, stop)
-                after = place + length
+                length, position = varint(data, position, stop)
+                after = position + length
             elif kind in (FIXED64, FIXED32):
-                after = place + (8 if kind == FIXED64 else 4)
+                after = position + (8 if kind == FIXED64 else 4)
             else:
                 raise WireError(f"wire type {kind}")
             if after > stop:
-                raise WireError("a field runs over the end of its message")
-            yield WireField(tag >> 3, kind, 0, place, after)
-        place = after
+                raise WireError("a field exceeds its message")
+            yield WireField(tag >> 3, kind, 0, position, after)
+        position = after
 
 
-def varint(data: bytes, place: int, stop: int) -> tuple[int, int]:
-    """The number at `place` and where it ends."""
+def varint(data: bytes, position: int, stop: int) -> tuple[int, int]:
+    """Return the varint at `position` and the position after it."""
     value = shift = 0
-    while place < stop and shift < 70:
-        byte = data[place]
-        place += 1
+    while position < stop and shift < 70:
+        byte = data[position]
+        position += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value & 0xFFFF_FFFF_FFFF_FFFF, place
+            return value & 0xFFFF_FFFF_FFFF_FFFF, position
         shift += 7
-    raise WireError("a number runs over the end of its message")
+    raise WireError("a varint exceeds its message")
 
 
 def text(data: bytes, field: WireField) -> str:
@@ -87,12 +88,12 @@ def text(data: bytes, field: WireField) -> str:
 
 
 def signed(value: int) -> int:
-    """An int64 or int32, which is negative if its top bit is set."""
+    """Interpret a varint as an int64 or int32."""
     return value - (1 << 64) if value >> 63 else value
 
 
 def zigzag(value: int) -> int:
-    """A sint64, whose sign is its lowest bit."""
+    """Interpret a varint as a sint64 (zigzag encoding)."""
     return (value >> 1) ^ -(value & 1)
 
 

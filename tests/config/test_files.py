@@ -209,7 +209,7 @@ def test_broken_syntax_is_an_error_with_its_line(tmp_path: Path, name: str, text
 )
 def test_a_key_that_stands_twice_is_an_error_with_its_line(tmp_path: Path, name: str, text: str, line: int) -> None:
     error = wrong(write(tmp_path / name, text))
-    assert error.message == "the key 'a' stands twice"
+    assert error.message == "the key 'a' occurs twice"
     assert error.line == line
 
 
@@ -219,7 +219,7 @@ def test_a_string_that_looks_like_keys_is_no_double_key(tmp_path: Path) -> None:
 
 
 def test_a_number_and_its_text_as_keys_are_a_double_key(tmp_path: Path) -> None:
-    assert "stands twice" in wrong(write(tmp_path / "c.yaml", "1: a\n'1': b\n")).message
+    assert "occurs twice" in wrong(write(tmp_path / "c.yaml", "1: a\n'1': b\n")).message
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_an_edit_is_a_path_an_op_and_a_json_value_or_a_bare_string(text: str, ed
         ("lr@mul=true", "`lr@mul=0.5`"),
     ],
 )
-def test_a_text_that_is_no_edit_is_quoted_and_shown_in_the_right_form(text: str, hint: str) -> None:
+def test_a_text_that_is_not_an_edit_is_quoted_and_shown_in_the_right_form(text: str, hint: str) -> None:
     with pytest.raises(EditError) as caught:
         parse_edit(text)
     assert f"`{text}`" in caught.value.message
@@ -128,7 +128,7 @@ def test_a_text_that_is_no_edit_is_quoted_and_shown_in_the_right_form(text: str,
 
 
 @pytest.mark.parametrize("value", ["1e999", "[1, -1e999]", '{"a": 1, "a": 2}', "[" * 100_000])
-def test_a_value_that_no_config_can_hold_is_refused(value: str) -> None:
+def test_a_value_that_no_config_can_hold_is_rejected(value: str) -> None:
     with pytest.raises(EditError):
         parse_edit(f"x@set={value}")
 
@@ -506,7 +506,7 @@ def test_a_partial_config_may_use_paths_and_indices_as_keys() -> None:
     ]
 
 
-def test_a_partial_config_with_what_no_edit_can_say_is_an_error() -> None:
+def test_a_partial_config_that_no_edit_can_express_is_an_error() -> None:
     with pytest.raises(EditError, match="finite"):
         edits_from_partial({"lr": math.nan}, {"lr": 0.1})
 

@@ -233,14 +233,14 @@ def test_a_missing_name_says_which_and_what_is_near() -> None:
         ("9" * 400, "too large"),
     ],
 )
-def test_what_is_not_allowed_is_refused_by_name(text: str, words: str) -> None:
+def test_what_is_not_allowed_is_rejected_by_name(text: str, words: str) -> None:
     with pytest.raises(ExpressionError) as caught:
         compile_expression(text)
     assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["vec.num_envs + ceiling(1)", "`a/b` .c.3 + ceiling(1)", "größe.b.c + ceiling(1)"])
-def test_a_caret_stands_under_the_mistake(text: str) -> None:
+def test_a_caret_is_under_the_mistake(text: str) -> None:
     with pytest.raises(ExpressionError) as caught:
         compile_expression(text)
     _, shown, caret = caught.value.message.split("\n")
@@ -543,11 +543,11 @@ def test_a_trick_gets_nowhere(text: str) -> None:
 @given(st.lists(_FRAGMENTS, min_size=1, max_size=14).map("".join) | st.lists(_FRAGMENTS, max_size=10).map(" ".join))
 @example("0_")
 @example("a.b" * 400)
-def test_random_source_evaluates_or_is_refused_and_does_nothing_else(text: str) -> None:
+def test_random_source_evaluates_or_is_rejected_and_does_nothing_else(text: str) -> None:
     _attempt(text)
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(max_size=40))
-def test_random_text_evaluates_or_is_refused_and_does_nothing_else(text: str) -> None:
+def test_random_text_evaluates_or_is_rejected_and_does_nothing_else(text: str) -> None:
     _attempt(text)

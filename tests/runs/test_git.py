@@ -106,7 +106,7 @@ def test_a_changed_file_behind_a_filter_is_unknown_and_the_filter_is_not_run(lab
     (lab / "weights.bin").write_text("2")
     found = code(lab)
     assert (found["dirty"], found["patch"]) == (None, None)
-    assert "weights.bin goes through a filter" in str(doubt(found))
+    assert "weights.bin goes through a git filter" in str(doubt(found))
     assert not (lab.parent / "ran").exists()
 
 

@@ -113,7 +113,7 @@ def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> Non
     hanging = AlertConfig(command=["sh", "-c", "sleep 600 & echo $! > new; mv new pid; wait"])
     for timeout in (1, 4, 16, 64):  # until there was time to start it
         (problem,) = sent(hanging, tmp_path, timeout=timeout)
-        assert problem == f"the alert command sh was ended after {timeout} s"
+        assert problem == f"the alert command sh was killed after {timeout} s"
         if (tmp_path / "pid").exists():
             break
     stat = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")

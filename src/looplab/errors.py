@@ -1,4 +1,4 @@
-"""What a user sees when something is wrong: one short message, where it is, and what to do."""
+"""Errors for users: one short message, its location, and a hint what to do."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from os import PathLike
 
 
 class LabError(Exception):
-    """A mistake or a state that a person can mend; the command prints it, no traceback, and exits with `exit_code`."""
+    """A problem that the user can fix. Commands print it without a traceback and exit with `exit_code`."""
 
     exit_code = 2
 
@@ -33,6 +33,6 @@ class LabError(Exception):
 
 
 class BusyError(LabError):
-    """Somebody else holds what is needed: another engine on the study, for example."""
+    """A resource is held by another process, such as another engine on the study."""
 
     exit_code = 3

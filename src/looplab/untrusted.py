@@ -1,8 +1,8 @@
-"""The border for data from outside: what trainers, agents, people and files contain is checked here before it is used.
+"""The trust boundary: data from trainers, agents, people and files is checked here before it is used.
 
-Nothing that comes from outside may end the engine, block it or reach the terminal raw. Each function either returns
-data that the rest of the package can hold (valid Unicode, bounded size and nesting, numbers that JSON keeps) or raises
-`UntrustedError`, which callers turn into a rejected proposal, a refused answer or a failed measurement.
+External data must not crash the engine, block it or reach the terminal unescaped. Each function either returns data
+that the rest of the package can represent (valid Unicode, bounded size and nesting, numbers that JSON preserves) or
+raises `UntrustedError`, which callers turn into a rejected proposal, a rejected answer or a failed measurement.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from typing import Any, BinaryIO
 from looplab.errors import LabError
 
 MAX_DEPTH = 200
-"""Levels of nesting in data from outside; Python's own limit is about 1,000 frames."""
+"""Maximum nesting of external data; Python's own limit is about 1,000 frames."""
 MAX_DIGITS = 1_000
-"""Digits of an int; Python refuses to convert more than 4,300."""
+"""Maximum number of digits of an int; Python refuses to convert more than 4,300."""
 MAX_TEXT = 100_000
-"""Characters of one text in the record."""
+"""Maximum number of characters of one text in the record."""
 READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-"""How files from outside are opened: without waiting for the other end of a pipe."""
+"""Flags for opening external files: do not wait for the other end of a pipe."""
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*+[ -/]*+[@-~]|\][^\x07\x1b]*+(?:\x07|\x1b\\)|[@-_])")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _NOT_ASCII = re.compile(r"[^\x00-\x7e]")
 _LONG_INT = re.compile(r"\d{19}")
 _UNUSUAL = " "
-"""What JSON of `dump_json` begins with that orjson may not read exactly: to search each text for that costs ten times
-as much as to parse it."""
+"""First character of output of `dump_json` that orjson may not parse exactly. Searching each text for such content
+would cost ten times as much as parsing it."""
 
 
 class UntrustedError(ValueError):
-    """Data from outside that cannot be accepted; the message says why, in words for the one who sent it."""
+    """External data that cannot be accepted; the message explains why, for its author."""
 
 
 def mend_text(text: str) -> str:
-    """Return valid Unicode: surrogate pairs are joined, halves of one become U+FFFD."""
+    """Return valid Unicode: surrogate pairs are joined, lone surrogates become U+FFFD."""
     if text.isascii():
         return text
     try:
@@ -61,9 +61,13 @@ def shorten(text: str, limit: int = MAX_TEXT) -> str:
 
 
 def clean_text(text: str, limit: int | None = None) -> str:
-    """Return text that is safe to show: valid Unicode without terminal codes, control and bidirectional characters.
+    """Return text that is safe to display: valid Unicode without terminal codes, control and bidirectional characters.
 
-    Line breaks and tabs stay. `limit`: the most characters; longer texts end in an ellipsis.
+    Line breaks and tabs are kept.
+
+    Args:
+        text: Any text.
+        limit: Maximum number of characters; longer texts end in an ellipsis. None: no limit.
     """
     if not (text.isascii() and text.isprintable()):
         text = _CONTROLS.sub("", _ESCAPES.sub("", mend_text(text)))
@@ -76,13 +80,13 @@ def clean_line(text: str, limit: int | None = None) -> str:
 
 
 def escape_json(text: str, *, ascii_only: bool = False) -> str:
-    """Return the same JSON with characters escaped that would control a terminal, or with all that are not ASCII."""
+    """Return equivalent JSON with terminal control characters escaped, or with all non-ASCII characters escaped."""
     pattern = _NOT_ASCII if ascii_only else _CONTROLS
     return pattern.sub(lambda found: json.dumps(found[0])[1:-1], text) if not text.isprintable() or ascii_only else text
 
 
 def mend(data: Any, *, max_depth: int = MAX_DEPTH, max_text: int | None = None) -> Any:
-    """Return plain data with every text and key mended.
+    """Return plain data with every text and key passed through `mend_text`.
 
     Raises:
         UntrustedError: It is nested too deeply, or a text or an int is too long.
@@ -107,7 +111,7 @@ def _mend(data: Any, depth: int, max_text: int | None) -> Any:
 
 
 def check_int(number: int) -> int:
-    """Return the int if it can be written down.
+    """Return the int if it can be converted to text.
 
     Raises:
         UntrustedError: It has too many digits.
@@ -118,7 +122,7 @@ def check_int(number: int) -> int:
 
 
 def load_json(raw: bytes | str, *, max_depth: int = MAX_DEPTH) -> Any:
-    """Parse JSON from outside: valid Unicode, bounded nesting, ints of any size exact, NaN and infinities accepted.
+    """Parse external JSON: valid Unicode, bounded nesting, exact ints of any size, NaN and infinities accepted.
 
     Raises:
         UntrustedError: It is not JSON, nested too deeply, or an int is too long.
@@ -127,7 +131,7 @@ def load_json(raw: bytes | str, *, max_depth: int = MAX_DEPTH) -> Any:
 
     text = raw if isinstance(raw, str) else raw.decode("utf-8", "replace")
     try:
-        # orjson would make a float of an int beyond 64 bits, and it refuses NaN; json.loads is the slower one.
+        # orjson converts ints beyond 64 bits to floats and rejects NaN; json.loads is slower.
         if _LONG_INT.search(text):
             return _load_slowly(text, max_depth)
         return check_depth(orjson.loads(text), max_depth)
@@ -147,7 +151,7 @@ def _load_slowly(text: str, max_depth: int) -> Any:
 
 
 def check_depth(data: Any, max_depth: int = MAX_DEPTH) -> Any:
-    """Return the data if its nesting is within the limit; level by level, so that depth costs no stack.
+    """Return the data if its nesting is within the limit; works level by level, without recursion.
 
     Raises:
         UntrustedError: It is nested too deeply.
@@ -168,8 +172,8 @@ def check_depth(data: Any, max_depth: int = MAX_DEPTH) -> Any:
 def dump_json(data: Any, *, sort_keys: bool = False, indent: bool = False) -> str:
     """Return valid JSON for any data, on one line unless `indent` is set.
 
-    Ints of any size are exact and texts are mended. NaN and infinities become null, other types and what is nested too
-    deeply become text. For ordinary data this is orjson's output, byte for byte.
+    Ints of any size are exact and texts become valid Unicode. NaN and infinities become null; other types and data that
+    is nested too deeply become text. For ordinary data this is orjson's output, byte for byte.
     """
     import orjson
 
@@ -184,7 +188,7 @@ def dump_json(data: Any, *, sort_keys: bool = False, indent: bool = False) -> st
 
 
 def _storable(data: Any, depth: int) -> Any:
-    """Return data that `json.dumps` writes as valid JSON."""
+    """Return data that `json.dumps` can write as valid JSON."""
     if isinstance(data, str):
         return mend_text(data)
     if data is None or isinstance(data, bool):
@@ -197,23 +201,23 @@ def _storable(data: Any, depth: int) -> Any:
     if isinstance(data, dict | list | tuple) and depth <= 0:
         return "nested too deeply"
     if isinstance(data, dict):
-        return {_key(key): _storable(value, depth - 1) for key, value in data.items()}
+        return {_key_text(key): _storable(value, depth - 1) for key, value in data.items()}
     if isinstance(data, list | tuple):
         return [_storable(item, depth - 1) for item in data]
     return mend_text(str(data))
 
 
-def _key(key: Any) -> str:
+def _key_text(key: Any) -> str:
     if isinstance(key, str):
         return mend_text(key)
     return json.dumps(key) if key is None or isinstance(key, bool | float) else str(_storable(key, 1))
 
 
 def load_own_json(text: str) -> Any:
-    """Parse JSON that `dump_json` wrote: as fast as orjson, but ints beyond 64 bits stay exact.
+    """Parse JSON written by `dump_json`: as fast as orjson, but ints beyond 64 bits stay exact.
 
     Raises:
-        LabError: It is not JSON: the ledger is damaged.
+        LabError: It is not JSON, so the ledger is damaged.
     """
     import orjson
 
@@ -226,12 +230,12 @@ def load_own_json(text: str) -> Any:
 
 
 def real_path(path: str | PathLike[str]) -> Path:
-    """Return the path without symbolic links; a loop of links, which `Path.resolve` may refuse, is left as it is."""
+    """Return the path without symbolic links; a loop of links, for which `Path.resolve` may fail, is left as it is."""
     return Path(os.path.realpath(path))
 
 
 def open_descriptor(path: str | PathLike[str], *, follow: bool = True) -> int:
-    """Return a descriptor of a regular file, as `open_regular` does; the caller closes it."""
+    """Open a regular file as `open_regular` does and return its descriptor; the caller closes it."""
     flags = READING | (0 if follow else os.O_NOFOLLOW)
     if not follow and os.path.islink(path):
         raise UntrustedError("is a symbolic link, not a file")
@@ -248,9 +252,9 @@ def open_descriptor(path: str | PathLike[str], *, follow: bool = True) -> int:
 
 
 def open_own(path: str | PathLike[str], flags: int, mode: int = 0o644) -> int:
-    """Open a file of looplab's own for writing, or create it; the caller closes the descriptor.
+    """Open or create one of looplab's own files for writing; the caller closes the descriptor.
 
-    Runs and agents can put a symbolic link, a pipe or a folder in its place. Nothing is written through that: it is
+    Runs and agents can plant a symbolic link, a pipe or a folder in its place. Nothing is written through it: it is
     renamed to `<name>.changed-<time>`, and a new file is created.
     """
     flags |= os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
@@ -268,20 +272,21 @@ def open_own(path: str | PathLike[str], flags: int, mode: int = 0o644) -> int:
 
 
 def append_own(path: str | PathLike[str]) -> BinaryIO:
-    """Open a file of looplab's own for appending, unbuffered; see `open_own`."""
+    """Open one of looplab's own files for appending, unbuffered; see `open_own`."""
     return os.fdopen(open_own(path, os.O_WRONLY | os.O_APPEND), "ab", buffering=0)
 
 
 @contextmanager
 def open_regular(path: str | PathLike[str], *, follow: bool = True) -> Iterator[BufferedReader]:
-    """Open a regular file for reading, without waiting for a pipe or reading a device.
+    """Open a regular file for reading; never wait for a pipe or read a device.
 
     Args:
+        path: The file.
         follow: Whether the file itself may be a symbolic link.
 
     Raises:
         OSError: There is no such file, or it cannot be read.
-        UntrustedError: It is a folder, pipe, socket or device, or a link where none is allowed.
+        UntrustedError: It is a folder, pipe, socket or device, or a link and `follow` is not set.
     """
     with os.fdopen(open_descriptor(path, follow=follow), "rb") as file:
         yield file

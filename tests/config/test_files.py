@@ -147,7 +147,7 @@ def test_a_missing_file_is_named_with_its_likely_neighbour(tmp_path: Path) -> No
     assert "folder" in str(wrong(tmp_path / "nowhere" / "c.json").hint)
 
 
-def test_a_folder_is_no_config(tmp_path: Path) -> None:
+def test_a_folder_is_not_a_config(tmp_path: Path) -> None:
     (tmp_path / "c.json").mkdir()
     assert "folder" in wrong(tmp_path / "c.json").message
 
@@ -207,19 +207,19 @@ def test_broken_syntax_is_an_error_with_its_line(tmp_path: Path, name: str, text
         ("c.yaml", "a: 1\nb:\n  a: 1\na: 2\n", 4),
     ],
 )
-def test_a_key_that_stands_twice_is_an_error_with_its_line(tmp_path: Path, name: str, text: str, line: int) -> None:
+def test_a_key_that_occurs_twice_is_an_error_with_its_line(tmp_path: Path, name: str, text: str, line: int) -> None:
     error = wrong(write(tmp_path / name, text))
-    assert error.message == "the key 'a' stands twice"
+    assert error.message == "the key 'a' occurs twice"
     assert error.line == line
 
 
-def test_a_string_that_looks_like_keys_is_no_double_key(tmp_path: Path) -> None:
+def test_a_string_that_looks_like_keys_is_not_a_duplicate_key(tmp_path: Path) -> None:
     config = {"a": '"a": 1, "a": {', "b": [{"a": 1}, {"a": 2}], 'c\\": ': 1}
     assert read_config(write(tmp_path / "c.json", json.dumps(config))) == config
 
 
 def test_a_number_and_its_text_as_keys_are_a_double_key(tmp_path: Path) -> None:
-    assert "stands twice" in wrong(write(tmp_path / "c.yaml", "1: a\n'1': b\n")).message
+    assert "occurs twice" in wrong(write(tmp_path / "c.yaml", "1: a\n'1': b\n")).message
 
 
 @pytest.mark.parametrize(
@@ -496,7 +496,7 @@ def merge_bomb(levels: int = 9, width: int = 10) -> str:
 
 @pytest.mark.parametrize("text", [bomb(), merge_bomb(), bomb(30, 2)])
 @pytest.mark.parametrize("read", [read_config, read_document])
-def test_aliases_that_stand_for_millions_of_values_are_refused(tmp_path: Path, text: str, read: Any) -> None:
+def test_aliases_that_expand_to_millions_of_values_are_rejected(tmp_path: Path, text: str, read: Any) -> None:
     path = write(tmp_path / "c.yaml", text)
     with pytest.raises(LabError, match="aliases") as error:
         read(path)
@@ -528,7 +528,7 @@ def test_nesting_has_a_limit_in_every_format(tmp_path: Path, levels: int, read: 
 
 
 @pytest.mark.parametrize("read", [read_config, read_document])
-def test_what_is_not_a_regular_file_is_refused_at_once(tmp_path: Path, read: Any) -> None:
+def test_what_is_not_a_regular_file_is_rejected_at_once(tmp_path: Path, read: Any) -> None:
     os.mkfifo(tmp_path / "pipe.json")
     (tmp_path / "zero.yaml").symlink_to("/dev/zero")
     (tmp_path / "folder.toml").mkdir()
@@ -544,7 +544,7 @@ def test_what_is_not_a_regular_file_is_refused_at_once(tmp_path: Path, read: Any
      "a: 0x" + "f" * 5_000, "a: !!bool x"],
 )  # fmt: skip
 @pytest.mark.parametrize("read", [read_config, read_document])
-def test_odd_yaml_is_read_or_refused_by_name(tmp_path: Path, text: str, read: Any) -> None:
+def test_odd_yaml_is_read_or_rejected_by_name(tmp_path: Path, text: str, read: Any) -> None:
     path = write(tmp_path / "c.yaml", text)
     try:
         read(path)

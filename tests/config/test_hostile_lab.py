@@ -51,7 +51,7 @@ def check(folder: Path, study: Any, base: Any = None) -> None:
 
 @given(place=st.sampled_from(places(STUDY)), value=VALUES)
 @settings(max_examples=120)
-def test_any_value_at_any_place_is_taken_or_refused(
+def test_any_value_at_any_place_is_accepted_or_rejected(
     tmp_path_factory: pytest.TempPathFactory, place: tuple[Any, ...], value: Any
 ) -> None:
     study = json.loads(json.dumps(STUDY))
@@ -77,7 +77,7 @@ def test_any_value_at_any_place_is_taken_or_refused(
         ({"budget": {"wall": 10**400}}, "duration"),
     ],
 )
-def test_values_that_no_machine_can_hold_are_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+def test_values_that_no_machine_can_hold_are_rejected(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(LabError, match=words) as error:
         check(tmp_path, {**STUDY, **changes})
     if "knobs" in changes:
@@ -85,7 +85,7 @@ def test_values_that_no_machine_can_hold_are_refused(tmp_path: Path, changes: di
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
-def test_a_base_config_that_is_not_a_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+def test_a_base_config_that_is_not_a_file_is_rejected_at_once(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "odd.json"
     if kind == "pipe":
         os.mkfifo(path)
@@ -98,7 +98,7 @@ def test_a_base_config_that_is_not_a_file_is_refused_at_once(tmp_path: Path, kin
 
 
 @pytest.mark.parametrize("seed", [10**30, 10**400, -(2**63), 2**62])
-def test_a_seed_that_the_ledger_cannot_hold_is_refused(tmp_path: Path, seed: int) -> None:
+def test_a_seed_that_the_ledger_cannot_hold_is_rejected(tmp_path: Path, seed: int) -> None:
     with pytest.raises(LabError, match="seed"):
         check(tmp_path, STUDY, {"x": 1.0, "seed": seed})
 
@@ -112,7 +112,7 @@ def test_a_seed_that_the_ledger_cannot_hold_is_refused(tmp_path: Path, seed: int
         ("odd.yaml", "x: 1\ny: [0x" + "f" * 5_000 + "]"),
     ],
 )
-def test_ints_that_cannot_be_written_down_are_refused(tmp_path: Path, name: str, text: str) -> None:
+def test_ints_that_cannot_be_written_down_are_rejected(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(LabError, match="digits"):
         check(tmp_path, {**STUDY, "base": name})

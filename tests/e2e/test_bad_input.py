@@ -89,7 +89,7 @@ WRONG: dict[str, tuple[dict, str, list[str]]] = {
     "a wrong duration": (
         {"launch": {"command": ["true"], "timeout": "soon"}},
         "launch",
-        ["launch.timeout", "'soon' is no duration"],
+        ["launch.timeout", "'soon' is not a duration"],
     ),
     "no command": ({"launch": {}}, "launch", ["'launch.command' is missing"]),
     "an empty command": ({"launch": {"command": []}}, "launch", ["launch.command takes at least 1 entry"]),
@@ -199,7 +199,7 @@ def test_an_unknown_variable_in_a_template(lab, where: str) -> None:
 
 def test_two_studies_of_one_name(lab) -> None:
     lab.write("lab.yaml", 'launch: {command: ["true"]}\nstudies:\n  - study: one\n  - study: one\n')
-    assert "lab.yaml:4: two studies of the name 'one'" in told(lab, "run")
+    assert "lab.yaml:4: two studies have the name 'one'" in told(lab, "run")
 
 
 def test_a_trainer_is_looked_for_before_anything_starts_also_in_the_background(lab) -> None:

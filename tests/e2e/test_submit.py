@@ -247,7 +247,7 @@ def test_who_stops_listening_was_not_told(jobs: Any, until: Any) -> None:
 def test_a_timeout_ends_it(jobs: Any) -> None:
     done = jobs("submit", "--timeout", "1", "--", *PYTHON, "-c", "import time; time.sleep(600)", code=124)
     assert "timeout after" in done.err
-    assert "is no duration" in jobs("submit", "--timeout", "soon", "--", "true", code=2).err
+    assert "is not a duration" in jobs("submit", "--timeout", "soon", "--", "true", code=2).err
 
 
 def test_the_studys_own_limit_holds_too(jobs: Any) -> None:

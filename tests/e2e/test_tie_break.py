@@ -76,7 +76,7 @@ def test_a_ratchet_breaks_ties_in_the_same_way(ties: Any) -> None:
 @pytest.mark.parametrize(
     ("then", "said"),
     [
-        ({"metric": "success_rate", "goal": "max"}, "another metric"),
+        ({"metric": "success_rate", "goal": "max"}, "a different metric"),
         ({"metric": "mean_reward"}, "'objective.then.goal' is missing"),
     ],
 )

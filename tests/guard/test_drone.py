@@ -122,7 +122,7 @@ def test_the_quick_profile_derives_its_batch() -> None:
     }
 
 
-def test_environments_are_rounded_up_to_the_workers_and_that_is_said() -> None:
+def test_environments_are_rounded_up_to_the_workers_with_a_note() -> None:
     ruling = GUARD.check(FULL, ["vec.num_envs@set=30", "vec.num_workers@set=4"])
     config = ruling.require()
     assert config["vec"]["num_envs"] == 32
@@ -169,14 +169,14 @@ def test_a_whole_number_is_a_fine_learning_rate() -> None:
         ("env.drones@new=4", "env.num_drones"),
     ],
 )
-def test_an_unknown_key_is_refused_naming_the_nearest_knob(edit: str, nearest: str) -> None:
+def test_an_unknown_key_is_rejected_naming_the_nearest_knob(edit: str, nearest: str) -> None:
     (problem,) = GUARD.check(FULL, [edit]).problems
     assert problem.rule == "not a knob"
     assert problem.nearest == nearest
     assert nearest in problem.message
 
 
-def test_a_key_of_the_config_that_is_no_knob_is_refused() -> None:
+def test_a_key_of_the_config_that_is_not_a_knob_is_rejected() -> None:
     for edit in [
         "vec.backend@set=Serial",
         "train.data_dir@set=/tmp",
@@ -219,7 +219,7 @@ def test_every_problem_is_reported_at_once() -> None:
     assert "train.clip_coef" in {change.path for change in ruling.changes}
 
 
-def test_an_edit_of_a_derived_key_gives_way_and_that_is_said() -> None:
+def test_an_edit_of_a_derived_key_is_overridden_with_a_note() -> None:
     ruling = GUARD.check(FULL, ["train.batch_size@set=4096", "vec.num_envs@set=28"])
     assert ruling.require()["train"]["batch_size"] == 14336
     assert any("train.batch_size is derived: 4096 → 14336" in note for note in ruling.notes)
@@ -228,7 +228,7 @@ def test_an_edit_of_a_derived_key_gives_way_and_that_is_said() -> None:
     assert not any("derived" in note for note in right.notes)
 
 
-def test_edits_that_change_nothing_are_no_problem_but_noted() -> None:
+def test_edits_that_change_nothing_are_not_a_problem_but_noted() -> None:
     for edits in [
         [],
         ["train.gamma@set=0.99"],

@@ -18,7 +18,7 @@ def knob(**spec: Any) -> Knob:
 
 
 @pytest.mark.parametrize(
-    ("spec", "value", "stands"),
+    ("spec", "value", "coerced"),
     [
         ({"type": "float", "low": 1e-6, "high": 1, "log": True}, 1, 1.0),
         ({"type": "float", "low": 0, "high": 1}, 0, 0.0),
@@ -38,12 +38,12 @@ def knob(**spec: Any) -> Knob:
         ({}, [1, {"a": 2}], [1, {"a": 2}]),
     ],
 )
-def test_a_legal_value_stands_in_the_type_of_the_knob(spec: dict[str, Any], value: Any, stands: Any) -> None:
+def test_a_legal_value_is_coerced_to_the_type_of_the_knob(spec: dict[str, Any], value: Any, coerced: Any) -> None:
     made = knob(**spec)
     assert made.problem(value) is None
-    assert made.coerce(value) == stands
-    assert type(made.coerce(value)) is type(stands)
-    assert made.nearest(value) == stands
+    assert made.coerce(value) == coerced
+    assert type(made.coerce(value)) is type(coerced)
+    assert made.nearest(value) == coerced
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_legal_value_stands_in_the_type_of_the_knob(spec: dict[str, Any], valu
         ({}, [1.0, math.nan], "not finite", None),
     ],
 )
-def test_an_illegal_value_is_refused_with_the_nearest_legal_one(
+def test_an_illegal_value_is_rejected_with_the_nearest_legal_one(
     spec: dict[str, Any], value: Any, words: str, nearest: Any
 ) -> None:
     made = knob(**spec)
@@ -89,7 +89,7 @@ def test_without_a_type_the_value_in_the_config_decides() -> None:
     free = knob(low=0, high=10)
     assert (
         free.problem(0.5, like=3)
-        == "0.5 is not a whole number (the config holds 3; give the knob `type: float` if it may)"
+        == "0.5 is not a whole number (the config has 3; to allow it, give the knob `type: float`)"
     )
     assert free.problem(0.5, like=3.0) is None
     assert free.coerce(4, like=3.0) == 4.0
@@ -147,7 +147,7 @@ def test_choices_give_the_type_where_they_agree() -> None:
         ({"colour": 1}, "there are type, low, high, log, step, choices"),
     ],
 )
-def test_a_knob_that_makes_no_sense_is_refused_when_it_is_made(spec: dict[str, Any], words: str) -> None:
+def test_a_knob_that_makes_no_sense_is_rejected_when_it_is_made(spec: dict[str, Any], words: str) -> None:
     with pytest.raises(LabError) as caught:
         knob(**spec)
     assert words in str(caught.value)
@@ -158,7 +158,7 @@ def test_a_knob_needs_a_path_and_a_mapping() -> None:
     for path in ["", "a..b", ".a"]:
         with pytest.raises(LabError, match="not a path"):
             Knob.make(path, {})
-    with pytest.raises(LabError, match="does not say what is legal"):
+    with pytest.raises(LabError, match="does not define legal values"):
         Knob.make("a", [0, 1])  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""The court's policy: noise floor, screen, paired tests, alpha, tripwires, warm starts, the held-out metric."""
+"""The judge's policy: noise floor, screen, paired tests, alpha, tripwires, warm starts, the held-out metric."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Value = Callable[[str, str | None, int], float | None]
 
 @dataclass
 class Lab:
-    """Runs what the court wants, one run after the other, from a table of values."""
+    """Runs what the judge requests, one run after the other, from a table of values."""
 
     value: Value
     settings: JudgeSettings = field(default_factory=JudgeSettings)
@@ -66,7 +66,7 @@ class Lab:
         return judgement
 
     def settle(self) -> None:
-        """Run what is wanted until nothing is."""
+        """Run what is requested until nothing is."""
         while (requests := self.evaluate().requests) and self.runs < self.budget:
             for request in requests:
                 known = [(e.point, e.warm) for e in self.candidates]
@@ -104,7 +104,7 @@ def lab(truth: dict[str, float] | None = None, salt: int = 0, **more: object) ->
     return made
 
 
-def test_the_base_runs_with_its_floor_of_seeds_before_anything_is_judged() -> None:
+def test_the_base_runs_with_its_baseline_seeds_before_anything_is_judged() -> None:
     made = Lab(world({}))
     made.enter("base")
     made.enter("other")
@@ -132,7 +132,7 @@ def test_a_clear_improvement_is_promoted_with_its_numbers() -> None:
     assert found.high is not None
     assert found.effect is not None
     assert 0 < found.low < found.effect < found.high
-    assert made.state.spent == 0.0  # what is proved costs nothing
+    assert made.state.spent == 0.0  # a promotion costs nothing
 
 
 def test_replicates_are_on_the_champions_seeds_and_the_trial_does_not_count() -> None:
@@ -149,7 +149,7 @@ def test_a_lucky_trial_is_found_out() -> None:
     assert made.state.champion == "base-cold-0"
 
 
-def test_who_loses_the_screen_is_over_after_one_run() -> None:
+def test_a_challenger_that_fails_the_screen_is_decided_after_one_run() -> None:
     made = Lab(
         lambda point, warm, n: {"worse": -2.0, "hair": 0.2}.get(point, 0.0) + (noise(n) if point == "base" else 0)
     )
@@ -170,16 +170,16 @@ def test_a_hopeless_challenger_gets_few_replicates(salt: int) -> None:
 
 @given(st.integers(0, 10_000), st.sampled_from([0.0, 1.0]), st.booleans())
 @settings(max_examples=40, deadline=None)
-def test_alpha_is_never_exceeded_and_a_second_sitting_changes_nothing(salt: int, gain: float, seeds: bool) -> None:
+def test_alpha_is_never_exceeded_and_a_second_evaluation_changes_nothing(salt: int, gain: float, seeds: bool) -> None:
     made = Lab(world({f"p{i}": gain * (i % 2) for i in range(12)}, salt), seeds=seeds)
     made.enter("base")
     for i in range(12):
         made.enter(f"p{i}")
-        made.settle()  # `sit` looks after alpha
-        again, once_more = made.evaluate(), made.evaluate()
-        assert again == once_more
-        assert not again.verdicts
-        assert not again.alarms
+        made.settle()  # `evaluate` checks alpha
+        second, third = made.evaluate(), made.evaluate()
+        assert second == third
+        assert not second.verdicts
+        assert not second.alarms
         assert JudgeState.from_dict(json.loads(json.dumps(made.state.as_dict()))) == made.state
 
 
@@ -198,8 +198,8 @@ def test_the_goal_and_the_order_of_the_scores_do_not_matter(salt: int, rng: rand
         rest = list(candidate.scores[1:])
         rng.shuffle(rest)
         mixed.append(replace(candidate, scores=(candidate.scores[0], *rest)))
-    court = Judge(JudgeSettings())
-    assert court.evaluate(JudgeState(), mixed) == court.evaluate(JudgeState(), up.candidates)
+    judge = Judge(JudgeSettings())
+    assert judge.evaluate(JudgeState(), mixed) == judge.evaluate(JudgeState(), up.candidates)
 
 
 def test_a_lost_test_costs_its_whole_alpha_even_when_it_stopped_early() -> None:
@@ -251,7 +251,7 @@ def test_a_challenger_whose_replicates_crash_is_a_crash_and_is_not_asked_for_aga
     assert not made.state.tests
 
 
-def test_one_crashed_replicate_is_replaced_by_the_next_seed_and_said() -> None:
+def test_one_crashed_replicate_is_replaced_by_the_next_seed_and_flagged() -> None:
     made = Lab(lambda p, w, n: None if (p, n) == ("good", 2) else noise(p, n) + 6 * (p == "good"))
     found = made.challenge("base", "good")
     assert found.verdict is Verdict.KEEP
@@ -259,7 +259,7 @@ def test_one_crashed_replicate_is_replaced_by_the_next_seed_and_said() -> None:
 
 
 @pytest.mark.parametrize("by", ["test", "ratchet"])
-def test_another_seed_is_no_change(by: str) -> None:
+def test_another_seed_is_not_a_change(by: str) -> None:
     made = Lab(world({}), JudgeSettings(by=by))  # type: ignore[arg-type]
     made.challenge("base")
     made.candidates.append(Candidate("base", "again", (Score("again", 7, 99.0, 1.0, "evaluator"),)))
@@ -300,7 +300,7 @@ def test_a_champions_run_from_another_evaluator_is_left_out_with_an_alarm() -> N
     assert judgement.sigma < 10
 
 
-def test_an_implausible_jump_is_repeated_and_said() -> None:
+def test_an_implausible_jump_is_repeated_and_flagged() -> None:
     made = lab({"leak": 50.0})
     made.enter("leak")
     judgement = made.evaluate()
@@ -425,14 +425,14 @@ def test_a_warm_start_is_compared_with_the_champions_config_from_the_same_start(
     assert found.cost == pytest.approx(1.0)
 
 
-def test_the_champion_trained_on_is_no_other_config() -> None:
+def test_the_champion_trained_further_is_not_another_config() -> None:
     made = lab()
     made.enter("base", warm="parent")
     judgement = made.evaluate()
     assert [(e.verdict, e.flags) for e in judgement.verdicts] == [(Verdict.DISCARD, ("no change",))]
 
 
-def test_more_compute_is_said() -> None:
+def test_more_compute_is_flagged() -> None:
     made = Lab(world({"good": 5.0}))
     made.challenge("base")
     made.enter("good")
@@ -459,7 +459,7 @@ def test_the_held_out_metric_is_read_only_at_a_promotion() -> None:
     assert "held-out metric read" in made.evidence["good"].flags
 
 
-def test_better_on_the_objective_and_worse_where_nobody_looked_is_no_promotion() -> None:
+def test_better_on_the_objective_and_worse_held_out_is_not_promoted() -> None:
     made = Lab(world({"overfit": 4.0}), held_out=held(-1.0, []))
     found = made.challenge("base", "overfit")
     assert found.verdict is Verdict.INCONCLUSIVE
@@ -468,14 +468,14 @@ def test_better_on_the_objective_and_worse_where_nobody_looked_is_no_promotion()
     assert made.state.spent > 0
 
 
-def test_a_held_out_budget_that_is_used_up_is_said() -> None:
+def test_a_held_out_budget_that_is_used_up_is_flagged() -> None:
     made = Lab(world({"good": 4.0}), held_out=lambda champion, challenger: None)
     found = made.challenge("base", "good")
     assert found.verdict is Verdict.KEEP
     assert "held-out metric not read" in found.flags
 
 
-def test_open_tests_go_on_against_a_new_champion_with_their_alpha() -> None:
+def test_open_tests_continue_against_a_new_champion_with_their_alpha() -> None:
     made = lab({"first": 6.0, "second": 6.0})
     made.enter("first")
     made.enter("second")
@@ -488,7 +488,7 @@ def test_open_tests_go_on_against_a_new_champion_with_their_alpha() -> None:
     assert made.evidence["second"].alpha == opened[1].alpha
 
 
-def test_a_closed_study_leaves_nobody_without_a_verdict() -> None:
+def test_a_closed_study_leaves_no_candidate_without_a_verdict() -> None:
     made = lab({"good": 1.0})
     made.candidates.append(Candidate("open", "open", (Score("open", 100, 4.0, 1.0, "evaluator"),)))
     made.evaluate()
@@ -508,15 +508,15 @@ def test_the_ratchet_takes_any_improvement_and_says_what_it_is() -> None:
     assert made.runs == 3
 
 
-def test_nothing_is_said_while_the_base_still_runs() -> None:
-    court = Judge(JudgeSettings())
+def test_nothing_is_judged_while_the_base_still_runs() -> None:
+    judge = Judge(JudgeSettings())
     for candidates in ([], [Candidate("base", "b", ()), Candidate("x", "x", (Score("x", 0, 1.0),))]):
-        judgement = court.evaluate(JudgeState(), candidates)
+        judgement = judge.evaluate(JudgeState(), candidates)
         assert (judgement.verdicts, judgement.requests, judgement.champion) == ((), (), None)
 
 
-def test_a_docket_of_another_study_is_a_mistake() -> None:
-    with pytest.raises(LabError, match="not among the entrants"):
+def test_the_state_of_another_study_is_a_mistake() -> None:
+    with pytest.raises(LabError, match="not among the candidates"):
         Judge(JudgeSettings()).evaluate(JudgeState(champion="gone"), [Candidate("b", "b", (Score("b", 0, 1.0),))])
 
 
@@ -533,7 +533,7 @@ def test_settings_that_make_no_sense_are_refused_by_name(wrong: dict[str, object
 
 @dataclass
 class TieLab(Lab):
-    """Every run measures the same objective; the second metric is told by a table."""
+    """Every run measures the same objective; the second metric comes from a table."""
 
     ties: dict[str, float | None] = field(default_factory=dict)
 
@@ -568,7 +568,7 @@ def test_a_better_objective_counts_whatever_the_second_metric_says() -> None:
     assert made.evidence["bad"].verdict is Verdict.DISCARD
 
 
-def test_without_a_second_metric_a_tie_is_no_improvement() -> None:
+def test_without_a_second_metric_a_tie_is_not_an_improvement() -> None:
     made = TieLab(lambda p, w, n: 0.75, JudgeSettings(by="ratchet"), ties={"base": 1.0, "more": 2.0})
     made.enter("base")
     made.settle()

@@ -1,4 +1,4 @@
-"""Student's t against published values, tests, looks and their bars."""
+"""Student's t against published values, tests, looks and their boundaries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NUMBERS = st.floats(-1e3, 1e3)
     ],
 )
 def test_student_t_agrees_with_the_tables(tail: float, freedom: float, t: float) -> None:
-    assert stats.t_above(tail, freedom) == pytest.approx(t, abs=6e-5)
+    assert stats.t_quantile(tail, freedom) == pytest.approx(t, abs=6e-5)
     assert stats.t_tail(t, freedom) == pytest.approx(tail, rel=1e-4)
 
 
@@ -39,7 +39,7 @@ def test_the_two_tails_add_up_to_one(t: float, freedom: float) -> None:
     assert stats.t_tail(t, freedom) + stats.t_tail(-t, freedom) == pytest.approx(1.0)
 
 
-def test_a_paired_test_as_a_textbook_has_it() -> None:
+def test_a_paired_test_agrees_with_a_textbook() -> None:
     found = stats.paired([1.0, 2.0, 3.0, 4.0])  # t = 2.5 / (1.29099 / 2) = 3.873 with 3 degrees of freedom
     assert found.p() == pytest.approx(0.01523, abs=2e-5)
     assert found.interval() == pytest.approx((0.4457, 4.5543), abs=1e-4)
@@ -51,7 +51,7 @@ def test_welch_equals_students_test_for_equal_spreads_and_sizes() -> None:
     assert found.p() == pytest.approx(0.03525, abs=2e-5)
 
 
-def test_differences_that_are_alike_by_chance_are_no_certainty() -> None:
+def test_differences_that_are_similar_by_chance_are_not_certain() -> None:
     assert stats.paired([1.0, 1.0, 1.0]).p() == 0.0
     assert stats.paired([1.0, 1.0, 1.0], least_spread=0.5).p() > 0.01
 
@@ -76,7 +76,7 @@ def test_the_noise_does_not_depend_on_where_the_groups_lie(groups: list[list[flo
 
 
 @given(st.integers(2, 10), st.integers(0, 60), st.floats(1.05, 3), st.floats(1e-6, 0.3), st.floats(0.3, 5))
-def test_looks_grow_to_the_last_and_their_bars_add_up_to_alpha(
+def test_looks_grow_to_the_last_and_their_boundaries_add_up_to_alpha(
     first: int, more: int, growth: float, alpha: float, power: float
 ) -> None:
     plan = stats.looks(first, first + more, growth)
@@ -90,6 +90,6 @@ def test_looks_grow_to_the_last_and_their_bars_add_up_to_alpha(
 
 
 @given(st.integers(1, 23), st.floats(-3, 3), st.floats(0.01, 2))
-def test_more_effect_means_more_hope(n: int, effect: float, more: float) -> None:
-    hope = [stats.predictive_power(e, 1.0, n, 24, 0.01) for e in (effect, effect + more)]
-    assert 0 <= hope[0] <= hope[1] <= 1
+def test_more_effect_means_more_power(n: int, effect: float, more: float) -> None:
+    power = [stats.predictive_power(e, 1.0, n, 24, 0.01) for e in (effect, effect + more)]
+    assert 0 <= power[0] <= power[1] <= 1

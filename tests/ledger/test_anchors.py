@@ -264,7 +264,7 @@ def test_a_command_that_fails_or_hangs_is_a_problem(place: Place, monkeypatch: p
     done = place.publish(command=["sh", "-c", "echo no sk-abcdefghijklmnopqrstuvwx >&2; exit 3"])
     assert next(iter(done.problems.values())) == "sh failed with exit code 3: no ***"
     monkeypatch.setattr(anchors, "TIMEOUT_S", 0.2)
-    assert "was ended after 0.2 s" in next(iter(place.publish(command=["sleep", "600"]).problems.values()))
+    assert "was killed after 0.2 s" in next(iter(place.publish(command=["sleep", "600"]).problems.values()))
     assert "cannot be started" in next(iter(place.publish(command=["no-such-program"]).problems.values()))
 
 

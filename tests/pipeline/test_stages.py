@@ -282,12 +282,12 @@ def test_artifacts_must_be_complete_and_fit(toy: Any) -> None:
     [
         ({"mine": {"comand": ["x"]}}, "unknown key 'stages.mine.comand'"),
         ({"mine": {"outputs": ["mine"]}}, "a stage is a command or an entry"),
-        ({"mine": {"entry": "nothing"}}, "no function"),
+        ({"mine": {"entry": "nothing"}}, "not a function"),
         ({"mine": {"entry": "a:b", "outputs": ["../x"]}}, "below the run folder"),
-        ({"mine": {"entry": "a:b", "outputs": ["logs/x"]}}, "looplab's own name"),
+        ({"mine": {"entry": "a:b", "outputs": ["logs/x"]}}, "reserved for looplab"),
         ({"a": {"entry": "a:b", "after": ["b"]}, "b": {"entry": "a:b", "after": ["a"]}}, "wait for each other: a, b"),
         ({"mine": {"entry": "a:b"}, "select": {"entry": "a:b", "after": ["mien"]}}, "did you mean 'mine'"),
-        ({"a": {"entry": "a:b", "outputs": ["x"]}, "b": {"entry": "a:b", "outputs": ["x/y"]}}, "has one maker"),
+        ({"a": {"entry": "a:b", "outputs": ["x"]}, "b": {"entry": "a:b", "outputs": ["x/y"]}}, "must have one writer"),
     ],
 )
 def test_mistakes_in_the_lab_file_are_named(toy: Any, change: dict[str, Any], message: str) -> None:

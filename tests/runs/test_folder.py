@@ -83,7 +83,7 @@ def test_a_changed_file_is_restored_and_what_was_there_is_kept(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("spoil", ["deleted", "a file", "folders"])
-def test_a_record_that_is_no_folder_any_more_is_restored(tmp_path: Path, spoil: str) -> None:
+def test_a_record_that_is_no_longer_a_folder_is_restored(tmp_path: Path, spoil: str) -> None:
     files = {"run.json": b"{}", "config.json": b'{"x":1}'}
     run = tmp_path / "r"
     hashes = folder.create(run, files)
@@ -104,7 +104,7 @@ def test_the_hash_of_a_file_is_that_of_its_bytes(tmp_path: Path, size: int) -> N
     assert folder.hash_file(tmp_path / "file") == hashlib.sha256(content).hexdigest()
 
 
-def test_what_is_no_file_has_no_hash_and_keeps_nobody_waiting(tmp_path: Path) -> None:
+def test_what_is_not_a_file_has_no_hash_and_blocks_nothing(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "zero").symlink_to("/dev/zero")
@@ -174,7 +174,7 @@ def test_paths_stay_inside_the_lab(tmp_path: Path, path: str) -> None:
     assert inside(tmp_path, "a/../b", "base") == tmp_path.resolve() / "b"
 
 
-def test_a_link_that_leads_out_of_the_lab_is_refused(tmp_path: Path) -> None:
+def test_a_link_that_leads_out_of_the_lab_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "lab").mkdir()
     (tmp_path / "lab" / "link").symlink_to(tmp_path)
     with pytest.raises(LabError):

@@ -106,7 +106,7 @@ def test_a_changed_file_behind_a_filter_is_unknown_and_the_filter_is_not_run(lab
     (lab / "weights.bin").write_text("2")
     found = code(lab)
     assert (found["dirty"], found["patch"]) == (None, None)
-    assert "weights.bin goes through a filter" in str(doubt(found))
+    assert "weights.bin goes through a git filter" in str(doubt(found))
     assert not (lab.parent / "ran").exists()
 
 
@@ -155,7 +155,7 @@ def test_a_lab_that_git_does_not_trust_is_unknown(lab: Path) -> None:
     assert "dubious ownership" in str(doubt(found))
 
 
-def test_a_lab_without_git_is_no_doubt(tmp_path: Path) -> None:
+def test_a_lab_without_git_is_not_in_doubt(tmp_path: Path) -> None:
     found = Capsules(tmp_path, tmp_path).code()
     assert found == {"commit": None}
     assert doubt(found) is None
@@ -258,7 +258,7 @@ def test_only_a_full_hash_is_a_commit(text: object) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--assume-unchanged", "--skip-worktree"])
-def test_a_change_that_git_was_told_to_overlook_is_seen(lab: Path, flag: str) -> None:
+def test_a_change_that_git_was_told_to_ignore_is_seen(lab: Path, flag: str) -> None:
     (lab / "gone.py").write_text("1")
     run(lab, "add", "-A")
     run(lab, "commit", "-qm", "two")
@@ -373,7 +373,7 @@ def test_a_push_runs_no_program_of_the_repository(lab: Path, settings: dict[str,
 
 
 @pytest.mark.parametrize("elsewhere", ["/", "victim"])
-def test_a_work_tree_elsewhere_is_refused(lab: Path, elsewhere: str) -> None:
+def test_a_work_tree_elsewhere_is_rejected(lab: Path, elsewhere: str) -> None:
     from looplab.iterate.git import Repo
 
     (lab.parent / "victim").mkdir()

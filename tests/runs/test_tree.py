@@ -100,7 +100,7 @@ def test_a_copy_does_not_read_or_write_through_links(place: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "/x", ".hidden", "a\0b", "a\nb", "x" * 65, None, 3])
-def test_what_cannot_name_a_folder_is_refused(name: object) -> None:
+def test_what_cannot_name_a_folder_is_rejected(name: object) -> None:
     with pytest.raises(LabError, match="cannot be a run's name"):
         check_name(name, "a run's name")
     assert check_name("2026_a-b.c", "a run's name") == "2026_a-b.c"

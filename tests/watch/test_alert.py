@@ -1,4 +1,4 @@
-"""Alerts, to real commands and to a real server on the loopback."""
+"""Alerts, to real commands and to a real server on the loopback interface."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_command_gets_the_alarm_as_json_in_the_folder_of_the_lab(tmp_path: Pat
     }
 
 
-def test_a_command_is_no_shell(tmp_path: Path) -> None:
+def test_a_command_does_not_run_in_a_shell(tmp_path: Path) -> None:
     alert = AlertConfig(
         command=[sys.executable, "-c", "import sys; assert sys.argv[1] == '$(touch x); > y'", "$(touch x); > y"]
     )
@@ -99,7 +99,7 @@ def test_a_command_that_does_not_read_is_fine() -> None:
     assert sent(python("pass")) == []
 
 
-def test_a_command_that_fails_is_reported_with_its_last_words() -> None:
+def test_a_command_that_fails_is_reported_with_its_last_line() -> None:
     (problem,) = sent(python("import sys; print('one'); sys.exit('no such channel')"))
     assert problem == f"the alert command {sys.executable} failed with exit code 1: no such channel"
 
@@ -109,11 +109,11 @@ def test_a_command_that_is_not_there_is_reported() -> None:
     assert problem.startswith("the alert command /no/such/program cannot be started: ")
 
 
-def test_a_command_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     hanging = AlertConfig(command=["sh", "-c", "sleep 600 & echo $! > new; mv new pid; wait"])
     for timeout in (1, 4, 16, 64):  # until there was time to start it
         (problem,) = sent(hanging, tmp_path, timeout=timeout)
-        assert problem == f"the alert command sh was ended after {timeout} s"
+        assert problem == f"the alert command sh was killed after {timeout} s"
         if (tmp_path / "pid").exists():
             break
     stat = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
@@ -150,7 +150,7 @@ def test_a_webhook_that_is_not_there_is_reported(server: Server) -> None:
 @pytest.mark.parametrize(
     "address", ["http://", "http://127.0.0.1:port/secret", "http://[::1/secret", "http://a b/secret"]
 )
-def test_an_address_that_is_none_is_reported_without_its_secret(address: str) -> None:
+def test_an_invalid_address_is_reported_without_its_secret(address: str) -> None:
     (problem,) = sent(AlertConfig(webhook=address))
     assert problem.startswith("the webhook")
     assert "secret" not in problem

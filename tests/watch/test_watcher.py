@@ -22,8 +22,8 @@ from looplab.watch.watcher import Alarm, RunSnapshot, Watcher, check, names
 Row = tuple[float, Mapping[str, float]]
 
 
-def rule(**said: Any) -> WatchRule:
-    return WatchRule.model_validate(said)
+def rule(**keys: Any) -> WatchRule:
+    return WatchRule.model_validate(keys)
 
 
 def batch_of(rows: Iterable[Row]) -> Batch:
@@ -46,8 +46,8 @@ class Running:
         self.now += wait
         if rows:
             self.last_row, self.step = self.now, rows[-1][0]
-        live = RunSnapshot(run_id, batch_of(rows), self.step, 1000.0, self.last_row, budget)
-        return self.watcher.look(live, self.now)
+        snapshot = RunSnapshot(run_id, batch_of(rows), self.step, 1000.0, self.last_row, budget)
+        return self.watcher.look(snapshot, self.now)
 
     def all(self, *rows: Row) -> list[Alarm]:
         """Everything in one look, and a quiet one after it."""
@@ -143,35 +143,40 @@ def test_metrics_that_are_called_step_or_seconds_do_not_hide_the_real_ones() -> 
     assert alarm.step == 300
 
 
-def test_a_trainer_that_begins_again_repeats_its_steps() -> None:
+def test_a_trainer_that_restarts_repeats_its_steps() -> None:
     run = Running(rule(when="step <= 2 and loss > 5"))
     rows = [(step, {"loss": value, "acc": 0.0}) for step, value in [(1, 1.0), (2, 1.0), (3, 9.0), (1, 1.0), (2, 7.0)]]
     (alarm,) = run.all(*rows)
     assert (alarm.step, alarm.values["loss"]) == (2, 7.0)
 
 
-def test_what_cannot_be_computed_is_told_when_the_run_is_over_and_raises_nothing() -> None:
+def test_what_cannot_be_computed_is_reported_when_the_run_is_over_and_raises_nothing() -> None:
     run = Running(rule(when="1 / loss > 5"), rule(when="loss"), rule(when="los > 1"), rule(when="loss > 99"))
     assert run.all((1, {"loss": 0.0})) == []
-    told = run.watcher.ended("r1", None)
-    assert len(told) == 3
-    assert "'1 / loss > 5' could not be applied: " in told[0]
-    assert "neither true nor false" in told[1]
-    assert told[2] == "the watch rule 'los > 1' could not be applied: los was not measured"
+    problems = run.watcher.ended("r1", None)
+    assert len(problems) == 3
+    assert "'1 / loss > 5' could not be applied: " in problems[0]
+    assert "neither true nor false" in problems[1]
+    assert problems[2] == "the watch rule 'los > 1' could not be applied: los was not measured"
 
 
-def test_a_run_that_measured_nothing_is_no_reason_to_complain_of_names() -> None:
+def test_a_run_that_measured_nothing_does_not_complain_of_names() -> None:
     run = Running(rule(nan=["loss"]), rule(when="loss > 1"), rule(plateau={"metric": "loss", "over": 5}))
     run.look()
     assert run.watcher.ended("r1", None) == []
 
 
 def test_a_metric_that_comes_at_the_very_end_was_not_missing() -> None:
-    rules = [{"when": "eval.acc > 9"}, {"nan": ["eval/acc"]}, {"diverge": {"metric": "eval/acc"}}, {"when": "oops > 1"}]
-    run = Running(*(rule(**said) for said in rules), rule(prune={"metric": "eval/acc"}))
+    rules: list[dict[str, Any]] = [
+        {"when": "eval.acc > 9"},
+        {"nan": ["eval/acc"]},
+        {"diverge": {"metric": "eval/acc"}},
+        {"when": "oops > 1"},
+    ]
+    run = Running(*(rule(**keys) for keys in rules), rule(prune={"metric": "eval/acc"}))
     run.all((1, {"loss": 0.0}))
-    (told,) = run.watcher.ended("r1", None, batch_of([(2, {"eval/acc": 0.5})]))
-    assert "oops" in told
+    (problem,) = run.watcher.ended("r1", None, batch_of([(2, {"eval/acc": 0.5})]))
+    assert "oops" in problem
 
 
 # -- nan
@@ -190,7 +195,7 @@ def test_nan_is_looked_for_in_the_named_metrics_only() -> None:
     run = Running(rule(nan=["train.loss", "acc"]))
     assert run.look((1, {"other": nan, "train/loss": 1.0})) == []
     (alarm,) = run.look((2, {"train/loss": -inf}))
-    assert alarm.text == "step 2: train.loss is minus infinite"
+    assert alarm.text == "step 2: train.loss is -infinity"
 
 
 # -- diverge
@@ -207,7 +212,7 @@ def test_nan_is_looked_for_in_the_named_metrics_only() -> None:
         ("min", [2.0, 1e-9, 1e-6, 0.21], 3),
         ("min", [2.0, 0.0, 0.1, 0.21], 3),
         ("min", [0.1, -0.1, 0.0, 0.1], 2),  # around 0
-        ("min", [0.0, 0.0, 5.0], None),  # nothing but zeros says nothing of what is far
+        ("min", [0.0, 0.0, 5.0], None),  # only zeros: there is no scale
         ("min", [0.0, 0.0, 5.0, 5.1], 3),
         ("min", [5.0], None),
         ("max", [0.5, 0.9, 0.1, 0.08], 3),
@@ -237,10 +242,10 @@ def test_divergence_does_not_look_at_the_first_steps() -> None:
 # -- plateau
 
 
-def test_a_plateau_is_so_many_steps_without_progress() -> None:
+def test_a_plateau_is_a_number_of_steps_without_progress() -> None:
     run = Running(rule(plateau={"metric": "loss", "over": 300, "least": 0.01}))
     (alarm,) = run.look(*curve("loss", [1.0, 0.5, 0.499, 0.498, 0.497, 0.1], every=100))
-    assert alarm.text == "step 400: loss = 0.497 has not improved by 1 % on 0.5 of step 100, 300 steps and more ago"
+    assert alarm.text == "step 400: loss = 0.497 has not improved by 1 % on 0.5 at step 100, at least 300 steps ago"
 
 
 def test_small_gains_add_up_to_progress() -> None:
@@ -248,7 +253,7 @@ def test_small_gains_add_up_to_progress() -> None:
     assert run.look(*curve("acc", [0.5 + 0.003 * i for i in range(50)], every=100)) == []
 
 
-def test_nan_is_no_progress() -> None:
+def test_nan_is_not_progress() -> None:
     run = Running(rule(plateau={"metric": "loss", "over": 2}))
     assert [alarm.step for alarm in run.look(*curve("loss", [nan, 1.0, nan, -inf]))] == [3]
 
@@ -275,10 +280,10 @@ def test_a_run_that_takes_too_long_is_stopped() -> None:
     run = Running(rule(timeout="1m"))
     assert run.look((1, {"loss": 1.0}), wait=59) == []
     (alarm,) = run.look((2, {"loss": 1.0}), wait=2)
-    assert (alarm.rule, alarm.text, alarm.stops) == ("timeout 60 s", "it has run for 61 s, 60 s are allowed", True)
+    assert (alarm.rule, alarm.text, alarm.stops) == ("timeout 60 s", "it has run for 61 s; the limit is 60 s", True)
 
 
-def test_a_used_budget_is_told_in_the_words_of_the_engine() -> None:
+def test_an_exhausted_budget_is_reported_in_the_words_of_the_engine() -> None:
     run = Running(rule(budget=True))
     assert run.look() == []
     (alarm,) = run.look(budget="the study's 10 h of wall time are used")
@@ -296,7 +301,7 @@ def test_a_run_that_is_clearly_worse_than_those_before_it_is_pruned() -> None:
     assert run.look(*curve("loss", [5.0, 1.2, 1.2], every=10), run_id="good") == []
     (alarm,) = run.look(*curve("loss", [5.0, 9.0, 9.0], every=10), run_id="bad")
     assert (alarm.rule, alarm.step, alarm.values) == ("prune median", 10, {"loss": 9.0})
-    assert "median 1.5 of 2 ended runs" in alarm.text
+    assert "median 1.5 of 2 finished runs" in alarm.text
     assert run.look((30, {"loss": 9.0}), run_id="bad") == []
 
 
@@ -315,7 +320,7 @@ def test_a_pruner_learns_from_all_of_a_run_that_was_given_up_but_not_stopped() -
     assert run.look((1, {"loss": 5.0}), (2, {"loss": 2.0}), run_id="poor") == []
     run.watcher.ended("poor", 2.0)
     (alarm,) = run.look((2, {"loss": 3.0}))
-    assert "median 2 of 1 ended runs" in alarm.text
+    assert "median 2 of 1 finished runs" in alarm.text
 
 
 def test_a_pruned_run_may_end_without_a_value() -> None:
@@ -374,11 +379,11 @@ def test_it_makes_no_difference_how_rows_are_cut_into_looks(rows: list[Row], cut
     found = [alarm for start, end in pairwise(edges) for alarm in pieces.look(*rows[start:end])]
     found += pieces.look()
 
-    def told(alarms: list[Alarm]) -> list[tuple[Any, ...]]:
+    def summarise(alarms: list[Alarm]) -> list[tuple[Any, ...]]:
         # Where several metrics are NaN at one step, which of them is named may differ.
         return sorted((a.rule, a.step, "" if a.rule == "nan" else a.text) for a in alarms)
 
-    assert told(found) == told(whole.all(*rows))
+    assert summarise(found) == summarise(whole.all(*rows))
 
 
 @given(rows=rows_)
@@ -408,18 +413,18 @@ def test_divergence_depends_neither_on_the_unit_nor_on_which_way_is_better(
 # -- the list of rules
 
 
-def test_rules_without_a_name_are_called_by_what_they_look_out_for() -> None:
+def test_rules_without_a_name_are_named_after_their_condition() -> None:
     rules = [rule(nan=True), rule(stall="1m"), rule(stall="1m", note="again"), rule(name="mine", nan=["loss"])]
     assert names(rules) == ["nan", "watch 2: stall 60 s", "watch 3: stall 60 s", "mine"]
 
 
-def test_a_name_is_given_once() -> None:
+def test_names_are_unique() -> None:
     with pytest.raises(LabError, match="2 watch rules have the name 'x'"):
         check([rule(name="x", nan=True), rule(name="x", stall=5)])
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("keys", "message"),
     [
         ({"prune": {}}, "no objective"),
         ({"prune": {"metric": "loss", "pruner": "threshold"}}, "no threshold"),
@@ -432,10 +437,10 @@ def test_a_name_is_given_once() -> None:
         ({"when": "loss > 1", "requeue": ["train.steps@set=2"]}, "cannot requeue: .*train.steps"),
     ],
 )
-def test_a_rule_that_could_never_work_is_refused_at_the_start(said: dict[str, Any], message: str) -> None:
+def test_a_rule_that_could_never_work_is_rejected_at_the_start(keys: dict[str, Any], message: str) -> None:
     guard = Guard({"train.lr": Knob.make("train.lr", {"type": "float", "low": 0.0, "high": 1.0})})
     with pytest.raises(LabError, match=message):
-        check([rule(**said)], holdout="eval/secret", guard=guard, bases=[{"train": {"lr": 0.1, "steps": 9}}])
+        check([rule(**keys)], holdout="eval/secret", guard=guard, bases=[{"train": {"lr": 0.1, "steps": 9}}])
 
 
 def test_a_rule_whose_requeue_may_leave_the_range_later_is_fine() -> None:

@@ -1,7 +1,7 @@
 """The edit language: `path@op=value`, for example `train.lr@mul=0.5` or `features.*.weight@set=0.1`.
 
-Edits act in order on a copy of the config. The type follows the config: an int stays an int, a float a float; only
-`@new` changes a type. A path that means nothing is an error that names the nearest paths; only `set` and `new` add.
+Edits apply in order to a copy of the config. The type follows the config: an int stays an int, a float a float; only
+`@new` changes a type. A path without a match is an error that names the nearest paths; only `set` and `new` add keys.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from looplab.untrusted import UntrustedError, mend, mend_text
 
 
 class EditError(LabError):
-    """An edit that cannot be read, or that does not fit the config."""
+    """An edit that cannot be parsed or does not fit the config."""
 
 
 class Op(StrEnum):
-    """What an edit does."""
+    """Operation of an edit."""
 
     SET = "set"
     MUL = "mul"
@@ -44,26 +44,25 @@ _SCALARS = frozenset({str, int, float, bool, type(None)})
 _HEAD = re.compile(r"(?:[^\\=]|\\.|\\\Z)*", re.DOTALL)  # up to the first `=` that is not escaped
 _DIGITS = re.compile(r"\d")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,15})(\.[0-9]{1,15})?")
-"""A number in JSON that needs no further check."""
+"""A JSON number that needs no further check."""
 _BARE_EQUALS = re.compile(r"\\.|=", re.DOTALL)
 
 Types = Callable[[str], type | None]
-"""The declared type (float, int, str or bool) of a dotted path, or None where none is declared."""
+"""Dotted path → its declared type (float, int, str or bool), or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """One change to a config. Its text reads back to the same edit."""
+    """One change to a config. Parsing its text returns the same edit."""
 
     path: str
-    """A dotted path; it may hold `*`."""
+    """A dotted path; may contain `*`."""
     op: Op
-    """What to do there."""
     value: Any = None
     """Plain JSON data; None for `del`."""
 
     def __post_init__(self) -> None:
-        # In the text the first plain `=` ends the path.
+        # In the text, the first unescaped `=` ends the path.
         path = _BARE_EQUALS.sub(lambda found: r"\=" if found[0] == "=" else found[0], self.path)
         object.__setattr__(self, "path", path)
         object.__setattr__(self, "op", Op(self.op))
@@ -82,34 +81,38 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class ConfigChange:
-    """What the edits together did to one place."""
+    """Combined effect of the edits on one place."""
 
     path: str
-    """The dotted path of the place."""
+    """Dotted path of the place."""
     old: Any
-    """What stood there before; None if nothing did."""
+    """Value before; None also if the place did not exist."""
     new: Any
-    """What stands there now; None if nothing does."""
+    """Value after; None also if the place no longer exists."""
     added: bool = False
-    """Whether nothing stood there before."""
+    """Whether the place did not exist before."""
     removed: bool = False
-    """Whether nothing stands there now."""
+    """Whether the place no longer exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The result of edits."""
+    """Result of applying edits."""
 
     config: dict[str, Any]
-    """The new config, of the same classes as the old one."""
+    """The new config, with the same container classes as the old one."""
     changes: tuple[ConfigChange, ...]
-    """What differs, one for each place, in the order in which the edits touched them."""
+    """The differences, one per place, in the order in which the edits touched them."""
     notes: tuple[str, ...]
-    """What a person should know: a leaf was added, a number was rounded, an edit changed nothing."""
+    """Notes for the user: a leaf was added, a number was rounded, an edit changed nothing."""
 
 
 def parse_edit(text: str) -> Edit:
-    """Read `path@op=value`. The value is JSON, or else a bare string."""
+    """Parse `path@op=value`. A value that is not JSON is a bare string.
+
+    Raises:
+        EditError: The text is not an edit.
+    """
     found = _HEAD.match(text)
     head = found[0] if found else ""
     value = text[len(head) + 1 :] if len(head) < len(text) else None
@@ -129,34 +132,46 @@ def parse_edit(text: str) -> Edit:
         return Edit(path, op)
     if value is None:
         raise EditError(f"`{text}` has no value", hint=f"write `{path}@{op}=VALUE`")
-    return Edit(path, op, _read_value(text, value.strip()))
+    return Edit(path, op, _parse_value(text, value.strip()))
 
 
 def edits_from_partial(partial: Mapping[str, Any], config: Any) -> list[Edit]:
-    """A nested partial config as `set` edits, leaf by leaf; a list is one value, and so is a mapping that meets no
-    mapping in the config. Keys such as `train.lr` are read as paths where the config has no key of that name."""
+    """Return a nested partial config as `set` edits, leaf by leaf.
+
+    A list is one value, and so is a mapping whose place in the config is not a mapping. Keys such as `train.lr` are
+    paths unless the config has a key of that name.
+    """
     return _partial_edits(partial, config, ())
 
 
 def apply_edits(config: Any, edits: Iterable[Edit | str], *, types: Types | None = None) -> Applied:
-    """Apply edits in order to a copy of the config. `types` tells the type of a path where the config's own value
-    would mislead: a knob declared float on a config that holds the int 1."""
-    work = _Work(config, types or (lambda path: None))
+    """Apply edits in order to a copy of the config.
+
+    Args:
+        config: The config; not changed.
+        edits: Edits or their texts.
+        types: Declared types, which override the type of the config's value: a knob may be declared float where the
+            config has the int 1. None: no types are declared.
+
+    Raises:
+        EditError: An edit cannot be parsed or does not fit the config.
+    """
+    session = _EditSession(config, types or (lambda path: None))
     for edit in [edits] if isinstance(edits, str) else edits:
-        work.apply(parse_edit(edit) if isinstance(edit, str) else edit)
-    return Applied(work.config, work.changes(), tuple(work.notes))
+        session.apply(parse_edit(edit) if isinstance(edit, str) else edit)
+    return Applied(session.config, session.changes(), tuple(session.notes))
 
 
-class _Work:
-    """A config under edit, with the record of what was touched."""
+class _EditSession:
+    """A config being edited, and what was touched."""
 
     def __init__(self, config: Any, types: Types) -> None:
         self.original = config
-        self.config = _copy(config)
+        self.config = _deep_copy(config)
         self.types = types
         self.notes: list[str] = []
         self.touched: dict[Concrete, None] = {}
-        self.removed_items: dict[Concrete, Any] = {}  # taken out of lists; other items may stand there now
+        self.removed_items: dict[Concrete, Any] = {}  # removed from lists; other items may have their indices now
         self.shifted: set[Concrete] = set()  # lists whose items have moved
 
     def apply(self, edit: Edit) -> None:
@@ -168,12 +183,12 @@ class _Work:
         elif edit.op is Op.NEW:
             changed = self._add_with_parents(edit)
         else:
-            raise self._nothing_there(edit)
+            raise self._no_match_error(edit)
         if not changed:
             self.notes.append(f"`{edit}` changed nothing")
 
     def _act(self, edit: Edit, places: list[Concrete]) -> bool:
-        """Change what exists; whether anything differs now."""
+        """Change existing places; return whether anything differs now."""
         if edit.op is Op.DEL:
             self._delete(places)
             return True
@@ -182,7 +197,7 @@ class _Work:
             old = plain(paths.get(self.config, place))
             if edit.op is Op.APPEND:
                 if not isinstance(old, list):
-                    raise EditError(f"`{edit}`: {show(place)} is {_a(old)}, and `append` needs a list")
+                    raise EditError(f"`{edit}`: {show(place)} is {_type_name(old)}, and `append` needs a list")
                 self._put(edit, (*place, len(old)), edit.value)
                 changed = True
                 continue
@@ -196,7 +211,7 @@ class _Work:
         return changed
 
     def _fitted(self, edit: Edit, place: Concrete, old: Any) -> Any:
-        """The value of a `set`, in the type of the place."""
+        """Return the value of a `set`, converted to the type of the place."""
         value = edit.value
         kind, declared = self._kind(place, old)
         if value is None or kind is None or type(value) is kind:
@@ -206,29 +221,33 @@ class _Work:
         if kind is int and type(value) is float and value.is_integer():
             return int(value)
         if kind is int and type(value) is float and not declared:
-            # JSON has one kind of number: people write 10 for 10.0, and 0.75 can only be meant as it stands.
-            self.notes.append(f"{show(place)} was the int {old}, and is the float {value} now")
+            # JSON has one number type: people write 10 for 10.0, and 0.75 can only be meant literally.
+            self.notes.append(f"{show(place)} was the int {old} and is now the float {value}")
             return value
         if kind is str and type(value) in (int, float, bool):
             text = json.dumps(value)
             self.notes.append(f"{show(place)} is text, so {text} became {json.dumps(text)}")
             return text
-        held = f"{show(place)} is declared {_A[kind]}" if declared else f"the config holds {_A[kind]} at {show(place)}"
-        takes = ", which takes only true or false" if kind is bool else f", and this is {_a(value)}"
+        held = (
+            f"{show(place)} is declared {_TYPE_NAMES[kind]}"
+            if declared
+            else f"the config has {_TYPE_NAMES[kind]} at {show(place)}"
+        )
+        takes = ", which takes only true or false" if kind is bool else f", and this is {_type_name(value)}"
         hint = "give a value of that type" if declared else f"use `@new` to change the type: `{_as_new(edit)}`"
         raise EditError(f"`{edit}`: {held}{takes}", hint=hint)
 
     def _computed(self, edit: Edit, place: Concrete, old: Any) -> int | float:
-        """The result of arithmetic, in the type of the place."""
+        """Return the result of arithmetic, in the type of the place."""
         if not _is_number(old):
-            raise EditError(f"`{edit}`: {show(place)} is {_a(old)}, and `{edit.op}` needs a number")
+            raise EditError(f"`{edit}`: {show(place)} is {_type_name(old)}, and `{edit.op}` needs a number")
         kind, _ = self._kind(place, old)
         if old != old or old in (math.inf, -math.inf):
-            return _finite(edit, place, lambda: float(_reckon(edit.op, old, edit.value)))
-        exact = _reckon(edit.op, _fraction(old), _fraction(edit.value))
+            return _finite(edit, place, lambda: float(_compute(edit.op, old, edit.value)))
+        exact = _compute(edit.op, _fraction(old), _fraction(edit.value))
         if kind is not int:
             return _finite(edit, place, lambda: float(exact))
-        if edit.op in (Op.MAX, Op.MIN):  # a bound that is no int: the next int that keeps to it
+        if edit.op in (Op.MAX, Op.MIN):  # a bound that is not an int: the next int within it
             rounded: int = math.ceil(exact) if edit.op is Op.MAX else math.floor(exact)
         else:
             rounded = math.floor(abs(exact) + Fraction(1, 2)) * (1 if exact >= 0 else -1)
@@ -239,18 +258,18 @@ class _Work:
         return rounded
 
     def _kind(self, place: Concrete, old: Any) -> tuple[type | None, bool]:
-        """The type that the place must keep, and whether it is declared rather than seen."""
+        """Return the type that the place must keep, and whether it is declared rather than inferred."""
         declared = None if isinstance(old, dict | list) else self.types(show(place))
         if declared is not None:
             return declared, True
         return (None if old is None else type(old)), False
 
     def _add(self, edit: Edit) -> bool:
-        """A `set` where nothing stands: a new leaf in every parent."""
+        """Apply a `set` to a missing path: add a leaf to every parent."""
         name = paths.parse(edit.path)[-1]
         parents = paths.find_parents(self.config, edit.path) if name else []
         if not parents:
-            raise self._nothing_there(edit)
+            raise self._no_match_error(edit)
         for parent in parents:
             near = _near_sibling(name, paths.get(self.config, parent))
             if near is not None:
@@ -265,7 +284,7 @@ class _Work:
         return True
 
     def _add_with_parents(self, edit: Edit) -> bool:
-        """A `new` where nothing stands: below the deepest part of the path that exists."""
+        """Apply a `new` to a missing path: add it below the deepest part of the path that exists."""
         segments = paths.parse(edit.path)
         for end in range(len(segments) - 1, -1, -1):
             rest = segments[end:]
@@ -276,17 +295,17 @@ class _Work:
                 self._grow(edit, parent, rest)
             if parents:
                 return True
-        raise self._nothing_there(edit)
+        raise self._no_match_error(edit)
 
     def _grow(self, edit: Edit, parent: Concrete, rest: tuple[str, ...]) -> None:
         there = paths.get(self.config, parent)
         if there is not None and not isinstance(there, dict):
             hint = f"use `{show(parent)}@append=…` to add to it" if isinstance(there, list) else None
-            raise EditError(f"`{edit}`: {show(parent)} is {_a(plain(there))} and takes no keys", hint=hint)
+            raise EditError(f"`{edit}`: {show(parent)} is {_type_name(plain(there))} and takes no keys", hint=hint)
         value = edit.value
         for part in reversed(rest[1:]):
             value = {part: value}
-        if there is None:  # null stands where a mapping may come
+        if there is None:  # null becomes a mapping
             self._put(edit, parent, {rest[0]: value})
         else:
             self._put(edit, (*parent, rest[0]), value, touched=(*parent, *rest))
@@ -295,14 +314,13 @@ class _Work:
     def _put(self, edit: Edit, place: Concrete, value: Any, *, touched: Concrete | None = None) -> None:
         parent, key = paths.get(self.config, place[:-1]), place[-1]
         try:
-            put(parent, key, _copy(value))
-        except (TypeError, ValueError) as error:  # TOML knows no null, for one
-            raise EditError(f"`{edit}`: the file's format cannot hold this at {show(place)}: {error}") from None
+            put(parent, key, _deep_copy(value))
+        except (TypeError, ValueError) as error:  # TOML has no null, for example
+            raise EditError(f"`{edit}`: the file's format cannot represent this at {show(place)}: {error}") from None
         self._touch(touched or place)
 
     def _touch(self, place: Concrete) -> None:
-        """Record a change. Where the items of a list have moved, an index no longer names what it did: there the list
-        has changed as a whole."""
+        """Record a change. An index into a list whose items have moved is ambiguous: record the whole list."""
         moved = next((place[:end] for end in range(len(place)) if place[:end] in self.shifted), place)
         self.touched[moved] = None
 
@@ -310,7 +328,7 @@ class _Work:
         known = [*self.touched, *self.removed_items]
         shifted: set[Concrete] = set()
         old = [plain(paths.get(self.config, place)) for place in places]
-        for place in reversed(places):  # the last first, so that the others keep their index
+        for place in reversed(places):  # last first, so that the others keep their index
             take_out(paths.get(self.config, place[:-1]), place[-1])
         for place, value in zip(places, old, strict=True):
             parent = place[:-1]
@@ -326,20 +344,20 @@ class _Work:
                 self.removed_items[place] = value
         self.shifted |= shifted
 
-    def _nothing_there(self, edit: Edit) -> EditError:
+    def _no_match_error(self, edit: Edit) -> EditError:
         segments = paths.parse(edit.path)
         for parent in paths.find_segments(self.config, segments[:-1]) if edit.op is Op.SET else ():
             there = plain(paths.get(self.config, parent))
             if not isinstance(there, dict):
-                return EditError(f"`{edit}`: {show(parent)} is {_a(there)} and takes no new keys")
+                return EditError(f"`{edit}`: {show(parent)} is {_type_name(there)} and takes no new keys")
         near = paths.nearest(self.config, edit.path)
         return EditError(
             f"`{edit}`: the config has no {edit.path}",
-            hint=f"nearest: {', '.join(near)}" if near else "nothing is near it",
+            hint=f"nearest: {', '.join(near)}" if near else "no similar path exists",
         )
 
     def changes(self) -> tuple[ConfigChange, ...]:
-        """What differs between the original and the config as it is now."""
+        """Return the differences between the original and the edited config."""
         known = {*self.touched, *self.removed_items}
         result: dict[Concrete, ConfigChange] = {}
         for place in [*self.touched, *self.removed_items]:
@@ -354,7 +372,7 @@ class _Work:
         return tuple(result.values())
 
     def _report_shared(self, changes: dict[Concrete, ConfigChange]) -> None:
-        """Add what changed along with an edited place because the file names one thing twice, by an anchor."""
+        """Add places that changed along with an edited one because a YAML anchor shares them."""
         old, new = plain(self.original), plain(self.config)
         known = {tuple(map(str, place)) for place in (*changes, *self.shifted)}
         for place in dict.fromkeys(place for side in (old, new) for place, _ in paths.leaves(side)):
@@ -368,7 +386,7 @@ class _Work:
 
 def _change(original: Any, config: Any, place: Concrete) -> ConfigChange | None:
     while place and not paths.has(original, place) and not paths.has(config, place):
-        place = place[:-1]  # came and went; what was made to hold it may still stand
+        place = place[:-1]  # added and removed again; its new parents may still exist
     before, after = paths.has(original, place), paths.has(config, place)
     old = plain(paths.get(original, place)) if before else None
     new = plain(paths.get(config, place)) if after else None
@@ -384,32 +402,32 @@ def _partial_edits(partial: Mapping[str, Any], node: Any, trail: Concrete) -> li
         places = [(key,)] if key is not None else paths.find(node, str(name))
         for place in places or [(str(name),)]:
             there = paths.get(node, place) if places else None
-            if isinstance(value, Mapping) and _meets(value, there):
+            if isinstance(value, Mapping) and _addresses_children(value, there):
                 edits += _partial_edits(value, there, (*trail, *place))
             else:
                 edits.append(Edit(show((*trail, *place)), Op.SET, plain(value)))
     return edits
 
 
-def _meets(partial: Mapping[str, Any], there: Any) -> bool:
-    """Whether a partial mapping speaks of the children of what is there: of a mapping, or of items of a list."""
+def _addresses_children(partial: Mapping[str, Any], there: Any) -> bool:
+    """Return whether the keys of a partial mapping name children of `there`: keys of a mapping or items of a list."""
     if isinstance(there, list):
         return all(paths.find(there, str(name)) for name in partial)
     return isinstance(there, dict)
 
 
 def _near_sibling(name: str, siblings: dict[Any, Any]) -> str | None:
-    """A key so like the new name that the name is probably a slip. `layer2` beside `layer1` is none."""
+    """Return a key so similar to the new name that the name is probably a typo. `layer2` next to `layer1` is not."""
     from difflib import SequenceMatcher
 
-    wanted = _squashed(name)
+    normalised = _normalise(name)
     matcher = SequenceMatcher(b=name.lower(), autojunk=False)
     best, best_ratio = None, 0.8
     for sibling in map(str, siblings):
-        other = _squashed(sibling)
-        if other == wanted:
+        other = _normalise(sibling)
+        if other == normalised:
             return sibling
-        if _DIGITS.sub("", other) == _DIGITS.sub("", wanted):
+        if _DIGITS.sub("", other) == _DIGITS.sub("", normalised):
             continue
         matcher.set_seq1(sibling.lower())
         bounds = (matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio)  # from cheap to exact
@@ -418,11 +436,11 @@ def _near_sibling(name: str, siblings: dict[Any, Any]) -> str | None:
     return best
 
 
-def _squashed(name: str) -> str:
+def _normalise(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")
 
 
-def _reckon(op: Op, old: Any, value: Any) -> Any:
+def _compute(op: Op, old: Any, value: Any) -> Any:
     if op is Op.MUL:
         return old * value
     if op is Op.ADD:
@@ -431,7 +449,7 @@ def _reckon(op: Op, old: Any, value: Any) -> Any:
 
 
 def _fraction(number: int | float) -> Fraction:
-    """Exact, by the digits that a person sees: 10 × 0.35 is 3.5, and 0.1 × 3 is 0.3."""
+    """Return the exact value of the printed digits: 10 × 0.35 is 3.5, and 0.1 × 3 is 0.3."""
     return Fraction(number) if isinstance(number, int) else Fraction(repr(number))
 
 
@@ -441,15 +459,15 @@ def _finite(edit: Edit, place: Concrete, compute: Callable[[], float]) -> float:
     except OverflowError:
         result = math.inf
     if not math.isfinite(result):
-        raise EditError(f"`{edit}`: {show(place)} would become {result}, which is no finite number")
+        raise EditError(f"`{edit}`: {show(place)} would become {result}, which is not a finite number")
     return result
 
 
-_A = {dict: "a mapping", list: "a list", str: "text", bool: "a bool", int: "an int", float: "a float"}
+_TYPE_NAMES = {dict: "a mapping", list: "a list", str: "text", bool: "a bool", int: "an int", float: "a float"}
 
 
-def _a(value: Any) -> str:
-    return "null" if value is None else _A[type(value)]
+def _type_name(value: Any) -> str:
+    return "null" if value is None else _TYPE_NAMES[type(value)]
 
 
 def _is_number(value: Any) -> bool:
@@ -472,7 +490,7 @@ def _nearest_op(word: str) -> str:
 
 
 def _check_value(where: str, value: Any) -> None:
-    """Only what JSON can hold may stand in an edit."""
+    """Reject values that JSON cannot represent."""
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
@@ -485,7 +503,7 @@ def _check_value(where: str, value: Any) -> None:
         if not math.isfinite(value):
             raise EditError(f"`{where}`: a value must be finite, not {value}")
     elif value is not None and not isinstance(value, str | int):
-        raise EditError(f"`{where}`: a {type(value).__name__} is no value that an edit can hold")
+        raise EditError(f"`{where}`: a {type(value).__name__} cannot be the value of an edit")
 
 
 def _value_text(value: Any) -> str:
@@ -495,7 +513,7 @@ def _value_text(value: Any) -> str:
 
 
 def _is_bare(text: str) -> bool:
-    """Whether a string can stand without quotes and be read as the same string."""
+    """Return whether a string needs no quotes to be parsed as the same string."""
     if not text or not text.isprintable() or text != text.strip() or text[0] in '"[{':
         return False
     try:
@@ -505,7 +523,7 @@ def _is_bare(text: str) -> bool:
     return False
 
 
-def _read_value(edit: str, text: str) -> Any:
+def _parse_value(edit: str, text: str) -> Any:
     if (plain_number := _NUMBER.fullmatch(text)) is not None:
         return float(text) if plain_number[1] else int(text)
 
@@ -516,11 +534,11 @@ def _read_value(edit: str, text: str) -> Any:
 
     def mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(dict(pairs)) != len(pairs):
-            raise EditError(f"`{edit}`: a key stands twice in its value")
+            raise EditError(f"`{edit}`: its value has a duplicate key")
         return dict(pairs)
 
     def refuse(word: str) -> None:
-        raise ValueError(word)  # NaN and Infinity are words here, not numbers
+        raise ValueError(word)  # NaN and Infinity are bare strings here, not numbers
 
     try:
         return mend(json.loads(text, parse_float=number, parse_constant=refuse, object_pairs_hook=mapping))
@@ -532,13 +550,13 @@ def _read_value(edit: str, text: str) -> Any:
         return mend_text(text)
 
 
-def _copy(value: Any) -> Any:
-    """A deep copy; fast for plain data, and with the comments for the structures that keep them."""
+def _deep_copy(value: Any) -> Any:
+    """Return a deep copy: fast for plain data, with comments for documents that keep them."""
     kind = type(value)
     if kind is dict:
-        return {key: _copy(item) for key, item in value.items()}
+        return {key: _deep_copy(item) for key, item in value.items()}
     if kind is list:
-        return [_copy(item) for item in value]
+        return [_deep_copy(item) for item in value]
     if kind in _SCALARS:
         return value
     return copy_document(value)

@@ -1,14 +1,14 @@
 """Small safe expressions over configs and metrics: `vec.num_envs % vec.num_workers == 0`.
 
-An expression is parsed as Python, walked once and turned into closures; whatever is not on the list below is refused
-when it is compiled, by name and place. Nothing of Python is reachable: a dot is a dictionary key, never an attribute,
+An expression is parsed as Python, walked once and compiled to closures. Anything not on the list below is rejected at
+compile time, with its name and position. Nothing of Python is reachable: a dot is a dictionary key, never an attribute,
 and the only calls are those of `operations.FUNCTIONS`. Time and memory are bounded (length, depth, size of integers,
-number of loop steps), so text written by an agent may be evaluated in the engine.
+number of loop steps), so expressions written by an agent can be evaluated safely in the engine.
 
     train.batch_size, features.3.weight, features[3].weight, config["a b"], `train/loss`, `train/loss`.last
     numbers, texts, lists, true false null (and True False None), + - * / // % **, comparisons, in, is null,
     and or not, `a if c else b`, the functions, and `all(f.weight > 0 for f in features)` inside
-    any all sum min max len; a loop, and these functions, read a dictionary by its values.
+    any all sum min max len; loops and these functions iterate over the values of a dictionary.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from looplab.config.operations import (
     FUNCTIONS,
     LOOPING,
     MAX_BITS,
-    Unfit,
+    OperationError,
     show,
 )
 from looplab.config.paths import nearest
 from looplab.errors import LabError
 
 MAX_LENGTH = 2_000
-"""Characters of one expression."""
+"""Maximum number of characters of an expression."""
 MAX_DEPTH = 100
-"""How deep one expression may nest; a sum of 100 terms is that deep."""
+"""Maximum nesting depth; a sum of 100 terms is that deep."""
 MAX_STEPS = 100_000
-"""Loop steps of one evaluation, all loops together."""
+"""Maximum number of loop steps of one evaluation, over all loops."""
 
 Names = Mapping[str, Any] | Callable[[str], Any]
-"""Where names are looked up: a (nested) mapping, or a function that gets the dotted name and raises KeyError."""
+"""Where names are looked up: a (nested) mapping, or a function of the dotted name that may raise KeyError."""
 
 
 class ExpressionError(LabError):
-    """An expression that cannot be read, or cannot be computed from the values it found."""
+    """An expression that cannot be parsed, or cannot be evaluated with the given values."""
 
 
 class MissingName(ExpressionError):
-    """A name that is not there: `name` is the dotted name, `nearest` what was probably meant."""
+    """A name that does not exist: `name` is the dotted name, `nearest` the most similar names."""
 
     def __init__(self, name: str, nearest: tuple[str, ...] = ()) -> None:
         self.name = name
@@ -62,43 +62,52 @@ class MissingName(ExpressionError):
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """An expression that was read and found allowed."""
+    """A compiled expression."""
 
     text: str
-    """As it was written."""
+    """Its source text."""
     names: frozenset[str]
-    """The dotted names it reads, also those it only asks about with `defined`; no loop variables."""
+    """The dotted names that it reads, including those only tested with `defined`; no loop variables."""
     _run: Callable[[_Scope], Any] = field(repr=False, compare=False)
-    _read: Mapping[str, Callable[[_Scope], Any]] = field(repr=False, compare=False)
+    _readers: Mapping[str, Callable[[_Scope], Any]] = field(repr=False, compare=False)
 
     def evaluate(self, names: Names) -> Any:
-        """Its value; raises MissingName or ExpressionError and nothing else."""
+        """Return its value.
+
+        Raises:
+            MissingName: A name does not exist.
+            ExpressionError: The values do not fit. Nothing else is raised.
+        """
         try:
             return self._run(_Scope(names, {}, [MAX_STEPS]))
         except _Absent as absent:
-            # A key with a dot in it can be written without the escape here.
+            # In an expression, a key that contains a dot needs no escape.
             close = (path.replace("\\", "") for path in nearest(absent.owner, absent.asked))
             raise MissingName(absent.name, tuple(close)) from None
 
     def values(self, names: Names) -> dict[str, Any]:
-        """The values of the names it reads, to show beside its result; those that are missing are left out."""
+        """Return the values of the names that it reads, without the missing ones."""
         scope = _Scope(names, {}, [MAX_STEPS])
-        found = {}
-        for name, read in self._read.items():
+        values = {}
+        for name, read in self._readers.items():
             with suppress(_Absent):
-                found[name] = read(scope)
-        return found
+                values[name] = read(scope)
+        return values
 
     def __str__(self) -> str:
         return self.text
 
 
 def compile_expression(text: str) -> Expression:
-    """Read an expression; raises ExpressionError that shows the place of what is wrong."""
+    """Compile an expression.
+
+    Raises:
+        ExpressionError: The text is not an expression; shows the position of the mistake.
+    """
     if not isinstance(text, str):
         raise ExpressionError(f"an expression must be text, not {show(text)}")
     if len(text) > MAX_LENGTH:
-        raise ExpressionError(f"the expression is too long: {len(text)} characters, {MAX_LENGTH} are allowed")
+        raise ExpressionError(f"the expression is too long: {len(text)} characters, at most {MAX_LENGTH} are allowed")
     if not text.strip():
         raise ExpressionError("the expression is empty")
     source = _Source(text)
@@ -107,13 +116,15 @@ def compile_expression(text: str) -> Expression:
             warnings.simplefilter("ignore")
             tree = ast.parse(source.python, mode="eval")
     except SyntaxError as error:
-        column = error.offset - 1 if error.offset else len(source.python)  # no place is given where more should follow
-        reason = error.msg.split(". ")[0]  # the second sentence is advice on Python
+        column = (
+            error.offset - 1 if error.offset else len(source.python)
+        )  # at an unexpected end, Python gives no position
+        reason = error.msg.split(". ")[0]  # the second sentence is advice about Python
         source.fail(reason, source.place(error.lineno or 1, column))
     except (RecursionError, MemoryError):
         raise ExpressionError("the expression is nested too deeply") from None
     except ValueError as error:
-        raise ExpressionError(f"the expression cannot be read: {error}") from None
+        raise ExpressionError(f"the expression cannot be parsed: {error}") from None
     builder = _Builder(source)
     run = builder.build(tree.body)
     return Expression(text, frozenset(builder.names), run, builder.names)
@@ -139,17 +150,17 @@ _MISTAKES = {
     "||": "write `or`",
     "!": "write `not`",
     "?": "write `a if condition else b`",
-    "#": "an expression holds no comments",
-    ";": "one expression only",
-    "$": "write names plainly, without a sign",
+    "#": "expressions have no comments",
+    ";": "write a single expression",
+    "$": "write names without a sign",
 }
 _VALUE_WORDS = {"True", "False", "None"}
 
 
 class _Source:
-    """The text, the Python it is read as, and the way back from a place in the Python to the text.
+    """The text, its translation to Python, and the mapping of positions from the Python back to the text.
 
-    `a.b.3` becomes `a['b'][3]`, so a dot can never become an attribute, and keys that Python would not take
+    `a.b.3` becomes `a['b'][3]`, so a dot can never become an attribute, and keys that are not Python names
     (`ot.lambda`, digits) work. A name in backquotes becomes a placeholder.
     """
 
@@ -173,7 +184,7 @@ class _Source:
     def _rewrite(self, mark: str) -> None:
         text = self.text
         at = 0
-        after_value = False  # only after a name or a closing bracket does a dot begin a key
+        after_value = False  # a dot begins a key only after a name or a closing bracket
         while at < len(text):
             if after_value and text[at] == "." and (segment := _SEGMENT.match(text, at + 1)):
                 literal, word = segment.groups()
@@ -182,23 +193,25 @@ class _Source:
                 at = segment.end()
                 continue
             token = _TOKEN.match(text, at)
-            assert token is not None  # the last alternative takes any character
+            assert token is not None  # the last alternative matches any character
             kind, piece, end = token.lastgroup, token.group(), token.end()
             if kind == "space":
                 if at > 0:  # leading space would be an indent
                     self._put(" " * len(piece), at)
             elif kind == "quoted":
                 if len(piece) < 3:
-                    self.fail("a name in backquotes needs a name and an end", at)
+                    self.fail("a name in backquotes is empty or not closed", at)
                 placeholder = f"{mark}{len(self.quoted)}"
                 self.quoted[placeholder] = piece[1:-1]
                 self._put(placeholder, at)
                 after_value = True
             else:
                 if piece in _MISTAKES:
-                    self.fail(f"`{piece}` has no place in an expression", at, _MISTAKES[piece])
+                    self.fail(f"`{piece}` is not allowed in an expression", at, _MISTAKES[piece])
                 if after_value and piece == "." and text[end : end + 1] == "*":
-                    self.fail("`*` is no name here", end, "write all(f.key > 0 for f in list), or any, sum, min, max")
+                    self.fail(
+                        "`*` is not a name here", end, "write all(f.key > 0 for f in list), or any, sum, min, max"
+                    )
                 self._put(piece, at, same=True)
                 if kind == "word":
                     after_value = piece in _VALUE_WORDS or not keyword.iskeyword(piece)
@@ -207,7 +220,7 @@ class _Source:
             at = end
 
     def place(self, line: int, column: int) -> int:
-        """The index in the text of a line and a column (in characters) of the Python."""
+        """Return the index in the text of a line and column (in characters) of the Python."""
         before = sum(len(part) + 1 for part in self.python.split("\n")[: line - 1])
         return self._origin[max(0, min(before + column, len(self.python)))]
 
@@ -215,17 +228,17 @@ class _Source:
         return self.place(node.lineno, self._characters(node.lineno, node.col_offset))
 
     def words(self, node: ast.expr) -> str:
-        """The part of the text that a node was read from, on one line."""
+        """Return the part of the text that a node comes from, on one line."""
         end_line, end_column = node.end_lineno or node.lineno, node.end_col_offset or 0
         end = self.place(end_line, self._characters(end_line, end_column))
         return " ".join(self.text[self.start(node) : end].split())
 
     def _characters(self, line: int, octets: int) -> int:
-        """A column as the parser counts it (in UTF-8) as a column in characters."""
+        """Convert a column in UTF-8 bytes, as the parser counts, to a column in characters."""
         return len(self.python.split("\n")[line - 1].encode()[:octets].decode(errors="ignore"))
 
     def fail(self, message: str, at: int, hint: str | None = None) -> NoReturn:
-        """Raise, with the text (or the part around the place) and a caret under the place."""
+        """Raise ExpressionError with the text around the position and a caret under it."""
         begin = max(0, at - 60)
         cut = self.text[begin : at + 40]
         lead, tail = "… " if begin else "", " …" if at + 40 < len(self.text) else ""
@@ -240,32 +253,32 @@ _Key = str | int
 
 
 class _Absent(Exception):
-    """A name that is not there, before the nearest ones were looked for (which `defined` never needs)."""
+    """A missing name, before the search for similar ones (which `defined` never needs)."""
 
     def __init__(self, name: str, owner: Any, asked: str) -> None:
         self.name = name
-        """As the user should read it."""
+        """The full name, for messages."""
         self.owner = owner
-        """Where it was looked for."""
+        """The value in which it was looked up."""
         self.asked = asked
-        """The name as seen from the owner."""
+        """The name relative to the owner."""
 
 
 class _Scope:
-    """What one evaluation reads: the names, the loop variables, and the steps that are left."""
+    """State of one evaluation: the names, the loop variables, and the remaining loop steps."""
 
     __slots__ = ("local", "names", "steps")
 
     def __init__(self, names: Names, local: dict[str, tuple[Any, str]], steps: list[int]) -> None:
         self.names = names
         self.local = local
-        """Loop variable → its value, and where that value came from."""
+        """Loop variable → its value and the path of that value."""
         self.steps = steps
 
     def find(self, keys: tuple[_Key, ...], dotted: str) -> Any:
         names = self.names
-        if type(names) is not dict and not isinstance(names, Mapping):  # the first test is the fast one
-            return self._ask(names, keys, dotted)
+        if type(names) is not dict and not isinstance(names, Mapping):  # the first test is fast
+            return self._call_lookup(names, keys, dotted)
         value: Any = names
         for key in keys:
             value = _step(value, key)
@@ -277,8 +290,8 @@ class _Scope:
             raise _Absent(dotted, names, dotted)
         return value
 
-    def _ask(self, lookup: Callable[[str], Any], keys: tuple[_Key, ...], dotted: str) -> Any:
-        """The whole name first, then a shorter one whose value is walked into."""
+    def _call_lookup(self, lookup: Callable[[str], Any], keys: tuple[_Key, ...], dotted: str) -> Any:
+        """Look up the full name, then shorter ones, following the remaining keys into the value."""
         for cut in range(len(keys), 0, -1):
             try:
                 value = lookup(".".join(map(str, keys[:cut])))
@@ -292,7 +305,7 @@ class _Scope:
 
 
 def _step(value: Any, key: _Key) -> Any:
-    """One key into a mapping or a list; `_MISSING` where there is none."""
+    """Return the item of a mapping or list at a key; `_MISSING` if there is none."""
     if type(value) is dict or isinstance(value, Mapping):
         if key in value:
             return value[key]
@@ -312,7 +325,7 @@ def _is_index(key: str) -> bool:
 
 
 def _search(value: Any, keys: tuple[_Key, ...]) -> Any:
-    """A walk in which several keys may be one, as in {"train.loss": {"last": 1}}; as for paths, the shortest wins."""
+    """Follow keys, joining several into one where needed, as in {"train.loss": {"last": 1}}; the shortest join wins."""
     if not keys:
         return value
     for cut in range(1, len(keys) + 1):
@@ -326,7 +339,7 @@ def _search(value: Any, keys: tuple[_Key, ...]) -> Any:
 
 _Run = Callable[[_Scope], Any]
 
-_REFUSED: dict[type[ast.AST], str] = {
+_FORBIDDEN: dict[type[ast.AST], str] = {
     ast.Lambda: "lambda",
     ast.NamedExpr: "`:=`",
     ast.JoinedStr: "an f-string",
@@ -354,13 +367,13 @@ _INSTEAD: dict[type[ast.AST], str] = {
     ast.BitXor: "a power is **",
     ast.Invert: "write `not`",
     ast.Set: "write a list: [1, 2]",
-    ast.Attribute: "a dot names a key of the config, it does not reach into a value",
+    ast.Attribute: "a dot names a key of the config, not an attribute of a value",
 }
 _WORDS = {"true": True, "false": False, "null": None}
 
 
 class _Builder:
-    """Walks the tree once, refuses what is not allowed, and returns closures for the rest."""
+    """Compiles the tree to closures in one walk and rejects what is not allowed."""
 
     def __init__(self, source: _Source) -> None:
         self.source = source
@@ -409,7 +422,7 @@ class _Builder:
                 self._refuse(node, node)
 
     def _refuse(self, what: ast.AST, where: ast.expr) -> NoReturn:
-        name = _REFUSED.get(type(what), type(what).__name__)
+        name = _FORBIDDEN.get(type(what), type(what).__name__)
         self.source.fail(f"{name} is not allowed in an expression", self.source.start(where), _INSTEAD.get(type(what)))
 
     def _constant(self, node: ast.Constant) -> _Run:
@@ -429,7 +442,7 @@ class _Builder:
         def run(left: Any, right: Any) -> Any:
             try:
                 return function(left, right)
-            except (Unfit, *ARITHMETIC_ERRORS) as error:
+            except (OperationError, *ARITHMETIC_ERRORS) as error:
                 raise ExpressionError(f"`{words}`: {error} in {show(left)} {sign} {show(right)}") from None
 
         return run
@@ -477,7 +490,9 @@ class _Builder:
         steps = []
         for kind, right in zip(node.ops, node.comparators, strict=True):
             if isinstance(kind, ast.Is | ast.IsNot) and not self._is_singleton(right):
-                self.source.fail("`is` asks only for null, true or false", self.source.start(right), "compare with ==")
+                self.source.fail(
+                    "`is` compares only with null, true or false", self.source.start(right), "compare with =="
+                )
             steps.append((self._guarded(node, *COMPARE[type(kind)]), self.build(right)))
 
         def run(scope: _Scope) -> bool:
@@ -500,7 +515,7 @@ class _Builder:
     # -- names --
 
     def _reference(self, node: ast.Name | ast.Subscript) -> tuple[_Run, Callable[[_Scope], str]]:
-        """How to read a name with its keys, and how to say in full which one it is."""
+        """Return a closure that reads a name with its keys, and one that returns its full name."""
         keys: list[_Key | _Run] = []
         base: ast.expr = node
         while isinstance(base, ast.Subscript):
@@ -611,7 +626,7 @@ class _Builder:
             values = [argument(scope) for argument in arguments]
             try:
                 return function(*values)
-            except (Unfit, *ARITHMETIC_ERRORS) as error:
+            except (OperationError, *ARITHMETIC_ERRORS) as error:
                 shown = ", ".join("…" if isinstance(value, Iterator) else show(value) for value in values)
                 raise ExpressionError(f"`{words}`: {error} in {name}({shown})") from None
 
@@ -637,13 +652,13 @@ class _Builder:
 
     def _loop(self, node: ast.GeneratorExp | ast.ListComp) -> Callable[[_Scope], Iterator[Any]]:
         if len(node.generators) != 1:
-            self.source.fail("one `for` only", self.source.start(node.generators[1].target))
+            self.source.fail("only one `for` is allowed", self.source.start(node.generators[1].target))
         (loop,) = node.generators
         if loop.is_async:
             self.source.fail("async is not allowed in an expression", self.source.start(loop.target))
         if not isinstance(loop.target, ast.Name) or loop.target.id in self.source.quoted:
             self.source.fail(
-                "a loop has one plain variable", self.source.start(loop.target), "as in `for f in features`"
+                "a loop must have one plain variable", self.source.start(loop.target), "as in `for f in features`"
             )
         variable = loop.target.id
         words = self.source.words(loop.iter)
@@ -663,7 +678,7 @@ class _Builder:
             elif isinstance(value, list | tuple):
                 pairs = enumerate(value)
             else:
-                raise ExpressionError(f"`{words}`: a loop goes over a list or a dictionary, not {show(value)}")
+                raise ExpressionError(f"`{words}`: a loop needs a list or a dictionary, not {show(value)}")
             where = origin(scope)
             inner = _Scope(scope.names, dict(scope.local), scope.steps)
             for key, item in pairs:

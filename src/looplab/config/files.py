@@ -1,7 +1,7 @@
-"""Config files: JSON, YAML and TOML, told apart by their suffix.
+"""Config files: JSON, YAML and TOML, distinguished by their suffix.
 
-`read_config` gives plain data, `read_document` a structure that keeps comments and order when it is written again.
-Whatever is wrong with a file is a LabError that names the file and the line. Files are written whole or not at all.
+`read_config` returns plain data; `read_document` returns a structure that keeps comments and order when written back.
+Every problem with a file is a LabError with its name and line. Files are written atomically.
 """
 
 from __future__ import annotations
@@ -31,20 +31,24 @@ if TYPE_CHECKING:
 _FORMATS = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml"}
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 _CONTAINERS = (dict, list, tuple)
-# Not orjson: the standard library writes floats as `repr` does, which no upgrade of a package can change.
+# Not orjson: the standard library formats floats like `repr`, which no package upgrade can change.
 _CANONICAL = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-_TOO_DEEP = "is nested too deeply, or an anchor holds itself"
+_TOO_DEEP = "is nested too deeply, or an anchor contains itself"
 MAX_BYTES = 256 << 20
-"""Of a config file."""
+"""Maximum size of a config file."""
 MAX_NODES = 1_000_000
-"""Values of a YAML file with its aliases written out; a few lines of them can stand for billions."""
+"""Maximum number of values of a YAML file after expanding its aliases; a few lines can expand to billions."""
 _ALIAS = re.compile(r"\*[^\s\[\]{},]")
 _counter = itertools.count()
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The config as plain data: dict, list, str, int, float, bool, None. Dates become ISO text, keys become text."""
-    form, text = _read(path)
+    """Read a config as plain data: dict, list, str, int, float, bool, None. Dates become ISO text, keys become text.
+
+    Raises:
+        LabError: The file is missing, unreadable or not a mapping.
+    """
+    form, text = _read_text(path)
     with _bounded(path):
         if form == "json":
             return _mapping(path, text, _parse_json(path, text))
@@ -54,21 +58,21 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def read_document(path: Path) -> Document:
-    """The config in a structure that keeps comments and order."""
-    form, text = _read(path)
+    """Read a config into a structure that keeps comments and order; raises as `read_config` does."""
+    form, text = _read_text(path)
     with _bounded(path):
         if form == "json":
             return Document(path, form, _mapping(path, text, _parse_json(path, text)))
         if form == "toml":
             return Document(path, form, _parse_toml_document(path, text))
         data = _mapping(path, text, _parse_yaml(path, text, "rt"))
-        _plain_in(path, data)  # what cannot be plain is refused here and not later
+        _plain_in(path, data)  # rejects early what cannot become plain data
         return Document(path, form, data, _yaml_style(text))
 
 
 @contextlib.contextmanager
 def _bounded(path: Path) -> Iterator[None]:
-    """Turn data without bounds in a file into an error that names the file."""
+    """Turn errors about unbounded data into a LabError that names the file."""
     try:
         yield
     except RecursionError:
@@ -79,41 +83,41 @@ def _bounded(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class YamlStyle:
-    """How a YAML file is laid out, so that it is written again in the same way."""
+    """Layout of a YAML file, used to write it back in the same style."""
 
     mapping: int = 2
-    """Spaces by which a nested mapping is indented."""
+    """Spaces of indentation of a nested mapping."""
     dash: int = 0
     """Spaces before the dash of a nested list."""
     after_dash: int = 2
-    """Width of the dash with the spaces after it."""
+    """Width of the dash and the spaces after it."""
     head: str | None = None
-    """The comments above the `---` with which the document starts; None if it starts without."""
+    """Comments above the leading `---`; None: the document has no leading `---`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A config file that can be edited and written again with its comments."""
+    """A config file that can be edited and written back with its comments."""
 
     path: Path
     """The file it was read from."""
     form: str
     """`json`, `yaml` or `toml`."""
     data: Any
-    """The round-trip structure; it reads like dicts and lists."""
+    """The round-trip structure, which behaves like dicts and lists."""
     style: YamlStyle = YamlStyle()
-    """The layout of a YAML file."""
+    """Layout of a YAML file."""
 
     def plain(self) -> dict[str, Any]:
-        """The data as `read_config` would give it."""
+        """Return the data as `read_config` would."""
         return _plain_in(self.path, self.data)
 
     def with_data(self, data: Any) -> Document:
-        """The same document with other data, for example the result of edits."""
+        """Return the document with other data, such as the result of edits."""
         return replace(self, data=data)
 
     def line_of(self, path: tuple[str | int, ...]) -> int | None:
-        """The line (from 1) of a key or list item; None where it is not known, as in JSON and TOML."""
+        """Return the line (from 1) of a key or list item; None: unknown, as in JSON and TOML."""
         node, line = self.data, None
         for part in path:
             key = child(node, str(part))
@@ -126,27 +130,27 @@ class Document:
         return line
 
     def text(self) -> str:
-        """The document in its own format."""
+        """Return the document in its own format."""
         return _dump(self.data, self.form, self.path, self.style).decode()
 
     def save(self, path: Path, *, sync: bool = True) -> None:
-        """Write the document; a path of another format gets the plain data in that format."""
+        """Write the document; a path with the suffix of another format gets the plain data in that format."""
         form = _form(path)
         write_atomic(path, _dump(self.data if form == self.form else self.plain(), form, path, self.style), sync=sync)
 
 
 def write_config(path: Path, data: Any, *, sync: bool = True) -> None:
-    """Write plain data in the format of the suffix."""
+    """Write plain data in the format of the path's suffix."""
     write_atomic(path, dump_config(path, data), sync=sync)
 
 
 def dump_config(path: Path, data: Any) -> bytes:
-    """Plain data in the format of the suffix of this file, as bytes."""
+    """Return plain data as bytes in the format of the path's suffix."""
     return _dump(data, _form(path), path, YamlStyle())
 
 
 def write_atomic(path: Path | str, content: bytes, *, sync: bool = True, mode: int = 0o666) -> None:
-    """Write a file so that a reader finds the old content or the new one; with `sync` it also outlives a power cut."""
+    """Write a file atomically: readers see the old content or the new; with `sync` it survives a power failure."""
     folder, name = os.path.split(path)
     prefix = f"{folder}/.tmp-" if folder else ".tmp-"
     if not name:
@@ -157,7 +161,7 @@ def write_atomic(path: Path | str, content: bytes, *, sync: bool = True, mode: i
             handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
             break
         except FileExistsError:
-            continue  # left behind by a process of the same number, or in use on another machine
+            continue  # left behind by a process with the same PID, or in use on another machine
     try:
         try:
             rest = memoryview(content)
@@ -169,31 +173,33 @@ def write_atomic(path: Path | str, content: bytes, *, sync: bool = True, mode: i
             os.close(handle)
         os.replace(temporary, path)
     except BaseException as error:
-        with contextlib.suppress(OSError):  # the first error is the one to see
+        with contextlib.suppress(OSError):  # report the first error
             os.unlink(temporary)
         if isinstance(error, OSError):
-            error.filename = str(path)  # a failed write names no file, a failed replace the temporary one
+            error.filename = str(path)  # a failed write has no file name, a failed replace the temporary one
         raise
     if sync:
         sync_folder(folder or ".")
 
 
 def sync_folder(folder: str | Path) -> None:
-    """Wait until the names in a folder are on the disk."""
+    """Flush the entries of a folder to disk."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network mounts cannot sync a folder
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network mounts do not support it
             raise
     finally:
         os.close(handle)
 
 
 def dump_json(data: Any, *, finite: bool = False) -> bytes:
-    """Plain data as JSON, indented by two spaces, keys in their order. NaN, infinities and large ints survive.
+    """Return plain data as JSON, indented by two spaces, with its key order, NaN, infinities and large ints.
 
-    `finite`: the caller knows that there are none to look for.
+    Args:
+        data: Plain data.
+        finite: The caller guarantees that there are no NaN and infinities.
     """
     import orjson
 
@@ -207,7 +213,7 @@ def dump_json(data: Any, *, finite: bool = False) -> bytes:
         )
     except TypeError:
         return _slow_json(data)
-    # orjson writes null for what is not finite; most data has no null at all, so the walk is rare.
+    # orjson writes null for values that are not finite; most data has no null, so the walk is rare.
     if not finite and b"null" in content and _has_non_finite(data):
         return _slow_json(data)
     return content
@@ -216,7 +222,7 @@ def dump_json(data: Any, *, finite: bool = False) -> bytes:
 def _slow_json(data: Any) -> bytes:
     try:
         return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode()
-    except UnicodeEncodeError:  # half a surrogate pair can only be written escaped
+    except UnicodeEncodeError:  # a lone surrogate can only be written escaped
         return (json.dumps(data, indent=2) + "\n").encode()
 
 
@@ -226,7 +232,7 @@ def _has_non_finite(data: Any) -> bool:
         node = stack.pop()
         for value in node.values() if isinstance(node, dict) else node:
             if type(value) is float:
-                if value - value != 0.0:  # NaN for what is not finite
+                if value - value != 0.0:  # NaN unless the value is finite
                     return True
             elif isinstance(value, _CONTAINERS):
                 stack.append(value)
@@ -234,19 +240,22 @@ def _has_non_finite(data: Any) -> bool:
 
 
 def canonical_json(data: Any) -> bytes:
-    """One text for one content, for hashing: sorted keys, no spaces; 1 and 1.0 differ. A key that is not text is a
-    TypeError, since two contents could then share a text."""
+    """Return canonical JSON for hashing: sorted keys, no spaces; 1 and 1.0 differ.
+
+    Raises:
+        TypeError: A key is not text; different data could then have the same JSON.
+    """
     import orjson
 
     try:
-        orjson.dumps(data)  # it takes no other keys, and is much faster than a walk
-    except TypeError:  # a key, or a value that it does not take
+        orjson.dumps(data)  # accepts only text keys, and is much faster than a walk
+    except TypeError:  # a key, or a value that it does not support
         _check_keys(data)
     return _CANONICAL.encode(data).encode("utf-8", "surrogatepass")
 
 
 def _check_keys(data: Any) -> None:
-    """Raise a TypeError if a key is not text."""
+    """Raise TypeError if a key is not text."""
     stack: list[Any] = [[data]]
     while stack:
         node = stack.pop()
@@ -259,12 +268,12 @@ def _check_keys(data: Any) -> None:
 
 
 def hash_config(config: Mapping[str, Any]) -> str:
-    """The hash by which the ledger knows a config."""
+    """Return the hash that identifies a config in the ledger."""
     return hashlib.sha256(canonical_json(config)).hexdigest()[:16]
 
 
 def plain(data: Any) -> Any:
-    """A copy as plain data: what YAML and TOML libraries wrap is unwrapped, dates become ISO text, keys become text."""
+    """Return a plain copy: wrappers of the YAML and TOML libraries are removed, dates and keys become text."""
     if type(data) is str:
         return mend_text(data)
     if type(data) in _PLAIN:
@@ -274,12 +283,12 @@ def plain(data: Any) -> Any:
         for key, value in data.items():
             text = mend_text(key) if type(key) is str else _key_text(key)
             if text in result:
-                raise ValueError(f"the key {text!r} stands twice, once as text and once as something else")
+                raise ValueError(f"the key {text!r} occurs twice, once as text and once as another type")
             result[text] = plain(value)
         return result
     if isinstance(data, list | tuple):
         return [plain(item) for item in data]
-    if hasattr(data, "unwrap"):  # a bool in a TOML list is no bool
+    if hasattr(data, "unwrap"):  # a bool in a TOML list is wrapped
         return plain(data.unwrap())
     if isinstance(data, str):
         return mend_text(str(data))
@@ -288,7 +297,7 @@ def plain(data: Any) -> Any:
             return plain(kind(data))
     if hasattr(data, "isoformat"):
         return data.isoformat()
-    raise TypeError(f"{type(data).__name__} is nothing that a config can hold")
+    raise TypeError(f"a config cannot contain a {type(data).__name__}")
 
 
 def _key_text(key: Any) -> str:
@@ -312,20 +321,23 @@ def _plain_in(path: Path, data: Any) -> dict[str, Any]:
 
 
 def copy_document(data: Any) -> Any:
-    """A deep copy of a document's data, with its comments. What YAML merges in by `<<` stands in the copy as keys."""
+    """Return a deep copy of a document's data with its comments; keys merged by YAML's `<<` become ordinary keys."""
     data = copy.deepcopy(data)
     stack = [data]
     while stack:
         node = stack.pop()
         if hasattr(node, "_yaml_merge"):
-            del node._yaml_merge  # its keys were copied as the mapping's own; both would be written
+            del node._yaml_merge  # its keys were copied into the mapping; otherwise both would be written
         stack.extend(node.values() if isinstance(node, dict) else node if isinstance(node, list) else ())
     return data
 
 
 def put(parent: Any, key: str | int, value: Any) -> None:
-    """Set a child, or add it at the end. The YAML reader hangs the comment lines below a block on the last thing in it;
-    they speak of what follows, so they stay below the new child."""
+    """Set a child, or add it at the end.
+
+    The YAML reader attaches the comment lines below a block to the block's last child. They usually describe what
+    follows, so they stay below the new child.
+    """
     if isinstance(parent, list):
         new = key == len(parent)
         last = len(parent) - 1 if parent else None
@@ -342,7 +354,7 @@ def put(parent: Any, key: str | int, value: Any) -> None:
 
 
 def take_out(parent: Any, key: str | int) -> None:
-    """Delete a child; the comment lines below it stay, if there is a child above that can hold them."""
+    """Delete a child; the comment lines below it stay if there is a previous child to attach them to."""
     keys = list(parent) if isinstance(parent, dict) else list(range(len(parent)))
     at = keys.index(key)
     below = _take_comment_below(parent, key) if at else ""
@@ -352,7 +364,7 @@ def take_out(parent: Any, key: str | int) -> None:
 
 
 def _comment_holder(node: Any, key: Any) -> tuple[Any, Any, int]:
-    """The innermost last thing in a child, where the comment below the child hangs, and the place of such a comment."""
+    """Return the innermost last node of a child, to which the comment below the child is attached, and its slot."""
     inner = node[key]
     while _is_block(inner):
         node, key = inner, next(reversed(inner)) if isinstance(inner, dict) else len(inner) - 1
@@ -395,17 +407,18 @@ def _put_comment_below(parent: Any, key: Any, below: str) -> None:
 def _form(path: Path) -> str:
     form = _FORMATS.get(path.suffix.lower())
     if form is None:
-        kind = f"the suffix {path.suffix!r} is no kind of config" if path.suffix else "a config needs a suffix"
+        kind = f"the suffix {path.suffix!r} is not a config format" if path.suffix else "a config needs a suffix"
         raise LabError(kind, file=path, hint="use .json, .yaml, .yml or .toml")
     return form
 
 
-def _read(path: Path) -> tuple[str, str]:
+def _read_text(path: Path) -> tuple[str, str]:
+    """Return the format and the text of a config file."""
     form = _form(path)
     try:
         raw = read_bounded(path, MAX_BYTES).removeprefix(b"\xef\xbb\xbf")
     except FileNotFoundError:
-        raise LabError("there is no such file", file=path, hint=_similar(path)) from None
+        raise LabError("there is no such file", file=path, hint=_similar_name(path)) from None
     except UntrustedError as error:
         raise LabError(str(error), file=path) from None
     except OSError as error:
@@ -417,7 +430,7 @@ def _read(path: Path) -> tuple[str, str]:
         raise LabError(f"is not UTF-8: byte 0x{raw[error.start]:02x}", file=path, line=line) from None
 
 
-def _similar(path: Path) -> str | None:
+def _similar_name(path: Path) -> str | None:
     from difflib import get_close_matches
 
     try:
@@ -436,7 +449,7 @@ def _mapping(path: Path, text: str, data: Any) -> dict[str, Any]:
     kind = "a list" if isinstance(data, list) else "a single value"
     first = re.search(r"^(?!---|[ \t]*#|[ \t\r]*$)", text, re.MULTILINE)
     line = text.count("\n", 0, first.start()) + 1 if first else 1
-    raise LabError(f"holds {kind} at the top", file=path, line=line, hint="a config is a mapping of keys to values")
+    raise LabError(f"has {kind} at the top level", file=path, line=line, hint="a config is a mapping of keys to values")
 
 
 _LONG_INT = re.compile(r"\d{19}")
@@ -448,7 +461,7 @@ def _parse_json(path: Path, text: str) -> Any:
     import orjson
 
     try:
-        # orjson would make a float of an int beyond 64 bits, and it refuses NaN and halves of surrogate pairs.
+        # orjson converts ints beyond 64 bits to floats, and rejects NaN and lone surrogates.
         data = mend(json.loads(text)) if _LONG_INT.search(text) else check_depth(orjson.loads(text))
     except UntrustedError:
         raise
@@ -461,9 +474,9 @@ def _parse_json(path: Path, text: str) -> Any:
             raise
         except ValueError as error:
             raise LabError(f"broken JSON: {error}", file=path) from None
-    # Each key leaves a quote and a colon in the text: as many keys as those means that none was lost to its double.
+    # Every key has a quote and a colon in the text: if the counts agree, no duplicate key was dropped.
     if len(_MAYBE_KEY.findall(text)) != _count_keys(data):
-        _refuse_double_keys(path, text)
+        _reject_duplicate_keys(path, text)
     return data
 
 
@@ -480,7 +493,7 @@ def _count_keys(data: Any) -> int:
     return count
 
 
-def _refuse_double_keys(path: Path, text: str) -> None:
+def _reject_duplicate_keys(path: Path, text: str) -> None:
     open_objects: list[set[str]] = []
     for token in _STRING_OR_BRACE.finditer(text):
         if token[0] == "{":
@@ -491,7 +504,7 @@ def _refuse_double_keys(path: Path, text: str) -> None:
             key = json.loads(f'"{token[1]}"') if "\\" in token[1] else token[1]
             if key in open_objects[-1]:
                 line = text.count("\n", 0, token.start()) + 1
-                raise LabError(f"the key {key!r} stands twice", file=path, line=line, hint="keep one of the two")
+                raise LabError(f"the key {key!r} occurs twice", file=path, line=line, hint="keep one of the two")
             open_objects[-1].add(key)
 
 
@@ -511,7 +524,7 @@ def _parse_toml_document(path: Path, text: str) -> Any:
     import tomlkit
     from tomlkit.exceptions import TOMLKitError
 
-    check_depth(_parse_toml(path, text))  # its errors are the better ones
+    check_depth(_parse_toml(path, text))  # tomllib has better error messages
     try:
         return tomlkit.parse(text)
     except TOMLKitError as error:
@@ -524,14 +537,14 @@ def _parse_yaml(path: Path, text: str, kind: str) -> Any:
 
     try:
         if _ALIAS.search(text):
-            # Before anything is built: merging by `<<` writes aliases out already while it reads.
+            # Before anything is built: merging by `<<` expands aliases while it reads.
             _check_aliases(_yaml(kind).compose(text))
         return _yaml(kind).load(text)
     except DuplicateKeyError as error:
         key = re.match(r'found duplicate key "?(.*?)"? with value', str(error.problem), re.DOTALL)
         name = key[1] if key else "?"
         line = error.problem_mark.line + 1 if error.problem_mark else None
-        raise LabError(f"the key {name!r} stands twice", file=path, line=line, hint="keep one of the two") from None
+        raise LabError(f"the key {name!r} occurs twice", file=path, line=line, hint="keep one of the two") from None
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = ", ".join(str(part) for part in (error.context, error.problem) if part)
@@ -548,8 +561,8 @@ def _parse_yaml(path: Path, text: str, kind: str) -> Any:
 
 
 def _check_aliases(root: Any) -> None:
-    """Raise an UntrustedError if the document with its aliases written out has too many nodes."""
-    sizes: dict[int, int] = {}  # by the id of the node; the tree keeps the nodes alive
+    """Raise UntrustedError if the document has too many nodes after expanding its aliases."""
+    sizes: dict[int, int] = {}  # by id of the node; the tree keeps the nodes alive
 
     def size(node: Any) -> int:
         if not isinstance(getattr(node, "value", None), list):
@@ -557,13 +570,13 @@ def _check_aliases(root: Any) -> None:
         known = sizes.get(id(node))
         if known is not None:
             return known
-        sizes[id(node)] = MAX_NODES + 1  # for a node that holds itself
+        sizes[id(node)] = MAX_NODES + 1  # for a node that contains itself
         total = 1
         for item in node.value:
             total += sum(map(size, item)) if isinstance(item, tuple) else size(item)
             if total > MAX_NODES:
                 raise UntrustedError(
-                    f"has more than {MAX_NODES:,} values when its aliases are written out, or an anchor holds itself"
+                    f"has more than {MAX_NODES:,} values when its aliases are expanded, or an anchor contains itself"
                 )
         sizes[id(node)] = total
         return total
@@ -572,8 +585,12 @@ def _check_aliases(root: Any) -> None:
 
 
 def _yaml(kind: str, *, quote: bool = False) -> YAML:
-    """A reader (`safe`), or a reader and writer that keeps comments (`rt`), for YAML 1.2; `quote` puts quotes around
-    text that a YAML 1.1 reader would misread."""
+    """Return a YAML 1.2 reader (`safe`), or a reader and writer that keeps comments (`rt`).
+
+    Args:
+        kind: `safe` or `rt`.
+        quote: Quote text that a YAML 1.1 reader would misread.
+    """
     from ruamel.yaml import YAML
 
     yaml = YAML(typ=kind, pure=True)
@@ -587,7 +604,7 @@ def _yaml(kind: str, *, quote: bool = False) -> YAML:
 
 @cache
 def _yaml_constructor(kind: str) -> type:
-    """Reads only what JSON could hold too; any other tag is an error with its line."""
+    """Return a constructor for JSON-compatible values and dates; any other tag is an error with its line."""
     from ruamel.yaml.constructor import ConstructorError, RoundTripConstructor, SafeConstructor
 
     base = SafeConstructor if kind == "safe" else RoundTripConstructor
@@ -597,18 +614,18 @@ def _yaml_constructor(kind: str) -> type:
         try:
             return base.construct_yaml_timestamp(self, node)
         except ValueError as error:
-            raise ConstructorError(None, None, f"{node.value} is no date: {error}", node.start_mark) from None
+            raise ConstructorError(None, None, f"{node.value} is not a date: {error}", node.start_mark) from None
 
     for tag in (None, *(f"tag:yaml.org,2002:{name}" for name in ("binary", "omap", "pairs", "set"))):
         constructor.add_constructor(tag, SafeConstructor.construct_undefined)
-    # An anchored bool would otherwise be read as a kind of int.
+    # An anchored bool would otherwise become a subclass of int.
     constructor.add_constructor("tag:yaml.org,2002:bool", SafeConstructor.construct_yaml_bool)
     constructor.add_constructor("tag:yaml.org,2002:timestamp", construct_date)
     made: type = constructor
     return made
 
 
-# What a YAML 1.1 reader, as most trainers have, takes for a bool or a number, while for YAML 1.2 it is text.
+# Text in YAML 1.2 that a YAML 1.1 reader, which most trainers use, reads as a bool or a number.
 _YAML_1_1 = re.compile(
     r"(?i)(y|n|yes|no|on|off)|[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?|[-+]?0b[01_]+|[-+]?0[0-7_]+"
 )
@@ -616,7 +633,7 @@ _YAML_1_1 = re.compile(
 
 @cache
 def _yaml_representer(quote: bool) -> type:
-    """Writes numbers, and with `quote` text as well, so that YAML 1.1 and 1.2 readers read the same."""
+    """Return a representer whose numbers, and with `quote` texts, mean the same in YAML 1.1 and 1.2."""
     from ruamel.yaml.representer import RoundTripRepresenter
 
     class Representer(RoundTripRepresenter):
@@ -651,9 +668,9 @@ _YAML_NON_FINITE = {"nan": ".nan", "inf": ".inf", "-inf": "-.inf"}
 
 
 def _yaml_style(text: str) -> YamlStyle:
-    """The layout by the first nested mapping and the first nested list of the file."""
+    """Infer the layout from the first nested mapping and the first nested list of the file."""
     mapping = dash = after_dash = None
-    above: int | None = None  # indent of the line above if that is a key alone
+    above: int | None = None  # indentation of the previous line if it is only a key
     for line in text.splitlines():
         content = line.lstrip(" ")
         if not content or content.startswith("#"):
@@ -677,7 +694,7 @@ def _dump(data: Any, form: str, path: Path, style: YamlStyle) -> bytes:
         return _dump_toml(data, path)
     from io import StringIO
 
-    yaml = _yaml("rt", quote=type(data) is dict)  # a document keeps to what its own reader takes for text
+    yaml = _yaml("rt", quote=type(data) is dict)  # a document keeps its own quotes
     yaml.indent(mapping=style.mapping, sequence=style.dash + style.after_dash, offset=style.dash)
     yaml.explicit_start = None if style.head is None else True
     stream = StringIO()
@@ -692,7 +709,7 @@ def _dump_toml(data: Any, path: Path) -> bytes:
     empty = [place for place, value in leaves(data) if value is None]
     if empty:
         raise LabError(
-            f"{show(empty[0])} is null, which TOML cannot hold",
+            f"{show(empty[0])} is null, which TOML does not support",
             file=path,
             hint="leave the key out, or use JSON or YAML",
         )

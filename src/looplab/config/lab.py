@@ -1,4 +1,4 @@
-"""The lab file: what a lab.yaml may say, checked so that every mistake is named with its line."""
+"""Schema of the lab file, lab.yaml. Every mistake is reported with its line."""
 
 from __future__ import annotations
 
@@ -37,21 +37,22 @@ CONFIG_FLAGS = ("steps", "log-freq", "eval-freq")
 RUN_FOLDER = "run"
 """`launch.cwd` of a trainer that starts in its run folder."""
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+"""Units of durations, in seconds."""
 
 
 def parse_duration(value: Any) -> float:
-    """`90`, `"30m"`, `"1h30m"`: seconds."""
+    """Return a duration such as `90`, `"30m"` or `"1h30m"` in seconds."""
     if isinstance(value, bool) or value is None:
-        raise ValueError("a duration is a number of seconds, or a text such as 30m or 10h")
+        raise ValueError("a duration is a number of seconds, or text such as 30m or 10h")
     if isinstance(value, int | float):
         seconds = float(value) if abs(value) <= sys.float_info.max else math.inf
     else:
         parts = re.findall(r"([0-9.]+)\s*(ms|min|[smhd])", str(value).strip())
         if not parts or re.sub(r"([0-9.]+)\s*(ms|min|[smhd])", "", str(value)).strip():
-            raise ValueError(f"{value!r} is no duration; write 90, 30m, 10h or 1h30m")
+            raise ValueError(f"{value!r} is not a duration; write 90, 30m, 10h or 1h30m")
         seconds = sum(float(number) * UNITS[unit] for number, unit in parts)
     if not math.isfinite(seconds) or seconds <= 0:
-        raise ValueError("a duration is longer than 0")
+        raise ValueError("a duration must be longer than 0")
     return seconds
 
 
@@ -63,12 +64,12 @@ def check_study_name(name: str) -> str:
 
 def check_at(text: str) -> str:
     if not re.fullmatch(r"first|last|best|mean\([1-9][0-9]{0,2}\)", text):
-        raise ValueError(f"{text!r} is no moment of a run; write first, last, best or mean(5)")
+        raise ValueError(f"{text!r} is not a valid `at`; write first, last, best or mean(5)")
     return text
 
 
 def check_inside(path: str, info: ValidationInfo) -> str:
-    """A lab uses nothing that lies outside of its folder: it could not be moved or repeated."""
+    """Reject paths outside the lab's folder, which would make the lab impossible to move or reproduce."""
     folder: Path | None = (info.context or {}).get("folder")
     if folder is not None and not real_path(folder / path).is_relative_to(folder.resolve()):
         raise ValueError(f"{path} leads out of the lab; keep what the lab uses inside its folder")
@@ -91,33 +92,35 @@ def check_cwd(path: str) -> str:
     return path
 
 
-def _readable(read: Callable[[str], object]) -> AfterValidator:
-    """A text that another module must be able to read."""
+def _parsed_by(parse: Callable[[str], object]) -> AfterValidator:
+    """Validate that `parse` accepts the text."""
 
     def check(text: str) -> str:
         try:
-            read(text)
+            parse(text)
         except LabError as error:
-            what, *place = error.message.split("\n")
-            raise ValueError("\n".join([what + (f" ({error.hint})" if error.hint else ""), *place])) from None
+            message, *excerpt = error.message.split("\n")
+            raise ValueError("\n".join([message + (f" ({error.hint})" if error.hint else ""), *excerpt])) from None
         return text
 
     return AfterValidator(check)
 
 
-def _listed(value: Any) -> Any:
+def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
 Duration = Annotated[float, BeforeValidator(parse_duration)]
-EditText = Annotated[str, _readable(parse_edit)]
-ExpressionText = Annotated[str, _readable(compile_expression)]
+EditText = Annotated[str, _parsed_by(parse_edit)]
+ExpressionText = Annotated[str, _parsed_by(compile_expression)]
 InLab = Annotated[str, AfterValidator(check_inside)]
-Texts = Annotated[list[str], BeforeValidator(_listed)]
-TextsInLab = Annotated[list[InLab], BeforeValidator(_listed)]
+Texts = Annotated[list[str], BeforeValidator(_as_list)]
+TextsInLab = Annotated[list[InLab], BeforeValidator(_as_list)]
 
 
 class Section(BaseModel):
+    """Base of all sections of the lab file: immutable, no unknown keys."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
@@ -126,30 +129,31 @@ class ConfigRendering(Section):
 
     as_: Literal["file", "flags", "hydra", "env"] = Field("file", alias="as")
     format: Literal["json", "yaml", "toml"] = "json"
-    """`file`: the format of the file at {config}."""
+    """`file`: format of the file at {config}."""
     case: Literal["kebab", "snake"] = "kebab"
     """`flags`: `--learning-rate` or `--learning_rate`."""
     keys: Literal["dotted", "flat"] = "dotted"
-    """`flags`: `--train.learning-rate`, or only the last part, `--learning-rate`."""
+    """`flags`: `--train.learning-rate`, or only the last component, `--learning-rate`."""
     booleans: Literal["switch", "value", "present", "empty"] = "switch"
     """`flags`: `--anneal` or `--no-anneal` (switch); `--anneal True` or `--anneal False` (value); `--anneal` or nothing
     (present: argparse's `store_true`); `--anneal True` or `--anneal ""` (empty: argparse's `type=bool`, for which any
     other text is true)."""
     store_true: Texts = Field(default_factory=list)
-    """`flags`: keys whose booleans are given or left out, whatever `booleans` says of the others."""
+    """`flags`: keys that are rendered as `present`, whatever `booleans` says."""
     lists: Literal["json", "spread"] = "json"
     """`flags`: `--layers "[64, 64]"`, or `--layers 64 64` (argparse's `nargs`)."""
     separator: Literal["space", "equals"] = "space"
     """`flags`: `--lr 0.1` or `--lr=0.1`."""
     only: Literal["all", "changed"] | None = None
-    """Which keys: all, or those that differ from the base (the default for Hydra, which has a base of its own)."""
+    """Which keys: all, or those that differ from the base. None: `changed` for Hydra, which has a base of its own,
+    `all` otherwise."""
     prefix: str = ""
-    """`env`: what the names begin with."""
+    """`env`: prefix of the variable names."""
     skip: Texts = Field(default_factory=list)
-    """Keys that are not for the trainer, with everything below them."""
+    """Keys that do not go to the trainer, with everything below them."""
 
     def leaves_out(self, at: Sequence[str | int]) -> bool:
-        """Whether `skip` names this key, or one above it."""
+        """Return whether `skip` names this key or one above it."""
         return bool(self.skip) and any(".".join(map(str, at[:n])) in self.skip for n in range(1, len(at) + 1))
 
     @model_validator(mode="after")
@@ -160,7 +164,10 @@ class ConfigRendering(Section):
 
 
 class LaunchConfig(Section):
+    """How the trainer is started."""
+
     command: list[str] = Field(min_length=1)
+    """An argv with placeholders such as {python}, {config} and {run_dir}."""
     env: dict[str, str] = Field(default_factory=dict)
     config: ConfigRendering = Field(default_factory=ConfigRendering)
     output_dir: Literal["run", "absent"] = "run"
@@ -170,7 +177,7 @@ class LaunchConfig(Section):
     cleanup_timeout: Duration = 5.0
     """Seconds that leftover processes may live after the trainer exits."""
     cwd: Annotated[InLab, AfterValidator(check_cwd)] = "."
-    """The folder that the trainer starts in, inside the lab; `run`: its run folder."""
+    """Working directory of the trainer, inside the lab; `run`: its run folder."""
 
     @model_validator(mode="before")
     @classmethod
@@ -181,7 +188,7 @@ class LaunchConfig(Section):
 
 
 class TieBreak(Section):
-    """The metric that decides between runs whose objectives are exactly equal."""
+    """Metric that decides between runs whose objectives are exactly equal."""
 
     metric: str
     goal: Literal["max", "min"]
@@ -189,6 +196,8 @@ class TieBreak(Section):
 
 
 class ObjectiveConfig(Section):
+    """The metric that the study optimises."""
+
     metric: str
     goal: Literal["max", "min"]
     at: Annotated[str, AfterValidator(check_at)] = "last"
@@ -197,26 +206,28 @@ class ObjectiveConfig(Section):
     @model_validator(mode="after")
     def _another_metric(self) -> ObjectiveConfig:
         if self.then is not None and self.then.metric == self.metric:
-            raise ValueError("then: a tie is broken by another metric than the objective")
+            raise ValueError("then: the tie-break must be a different metric than the objective")
         return self
 
 
 class NormaliseConfig(Section):
+    """A key that is set to the value of an expression in every config."""
+
     set: str
     to: ExpressionText
 
 
 class SearchConfig(Section):
-    """An optimiser over the knobs."""
+    """An optimiser over the knobs as a proposer."""
 
     sampler: Literal["auto", "tpe", "cmaes", "gp", "random", "grid", "qmc"] = "auto"
     seed: int = 0
     startup: int | None = Field(None, ge=1)
-    """Measured runs before the sampler relies on what it has learned; its own default if not said."""
+    """Measured runs before the sampler relies on its model; None: the sampler's default."""
 
 
 class PriceConfig(Section):
-    """Dollars for a million tokens, for agents that do not tell dollars."""
+    """Dollars per million tokens, for agents that do not report their cost."""
 
     input: float = Field(ge=0)
     output: float = Field(ge=0)
@@ -224,56 +235,58 @@ class PriceConfig(Section):
 
 
 class AgentConfig(Section):
-    """A coding agent that proposes; it never trains by itself."""
+    """A coding agent as a proposer; it never starts training itself."""
 
     cli: Literal["codex", "claude", "command"] = "codex"
     model: str | None = None
     binary: str | None = None
     command: list[str] = Field(default_factory=list)
-    """`command`: an argv; {prompt_file} is replaced, else the prompt comes on stdin."""
+    """`cli: command`: an argv; without {prompt_file} the prompt is passed on stdin."""
     prompt: InLab | None = None
-    """The template of the prompt; looplab's own if not said."""
+    """Template of the prompt; None: looplab's own."""
     answer: InLab = "proposals/next_config.json"
-    """Where the agent may write what to try next; people may, too."""
+    """File in which the agent may write its proposals; people may write to it, too."""
     tries: int = Field(3, ge=1)
-    """How often it is asked for one round: a proposal that is refused goes back to it with the reasons."""
+    """Attempts per round: a rejected proposal is returned to the agent with the reasons."""
     wall: Duration = 900.0
+    """Wall-clock limit of one call, in seconds."""
     tokens: int | None = Field(None, ge=1)
+    """Token limit of one call; None: no limit."""
     usd: float | None = Field(None, gt=0)
-    """What one call may take."""
+    """Cost limit of one call; None: no limit."""
     retries: int = Field(5, ge=0)
-    """How often a call is repeated after a rate limit, within its `wall`."""
+    """Retries of a call after rate limits, within its `wall`."""
     call_retries: int = Field(2, ge=0)
-    """How often a call that failed or hung is repeated before others propose."""
+    """Retries of a failed or hung call before other proposers take over."""
     backoff: Duration = 10.0
-    """The wait before the first of these; it doubles with each failure in a row, up to ten minutes."""
+    """Seconds before the first of these retries; doubles with each consecutive failure, up to ten minutes."""
     stop_on_failure: bool = False
-    """End the study, with exit code 1, when the agent gives up; otherwise others propose, or a search stands in."""
+    """End the study with exit code 1 when the agent gives up; otherwise other proposers, or a search, take over."""
     env: Texts = Field(default_factory=list)
-    """Names of variables that it gets, such as OPENAI_API_KEY."""
+    """Names of environment variables to pass on, such as OPENAI_API_KEY."""
     extra: Texts = Field(default_factory=list)
-    """Further arguments of its program."""
+    """Additional arguments of its program."""
     writable: Texts = Field(default_factory=list)
-    """Folders that it may write to beside the one of its answer; relative ones are in the lab."""
+    """Folders that it may write to, in addition to that of its answer; relative to the lab."""
     log_mb: int = Field(16, ge=1)
-    """Megabytes of what it prints that its log keeps: the first half and the last one."""
+    """Megabytes of its output to keep in the log, half from the start and half from the end."""
     network: bool = False
     dangerous: bool = False
-    """Without a sandbox and without permissions."""
+    """Run without a sandbox and without permission prompts."""
     price: PriceConfig | None = None
 
 
 class ProposerConfig(Section):
-    """Who proposes: exactly one of queue, rules, search, agent."""
+    """One proposer: exactly one of queue, rules, search, agent."""
 
     queue: InLab | None = None
-    """Proposals of people, from a file or from `looplab propose`."""
+    """Proposals by people, from a file or from `looplab propose`."""
     rules: InLab | None = None
     """A rules.yaml, or a rules.py with `decide(summary, history)`."""
     search: SearchConfig | None = None
     agent: AgentConfig | None = None
     variants: int = Field(1, ge=1)
-    """`rules`: how many proposals one run may lead to."""
+    """`rules`: maximum number of proposals per run."""
 
     @model_validator(mode="before")
     @classmethod
@@ -286,8 +299,8 @@ class ProposerConfig(Section):
 
     @model_validator(mode="after")
     def _one_of_them(self) -> ProposerConfig:
-        said = self.model_fields_set & {"queue", "rules", "search", "agent"}
-        if len(said) != 1:
+        kinds = self.model_fields_set & {"queue", "rules", "search", "agent"}
+        if len(kinds) != 1:
             raise ValueError("a proposer is one of queue, rules, search, agent; give each its own entry")
         if "variants" in self.model_fields_set and self.rules is None:
             raise ValueError("variants belongs to rules")
@@ -295,95 +308,105 @@ class ProposerConfig(Section):
 
 
 class DivergeConfig(Section):
+    """A metric that becomes much worse than its best value."""
+
     metric: str
     factor: float = Field(10.0, gt=1)
     """How many times worse than its best value so far."""
     after: float = 0.0
-    """Steps before it is looked at."""
+    """Steps to ignore at the start of a run."""
 
 
 class PlateauConfig(Section):
+    """A metric that no longer improves."""
+
     metric: str
     over: float = Field(gt=0)
     """Steps without progress."""
     least: float = Field(0.0, ge=0)
-    """What counts as progress, as a share of the best value so far."""
+    """Smallest improvement that counts as progress, as a fraction of the last value that was progress."""
 
 
 class PruneConfig(Section):
-    """An Optuna pruner, on any trainer."""
+    """An Optuna pruner, for any trainer."""
 
     pruner: Literal["median", "asha", "hyperband", "threshold"] = "median"
     metric: str | None = None
-    """The study's objective if not said."""
+    """None: the study's objective."""
     startup: int = Field(5, ge=0)
-    """Ended runs before anything is pruned (median)."""
+    """`median`: finished runs before anything is pruned."""
     warmup: float = Field(0.0, ge=0)
-    """Steps that no run is pruned in."""
+    """Steps before which no run is pruned."""
     every: float | None = Field(None, gt=0)
-    """Look only at every so many steps; at every row if not said."""
+    """Steps between evaluations; None: every row is evaluated."""
     lower: float | None = None
+    """`threshold`: smallest allowed value; None: no limit."""
     upper: float | None = None
-    """`threshold`: what the metric must stay between."""
+    """`threshold`: largest allowed value; None: no limit."""
     min_resource: int = Field(1, ge=1)
+    """`asha`, `hyperband`: in rows of the metric."""
     reduction_factor: int = Field(3, ge=2)
     max_resource: int | None = Field(None, ge=1)
-    """`asha`, `hyperband`: in rows of the metric."""
+    """`hyperband`: in rows of the metric; None: Optuna's `auto`."""
 
 
 class AlertConfig(Section):
+    """Where an alarm is sent: a command or a webhook."""
+
     command: list[str] | None = Field(None, min_length=1)
-    """An argv; the alarm reaches it as JSON on stdin."""
+    """An argv that receives the alarm as JSON on stdin."""
     webhook: str | None = None
-    """An http(s) address that gets the alarm as JSON."""
+    """An http(s) address that receives the alarm as JSON."""
 
     @model_validator(mode="after")
     def _one_of_them(self) -> AlertConfig:
         if (self.command is None) == (self.webhook is None):
             raise ValueError("an alert is a command or a webhook")
         if self.webhook is not None and not self.webhook.startswith(("http://", "https://")):
-            raise ValueError("a webhook begins with http:// or https://")
+            raise ValueError("a webhook must begin with http:// or https://")
         return self
 
 
-WATCHED = ("when", "nan", "diverge", "stall", "timeout", "plateau", "budget", "prune")
+WATCH_KINDS = ("when", "nan", "diverge", "stall", "timeout", "plateau", "budget", "prune")
 
 
 class WatchRule(Section):
-    """What to look out for while a run is at work, and what to do then."""
+    """A condition on running runs, and the action to take when it holds."""
 
     name: str | None = None
+    """Name in messages; None: a label of the condition."""
     when: ExpressionText | None = None
     """An expression over `step`, `seconds` and the metrics: `step >= 300 and train.ot_pi_sum < 1e-6`."""
     nan: bool | Texts = False
-    """NaN or infinity in any metric, or in these."""
+    """NaN or infinity in any metric, or in the listed ones."""
     diverge: DivergeConfig | None = None
     stall: Duration | None = None
-    """No new row for this long."""
+    """Seconds without a new row."""
     timeout: Duration | None = None
+    """Run time in seconds."""
     plateau: PlateauConfig | None = None
     budget: bool = False
-    """The study's wall-clock or device budget is used."""
+    """The study's wall-clock or device budget is exhausted."""
     prune: PruneConfig | None = None
     stop: bool | None = None
-    """Whether the run is ended; it is if nothing else is asked for."""
+    """Whether to stop the run; None: stop it if there is neither a note nor an alert. `requeue` always stops it."""
     requeue: list[EditText] = Field(default_factory=list)
-    """Edits under which the run is tried again; ends the run too."""
+    """Edits with which to run the config again; also stops the run."""
     requeues: int = Field(3, ge=1)
-    """How often in a row, from one run to the next."""
+    """Maximum number of consecutive requeues, from one run to the next."""
     note: str | None = None
     alert: AlertConfig | None = None
 
     @model_validator(mode="after")
     def _one_of_them(self) -> WatchRule:
-        said = [name for name in WATCHED if getattr(self, name) not in (None, False)]
-        if len(said) != 1:
-            raise ValueError(f"a watch rule looks out for exactly one of {', '.join(WATCHED)}")
+        kinds = [name for name in WATCH_KINDS if getattr(self, name) not in (None, False)]
+        if len(kinds) != 1:
+            raise ValueError(f"a watch rule has exactly one of {', '.join(WATCH_KINDS)}")
         return self
 
     @property
     def kind(self) -> str:
-        return next(name for name in WATCHED if getattr(self, name) not in (None, False))
+        return next(name for name in WATCH_KINDS if getattr(self, name) not in (None, False))
 
     @property
     def stops(self) -> bool:
@@ -393,13 +416,15 @@ class WatchRule(Section):
 
 
 def parse_effect(value: Any) -> Any:
-    """`0.002`, or `0.5%` of the champion."""
+    """Return the fields of an `Effect` from `0.002` or from `0.5%` (of the champion's mean)."""
     if isinstance(value, str) and value.strip().endswith("%"):
         return {"relative": float(value.strip()[:-1]) / 100}
     return {"absolute": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 class Effect(Section):
+    """Smallest improvement that matters; the larger of the two applies."""
+
     absolute: float = Field(0.0, ge=0)
     relative: float = Field(0.0, ge=0)
 
@@ -408,40 +433,40 @@ class JudgeConfig(Section):
     """How a challenger becomes the champion."""
 
     by: Literal["test", "ratchet"] = "test"
-    """`ratchet`: a single run, any improvement; no statistics."""
+    """`ratchet`: any improvement of a single run wins; no statistics."""
     baseline_seeds: int = Field(5, ge=2)
-    """Seeds of the base config that are run before anything is compared with it."""
+    """Seeds of the base config to run before anything is compared with it."""
     replicates: int = Field(3, ge=2)
     """Pairs at the first look at a challenger."""
     max_replicates: int = Field(24, ge=2)
     """Pairs at the last look."""
     alpha: float = Field(0.05, gt=0, lt=0.5)
-    """How likely a study may promote anything that is not better."""
+    """Largest probability that a study promotes a config that is not better."""
     min_effect: Annotated[Effect, BeforeValidator(parse_effect)] = Field(default_factory=Effect)
-    """What is too small to matter: `0.002`, or `0.5%` of the champion."""
+    """Smallest improvement worth a promotion: `0.002`, or `0.5%` of the champion's mean."""
 
     @model_validator(mode="after")
     def _in_order(self) -> JudgeConfig:
         if self.max_replicates < self.replicates:
-            raise ValueError("max_replicates is the number of pairs at the last look, at least as many as replicates")
+            raise ValueError("max_replicates, the number of pairs at the last look, must be at least replicates")
         return self
 
 
 class WarmStartConfig(Section):
-    """How a run begins with the weights of another one."""
+    """How a run starts from the weights of another run."""
 
     mode: str = "autopilot.resume_mode"
-    """The config's key that says `fresh` or `continue`."""
+    """Config key with the value `fresh` or `continue`."""
     source: str = Field("autopilot.resume_from", alias="from")
-    """The config's key that says from where: `latest`, `best`, a run, or a path inside the lab or `allow`."""
+    """Config key that names the source: `latest`, `best`, a run, or a path inside the lab or `allow`."""
     checkpoint: Texts = Field(default_factory=lambda: ["checkpoints/best.pt", "checkpoints/latest.pt"])
-    """Where a run leaves its weights: names or patterns (`experiments/*.pt`) below its folder, or absolute ones below
-    the lab or `allow` for a trainer that writes elsewhere. The first that matches counts, and of its matches the newest
-    file."""
+    """Where a run saves its weights: names or patterns (`experiments/*.pt`) below its folder; for a trainer that writes
+    elsewhere, absolute patterns below the lab or `allow`. The first pattern with a match counts, and its newest match
+    is used."""
     allow: list[str] = Field(default_factory=list)
-    """Folders outside the lab from which weights may be taken."""
+    """Folders outside the lab from which weights may be loaded."""
     arguments: Texts = Field(default_factory=lambda: ["--load-model-path", "{checkpoint}"])
-    """What the trainer's command gets in addition."""
+    """Arguments appended to the trainer's command."""
 
     @model_validator(mode="after")
     def _outside_is_absolute(self) -> WarmStartConfig:
@@ -455,31 +480,33 @@ class WarmStartConfig(Section):
 
 
 class ProbeConfig(Section):
-    """What `looplab probe` tries out, to find the highest throughput that is stable."""
+    """What `looplab probe` tries to find the highest stable throughput."""
 
     sweep: dict[str, list[Any]] = Field(min_length=1)
     """Keys with their values; every combination that the guard admits is run."""
     edits: list[EditText] = Field(default_factory=list)
-    """What makes a run short."""
+    """Edits that make the runs short."""
     metric: str = "sps"
     timeout: Duration = 120.0
     stall: Duration = 30.0
-    """A run that writes no row for this long is ended."""
+    """Seconds without a new row after which a run is stopped."""
     repeats: int = Field(1, ge=1)
 
 
 class HoldoutConfig(Section):
-    """A metric that nobody looks at but the judge, and only before a promotion."""
+    """A metric that only the judge reads, and only before a promotion."""
 
     metric: str
     goal: Literal["max", "min"] | None = None
-    """As the objective's if not said."""
+    """None: the objective's goal."""
     at: Annotated[str, AfterValidator(check_at)] = "last"
     budget: int = Field(10, ge=1)
-    """How often it may be asked in the whole study."""
+    """Maximum number of reads in the whole study."""
 
 
 class SlotsConfig(Section):
+    """How many runs train in parallel, and on which devices and cores."""
+
     count: int | None = Field(None, ge=1)
     gpus: Literal["auto", "none"] | list[int | str] = "auto"
     per_gpu: int = Field(1, ge=1)
@@ -488,13 +515,16 @@ class SlotsConfig(Section):
 
 
 class BudgetConfig(Section):
+    """Limits of the whole study; None: no limit."""
+
     rounds: int | None = Field(None, ge=1)
     runs: int | None = Field(None, ge=1)
     wall: Duration | None = None
     device_hours: float | None = Field(None, gt=0)
     usd: float | None = Field(None, gt=0)
+    """Total cost of all agents."""
     tokens: int | None = Field(None, ge=1)
-    """What agents may cost together."""
+    """Total tokens of all agents."""
 
     @model_validator(mode="before")
     @classmethod
@@ -502,12 +532,14 @@ class BudgetConfig(Section):
         if isinstance(data, dict) and "gpu_hours" in data:
             data = dict(data)
             if "device_hours" in data:
-                raise ValueError("gpu_hours and device_hours are the same: give one")
+                raise ValueError("gpu_hours and device_hours mean the same: give only one")
             data["device_hours"] = data.pop("gpu_hours")
         return data
 
 
 class MeasureConfig(Section):
+    """Where metrics come from and which way they improve."""
+
     sources: Literal["auto"] | list[str] = "auto"
     aliases: Literal["act_ot"] | dict[str, Texts] = Field(default_factory=dict)
     stdout: Texts = Field(default_factory=list)
@@ -518,81 +550,83 @@ WandbKey = Literal["enable", "mode", "entity", "project", "artifacts", "disable_
 
 
 class WandbConfig(Section):
-    """What the trainer's wandb is told, in every round."""
+    """W&B settings that every run receives."""
 
     mode: Literal["online", "offline", "disabled"] = "offline"
     entity: str | None = None
     project: str | None = None
     artifacts: bool = False
     keys: Literal["auto", "none"] | dict[WandbKey, str] = "auto"
-    """The config's own W&B keys, which are written for every run: found by their names (`wandb.mode`, `wandb_project`),
-    none, or named here. Trainers pass such keys to `wandb.init`, where they win over the environment."""
+    """The config's own W&B keys, which are set in every run: found by name (`wandb.mode`, `wandb_project`), none,
+    or listed here. Trainers pass such keys to `wandb.init`, where they override the environment."""
 
 
 class TrackConfig(Section):
+    """Experiment trackers."""
+
     wandb: WandbConfig | None = None
 
 
 class AnchorConfig(Section):
-    """Where the head of the ledger's chain is published, out of reach of whoever can write the ledger."""
+    """Where the head of the ledger's chain is published, out of reach of anyone who can write to the ledger."""
 
     git: bool = False
-    """As a note under refs/notes/looplab on the lab repository's HEAD; pushing it is up to the user."""
+    """As a note under refs/notes/looplab on the lab repository's HEAD; the user pushes it."""
     file: str | None = Field(None, min_length=1)
     """A file to which a line is appended; may be outside the lab."""
     command: list[str] | None = Field(None, min_length=1)
-    """An argv; the line reaches it on stdin."""
+    """An argv that receives the line on stdin."""
     sign: str | None = Field(None, min_length=1)
     """An SSH key that signs the line: a private key without a passphrase, or a public key known to ssh-agent."""
     every: Duration = 600.0
-    """How often an engine publishes while it runs; it also does when it starts, ends, or promotes a champion."""
+    """Seconds between publications while an engine runs; it also publishes at start, end and promotion."""
 
 
 class Require(Section):
-    """What a formal run must have; `--informal` runs without."""
+    """Requirements of a formal run; `--informal` waives them."""
 
     gpu: bool = False
     wandb: Literal["online"] | None = None
 
 
 STAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-KEPT_NAMES = ("stages", "logs", "config_resolved.json", "pipeline.json", "train.log", "process.json", "exit.json")
-"""What looplab itself writes into the run folder of a pipeline."""
+RESERVED_NAMES = ("stages", "logs", "config_resolved.json", "pipeline.json", "train.log", "process.json", "exit.json")
+"""Names that looplab itself writes in the run folder of a pipeline."""
 
 
 def check_entry(text: str) -> str:
     if not re.fullmatch(r"[^:\s]+\.py:[A-Za-z_]\w*|[A-Za-z_][\w.]*:[A-Za-z_]\w*", text):
-        raise ValueError(f"{text!r} is no function; write file.py:function or module:function")
+        raise ValueError(f"{text!r} is not a function; write file.py:function or module:function")
     return text
 
 
 def check_output(text: str) -> str:
-    """An output of a stage lies below the run folder: it may be deleted, and nothing else may be."""
+    """Reject outputs outside the run folder: outputs may be deleted, and nothing else may be."""
     parts = Path(text).parts
     if not parts or Path(text).is_absolute() or ".." in parts:
-        raise ValueError(f"{text!r} is no file or folder below the run folder")
-    if parts[0] in KEPT_NAMES or parts[0].startswith("."):
-        raise ValueError(f"{parts[0]} is looplab's own name in a run folder; call the output otherwise")
+        raise ValueError(f"{text!r} is not a file or folder below the run folder")
+    if parts[0] in RESERVED_NAMES or parts[0].startswith("."):
+        raise ValueError(f"{parts[0]} is reserved for looplab in a run folder; rename the output")
     return text
 
 
 class StageConfig(Section):
-    """One step of a pipeline: a command or a Python function, and what its result depends on."""
+    """One step of a pipeline: a command or a Python function, and the inputs of its result."""
 
     command: list[str] | None = Field(None, min_length=1)
     """An argv: {python} {config} {run_dir} {run_id} {stage} {lab} {study} {slot} {devices}, and {dotted.key}s."""
     entry: Annotated[str, AfterValidator(check_entry)] | None = None
-    """`file.py:function` or `module:function`, called with (config, run_dir) in a process of its own."""
+    """`file.py:function` or `module:function`, called with (config, run_dir) in its own process."""
     after: Texts = Field(default_factory=list)
-    """The stages whose outputs it uses."""
+    """Stages whose outputs it uses."""
     reads: Texts | None = None
-    """The parts of the config that it depends on; the whole config if not said."""
+    """Sections of the config that it depends on; None: the whole config."""
     code: TextsInLab = Field(default_factory=list)
-    """Patterns of the files that it is made of."""
+    """Patterns of its source files."""
     files: Texts = Field(default_factory=list)
-    """Further files and folders that it reads; may name config keys: "{model.name_or_path}"."""
+    """Other files and folders that it reads; may contain config keys: "{model.name_or_path}"."""
     outputs: list[Annotated[str, AfterValidator(check_output)]] = Field(default_factory=list)
-    """What it leaves in the run folder. A stage is complete when it ended well and all of them are there."""
+    """What it writes in the run folder. A stage is complete when it succeeded and all outputs exist."""
     env: dict[str, str] = Field(default_factory=dict)
     timeout: Duration | None = None
     grace: Duration = 10.0
@@ -605,37 +639,41 @@ class StageConfig(Section):
 
 
 class PipelineConfig(Section):
-    """Where the runs of the stages lie."""
+    """Where the runs of the stages are."""
 
     root: str = "outputs/{study}-stages"
-    """The folder of the run folders, inside the lab; may name config keys."""
+    """Parent of the run folders, inside the lab; may contain config keys."""
     run_id: str | None = None
-    """The name of the run, such as "{outputs.run_id}"; a time stamp if it is not said, or null."""
+    """Name of the run, such as "{outputs.run_id}"; None: a time stamp."""
     artifacts: str | None = None
-    """The config's key that names another run whose stages are used."""
+    """Config key that names another run whose stages are reused."""
     fits: Texts = Field(default_factory=list)
-    """The parts of the config that must be the same here and in that run."""
+    """Sections of the config that must be the same here and in that run."""
     env: dict[str, str] = Field(default_factory=dict)
     """For every stage."""
 
 
 class CaseConfig(Section):
-    """What `looplab case` starts: a few examples, looked at closely."""
+    """What `looplab case` runs: a close look at a few examples."""
 
     command: list[str] = Field(min_length=1)
-    """As a stage's, and {example_ids} {max_new_tokens} {methods} {tag}."""
+    """Like a stage's, with {example_ids} {max_new_tokens} {methods} {tag} in addition."""
     defaults: dict[str, str | int | float] = Field(default_factory=dict)
-    """For options that are not given."""
+    """Values of options that are not passed."""
     after: Texts = Field(default_factory=list)
-    """The stages that must be complete."""
+    """Stages that must be complete."""
     outputs: list[Annotated[str, AfterValidator(check_output)]] = Field(default_factory=lambda: ["cases/*.md"])
-    """Patterns of the files that it writes into the run folder."""
+    """Patterns of the files that it writes in the run folder."""
     env: dict[str, str] = Field(default_factory=dict)
 
 
 def check_stages(stages: Mapping[str, StageConfig]) -> None:
-    """Names, order and outputs of stages fit together."""
-    made: list[tuple[Path, str]] = []
+    """Check the names, order and outputs of stages.
+
+    Raises:
+        ValueError: A name is invalid, a dependency is missing or circular, or two stages write the same output.
+    """
+    outputs: list[tuple[Path, str]] = []
     for name, stage in stages.items():
         if not STAGE_NAME.fullmatch(name):
             raise ValueError(f"{name!r} cannot be a stage's name: letters, digits, `_`, `-`")
@@ -645,23 +683,25 @@ def check_stages(stages: Mapping[str, StageConfig]) -> None:
                 hint = f", did you mean {near[0]!r}?" if near else ""
                 raise ValueError(f"stages.{name}.after: there is no stage {other!r}{hint}")
         for output in map(Path, stage.outputs):
-            for there, maker in made:
-                if output.is_relative_to(there) or there.is_relative_to(output):
-                    raise ValueError(f"stages.{name} and stages.{maker} both write {output}: an output has one maker")
-            made.append((output, name))
-    placed: set[str] = set()
-    while len(placed) < len(stages):
-        ready = [name for name, stage in stages.items() if name not in placed and placed.issuperset(stage.after)]
+            for other_output, writer in outputs:
+                if output.is_relative_to(other_output) or other_output.is_relative_to(output):
+                    raise ValueError(
+                        f"stages.{name} and stages.{writer} both write {output}: an output must have one writer"
+                    )
+            outputs.append((output, name))
+    ordered: set[str] = set()
+    while len(ordered) < len(stages):
+        ready = [name for name, stage in stages.items() if name not in ordered and ordered.issuperset(stage.after)]
         if not ready:
-            raise ValueError(f"stages wait for each other: {', '.join(n for n in stages if n not in placed)}")
-        placed.update(ready)
+            raise ValueError(f"stages wait for each other: {', '.join(n for n in stages if n not in ordered)}")
+        ordered.update(ready)
 
 
 STAGES_AS_TRAINER = [
     "{python}", "-m", "looplab", "stage", "--lab", "{lab}", "--study", "{study}", "--config", "{config}",
     "--run-dir", "{run_dir}/pipeline",
 ]  # fmt: skip
-"""What a run of a study with stages, but without a launch, is: all of its stages."""
+"""Command of a study with stages and without a launch: it runs all stages."""
 
 
 class StudyConfig(Section):
@@ -672,25 +712,25 @@ class StudyConfig(Section):
     base: TextsInLab = Field(default_factory=list)
     modes: dict[str, list[EditText]] = Field(default_factory=dict)
     flags: dict[Annotated[str, AfterValidator(check_flag)], str] = Field(default_factory=dict)
-    """The config's key that `--steps`, `--log-freq` and `--eval-freq` edit; found by its name if not said."""
+    """Config keys that `--steps`, `--log-freq` and `--eval-freq` edit; by default found by their names."""
     objective: ObjectiveConfig | None = None
     knobs: dict[str, dict[str, Any]] = Field(default_factory=dict)
     normalise: list[NormaliseConfig] = Field(default_factory=list)
     derive: dict[str, ExpressionText] = Field(default_factory=dict)
     constraints: list[ExpressionText] = Field(default_factory=list)
     seed: str | None = None
-    """The config's key of the random seed; found by its name if not said."""
+    """Config key of the random seed; None: found by its name."""
     deterministic: bool = False
-    """The same config and seed always measure the same: no noise floor; each winner is repeated once, exactly."""
+    """A config with a fixed seed always measures the same: no noise floor; each winner is repeated once to check it."""
     holdout: HoldoutConfig | None = None
     proposers: list[ProposerConfig] = Field(default_factory=list)
     mix: Literal["bandit", "order"] = "bandit"
-    """How several proposers share the study: by their merits so far, or each fills what the ones before it leave."""
+    """How proposers share the study: by their success so far, or in order, each filling what the ones before leave."""
     warm_start: WarmStartConfig | None = None
     probe: ProbeConfig | None = None
     watch: list[WatchRule] = Field(default_factory=list)
     judge: JudgeConfig | None = None
-    """Without one, what is best is only a hint."""
+    """None: no verdicts; the best run is only a hint."""
     round_size: int | None = Field(None, ge=1)
     slots: SlotsConfig = Field(default_factory=SlotsConfig)
     budget: BudgetConfig = Field(default_factory=BudgetConfig)
@@ -698,20 +738,20 @@ class StudyConfig(Section):
     track: TrackConfig = Field(default_factory=TrackConfig)
     require: Require = Field(default_factory=Require)
     anchor: AnchorConfig | None = None
-    """The ledger belongs to the lab, so `looplab anchor` and `verify` use the anchors of all its studies."""
+    """The ledger belongs to the lab, so `looplab anchor` and `verify` use the anchors of all studies."""
     data: TextsInLab = Field(default_factory=list)
     evaluator: TextsInLab = Field(default_factory=list)
-    """Files that measure: a run under other ones cannot be compared."""
+    """Files that compute the metrics: runs with different versions of them cannot be compared."""
     needs_exec: bool = False
     keep_going: bool = False
-    """Continue although no base config works."""
+    """Continue even if no base config works."""
     pipeline: PipelineConfig = Field(default_factory=PipelineConfig)
     stages: dict[str, StageConfig] = Field(default_factory=dict)
     case: CaseConfig | None = None
 
     @property
     def judge_rule(self) -> Literal["test", "ratchet", "deterministic"] | None:
-        """The rule by which configs are promoted; None: the study has no judge."""
+        """Rule by which configs are promoted; None: the study has no judge."""
         if self.judge is None:
             return None
         return "deterministic" if self.deterministic and self.judge.by == "test" else self.judge.by
@@ -735,17 +775,17 @@ class StudyConfig(Section):
     @classmethod
     def _short_judge(cls, data: Any) -> Any:
         if isinstance(data, dict) and isinstance(data.get("judge"), str):
-            named = data["judge"]
-            return {**data, "judge": None if named == "none" else {"by": named}}
+            rule = data["judge"]
+            return {**data, "judge": None if rule == "none" else {"by": rule}}
         return data
 
     @model_validator(mode="after")
     def _measurable(self) -> StudyConfig:
-        for key, given in (("judge", self.judge), ("holdout", self.holdout)):
-            if given is not None and self.objective is None:
-                raise ValueError(f"{key} needs an objective: say which metric counts")
+        for key, section in (("judge", self.judge), ("holdout", self.holdout)):
+            if section is not None and self.objective is None:
+                raise ValueError(f"{key} needs an objective: name the metric to optimise")
         if self.objective is not None and self.holdout is not None and self.holdout.metric == self.objective.metric:
-            raise ValueError("the held-out metric is another one than the objective")
+            raise ValueError("the held-out metric must be a different one than the objective")
         tie_break = self.objective.then if self.objective is not None else None
         if tie_break is not None and self.holdout is not None and self.holdout.metric == tie_break.metric:
             raise ValueError("the held-out metric is hidden, so it cannot break ties")
@@ -764,13 +804,13 @@ class LabConfig:
     ) -> None:
         self.folder = folder
         self.notes = tuple(notes)
-        """What a person should know about the lab file: keys that have a new name."""
+        """Notes on the lab file for its author, such as renamed keys."""
         self.studies = dict(studies)
         self._lines = lines
 
     @contextmanager
     def at(self, study: StudyConfig, *keys: str) -> Iterator[None]:
-        """Whatever is found wrong inside is told as a mistake at this place of the lab file."""
+        """Report any LabError raised inside the block at this place of the lab file."""
         try:
             yield
         except LabError as error:
@@ -788,6 +828,11 @@ class LabConfig:
         return [study.anchor for study in self.studies.values() if study.anchor is not None]
 
     def study(self, name: str | None) -> StudyConfig:
+        """Return the study of this name; None: the only study.
+
+        Raises:
+            LabError: There is no such study, or several and no name.
+        """
         if name is None:
             if len(self.studies) > 1:
                 raise LabError(
@@ -802,7 +847,7 @@ class LabConfig:
 
 
 def find_lab(start: Path) -> Path:
-    """The folder of the lab that `start` lies in."""
+    """Return the folder of the lab that contains `start`; raise LabError if there is none."""
     start = start.resolve()
     if start.is_file():
         return start.parent
@@ -811,13 +856,19 @@ def find_lab(start: Path) -> Path:
             return folder
     raise LabError(
         f"no {LAB_FILE} in {start} or above",
-        hint="go to your lab, give --lab, or make one with `looplab init quickstart`",
+        hint="change to your lab, pass --lab, or create one with `looplab init quickstart`",
     )
 
 
 def load_lab(folder: Path) -> LabConfig:
-    """Read and check the lab file. A single study stands at the top level; several stand in `studies:`, and what
-    stands beside that list is what they have in common."""
+    """Read and check the lab file.
+
+    A single study is at the top level. Several are in the list `studies:`; the other top-level keys are their common
+    defaults.
+
+    Raises:
+        LabError: The file cannot be read or is invalid; names the line.
+    """
     path = folder / LAB_FILE
     document = read_document(path)
     data = document.plain()
@@ -826,15 +877,15 @@ def load_lab(folder: Path) -> LabConfig:
         common = {key: value for key, value in data.items() if key != "studies"}
         listed = data["studies"]
         if not isinstance(listed, list) or not listed or not all(isinstance(block, dict) for block in listed):
-            raise LabError("studies: is a list of studies", file=path, line=document.line_of(("studies",)))
+            raise LabError("studies: must be a list of studies", file=path, line=document.line_of(("studies",)))
         blocks = [({**common, **block}, ("studies", i)) for i, block in enumerate(listed)]
     else:
         blocks = [(data, ())]
     studies: dict[str, StudyConfig] = {}
     places: dict[str, tuple[str | int, ...]] = {}
     notes: dict[str, None] = {}
-    for named, at in blocks:
-        block, old_keys = rename_keys(named)
+    for raw_block, at in blocks:
+        block, old_keys = rename_keys(raw_block)
         for (section, key), new in old_keys.items():
             line = _line(document, at, (section, key))
             notes[
@@ -843,7 +894,7 @@ def load_lab(folder: Path) -> LabConfig:
         study = _check(block, at, document, path)
         if study.name in studies:
             raise LabError(
-                f"two studies of the name {study.name!r}",
+                f"two studies have the name {study.name!r}",
                 file=path,
                 line=document.line_of((*at, "study")),
                 hint="rename one",
@@ -857,29 +908,31 @@ def _check(block: dict[str, Any], at: tuple[str | int, ...], document: Document,
     try:
         return StudyConfig.model_validate(block, context={"folder": path.parent})
     except ValidationError as error:
-        told: dict[tuple[str | int, ...], tuple[str, int | None]] = {}
+        problems: dict[tuple[str | int, ...], tuple[str, int | None]] = {}
         for problem in error.errors():
-            where = tuple(_place(problem["loc"]))
-            if where not in told:  # of several kinds that a value may be of, each says why it is not one
-                told[where] = _say(problem, where), _line(document, at, where)
-        (first, line), *others = told.values()
+            where = tuple(_keys_of_loc(problem["loc"]))
+            if where not in problems:  # each member of a union reports its own error: keep the first
+                problems[where] = _describe_problem(problem, where), _line(document, at, where)
+        (first, line), *others = problems.values()
         more = [f"; line {n}: {message}" if n not in (None, line) else f"; {message}" for message, n in others]
         raise LabError(first + "".join(more), file=path, line=line) from None
     except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
-        # A value of a kind that no check has foreseen.
+        # A value of a type that no check expects.
         raise LabError(f"a value cannot be used: {error}", file=path, line=_line(document, at, ())) from None
 
 
-def _place(loc: Sequence[str | int]) -> Iterator[str | int]:
-    """The keys of a place; what pydantic puts between them (`list[int]`, `function-after[…]`) is left out."""
+def _keys_of_loc(loc: Sequence[str | int]) -> Iterator[str | int]:
+    """Yield the keys of a pydantic location without the types between them (`list[int]`, `function-after[…]`)."""
     for part in loc:
         if isinstance(part, int) or not re.fullmatch(r"[a-z-]+\[.*\]|int|str|list|function-\w+", part, re.DOTALL):
             yield part
 
 
 def _line(document: Document, at: Sequence[str | int], where: Sequence[str | int]) -> int | None:
-    """The line of the deepest part of the place that exists in the file: in the study's own block, else in what the
-    studies have in common, else the line where the block begins."""
+    """Return the line of the deepest key of `where` that exists in the file.
+
+    Looks in the study's own block, then in the common keys; falls back to the first line of the block.
+    """
     for start in (tuple(at), ()):
         for end in range(len(where), 0, -1):
             line = document.line_of((*start, *where[:end]))
@@ -888,7 +941,7 @@ def _line(document: Document, at: Sequence[str | int], where: Sequence[str | int
     return document.line_of(tuple(at)) if at else None
 
 
-_TAKES = {
+_EXPECTED = {
     "int_parsing": "a whole number",
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -907,7 +960,7 @@ _TAKES = {
 }
 
 
-def _say(problem: Mapping[str, Any], where: Sequence[str | int]) -> str:
+def _describe_problem(problem: Mapping[str, Any], where: Sequence[str | int]) -> str:
     key = ".".join(str(part) for part in where)
     kind, value = problem["type"], problem["input"]
     if kind == "extra_forbidden":
@@ -915,8 +968,8 @@ def _say(problem: Mapping[str, Any], where: Sequence[str | int]) -> str:
         return f"unknown key {key!r}" + (f", did you mean {near[0]!r}?" if near else "")
     if kind == "missing":
         return f"{key!r} is missing"
-    if kind in _TAKES:
-        message = f"takes {_TAKES[kind].format(**problem.get('ctx', {}))}, not {reprlib.repr(value)}"
+    if kind in _EXPECTED:
+        message = f"takes {_EXPECTED[kind].format(**problem.get('ctx', {}))}, not {reprlib.repr(value)}"
         if kind == "string_type" and value is not None:
             message += "; put it in quotes" if not isinstance(value, dict) else ', as in "{config}" with its quotes'
         return f"{key} {message}" if key else message
@@ -925,20 +978,25 @@ def _say(problem: Mapping[str, Any], where: Sequence[str | int]) -> str:
 
 
 def _known_keys(where: Sequence[str | int]) -> list[str]:
+    """Return the keys that are valid next to the last key of `where`."""
     model: Any = StudyConfig
     for part in where[:-1]:
-        if isinstance(part, int):  # an entry of a list is of the kind that the list is of
+        if isinstance(part, int):  # an index: the model is that of the list's entries
             continue
         field = next((f for n, f in model.model_fields.items() if part in (n, f.alias)), None)
-        inner = [t for t in _types(field.annotation) if isinstance(t, type) and issubclass(t, Section)] if field else []
+        inner = (
+            [t for t in _leaf_types(field.annotation) if isinstance(t, type) and issubclass(t, Section)]
+            if field
+            else []
+        )
         if not inner:
             return []
         model = inner[0]
     return [f.alias or n for n, f in model.model_fields.items()]
 
 
-def _types(annotation: Any) -> list[Any]:
+def _leaf_types(annotation: Any) -> list[Any]:
     from typing import get_args
 
     args = get_args(annotation)
-    return [t for a in args for t in _types(a)] if args else [annotation]
+    return [t for a in args for t in _leaf_types(a)] if args else [annotation]

@@ -1,4 +1,4 @@
-"""What an expression can do with values: operators and functions, each bounded and each with its complaint in words."""
+"""Operators and functions of expressions, each with bounded results and readable errors."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 MAX_BITS = 1_024
-"""Bits of an integer result: as much as a float can hold."""
+"""Largest size of an integer result in bits: the range of a float."""
 MAX_ITEMS = 10_000
-"""Length of a joined text or list."""
+"""Largest length of a concatenated text or list."""
 
 
-class Unfit(Exception):
-    """Values an operation does not take; becomes an ExpressionError that shows the part of the text."""
+class OperationError(Exception):
+    """An operation does not accept its values; becomes an ExpressionError that shows the part of the text."""
 
 
 def _need_numbers(*values: Any) -> None:
     for value in values:
         if not isinstance(value, int | float):
-            raise Unfit(f"{show(value)} is not a number")
+            raise OperationError(f"{show(value)} is not a number")
 
 
 def _bounded(value: Any) -> Any:
     if isinstance(value, int) and value.bit_length() > MAX_BITS:
-        raise Unfit(f"the result is too large: more than {MAX_BITS} bits")
+        raise OperationError(f"the result is too large: more than {MAX_BITS} bits")
     return value
 
 
@@ -35,7 +35,7 @@ def _add(left: Any, right: Any) -> Any:
     for kind in (str, list):
         if isinstance(left, kind) and isinstance(right, kind):
             if len(left) + len(right) > MAX_ITEMS:
-                raise Unfit(f"the result is too long: more than {MAX_ITEMS}")
+                raise OperationError(f"the result is too long: more than {MAX_ITEMS}")
             return operator.add(left, right)
     _need_numbers(left, right)
     return _bounded(left + right)
@@ -45,11 +45,13 @@ def _power(base: Any, exponent: Any) -> Any:
     _need_numbers(base, exponent)
     if isinstance(base, int) and isinstance(exponent, int) and exponent > 0:
         if exponent > MAX_BITS or base.bit_length() * exponent > 2 * MAX_BITS:
-            raise Unfit(f"the power is too large: an exponent up to {MAX_BITS} and {MAX_BITS} bits are allowed")
+            raise OperationError(
+                f"the power is too large: an exponent up to {MAX_BITS} and {MAX_BITS} bits are allowed"
+            )
         return _bounded(base**exponent)
     value = base**exponent
     if isinstance(value, complex):
-        raise Unfit("a negative number has no fractional power")
+        raise OperationError("a negative number has no fractional power")
     return value
 
 
@@ -74,7 +76,7 @@ BINARY: dict[type[ast.operator], tuple[str, Callable[[Any, Any], Any]]] = {
 
 def _contains(left: Any, right: Any) -> bool:
     if not isinstance(right, str | list | tuple | Mapping):
-        raise Unfit(f"{show(right)} holds nothing to look in")
+        raise OperationError(f"{show(right)} is not a container to search in")
     return left in right
 
 
@@ -97,7 +99,7 @@ def _items(value: Any) -> Any:
         return value.values()
     if isinstance(value, list | tuple | Iterator):
         return value
-    raise Unfit(f"{show(value)} is not a list")
+    raise OperationError(f"{show(value)} is not a list")
 
 
 def _minimum(*values: Any) -> Any:
@@ -121,7 +123,7 @@ def _length(value: Any) -> int:
         return sum(1 for _ in value)
     if isinstance(value, str | list | tuple | Mapping):
         return len(value)
-    raise Unfit(f"{show(value)} has no length")
+    raise OperationError(f"{show(value)} has no length")
 
 
 def _round(value: Any, digits: Any = None) -> Any:
@@ -129,29 +131,29 @@ def _round(value: Any, digits: Any = None) -> Any:
     if digits is None:
         return _bounded(round(value))
     if isinstance(digits, bool) or not isinstance(digits, int) or abs(digits) > 300:
-        raise Unfit("the number of digits must be a whole number up to 300")
+        raise OperationError("the number of digits must be a whole number up to 300")
     return round(value, digits)
 
 
 def _clamp(value: Any, low: Any, high: Any) -> Any:
     _need_numbers(value, low, high)
     if low > high:
-        raise Unfit(f"the lower end {show(low)} is above the upper end {show(high)}")
+        raise OperationError(f"the lower end {show(low)} is above the upper end {show(high)}")
     return low if value < low else high if value > high else value
 
 
-def _to_multiple(whole: Callable[[float], int]) -> Callable[[Any, Any], Any]:
+def _to_multiple(rounding: Callable[[float], int]) -> Callable[[Any, Any], Any]:
     def run(value: Any, multiple: Any) -> Any:
         _need_numbers(value, multiple)
         if not multiple > 0:
-            raise Unfit(f"the multiple must be above 0, not {show(multiple)}")
+            raise OperationError(f"the multiple must be above 0, not {show(multiple)}")
         if isinstance(value, int) and isinstance(multiple, int):
-            times = -(-value // multiple) if whole is math.ceil else value // multiple
+            times = -(-value // multiple) if rounding is math.ceil else value // multiple
             return _bounded(times * multiple)
         ratio = value / multiple
-        # 0.1 * 3 is a little more than 0.3: what is a multiple but for rounding stays where it is.
-        near = round(ratio)
-        times = near if math.isclose(ratio, near, rel_tol=1e-9, abs_tol=1e-9) else whole(ratio)
+        # 0.1 * 3 is slightly more than 0.3: a multiple up to rounding errors stays as it is.
+        nearest = round(ratio)
+        times = nearest if math.isclose(ratio, nearest, rel_tol=1e-9, abs_tol=1e-9) else rounding(ratio)
         return times * multiple
 
     return run
@@ -199,9 +201,10 @@ FUNCTIONS: dict[str, tuple[int, int, Callable[..., Any]]] = {
     "isnan": (1, 1, _of_numbers(math.isnan)),
     "isfinite": (1, 1, _of_numbers(math.isfinite)),
 }
-"""The calls an expression may make, with the least and the most arguments; `defined(name)` is the other one."""
+"""Functions of expressions: (fewest arguments, most arguments, implementation). `defined(name)` is built in."""
 
 LOOPING = {"any", "all", "sum", "min", "max", "len"}
+"""Functions whose argument may be a loop."""
 ARITHMETIC_ERRORS = (TypeError, ValueError, ArithmeticError)
 
 
@@ -211,7 +214,7 @@ class _Show(reprlib.Repr):
         self.maxstring = self.maxother = self.maxlong = 60
 
     def repr_int(self, value: int, level: int) -> str:
-        # Python refuses to print integers of thousands of digits.
+        # Python refuses to print integers with thousands of digits.
         if value.bit_length() > MAX_BITS:
             return f"an integer of {value.bit_length()} bits"
         return super().repr_int(value, level)

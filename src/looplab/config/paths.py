@@ -1,8 +1,8 @@
 r"""Dotted paths into configs: `train.lr`, `features.3.weight`, `features[3].weight`, `features.*.weight`.
 
-A path is text; it is split at its dots, `\` takes the next character as it is, and `*` stands for every child. Where a
-dict lacks the key of one segment, segments joined by dots are tried, shortest first, so `observation.state.shape` also
-finds the key `"observation.state"`. A concrete path is the tuple of keys and indices that leads to one place.
+A path is text, split at its dots; `\` escapes the next character, and `*` matches every child. Where a dict lacks the
+key of one segment, segments joined by dots are tried, shortest first, so `observation.state.shape` also finds the key
+`"observation.state"`. A concrete path is the tuple of keys and indices of one place in a config.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Concrete = tuple[str | int, ...]
 
 
 class _Any(str):
-    """The segment `*`; a plain `"*"` is a key that is spelt so."""
+    """The wildcard segment `*`; a plain `"*"` is a key of that name."""
 
     __slots__ = ()
 
@@ -25,18 +25,18 @@ class _Any(str):
 _ANY = _Any("*")
 _TOKEN = re.compile(r"\\(?P<escaped>.)|\[(?P<index>\d+|\*)\](?=[.\[]|\Z)|(?P<dot>\.)|(?P<char>.)", re.DOTALL)
 _EXACT = frozenset({str, int, bool, type(None)})
-_SPECIAL = re.compile(r"[\\.\[=]")  # `=` is escaped so that a path can stand in an edit
+_SPECIAL = re.compile(r"[\\.\[=]")  # `=` is escaped so that a path can be part of an edit
 
 
 @lru_cache(maxsize=4096)
 def parse(path: str) -> tuple[str, ...]:
-    """The segments of a path. A `*` that means every child differs from an escaped one by its type only."""
+    """Return the segments of a path. A wildcard `*` differs from an escaped `*` only by its type."""
     if "\\" not in path and "[" not in path:
         return tuple(_ANY if part == "*" else part for part in path.split("."))
     segments: list[str] = []
     word = ""
-    literal = False  # something in this segment was escaped
-    open_ = True  # a segment is being read; not so right after `[3]`
+    literal = False  # this segment has an escaped character
+    open_ = True  # inside a segment; False right after `[3]`
     for token in _TOKEN.finditer(path):
         if (index := token["index"]) is not None:
             if open_ and (word or literal):
@@ -57,7 +57,7 @@ def parse(path: str) -> tuple[str, ...]:
 
 
 def show(concrete: Concrete) -> str:
-    """The path as text; `find` leads it back to the same place."""
+    """Return the path as text that `find` resolves to the same place."""
     return ".".join(map(_show_part, concrete))
 
 
@@ -69,36 +69,36 @@ def _show_part(part: str | int) -> str:
 
 
 def is_wildcard(segment: str) -> bool:
-    """Whether a segment that `parse` gave stands for every child."""
+    """Return whether a segment from `parse` matches every child."""
     return isinstance(segment, _Any)
 
 
 def child(node: Any, text: str) -> str | int | None:
-    """The key or index by which `node` holds the child named `text`, or None."""
+    """Return the key or index of the child of `node` named `text`, or None."""
     if isinstance(node, dict):
         if text in node:
             return text
-        number = _number(text)  # YAML has keys that are numbers
+        number = _parse_index(text)  # YAML allows numbers as keys
         return number if number is not None and number in node else None
     if isinstance(node, list):
-        number = _number(text)
+        number = _parse_index(text)
         return number if number is not None and number < len(node) else None
     return None
 
 
-def _number(text: str) -> int | None:
+def _parse_index(text: str) -> int | None:
     if text.isascii() and text.isdigit() and len(text) < 19 and (text == "0" or text[0] != "0"):
         return int(text)
     return None
 
 
 def find(config: Any, path: str) -> list[Concrete]:
-    """Every existing place that the path means, in the order of the config."""
+    """Return every existing place that matches the path, in the order of the config."""
     return find_segments(config, parse(path))
 
 
 def find_segments(config: Any, segments: tuple[str, ...]) -> list[Concrete]:
-    """As `find`, for a path that is already split."""
+    """Like `find`, for a path that is already split."""
     return _find(config, segments, 0, ())
 
 
@@ -124,7 +124,7 @@ def _keys(node: Any) -> Iterable[str | int]:
 
 
 def find_parents(config: Any, path: str) -> list[Concrete]:
-    """The existing dicts in which the last segment of the path would be a new key; none if that segment is `*`."""
+    """Return the existing dicts in which the last segment of the path would be a new key; empty if it is `*`."""
     segments = parse(path)
     if isinstance(segments[-1], _Any):
         return []
@@ -132,13 +132,14 @@ def find_parents(config: Any, path: str) -> list[Concrete]:
 
 
 def get(config: Any, concrete: Concrete) -> Any:
-    """What stands there; a KeyError or IndexError if nothing does."""
+    """Return the value at a place; raise KeyError or IndexError if it does not exist."""
     for part in concrete:
         config = config[part]
     return config
 
 
 def has(config: Any, concrete: Concrete) -> bool:
+    """Return whether a place exists."""
     node = config
     for part in concrete:
         if isinstance(node, dict):
@@ -151,17 +152,17 @@ def has(config: Any, concrete: Concrete) -> bool:
 
 
 def set_(config: Any, concrete: Concrete, value: Any) -> None:
-    """Put a value into a place whose parent exists."""
+    """Set the value of a place whose parent exists."""
     get(config, concrete[:-1])[concrete[-1]] = value
 
 
 def delete(config: Any, concrete: Concrete) -> None:
-    """Take a place out; what follows in a list moves up by one."""
+    """Remove a place; later items of a list move up by one."""
     del get(config, concrete[:-1])[concrete[-1]]
 
 
 def leaves(config: Any) -> Iterator[tuple[Concrete, Any]]:
-    """Every scalar with its place; an empty dict or list below the root is a leaf too."""
+    """Yield every scalar with its place; an empty dict or list below the root is a leaf, too."""
     if isinstance(config, dict | list):
         yield from _leaves(config, ())
 
@@ -175,12 +176,12 @@ def _leaves(node: dict[str, Any] | list[Any], trail: Concrete) -> Iterator[tuple
 
 
 def flatten(config: Any) -> dict[str, Any]:
-    """Leaf by dotted path."""
+    """Return the leaves by dotted path."""
     return {show(place): value for place, value in leaves(config)}
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equality of config data: 1, 1.0 and true differ; NaN equals NaN; the order of keys does not count."""
+    """Return whether config data is equal: 1, 1.0 and true differ; NaN equals NaN; the order of keys is ignored."""
     if type(a) is type(b) and type(a) in _EXACT:
         return bool(a == b)
     if isinstance(a, dict):
@@ -193,9 +194,9 @@ def same(a: Any, b: Any) -> bool:
 
 
 def diff(old: Any, new: Any) -> dict[str, dict[str, Any]]:
-    """Leaf by leaf, what changed: `{"old": …, "new": …}`; a leaf that only one side has gives only that side."""
+    """Return the changed leaves as `{"old": …, "new": …}`; a leaf of only one config has only that side."""
     changes: dict[str, dict[str, Any]] = {}
-    if _diff_alike(old, new, (), changes):
+    if _diff_same_shape(old, new, (), changes):
         return changes
     changes = {}
     before = dict(leaves(old))
@@ -207,14 +208,17 @@ def diff(old: Any, new: Any) -> dict[str, dict[str, Any]]:
             changes[show(place)] = {"old": value, "new": after[place]}
     for place, value in after.items():
         if place not in before:
-            # An index of a list and the same digits as a key of a dict read alike.
+            # A list index and a dict key with the same digits have the same text.
             changes.setdefault(show(place), {})["new"] = value
     return changes
 
 
-def _diff_alike(old: Any, new: Any, trail: Concrete, changes: dict[str, dict[str, Any]]) -> bool:
-    """Collect the changed leaves of two configs of the same shape, without a look at what they share; False if their
-    shapes differ."""
+def _diff_same_shape(old: Any, new: Any, trail: Concrete, changes: dict[str, dict[str, Any]]) -> bool:
+    """Collect the changed leaves of two configs of the same shape, skipping shared objects.
+
+    Returns:
+        False if the shapes differ.
+    """
     if isinstance(old, dict) and isinstance(new, dict):
         if old.keys() != new.keys():
             return False
@@ -225,7 +229,7 @@ def _diff_alike(old: Any, new: Any, trail: Concrete, changes: dict[str, dict[str
         return False
     for key, before, after in pairs:
         if (before and isinstance(before, dict | list)) or (after and isinstance(after, dict | list)):
-            if not _diff_alike(before, after, (*trail, key), changes):
+            if not _diff_same_shape(before, after, (*trail, key), changes):
                 return False
         elif not same(before, after):
             changes[show((*trail, key))] = {"old": before, "new": after}
@@ -233,7 +237,7 @@ def _diff_alike(old: Any, new: Any, trail: Concrete, changes: dict[str, dict[str
 
 
 def matches(pattern: str, concrete: Concrete) -> bool:
-    """Whether a pattern means this place: `*` stands for one key or index, joined segments for a key with dots."""
+    """Return whether a pattern matches this place: `*` is one key or index, joined segments are a key with dots."""
     return _matches(parse(pattern), concrete)
 
 
@@ -252,7 +256,10 @@ def _matches(segments: tuple[str, ...], concrete: Concrete) -> bool:
 
 
 def nearest(config: Any, path: str, n: int = 3) -> list[str]:
-    """Existing paths that look most like a missing one, best first; the right name in a wrong place counts too."""
+    """Return existing paths that are most similar to a missing one, best first.
+
+    The right name in the wrong place counts as similar, too.
+    """
     from difflib import SequenceMatcher
 
     segments = parse(path)
@@ -262,7 +269,7 @@ def nearest(config: Any, path: str, n: int = 3) -> list[str]:
     tail = SequenceMatcher(b=name.lower(), autojunk=False)
     scores: dict[str, float] = {}
     for place in _places(config, ()):
-        # For a path with `*` one line stands for all items of a list.
+        # For a path with `*`, one path represents all items of a list.
         text = ".".join("*" if starred and isinstance(part, int) else _show_part(part) for part in place)
         if text in scores:
             continue

@@ -1,4 +1,4 @@
-"""Old names of keys of the lab file, which work until the next release."""
+"""Old names of lab-file keys, accepted until the next release."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ RENAMED = {
 
 
 def rename_keys(study: Mapping[str, Any]) -> tuple[dict[str, Any], dict[tuple[str, str], str]]:
-    """Return a study's block with the new names, and which old names it had.
+    """Return a study's block with the new names, and the old names that it had.
 
-    An old name beside the new one stays: it is an unknown key.
+    An old name next to its new name is kept and rejected later as an unknown key.
     """
     renamed = dict(study)
     found = {}

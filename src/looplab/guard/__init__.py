@@ -1,4 +1,4 @@
-"""What a proposal must meet before it may take a slot: knobs, normalisers, derived keys, constraints."""
+"""Checks of a proposal before it may use a slot: knobs, normalisers, derived keys, constraints."""
 
 from looplab.guard.guard import Guard, GuardError, Problem, Ruling
 from looplab.guard.knobs import Knob

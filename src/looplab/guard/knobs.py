@@ -1,4 +1,4 @@
-"""Knobs: the config keys that may be changed, with their types and the values they may take."""
+"""Knobs: the config keys that proposals may change, with their types and legal values."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ Kind = Literal["int", "float", "bool", "str"]
 
 _PYTHON: dict[str, builtins.type] = {"int": int, "float": float, "bool": bool, "str": str}
 MAX_CACHED = 4_096
-"""Paths for which a table remembers the knob."""
+"""Maximum number of paths in the cache of a knob table."""
 
 _SPEC = ("type", "low", "high", "log", "step", "choices", "default")
 NO_DEFAULT: Any = object()
-"""As the default of a knob: the lab file does not say what the trainer takes where the config lacks the key."""
-_OTHER_WORDS = {"min": "low", "max": "high", "values": "choices", "options": "choices", "scale": "log", "dtype": "type"}
+"""Default of a knob without one: the value that the trainer uses for a missing key is unknown."""
+_SYNONYMS = {"min": "low", "max": "high", "values": "choices", "options": "choices", "scale": "log", "dtype": "type"}
 
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """What one key may be set to."""
+    """The legal values of one key."""
 
     path: str
-    """The dotted path; `*` stands for every child."""
+    """Dotted path; `*` matches every child."""
     type: Kind | None = None
-    """None: as the choices are, or else as the value in the config is."""
+    """None: the type of the choices, or else of the value in the config."""
     low: float | None = None
-    """The smallest legal value."""
+    """Smallest legal value; None: no limit."""
     high: float | None = None
-    """The largest legal value."""
+    """Largest legal value; None: no limit."""
     log: bool = False
-    """Whether a search should draw on a log scale; it changes nothing about what is legal."""
+    """Whether a search samples on a log scale; does not affect which values are legal."""
     step: float | None = None
-    """Distance of the legal values, counted from `low`, or from 0 where there is no `low`."""
+    """Spacing of the legal values, from `low` or from 0; None: any value."""
     choices: tuple[Any, ...] | None = None
-    """The only legal values."""
+    """The only legal values; None: not restricted to a list."""
     default: Any = NO_DEFAULT
-    """What the trainer takes where the config does not have the key."""
+    """Value that the trainer uses if the config lacks the key."""
 
     @property
     def has_default(self) -> bool:
@@ -53,23 +53,23 @@ class Knob:
 
     @classmethod
     def make(cls, path: str, spec: Mapping[str, Any]) -> Knob:
-        """A knob from its lines in a lab file; a LabError says what is wrong with them."""
-        return _Maker(path, spec).knob()
+        """Build a knob from its entry in a lab file; raise LabError if the entry is invalid."""
+        return _KnobParser(path, spec).knob()
 
     def python_type(self, like: Any = None) -> builtins.type | None:
-        """The Python type of its values, where `like` stands in the config; None where the values decide."""
+        """Return the Python type of its values if the config has the value `like`; None: any type."""
         return _PYTHON.get(self._kind(like) or "")
 
     def problem(self, value: Any, like: Any = None) -> str | None:
-        """Why the value is not legal, or None; `like` is what stands in the config and only counts without a type."""
-        return self.judge(value, like)[1]
+        """Return why a value is not legal, or None. `like`, the config's value, matters only without a type."""
+        return self.check(value, like)[1]
 
     def coerce(self, value: Any, like: Any = None) -> Any:
-        """A legal value as it will stand in the config: 1 becomes 1.0 for a float, 3.0 becomes 3 for an int."""
-        return self.judge(value, like)[0]
+        """Return a legal value in the knob's type: 1 becomes 1.0 for a float, 3.0 becomes 3 for an int."""
+        return self.check(value, like)[0]
 
-    def judge(self, value: Any, like: Any = None) -> tuple[Any, str | None]:
-        """`coerce` and `problem` in one: the value as it would stand in the config, and why it may not."""
+    def check(self, value: Any, like: Any = None) -> tuple[Any, str | None]:
+        """Return a value in the knob's type and why it is not legal, or None: `coerce` and `problem` in one."""
         if self.choices is not None:
             for choice in self.choices:
                 if choice == value and isinstance(choice, bool) == isinstance(value, bool):
@@ -77,7 +77,7 @@ class Knob:
             return value, f"{show_value(value)} is not one of {', '.join(map(show_value, self.choices))}"
         kind = self._kind(like)
         if kind in ("int", "float", "number"):
-            return self._judge_number(value, kind, like)
+            return self._check_number(value, kind, like)
         if kind == "bool" and not isinstance(value, bool):
             return value, f"{show_value(value)} is not true or false"
         if kind == "str" and not isinstance(value, str):
@@ -87,10 +87,10 @@ class Knob:
         return value, None
 
     def nearest(self, value: Any, like: Any = None) -> Any:
-        """The nearest legal value; something legal also where nothing is near."""
-        judged, problem = self.judge(value, like)
+        """Return the nearest legal value; any legal value if none is near."""
+        coerced, problem = self.check(value, like)
         if problem is None:
-            return judged
+            return coerced
         if self.choices is not None:
             return _nearest_choice(self.choices, value)
         kind = self._kind(like)
@@ -103,7 +103,7 @@ class Knob:
         return self._nearest_number(_as_number(value), kind)
 
     def describe(self) -> str:
-        """Its legal values in a few words, for prompts and messages: `float, 1e-06 … 1, log`."""
+        """Return a short description of the legal values for prompts and messages: `float, 1e-06 … 1, log`."""
         default = [f"default {show_value(self.default)}"] if self.has_default else []
         if self.choices is not None:
             return ", ".join([f"one of {', '.join(map(show_value, self.choices))}", *default])
@@ -126,7 +126,7 @@ class Knob:
         )
 
     def _kind(self, like: Any) -> str | None:
-        """`int`, `float`, `bool`, `str`; `number` where an int and a float are both right; None where all is."""
+        """Return `int`, `float`, `bool` or `str`; `number`: int or float; None: any type."""
         if self.type is not None:
             return self.type
         if self.choices is not None:
@@ -137,12 +137,12 @@ class Knob:
         limits = [limit for limit in (self.low, self.high, self.step) if limit is not None]
         if limits or (isinstance(like, int | float) and not isinstance(like, bool)):
             if isinstance(like, int) and not isinstance(like, bool):
-                # A learning rate that stands as 1 in the config is no whole number where its range begins at 1e-6.
+                # A learning rate of 1 in the config is not an int if its range begins at 1e-6.
                 return "int" if all(_is_whole(limit) for limit in limits) else "float"
             return "float" if isinstance(like, float) else "number"
         return builtins.type(like).__name__ if isinstance(like, bool | str) else None
 
-    def _judge_number(self, value: Any, kind: str, like: Any) -> tuple[Any, str | None]:
+    def _check_number(self, value: Any, kind: str, like: Any) -> tuple[Any, str | None]:
         if isinstance(value, bool) or not isinstance(value, int | float):
             return value, f"{show_value(value)} is not a {'whole number' if kind == 'int' else 'number'}"
         if isinstance(value, float) and not math.isfinite(value):
@@ -152,7 +152,7 @@ class Knob:
                 why = (
                     ""
                     if self.type
-                    else f" (the config holds {show_value(like)}; give the knob `type: float` if it may)"
+                    else f" (the config has {show_value(like)}; to allow it, give the knob `type: float`)"
                 )
                 return value, f"{show_value(value)} is not a whole number{why}"
             value = int(value)
@@ -203,17 +203,17 @@ class Knob:
         if not math.isfinite(times):
             return number
         near = round(times)
-        for count in (near, near - 1, near + 1):  # the last place below `high` may be one less
+        for count in (near, near - 1, near + 1):  # the last grid point below `high` may be one less
             exact = start + count * self.step
             for candidate in (float(f"{exact:.12g}"), exact):  # 0.3 rather than 0.1 * 3
-                judged, problem = self._judge_number(candidate, kind, None)
+                coerced, problem = self._check_number(candidate, kind, None)
                 if problem is None:
-                    return judged
+                    return coerced
         return number
 
 
 class KnobTable:
-    """Which knob a path belongs to."""
+    """Lookup of the knob of a path."""
 
     def __init__(self, knobs: Iterable[Knob]) -> None:
         self._exact: dict[str, Knob] = {}
@@ -225,15 +225,15 @@ class KnobTable:
             self._all.append((knob, key, segments, starred))
             if not starred:
                 if key in self._exact:
-                    raise LabError(f"two knobs for {key}", hint="leave one out")
+                    raise LabError(f"two knobs for {key}", hint="remove one")
                 self._exact[key] = knob
         self._cache: dict[str, tuple[str, Knob] | None] = {}
         self._with_default = [entry for entry in self._all if entry[0].has_default]
 
     def with_defaults(self, config: dict[str, Any]) -> tuple[dict[str, Any], dict[Concrete, Any]]:
-        """Return the config with the default of every knob whose key it lacks, and what was added, by place.
+        """Return the config with the defaults of missing knobs, and the added values by place.
 
-        The config itself is returned if nothing is missing; it is never changed.
+        The config is never changed; if nothing is missing, it is returned itself.
         """
         added: dict[Concrete, Any] = {}
         filled = config
@@ -248,12 +248,12 @@ class KnobTable:
         return filled, added
 
     def of(self, key: str) -> Knob | None:
-        """The knob of exactly this concrete path."""
+        """Return the knob of exactly this concrete path, or None."""
         owner = self.owner(key)
         return owner[1] if owner is not None and owner[0] == key else None
 
     def owner(self, key: str) -> tuple[str, Knob] | None:
-        """The knob of a concrete path, or of what holds it, with the path of the knob's value."""
+        """Return the knob of a concrete path or of its nearest parent, with the path of the knob's value, or None."""
         if key not in self._cache:
             if len(self._cache) >= MAX_CACHED:
                 self._cache.clear()
@@ -271,19 +271,19 @@ class KnobTable:
         exact = self._exact.get(paths.show(segments))
         if exact is not None:
             return exact
-        # Plain knobs before those with a `*`, which are the more general.
-        for wanted in (False, True):
+        # Exact knobs before those with a `*`, which are more general.
+        for with_star in (False, True):
             for knob, _, _, starred in self._all:
-                if starred is wanted and paths.matches(knob.path, segments):
+                if starred is with_star and paths.matches(knob.path, segments):
                     return knob
         return None
 
     def meant_by(self, path: str) -> Knob | None:
-        """The knob that the path of an edit is about; the path may hold `*`."""
+        """Return the knob that the path of an edit addresses, or None; the path may contain `*`."""
         return self._match(paths.parse(path))
 
     def present(self, config: dict[str, Any]) -> Iterator[tuple[str, Concrete, Knob, Any]]:
-        """Every knob's value in a config, with its path."""
+        """Yield every knob's value in a config as (path, place, knob, value)."""
         seen: set[str] = set()
         for knob, key, segments, starred in self._all:
             if not starred:
@@ -292,7 +292,7 @@ class KnobTable:
                     if type(node) is not dict or segment not in node:
                         break
                     node = node[segment]
-                else:  # nearly always: plain keys, one for each segment
+                else:  # the common case: one plain key per segment
                     yield key, segments, knob, node
                     continue
             for place in paths.find_segments(config, segments):
@@ -303,7 +303,7 @@ class KnobTable:
                 yield shown, place, knob, paths.get(config, place)
 
     def nearest(self, path: str) -> list[str]:
-        """The knobs that a path most looks like; where none does, some that stand beside it."""
+        """Return the knobs most similar to a path; if none is, some of its siblings."""
         tree: dict[str, Any] = {}
         for _, _, segments, _ in self._all:
             node = tree
@@ -312,23 +312,23 @@ class KnobTable:
         known = {key for _, key, _, _ in self._all}
         names = (name.replace(r"\*", "*") for name in paths.nearest(tree, path, 12))
         near = [name for name in names if name in known][:3]
-        beside = path.rpartition(".")[0] + "."
-        return near or [key for _, key, _, _ in self._all if key.startswith(beside)][:3]
+        prefix = path.rpartition(".")[0] + "."
+        return near or [key for _, key, _, _ in self._all if key.startswith(prefix)][:3]
 
 
-class _Maker:
-    """Checks the lines of one knob."""
+class _KnobParser:
+    """Checks the entry of one knob in the lab file."""
 
     def __init__(self, path: str, spec: Mapping[str, Any]) -> None:
         self.path = path
         if not isinstance(path, str) or not path or "" in paths.parse(path):
             raise LabError(f"{path!r} is not a path for a knob", hint="as in train.learning_rate")
         if not isinstance(spec, Mapping):
-            raise self.wrong(f"{show_value(spec)} does not say what is legal", "as in {type: float, low: 0, high: 1}")
+            raise self.error(f"{show_value(spec)} does not define legal values", "as in {type: float, low: 0, high: 1}")
         self.spec = spec
 
-    def wrong(self, what: str, hint: str | None = None) -> LabError:
-        return LabError(f"knob {self.path}: {what}", hint=hint)
+    def error(self, message: str, hint: str | None = None) -> LabError:
+        return LabError(f"knob {self.path}: {message}", hint=hint)
 
     def knob(self) -> Knob:
         self.no_unknown_keys()
@@ -336,41 +336,41 @@ class _Maker:
         low, high, step = (self.number(key, kind) for key in ("low", "high", "step"))
         log = self.spec.get("log", False)
         if not isinstance(log, bool):
-            raise self.wrong(f"log must be true or false, not {show_value(log)}")
+            raise self.error(f"log must be true or false, not {show_value(log)}")
         limits = [key for key in ("low", "high", "step") if self.spec.get(key) is not None] + ["log"] * log
         if kind in ("bool", "str") and limits:
-            raise self.wrong(f"{limits[0]} is for numbers, but the type is {kind}")
+            raise self.error(f"{limits[0]} is for numbers, but the type is {kind}")
         if low is not None and high is not None and low > high:
-            raise self.wrong(f"low {show_value(low)} is above high {show_value(high)}")
+            raise self.error(f"low {show_value(low)} is above high {show_value(high)}")
         if log and (low is None or low <= 0):
-            raise self.wrong("log needs a low above 0")
+            raise self.error("log needs a low above 0")
         if step is not None and step <= 0:
-            raise self.wrong(f"step must be above 0, not {show_value(step)}")
+            raise self.error(f"step must be above 0, not {show_value(step)}")
         if log and step is not None:
-            raise self.wrong("log and step do not go together", "leave one out")
+            raise self.error("log and step do not go together", "remove one")
         choices = self.choices(kind)
         if choices is not None and limits:
-            raise self.wrong(f"choices and {limits[0]} do not go together", "leave one out")
+            raise self.error(f"choices and {limits[0]} do not go together", "remove one")
         knob = Knob(self.path, kind, low, high, log, step, choices)
         return replace(knob, default=self.default(knob)) if "default" in self.spec else knob
 
     def default(self, knob: Knob) -> Any:
         value = self.spec["default"]
         if paths.is_wildcard(paths.parse(self.path)[-1]):
-            raise self.wrong("a path that ends in `*` cannot have a default", "name the keys")
-        stands, problem = knob.judge(value, value)
+            raise self.error("a path that ends in `*` cannot have a default", "name the keys")
+        coerced, problem = knob.check(value, value)
         if value is None and (knob.choices is None or None not in knob.choices):
-            problem = "null is not a value; leave the default out, or make null one of the choices"
+            problem = "null is not a value; remove the default, or make null one of the choices"
         if problem is not None or isinstance(value, dict | list):
-            raise self.wrong(f"its default is not legal: {problem or 'it is not a single value'}")
-        return stands
+            raise self.error(f"its default is not legal: {problem or 'it is not a single value'}")
+        return coerced
 
     def no_unknown_keys(self) -> None:
         for key in self.spec:
             if key not in _SPEC:
-                close = _OTHER_WORDS.get(str(key)) or next(iter(difflib.get_close_matches(str(key), _SPEC, n=1)), None)
+                close = _SYNONYMS.get(str(key)) or next(iter(difflib.get_close_matches(str(key), _SPEC, n=1)), None)
                 hint = f"did you mean {close}?" if close else f"there are {', '.join(_SPEC)}"
-                raise self.wrong(f"unknown key {key}", hint)
+                raise self.error(f"unknown key {key}", hint)
 
     def kind(self) -> Kind | None:
         kind = self.spec.get("type")
@@ -379,7 +379,7 @@ class _Maker:
         if not isinstance(kind, str) or kind not in _PYTHON:
             close = difflib.get_close_matches(str(kind), _PYTHON, n=1, cutoff=0.5)
             hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(_PYTHON)}"
-            raise self.wrong(f"unknown type {show_value(kind)}", hint)
+            raise self.error(f"unknown type {show_value(kind)}", hint)
         return cast(Kind, kind)
 
     def number(self, key: str, kind: Kind | None) -> float | None:
@@ -387,39 +387,39 @@ class _Maker:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.wrong(f"{key} must be a number, not {show_value(value)}")
+            raise self.error(f"{key} must be a number, not {show_value(value)}")
         if isinstance(value, float) and not math.isfinite(value):
-            raise self.wrong(f"{key} must be finite, not {show_value(value)}", "leave it out for no limit")
+            raise self.error(f"{key} must be finite, not {show_value(value)}", "remove it for no limit")
         if kind == "int":
             if not _is_whole(value):
-                raise self.wrong(f"{key} must be a whole number for an int, not {show_value(value)}")
+                raise self.error(f"{key} must be a whole number for an int, not {show_value(value)}")
             return int(value)
         return value
 
     def choices(self, kind: Kind | None) -> tuple[Any, ...] | None:
-        given = self.spec.get("choices")
-        if given is None:
+        listed = self.spec.get("choices")
+        if listed is None:
             if "choices" in self.spec:
-                raise self.wrong("choices is empty")
+                raise self.error("choices is empty")
             return None
-        if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
-            raise self.wrong(f"choices must be a list, not {show_value(given)}")
-        if not given:
-            raise self.wrong("choices is empty")
+        if isinstance(listed, str | Mapping) or not isinstance(listed, Sequence):
+            raise self.error(f"choices must be a list, not {show_value(listed)}")
+        if not listed:
+            raise self.error("choices is empty")
         typed = Knob(self.path, kind)
         choices = []
-        for choice in given:
+        for choice in listed:
             if not _all_finite(choice):
-                raise self.wrong(f"choice {show_value(choice)} is not finite")
+                raise self.error(f"choice {show_value(choice)} is not finite")
             problem = None if choice is None else typed.problem(choice)
             if problem:
-                raise self.wrong(f"a choice does not fit the type {kind}: {problem}")
+                raise self.error(f"a choice does not fit the type {kind}: {problem}")
             choices.append(None if choice is None else typed.coerce(choice))
         return tuple(choices)
 
 
 def show_value(value: Any) -> str:
-    """A value as it is written in a config file."""
+    """Return a value as it is written in a config file."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
@@ -431,7 +431,7 @@ def show_value(value: Any) -> str:
 
 
 def _missing_places(config: dict[str, Any], path: str, segments: tuple[str, ...], starred: bool) -> Iterator[Concrete]:
-    """Where the key of a knob would go in a config that lacks it: into mappings that are there, or new ones."""
+    """Yield the places where a missing knob would be added: in existing mappings, or in new ones."""
     parents = paths.find_parents(config, path)
     yield from ((*parent, segments[-1]) for parent in parents if segments[-1] not in paths.get(config, parent))
     if parents or starred:

@@ -1,1 +1,1 @@
-"""Verdicts: is a challenger better than the champion, or was it luck? Statistics and policy; no files, no clock."""
+"""Verdicts: is a challenger better than the champion, or was it lucky? Statistics and policy; no files, no clock."""

@@ -1,4 +1,4 @@
-"""What goes into the court and what comes out of it: plain frozen data, so that every decision can be replayed."""
+"""Inputs and outputs of the judge: plain frozen data, so that every decision can be replayed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, Literal
 from looplab.errors import LabError
 
 DIVERGED = 1e100
-"""From this magnitude on a value is as good as infinite, and its square would overflow."""
+"""Values of at least this magnitude count as infinite: their squares would overflow."""
 
 
 class Verdict(StrEnum):
-    """What the court says about a run."""
+    """The judge's decision about a run."""
 
     KEEP = "keep"
     DISCARD = "discard"
@@ -26,46 +26,47 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JudgeSettings:
-    """How strict the court is."""
+    """The policy of the judge."""
 
     goal: Literal["max", "min"] = "max"
     then: Literal["max", "min"] | None = None
-    """The goal of the metric that breaks exact ties; None: a tie is not an improvement."""
+    """Goal of the metric that breaks exact ties; None: a tie is not an improvement."""
     then_metric: str = ""
+    """Name of that metric, for messages."""
     by: Literal["test", "ratchet", "deterministic"] = "test"
-    """`ratchet`: one run each, any improvement wins. It promotes luck; it is here because people know it.
-    `deterministic`: the same config and seed always measure the same, which is checked by one repeat of each winner."""
+    """`ratchet`: one run each, any improvement wins. It promotes luck and is offered because it is common practice.
+    `deterministic`: a config with a fixed seed always measures the same; one repeat of each winner checks this."""
     alpha: float = 0.05
-    """The probability that a study whose challengers are all no better promotes one of them; for the whole study."""
+    """Bound on the probability that a study whose challengers are all no better promotes any of them."""
     baseline_seeds: int = 5
-    """Seeds of the base, before anything is judged: the noise floor."""
+    """Runs of the base before anything is judged; their spread is the noise floor."""
     replicates: int = 3
     """Replicates of a challenger at the first look."""
     max_replicates: int = 24
     """Replicates of a challenger at the last look."""
     min_effect: float = 0.0
-    """A smaller improvement is not worth a promotion; in units of the metric."""
+    """Smallest improvement worth a promotion, in units of the metric."""
     min_relative: float = 0.0
-    """The same as a share of the champion's mean; the larger of the two counts."""
+    """The same as a fraction of the champion's mean; the larger of the two applies."""
     screen: float = 0.5
-    """A first run must beat the champion by so many standard deviations of the noise to earn replicates."""
+    """Standard deviations of the noise by which a first run must beat the champion to earn replicates."""
     alpha_share: float = 0.15
-    """The part of the alpha still left that the next test gets."""
+    """Fraction of the remaining alpha that the next test receives."""
     growth: float = 1.6
-    """Each look has so many times the replicates of the one before."""
+    """Factor by which the number of replicates grows from look to look."""
     spending: float = 2.0
-    """How late a test spends its alpha over its looks: 1 evenly, 3 nearly all of it at the end."""
+    """Exponent of the alpha-spending function: 1 spends evenly, 3 nearly everything at the last look."""
     futility: float = 0.1
-    """A test whose probability to be won in the end is below this stops."""
+    """A test stops when its predictive power falls below this probability."""
     implausible: float = 15.0
-    """A first run better by so many standard deviations raises an alarm."""
+    """A first run that is better by this many standard deviations of the noise raises an alarm."""
     crashes: int = 2
-    """A challenger with so many crashed replicates is a crash."""
+    """Crashed replicates from which on the challenger's verdict is `crash`."""
     held_out_p: float = 0.1
-    """Worse on the held-out metric with a one-sided p below this: no promotion."""
+    """A challenger that is worse on the held-out metric with a one-sided p below this is not promoted."""
 
     def __post_init__(self) -> None:
-        wrong = [
+        checks = [
             (self.goal not in ("max", "min"), "goal", "max or min"),
             (self.by not in ("test", "ratchet", "deterministic"), "by", "test, ratchet or deterministic"),
             (not 0 < self.alpha < 0.5, "alpha", "above 0 and below 0.5"),
@@ -80,26 +81,26 @@ class JudgeSettings:
             (not 0 <= self.futility < 1, "futility", "from 0 to below 1"),
             (self.crashes < 1, "crashes", "1 or more"),
         ]
-        for is_wrong, name, allowed in wrong:
-            if is_wrong:
+        for is_invalid, name, allowed in checks:
+            if is_invalid:
                 raise LabError(f"judge.{name} must be {allowed}, not {getattr(self, name)!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What one run measured."""
+    """The measurement of one run."""
 
     run: str
     seed: int | None
-    """None: the trainer has no seed that the lab knows; such runs are compared without pairs."""
+    """None: the lab does not control the trainer's seed; such runs are compared unpaired."""
     value: float | None
-    """None: it crashed or never logged the metric. NaN, infinite and diverged values count as None."""
+    """None: the run crashed or never logged the metric. NaN, infinite and diverged values count as None."""
     cost: float = 0.0
-    """Device seconds, with those of the runs that a warm start rests on."""
+    """Device seconds, including those of the runs that its warm start builds on."""
     fingerprint: str = ""
-    """A hash of the evaluator and the data; empty: not known."""
+    """Hash of the evaluator and the data; empty: unknown."""
     tie: float | None = None
-    """What it measured of the metric that breaks exact ties."""
+    """Value of the metric that breaks exact ties; None: not measured."""
 
     @property
     def finite(self) -> bool:
@@ -108,49 +109,49 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """All runs of one config, whatever their seed."""
+    """All runs of one config with any seed."""
 
     point: str
-    """The identity of the config without its seed."""
+    """Identity of the config without its seed."""
     run: str
-    """Its first run, by which it is known."""
+    """Name of its first run, which identifies the candidate."""
     scores: tuple[Score, ...]
-    """The ended runs; the first one is the trial, by which it is selected for replicates."""
+    """The finished runs. The first is the trial, which decides whether the candidate is replicated."""
     warm: str | None = None
-    """The run whose checkpoint it starts from. A point with a warm start is another entrant than the point alone."""
+    """Run whose checkpoint it starts from; None: from scratch. A point with a warm start is a separate candidate."""
     control: bool = False
-    """Run only to be compared with, because the court asked for it: never judged itself."""
+    """A run that the judge requested only as a comparison; never judged itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenTest:
-    """A challenger that earned replicates."""
+    """The sequential test of a challenger that passed the screen."""
 
     run: str
     number: int
-    """Its place among the tests of the study, from 1."""
+    """Index among the tests of the study, from 1."""
     alpha: float
-    """Set when it was opened, before any replicate was seen."""
+    """Fixed when the test opens, before any replicate is seen."""
     look: int = 0
-    """Looks taken so far."""
+    """Interim looks taken so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeState:
-    """What was decided so far. The caller keeps it (`as_dict`) and hands it back at the next sitting."""
+    """Decisions so far. The caller stores it (`as_dict`) and passes it to the next evaluation."""
 
     champion: str | None = None
-    """The first run of the champion."""
+    """First run of the champion; None: no base has run yet."""
     tests: tuple[OpenTest, ...] = ()
-    """The tests that are open."""
+    """The open tests."""
     opened: int = 0
-    """Tests opened so far."""
+    """Number of tests opened so far."""
     spent: float = 0.0
-    """The alpha of the tests that are over and were not won. A promotion costs nothing."""
+    """Alpha of the closed tests that were not won. A promotion costs nothing."""
     verdicts: tuple[tuple[str, str], ...] = ()
-    """(first run, verdict), in the order in which they were given."""
+    """(first run, verdict) in chronological order."""
     alarms: tuple[str, ...] = ()
-    """Alarms raised so far; none is raised twice."""
+    """Alarms raised so far; each is raised once."""
 
     @property
     def reserved(self) -> float:
@@ -161,68 +162,72 @@ class JudgeState:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, kept: Mapping[str, Any]) -> JudgeState:
+    def from_dict(cls, data: Mapping[str, Any]) -> JudgeState:
         return cls(
-            champion=kept["champion"],
-            tests=tuple(OpenTest(**test) for test in kept["tests"]),
-            opened=kept["opened"],
-            spent=kept["spent"],
-            verdicts=tuple((run, verdict) for run, verdict in kept["verdicts"]),
-            alarms=tuple(kept["alarms"]),
+            champion=data["champion"],
+            tests=tuple(OpenTest(**test) for test in data["tests"]),
+            opened=data["opened"],
+            spent=data["spent"],
+            verdicts=tuple((run, verdict) for run, verdict in data["verdicts"]),
+            alarms=tuple(data["alarms"]),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A verdict and all that it rests on."""
+    """A verdict and the numbers behind it."""
 
     run: str
-    """The first run of the entrant."""
+    """First run of the candidate."""
     point: str
     verdict: Verdict
     why: str
-    """A sentence for people."""
+    """One readable sentence."""
     champion: str | None = None
-    """The first run of the champion that it was compared with."""
+    """First run of the champion that it was compared with; None: no comparison."""
     effect: float | None = None
-    """How much better it was, in units of the metric; positive is better, whatever the goal."""
+    """Improvement in units of the metric; positive is better, whatever the goal. None: not measured."""
     low: float | None = None
-    """The 95 % confidence interval of the effect."""
+    """Lower end of the 95 % confidence interval of the effect."""
     high: float | None = None
+    """Upper end of the interval."""
     p: float | None = None
-    """One-sided p-value of the replicates; None where there was no test."""
+    """One-sided p-value of the replicates; None: there was no test."""
     boundary: float | None = None
-    """What p had to reach at this look."""
+    """Largest p that would have won at this look."""
     alpha: float | None = None
-    """The alpha of the whole test."""
+    """Alpha of the whole test."""
     n: int = 0
-    """Runs that the effect rests on: replicates in a test, 1 in the screen."""
+    """Runs behind the effect: replicates in a test, 1 in the screen."""
     look: int = 0
+    """Looks taken, including this one; 0: no test."""
     sigma: float | None = None
-    """The noise: the standard deviation between runs that differ only in their seed."""
+    """Noise: standard deviation between runs that differ only in their seed; None: unknown."""
     cost: float | None = None
-    """Its mean cost, as a multiple of what it was compared with."""
+    """Mean cost as a multiple of the rival's; None: unknown."""
     flags: tuple[str, ...] = ()
+    """Remarks that readers of the verdict should know, such as `implausible jump`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """A run that the court asks for."""
+    """A run that the judge asks for."""
 
     point: str
     warm: str | None
-    """Start from this run's checkpoint."""
+    """Run whose checkpoint to start from; None: from scratch."""
     seed: int | None
+    """None: the lab does not control the trainer's seed."""
     number: int
-    """The how-manieth run of this entrant beyond its trial; with a seed it is the seed minus the base's."""
+    """Index of this replicate, from 1; in a study with seeds, its seed minus the base's."""
     why: str
     control: bool = False
-    """The champion's config from a challenger's warm start: not a challenger itself."""
+    """The champion's config from a challenger's warm start; not a challenger itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """The held-out metric by seed (any key, where there are no seeds), as measured: the goal is the objective's."""
+    """Held-out values by seed (any key if there are no seeds), unsigned: the objective's goal applies to them."""
 
     champion: Mapping[int, float]
     challenger: Mapping[int, float]
@@ -230,22 +235,25 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a sitting of the court decided, and what it asks for."""
+    """Result of one evaluation."""
 
     state: JudgeState
+    """State to pass to the next evaluation."""
     verdicts: tuple[Evidence, ...]
-    """The new ones."""
+    """New verdicts."""
     opened: tuple[OpenTest, ...]
-    """The new ones."""
+    """Tests opened by this evaluation."""
     requests: tuple[RunRequest, ...]
-    """Runs to do next, the most wanted first; those under way are among them."""
+    """Runs needed next, most important first; includes runs that are already in progress."""
     champion: str | None
-    """The first run of the champion after this sitting."""
+    """First run of the champion after this evaluation; None: no base has run yet."""
     alarms: tuple[str, ...]
-    """The new ones."""
+    """New alarms."""
     sigma: float | None
+    """Noise: standard deviation between runs that differ only in their seed; None: unknown."""
 
 
 ReadHeldOut = Callable[[Candidate, Candidate], HeldOut | None]
-"""(champion, challenger) → their held-out values, or None when there are none or the budget of readings is used.
-Asked only when a promotion hangs on it; asked the same again, it must answer the same."""
+"""(champion, challenger) → their held-out values; None if there are none or the read budget is used up.
+
+Called only when a promotion depends on it. The same arguments must always return the same values."""

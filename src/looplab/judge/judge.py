@@ -1,28 +1,28 @@
-"""The court: looks at everything measured so far, gives the verdicts that can be given, and asks for runs.
+"""The judge: evaluate all measurements so far, issue verdicts, and request the runs that are missing.
 
-How it works. The base runs with `floor` seeds; their spread is the noise. A challenger's first run, the trial, must
-beat the champion by `screen` × the noise, else it is over after one run. Who passes earns replicates on the champion's
-other seeds, in pairs. The trial itself does not count in the test: it was selected for being good. A test is looked at
-after 3, 5, 8, 13 and 24 pairs; it is won when the one-sided p is below the bar of that look, and ends when hopeless.
+Method. The base runs with `baseline_seeds` seeds; their spread is the noise. A challenger's first run, the trial, must
+beat the champion by `screen` × the noise, else it is decided after one run. A challenger that passes is replicated on
+the champion's other seeds, in pairs. The trial is excluded from the test because it was selected for being good. A test
+takes interim looks after 3, 5, 8, 13 and 24 pairs. It is won when the one-sided p is at most the boundary of that look,
+and ends early when it is hopeless.
 
-Why chance promotes nobody too often. A test gets a share of the alpha that is left, fixed before its replicates are
-seen; the bars of its looks add up to that. A test that is lost costs its alpha, a promotion costs nothing, so all bars
-of the tests that anybody lost add up to less than `alpha`, however many challengers come.
+Why false promotions are bounded. Each test receives a fraction of the remaining alpha, fixed before its replicates are
+seen; the boundaries of its looks add up to that alpha. A lost test spends its alpha and a promotion spends nothing, so
+the boundaries of all lost tests add up to less than `alpha`, however many challengers there are.
 
-Why these numbers (800 simulated studies each, of 24 challengers and 120 runs, as in `benchmarks/judge.py` but with
-other seeds). A screen of half a standard deviation lets through two thirds of those that are better by one, and a third
-of those that are not. The share hardly matters: 0.15 promotes luck in 2.1 % of the studies and finds something better
-in 90 %, 0.3 in 2.5 % and 92 %, but leaves less for the tenth test. 16 replicates at most instead of 24 decide 9 runs
-sooner and find 78 %; 32 find 93 % and take 12 runs longer. Nine looks instead of five decide 5 runs sooner and find
-83 %.
+Why these defaults (800 simulated studies per setting, each with 24 challengers and 120 runs, as in
+`benchmarks/judge.py` but with other seeds). A screen of half a standard deviation passes two thirds of the challengers
+that are better by one standard deviation and a third of those that are no better. The alpha share hardly matters: 0.15
+promotes luck in 2.1 % of the studies and finds an improvement in 90 %; 0.3 gives 2.5 % and 92 %, but leaves less for
+the tenth test. At most 16 replicates instead of 24 decide 9 runs sooner and find 78 %; 32 find 93 % and take 12 runs
+longer. Nine looks instead of five decide 5 runs sooner and find 83 %.
 
-Why equal repeats are an alarm. Repeats that are equal to the last digit have no spread to test against: either no
-seed reaches the trainer, or the metric is too coarse. Such a challenger is not promoted until its repeats differ; only
-a metric at its limit (0, 1, 100) in a study whose other runs do vary may be equal with every seed. A trainer that is
-meant to be deterministic has a rule of its own: each winner is repeated once, with the same seed, and must measure
-exactly the same.
+Why equal repeats raise an alarm. Repeats that are equal to the last digit have no spread to test against: either the
+seed does not reach the trainer, or the metric is too coarse. Such a challenger is not promoted until its repeats
+differ. The exception is a metric at its limit (0, 1, 100) in a study whose other runs vary. For a trainer that is
+declared deterministic, each winner is repeated once with the same seed and must measure exactly the same.
 
-The court is pure: no clock, no files, no randomness. The same docket and entrants give the same sitting.
+The judge is pure: no clock, no files, no randomness. The same state and candidates give the same judgement.
 """
 
 from __future__ import annotations
@@ -53,30 +53,30 @@ TIE_BREAK = "decided by the tie-break"
 EQUAL = "equal to the last digit"
 NEARLY_EQUAL = "equal but for rounding"
 ROUNDING = 1e-6
-"""Relative difference up to which repeats are the same computation, rounded differently: some ulps of float32."""
+"""Relative difference up to which repeats count as one computation rounded differently: a few ulps of float32."""
 LIMITS = (0.0, 1.0, 100.0)
 """Values at which accuracies and success rates saturate: equal repeats are plausible there."""
 LEAST_SPREAD = 0.2
-"""At the first look, differences are taken to vary by at least this share of the noise, however alike they are: three
-runs of a coarse metric agree by chance. Later looks ask for less, in proportion to their runs."""
+"""Lower bound on the spread of differences at the first look, as a fraction of the noise: three runs of a coarse metric
+may agree by chance. At later looks it shrinks in proportion to the number of runs."""
 COSTLY = 1.25
-"""From this multiple of the champion's cost on, a verdict says so."""
+"""Cost ratio to the rival from which on a verdict carries a flag, in either direction."""
 SEED_PRIOR, SEED_WEIGHT = 0.5, 4.0
-"""Before pairs are known, half of a seed's luck is taken to be shared by all configs; as sure as 4 pairs."""
+"""Prior of the slope between the values of two configs over common seeds, and its weight in pairs."""
 
 Key = tuple[str, str | None]
 
 
 @dataclass(slots=True)
 class _Side:
-    """An entrant with its values by number: the seed minus the base's, or the place in line if there are no seeds."""
+    """A candidate with its values by number: seed minus the base's seed, or run index without seeds."""
 
     candidate: Candidate
     trial_number: int
     values: dict[int, float | None]
-    """Signed so that more is better; None: crashed, or measured by another evaluator."""
+    """Signed so that more is better; None: crashed, or measured by a different evaluator."""
     foreign: list[str]
-    """Runs that were measured by another evaluator or on other data."""
+    """Runs that were measured by a different evaluator or on different data."""
 
     @property
     def run(self) -> str:
@@ -96,25 +96,25 @@ class _Side:
 
     @property
     def crashes(self) -> int:
-        """Crashes beyond the trial."""
+        """Number of crashed runs, without the trial."""
         return sum(value is None for number, value in self.values.items() if number != self.trial_number)
 
     @property
     def is_constant(self) -> bool:
-        """Whether it was repeated and every run measured exactly the same."""
+        """Whether it has several runs and all measured exactly the same."""
         return len(self.finite) > 1 and len(set(self.finite)) == 1
 
     @property
     def equality(self) -> str:
-        """In which way its runs are the same, if they are."""
+        """Wording for repeats that hardly vary."""
         return EQUAL if self.is_constant else NEARLY_EQUAL
 
     @property
     def hardly_varies(self) -> bool:
-        """Whether it was repeated and its runs differ by no more than the rounding of float32.
+        """Whether it has several runs that differ by no more than float32 rounding.
 
-        A trainer that no seed reaches repeats the same training; kernels that add in another order each time then make
-        the last digits differ, which is not noise that a test could use.
+        A trainer that ignores its seed repeats the same training. Kernels with a nondeterministic order of summation
+        then change the last digits, which is not noise that a test can use.
         """
         largest = max(map(abs, self.finite), default=0.0)
         return len(self.finite) > 1 and max(self.finite) - min(self.finite) <= ROUNDING * largest
@@ -125,7 +125,7 @@ class _Side:
 
 
 class Judge:
-    """Judges a study. Ask it again after every ended run, or after a round of them."""
+    """Judge of a study. Call `evaluate` after each finished run, or after each round."""
 
     def __init__(self, settings: JudgeSettings) -> None:
         self.settings = settings
@@ -133,23 +133,32 @@ class Judge:
     def evaluate(
         self, state: JudgeState, candidates: Sequence[Candidate], held_out: ReadHeldOut | None = None
     ) -> Judgement:
-        """The first entrant is the base; the others come in the order in which they were proposed."""
+        """Issue all verdicts that the measurements support and request the missing runs.
+
+        Args:
+            state: State of the previous judgement; empty at the start.
+            candidates: Every candidate of the study in the order of their proposals; the first is the base.
+            held_out: Reads the held-out metric before a promotion; None: the study has none.
+
+        Raises:
+            LabError: The champion of `state` is not among the candidates.
+        """
         session = _Session(self.settings, state, candidates, held_out)
-        session.judge()
-        return session.end()
+        session.evaluate()
+        return session.judgement()
 
     def close(self, state: JudgeState, candidates: Sequence[Candidate]) -> Judgement:
-        """The study is over: whoever has a run that ended and no verdict yet gets `inconclusive`."""
+        """End the study: every candidate with a finished run and no verdict becomes `inconclusive`."""
         session = _Session(self.settings, state, candidates, None)
         for side in session.pending():
-            session.give(side, Verdict.INCONCLUSIVE, "The study ended before this could be decided.")
+            session.record_verdict(side, Verdict.INCONCLUSIVE, "The study ended before this could be decided.")
         for test in list(session.tests.values()):
-            session.over(test)
-        return session.end()
+            session.close_test(test)
+        return session.judgement()
 
 
 class _Session:
-    """One sitting: the docket as it changes, and what comes out."""
+    """One evaluation: a mutable copy of the state, and the results so far."""
 
     def __init__(
         self, settings: JudgeSettings, state: JudgeState, candidates: Sequence[Candidate], held_out: ReadHeldOut | None
@@ -163,7 +172,7 @@ class _Session:
         self.tests = {test.run: test for test in state.tests}
         self.opened: list[OpenTest] = []
         self.spent = state.spent
-        self.given = dict(state.verdicts)
+        self.decided = dict(state.verdicts)
         self.verdicts: list[Evidence] = []
         self.alarms: list[str] = []
         self.requests: dict[tuple[Key, int], RunRequest] = {}
@@ -171,22 +180,23 @@ class _Session:
         self.sides: dict[Key, _Side] = {}
         self.by_run: dict[str, _Side] = {}
         self.repeats: list[Candidate] = []
-        """Entrants that differ only in their seed from one before them."""
+        """Candidates that differ from an earlier one only in their seed."""
         self.first_seed: int | None = None
-        if candidates and candidates[0].scores:  # while the base runs, nothing can be said
-            if settings.by != "deterministic":  # there every repeat has the same seed
+        if candidates and candidates[0].scores:  # nothing can be judged before the base has finished
+            if settings.by != "deterministic":  # all repeats of a deterministic study have the same seed
                 self.first_seed = candidates[0].scores[0].seed
-            self._gather([candidate for candidate in candidates if candidate.scores])
+            self._merge_candidates([candidate for candidate in candidates if candidate.scores])
             if self.champion is not None and self.champion not in self.by_run:
                 raise LabError(
-                    f"the docket's champion {self.champion} is not among the entrants",
-                    hint="hand over every entrant of the study, each by its first run",
+                    f"the champion {self.champion} of the judge's state is not among the candidates",
+                    hint="pass every candidate of the study, each identified by its first run",
                 )
         self.noise = stats.pooled_spread(side.finite for side in self.sides.values())
         varies = any(len(side.finite) > 1 and not side.hardly_varies for side in self.sides.values())
-        self.sigma = self.noise[0] if self.noise and varies else 0.0  # exactly 0, whatever the mean was rounded to
+        self.sigma = self.noise[0] if self.noise and varies else 0.0  # exactly 0, despite rounding of the mean
 
-    def _gather(self, candidates: Sequence[Candidate]) -> None:
+    def _merge_candidates(self, candidates: Sequence[Candidate]) -> None:
+        """Fill `sides`, `by_run` and `repeats`: one side for all candidates that differ only in their seed."""
         merged: dict[Key, Candidate] = {}
         for candidate in candidates:
             key = candidate.point, candidate.warm
@@ -196,30 +206,30 @@ class _Session:
             else:
                 self.repeats.append(candidate)
                 merged[key] = replace(earlier, scores=earlier.scores + candidate.scores)
-        standing = [candidate for candidate in merged.values() if candidate.run == self.champion]
-        standing += [candidate for candidate in merged.values() if candidate.scores[0].finite]
-        reference = standing[0].scores[0].fingerprint if standing else ""
+        references = [candidate for candidate in merged.values() if candidate.run == self.champion]
+        references += [candidate for candidate in merged.values() if candidate.scores[0].finite]
+        reference = references[0].scores[0].fingerprint if references else ""
         for key, candidate in merged.items():
-            self.sides[key] = self.by_run[candidate.run] = self._side(candidate, reference)
+            self.sides[key] = self.by_run[candidate.run] = self._build_side(candidate, reference)
 
-    def _side(self, candidate: Candidate, reference: str) -> _Side:
+    def _build_side(self, candidate: Candidate, reference: str) -> _Side:
         values: dict[int, float | None] = {}
         names: dict[int, str] = {}
         foreign = []
         trial = 0
-        for place, score in enumerate(candidate.scores):
+        for index, score in enumerate(candidate.scores):
             if self.first_seed is None:
-                number = place
+                number = index
             elif score.seed is None:
-                number = -1 - place - 10**9  # in a study with seeds it counts for the noise, never for a pair
+                number = -1 - index - 10**9  # in a study with seeds it counts towards the noise, never in a pair
             else:
                 number = score.seed - self.first_seed
-            trial = number if place == 0 else trial
+            trial = number if index == 0 else trial
             value = self.sign * score.value if score.value is not None and score.finite else None
             if reference and score.fingerprint != reference and value is not None:
                 foreign.append(score.run)
                 value = None
-            # The same seed twice: a measurement stands against a crash, then the name decides, never the order.
+            # The same seed twice: a measurement wins over a crash, then the smaller name, whatever the order.
             if number in values:
                 known = values[number]
                 if value is None or (known is not None and names[number] <= score.run):
@@ -227,28 +237,34 @@ class _Session:
             values[number], names[number] = value, score.run
         return _Side(candidate, trial, values, foreign)
 
-    # --- what comes out
+    # --- results
 
-    def end(self) -> Judgement:
-        fresh = tuple(dict.fromkeys(alarm for alarm in self.alarms if alarm not in self.before.alarms))
+    def judgement(self) -> Judgement:
+        new_alarms = tuple(dict.fromkeys(alarm for alarm in self.alarms if alarm not in self.before.alarms))
         state = JudgeState(
             champion=self.champion,
             tests=tuple(self.tests.values()),
             opened=self.before.opened + len(self.opened),
             spent=self.spent,
-            verdicts=tuple(self.given.items()),
-            alarms=self.before.alarms + fresh,
+            verdicts=tuple(self.decided.items()),
+            alarms=self.before.alarms + new_alarms,
         )
         sigma = self.sigma if self.noise else None
         return Judgement(
-            state, tuple(self.verdicts), tuple(self.opened), tuple(self.requests.values()), self.champion, fresh, sigma
+            state=state,
+            verdicts=tuple(self.verdicts),
+            opened=tuple(self.opened),
+            requests=tuple(self.requests.values()),
+            champion=self.champion,
+            alarms=new_alarms,
+            sigma=sigma,
         )
 
-    def give(self, side: _Side, verdict: Verdict, why: str, **rest: Any) -> None:
-        self._give(side.candidate, verdict, why, **rest)
+    def record_verdict(self, side: _Side, verdict: Verdict, why: str, **rest: Any) -> None:
+        self._record_candidate_verdict(side.candidate, verdict, why, **rest)
 
-    def _give(self, candidate: Candidate, verdict: Verdict, why: str, **rest: Any) -> None:
-        self.given[candidate.run] = verdict.value
+    def _record_candidate_verdict(self, candidate: Candidate, verdict: Verdict, why: str, **rest: Any) -> None:
+        self.decided[candidate.run] = verdict.value
         sigma = self.sigma if self.noise else None
         champion = None if self.champion == candidate.run else self.champion
         rest = {"champion": champion, "sigma": sigma, **rest}
@@ -257,26 +273,30 @@ class _Session:
     def request(self, candidate: Candidate, number: int, why: str) -> None:
         key = candidate.point, candidate.warm
         seed = None if self.first_seed is None else self.first_seed + number
-        self.requests.setdefault((key, number), RunRequest(*key, seed, number, why, candidate.control))
+        request = RunRequest(*key, seed=seed, number=number, why=why, control=candidate.control)
+        self.requests.setdefault((key, number), request)
 
     def request_unpaired(self, side: _Side, n: int, why: str) -> None:
         for number in range(len(side.values), len(side.values) + n):
             self.request(side.candidate, number, why)
 
-    def over(self, test: OpenTest) -> None:
-        """A test that is not won costs its whole alpha, also when it stopped early: it could have been won later, and
-        those that stop are just those that would not have been. To give back the looks it did not take is no saving;
-        over 150 challengers without any effect it let chance win in 9 % of the studies."""
+    def close_test(self, test: OpenTest) -> None:
+        """Close a test that was not won and spend its whole alpha.
+
+        A test that stops early spends it too: it could still have been won, and the tests that stop are those that
+        would have been lost. Refunding the looks not taken let chance win in 9 % of simulated studies with 150
+        challengers without any effect.
+        """
         self.spent += test.alpha
         del self.tests[test.run]
 
     def pending(self) -> list[_Side]:
-        """Whose trial has ended and who has no verdict yet."""
-        return [side for run, side in self.by_run.items() if run not in self.given and not side.candidate.control]
+        """Return the candidates whose trial has finished and that have no verdict yet."""
+        return [side for run, side in self.by_run.items() if run not in self.decided and not side.candidate.control]
 
-    # --- the order of business
+    # --- the steps of an evaluation
 
-    def judge(self) -> None:
+    def evaluate(self) -> None:
         if not self.sides:
             return
         ready = self._find_base()
@@ -292,30 +312,30 @@ class _Session:
             for side in self.pending():
                 self._confirm(side)
             return
-        # A promotion changes what the others are compared with, and a replayed challenger may have its replicates
-        # already: go on until nothing new comes of it.
-        at_rest = False
-        while not at_rest:
-            state = (self.champion, len(self.given), len(self.opened))
+        # A promotion changes what the others are compared with, and a replayed challenger may already have its
+        # replicates: repeat until nothing changes.
+        settled = False
+        while not settled:
+            state = (self.champion, len(self.decided), len(self.opened))
             self.requests.clear()
             for test in sorted(self.tests.values(), key=lambda test: (-test.look, test.number)):
                 if test.run in self.tests and test.run in self.by_run:
-                    self._interim_look(test)
+                    self._continue_test(test)
             for side in self.pending():
                 if side.run not in self.tests:
                     self._screen(side)
-            at_rest = state == (self.champion, len(self.given), len(self.opened))
+            settled = state == (self.champion, len(self.decided), len(self.opened))
 
     def _find_base(self) -> bool:
-        """The first entrant that works is the base; whether its noise floor is known."""
-        if self.champion is not None and self.champion in self.given:
+        """Make the first working candidate the base; return whether its noise floor is known."""
+        if self.champion is not None and self.champion in self.decided:
             return True
         for side in self.pending():
             if side.trial is None:
                 continue
             self.champion = side.run
             if self.settings.by == "ratchet":
-                self.give(side, Verdict.KEEP, f"The base, from a single run: {self._value(side.finite)}.",
+                self.record_verdict(side, Verdict.KEEP, f"The base, from a single run: {self._fmt_mean(side.finite)}.",
                           n=1, flags=("base", *RATCHET))  # fmt: skip
                 return True
             baseline_seeds = 2 if self.settings.by == "deterministic" else self.settings.baseline_seeds
@@ -327,42 +347,44 @@ class _Session:
                 self._keep_base(side)
                 return True
             self.champion = None
-            self.give(side, Verdict.CRASH, f"It crashed with {side.crashes} of {len(side.values)} seeds.")
+            self.record_verdict(side, Verdict.CRASH, f"It crashed with {side.crashes} of {len(side.values)} seeds.")
         return False
 
     def _keep_base(self, side: _Side) -> None:
         n, flags = len(side.finite), ("base",)  # type: tuple[int, tuple[str, ...]]
         if self.settings.by == "deterministic":
-            why = f"The base: {self._value(side.finite)}, and exactly the same when repeated."
+            why = f"The base: {self._fmt_mean(side.finite)}, and exactly the same when repeated."
             flags += DETERMINISTIC
             if not side.is_constant:
-                why = f"The base: {self._value(side.finite)}, but not the same when repeated: it is not deterministic."
+                why = (
+                    f"The base: {self._fmt_mean(side.finite)}, but not the same when repeated: it is not deterministic."
+                )
                 self._alarm_varies(side)
         else:
             what = "runs" if self.first_seed is None else "seeds"
-            why = f"The base: {self._value(side.finite)} over {n} {what}, noise {_number(self.sigma)}."
+            why = f"The base: {self._fmt_mean(side.finite)} over {n} {what}, noise {_fmt(self.sigma)}."
             if side.hardly_varies:
                 flags += (f"repeats {side.equality}",)
                 self._alarm_constant(side)
-        self.give(side, Verdict.KEEP, why, n=n, flags=flags)
+        self.record_verdict(side, Verdict.KEEP, why, n=n, flags=flags)
 
     def _alarm_constant(self, side: _Side) -> None:
         self.alarms.append(
             f"Every repeat of {side.run} measured {'exactly ' if side.is_constant else ''}"
             f"{self.sign * side.finite[0]!r}, {side.equality}: either no seed "
-            "reaches the trainer or the metric is too coarse. Nobody is promoted on such numbers. Pass the seed on "
+            "reaches the trainer or the metric is too coarse. Nothing is promoted on such numbers. Pass the seed on "
             "(`{seed}` in launch.command or launch.env), or declare `deterministic: true`."
         )
 
     def _alarm_varies(self, side: _Side) -> None:
         self.alarms.append(
-            f"The study declares `deterministic: true`, but repeats of {side.run} differ. Nobody is promoted on such "
+            f"The study declares `deterministic: true`, but repeats of {side.run} differ. Nothing is promoted on such "
             "numbers: fix the trainer's seed, or remove `deterministic`."
         )
 
     def _request_baseline(self, side: _Side, missing: int) -> None:
         if self.first_seed is None:
-            self.request_unpaired(side, missing, "the noise floor: the base once more")
+            self.request_unpaired(side, missing, "the noise floor: the base again")
             return
         why = "the noise floor: the base with another seed"
         number = 0
@@ -374,58 +396,62 @@ class _Session:
 
     def _tripwires(self, champion: _Side | None) -> None:
         for candidate in self.repeats:
-            if candidate.run not in self.given and not candidate.control:
+            if candidate.run not in self.decided and not candidate.control:
                 first = self.sides[candidate.point, candidate.warm].run
-                why = f"It differs from {first} only in its seed: no change. It counts as another run of {first}."
-                self._give(candidate, Verdict.DISCARD, why, flags=("no change",))
+                why = f"It differs from {first} only in its seed: not a change. It counts as another run of {first}."
+                self._record_candidate_verdict(candidate, Verdict.DISCARD, why, flags=("no change",))
         for side in self.by_run.values():
-            if side.foreign and (side is champion or side.run in self.given or side.candidate.control):
+            if side.foreign and (side is champion or side.run in self.decided or side.candidate.control):
                 for run in side.foreign:
-                    self.alarms.append(f"{run} was measured by another evaluator or on other data; it is left out.")
+                    self.alarms.append(
+                        f"{run} was measured by a different evaluator or on different data; it is excluded."
+                    )
         for side in self.pending():
             if side is champion:
                 continue
             if side.foreign:
                 self.alarms.append(f"{side.run}: the evaluator or the data changed; its numbers are void.")
-                why = f"{min(side.foreign)} was measured by another evaluator or on other data than the champion."
-                self._end(side, Verdict.VOID, why, flags=("evaluator or data changed",))
+                why = (
+                    f"{min(side.foreign)} was measured by a different evaluator or on different data than the champion."
+                )
+                self._conclude(side, Verdict.VOID, why, flags=("evaluator or data changed",))
             elif side.trial is None:
-                why = "It crashed, or its metric was missing or not finite: that wins nothing."
-                self._end(side, Verdict.CRASH, why)
+                why = "It crashed, or its metric is missing or not finite: it cannot win."
+                self._conclude(side, Verdict.CRASH, why)
             elif champion is not None and side.candidate.point == champion.candidate.point:
                 start = f"the checkpoint of {side.candidate.warm}" if side.candidate.warm else "scratch"
-                why = f"It is the champion's config, trained from {start}: another amount of training, no other config."
-                self._end(side, Verdict.DISCARD, why, flags=("no change",))
+                why = f"It is the champion's config, trained from {start}: more or less training, the same config."
+                self._conclude(side, Verdict.DISCARD, why, flags=("no change",))
             elif side.crashes >= self.settings.crashes:
                 why = f"It crashed with {side.crashes} of {len(side.values)} seeds."
-                self._end(side, Verdict.CRASH, why, n=len(side.replicates))
+                self._conclude(side, Verdict.CRASH, why, n=len(side.replicates))
 
-    def _end(self, side: _Side, verdict: Verdict, why: str, **rest: Any) -> None:
-        """A verdict that also ends the test of the challenger, if there is one."""
+    def _conclude(self, side: _Side, verdict: Verdict, why: str, **rest: Any) -> None:
+        """Record a verdict and close the test of the challenger, if it has one."""
         test = self.tests.get(side.run)
         if test is not None:
-            self.over(test)
+            self.close_test(test)
             rest = {"alpha": test.alpha, "look": test.look, **rest}
-        self.give(side, verdict, why, **rest)
+        self.record_verdict(side, verdict, why, **rest)
 
     # --- one run each, any improvement wins
 
     def _ratchet(self, side: _Side) -> None:
         champion = self.by_run[self.champion or ""]
-        assert side.trial is not None  # the tripwires have seen to it
+        assert side.trial is not None  # the tripwires have excluded it
         assert champion.trial is not None
         effect = side.trial - champion.trial
         tie_break = self._tie_break(side, champion) if effect == 0 else None
         better = effect > 0 or (tie_break or 0.0) > 0
-        said = _effect(effect) + self._said_of_tie(tie_break)
-        why = f"One run against one run: {said} than {champion.run}. No replicates, so this may be luck."
+        summary = _fmt_effect(effect) + self._fmt_tie_break(tie_break)
+        why = f"One run against one run: {summary} than {champion.run}. No replicates, so this may be luck."
         flags = RATCHET if tie_break is None else (*RATCHET, TIE_BREAK)
-        self.give(side, Verdict.KEEP if better else Verdict.DISCARD, why, effect=effect, n=1, flags=flags)
+        self.record_verdict(side, Verdict.KEEP if better else Verdict.DISCARD, why, effect=effect, n=1, flags=flags)
         if better:
             self.champion = side.run
 
     def _tie_break(self, side: _Side, champion: _Side) -> float | None:
-        """How much better its first finite run is on the metric that breaks exact ties; None: not known."""
+        """Return the improvement of its first finite run on the metric that breaks exact ties; None: unknown."""
         if self.settings.then is None:
             return None
         ours, theirs = (
@@ -435,56 +461,58 @@ class _Session:
             return None
         return ours - theirs if self.settings.then == "max" else theirs - ours
 
-    def _said_of_tie(self, tie_break: float | None) -> str:
+    def _fmt_tie_break(self, tie_break: float | None) -> str:
         if tie_break is None:
             return ""
-        return f" on the objective, and {_effect(tie_break)} on {self.settings.then_metric or 'the tie-break'},"
+        return f" on the objective, and {_fmt_effect(tie_break)} on {self.settings.then_metric or 'the tie-break'},"
 
-    # --- a trainer without noise: what is better once must be so exactly once more
+    # --- a trainer without noise: a winner must measure exactly the same when repeated
 
     def _confirm(self, side: _Side) -> None:
         champion = self.by_run[self.champion or ""]
-        assert side.trial is not None  # the tripwires have seen to it
+        assert side.trial is not None  # the tripwires have excluded it
         effect = side.trial - champion.finite[0]
         smallest = self._smallest_effect(champion)
         tie_break = self._tie_break(side, champion) if effect == 0 else None
         wins_tie = (tie_break or 0.0) > 0
-        said = f"{_effect(effect)}{self._said_of_tie(tie_break)} than {champion.run}"
+        summary = f"{_fmt_effect(effect)}{self._fmt_tie_break(tie_break)} than {champion.run}"
         numbers: dict[str, Any] = {"effect": effect, "n": len(side.finite), "flags": DETERMINISTIC}
         if tie_break is not None:
             numbers["flags"] = (*DETERMINISTIC, TIE_BREAK)
         if effect <= 0 and not wins_tie:
-            self.give(side, Verdict.DISCARD, f"One run, {said}.", **numbers)
+            self.record_verdict(side, Verdict.DISCARD, f"One run, {summary}.", **numbers)
         elif effect < smallest and not wins_tie:
-            why = f"Too little: {said}; less than {_number(smallest)} is not worth a promotion."
-            self.give(side, Verdict.DISCARD, why, **numbers)
+            why = f"Too little: {summary}; less than {_fmt(smallest)} is not worth a promotion."
+            self.record_verdict(side, Verdict.DISCARD, why, **numbers)
         elif not champion.is_constant:
-            why = f"One run, {said}, whose repeats differ although the study is declared deterministic."
-            self.give(side, Verdict.INCONCLUSIVE, why, **numbers)
+            why = f"One run, {summary}, whose repeats differ although the study is declared deterministic."
+            self.record_verdict(side, Verdict.INCONCLUSIVE, why, **numbers)
         elif len(side.values) < 2:
-            self.request_unpaired(side, 1, f"{side.run} once more: it must measure exactly the same")
+            self.request_unpaired(side, 1, f"{side.run} again: it must measure exactly the same")
         elif not side.is_constant:
             self._alarm_varies(side)
-            why = f"{side.run} is {said}, but measured something else when repeated: it is not deterministic."
-            self.give(side, Verdict.INCONCLUSIVE, why, **numbers)
-        elif self._passes_held_out(champion, side, numbers, said):
-            self.give(side, Verdict.KEEP, f"Better: {said}, and exactly the same when repeated.", **numbers)
+            why = f"{side.run} is {summary}, but measured a different value when repeated: it is not deterministic."
+            self.record_verdict(side, Verdict.INCONCLUSIVE, why, **numbers)
+        elif self._passes_held_out(champion, side, numbers, summary):
+            self.record_verdict(
+                side, Verdict.KEEP, f"Better: {summary}, and exactly the same when repeated.", **numbers
+            )
             self.champion = side.run
 
     # --- the screen: is the trial worth replicates?
 
     def _screen(self, side: _Side) -> None:
         champion = self.by_run[self.champion or ""]
-        effect = self._first_impression(side, champion)
+        effect = self._trial_effect(side, champion)
         rival = champion
         if effect > self.settings.screen * self.sigma and self._needs_control(side):
-            # It had its parent's training on top of its own: the champion's config gets the same before they compare.
+            # Its warm start adds the parent's training: the champion's config gets the same start before they compare.
             control = self._control(side)
             if not control.finite:
-                self._want_control(side, control)
+                self._request_control(side, control)
                 return
             rival = control
-            effect = self._first_impression(side, rival)
+            effect = self._trial_effect(side, rival)
         if effect > self.settings.screen * self.sigma:
             if effect > self.settings.implausible * self.sigma > 0:
                 self.alarms.append(
@@ -496,38 +524,40 @@ class _Session:
             test = OpenTest(side.run, number, self.settings.alpha_share * max(left, 0.0))
             self.opened.append(test)
             self.tests[side.run] = test
-            self._interim_look(test)
+            self._continue_test(test)
             return
         error = self.sigma * math.sqrt(1.0 + 1.0 / max(1, len(rival.finite)))
         single = stats.Comparison(effect, error, self.noise[1] if self.noise else 1, 1)
         low, high = single.interval()
         if effect > 0:
             verdict = Verdict.INCONCLUSIVE
-            why = f"One run, {_effect(effect)} than the champion: inside the noise ({_number(self.sigma)})."
+            why = f"One run, {_fmt_effect(effect)} than the champion: inside the noise ({_fmt(self.sigma)})."
         else:
             verdict = Verdict.DISCARD
             tie_break = self._tie_break(side, rival) if effect == 0 else None
-            why = f"One run, {_effect(effect)}{self._said_of_tie(tie_break)} than the champion."
+            why = f"One run, {_fmt_effect(effect)}{self._fmt_tie_break(tie_break)} than the champion."
             if (tie_break or 0.0) > 0:
                 why += " A test decides on the objective alone."
-        self.give(side, verdict, why, effect=effect, low=low, high=high, n=1, **self._terms(side, rival))
+        self.record_verdict(
+            side, verdict, why, effect=effect, low=low, high=high, n=1, **self._cost_and_flags(side, rival)
+        )
 
-    def _first_impression(self, side: _Side, rival: _Side) -> float:
-        """How much better the trial is than what the rival is expected to give with the trial's seed."""
-        assert side.trial is not None  # the tripwires have seen to it
-        # The trial of a promoted champion was selected for being good; its replicates say what it is worth.
-        base = next((run for run, verdict in self.given.items() if verdict == Verdict.KEEP), None)
+    def _trial_effect(self, side: _Side, rival: _Side) -> float:
+        """Return how much the trial exceeds the value expected of the rival with the trial's seed."""
+        assert side.trial is not None  # the tripwires have excluded it
+        # The trial of a promoted champion was selected for being good, so only its replicates are unbiased.
+        base = next((run for run, verdict in self.decided.items() if verdict == Verdict.KEEP), None)
         known = rival.finite if rival.run == base or rival.candidate.control else rival.replicates
         expected = stats.mean(known or rival.finite)
         same_seed = rival.values.get(side.trial_number) if self.first_seed is not None else None
         if same_seed is not None:
-            expected += self._shared_luck(rival) * (same_seed - expected)
+            expected += self._shared_seed_effect(rival) * (same_seed - expected)
         return side.trial - expected
 
-    def _shared_luck(self, rival: _Side) -> float:
-        """How much of a seed's luck other configs share: the slope of their values on the rival's, seed by seed."""
+    def _shared_seed_effect(self, rival: _Side) -> float:
+        """Estimate how much of a seed's luck configs share: the slope of their values on the rival's, seed by seed."""
         variance = self.sigma**2
-        along, across = SEED_PRIOR * SEED_WEIGHT * variance, SEED_WEIGHT * variance
+        covariance_sum, variance_sum = SEED_PRIOR * SEED_WEIGHT * variance, SEED_WEIGHT * variance
         for side in self.sides.values():
             common = [
                 (value, other)
@@ -539,9 +569,9 @@ class _Session:
             if side is not rival and len(common) > 1:
                 here = stats.mean([value for value, _ in common])
                 there = stats.mean([other for _, other in common])
-                along += math.fsum((value - here) * (other - there) for value, other in common)
-                across += math.fsum((other - there) ** 2 for _, other in common)
-        return min(1.0, max(0.0, along / across)) if across > 0 else SEED_PRIOR
+                covariance_sum += math.fsum((value - here) * (other - there) for value, other in common)
+                variance_sum += math.fsum((other - there) ** 2 for _, other in common)
+        return min(1.0, max(0.0, covariance_sum / variance_sum)) if variance_sum > 0 else SEED_PRIOR
 
     # --- warm starts
 
@@ -551,17 +581,17 @@ class _Session:
         )
 
     def _control(self, side: _Side) -> _Side:
-        """The champion's config from the challenger's start, as far as it has been run."""
+        """Return the champion's config with the challenger's warm start, with the runs it has so far."""
         champion = self.by_run[self.champion or ""].candidate
-        found = self.sides.get((champion.point, side.candidate.warm))
-        return found or _Side(
+        control = self.sides.get((champion.point, side.candidate.warm))
+        return control or _Side(
             Candidate(champion.point, "", (), side.candidate.warm, control=True), side.trial_number, {}, []
         )
 
-    def _want_control(self, side: _Side, control: _Side) -> None:
+    def _request_control(self, side: _Side, control: _Side) -> None:
         if len(control.values) > self.settings.crashes:
             why = f"The champion's config crashes when it starts from {side.candidate.warm}: nothing to compare with."
-            self.give(side, Verdict.INCONCLUSIVE, why, flags=("no control",))
+            self.record_verdict(side, Verdict.INCONCLUSIVE, why, flags=("no control",))
             return
         number = max(0, side.trial_number)
         while number in control.values:
@@ -570,8 +600,8 @@ class _Session:
             control.candidate, number, f"the champion's config from the start of {side.run}, to compare at equal cost"
         )
 
-    def _terms(self, side: _Side, rival: _Side) -> dict[str, Any]:
-        """On what terms the two were compared."""
+    def _cost_and_flags(self, side: _Side, rival: _Side) -> dict[str, Any]:
+        """Return the cost ratio of the two and the flags of their comparison."""
         flags = []
         champion = self.by_run[self.champion or ""].candidate
         if rival.run != champion.run:
@@ -582,7 +612,7 @@ class _Session:
         if side.cost > 0 and rival.candidate.scores and rival.cost > 0:
             cost = side.cost / rival.cost
             if not 1 / COSTLY <= cost <= COSTLY:
-                flags.append(f"{_number(cost)} × the cost")
+                flags.append(f"{_fmt(cost)} × the cost")
         trial_effect = None if side.trial is None or not rival.finite else side.trial - stats.mean(rival.finite)
         if trial_effect is not None and trial_effect > self.settings.implausible * self.sigma > 0:
             flags.append("implausible jump")
@@ -590,23 +620,25 @@ class _Session:
 
     # --- the test: replicates against the champion's, look by look
 
-    def _interim_look(self, test: OpenTest) -> None:
+    def _continue_test(self, test: OpenTest) -> None:
         side = self.by_run[test.run]
         rival = self._control(side) if self._needs_control(side) else self.by_run[self.champion or ""]
         boundaries = stats.boundaries(test.alpha, self.plan, self.settings.spending)
         while test.run in self.tests:
             if rival.crashes > self.settings.crashes + len(rival.finite):
-                self._end(side, Verdict.INCONCLUSIVE, f"{rival.run} crashes with most seeds: nothing to compare with.")
+                self._conclude(
+                    side, Verdict.INCONCLUSIVE, f"{rival.run} crashes with most seeds: nothing to compare with."
+                )
                 return
-            found = self._compare(side, rival, self.plan[test.look])
-            if found is None:
+            comparison = self._compare(side, rival, self.plan[test.look])
+            if comparison is None:
                 return
             test = replace(test, look=test.look + 1)
             self.tests[test.run] = test
-            self._look(test, side, rival, found, boundaries)
+            self._take_look(test, side, rival, comparison, boundaries)
 
     def _compare(self, side: _Side, rival: _Side, n: int) -> stats.Comparison | None:
-        """The two by n replicates; None when runs are missing, which are then wanted."""
+        """Compare the two by n replicates; if runs are missing, request them and return None."""
         least = LEAST_SPREAD * self.sigma * self.plan[0] / n
         why = f"replicate {{}} of {n} for the test of {side.run} against {rival.run or 'its control'}"
         if self.first_seed is None:
@@ -622,7 +654,7 @@ class _Session:
             number += 1
             ours_, theirs_ = side.values.get(number, math.nan), rival.values.get(number, math.nan)
             if number in (side.trial_number, rival.trial_number) or ours_ is None or theirs_ is None:
-                continue  # a selected run, or a seed with which one of them crashed
+                continue  # a trial, or a seed with which one of them crashed
             planned += 1
             if math.isnan(ours_):
                 self.request(side.candidate, number, why.format(planned))
@@ -633,84 +665,92 @@ class _Session:
             return None
         return stats.paired(differences, math.sqrt(2.0) * least)
 
-    def _look(
-        self, test: OpenTest, side: _Side, rival: _Side, found: stats.Comparison, boundaries: tuple[float, ...]
+    def _take_look(
+        self, test: OpenTest, side: _Side, rival: _Side, comparison: stats.Comparison, boundaries: tuple[float, ...]
     ) -> None:
-        """One look: won, hopeless, at its end, or to be continued."""
-        p, boundary, effect = found.p(), boundaries[test.look - 1], found.effect
-        low, high = found.interval()
+        """Take one look: the test is won, hopeless, at its end, or continues."""
+        p, boundary, effect = comparison.p(), boundaries[test.look - 1], comparison.effect
+        low, high = comparison.interval()
         smallest = self._smallest_effect(rival)
         numbers = {
-            "effect": effect, "low": low, "high": high, "p": p, "boundary": boundary, "n": found.n,
-            "alpha": test.alpha, "look": test.look, **self._terms(side, rival),
+            "effect": effect, "low": low, "high": high, "p": p, "boundary": boundary, "n": comparison.n,
+            "alpha": test.alpha, "look": test.look, **self._cost_and_flags(side, rival),
         }  # fmt: skip
         if side.crashes:
             numbers["flags"] += (f"crashed with {side.crashes} of its seeds",)
-        said = (
-            f"{_effect(effect)} than {rival.run} over {found.n} replicates (p {_number(p)}, needed {_number(boundary)})"
+        summary = (
+            f"{_fmt_effect(effect)} than {rival.run} over {comparison.n} replicates"
+            f" (p {_fmt(p)}, needed {_fmt(boundary)})"
         )
         last = test.look == len(self.plan)
         if p <= boundary and effect > 0 and effect >= smallest:
             if not self._is_suspicious(side):
-                self._promote(test, side, numbers, said)
+                self._promote(test, side, numbers, summary)
                 return
             self._alarm_constant(side)
             if self.sigma == 0.0 or last:
-                numbers["p"] = None  # without any spread it says nothing
+                numbers["p"] = None  # meaningless without any spread
                 numbers["flags"] += (f"repeats {side.equality}",)
-                why = f"Not proved: {_effect(effect)} than {rival.run}, but its {found.n} repeats are {side.equality}."
-                self._end(side, Verdict.INCONCLUSIVE, why, **numbers)
+                why = (
+                    f"Not proven: {_fmt_effect(effect)} than {rival.run}, "
+                    f"but its {comparison.n} repeats are {side.equality}."
+                )
+                self._conclude(side, Verdict.INCONCLUSIVE, why, **numbers)
             return
-        # A handful of differences says little about their spread; the noise of the study helps to guess it.
-        guess = math.sqrt((found.error**2 * found.n * (found.n - 1) + 8 * self.sigma**2) / (found.n + 3))
-        hope = stats.predictive_power(effect, guess, found.n, self.plan[-1], boundaries[-1])
+        # A few differences say little about their spread: shrink it towards the noise of the study.
+        shrunk_spread = math.sqrt(
+            (comparison.error**2 * comparison.n * (comparison.n - 1) + 8 * self.sigma**2) / (comparison.n + 3)
+        )
+        power = stats.predictive_power(effect, shrunk_spread, comparison.n, self.plan[-1], boundaries[-1])
         if p <= boundary and last:
-            why = f"Too little: {said}; less than {_number(smallest)} is not worth a promotion."
-            self._end(side, Verdict.DISCARD, why, **numbers)
+            why = f"Too little: {summary}; less than {_fmt(smallest)} is not worth a promotion."
+            self._conclude(side, Verdict.DISCARD, why, **numbers)
         elif high <= smallest:
-            why = f"Too little: {said}; it is hardly better by more than {_number(max(high, 0.0))}."
-            self._end(side, Verdict.DISCARD, why, **numbers)
+            why = f"Too little: {summary}; the effect is unlikely to exceed {_fmt(max(high, 0.0))}."
+            self._conclude(side, Verdict.DISCARD, why, **numbers)
         elif last:
-            self._end(side, Verdict.INCONCLUSIVE, f"Not proved: {said}, and that was the last look.", **numbers)
-        elif hope < self.settings.futility:
-            self._end(side, Verdict.DISCARD, f"Hopeless: {said}; more runs would hardly change it.", **numbers)
+            self._conclude(side, Verdict.INCONCLUSIVE, f"Not proven: {summary}, and that was the last look.", **numbers)
+        elif power < self.settings.futility:
+            self._conclude(
+                side, Verdict.DISCARD, f"Hopeless: {summary}; more runs are unlikely to change it.", **numbers
+            )
 
     def _smallest_effect(self, rival: _Side) -> float:
-        """The smallest improvement over the rival that is worth a promotion."""
+        """Return the smallest improvement over the rival that is worth a promotion."""
         return max(self.settings.min_effect, self.settings.min_relative * abs(stats.mean(rival.finite)))
 
     def _is_suspicious(self, side: _Side) -> bool:
-        """Whether its repeats are equal where they should differ."""
+        """Return whether its repeats are equal where they should differ."""
         return side.hardly_varies and (self.sigma == 0.0 or self.sign * side.finite[0] not in LIMITS)
 
-    def _promote(self, test: OpenTest, side: _Side, numbers: dict[str, Any], said: str) -> None:
+    def _promote(self, test: OpenTest, side: _Side, numbers: dict[str, Any], summary: str) -> None:
         old = self.by_run[self.champion or ""]
-        if not self._passes_held_out(old, side, numbers, said):
+        if not self._passes_held_out(old, side, numbers, summary):
             return
-        del self.tests[test.run]  # its alpha goes back: what is proved costs nothing
-        self.give(side, Verdict.KEEP, f"Better: {said}.", **{"champion": old.run, **numbers})
+        del self.tests[test.run]  # its alpha is refunded: a promotion costs nothing
+        self.record_verdict(side, Verdict.KEEP, f"Better: {summary}.", **{"champion": old.run, **numbers})
         self.champion = side.run
 
-    def _passes_held_out(self, old: _Side, side: _Side, numbers: dict[str, Any], said: str) -> bool:
-        """Whether the challenger is no worse on the held-out metric; if it is, its verdict is given here."""
+    def _passes_held_out(self, old: _Side, side: _Side, numbers: dict[str, Any], summary: str) -> bool:
+        """Return whether the challenger is no worse on the held-out metric; if it is worse, record its verdict."""
         if self.held_out is None:
             return True
         reading = self.held_out(old.candidate, side.candidate)
-        worse = None if reading is None else self._held_out(reading)
+        worse = None if reading is None else self._compare_held_out(reading)
         if worse is None:
             numbers["flags"] += ("held-out metric not read",)
         elif worse.p() < self.settings.held_out_p:
             self.alarms.append(f"{side.run} is better on the objective and worse on the held-out metric.")
-            why = f"Better on the objective, {said}, but worse by {_number(worse.effect)} on the held-out metric."
+            why = f"Better on the objective, {summary}, but worse by {_fmt(worse.effect)} on the held-out metric."
             numbers["flags"] += ("held-out metric worse",)
-            self._end(side, Verdict.INCONCLUSIVE, why, **numbers)
+            self._conclude(side, Verdict.INCONCLUSIVE, why, **numbers)
             return False
         else:
             numbers["flags"] += ("held-out metric read",)
         return True
 
-    def _held_out(self, reading: HeldOut) -> stats.Comparison | None:
-        """How much worse the challenger is where nobody looked; None when there is too little to say so."""
+    def _compare_held_out(self, reading: HeldOut) -> stats.Comparison | None:
+        """Compare the held-out values: a positive effect means that the challenger is worse. None: too few values."""
         if self.settings.by == "deterministic":
             theirs_, ours_ = (next(iter(values.values()), None) for values in (reading.champion, reading.challenger))
             if theirs_ is None or ours_ is None:
@@ -723,13 +763,13 @@ class _Session:
         ours = [self.sign * value for value in reading.challenger.values()]
         return stats.welch(theirs, ours) if len(ours) > 1 and len(theirs) > 1 else None
 
-    def _value(self, values: Sequence[float]) -> str:
-        return _number(self.sign * stats.mean(values))
+    def _fmt_mean(self, values: Sequence[float]) -> str:
+        return _fmt(self.sign * stats.mean(values))
 
 
-def _number(value: float) -> str:
+def _fmt(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _effect(effect: float) -> str:
-    return f"{_number(effect)} better" if effect > 0 else f"{_number(-effect)} worse" if effect < 0 else "no better"
+def _fmt_effect(effect: float) -> str:
+    return f"{_fmt(effect)} better" if effect > 0 else f"{_fmt(-effect)} worse" if effect < 0 else "no better"

@@ -1,6 +1,6 @@
-"""The statistics of the judge in plain Python: Student's t, one-sided tests, bars for several looks, futility.
+"""Statistics of the judge in plain Python: Student's t, one-sided tests, alpha boundaries of several looks, futility.
 
-Everything is signed so that more is better; who minimises negates before.
+More is better throughout; callers that minimise negate their values first.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ def mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def squares(values: Sequence[float]) -> float:
-    """The sum of the squared distances from the mean."""
-    middle = mean(values)
-    return math.fsum((value - middle) ** 2 for value in values)
+def sum_of_squares(values: Sequence[float]) -> float:
+    """Return the sum of squared deviations from the mean."""
+    center = mean(values)
+    return math.fsum((value - center) ** 2 for value in values)
 
 
 def spread(values: Sequence[float]) -> float:
-    """The sample standard deviation of at least two values."""
-    return math.sqrt(squares(values) / (len(values) - 1))
+    """Return the sample standard deviation of at least two values."""
+    return math.sqrt(sum_of_squares(values) / (len(values) - 1))
 
 
 def pooled_spread(groups: Iterable[Sequence[float]]) -> tuple[float, int] | None:
-    """The standard deviation inside the groups and its degrees of freedom; None when no group has two values."""
+    """Return the within-group standard deviation and its degrees of freedom; None if no group has two values."""
     total, freedom = 0.0, 0
     for group in groups:
         if len(group) > 1:
-            total += squares(group)
+            total += sum_of_squares(group)
             freedom += len(group) - 1
     return (math.sqrt(total / freedom), freedom) if freedom else None
 
@@ -43,7 +43,7 @@ def pooled_spread(groups: Iterable[Sequence[float]]) -> tuple[float, int] | None
 
 
 def _beta_fraction(a: float, b: float, x: float) -> float:
-    """The continued fraction of the incomplete beta function, by Lentz's method."""
+    """Evaluate the continued fraction of the incomplete beta function by Lentz's method."""
     tiny = 1e-300
     c, d = 1.0, 1.0 - (a + b) * x / (a + 1.0)
     d = 1.0 / (d if abs(d) > tiny else tiny)
@@ -64,7 +64,7 @@ def _beta_fraction(a: float, b: float, x: float) -> float:
 
 
 def incomplete_beta(a: float, b: float, x: float) -> float:
-    """The regularised incomplete beta function I_x(a, b)."""
+    """Return the regularised incomplete beta function I_x(a, b)."""
     if x <= 0.0:
         return 0.0
     if x >= 1.0:
@@ -76,7 +76,7 @@ def incomplete_beta(a: float, b: float, x: float) -> float:
 
 
 def t_tail(t: float, freedom: float) -> float:
-    """The probability that Student's t with so many degrees of freedom exceeds `t`."""
+    """Return the probability that Student's t with `freedom` degrees of freedom exceeds `t`."""
     if math.isinf(t):
         return 0.0 if t > 0 else 1.0
     half = 0.5 * incomplete_beta(freedom / 2.0, 0.5, freedom / (freedom + t * t))
@@ -84,8 +84,8 @@ def t_tail(t: float, freedom: float) -> float:
 
 
 @lru_cache(maxsize=4096)
-def t_above(tail: float, freedom: float) -> float:
-    """The t that is exceeded with probability `tail` (below one half)."""
+def t_quantile(tail: float, freedom: float) -> float:
+    """Return the t that is exceeded with probability `tail` (below one half)."""
     low, high = 0.0, 1.0
     while t_tail(high, freedom) > tail:
         low, high = high, 2.0 * high
@@ -100,45 +100,45 @@ def t_above(tail: float, freedom: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How much better the challenger was, and how sure that is."""
+    """Estimated effect and its uncertainty."""
 
     effect: float
-    """The mean difference, challenger minus champion."""
+    """Mean difference, challenger minus champion."""
     error: float
-    """Its standard error."""
+    """Standard error of the effect."""
     freedom: float
-    """The degrees of freedom of the error."""
+    """Degrees of freedom of the error."""
     n: int
-    """Pairs, or runs of the challenger where there are no pairs."""
+    """Number of pairs; unpaired: runs of the challenger."""
 
     def p(self, above: float = 0.0) -> float:
-        """One-sided: how often chance alone shows so much, when the true effect is no more than `above`."""
+        """Return the one-sided p-value of the null hypothesis that the true effect is at most `above`."""
         gain = self.effect - above
         if self.error == 0.0:
             return 0.0 if gain > 0 else 1.0
         return t_tail(gain / self.error, self.freedom)
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """The two-sided confidence interval of the effect."""
+        """Return the two-sided confidence interval of the effect."""
         if self.error == 0.0:
             return self.effect, self.effect
-        reach = t_above(round(0.5 - level / 2.0, 12), self.freedom) * self.error
+        reach = t_quantile(round(0.5 - level / 2.0, 12), self.freedom) * self.error
         return self.effect - reach, self.effect + reach
 
 
 def paired(differences: Sequence[float], least_spread: float = 0.0) -> Comparison:
-    """The paired t-test. `least_spread` keeps a few differences that are alike by chance from looking certain."""
+    """Run the paired t-test. `least_spread` keeps a few accidentally similar differences from looking certain."""
     n = len(differences)
     return Comparison(mean(differences), max(spread(differences), least_spread) / math.sqrt(n), n - 1, n)
 
 
 def welch(challenger: Sequence[float], champion: Sequence[float], least_spread: float = 0.0) -> Comparison:
-    """Welch's t-test for two groups whose spreads may differ."""
+    """Run Welch's t-test for two groups with possibly unequal variances."""
     parts = [max(spread(group), least_spread) ** 2 / len(group) for group in (challenger, champion)]
     variance = math.fsum(parts)
     freedom = float(len(challenger) + len(champion) - 2)
     if variance > 0.0:
-        # By shares of the variance, whose squares can neither overflow nor vanish.
+        # Squares of fractions of the variance neither overflow nor underflow.
         freedom = 1.0 / math.fsum(
             (part / variance) ** 2 / (len(group) - 1) for part, group in zip(parts, (challenger, champion), strict=True)
         )
@@ -150,7 +150,7 @@ def welch(challenger: Sequence[float], champion: Sequence[float], least_spread: 
 
 @lru_cache(maxsize=64)
 def looks(first: int, max_replicates: int, growth: float) -> tuple[int, ...]:
-    """The numbers of replicates at which a test is looked at: `first`, then growing, the last one `most`."""
+    """Return the replicate counts of the interim looks: from `first`, growing, to `max_replicates`."""
     plan = [min(first, max_replicates)]
     while plan[-1] < max_replicates:
         following = max(plan[-1] + 1, round(plan[-1] * growth))
@@ -160,17 +160,20 @@ def looks(first: int, max_replicates: int, growth: float) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def boundaries(alpha: float, plan: tuple[int, ...], power: float) -> tuple[float, ...]:
-    """The p-value that each look must reach. They add up to `alpha`, so that however the looks depend on each other,
-    chance alone passes one of them with probability `alpha` at most. Up to the share t of the runs, alpha × t^power is
-    spent: little at the early looks, where only a large effect should win."""
+    """Return the largest p that wins at each look.
+
+    The boundaries add up to `alpha`. By the union bound a null effect therefore passes any of the looks with
+    probability `alpha` at most, however the looks depend on each other. After a fraction t of the runs, alpha × t^power
+    is spent: little at the early looks, where only a large effect should win.
+    """
     spent = [alpha * (n / plan[-1]) ** power for n in plan]
     return tuple(now - before for before, now in zip((0.0, *spent), spent, strict=False))
 
 
 def predictive_power(effect: float, spread_: float, n: int, max_replicates: int, boundary: float) -> float:
-    """The probability that a test which stands at `effect` after n of `most` runs passes `bar` at its end.
+    """Return the probability that a test with `effect` after n of `max_replicates` runs passes `boundary` at the end.
 
-    The true effect is taken as unknown around what was seen; normal approximation, good enough to stop by.
+    The true effect has a flat prior; the normal approximation is good enough for a stopping rule.
     """
     needed = NORMAL.inv_cdf(1.0 - boundary) * spread_ / math.sqrt(max_replicates)
     left = spread_ * math.sqrt((max_replicates - n) / (max_replicates * n))

@@ -1,1 +1,1 @@
-"""The run folder: one contract for every loop. Names, whole writes, pointers, the capsule."""
+"""The run folder, with one contract for all kinds of runs: names, atomic writes, pointers, the capsule."""

@@ -1,6 +1,7 @@
-"""The capsule: what must be known to repeat a run. Code, program, environment, machine, data.
+"""The capsule: everything needed to repeat a run. Code, program, environment, machine, data.
 
-What is the same for many runs (the dirty patch, the list of packages) is stored once, by its hash, beside the runs.
+Data that many runs share (the patch of uncommitted changes, the list of packages) is stored once, by its hash, next to
+the runs.
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ KEPT_VARIABLES = (
     "TORCH", "TRANSFORMERS_", "VIRTUAL_ENV", "WANDB_", "WORLD_SIZE", "XLA_", "ZE_",
 )  # fmt: skip
 FRESH_S = 1.0
-"""How long what git said may be used again for the next run."""
+"""Seconds for which git's answer may be reused for the next run."""
 STALE_S = 10.0
-"""The same for runs that are prepared together, in one transaction."""
+"""The same for runs that are prepared together in one transaction."""
 GIT_S = 20.0
 UNTRACKED = (
     "ls-files", "--others", "--exclude-standard", "--directory", "--no-empty-directory", "--full-name", "-z", "--", ".",
 )  # fmt: skip
 TRACKED = ("ls-files", "-v", "--stage", "--full-name", "-z", "--", ".")
 FLAGGED = re.compile(rb"(?:^|(?<=\0))([a-zS]) [^\t\0]*+\t([^\0]++)")
-"""In what it lists: files that git does not compare."""
+"""Matches files in that listing that git was told not to compare."""
 SUBMODULE = re.compile(rb"(?:^|(?<=\0)). 160000 [^\t\0]*+\t([^\0]++)")
 MOST_UNTRACKED = 50
-"""How many files that git does not know are named; the others are counted."""
+"""Maximum number of untracked files to name; the others are counted."""
 NO_FILTER = ("unspecified", "unset")
 
 ASK_PATH = "import json, sys; print(json.dumps({'version': sys.version, 'path': sys.path}))"
@@ -58,7 +59,7 @@ def _names(listed: bytes) -> list[str]:
 
 
 class Capsules:
-    """Makes the capsules of one study; asks git, the interpreter and the machine only as often as needed."""
+    """Makes the capsules of one study; queries git, the interpreter and the machine only when needed."""
 
     def __init__(self, lab: Path, study: Path, prints: Fingerprints | None = None) -> None:
         self._lab = lab
@@ -72,7 +73,7 @@ class Capsules:
         self._env = redact_env({k: v for k, v in os.environ.items() if k.startswith(KEPT_VARIABLES)})
 
     def refresh(self, age: float = FRESH_S) -> None:
-        """Ask git about the code, unless that was done within the last `age` seconds."""
+        """Query git about the code, unless that was done within the last `age` seconds."""
         if time.monotonic() - self._code_at > age:
             self._code = {**self.code(), "files": self._files.keep(self._study)}
             self._code_at = time.monotonic()
@@ -80,11 +81,13 @@ class Capsules:
     def make(
         self, argv: Sequence[str], program: str, env: Mapping[str, str], seeds: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The capsule of a run.
+        """Return the capsule of a run.
 
         Args:
             argv: Its command, without secrets.
-            env: What the run gets on top of looplab's own environment, without secrets.
+            program: Its executable.
+            env: Variables that the run gets in addition to looplab's own environment, without secrets.
+            seeds: Its random seeds by name.
         """
         self.refresh(STALE_S)
         if program not in self._pythons:
@@ -102,7 +105,7 @@ class Capsules:
         }
 
     def code(self) -> dict[str, Any]:
-        """What git says of the lab's code now."""
+        """Return the current state of the lab's code according to git."""
         found: dict[str, Any] = {"commit": None}
         try:
             with isolated(self._lab, timeout=GIT_S) as (commit, env):
@@ -129,17 +132,17 @@ class Capsules:
         return git_bytes(where or self._lab, *args, env=env, stdin=stdin, timeout=GIT_S, alone=True)
 
     def _patch(self, where: Path, env: dict[str, str], commit: str) -> bytes:
-        """The uncommitted changes below a folder.
+        """Return the uncommitted changes below a folder.
 
         Raises:
-            LabError: They cannot be told by a patch: a filter of git, or changes inside of a submodule.
+            LabError: A patch cannot represent them: they go through a git filter or are inside a submodule.
         """
         listed = self._ask(env, *TRACKED, where=where)
         if flagged := FLAGGED.findall(listed):
             env = self._without_flags(env, flagged)
         patch = self._ask(env, "diff", *PLAIN_DIFF, commit, "--", ".", where=where)
         if patch and (filtered := self._filtered(where, env, commit)):
-            raise LabError(f"{filtered} goes through a filter of git, which is not run")
+            raise LabError(f"{filtered} goes through a git filter, which is not run")
         for name in [os.fsdecode(found[1]) for found in SUBMODULE.finditer(listed)]:
             folder = Path(env["GIT_WORK_TREE"], name)
             if os.path.lexists(folder / ".git"):
@@ -149,8 +152,10 @@ class Capsules:
         return patch
 
     def _without_flags(self, env: dict[str, str], flagged: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
-        """An environment with an index in which git compares all of these files: it was told to take them for unchanged
-        (`--assume-unchanged`, `--skip-worktree`). Files that a sparse checkout leaves out stay as they are."""
+        """Return an environment with an index in which git compares these files, too.
+
+        They are marked `--assume-unchanged` or `--skip-worktree`. Files that a sparse checkout omits stay marked.
+        """
         top = os.fsencode(env["GIT_WORK_TREE"])
         names = [name for tag, name in flagged if tag not in b"Ss" or os.path.lexists(os.path.join(top, name))]
         stdin = b"".join(name + b"\0" for name in names)
@@ -162,7 +167,7 @@ class Capsules:
         return env
 
     def _changed_elsewhere(self, env: dict[str, str], commit: str) -> list[str]:
-        """Changed files of the repository outside of the lab: they are named, and not kept."""
+        """Return the changed files of the repository outside the lab; they are listed but not stored."""
         below = self._lab.resolve().relative_to(Path(env["GIT_WORK_TREE"]).resolve())
         if below == Path():
             return []
@@ -170,16 +175,18 @@ class Capsules:
         return _names(self._ask(env, "diff", *PLAIN_DIFF, "--name-only", "-z", commit, *outside))
 
     def _filtered(self, where: Path, env: dict[str, str], commit: str) -> str | None:
-        """A changed file whose content in git is made by a program (git-lfs, for example): a patch would be wrong."""
+        """Return a changed file that goes through a git filter (git-lfs, for example), or None; its patch is wrong."""
         names = self._ask(env, "diff", *PLAIN_DIFF, "--name-only", "-z", commit, "--", ".", where=where)
         top = Path(env["GIT_WORK_TREE"])
-        told = git_bytes(top, "check-attr", "-z", "--stdin", "filter", env=env, stdin=names, timeout=GIT_S, alone=True)
-        parts = told.decode(errors="replace").split("\0")
+        attributes = git_bytes(
+            top, "check-attr", "-z", "--stdin", "filter", env=env, stdin=names, timeout=GIT_S, alone=True
+        )
+        parts = attributes.decode(errors="replace").split("\0")
         driven = (name for name, value in zip(parts[::3], parts[2::3], strict=False) if value not in NO_FILTER)
         return next(driven, None)
 
     def _ask_python(self, program: str) -> dict[str, Any]:
-        """The interpreter that the trainer runs in, where the program is one; else the one looplab runs in."""
+        """Return facts about the trainer's interpreter, if its program is one; else about looplab's own."""
         python = program if Path(program).name.startswith("python") else sys.executable
         if os.path.samefile(python, sys.executable):
             listing: dict[str, Any] | None = {"version": sys.version, "packages": installed(sys.path)}
@@ -203,13 +210,13 @@ class CleanPatch:
 
     patch: bytes
     left_out: dict[str, str | None]
-    """Changed files that are made for secrets, such as `.env`, with the SHA-256 of their content; None: deleted."""
+    """Changed files that usually contain secrets, such as `.env`, with the SHA-256 of their content; None: deleted."""
     redacted: list[str]
-    """Files whose changes hold a secret, which was hidden: these parts cannot be applied."""
+    """Files whose changes contain a hidden secret: these parts cannot be applied."""
 
 
 def clean_patch(patch: bytes, lab: Path) -> CleanPatch:
-    """Take secrets out of a patch of git: whole files by their name, others by their content."""
+    """Remove secrets from a git patch: whole files by their name, others by their content."""
     start = b"diff --git "
     head, *parts = re.split(rb"^diff --git ", patch, flags=re.MULTILINE)
     kept, left_out, redacted = [head], {}, []
@@ -220,7 +227,7 @@ def clean_patch(patch: bytes, lab: Path) -> CleanPatch:
             places = (parent / name for parent in (lab, *lab.parents))
             left_out[name] = next((digest for place in places if (digest := hash_file(place)) is not None), None)
             continue
-        # The text of a binary patch is an encoding, in which a secret has no shape.
+        # A binary patch is encoded, so secrets in it have no recognisable shape.
         clean = part if b"\nGIT binary patch\n" in part else redact_bytes(part)
         if clean != part:
             redacted.append(name)
@@ -229,7 +236,7 @@ def clean_patch(patch: bytes, lab: Path) -> CleanPatch:
 
 
 def _patched_file(part: bytes) -> str:
-    """The file that a part of a patch is about, from its lines `+++ b/…` or `--- a/…`, else from its first line."""
+    """Return the file of a part of a patch, from its lines `+++ b/…` or `--- a/…`, else from its first line."""
     for mark in (
         rb"^\+\+\+ \"?b/(.*?)\"?\t?$",
         rb"^--- \"?a/(.*?)\"?\t?$",
@@ -243,17 +250,17 @@ def _patched_file(part: bytes) -> str:
 
 
 def in_git(lab: Path) -> bool:
-    """Whether a lab lies in a git repository."""
+    """Return whether a lab is in a git repository."""
     return any(os.path.lexists(folder / ".git") for folder in (lab.resolve(), *lab.resolve().parents))
 
 
 def doubt(code: Mapping[str, Any]) -> str | None:
-    """Why a capsule does not say which code ran, in words; None: it does, or the lab was not in git."""
+    """Return why a capsule does not identify the code that ran; None: it does, or the lab was not in git."""
     return f"it is not known which code ran: {code['why']}" if code.get("why") else None
 
 
 class Fingerprints:
-    """Hashes of files and folders of a lab; what was not touched since is not read again."""
+    """Hashes of files and folders of a lab; unchanged ones are not read again."""
 
     def __init__(self, lab: Path, paths: Sequence[Path]) -> None:
         self._lab = lab
@@ -264,7 +271,7 @@ class Fingerprints:
         return {os.path.relpath(path, self._lab.resolve()): self._hash(path) for path in self._paths}
 
     def digest(self) -> str:
-        """All of them in one; empty where there is nothing to look at."""
+        """Return one hash of all of them; empty if there are no paths."""
         return hashlib.sha256(json.dumps(self.now()).encode()).hexdigest()[:16] if self._paths else ""
 
     def _hash(self, path: Path) -> str:
@@ -282,7 +289,7 @@ class Fingerprints:
 
 
 def installed(path: Sequence[str]) -> list[str]:
-    """The distributions that an interpreter with this search path finds, by the names of their metadata folders."""
+    """Return the distributions on an interpreter's search path, from the names of their metadata folders."""
     found: set[str] = set()
     for folder in path:
         with contextlib.suppress(OSError):
@@ -292,6 +299,7 @@ def installed(path: Sequence[str]) -> list[str]:
 
 
 def machine() -> dict[str, Any]:
+    """Return facts about this machine: host, system, CPU, memory, GPUs."""
     model = ""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -325,7 +333,7 @@ def _gpus() -> list[str]:
 
 
 def hash_tree(path: Path) -> str:
-    """One hash for a file, or for all files below a folder with their names."""
+    """Return one hash of a file, or of all files below a folder with their names."""
     total = hashlib.sha256()
     files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
     for file in files:

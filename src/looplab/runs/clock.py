@@ -1,4 +1,4 @@
-"""A clock for durations that are kept: when somebody sets the machine's clock, it stays as it was."""
+"""A clock for recorded durations that is not affected when the system clock is set."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ _OFFSET = time.time() - time.monotonic()
 
 
 def now() -> float:
-    """Seconds since 1970 as of the start of this process, carried on by the monotonic clock.
+    """Return seconds since 1970: the system clock at process start plus the monotonic clock since then.
 
-    The difference of two of these is always right. Stamps that only people read may use `time.time`.
+    The difference of two values is always correct. Time stamps for people may use `time.time`.
     """
     return _OFFSET + time.monotonic()

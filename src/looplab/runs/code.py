@@ -1,6 +1,6 @@
-"""Which code a lab has: a hash of every source file, and what differs between two runs.
+"""The code of a lab: a hash of every source file, and the differences between two runs.
 
-Git says more (see `capsule`), but not every lab is in git, and git does not know the content of untracked files.
+Git records more (see `capsule`), but not every lab is in git, and git does not know the content of untracked files.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ SKIPPED = frozenset(
 )
 MAX_FILES = 1_000
 MAX_ENTRIES = 10_000
-"""Entries of folders that are looked at."""
+"""Maximum number of folder entries to visit."""
 MAX_DEPTH = 6
 MAX_BYTES = 4 << 20
-"""Bytes of a source file; a larger one is not one that people write."""
+"""Maximum size of a source file; larger files are not hand-written."""
 MAX_LISTING = 1 << 20
 SHOWN = 5
-"""Files that are named when code differs."""
+"""Maximum number of files to name when code differs."""
 
 
 class CodeFiles:
-    """Hashes of a lab's source files; what was not touched since is not read again."""
+    """Hashes of a lab's source files; unchanged files are not read again."""
 
     def __init__(self, lab: Path) -> None:
         self._lab = lab
@@ -60,7 +60,7 @@ class CodeFiles:
         return found
 
     def keep(self, study: Path) -> str | None:
-        """Store the listing beside the runs of a study, once; return its name, or None if there is no source file."""
+        """Store the listing once next to the study's runs; return its name, or None if there is no source file."""
         listing = self.now()
         if not listing:
             return None
@@ -68,7 +68,7 @@ class CodeFiles:
 
 
 def _source_files(lab: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Source files in a fixed order, at most `MAX_FILES`."""
+    """Yield source files in a fixed order, at most `MAX_FILES`."""
     files = entries = 0
     waiting = [("", 0)]
     while waiting:
@@ -77,7 +77,7 @@ def _source_files(lab: Path) -> Iterator[tuple[str, os.stat_result]]:
             listed = sorted(os.scandir(lab / folder), key=lambda entry: entry.name)
         except OSError:
             continue
-        below = []
+        subfolders = []
         for entry in listed:
             entries += 1
             if entries > MAX_ENTRIES or files >= MAX_FILES:
@@ -86,7 +86,7 @@ def _source_files(lab: Path) -> Iterator[tuple[str, os.stat_result]]:
             try:
                 if entry.is_dir(follow_symlinks=False):
                     if entry.name[0] != "." and entry.name not in SKIPPED and depth < MAX_DEPTH:
-                        below.append((f"{name}/", depth + 1))
+                        subfolders.append((f"{name}/", depth + 1))
                     continue
                 suffix = os.path.splitext(entry.name)[1]
                 if entry.name[0] == "." or (suffix and suffix not in SUFFIXES) or not entry.is_file():
@@ -98,12 +98,14 @@ def _source_files(lab: Path) -> Iterator[tuple[str, os.stat_result]]:
             if is_program and status.st_size <= MAX_BYTES:
                 files += 1
                 yield name, status
-        waiting += below[::-1]
+        waiting += subfolders[::-1]
 
 
 def code_differences(study: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return what differs between the code of two capsules: names of files, or of commits; empty if nothing does, or
-    if it is not known."""
+    """Return the differences between the code of two capsules: names of files or commits.
+
+    Empty if the code is the same or unknown.
+    """
     before, after = (_read_listing(study, code.get("files")) for code in (old, new))
     if before is not None and after is not None:
         return sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
@@ -126,6 +128,6 @@ def _read_listing(study: Path, name: object) -> dict[str, str] | None:
 
 
 def name_files(names: list[str]) -> str:
-    """Return a few of the names, and how many more there are."""
+    """Return the first few names and the number of the others."""
     more = len(names) - SHOWN
     return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""What kind of disk a folder is on."""
+"""Detection of network file systems."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ NETWORK = {
     0x00C36400: "Ceph", 0x0BD00BD0: "Lustre", 0x47504653: "GPFS", 0x19830326: "BeeGFS", 0x5346414F: "AFS",
     0x7461636F: "OCFS2", 0x01161970: "GFS2", 0x73757245: "Coda", 0x786F4256: "vboxsf", 0xAAD7AAEA: "PanFS",
 }  # fmt: skip
-"""`f_type` of file systems where locks and shared memory may not reach from one host to the other."""
+"""`f_type` of file systems on which locks and shared memory may not work across hosts."""
 
 
 def filesystem_type(folder: Path) -> int:
-    """The `f_type` that statfs reports; 0 if it cannot be asked."""
+    """Return the `f_type` that statfs reports; 0 if it fails."""
     buffer = (ctypes.c_long * 32)()  # struct statfs begins with f_type
     try:
         failed = ctypes.CDLL(None, use_errno=True).statfs(os.fsencode(folder), buffer)
@@ -28,7 +28,7 @@ def filesystem_type(folder: Path) -> int:
 
 
 def network_disk(folder: Path) -> str | None:
-    """The name of the network file system that a folder is on; None if the disk is local."""
+    """Return the name of the network file system that a folder is on; None: the disk is local."""
     return NETWORK.get(filesystem_type(folder))
 
 
@@ -37,6 +37,6 @@ def refuse_network_disk(folder: Path) -> None:
     kind = network_disk(folder)
     if kind is not None and os.environ.get(ALLOW) != "1":
         raise LabError(
-            f"{folder} is on a network disk ({kind}), where the ledger can be damaged and two engines can join",
+            f"{folder} is on a network disk ({kind}), where the ledger can be damaged and two engines can run at once",
             hint=f"move the lab to a local disk, or set {ALLOW}=1 if only one host ever uses it",
         )

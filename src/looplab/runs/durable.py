@@ -1,10 +1,9 @@
-"""Durability in batches: what was written since the last sync goes to the disk together, beside the work.
+"""Batched durability: a background thread flushes all writes since the last sync to disk together.
 
-The death of a process loses nothing that was written. A power cut loses what the kernel had not yet put on the disk;
-syncing each file of each run by itself would cost more than starting the run, so one background thread syncs the
-file system of the lab when something was written, a few times a second at most (a sync holds up everybody who creates
-files meanwhile). What a power cut can take back is therefore the last moment, and the ledger stays consistent: its log
-is checksummed.
+A crashed process loses nothing that it has written. A power failure loses what the kernel has not yet written to disk.
+Syncing every file of every run would cost more than starting the run, so one thread syncs the lab's file system after
+writes, at most a few times per second (a sync blocks every process that creates files). A power failure can therefore
+undo only the last moment, and the ledger stays consistent because its log is checksummed.
 """
 
 from __future__ import annotations
@@ -16,10 +15,12 @@ import threading
 from pathlib import Path
 
 PAUSE_S = 0.5
-"""The shortest time between two syncs."""
+"""Minimum number of seconds between two syncs."""
 
 
 class Syncer:
+    """Syncs the file system of a folder in a background thread."""
+
     def __init__(self, folder: Path) -> None:
         self._descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -29,11 +30,11 @@ class Syncer:
         self._thread.start()
 
     def request(self) -> None:
-        """Something was written: sync it soon."""
+        """Schedule a sync of what has been written."""
         self._dirty.set()
 
     def close(self) -> None:
-        """Sync what is left, and stop."""
+        """Sync once more and stop the thread."""
         self._closed.set()
         self._dirty.set()
         self._thread.join()
@@ -49,7 +50,7 @@ class Syncer:
 
     def _sync(self) -> None:
         if hasattr(self._libc, "syncfs"):
-            self._libc.syncfs(self._descriptor)  # releases the interpreter lock while it waits for the disk
+            self._libc.syncfs(self._descriptor)  # releases the GIL while it waits for the disk
         else:
             with contextlib.suppress(OSError):
                 os.sync()

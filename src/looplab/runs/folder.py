@@ -1,10 +1,10 @@
-"""The folder of a run, and `record/` in it, which holds all that looplab writes about the run.
+"""The run folder and its `record/`, which contains everything that looplab writes about the run.
 
-Everything else in the run folder belongs to the trainer, whatever its name: Hugging Face's trainer writes a
-`config.json` of its own, others a `summary.json` or a `train.log`.
+Everything else in the run folder belongs to the trainer, whatever its name: Hugging Face's trainer writes its own
+`config.json`, others a `summary.json` or a `train.log`.
 
-`run.json` is written last: a folder that has it is whole, and one without it is not yet a run. The first process of
-the training creates `train.log`; the supervisor adds `process.json` and `exit.json`.
+`run.json` is written last: a folder with it is complete, and one without it is not yet a run. The first training
+process creates `train.log`; the supervisor adds `process.json` and `exit.json`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from looplab.untrusted import READING, UntrustedError, clean_line, load_json, me
 EMPTY = hashlib.sha256(b"").hexdigest()
 READ_BYTES = 1 << 18
 LARGEST_RECORD = 256 << 20
-"""Bytes of a JSON file in the record that is read."""
+"""Maximum size in bytes of a JSON file in the record."""
 PRIVATE = 0o600
 FORMS: dict[str, dict[str, type]] = {
     "run.json": {"notes": list, "devices": list, "slot": str, "fingerprint": str, "warm_start": dict},
@@ -36,21 +36,21 @@ FORMS: dict[str, dict[str, type]] = {
     "config_diff.json": {"parent": dict, "base": dict},
     "summary.json": {"status": str, "reason": str, "objective": dict, "verdict": dict, "notes": list, "metrics": dict},
 }
-"""What JSON files of the record hold under these keys, if anything: everybody can write into them."""
+"""Expected types of keys in JSON files of the record, which a run can overwrite; every key is optional."""
 REQUIRED = {"first", "last", "best", "best_step", "delta", "pct", "n", "nan", "last_is_nan"}
-"""What every metric of a summary has."""
+"""Required keys of a metric in a summary."""
 WORDS = ("NaN", "Infinity", "-Infinity")
-"""How a metric says what JSON cannot."""
+"""Texts for values that JSON cannot represent."""
 SHARED = "_shared"
-"""Beside the runs of a study: what many of them have in common, named by its hash."""
+"""Folder next to the runs of a study for files that many runs share, named by their hash."""
 
 
 MAX_POINTER = 1_000
-"""Bytes of LATEST or BEST."""
+"""Maximum size in bytes of LATEST or BEST."""
 STAGED = ".import-"
-"""How the names of folders begin in which imported runs are prepared."""
+"""Prefix of the folders in which imported runs are prepared."""
 RECORD = "record"
-"""The subfolder of a run folder that belongs to looplab."""
+"""Subfolder of a run folder that belongs to looplab."""
 
 
 def study_folder(lab: Path, study: str) -> Path:
@@ -58,53 +58,59 @@ def study_folder(lab: Path, study: str) -> Path:
 
 
 def make_study_folder(study: Path) -> None:
-    """Make `outputs` and the study's folder in it; never the lab itself, which somebody may have moved away."""
+    """Create `outputs` and the study's folder in it, but never the lab itself, which may have been moved."""
     for path in (study.parent, study):
         with contextlib.suppress(FileExistsError):
             path.mkdir()
 
 
 def record_name(run_dir: Path, name: str) -> str:
-    """The path of one of looplab's files about a run, relative to the run folder.
+    """Return the path of one of looplab's files about a run, relative to the run folder.
 
-    Runs of early versions have these files at the top of the run folder.
+    Runs of early versions have these files at the top level of the run folder.
     """
     early = not os.path.exists(f"{run_dir}/{RECORD}/run.json") and os.path.exists(f"{run_dir}/run.json")
     return name if early else f"{RECORD}/{name}"
 
 
 def record_file(run_dir: Path, name: str) -> Path:
-    """The path of one of looplab's files about a run."""
+    """Return the path of one of looplab's files about a run."""
     return run_dir / record_name(run_dir, name)
 
 
 def record_folder(run_dir: Path) -> Path:
-    """The folder with looplab's files about a run."""
+    """Return the folder of looplab's files about a run."""
     return record_file(run_dir, "run.json").parent
 
 
 def is_linked(run_dir: Path | str) -> bool:
-    """Whether the run folder or its record is a symbolic link. Nothing is written through one: a run or an agent can
-    have put it there."""
+    """Return whether the run folder or its record is a symbolic link.
+
+    Nothing is written through such a link: a run or an agent may have planted it.
+    """
     return os.path.islink(run_dir) or os.path.islink(f"{run_dir}/{RECORD}")
 
 
 def replace_links(run_dir: Path) -> list[str]:
-    """Put empty folders in the place of links to folders that a run has left; returns where the links led."""
-    led = []
+    """Replace links that a run has planted by empty folders; return the targets of the links."""
+    targets = []
     for path in (str(run_dir), f"{run_dir}/{RECORD}"):
         if os.path.islink(path):
-            led.append(f"{os.path.basename(path)} → {clean_line(os.readlink(path), 200)}")
+            targets.append(f"{os.path.basename(path)} → {clean_line(os.readlink(path), 200)}")
             os.unlink(path)
             os.mkdir(path)
-    return led
+    return targets
 
 
 def create(run_dir: Path, files: Mapping[str, bytes], *, private: Collection[str] = ()) -> dict[str, str]:
-    """Make the run folder with these files in its record, `run.json` last.
+    """Create the run folder with these files in its record, `run.json` last.
 
-    A folder that is there already (prepared before the engine died, but never started) is brought up to date. Files in
-    `private` hold secrets: only the owner may read them.
+    An existing folder (prepared by an engine that crashed before it started the run) is updated.
+
+    Args:
+        run_dir: The run folder.
+        files: Contents by name.
+        private: Files with secrets, which only the owner may read.
 
     Returns:
         The SHA-256 of each file, by its path relative to the run folder.
@@ -128,7 +134,9 @@ def create(run_dir: Path, files: Mapping[str, bytes], *, private: Collection[str
         mode = PRIVATE if name in private else 0o644
         descriptor = os.open(f"{target}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
-            if os.write(descriptor, files[name]) != len(files[name]):  # a disk that fills up takes a part, silently
+            if os.write(descriptor, files[name]) != len(
+                files[name]
+            ):  # a full disk may accept a part and report no error
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             error.filename = f"{target}/{name}"
@@ -139,18 +147,20 @@ def create(run_dir: Path, files: Mapping[str, bytes], *, private: Collection[str
 
 
 def staged_import(run_dir: Path) -> Path:
-    """Where the folder of an imported run is prepared before the ledger knows the run."""
+    """Return the folder in which an imported run is prepared before it is recorded in the ledger."""
     return run_dir.with_name(f"{STAGED}{run_dir.name}")
 
 
 def read_json(run_dir: Path, name: str, *, strict: bool = True) -> dict[str, Any]:
-    """A JSON file of the run's record; empty where it is missing.
+    """Return the content of a JSON file of the run's record; empty if it is missing.
 
     Args:
-        strict: Whether anything but a JSON object is an error rather than empty.
+        run_dir: The run folder.
+        name: Name of the file in the record.
+        strict: Whether invalid content is an error rather than empty.
 
     Raises:
-        LabError: It is not a file that looplab wrote.
+        LabError: It cannot be read, or does not have the form that looplab writes.
     """
     path = record_file(run_dir, name)
     try:
@@ -170,7 +180,7 @@ def read_json(run_dir: Path, name: str, *, strict: bool = True) -> dict[str, Any
 
 
 def _find_problem(name: str, data: object) -> str | None:
-    """Return in which way a file of the record does not have its form; None: it has."""
+    """Return why the content of a record file is invalid; None: it is valid."""
     if not isinstance(data, dict):
         return "it does not contain a JSON object"
     for key, kind in FORMS.get(name, {}).items():
@@ -204,7 +214,11 @@ def _is_number(value: object) -> bool:
 
 
 def read_config_of(run_dir: Path, config_hash: str) -> dict[str, Any]:
-    """The config in a run's record, if it has this hash; while the run is running, its secrets are hidden here."""
+    """Return the config in a run's record, with secrets hidden.
+
+    Raises:
+        LabError: The config does not have this hash.
+    """
     config = read_json(require(run_dir), "config.json")
     if hash_config(config) != config_hash:
         config, _ = hide_values(config)
@@ -214,7 +228,7 @@ def read_config_of(run_dir: Path, config_hash: str) -> dict[str, Any]:
 
 
 def add_note(run_dir: Path, text: str) -> None:
-    """Add a line to what is concluded about a run; nothing where its folder is gone or `notes.md` is not a file."""
+    """Append a line to a run's `notes.md`; do nothing if its folder is gone or `notes.md` is not a file."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         descriptor = os.open(record_file(run_dir, "notes.md"), flags, 0o666)
@@ -232,15 +246,14 @@ def hash_bytes(content: bytes) -> str:
 
 
 def write_json(path: Path | str, data: Mapping[str, Any]) -> str:
-    """Write a JSON file whole; returns its SHA-256. The data is our own, and finite. A folder of this name is put
-    aside."""
+    """Write finite data as JSON atomically and return its SHA-256. A folder of this name is renamed."""
     content = dump_json(dict(data), finite=True)
     write_over(path, content)
     return hashlib.sha256(content).hexdigest()
 
 
 def write_over(path: Path | str, content: bytes) -> None:
-    """Write a file of looplab's own whole; a folder of this name is put aside."""
+    """Write one of looplab's own files atomically; a folder of this name is renamed."""
     try:
         write_atomic(path, content, sync=False)
     except IsADirectoryError:
@@ -254,6 +267,7 @@ def point(study: Path, name: str, run_id: str) -> None:
 
 
 def pointed(study: Path, name: str) -> str | None:
+    """Return the run that LATEST or BEST names; None: there is none."""
     try:
         return read_bounded(study / name, MAX_POINTER).decode("utf-8", "replace").strip() or None
     except (FileNotFoundError, UntrustedError):
@@ -261,14 +275,14 @@ def pointed(study: Path, name: str) -> str | None:
 
 
 def make_own_folder(path: Path) -> None:
-    """Make a folder of looplab's own in a study's folder; a link in its place, which a run may have put there, goes."""
+    """Create one of looplab's own folders in a study's folder; replace a link that a run may have planted there."""
     if path.is_symlink():
         path.unlink()
     path.mkdir(exist_ok=True)
 
 
 def keep_shared(study: Path, content: bytes, prefix: str, suffix: str) -> str:
-    """Store what many runs share once, by its hash; gives its path relative to the study's folder."""
+    """Store content that many runs share once, by its hash; return its path relative to the study's folder."""
     name = f"{prefix}-{hashlib.sha256(content).hexdigest()[:16]}{suffix}"
     path = study / SHARED / name
     if not path.exists():
@@ -279,24 +293,24 @@ def keep_shared(study: Path, content: bytes, prefix: str, suffix: str) -> str:
 
 
 def run_folders(study: Path) -> list[Path]:
-    """All run folders of a study, oldest first."""
+    """Return all run folders of a study, oldest first."""
     if not study.is_dir():
         return []
     return sorted(p for p in study.iterdir() if can_be_run(p.name) and p.is_dir() and is_run(p))
 
 
 def can_be_run(name: str) -> bool:
-    """Whether a run folder may have this name: not a hidden one, nor one that is not Unicode."""
+    """Return whether a run folder may have this name: not hidden, and valid Unicode."""
     return name[0] not in "._" and mend_text(name) == name
 
 
 def is_run(run_dir: Path) -> bool:
-    """Whether this is a run folder, and whole."""
+    """Return whether this is a complete run folder."""
     return record_file(run_dir, "run.json").exists()
 
 
 def hash_file(path: Path | str) -> str | None:
-    """The SHA-256 of a regular file; None where there is no such file."""
+    """Return the SHA-256 of a regular file; None: there is no such file."""
     try:
         descriptor = os.open(path, READING)
     except (FileNotFoundError, NotADirectoryError):
@@ -311,7 +325,7 @@ def hash_file(path: Path | str) -> str | None:
             return None
         if about.st_size == 0:
             return EMPTY
-        # Five times as fast as a file object; a buffer of the size of the file needs no memory from the system.
+        # Five times as fast as a file object; a buffer no larger than the file avoids an allocation by the system.
         portion = about.st_size + 1 if about.st_size < READ_BYTES else READ_BYTES
         data = os.read(descriptor, portion)
         digest = hashlib.sha256(data)
@@ -324,7 +338,7 @@ def hash_file(path: Path | str) -> str | None:
 
 
 def hash_files(run_dir: Path, names: Iterable[str]) -> dict[str, str]:
-    """The SHA-256 of each of these files that is there; names are relative to the run folder."""
+    """Return the SHA-256 of each of these files that exists; names are relative to the run folder."""
     digests = ((name, hash_file(f"{run_dir}/{name}")) for name in names)
     return {name: digest for name, digest in digests if digest is not None}
 
@@ -334,28 +348,30 @@ class RecordChange:
     """A recorded file that the run itself has changed."""
 
     name: str
-    """Relative to the run folder."""
+    """Path relative to the run folder."""
     recorded: str
-    """Its SHA-256 at the start of the run."""
+    """SHA-256 at the start of the run."""
     found: str | None
-    """Its SHA-256 at the end; None: it was gone."""
+    """SHA-256 at the end; None: the file was gone."""
     restored: bool
+    """Whether the original content was restored."""
 
 
 def restore(run_dir: Path, recorded: Mapping[str, str], contents: Mapping[str, bytes]) -> list[RecordChange]:
-    """Compare files with their recorded hashes, and restore those that were changed.
+    """Compare files with their recorded hashes and restore changed files.
 
-    What the run wrote instead is kept beside the file, as `<name>.changed-<time>`.
+    The run's version is kept next to the file, as `<name>.changed-<time>`.
 
     Args:
-        recorded: The SHA-256 of each file when it was written.
-        contents: What the files should contain, as far as that is known. A content with another hash than the
-            recorded one is written for want of the original, but that does not count as restored.
+        run_dir: The run folder.
+        recorded: SHA-256 of each file when it was written.
+        contents: Known contents of the files. A content whose hash differs from the recorded one is written as a
+            substitute, but does not count as restored.
     """
     changes = []
-    place = str(run_dir)
+    prefix = str(run_dir)
     for name, digest in recorded.items():
-        found = hash_file(f"{place}/{name}")
+        found = hash_file(f"{prefix}/{name}")
         if found == digest:
             continue
         path, content = run_dir / name, contents.get(name)
@@ -369,7 +385,7 @@ def restore(run_dir: Path, recorded: Mapping[str, str], contents: Mapping[str, b
 
 
 def concerns_lab(error: BaseException, outputs: Path) -> bool:
-    """Whether an error is one of the disk or of the lab rather than of one run's files."""
+    """Return whether an error concerns the disk or the whole lab rather than the files of one run."""
     if not isinstance(error, OSError):
         return False
     if error.errno in (errno.EACCES, errno.EPERM):
@@ -378,19 +394,20 @@ def concerns_lab(error: BaseException, outputs: Path) -> bool:
 
 
 def put_aside(path: Path | str) -> None:
-    """Rename what is in the place of a file of looplab's, so that it can be written."""
+    """Rename whatever is in the place of one of looplab's files, so that the file can be written."""
     if os.path.lexists(path):
         os.replace(path, f"{path}.changed-{time.time_ns()}")
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a writer of ours that was killed left half done; nothing else that is hidden."""
+    """Remove temporary files of killed writers of looplab, and no other hidden files."""
     for path in folder.glob(".tmp-*"):
         with contextlib.suppress(FileNotFoundError, IsADirectoryError, PermissionError):
             path.unlink()
 
 
 def require(run_dir: Path) -> Path:
+    """Return the run folder; raise LabError if it is not a complete one."""
     if not is_run(run_dir):
         raise LabError(f"there is no run folder {run_dir}")
     return run_dir

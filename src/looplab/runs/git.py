@@ -1,9 +1,9 @@
-"""Git by its command line, with nothing that a repository's configuration could start.
+"""Git by its command line, without running any program that a repository's configuration names.
 
-Agents can write to a lab and so to the configuration of its repository. Programs that this configuration names (hooks,
-filters, external diffs, merge drivers, credential helpers …) therefore never run; those that the person's own or the
-system's configuration names (git-lfs, for example) do where a work tree is changed. Reading a work tree
-(`isolated`) uses no configuration and runs no programs at all.
+Agents can write to a lab and so to the configuration of its repository. Programs named there (hooks, filters, external
+diffs, merge drivers, credential helpers …) therefore never run. Programs named in the user's or the system's
+configuration (git-lfs, for example) run where a work tree is changed. Reading a work tree (`isolated`) uses no
+configuration and runs no programs at all.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ PLAIN_DIFF = (
     "--binary", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames", "--src-prefix=a/", "--dst-prefix=b/",
     "--ignore-submodules=dirty",
 )  # fmt: skip
-"""Options of `git diff` for a patch that `git apply` accepts everywhere. Whether files of submodules have changed is
-not asked: git would run programs there."""
+"""Options of `git diff` for a patch that `git apply` accepts everywhere. Changes inside submodules are not checked:
+git would run programs there."""
 COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 OWN_SCOPES = ("local", "worktree")
-"""Of the configuration: what belongs to the repository."""
+"""Scopes of configuration that belong to the repository."""
 NAMES_PROGRAM = re.compile(
     r"filter\..*\.(clean|smudge|process)|diff\.external|diff\..*\.(command|textconv)|merge\..*\.driver"
     r"|gpg\.(.*\.)?(program|defaultkeycommand)|core\.(sshcommand|gitproxy|askpass|editor|alternaterefscommand)"
@@ -45,12 +45,12 @@ NAMES_PROGRAM = re.compile(
     re.DOTALL,
 )
 RUNS_PROGRAMS = {"add", "apply", "commit", "diff", "log", "merge", "notes", "push", "status", "worktree"}
-"""Commands that may run them."""
+"""Commands that may run such programs."""
 PROTOCOLS = {"push": "file:git:http:https:ssh"}
-"""Which commands may speak with another repository, and how. No other command does, not even to fetch objects that a
-partial clone lacks: the repository says where from, and by which program."""
+"""Protocols of the commands that may contact another repository. No other command may, not even to fetch objects that
+a partial clone lacks: the repository's configuration names the source and the program."""
 HARMLESS = r"^core\.(autocrlf|eol|filemode|symlinks|ignorecase|excludesfile)$"
-"""Settings that say how a work tree is compared."""
+"""Settings that control how a work tree is compared."""
 
 
 def git(
@@ -61,10 +61,15 @@ def git(
     timeout: float = GIT_S,
     alone: bool = False,
 ) -> str:
-    """Return what git prints; with `ok`, an empty text where it fails.
+    """Return git's output as text.
 
-    Variables such as GIT_DIR are ignored, unless they are in `env`. `alone` runs git in a session of its own, out of
-    reach of a Ctrl-C for the engine.
+    Args:
+        where: Working directory.
+        args: Arguments of git.
+        env: Additional variables. Inherited variables such as GIT_DIR are ignored.
+        ok: Whether to return an empty text if git fails.
+        timeout: Seconds.
+        alone: Whether to run git in its own session, so that Ctrl-C for the engine does not reach it.
 
     Raises:
         LabError: Git is not installed, failed, or took longer than `timeout` seconds.
@@ -79,7 +84,7 @@ def git(
 
 
 class GitError(LabError):
-    """Git itself says that a command failed."""
+    """A git command failed."""
 
 
 def git_bytes(
@@ -90,7 +95,7 @@ def git_bytes(
     timeout: float = GIT_S,
     alone: bool = False,
 ) -> bytes:
-    """`git`, for output that is not text."""
+    """Like `git`, for output that is not text."""
     command = _command_of(args)
     configured = command in RUNS_PROGRAMS and "GIT_CONFIG_COUNT" not in (env or {})  # not `isolated`
     overrides = _without_own_programs(where, env, timeout) if configured else []
@@ -99,15 +104,15 @@ def git_bytes(
 
 
 def _command_of(args: Sequence[str]) -> str:
-    """The command of git, behind options `-c`."""
+    """Return the git command after any `-c` options."""
     return next((arg for before, arg in zip(("", *args), args, strict=False) if "-c" not in (before, arg)), "")
 
 
 def _without_own_programs(where: Path, env: dict[str, str] | None, timeout: float) -> list[str]:
-    """Options that put the person's own programs, or none, in the place of those that the repository names."""
+    """Return options that replace the programs that the repository names by the user's own, or by none."""
     try:
         listed = _run(where, ["config", "--list", "--show-scope", "-z"], env=env, timeout=timeout, alone=True)
-    except GitError:  # not a repository: the command itself will say so
+    except GitError:  # not a repository: the command itself will fail
         return []
     parts = listed.decode(errors="surrogateescape").split("\0")
     trusted: dict[str, list[str]] = {}
@@ -119,7 +124,7 @@ def _without_own_programs(where: Path, env: dict[str, str] | None, timeout: floa
                 own[key] = None
             elif scope in ("system", "global"):
                 trusted.setdefault(key, []).append(value)
-    # Without a merge driver there is no merge: `false` leaves a conflict.
+    # A merge driver cannot be empty: `false` leaves a conflict.
     nothing = {key: "false" if key.startswith("merge.") else "" for key in own}
     return [w for key in own for value in (nothing[key], *trusted.get(key, ())) for w in ("-c", f"{key}={value}")]
 
@@ -148,22 +153,21 @@ def _run(
     except (OSError, ValueError) as error:
         raise LabError(f"git {command} could not be started: {error}") from None
     if done.returncode != 0:
-        said = done.stderr.decode(errors="replace").strip() or done.stdout.decode(errors="replace").strip()
-        raise GitError(f"git {command} failed: {said or f'exit code {done.returncode}'}", file=where)
+        output = done.stderr.decode(errors="replace").strip() or done.stdout.decode(errors="replace").strip()
+        raise GitError(f"git {command} failed: {output or f'exit code {done.returncode}'}", file=where)
     return done.stdout
 
 
 @contextmanager
 def isolated(where: Path, *, timeout: float) -> Iterator[tuple[str, dict[str, str]]]:
-    """The commit of the work tree around `where`, and an environment in which git compares the two without any
-    configuration of the repository.
+    """Yield the commit of the work tree around `where`, and an environment in which git ignores its configuration.
 
-    Git gets the objects and the index of the repository, and an empty configuration but for a few harmless settings.
-    It cannot be pointed to a program, not even by somebody who changes the configuration at the same moment.
+    Git gets the objects and the index of the repository, and a configuration with only a few harmless settings. It
+    cannot be made to run a program, not even by a concurrent change of the configuration.
     """
-    asked = ("HEAD", "--show-object-format", "--show-toplevel", "--absolute-git-dir", "--git-common-dir")
-    found = git(where, "rev-parse", "--path-format=absolute", *asked, timeout=timeout, alone=True).split("\n")
-    if len(found) != len(asked):
+    queries = ("HEAD", "--show-object-format", "--show-toplevel", "--absolute-git-dir", "--git-common-dir")
+    found = git(where, "rev-parse", "--path-format=absolute", *queries, timeout=timeout, alone=True).split("\n")
+    if len(found) != len(queries):
         raise LabError("a path of the git repository has a line break")
     commit, object_format, top, own, common = found
     require_work_tree(where, Path(top))
@@ -196,16 +200,16 @@ def isolated(where: Path, *, timeout: float) -> Iterator[tuple[str, dict[str, st
 
 
 def work_tree(where: Path, *, timeout: float = GIT_S) -> Path:
-    """The top folder of the work tree that a folder is in.
+    """Return the top folder of the work tree that contains a folder.
 
     Raises:
-        LabError: It is in none, or the repository's configuration names a work tree elsewhere.
+        LabError: There is none, or the repository's configuration names a work tree elsewhere.
     """
     return require_work_tree(where, Path(git(where, "rev-parse", "--show-toplevel", timeout=timeout)))
 
 
 def require_work_tree(where: Path, top: Path) -> Path:
-    """The top of a work tree, if the folder is in it and it has a `.git`: `core.worktree` can name any folder."""
+    """Return the top of a work tree if it contains the folder and a `.git`: `core.worktree` can name any folder."""
     if not where.resolve().is_relative_to(top.resolve()) or not os.path.lexists(top / ".git"):
         raise LabError(
             f"the work tree of the git repository is {top}", file=where, hint="git config --unset core.worktree"
@@ -214,7 +218,7 @@ def require_work_tree(where: Path, top: Path) -> Path:
 
 
 def require_commit(text: object) -> str:
-    """The text, if it is the full hash of a commit."""
+    """Return the text if it is the full hash of a commit; else raise LabError."""
     if not isinstance(text, str) or not COMMIT.fullmatch(text):
         raise LabError(f"{str(text)[:80]!r} is not the hash of a commit")
     return text

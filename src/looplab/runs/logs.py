@@ -1,4 +1,4 @@
-"""Logs of any size as text: in portions, or the last lines alone, with secrets hidden."""
+"""Logs of any size as text, in portions or only the last lines, with secrets hidden."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from looplab.untrusted import UntrustedError, clean_text, open_regular
 
 PORTION = 1 << 20
 LONGEST_PART = 1 << 20
-"""Characters of a line that is not yet whole."""
+"""Maximum number of characters of an incomplete line."""
 BLOCK = 1 << 16
 TAIL_LINES, TAIL_BYTES = 20, 1 << 14
 LONGEST_END = 16 << 20
-"""Bytes at the end of a log in which its last lines are looked for."""
+"""Bytes at the end of a log that are searched for its last lines."""
 
 
 class LogStream:
-    """A log that grows, from the present position of its file."""
+    """A growing log, from the current position of its file."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a letter may be written in two parts
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character may be split between two writes
         self._rest = ""
 
     def portions(self, *, final: bool) -> Iterator[str]:
-        """Yield the new text up to the present end of the file.
+        """Yield the new text up to the current end of the file.
 
-        The end of a line that is not yet whole waits until it is, or until nothing more comes: a secret in it must not
-        be cut in two.
+        An incomplete last line is held back until it is complete or the file stops growing, so that a secret in it is
+        not cut in two.
 
         Args:
             final: Whether nothing more will be written.
@@ -41,12 +41,12 @@ class LogStream:
         while data := self._file.read(PORTION):
             grown = True
             text = self._rest + self._decoder.decode(data)
-            whole = max(text.rfind("\n"), text.rfind("\r")) + 1
-            if not whole and len(text) > LONGEST_PART:  # not a line: it may be cut between two words
-                whole = text.rfind(" ") + 1 or len(text)
-            self._rest = text[whole:]
-            if whole:
-                yield redact_text(text[:whole])
+            complete = max(text.rfind("\n"), text.rfind("\r")) + 1
+            if not complete and len(text) > LONGEST_PART:  # too long for a line: cut it between two words
+                complete = text.rfind(" ") + 1 or len(text)
+            self._rest = text[complete:]
+            if complete:
+                yield redact_text(text[:complete])
         if final or not grown:
             text, self._rest = self._rest + self._decoder.decode(b"", final), ""
             if text:
@@ -54,19 +54,19 @@ class LogStream:
 
 
 def seek_last_lines(file: BinaryIO, lines: int) -> None:
-    """Go to where the last lines begin, reading no more than the end of the file."""
+    """Seek to the start of the last lines, reading only the end of the file."""
     size = file.seek(0, os.SEEK_END)
     end = b""
     while lines and len(end) < min(size, LONGEST_END) and len(end.splitlines()) <= lines:
         block = min(size - len(end), max(BLOCK, len(end)))
         file.seek(size - len(end) - block)
         end = file.read(block) + end
-    kept = end.splitlines(keepends=True)[-lines:] if lines else []
-    file.seek(size - sum(map(len, kept)))
+    last_lines = end.splitlines(keepends=True)[-lines:] if lines else []
+    file.seek(size - sum(map(len, last_lines)))
 
 
 def read_tail(log: Path, lines: int = TAIL_LINES) -> str:
-    """Return the last lines of a log as a person saw them: of a progress bar, its last state. Empty without a log."""
+    """Return the last lines of a log as a terminal shows them (a progress bar in its last state); empty: no log."""
     try:
         with open_regular(log, follow=False) as file:
             size = file.seek(0, 2)

@@ -8,9 +8,9 @@ from pathlib import Path
 from looplab.config.lab import STUDY_NAME
 from looplab.errors import LabError
 
-ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"  # nothing that reads like something else
+ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"  # without characters that are easily confused
 _LETTERS = (ALPHABET * 8).encode()
-"""The letter for each of the 256 bytes."""
+"""The letter of each of the 256 byte values."""
 
 
 def random_suffix(length: int) -> str:
@@ -18,22 +18,22 @@ def random_suffix(length: int) -> str:
 
 
 def run_id(n: int) -> str:
-    """`0007-k3f9`: sorts by age, is unique beyond the study, and can be called by its number."""
+    """Return a run name such as `0007-k3f9`: sorts by age, unique across studies, can be abbreviated to its number."""
     return f"{n:04d}-{random_suffix(4)}"
 
 
 def check_name(name: object, what: str) -> str:
-    """The name, if it can become one folder: not a path, not hidden, not `..`."""
+    """Return the name if it is a valid folder name: not a path, not hidden, not `..`; else raise LabError."""
     if not isinstance(name, str) or not STUDY_NAME.fullmatch(name):
         raise LabError(f"{str(name)[:80]!r} cannot be {what}: letters, digits, `_`, `-`, `.`; it becomes a folder")
     return name
 
 
 def inside(root: Path, path: str | Path, what: str) -> Path:
-    """The path, made absolute from `root`; an error if it leads out of the lab."""
+    """Return the path as an absolute path below `root`; raise LabError if it leads out of the lab."""
     try:
         full = (root / path).resolve()
-    except (ValueError, OSError, RuntimeError) as error:  # a NUL, too long, links in a circle
+    except (ValueError, OSError, RuntimeError) as error:  # a NUL, too long, a loop of links
         raise LabError(f"{what}: {str(path)[:80]!r} is not a path: {error}") from None
     if not full.is_relative_to(root.resolve()):
         raise LabError(f"{what}: {path} leads out of the lab {root}", hint="keep what the lab uses inside its folder")

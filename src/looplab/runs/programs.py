@@ -1,4 +1,4 @@
-"""Short-lived helper programs, such as a person's alert command or ssh-keygen, with a time limit."""
+"""Short-lived helper programs with a time limit, such as an alert command or ssh-keygen."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class ProgramError(Exception):
-    """A program could not be started, failed, or took too long; the text continues a sentence about it."""
+    """A program could not be started, failed, or took too long; the message continues a sentence that names it."""
 
 
 def run_program(
@@ -22,10 +22,10 @@ def run_program(
     env: Mapping[str, str] | None = None,
     capture: bool = False,
 ) -> bytes:
-    """Run a program to its end; with `capture`, return what it prints.
+    """Run a program and return its output if `capture` is set, else empty bytes.
 
-    It has a session of its own: no terminal to prompt on, a Ctrl-C is for the engine alone, and after `timeout` seconds
-    it is killed together with whatever it started.
+    It runs in its own session: it has no terminal to prompt on, Ctrl-C reaches only the engine, and after `timeout`
+    seconds it is killed together with its children.
 
     Raises:
         ProgramError: It did not start, did not end in time, or its exit code is not 0.
@@ -42,7 +42,7 @@ def run_program(
             printed, errors = process.communicate(stdin, timeout=timeout)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            raise ProgramError(f"was ended after {timeout:g} s") from None
+            raise ProgramError(f"was killed after {timeout:g} s") from None
     if process.returncode != 0:
         last = errors.decode(errors="replace").strip().splitlines()[-1:]
         raise ProgramError(f"failed with exit code {process.returncode}" + "".join(f": {line[:200]}" for line in last))

@@ -1,12 +1,12 @@
-"""Secrets are never recorded: names and shapes of secrets, and how they are replaced before anything is written.
+"""Recognise secrets and replace them before anything is written; secrets are never recorded.
 
-There are three ways to recognise a secret: by the name of what holds it (`WANDB_API_KEY`, `--password`, `db.pass`), by
-its shape (`sk-…`, `ghp_…`, the password of an address), and by its value, once a variable of the environment or a base
-config has shown it (`remember`).
+A secret is recognised in three ways: by the name of its variable, flag or key (`WANDB_API_KEY`, `--password`,
+`db.pass`), by its shape (`sk-…`, `ghp_…`, the password in a URL), and by its value, once it has been seen in an
+environment variable or a base config (`remember`).
 
-Names are of two kinds. What `password` or `api_key` holds is always a secret. `key`, `token` and `auth` are words of
-machine learning as well (`pad_token`, `sort_key`): what they hold in a config or on a command line is a secret only
-if it looks like one.
+There are two kinds of names. The value of `password` or `api_key` is always a secret. `key`, `token` and `auth` are
+also machine-learning terms (`pad_token`, `sort_key`): in a config or on a command line, their value is a secret only if
+it looks like one.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from looplab.untrusted import UntrustedError, load_json, mend_text, open_regular
 
 HIDDEN = "***"
 SHORTEST = 8
-"""Characters of a known value that is hidden wherever it occurs; shorter ones occur by chance."""
+"""Minimum length of a known value to be hidden wherever it occurs; shorter texts occur by chance."""
 
 CHUNK = 1 << 20
 SHAPED = 4 << 20
-"""Bytes of a file beyond which only known values are looked for at the end of a run; `doctor` reads all of it."""
+"""Size in bytes above which a file is searched only for known values at the end of a run; `doctor` searches it all."""
 
 # -- names
 
@@ -38,34 +38,34 @@ ALWAYS = {
     "APIKEY", "APIKEYS", "APITOKEN", "ACCESSKEY", "ACCESSTOKEN", "AUTHTOKEN", "SECRETKEY", "PRIVATEKEY",
     "CREDENTIAL", "CREDENTIALS", "CREDS", "COOKIE", "COOKIES", "WEBHOOK", "WEBHOOKS", "DSN",
 }  # fmt: skip
-"""Words that make a name one of a secret."""
+"""Words whose value is always a secret."""
 SOMETIMES = {"KEY", "TOKEN", "AUTH", "AUTHORIZATION", "BEARER", "JWT"}
-"""Words for secrets and for other things. A variable of the environment with such a name is taken for a secret."""
+"""Ambiguous words. An environment variable with such a name counts as a secret."""
 RARELY = {"SESSION", "PRIVATE", "SIGNATURE", "SIG", "NETRC", "LICENSE", "SALT"}
-"""Words whose values are secrets only if they look like one, in the environment too."""
+"""Words whose values are secrets only if they look like one, even in the environment."""
 MANY = {"KEYS": "KEY", "TOKENS": "TOKEN"}
 QUALIFIERS = {
     "API", "ACCESS", "SECRET", "PRIVATE", "AUTH", "ENCRYPTION", "SIGNING", "MASTER", "SERVICE", "ACCOUNT", "BOT",
     "BEARER", "REFRESH", "CLIENT", "SSH", "DEPLOY", "HMAC", "LICENSE",
 }  # fmt: skip
-"""Before `key` or `token`, these make it a secret; `max_tokens` and `num_keys` are not."""
+"""Words before `key` or `token` that make it a secret; `max_tokens` and `num_keys` are not."""
 TRAILING = {
     "ID", "VALUE", "VAL", "B", "BASE", "JSON", "PEM", "HEX", "HASH", "HEADER", "STRING", "STR", "PROD", "DEV", "TEST",
     "STAGING", "OLD", "NEW", "PRIMARY", "SECONDARY", "CONFIG", "V",
 }  # fmt: skip
-"""Words after which the name still is the one of a secret: `AWS_ACCESS_KEY_ID`. `key_dim` and `TOKEN_FILE` are not."""
+"""Trailing words that are ignored: `AWS_ACCESS_KEY_ID` is a secret; `key_dim` and `TOKEN_FILE` are not."""
 FILTERS = {
     "LOW", "HIGH", "BAND", "ALL", "FORWARD", "BACKWARD", "FIRST", "SECOND", "THIRD", "LAST", "ONE", "TWO", "SINGLE",
     "DOUBLE", "MULTI", "NUM", "N", "PER", "EACH", "BY",
 }  # fmt: skip
-"""Before `pass`: `low_pass`, `forward_pass`."""
+"""Words before `pass` that make it harmless: `low_pass`, `forward_pass`."""
 SHELL = {"PWD", "OLDPWD"}
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 
 @lru_cache(maxsize=4096)
 def name_strength(name: str) -> int:
-    """Return what a name says of its value: 3 a secret, 2 a secret in the environment, 1 maybe one, 0 nothing."""
+    """Return how strongly a name suggests a secret: 3 always, 2 in the environment, 1 maybe, 0 not at all."""
     if name.strip("-") in SHELL:
         return 0
     words = [word.upper() for word in _WORDS.findall(name)]
@@ -88,7 +88,7 @@ def name_strength(name: str) -> int:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable of the environment with this name holds a secret: `HF_TOKEN` does, `MAX_TOKENS` not."""
+    """Return whether the environment variable of this name is a secret: `HF_TOKEN` is, `MAX_TOKENS` is not."""
     return name_strength(name) >= 2
 
 
@@ -98,9 +98,9 @@ _REFERENCE = re.compile(r"\$|<|env:|file:|op://|vault:|none$|null$|true$|false$|
 
 
 def is_secret(name: str, value: object) -> bool:
-    """Whether a value under this key of a config, or of this flag, is a secret.
+    """Return whether the value of this config key or flag is a secret.
 
-    References to a variable (`${WANDB_API_KEY}`) are not, nor are numbers of a few digits.
+    References to a variable (`${WANDB_API_KEY}`) and short numbers are not.
     """
     if value is None or isinstance(value, bool | float | list | dict):
         return False
@@ -125,7 +125,7 @@ def _shape(hints: str, pattern: str, hidden: str | Callable[[re.Match[str]], str
 
 
 def _hide_assigned(found: re.Match[str]) -> str:
-    """Hide the value of `password=…`; of `password: …` only what is quoted or no plain word."""
+    """Hide the value of `password=…`; of `password: …` only if it is quoted or not a plain word."""
     value = found["value"]
     if value.startswith((HIDDEN, "$", "<", "{")) or value.lower() in ("none", "null", "true", "false"):
         return found[0]
@@ -136,7 +136,7 @@ def _hide_assigned(found: re.Match[str]) -> str:
 
 _NOT_WORD = r"(?<![A-Za-z0-9])"
 SHAPES: tuple[Shape, ...] = (
-    # A literal of each shape is looked for first: texts without any of them cost next to nothing.
+    # A literal of each shape is searched first: texts without any of them cost almost nothing.
     _shape("sk-", _NOT_WORD + r"sk-(?:(?:ant|proj|svcacct|admin|or|lf)-[\w-]{20,}+|[A-Za-z0-9]{16,}+)"),
     _shape("hf_ gsk_ npm_ r8_", _NOT_WORD + r"(?:hf|gsk|npm|r8)_[A-Za-z0-9]{20,}+"),
     _shape("ghp_ gho_ ghu_ ghs_ ghr_", _NOT_WORD + r"gh[pousr]_[A-Za-z0-9]{20,}+"),
@@ -157,7 +157,7 @@ SHAPES: tuple[Shape, ...] = (
         r"-----BEGIN (?:[A-Z0-9]++ ){0,3}?PRIVATE KEY(?: BLOCK)?-----"
         r"(?:[^-]|-(?!----))*+(?:-----END (?:[A-Z0-9]++ ){0,3}?PRIVATE KEY(?: BLOCK)?-----)?",
     ),
-    # Addresses
+    # URLs
     _shape("://", r"(?<=://)([^/\s:@\"'<>]*+):[^/\s@\"'<>]++(?=@)", rf"\1:{HIDDEN}"),
     _shape("://", r"(?<=://)[A-Za-z0-9_-]{20,}+(?=@)"),
     _shape("://", r"(?<=hooks\.slack\.com/)(\w++)/[\w/-]++", rf"\1/{HIDDEN}"),
@@ -190,17 +190,17 @@ SHAPES: tuple[Shape, ...] = (
         re.IGNORECASE,
     ),
 )
-"""What gives shapes away, their patterns, and what they are replaced by. Every pattern is linear: repetitions are
-possessive or bounded."""
+"""Literals that every match contains, the pattern, and its replacement. Every pattern takes linear time: repetitions
+are possessive or bounded."""
 
 _EXACT_HINTS = tuple({hint for hints, pattern, _ in SHAPES for hint in hints if not pattern.flags & re.IGNORECASE})
 _LOWERED_HINTS = tuple({hint for hints, pattern, _ in SHAPES for hint in hints if pattern.flags & re.IGNORECASE})
 _known: tuple[str, ...] | None = None
-"""Values that are hidden wherever they occur, the longest first; None: the environment was not looked at yet."""
+"""Values to hide wherever they occur, longest first; None: the environment has not been searched yet."""
 
 
 def remember(env: Mapping[str, str], values: Iterable[str] = ()) -> None:
-    """Hide the secrets of an environment, and these values, in all texts from now on."""
+    """Hide the secrets of an environment and these values in all texts from now on."""
     global _known
     found = {os.fsdecode(secret) for secret in known_secrets(env)}
     found |= {form for value in values if len(value) >= SHORTEST for form in _forms(value)}
@@ -208,7 +208,7 @@ def remember(env: Mapping[str, str], values: Iterable[str] = ()) -> None:
 
 
 def remembered() -> tuple[str, ...]:
-    """The values that are hidden wherever they occur; at first those of this process's environment."""
+    """Return the values to hide wherever they occur; initially those of this process's environment."""
     global _known
     if _known is None:
         _known = tuple(map(os.fsdecode, known_secrets()))
@@ -239,7 +239,7 @@ _JSON_ESCAPE = re.compile(r"\\++(?:u([0-9a-fA-F]{4})|([\"/]))|\\{2,}+")
 
 
 def hide_known(text: str, values: Iterable[str]) -> str:
-    """Return the text with these values hidden, also where JSON has escaped some of their characters."""
+    """Return the text with these values hidden, even if JSON has escaped some of their characters."""
     values = list(values)
     for value in values:
         if value in text:
@@ -254,13 +254,13 @@ def hide_known(text: str, values: Iterable[str]) -> str:
 
 @lru_cache(maxsize=256)
 def _escaped(value: str) -> re.Pattern[str]:
-    """A pattern for a value in JSON, or in JSON inside of JSON: every character as it is, or escaped."""
+    """Return a pattern for a value in JSON, or in JSON inside JSON: every character literal or escaped."""
     parts = (r"\\++" if c == "\\" else rf"\\*+{re.escape(c)}" for c in value)
     return re.compile("".join(rf"(?:{part}|\\++u(?i:{ord(c):04x}))" for part, c in zip(parts, value, strict=True)))
 
 
 def redact_bytes(data: bytes, secrets: Iterable[bytes] = ()) -> bytes:
-    """Return the content of a file without secrets: these, the remembered ones, and what looks like one."""
+    """Return the content of a file without secrets: these, the remembered ones, and texts that look like one."""
     for secret in (*secrets, *map(_encoded, remembered())):
         if secret in data:
             data = data.replace(secret, HIDDEN.encode())
@@ -270,9 +270,9 @@ def redact_bytes(data: bytes, secrets: Iterable[bytes] = ()) -> bytes:
 
 
 def redact_data(data: Any, name: str = "") -> Any:
-    """Return plain data (dicts, lists, texts) without secrets, by the names of its keys and by the texts themselves.
+    """Return plain data (dicts, lists, texts) without secrets, recognised by key names and by the texts themselves.
 
-    What holds no secret is returned as it is, not copied.
+    Data without secrets is returned itself, not copied.
     """
     if isinstance(data, str):
         return HIDDEN if name and is_secret(name, data) else redact_text(data)
@@ -306,16 +306,16 @@ def redact_edits(edits: Iterable[str]) -> tuple[str, ...]:
 
 
 def redact_proposal(edits: Iterable[str], reason: str, hypothesis: str) -> tuple[tuple[str, ...], str, str]:
-    """Return what a proposal says, without secrets."""
+    """Return the texts of a proposal without secrets."""
     edits = tuple(edits)
-    whole = "\n".join((*edits, reason, hypothesis))  # one look at all of it is enough for most
-    if redact_text(whole) == whole:
+    joined = "\n".join((*edits, reason, hypothesis))  # a single search suffices for most
+    if redact_text(joined) == joined:
         return tuple(map(_hide_named, edits)), reason, hypothesis
     return redact_edits(edits), redact_text(reason), redact_text(hypothesis)
 
 
 def _key_of(path: str) -> str:
-    """The last part of a dotted path."""
+    """Return the last segment of a dotted path."""
     return path.rpartition(".")[2]
 
 
@@ -330,12 +330,12 @@ _FLAG = re.compile(r"(?P<name>(?:--?|\+{1,2}|~)?[\w.@/-]++)=(?P<value>.*+)", re.
 
 
 def redact_argv(argv: Iterable[str]) -> list[str]:
-    """Return the arguments without secrets: `--api-key=x`, `--api-key x`, `logger.api_key=x`, what looks like one."""
+    """Return the arguments without secrets: `--api-key=x`, `--api-key x`, `logger.api_key=x`, and by their shape."""
     argv = list(argv)
-    whole = "\n".join(argv)
-    shaped = redact_text(whole) != whole  # one look at all of it is enough for most
+    joined = "\n".join(argv)
+    shaped = redact_text(joined) != joined  # a single search suffices for most
     clean: list[str] = []
-    name = ""  # of the flag before, whose value comes next
+    name = ""  # of the previous flag, if its value comes next
     for part in argv:
         flag = _FLAG.fullmatch(part)
         if name and not part.startswith("--") and is_secret(name, part):
@@ -349,21 +349,21 @@ def redact_argv(argv: Iterable[str]) -> list[str]:
 
 
 def known_secrets(env: Mapping[str, str] | None = None) -> list[bytes]:
-    """The secrets of an environment that a training could print, the longest first."""
+    """Return the secrets of an environment that a trainer could print, longest first."""
     found: set[str] = set()
     for name, value in (os.environ if env is None else env).items():
         if len(value) < SHORTEST:
             continue
         if (is_secret_name(name) and not value.startswith("/")) or is_secret(name, value):
             found.update(_forms(value))
-        for part in _secret_parts(value):  # they are printed without the rest, too
+        for part in _secret_parts(value):  # parts may be printed alone
             if len(part) >= SHORTEST:
                 found.update(_forms(part))
     return sorted(map(_encoded, found), key=len, reverse=True)
 
 
 def _forms(value: str) -> set[str]:
-    """A value as it is, as part of a JSON text, and as part of an address."""
+    """Return a value as it is, as part of a JSON text, and as part of a URL."""
     if value.isalnum() and value.isascii():
         return {value}
     from urllib.parse import quote
@@ -374,7 +374,7 @@ def _forms(value: str) -> set[str]:
 
 
 def _secret_parts(value: str) -> Iterator[str]:
-    """The secrets in a value that holds several things: the password of an address, parts of JSON or of `a=b;c=d`."""
+    """Yield the secrets in a compound value: the password in a URL, parts of JSON or of `a=b;c=d`."""
     if "://" in value:
         yield from _URL_PASSWORD.findall(value)
     if ";" in value:
@@ -393,7 +393,7 @@ _URL_PASSWORD = re.compile(r"(?<=://)[^/\s:@\"'<>]*+:([^/\s@\"'<>]++)(?=@)")
 
 
 def _encoded(value: str) -> bytes:
-    """The bytes of a variable as a child process gets them."""
+    """Return the bytes of a variable as a child process receives them."""
     try:
         return os.fsencode(value)
     except UnicodeEncodeError:
@@ -401,13 +401,13 @@ def _encoded(value: str) -> bytes:
 
 
 def scrub_file(path: Path, secrets: Sequence[bytes] = ()) -> bool:
-    """Replace these secrets, the remembered ones and, unless the file is large, what looks like one in a finished file;
-    True if there were any. The file keeps its name and its other bytes.
+    """Hide secrets in a finished file; return whether there were any.
 
-    Works in chunks, and writes only if there is something to replace.
+    Hides these secrets, the remembered ones and, unless the file is large, texts that look like one. All other bytes
+    are kept. Works in chunks and writes only if there is something to replace.
 
     Raises:
-        OSError: The file cannot be read, or its new content not written.
+        OSError: The file cannot be read or rewritten.
         UntrustedError: It is not a regular file.
     """
     known = sorted({*secrets, *map(_encoded, remembered())}, key=len, reverse=True)
@@ -430,7 +430,7 @@ def scrub_file(path: Path, secrets: Sequence[bytes] = ()) -> bool:
 
 
 def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")  # swept away after a crash
+    temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")  # removed by `sweep` after a crash
     temporary.unlink(missing_ok=True)
     try:
         with temporary.open("xb") as clean:
@@ -458,7 +458,7 @@ def _copy_clean(file: BinaryIO, clean: BinaryIO, secrets: Sequence[bytes]) -> No
     while True:
         chunk = file.read(CHUNK)
         data = rest + chunk
-        # A secret that begins before this place is in the data as a whole.
+        # A secret that begins before this position is completely in the data.
         decided = len(data) - longest + 1 if chunk else len(data)
         ahead = {secret: data.find(secret) for secret in secrets}
         done = 0
@@ -478,11 +478,11 @@ def _copy_clean(file: BinaryIO, clean: BinaryIO, secrets: Sequence[bytes]) -> No
 
 
 Place = tuple[str | int, ...]
-"""The keys and indexes that lead to a value."""
+"""The keys and indices that lead to a value."""
 
 
 def hide_values(config: dict[str, Any]) -> tuple[dict[str, Any], dict[Place, Any]]:
-    """Return a config in which secrets are hidden, and the secrets by their paths; the same config if it has none."""
+    """Return a config with hidden secrets, and the secrets by their paths; the same config if it has none."""
     secrets: dict[Place, Any] = {}
     text = dump_json(config).decode()
     hidden = _hide(config, (), secrets, shapes=redact_text(text) != text)
@@ -516,6 +516,6 @@ _TEMPLATES = (".example", ".sample", ".template", ".dist", ".py", ".md", ".pub")
 
 
 def is_secret_file(name: str) -> bool:
-    """Whether a file of this name is made for secrets: `.env`, `server.pem`, `secrets.yaml`."""
+    """Return whether a file of this name usually contains secrets: `.env`, `server.pem`, `secrets.yaml`."""
     last = name.replace("\\", "/").rpartition("/")[2]
     return not last.lower().endswith(_TEMPLATES) and _SECRET_FILES.fullmatch(last) is not None

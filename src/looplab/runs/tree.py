@@ -1,7 +1,7 @@
-"""Removing and copying below a folder, without following links that a run, a stage or an agent has put in the way.
+"""Remove and copy below a folder without following links that a run, a stage or an agent may have planted.
 
-Every part of the path below the root is opened by itself, from the descriptor of the one before: a link in the middle
-is an error, whenever it was made. The root is trusted.
+Each component of the path below the root is opened relative to the descriptor of its parent, so a link in the middle is
+an error, whenever it was created. The root is trusted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CHUNK = 1 << 20
 
 
 def parts_of(name: str | PurePath) -> tuple[str, ...]:
-    """The parts of a relative path that stays below its root."""
+    """Return the components of a relative path; raise LabError if it leads out of its root."""
     parts = PurePath(name).parts
     if not parts or PurePath(name).is_absolute() or ".." in parts or any("\0" in part for part in parts):
         raise LabError(f"{str(name)!r} does not name something inside its folder")
@@ -31,11 +31,16 @@ def parts_of(name: str | PurePath) -> tuple[str, ...]:
 
 @contextmanager
 def open_parent(root: Path, name: str | PurePath, *, create: bool = False) -> Iterator[tuple[int, str]]:
-    """The descriptor of the folder that `name` is in, and its last part.
+    """Yield the descriptor of the parent folder of `name`, and its last component.
+
+    Args:
+        root: A trusted folder.
+        name: A path relative to it.
+        create: Whether to create missing folders.
 
     Raises:
-        FileNotFoundError: A folder on the way is missing, and none is to be created.
-        LabError: The path leads out of the root, or something on the way is not a folder.
+        FileNotFoundError: A folder is missing and `create` is not set.
+        LabError: The path leads out of the root, or a component is not a folder.
     """
     *middle, last = parts_of(name)
     descriptor = os.open(root, FOLDER)
@@ -62,11 +67,11 @@ def _open_folder(part: str, parent: int, root: Path, name: str | PurePath) -> in
 
 
 def remove(root: Path, name: str | PurePath) -> None:
-    """Remove a file, a link or a folder with all that is in it; nothing happens if there is none."""
+    """Remove a file, a link or a folder with its content; do nothing if it does not exist."""
     try:
         with open_parent(root, name) as (parent, last):
             if stat.S_ISDIR(os.lstat(last, dir_fd=parent).st_mode):
-                shutil.rmtree(last, dir_fd=parent)  # follows no links, either
+                shutil.rmtree(last, dir_fd=parent)  # does not follow links, either
             else:
                 os.unlink(last, dir_fd=parent)
     except FileNotFoundError:
@@ -74,7 +79,7 @@ def remove(root: Path, name: str | PurePath) -> None:
 
 
 def make_writable(root: Path, name: str | PurePath) -> None:
-    """Let the owner write to a folder and all folders in it."""
+    """Give the owner all permissions on a folder and all folders in it."""
     with contextlib.suppress(FileNotFoundError), open_parent(root, name) as (parent, last):
         folder = _open_folder(last, parent, root, name)
         try:
@@ -85,13 +90,12 @@ def make_writable(root: Path, name: str | PurePath) -> None:
 
 
 def copy(source: Path, target: Path, name: str | PurePath) -> bool:
-    """Copy a file, a link or a folder to the same place below another root; folders on the way are created.
+    """Copy a file, a link or a folder to the same path below another root, creating missing folders.
 
-    Links are copied as links; pipes, sockets and devices are left out. What exists in the target is replaced, but for
-    folders, which are merged.
+    Links are copied as links; pipes, sockets and devices are skipped. Existing files are replaced, folders are merged.
 
     Returns:
-        Whether there was anything to copy.
+        Whether the source exists.
     """
     try:
         with open_parent(source, name) as (parent, last):

@@ -1,1 +1,1 @@
-"""Rules on the metrics of runs that are still at work: what to look out for, and what to do then."""
+"""Rules on the metrics of running runs: conditions to watch for, and the action to take."""

@@ -1,7 +1,7 @@
-"""Telling somebody outside: a command that gets the alarm as JSON on stdin, or a webhook that gets it as a POST.
+"""External alerts: a command that receives the alarm as JSON on stdin, or a webhook that receives it as a POST.
 
-An alert is sent in the background and never holds up the engine or raises into it; what goes wrong is handed to a
-function. A webhook's address may hold a secret, so only its host is ever named.
+Alerts are sent in the background; they never block the engine or raise into it. Failures go to a callback. A webhook's
+address may contain a secret, so messages name only its host.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from looplab.config.lab import AlertConfig
 from looplab.runs.programs import ProgramError, run_program
 
 TIMEOUT_S = 10.0
+"""Seconds that a command or webhook may take."""
 
 
 def send(
@@ -30,25 +31,32 @@ def send(
     folder: Path | None = None,
     timeout: float = TIMEOUT_S,
 ) -> threading.Thread:
-    """Send an alert; a command runs in `folder`. `failed` gets a sentence if it did not arrive, and is called from the
-    thread that is returned: join it to wait for the alert."""
+    """Send an alert in a thread; join the returned thread to wait for it.
+
+    Args:
+        alert: Where to send it.
+        payload: JSON without NaN and infinity.
+        failed: Called from the thread with a sentence if the alert could not be delivered.
+        folder: Working directory of a command; None: the current one.
+        timeout: Seconds that the command or webhook may take.
+    """
     text = json.dumps(payload, allow_nan=False)
 
-    def work() -> None:
+    def deliver() -> None:
         if alert.command is not None:
-            problem = _run(alert.command, text, folder, timeout)
+            problem = _run_command(alert.command, text, folder, timeout)
         else:
             assert alert.webhook is not None
-            problem = _post(alert.webhook, text, timeout)
+            problem = _post_webhook(alert.webhook, text, timeout)
         if problem is not None:
             failed(problem)
 
-    thread = threading.Thread(target=work, name="alert", daemon=True)
+    thread = threading.Thread(target=deliver, name="alert", daemon=True)
     thread.start()
     return thread
 
 
-def _run(command: Sequence[str], text: str, folder: Path | None, timeout: float) -> str | None:
+def _run_command(command: Sequence[str], text: str, folder: Path | None, timeout: float) -> str | None:
     try:
         run_program(command, text.encode(), timeout=timeout, cwd=folder)
     except ProgramError as error:
@@ -56,22 +64,22 @@ def _run(command: Sequence[str], text: str, folder: Path | None, timeout: float)
     return None
 
 
-def _post(address: str, text: str, timeout: float) -> str | None:
-    what = "the webhook"
+def _post_webhook(address: str, text: str, timeout: float) -> str | None:
+    webhook = "the webhook"
     try:
-        what += f" at {urlsplit(address).hostname}"
-        request = urllib.request.Request(  # noqa: S310 - the lab file's schema takes http and https alone
+        webhook += f" at {urlsplit(address).hostname}"
+        request = urllib.request.Request(  # noqa: S310 - the lab file's schema allows only http and https
             address, text.encode(), {"Content-Type": "application/json", "User-Agent": "looplab"}, method="POST"
         )
         with urllib.request.urlopen(request, timeout=timeout):  # noqa: S310
             return None
     except HTTPError as error:
         error.close()
-        return f"{what} answered {error.code} {error.reason}"
+        return f"{webhook} answered {error.code} {error.reason}"
     except URLError as error:
-        return f"{what} cannot be reached: {error.reason}"
+        return f"{webhook} cannot be reached: {error.reason}"
     except TimeoutError:
-        return f"{what} did not answer in {timeout:g} s"
+        return f"{webhook} did not answer in {timeout:g} s"
     except (OSError, HTTPException, ValueError) as error:
-        # Such an error may repeat the address in its words; its kind says enough.
-        return f"{what} failed: {type(error).__name__}"
+        # The message of such an error may contain the address: name only its type.
+        return f"{webhook} failed: {type(error).__name__}"

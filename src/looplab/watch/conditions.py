@@ -1,7 +1,7 @@
-"""What a rule can look out for, one class for each kind; one object for each rule and run.
+"""Conditions of watch rules: one class per kind, one object per rule and run.
 
-A sign is shown every new row once, in order, and says when it has found what it looks for. How the rows were cut into
-looks makes no difference to what is found: between two looks a run may write one row or ten thousand.
+A condition sees every new row once, in order, and returns a match when it holds. The result does not depend on how the
+rows are split into looks: between two looks a run may write one row or ten thousand.
 """
 
 from __future__ import annotations
@@ -24,60 +24,65 @@ if TYPE_CHECKING:
     from looplab.watch.pruner import Pruner
 
 NEAR = 0.01
-"""A metric that has come close to 0 is never called diverged for less than `factor` times this share of its range."""
+"""Near zero, divergence also requires a distance of `factor` times this fraction of the metric's range."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSnapshot:
-    """A running run at the moment of a look. Its times, and the look's, are all of one clock."""
+    """A running run at one look. All times are seconds of the clock that `now` comes from."""
 
     run_id: str
     batch: Batch
-    """The rows that are new since the last look, each once."""
+    """Rows that are new since the last look."""
     step: float | None
-    """The last step; none if there was no row yet."""
+    """Last step; None: no row yet."""
     started: float
-    """When it began."""
+    """Start time."""
     last_row: float
-    """When a new row was last seen; when it began if there was none."""
+    """Time at which a new row was last seen; without one, the start time."""
     budget_used: str | None = None
-    """Which budget of the study is used, and how far, as soon as one is."""
+    """Sentence that names the exhausted budget of the study; None: none is exhausted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What a sign found."""
+    """Why and where a condition holds."""
 
     text: str
     """A sentence with the numbers."""
     step: float | None
-    """The step it was found at."""
+    """Step at which it holds; None: no row yet."""
     values: dict[str, Any] = field(default_factory=dict)
     """The numbers by name."""
 
 
 class Condition(Protocol):
-    """Looks for one thing in one run."""
+    """One condition on one run."""
 
     unable: str | None
-    """Why it cannot look at present, as for a metric that has not been measured yet."""
+    """Why it cannot be evaluated yet, such as a metric that was not measured; None: it can."""
 
     def look(self, run: RunSnapshot, now: float) -> Match | None:
-        """What the new rows, or the time that went by, bring to light."""
+        """Process the new rows and the elapsed time; return a match if the condition holds.
+
+        Args:
+            run: The run with the rows since the last look.
+            now: Current time in seconds, of the same clock as the times of `run`.
+        """
         ...
 
 
 class ExpressionCondition:
     """An expression over `step`, `seconds` and metrics.
 
-    It is evaluated once for every step that any metric has, with the values known at that step, when all of that step
-    is there: when a row of another step comes, or when a look finds nothing new (several rows, or several files, may
-    belong to one step). One that reads `seconds` is evaluated at quiet looks, too.
+    It is evaluated once per step that any metric has, with the values known at that step. Several rows, or several
+    files, may belong to one step, so a step is evaluated when it is complete: when a row of another step arrives, or
+    when a look finds nothing new. An expression that reads `seconds` is also evaluated at looks without new rows.
     """
 
     def __init__(self, expression: Expression, directions: Directions) -> None:
-        self._wanted = _metrics_in(expression)
-        self.unable = f"{', '.join(sorted(expression.names))} was not measured" if self._wanted else None
+        self._metrics_read = _metrics_in(expression)
+        self.unable = f"{', '.join(sorted(expression.names))} was not measured" if self._metrics_read else None
         self._expression = expression
         self._any_time = "seconds" in expression.names
         self._every_step = self._any_time or "step" in expression.names
@@ -86,7 +91,7 @@ class ExpressionCondition:
         self._others = {"seconds": 0.0}
         self._names = MetricNames(self._metrics, self._others)
         self._touched: set[str] = set()
-        self._open = False  # whether the last step is still to be evaluated
+        self._open = False  # whether the last step has yet to be evaluated
 
     def look(self, run: RunSnapshot, now: float) -> Match | None:
         self._others["seconds"] = now - run.started
@@ -96,8 +101,8 @@ class ExpressionCondition:
         for step, name, value in self._points(run.batch):
             if self._open and step != self._others["step"]:
                 self._open = False
-                if found := self._evaluate():
-                    return found
+                if match := self._evaluate():
+                    return match
             self._others["step"] = step
             if name is not None:
                 self._summariser.add({name: Curve([step], [value])})
@@ -107,9 +112,11 @@ class ExpressionCondition:
         return None
 
     def _points(self, batch: Batch) -> Iterator[tuple[float, str | None, float]]:
-        """The points of the wanted metrics by step, and the steps of all others. Each curve keeps its order: where a
-        trainer that began again repeats steps, they are repeated."""
-        read = {name: curve for name, curve in batch.items() if name.replace("/", ".") in self._wanted}
+        """Yield the points of the metrics that the expression reads, merged by step, and the steps of all others.
+
+        Each curve keeps its order: steps that a restarted trainer repeats are repeated here.
+        """
+        read = {name: curve for name, curve in batch.items() if name.replace("/", ".") in self._metrics_read}
         others = {tuple(curve.steps) for name, curve in batch.items() if name not in read}
         others -= {tuple(curve.steps) for curve in read.values()}
         streams: list[Iterator[tuple[float, str | None, float]]] = [
@@ -142,14 +149,14 @@ class ExpressionCondition:
         if not value:
             return None
         values = self._expression.values(self._names)
-        said = ", ".join(f"{name} = {_number(value)}" for name, value in values.items() if name != "step")
+        numbers = ", ".join(f"{name} = {_fmt(value)}" for name, value in values.items() if name != "step")
         step = self._others.get("step")
-        what = said if step is None else f"{_at(step)}: {said}" if said else _at(step)
-        return Match(f"{what} ({self._expression})", step, values)
+        text = numbers if step is None else f"{_fmt_step(step)}: {numbers}" if numbers else _fmt_step(step)
+        return Match(f"{text} ({self._expression})", step, values)
 
 
 class NotFinite:
-    """NaN or infinity, in any metric or in some."""
+    """NaN or infinity in any metric, or in the named ones."""
 
     def __init__(self, metrics: list[str] | None) -> None:
         self._metrics = metrics
@@ -164,24 +171,24 @@ class NotFinite:
         first: tuple[float, str, float] | None = None
         for name, curve in batch.items():
             if isfinite(sum(curve.values)):
-                continue  # the common case, and all of it in one fast pass
+                continue  # fast path for the common case
             bad = ((step, name, value) for step, value in _points(curve) if not isfinite(value))
-            here = next(bad, None)  # none: each was finite, only their sum was not
+            here = next(bad, None)  # None: every value is finite, only their sum overflowed
             if here is not None and (first is None or here[:2] < first[:2]):
                 first = here
         if first is None:
             return None
         step, name, value = first
-        return Match(f"{_at(step)}: {name} is {_number(value)}", step, {name: value})
+        return Match(f"{_fmt_step(step)}: {name} is {_fmt(value)}", step, {name: value})
 
 
 class Diverged:
-    """A value that is `factor` times worse than the best so far.
+    """A value that is more than `factor` times worse than the best so far.
 
-    Times worse means: for a metric to be made small, more than best × factor if the best is above 0 and more than
-    best ÷ factor if it is below; for one to be made large, the mirror image (an accuracy of 0.9 has got 10 times worse
-    below 0.09). Close to 0, where a ratio says little, the value must also lie further from the best than `factor`
-    percent of the range of the values so far. Infinity on the bad side has diverged, NaN is not compared.
+    For a metric to minimise, this is a value above best × factor if the best is positive, or above best ÷ factor if it
+    is negative; for a metric to maximise, the mirror image (an accuracy of 0.9 is 10 times worse below 0.09). Near 0,
+    where a ratio means little, the value must also be further from the best than `factor` percent of the range so far.
+    Infinity on the bad side counts as diverged; NaN is ignored.
     """
 
     def __init__(self, settings: DivergeConfig, goal: Goal) -> None:
@@ -204,9 +211,9 @@ class Diverged:
             value = raw * self._sign
             if self._best is not None and value > self._limit(self._best):
                 best = self._best * self._sign
-                text = f"{_at(step)}: {metric} = {_number(raw)}, more than {factor:g} times worse than its best"
+                text = f"{_fmt_step(step)}: {metric} = {_fmt(raw)}, more than {factor:g} times worse than its best"
                 return Match(
-                    f"{text}, {_number(best)} at {_at(self._best_step)}", step, {metric: raw, f"{metric}.best": best}
+                    f"{text}, {_fmt(best)} at {_fmt_step(self._best_step)}", step, {metric: raw, f"{metric}.best": best}
                 )
             if isfinite(value):
                 if self._best is None or value < self._best:
@@ -216,15 +223,18 @@ class Diverged:
 
     def _limit(self, best: float) -> float:
         if best == self._worst == 0:
-            return inf  # nothing but zeros: there is no measure of far away yet
+            return inf  # only zeros so far: there is no scale yet
         factor = self._settings.factor
         times = best * factor if best > 0 else best / factor
         return max(times, best + NEAR * factor * (self._worst - best))
 
 
 class Plateau:
-    """No progress for `over` steps. Progress is measured from the last value that was progress, so that many small
-    gains add up to one; a value that is not finite is none."""
+    """No progress for `over` steps.
+
+    Progress is measured from the last value that was progress, so many small gains add up. Values that are not finite
+    are never progress.
+    """
 
     def __init__(self, settings: PlateauConfig, goal: Goal) -> None:
         self.unable: str | None = f"{settings.metric} was not measured"
@@ -245,15 +255,15 @@ class Plateau:
                 self._mark, self._mark_step = value, step
             elif self._mark is not None and step - self._mark_step >= over:
                 mark = self._mark * self._sign
-                text = f"{_at(step)}: {metric} = {_number(raw)} has not improved"
-                text += f" by {_number(100 * least)} %" if least else ""
-                text += f" on {_number(mark)} of {_at(self._mark_step)}, {_number(over)} steps and more ago"
+                text = f"{_fmt_step(step)}: {metric} = {_fmt(raw)} has not improved"
+                text += f" by {_fmt(100 * least)} %" if least else ""
+                text += f" on {_fmt(mark)} at {_fmt_step(self._mark_step)}, at least {_fmt(over)} steps ago"
                 return Match(text, step, {metric: raw, f"{metric}.best": mark})
         return None
 
 
 class Stalled:
-    """No new row for so many seconds; a run that never wrote one stalls, too."""
+    """No new row for the given number of seconds, or none at all since the start."""
 
     unable: str | None = None
 
@@ -261,15 +271,15 @@ class Stalled:
         self._seconds = seconds
 
     def look(self, run: RunSnapshot, now: float) -> Match | None:
-        quiet = now - run.last_row
-        if run.batch or quiet < self._seconds:
+        idle = now - run.last_row
+        if run.batch or idle < self._seconds:
             return None
-        last = "there was none yet" if run.step is None else f"the last was {_at(run.step)}"
-        return Match(f"no new row for {_seconds(quiet)}; {last}", run.step, {"seconds": quiet})
+        last = "there was none yet" if run.step is None else f"the last was {_fmt_step(run.step)}"
+        return Match(f"no new row for {_fmt_seconds(idle)}; {last}", run.step, {"seconds": idle})
 
 
 class Timeout:
-    """A run that has taken so many seconds."""
+    """A run that has taken at least the given number of seconds."""
 
     unable: str | None = None
 
@@ -280,12 +290,12 @@ class Timeout:
         seconds = now - run.started
         if seconds < self._seconds:
             return None
-        text = f"it has run for {_seconds(seconds)}, {_seconds(self._seconds)} are allowed"
+        text = f"it has run for {_fmt_seconds(seconds)}; the limit is {_fmt_seconds(self._seconds)}"
         return Match(text, run.step, {"seconds": seconds})
 
 
 class BudgetUsed:
-    """The study's wall-clock or device budget is used."""
+    """The study's wall-clock or device budget is exhausted."""
 
     unable: str | None = None
 
@@ -294,14 +304,14 @@ class BudgetUsed:
 
 
 class PrunerCondition:
-    """A run that will not be among the good ones, by a pruner that has seen the others."""
+    """A run that a pruner gives up after comparing it with earlier runs."""
 
     def __init__(self, run_id: str, metric: str, pruner: Pruner) -> None:
         self.unable: str | None = f"{metric} was not measured"
         self._run_id = run_id
         self._metric = metric
         self._pruner = pruner
-        self._rows = Curve()  # all so far: the pruner compares runs at the same step
+        self._rows = Curve()  # all rows so far: the pruner compares runs at the same step
 
     def look(self, run: RunSnapshot, now: float) -> Match | None:
         curve = _curve(run.batch, self._metric)
@@ -309,15 +319,15 @@ class PrunerCondition:
             return None
         self.unable = None
         rows = self._rows
-        found = None
+        match = None
         for step, value in _points(curve):
             rows.add(step, value)
-            if found is None and (why := self._pruner.doomed(self._run_id, rows.steps, rows.values)):
-                found = Match(why, step, {self._metric: value})
-        return found
+            if match is None and (why := self._pruner.prune_reason(self._run_id, rows.steps, rows.values)):
+                match = Match(why, step, {self._metric: value})
+        return match
 
     def ended(self, value: float | None, rest: Batch) -> None:
-        """Let the pruner learn from the run and from the rows that it has not been shown."""
+        """Record the finished run with the pruner; `rest` are the rows that no look has seen."""
         curve = _curve(rest, self._metric)
         if curve is not None:
             self.unable = None
@@ -326,14 +336,14 @@ class PrunerCondition:
 
 
 def _metrics_in(expression: Expression) -> set[str]:
-    """The names that a metric would have, with dots, to be read by the expression."""
+    """Return the dotted names of the metrics that the expression may read."""
     names = {name.replace("/", ".") for name in expression.names}
     names |= {head for head, _, tail in (name.rpartition(".") for name in names) if tail in FIELDS}
     return names - {"", "step", "seconds"}
 
 
 def _curve(batch: Batch, metric: str) -> Curve | None:
-    """A metric's curve, by its name or, as in expressions, with dots for slashes."""
+    """Return a metric's curve by its name or, as in expressions, its name with dots for slashes."""
     if metric in batch:
         return batch[metric]
     return next((curve for name, curve in batch.items() if name.replace("/", ".") == metric), None)
@@ -343,19 +353,19 @@ def _points(curve: Curve) -> Iterator[tuple[float, float]]:
     return zip(curve.steps, curve.values, strict=True)
 
 
-def _at(step: float) -> str:
-    return f"step {_number(step)}"
+def _fmt_step(step: float) -> str:
+    return f"step {_fmt(step)}"
 
 
-def _seconds(seconds: float) -> str:
+def _fmt_seconds(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
 
 
-def _number(value: Any) -> str:
+def _fmt(value: Any) -> str:
     if not isinstance(value, int | float):
         return str(value)
     if value != value:
         return "NaN"
     if value in (inf, -inf):
-        return "infinite" if value > 0 else "minus infinite"
+        return "infinity" if value > 0 else "-infinity"
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else f"{value:.6g}"

@@ -1,7 +1,7 @@
-"""Optuna's pruners on any trainer: a run that does clearly worse than those before it is ended early.
+"""Optuna's pruners for any trainer: stop a run early that is clearly worse than earlier runs.
 
-The trainer knows nothing of it. Every row of the metric is judged in its order, however many came at once, so that
-what is pruned does not depend on how often somebody looks.
+The trainer needs no support for it. Rows are evaluated one by one in their order, so the decision does not depend on
+how often the run is looked at.
 """
 
 from __future__ import annotations
@@ -25,31 +25,35 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Followed:
-    """A run and how far it was looked at."""
+    """A running run and how far it has been evaluated."""
 
     trial: int
-    """Its number in Optuna's memory."""
+    """Its trial number in Optuna's storage."""
     rows: int = 0
+    """Rows evaluated so far."""
     best: float = math.nan
+    """Best value so far; NaN: none."""
     next_look: float = -math.inf
-    """The step from which on it is looked at again."""
+    """Step of the next evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Complete:
-    """A run that ended with a value."""
+    """A finished run with an objective value."""
 
     steps: list[float]
     values: list[float]
     trial: FrozenTrial
 
     def at(self, step: float) -> float | None:
-        """Its last value up to a step; none before its first and beyond its last row."""
-        place = bisect_right(self.steps, step)
-        return self.values[place - 1] if place and step <= self.steps[-1] else None
+        """Return its last value up to a step; None before its first and after its last row."""
+        index = bisect_right(self.steps, step)
+        return self.values[index - 1] if index and step <= self.steps[-1] else None
 
 
 class Pruner:
+    """An Optuna pruner with the runs of a study."""
+
     def __init__(self, settings: PruneConfig, goal: Literal["max", "min"]) -> None:
         try:
             import optuna
@@ -62,12 +66,12 @@ class Pruner:
         self._goal = goal
         self._complete: list[_Complete] = []
         self._followed: dict[str, _Followed] = {}
-        self._known = 0  # runs ever seen; Optuna's memory numbers them in this order
+        self._known = 0  # runs ever seen; Optuna's storage numbers them in this order
         complete = self._complete
         by_curve = settings.pruner == "median"
 
         class Memory(optuna.storages.InMemoryStorage):
-            """Optuna's own, except that ended runs are shown with the values that they had at the step in question."""
+            """Optuna's storage, except that finished runs appear with their values at the step in question."""
 
             def get_all_trials(self, study_id: int, deepcopy: bool = True, states: Any = None) -> list[FrozenTrial]:
                 if by_curve:
@@ -75,17 +79,24 @@ class Pruner:
                 return super().get_all_trials(study_id, deepcopy, states)
 
         self._storage = Memory()
-        # Hyperband shares runs among its brackets by the study's name: it must not differ from one engine to the next.
+        # Hyperband assigns runs to brackets by the study's name, so the name must be the same in every engine.
         self._study: Study = optuna.create_study(
             storage=self._storage, study_name="looplab", direction="maximize" if goal == "max" else "minimize"
         )
-        self._pruner = _make(settings)
+        self._pruner = _optuna_pruner(settings)
 
     def ended(self, run_id: str, steps: Sequence[float], values: Sequence[float], value: float | None) -> None:
-        """A run has ended; without a value, those after it are not compared with it."""
+        """Record a finished run; later runs are not compared with a run without a value.
+
+        Args:
+            run_id: The finished run.
+            steps: Steps of all its rows.
+            values: The metric at those steps.
+            value: Its objective; None: it has none.
+        """
         from optuna.trial import TrialState, create_trial
 
-        self.doomed(run_id, steps, values)  # what a new engine never saw while it ran
+        self.prune_reason(run_id, steps, values)  # rows that this engine has not seen
         run = self._followed.pop(run_id)
         if value is None or not math.isfinite(value) or not values:
             self._storage.set_trial_state_values(run.trial, TrialState.FAIL)
@@ -94,8 +105,14 @@ class Pruner:
         self._storage.set_trial_state_values(run.trial, TrialState.COMPLETE, [value])
         self._complete.append(_Complete(list(steps), list(values), create_trial(value=value)))
 
-    def doomed(self, run_id: str, steps: Sequence[float], values: Sequence[float]) -> str | None:
-        """Why the run should end now, if it should; all its rows so far are given, those known already too."""
+    def prune_reason(self, run_id: str, steps: Sequence[float], values: Sequence[float]) -> str | None:
+        """Return why the run should be pruned now, or None to continue.
+
+        Args:
+            run_id: The running run.
+            steps: Steps of all its rows so far, including those of earlier calls.
+            values: The metric at those steps.
+        """
         from optuna.trial import TrialState, create_trial
 
         run = self._followed.get(run_id)
@@ -111,11 +128,11 @@ class Pruner:
                 continue
             if self._settings.every is not None:
                 run.next_look = (math.floor(step / self._settings.every) + 1) * self._settings.every
-            reason = reason or self._judge(run, row, step, value)
+            reason = reason or self._evaluate(run, row, step, value)
         run.rows = len(values)
         return reason
 
-    def _judge(self, run: _Followed, row: int, step: float, value: float) -> str | None:
+    def _evaluate(self, run: _Followed, row: int, step: float, value: float) -> str | None:
         others: list[float] = []
         if self._settings.pruner == "median":
             for other in self._complete:
@@ -124,7 +141,7 @@ class Pruner:
                 others += [] if then is None or math.isnan(then) else [then]
         trial = copy(self._storage.get_trial(run.trial))
         if self._settings.pruner == "median":
-            worst = -math.inf if self._goal == "max" else math.inf  # nothing but NaN so far
+            worst = -math.inf if self._goal == "max" else math.inf  # only NaN so far
             value_then = worst if math.isnan(run.best) else run.best
         else:
             value_then = value
@@ -138,15 +155,16 @@ class Pruner:
         if math.isnan(value) and (settings.pruner != "median" or math.isnan(run.best)):
             return "the value is NaN"
         if settings.pruner == "median":
-            middle = statistics.median(others)
+            median = statistics.median(others)
             return (
-                f"the best value so far, {run.best:g}, is worse than the median {middle:g} of {len(others)} ended runs"
+                f"the best value so far, {run.best:g}, is worse than the median {median:g}"
+                f" of {len(others)} finished runs"
             )
         if settings.pruner == "threshold":
             if settings.lower is not None and value < settings.lower:
                 return f"the value {value:g} is below {settings.lower:g}"
             return f"the value {value:g} is above {settings.upper:g}"
-        best = f"the best 1/{settings.reduction_factor} of the runs that came this far"
+        best = f"the best 1/{settings.reduction_factor} of the runs that got this far"
         return f"the value {value:g} after {row + 1} rows is not among {best} ({settings.pruner})"
 
 
@@ -156,7 +174,7 @@ def _better(best: float, value: float, goal: Literal["max", "min"]) -> float:
     return max(best, value) if goal == "max" else min(best, value)
 
 
-def _make(settings: PruneConfig) -> BasePruner:
+def _optuna_pruner(settings: PruneConfig) -> BasePruner:
     from optuna.pruners import HyperbandPruner, MedianPruner, SuccessiveHalvingPruner, ThresholdPruner
 
     if settings.pruner == "median":
@@ -164,11 +182,11 @@ def _make(settings: PruneConfig) -> BasePruner:
     if settings.pruner == "asha":
         return SuccessiveHalvingPruner(settings.min_resource, settings.reduction_factor)
     if settings.pruner == "hyperband":
-        most: int | str = "auto" if settings.max_resource is None else settings.max_resource
-        return HyperbandPruner(settings.min_resource, most, settings.reduction_factor)
+        max_resource: int | str = "auto" if settings.max_resource is None else settings.max_resource
+        return HyperbandPruner(settings.min_resource, max_resource, settings.reduction_factor)
     lower, upper = settings.lower, settings.upper
     if lower is None and upper is None:
         raise LabError("a threshold pruner needs lower or upper", hint="as in prune: {pruner: threshold, upper: 10}")
     if lower is not None and upper is not None and lower > upper:
-        raise LabError(f"a threshold pruner with lower {lower:g} above upper {upper:g} ends every run")
+        raise LabError(f"a threshold pruner with lower {lower:g} above upper {upper:g} prunes every run")
     return ThresholdPruner(lower, upper)

@@ -1,4 +1,4 @@
-"""The watcher: shows every running run to every rule of the lab file's `watch:` list, and says which rules fire."""
+"""The watcher: apply every rule of the lab file's `watch:` list to every running run, and report which rules fire."""
 
 from __future__ import annotations
 
@@ -36,28 +36,30 @@ __all__ = ["Alarm", "RunSnapshot", "Watcher", "check", "names"]
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """A rule that fired on a run, and what it asks for."""
+    """A rule that fired on a run, and the actions it asks for."""
 
     rule: str
-    """The rule's name, or what it looks out for: `nan`, `stall 60 s`."""
+    """The rule's name, or a label of its condition: `nan`, `stall 60 s`."""
     run_id: str
     stops: bool
-    """Whether the run is to be ended."""
+    """Whether to stop the run."""
     requeue: tuple[str, ...]
-    """Edits under which the run is to be tried again."""
+    """Edits with which to run its config again; empty: do not."""
     requeues: int
-    """How often in a row, from one run to the next."""
+    """Maximum number of consecutive requeues, from one run to the next."""
     note: str | None
+    """Note to attach to the run."""
     alert: AlertConfig | None
+    """Where to send an alert."""
     text: str
     """A sentence with the numbers: `step 320: train.ot_pi_sum = 2.6e-85 (step >= 300 and train.ot_pi_sum < 1e-6)`."""
     step: float | None
-    """The step it fired at; none if there was no row yet."""
+    """Step at which it fired; None: no row yet."""
     values: Mapping[str, Any]
     """The numbers by name."""
 
     def plain(self) -> dict[str, Any]:
-        """What an alert, or a record, tells of it; JSON has no word for NaN and infinity, they are texts."""
+        """Return the payload of an alert or event; NaN and infinity become strings, which JSON can represent."""
         return {
             "rule": self.rule,
             "run": self.run_id,
@@ -72,20 +74,20 @@ class Alarm:
 
 @dataclass(slots=True)
 class _Watched:
-    """What was seen of one run."""
+    """State of the rules for one run."""
 
-    signs: list[Condition]
-    """One for each rule."""
+    conditions: list[Condition]
+    """One per rule."""
     fired: set[int] = field(default_factory=set)
-    """The places of the rules that have fired."""
+    """Indices of the rules that have fired."""
     measured: bool = False
-    """Whether there was a row at all."""
+    """Whether any row has been seen."""
     seconds: float = 0.0
-    """How long it had run at the last look."""
+    """Run time at the last look."""
 
 
 class Watcher:
-    """The rules of a study, and what each has seen of each running run. A rule fires at most once in a run."""
+    """The rules of a study and their state for each running run. A rule fires at most once per run."""
 
     def __init__(
         self, rules: Sequence[WatchRule], goal_of: Directions, objective: ObjectiveConfig | None = None
@@ -99,75 +101,86 @@ class Watcher:
         self._runs: dict[str, _Watched] = {}
 
     def look(self, run: RunSnapshot, now: float) -> list[Alarm]:
-        """The rules that fire now, in the order of the list. Also to be called when nothing is new, a few times a
-        second, and once more when the run has ended: a quiet look is what closes a run's last step."""
+        """Return an alarm for each rule that fires now, in the order of the list.
+
+        Call it a few times per second, also without new rows, and once more when the run has ended: a look without new
+        rows completes the run's last step.
+        """
         watched = self._watched(run.run_id)
         watched.measured = watched.measured or bool(run.batch)
         watched.seconds = now - run.started
         alarms = []
-        for place, sign in enumerate(watched.signs):
-            fired = place in watched.fired
-            if fired and not isinstance(sign, PrunerCondition):
-                continue  # a pruner learns from the whole run, also from one that it gave up and that was not stopped
-            found = sign.look(run, now)
-            if found is not None and not fired:
-                watched.fired.add(place)
-                alarms.append(self._alarm(place, run.run_id, found))
+        for index, condition in enumerate(watched.conditions):
+            fired = index in watched.fired
+            if fired and not isinstance(condition, PrunerCondition):
+                continue  # a pruner learns from the whole run, even if it gave it up and it was not stopped
+            match = condition.look(run, now)
+            if match is not None and not fired:
+                watched.fired.add(index)
+                alarms.append(self._alarm(index, run.run_id, match))
         return alarms
 
     def ended(self, run_id: str, value: float | None, rest: Batch | None = None) -> list[str]:
-        """Forget a run that is over, after the pruners have learnt from it: `value` is its objective, `rest` the rows
-        that no look has shown (all of them, for a run of an earlier engine). Says which rules could not be applied
-        although the run has measured something: most often a metric's name is misspelt."""
+        """Let the pruners learn from a finished run, then forget it.
+
+        Args:
+            run_id: The finished run.
+            value: Its objective; None: it has none.
+            rest: Rows that no look has seen; for a run of an earlier engine, all of them.
+
+        Returns:
+            A sentence for each rule that could not be applied although the run logged metrics; the usual cause is a
+            misspelt metric name.
+        """
         watched = self._watched(run_id)
-        for sign in watched.signs:
-            if isinstance(sign, PrunerCondition):
-                sign.ended(value, rest or {})
-            elif rest and sign.unable is not None:
-                # The metric that it waited for may have come at the very end, as a last evaluation does.
+        for condition in watched.conditions:
+            if isinstance(condition, PrunerCondition):
+                condition.ended(value, rest or {})
+            elif rest and condition.unable is not None:
+                # The missing metric may appear only at the very end, for example from a final evaluation.
                 for batch in (rest, {}):
-                    sign.look(RunSnapshot(run_id, batch, None, 0.0, watched.seconds), watched.seconds)
+                    condition.look(RunSnapshot(run_id, batch, None, 0.0, watched.seconds), watched.seconds)
         self.forget(run_id)
         if not watched.measured:
             return []
         return [
-            f"the watch rule {self._names[place]!r} could not be applied: {sign.unable}"
-            for place, sign in enumerate(watched.signs)
-            if sign.unable is not None and place not in watched.fired
+            f"the watch rule {self._names[index]!r} could not be applied: {condition.unable}"
+            for index, condition in enumerate(watched.conditions)
+            if condition.unable is not None and index not in watched.fired
         ]
 
     def recall(self, run_id: str, rule: str) -> None:
-        """Say that a rule has fired in this run already, under an earlier engine; it does not fire again."""
-        self._watched(run_id).fired.update(place for place, name in enumerate(self._names) if name == rule)
+        """Mark a rule as already fired for this run by an earlier engine, so that it does not fire again."""
+        self._watched(run_id).fired.update(index for index, name in enumerate(self._names) if name == rule)
 
     def forget(self, run_id: str) -> None:
-        """Let go of a run without learning from it."""
+        """Drop the state of a run without learning from it."""
         self._runs.pop(run_id, None)
 
     def _watched(self, run_id: str) -> _Watched:
         watched = self._runs.get(run_id)
         if watched is None:
-            signs = [self._sign(place, run_id) for place in range(len(self._rules))]
-            watched = self._runs[run_id] = _Watched(signs)
+            conditions = [self._condition(index, run_id) for index in range(len(self._rules))]
+            watched = self._runs[run_id] = _Watched(conditions)
         return watched
 
-    def _alarm(self, place: int, run_id: str, found: Match) -> Alarm:
-        rule = self._rules[place]
+    def _alarm(self, index: int, run_id: str, match: Match) -> Alarm:
+        rule = self._rules[index]
         return Alarm(
-            rule=self._names[place],
+            rule=self._names[index],
             run_id=run_id,
             stops=rule.stops,
             requeue=tuple(rule.requeue),
             requeues=rule.requeues,
             note=rule.note,
             alert=rule.alert,
-            text=found.text,
-            step=found.step,
-            values=found.values,
+            text=match.text,
+            step=match.step,
+            values=match.values,
         )
 
-    def _sign(self, place: int, run_id: str) -> Condition:
-        rule, expression, pruner = self._rules[place], self._expressions[place], self._pruners[place]
+    def _condition(self, index: int, run_id: str) -> Condition:
+        rule, expression, pruner = self._rules[index], self._expressions[index], self._pruners[index]
         if expression is not None:
             return ExpressionCondition(expression, self._directions)
         if rule.diverge is not None:
@@ -196,18 +209,17 @@ class Watcher:
 
 
 def names(rules: Sequence[WatchRule]) -> list[str]:
-    """A name for each rule, none twice: its own, else what it looks out for, with its place in the list where two look
-    out for the same."""
-    said = [rule.name or _label(rule) for rule in rules]
-    count = Counter(said)
-    found = [
-        name if rule.name or count[name] == 1 else f"watch {place}: {name}"
-        for place, (name, rule) in enumerate(zip(said, rules, strict=True), 1)
+    """Return a unique name for each rule: its own, else a label of its condition, numbered where labels repeat."""
+    labels = [rule.name or _label(rule) for rule in rules]
+    count = Counter(labels)
+    unique = [
+        label if rule.name or count[label] == 1 else f"watch {number}: {label}"
+        for number, (label, rule) in enumerate(zip(labels, rules, strict=True), 1)
     ]
-    for name, times in Counter(found).items():
+    for name, times in Counter(unique).items():
         if times > 1:
             raise LabError(f"{times} watch rules have the name {name!r}", hint="rename all but one")
-    return found
+    return unique
 
 
 def check(
@@ -217,23 +229,33 @@ def check(
     guard: Guard | None = None,
     bases: Sequence[dict[str, Any]] = (),
 ) -> None:
-    """Find, before the first run, what would fail in the middle of the night: raises LabError for the first rule that
-    cannot work in this study."""
+    """Check the rules before the first run.
+
+    Args:
+        rules: The rules of the study.
+        objective: The study's objective; None: it has none.
+        holdout: The held-out metric, which no rule may read; None: there is none.
+        guard: Checks the edits of `requeue`; None: they are not checked.
+        bases: The base configs that the edits are tried on.
+
+    Raises:
+        LabError: A rule cannot work in this study.
+    """
     for name, rule in zip(names(rules), rules, strict=True):
         _check_prune(name, rule, objective)
         if rule.when is not None and not compile_expression(rule.when).names:
             raise LabError(
-                f"the watch rule {name!r} reads nothing, it is always the same",
+                f"the watch rule {name!r} reads nothing: its value never changes",
                 hint="write an expression over step, seconds and metrics",
             )
         if holdout is not None and _reads(rule, objective, holdout):
             raise LabError(
-                f"the watch rule {name!r} reads {holdout}, which is held out", hint="only the judge may look at it"
+                f"the watch rule {name!r} reads {holdout}, which is held out", hint="only the judge may read it"
             )
         if guard is not None and rule.requeue and bases:
-            wrong = [_never(guard, base, rule.requeue) for base in bases]
-            if all(wrong):
-                raise LabError(f"the watch rule {name!r} cannot requeue: {wrong[0]}", hint="correct its edits")
+            problems = [_impossible_edit(guard, base, rule.requeue) for base in bases]
+            if all(problems):
+                raise LabError(f"the watch rule {name!r} cannot requeue: {problems[0]}", hint="correct its edits")
 
 
 def _check_prune(name: str, rule: WatchRule, objective: ObjectiveConfig | None) -> None:
@@ -242,7 +264,7 @@ def _check_prune(name: str, rule: WatchRule, objective: ObjectiveConfig | None) 
         return
     _pruned(rule, objective)
     if prune.pruner == "threshold" and prune.lower is None and prune.upper is None:
-        raise LabError(f"the watch rule {name!r} has no threshold", hint="give lower, upper or both")
+        raise LabError(f"the watch rule {name!r} has no threshold", hint="set lower, upper or both")
     if prune.lower is not None and prune.upper is not None and prune.lower >= prune.upper:
         raise LabError(f"the watch rule {name!r} leaves nothing between {prune.lower:g} and {prune.upper:g}")
     if prune.max_resource is not None and prune.max_resource < prune.min_resource:
@@ -250,30 +272,30 @@ def _check_prune(name: str, rule: WatchRule, objective: ObjectiveConfig | None) 
 
 
 def _pruned(rule: WatchRule, objective: ObjectiveConfig | None) -> str:
-    """The metric that a pruner looks at."""
+    """Return the metric that a pruner compares."""
     if rule.prune is not None and rule.prune.metric is not None:
         return rule.prune.metric
     if objective is None:
         raise LabError(
-            "a watch rule prunes, but the study has no objective", hint="say which metric: prune: {metric: …}"
+            "a watch rule prunes, but the study has no objective", hint="name the metric: prune: {metric: …}"
         )
     return objective.metric
 
 
 def _reads(rule: WatchRule, objective: ObjectiveConfig | None, metric: str) -> bool:
-    """Whether the rule asks for this metric by name."""
+    """Return whether the rule reads this metric by name."""
     asked: list[str] = list(rule.nan) if isinstance(rule.nan, list) else []
     if rule.when is not None:
         asked += compile_expression(rule.when).names
-    asked += [part.metric for part in (rule.diverge, rule.plateau) if part is not None]
+    asked += [config.metric for config in (rule.diverge, rule.plateau) if config is not None]
     if rule.prune is not None:
         asked.append(_pruned(rule, objective))
     dotted = metric.replace("/", ".")
     return any(name == dotted or name.startswith(dotted + ".") for name in (n.replace("/", ".") for n in asked))
 
 
-def _never(guard: Guard, base: dict[str, Any], edits: Sequence[str]) -> str | None:
-    """Why these edits can never be made. Whether a value is in range depends on the run, and is asked then."""
+def _impossible_edit(guard: Guard, base: dict[str, Any], edits: Sequence[str]) -> str | None:
+    """Return why these edits can never be applied; None if they can. Ranges depend on the run and are checked then."""
     problems = guard.check(base, edits).problems
     return next((problem.message for problem in problems if problem.rule in ("edit", "not a knob")), None)
 

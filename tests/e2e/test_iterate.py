@@ -174,7 +174,7 @@ def test_mistakes_are_told(versions: Any) -> None:
     assert "ends (2) before it begins (3)" in versions("iterate", "3", "2", code=2).err
     assert "no agent 'bard'" in versions("iterate", "2", "--agent", "bard", code=2).err
     assert "no version was made here yet" in versions("tour", code=2).err
-    assert "experiments/v1 is there already" in versions("iterate", "1", code=2).err
+    assert "experiments/v1 exists already" in versions("iterate", "1", code=2).err
 
 
 def test_folders_come_from_the_environment_and_arguments_reach_the_agent(versions: Any, tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_a_signal_ends_the_stage_and_the_next_call_resumes_it(toy: Any, until: A
     (run,) = [path for path in (toy.folder / "outputs" / "gsm8k").iterdir() if path.is_dir()]
     assert not (run / "train.log").exists()
     toy.open_gate()
-    assert "mine: begins (resumed)" in toy(*call).out
+    assert "mine: starts (resumed)" in toy(*call).out
     assert (run / "mine" / "begun").read_text() == "xx"
 
 
@@ -283,14 +283,14 @@ def test_a_suite_may_name_its_config_and_its_own_fields(toy: Any) -> None:
 
 def test_a_case_prints_the_file_that_it_made(toy: Any) -> None:
     call = ("case", "--config", "configs/c.yaml", "--example-ids", "0,6", "--tag", "dbg")
-    assert "a case needs memory" in toy(*call, code=2).err
+    assert "the case needs memory" in toy(*call, code=2).err
     toy("stage", "--config", "configs/c.yaml", *ALL)
     path = Path(toy(*call).out.strip())
     assert path.name == "dbg_T256.md"
     assert path.read_text() == "# 0,6 greedy,esm"
     told = toy(*call, "--max-new-tokens", "8", "--methods", "greedy", "--json").json()
     assert [Path(name).name for name in told["files"]] == ["dbg_T8.md"]
-    assert "give --tag" in toy(*call[:-2], code=2).err
+    assert "pass --tag" in toy(*call[:-2], code=2).err
 
 
 # -- a study whose runs are pipelines
@@ -319,7 +319,7 @@ def test_the_page_about_pipelines_works_as_printed(lab: Any) -> None:
     said = [lab(*words[1:]).out for words in shown]
     assert said[2].count("skipped") == 2
     assert "mine: skipped" in said[3]
-    assert "again: eval.beta 1.0 → 2.0" in said[3]
+    assert "rerun: eval.beta 1.0 → 2.0" in said[3]
     assert said[4].endswith("case.md\n")
     table = (lab.folder / "outputs/_suite/first/tables/suite_main_results.csv").read_text()
     assert table == "dataset,run,rows,score\nfew,tiny_few/first,2,2.0\nmany,tiny_many/first,20,20.0\n"

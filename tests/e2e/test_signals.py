@@ -229,7 +229,7 @@ def test_a_closed_terminal_lets_a_stage_end_and_begins_no_other(stages: Any, unt
     assert terminal.process.returncode == 130
     out = stages(*STAGE).out
     assert "first: skipped" in out
-    assert "second: begins (first time)" in out
+    assert "second: starts (first time)" in out
 
 
 def test_a_closed_terminal_at_the_last_stage_completes_the_call(stages: Any, until: Any) -> None:

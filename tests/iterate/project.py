@@ -58,7 +58,7 @@ again, interrupted = "did not pass" in prompt, "You were interrupted" in prompt
 
 
 def wait(name):
-    "Until the test lets it go on, where it wants to be waited for."
+    "Block while the test holds this point."
     if (beside / f"hold-{name}").exists():
         (beside / f"at-{name}").touch()
         while (beside / f"hold-{name}").exists():
@@ -123,7 +123,7 @@ def settings(agent: dict[str, Any], beside: Path, **more: Any) -> dict[str, Any]
 
 
 def make(folder: Path, beside: Path, agent: dict[str, Any] | None = None, **more: Any) -> Path:
-    """The project as a git repository with v1 in it; `beside` has the agent, and what it and the evaluator count."""
+    """Create the project as a git repository with v1; `beside` holds the agent and the counters."""
     (folder / "experiments/v1/artifacts/checkpoints").mkdir(parents=True)
     beside.mkdir(parents=True, exist_ok=True)
     texts = {
@@ -161,7 +161,7 @@ def branches(folder: Path) -> list[str]:
 
 
 def check_whole_story(folder: Path, facts: Sequence[dict[str, Any]]) -> None:
-    """After `iterate 2 4`: git, folders, documents and the ledger say the same."""
+    """After `iterate 2 4`: git, folders, documents and the ledger agree."""
     by = {row["version"]: row for row in facts}
     assert [row["state"] for row in facts] == ["baseline", "merged", "merged", "void"]
     assert [row["verdict"] for row in facts] == ["-", "keep", "discard", "void"]
@@ -170,7 +170,7 @@ def check_whole_story(folder: Path, facts: Sequence[dict[str, Any]]) -> None:
     assert by[2]["ruling"]["n"] == 16
     assert by[2]["ruling"]["champion"] == "v1"
     assert by[3]["ruling"]["champion"] == "v2"
-    assert by[3]["gates"]["declared"] == "warning"  # what the agent says of itself is compared, not believed
+    assert by[3]["gates"]["declared"] == "warning"  # the agent's own report is compared, not used
     assert set(branches(folder)) == {"looplab/v2", "looplab/v3", "looplab/v4-failed-1"}
     subjects = git(folder, "log", "--format=%s").splitlines()
     assert [subject.split(",")[0] for subject in subjects] == ["v3: discard", "v2: keep", "start"]

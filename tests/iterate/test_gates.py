@@ -1,4 +1,4 @@
-"""What a version must have: documents, files, artifacts, a training that runs, schedules that were kept, a number."""
+"""Gates: documents, files, artifacts, a training that runs, schedules, a measured value."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ def test_missing_and_empty_sections_are_named(tmp_path: Path) -> None:
     assert document(tmp_path, ENGLISH.replace("### one\nc\n", "### one\n")) == [
         "the section 'Runs' of dev_v2.md is empty"
     ]
-    assert refusals(gates.check_document(tmp_path / "dev_v9.md", SECTIONS)) == ["dev_v9.md is not there"]
+    assert refusals(gates.check_document(tmp_path / "dev_v9.md", SECTIONS)) == ["dev_v9.md is missing"]
 
 
-def test_the_title_is_no_section(tmp_path: Path) -> None:
+def test_the_title_is_not_a_section(tmp_path: Path) -> None:
     text = ENGLISH.replace("# v2\n", "# v2: plan and results\n", 1).replace("## Results\nd\n", "")
     assert document(tmp_path, text) == ["dev_v2.md has no section 'Results'"]
 
 
-def test_a_heading_inside_a_code_block_is_no_heading(tmp_path: Path) -> None:
+def test_a_heading_inside_a_code_block_is_not_a_heading(tmp_path: Path) -> None:
     assert document(tmp_path, ENGLISH.replace("## Results\nd\n", "```\n## Results\nd\n```\n")) == [
         "dev_v2.md has no section 'Results'"
     ]
@@ -61,7 +61,7 @@ def test_artifacts_must_be_there_and_not_empty(tmp_path: Path) -> None:
     (tmp_path / "plots").mkdir()
     (tmp_path / "plots" / ".gitkeep").touch()
     (tmp_path / "plots" / "empty.png").touch()
-    assert refusals(gates.check_artifacts(tmp_path, ["plots/*"])) == ["nothing but empty files matches plots/*"]
+    assert refusals(gates.check_artifacts(tmp_path, ["plots/*"])) == ["no non-empty file matches plots/*"]
     (tmp_path / "plots" / "full.png").write_text("x")
     assert refusals(gates.check_artifacts(tmp_path, ["plots/*"])) == []
 
@@ -73,15 +73,15 @@ def test_links_out_of_the_version_and_repositories_in_it_are_refused(tmp_path: P
     (version / "same").symlink_to("inner")
     why = refusals(gates.check_files(version))
     assert len(why) == 2
-    assert "repository of its own" in " ".join(why)
+    assert "nested repository" in " ".join(why)
     assert "policy is a link that leads out" in " ".join(why)
 
 
 def smoke(tmp_path: Path, code: str, timeout: float = PATIENCE_S) -> GateFinding:
     (tmp_path / "train.py").write_text(code)
     command = Smoke(command=["{python}", "-S", "{version}/train.py", "{scratch}"], timeout=timeout)
-    places: dict[str, str | Path] = {"python": sys.executable, "version": tmp_path}
-    return gates.check_smoke(command, places, tmp_path, tmp_path / "smoke.log")
+    variables: dict[str, str | Path] = {"python": sys.executable, "version": tmp_path}
+    return gates.check_smoke(command, variables, tmp_path, tmp_path / "smoke.log")
 
 
 def test_a_smoke_run_that_ends_well_passes_and_leaves_nothing_in_the_version(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_smoke_run_that_ends_well_passes_and_leaves_nothing_in_the_version(tmp
     assert (tmp_path / "smoke.log").read_text() == "trained\n"
 
 
-def test_a_smoke_run_that_crashes_is_told_with_its_last_lines(tmp_path: Path) -> None:
+def test_a_smoke_run_that_crashes_is_reported_with_its_last_lines(tmp_path: Path) -> None:
     found = smoke(tmp_path, "raise ValueError('it broke')")
     assert found.stops
     assert "exit code 1" in found.why
@@ -111,7 +111,7 @@ time.sleep(600)
         if (tmp_path / "pid").exists():
             break
     pid = int((tmp_path / "pid").read_text())
-    deadline = time.monotonic() + PATIENCE_S  # it was told to end; how soon it is gone is the machine's affair
+    deadline = time.monotonic() + PATIENCE_S  # it was signalled; how soon it is gone depends on the machine
     while _is_alive(pid) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not _is_alive(pid)
@@ -133,28 +133,28 @@ TRACE = [{"iteration": 1, "lr": 0.1, "survival": 0.3, "boost": 0}, {"iteration":
 
 
 @pytest.mark.parametrize(
-    ("declared", "said"),
+    ("declared", "message"),
     [
         ({"lr": {"start": 0.1, "end": 0.01}}, None),
         ({"lr": [0.1, 0.01]}, None),
         ({"lr": 0.01}, None),
-        ({"lr": {"start": 0.1, "end": 0.001}}, "lr was to reach 0.001 and never did: it was 0.1 at first and 0.01 at last"),
-        ({"penalty": 0.08}, "penalty was to reach 0.08 and never did: the trace has no such"),
+        ({"lr": {"start": 0.1, "end": 0.001}}, "lr never reached 0.001: first 0.1, last 0.01"),
+        ({"penalty": 0.08}, "penalty never reached 0.08: not in the trace"),
         ({"stage": {"metric": "survival", "above": 0.5}}, None),
-        ({"stage": {"metric": "survival", "above": 0.9}}, "the gate stage never fired: survival was to be above 0.9, it came to 0.5"),
+        ({"stage": {"metric": "survival", "above": 0.9}}, "the gate stage never fired: survival must be above 0.9, it reached 0.5"),
         ({"gates": {"stage": {"metric": "survival", "below": 0.1}}}, "the gate stage never fired"),
         ({"boost": {"fires": True}}, "the gate boost never fired"),
         ({"schedules": {"lr": 0.01}, "gates": {"iteration": True}}, None),
     ],
 )  # fmt: skip
-def test_what_was_declared_and_never_came_is_reported(tmp_path: Path, declared: Any, said: str | None) -> None:
+def test_what_was_declared_and_never_came_is_reported(tmp_path: Path, declared: Any, message: str | None) -> None:
     (tmp_path / "schedule.json").write_text(json.dumps(declared))
     (tmp_path / "trace.json").write_text(json.dumps({"trace": TRACE}))
     for strict in (False, True):
         findings = gates.check_schedule(tmp_path, Schedule(declared="schedule.json", trace="trace.json", strict=strict))
-        assert all(finding.ok for finding in findings) == (said is None)
-        assert said is None or said in findings[0].why
-        assert any(finding.stops for finding in findings) == (strict and said is not None)
+        assert all(finding.ok for finding in findings) == (message is None)
+        assert message is None or message in findings[0].why
+        assert any(finding.stops for finding in findings) == (strict and message is not None)
 
 
 def test_a_schedule_that_cannot_be_read_is_a_warning(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_schedule_that_cannot_be_read_is_a_warning(tmp_path: Path) -> None:
     assert [(finding.ok, finding.stops) for finding in findings] == [(False, False)]
     (tmp_path / "trace.json").write_text("[]")
     assert (
-        "an object of names"
+        "must be an object"
         in gates.check_schedule(tmp_path, Schedule(declared="schedule.json", trace="trace.json"))[0].why
     )
 
@@ -186,7 +186,7 @@ def test_numbers_come_from_the_evaluation(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("result", "code", "said"),
+    ("result", "code", "message"),
     [
         ("", 0, "left no result"),
         ("", 3, "exit code 3"),
@@ -196,11 +196,11 @@ def test_numbers_come_from_the_evaluation(tmp_path: Path) -> None:
         ("[]", 0, "not a finite number"),
     ],
 )
-def test_an_evaluation_without_a_number_is_a_finding(tmp_path: Path, result: str, code: int, said: str) -> None:
+def test_an_evaluation_without_a_number_is_a_finding(tmp_path: Path, result: str, code: int, message: str) -> None:
     found = evaluated(tmp_path, result, code)
     assert isinstance(found, GateFinding)
     assert found.stops
-    assert said in found.why
+    assert message in found.why
 
 
 def test_a_pipe_where_a_file_should_be_is_a_finding_and_nobody_waits(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""SIGKILL at every step: a process that dies after a few events, again and again, until the story is told."""
+"""SIGKILL at every step: a process that dies after a few events, again and again, until all versions are done."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _spec.loader.exec_module(project)
 
 
 class Mortal(VersionLedger):
-    """Kills its process when so many events were written; before the last of them, or after it."""
+    """Kills its process at the n-th event, before or after it is written."""
 
     def __init__(self, ledger: Ledger, events: int, before: bool) -> None:
         super().__init__(ledger)
@@ -57,16 +57,22 @@ class Mortal(VersionLedger):
 
 
 def life(folder: Path, events: int, before: bool) -> int:
-    """One process; how it ended: 0 or 1 as the command, or -9."""
+    """Run one process; return its exit code, 0 or 1 like the command's, or -9."""
     pid = os.fork()
     if pid == 0:
         code = 3
         try:
             settings = reading.load(folder, {})
             spec = reading.make_spec(settings.agent, reading.Flags())
-            book = Mortal(Ledger(folder / ".looplab/ledger.db"), events, before)
+            versions = Mortal(Ledger(folder / ".looplab/ledger.db"), events, before)
             run = Iteration(
-                folder, settings, book, spec, reading.limits_of(settings.agent), IterateOptions(1), lambda line: None
+                folder,
+                settings,
+                versions,
+                spec,
+                reading.limits_of(settings.agent),
+                IterateOptions(1),
+                lambda line: None,
             )
             code = 0 if run.run(2, 4) else 1
         finally:
@@ -87,7 +93,7 @@ def test_killed_at_every_step_nothing_is_repeated_and_nothing_lost(tmp_path: Pat
     done = [line.removesuffix(" after an interruption") for line in project.lines(beside / "calls")]
     assert done == ["v2", "v3", "v3 again", "v4"]
     ledger = Ledger(folder / ".looplab/ledger.db")
-    facts = [{**asdict(row), "verdict": verdict_of(row)} for row in overview(VersionLedger(ledger).story())]
+    facts = [{**asdict(row), "verdict": verdict_of(row)} for row in overview(VersionLedger(ledger).history())]
     project.check_whole_story(folder, json.loads(json.dumps(facts)))
     assert audit(ledger, folder).findings == ()
     kinds = [event.kind for event in ledger.events("iterate")]

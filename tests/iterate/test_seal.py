@@ -1,4 +1,4 @@
-"""Files that must not change: what was done to them is told."""
+"""Sealed files: every change is reported."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ def root(tmp_path: Path) -> Path:
 PATHS = ["evaluate.py", "v1", "not-there"]
 
 
-def broken(root: Path, before: dict[str, str]) -> list[str]:
-    return seal.broken(before, seal.seal(root, PATHS))
+def changes(root: Path, before: dict[str, str]) -> list[str]:
+    return seal.changes(before, seal.seal(root, PATHS))
 
 
-def test_nothing_changed_is_nothing_broken(root: Path) -> None:
+def test_nothing_is_reported_if_nothing_changed(root: Path) -> None:
     before = seal.seal(root, PATHS)
     assert sorted(before) == ["evaluate.py", "v1/artifacts/policy", "v1/train.py"]
-    assert broken(root, before) == []
+    assert changes(root, before) == []
     (root / "v1" / "__pycache__").mkdir()
     (root / "v1" / "__pycache__" / "train.pyc").write_text("x")
-    assert broken(root, before) == []  # Python leaves these behind
+    assert changes(root, before) == []  # Python leaves these behind
 
 
-def test_every_kind_of_change_is_told(root: Path) -> None:
+def test_every_kind_of_change_is_reported(root: Path) -> None:
     before = seal.seal(root, PATHS)
     (root / "evaluate.py").write_text("3")
     (root / "v1" / "artifacts" / "policy").unlink()
     (root / "v1" / "new").write_text("")
-    assert broken(root, before) == [
+    assert changes(root, before) == [
         "evaluate.py was changed", "v1/artifacts/policy was removed", "v1/new was added"
     ]  # fmt: skip
 
@@ -54,7 +54,7 @@ def test_a_link_in_the_place_of_a_file_or_folder_is_a_change(root: Path) -> None
     (root / "evaluate.py").unlink()
     (root / "evaluate.py").symlink_to("same")
     os.symlink("/etc", root / "v1" / "etc")
-    assert broken(root, before) == ["evaluate.py was changed", "v1/etc was added"]
+    assert changes(root, before) == ["evaluate.py was changed", "v1/etc was added"]
 
 
 def test_read_only_files_can_be_removed_again(root: Path) -> None:
@@ -67,5 +67,5 @@ def test_read_only_files_can_be_removed_again(root: Path) -> None:
 
 
 @given(st.dictionaries(st.text(min_size=1), st.text()), st.dictionaries(st.text(min_size=1), st.text()))
-def test_two_lists_have_one_digest_only_if_nothing_is_broken(one: dict[str, str], other: dict[str, str]) -> None:
-    assert (seal.digest(one) == seal.digest(other)) == (not seal.broken(one, other))
+def test_two_lists_have_one_digest_only_if_nothing_changed(one: dict[str, str], other: dict[str, str]) -> None:
+    assert (seal.digest(one) == seal.digest(other)) == (not seal.changes(one, other))

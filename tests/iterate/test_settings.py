@@ -27,7 +27,7 @@ def written(folder: Path, text: str) -> Path:
     return folder
 
 
-def test_what_is_not_said_has_its_default(tmp_path: Path) -> None:
+def test_missing_settings_have_their_defaults(tmp_path: Path) -> None:
     settings = load(written(tmp_path, GOOD), {})
     assert settings.smoke is not None
     assert settings.smoke.timeout == 180
@@ -39,19 +39,19 @@ def test_what_is_not_said_has_its_default(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "line", "said"),
+    ("old", "new", "line", "message"),
     [
         ("frozen:", "frozn:", 1, "did you mean 'frozen'"),
         ("  metric: survival_rate\n", "", 3, "'evaluate.metric' is missing"),
         ("  values:", "  valuse:", 6, "did you mean 'values'"),
-        ("wall: 2h", "wall: soon", 7, "not a duration"),
-        ('"{result}"', '"{output}"', 4, "{output} is not known"),
+        ("wall: 2h", "wall: soon", 7, "no duration"),
+        ('"{result}"', '"{output}"', 4, "{output} is unknown"),
         ("[evaluate.py]", "[../evaluate.py]", 1, "leads out of the lab"),
         ("alpha: 0.1", "alpha: 0.7", 8, "judge.alpha"),
     ],
 )
-def test_a_mistake_is_told_with_its_line(tmp_path: Path, old: str, new: str, line: int, said: str) -> None:
-    with pytest.raises(LabError, match=said) as caught:
+def test_a_mistake_is_reported_with_its_line(tmp_path: Path, old: str, new: str, line: int, message: str) -> None:
+    with pytest.raises(LabError, match=message) as caught:
         load(written(tmp_path, GOOD.replace(old, new)), {})
     assert caught.value.line == line
 
@@ -74,11 +74,11 @@ def test_the_folder_is_the_one_that_is_given_or_named_or_around(
 def test_folders_of_versions_and_logs_come_from_the_environment(tmp_path: Path) -> None:
     settings = load(written(tmp_path, GOOD), {"EXPERIMENTS_ROOT": "versions", "CODEX_RUN_LOG_DIR": "codex_runs"})
     assert (settings.experiments, settings.logs) == ("versions", "codex_runs")
-    with pytest.raises(LabError, match="no folder inside the lab"):
+    with pytest.raises(LabError, match="not a folder inside the lab"):
         load(tmp_path, {"EXPERIMENTS_ROOT": "/elsewhere"})
 
 
-def test_without_variables_codex_runs_in_its_sandbox_and_tells_json() -> None:
+def test_without_variables_codex_runs_in_its_sandbox_and_prints_json() -> None:
     spec = make_spec(VersionAgent(model="m"), read_flags({}), ["--color", "never"])
     assert (spec.cli, spec.model, spec.dangerous, spec.sandbox) == ("codex", "m", False, "workspace-write")
     assert spec.extra_args == ("--color", "never")
@@ -88,7 +88,7 @@ def test_empty_json_flags_really_mean_none() -> None:
     flags = read_flags({"CODEX_JSON_FLAGS": "", "CODEX_BIN": "/opt/codex"})
     assert flags == Flags("/opt/codex", None, ())
     spec = make_spec(VersionAgent(model="m"), flags, ["--search"])
-    assert spec.cli == "command"  # what it prints is no JSON, so it is read as any command's words
+    assert spec.cli == "command"  # its output is not JSON, so it is read like that of any command
     assert spec.command == (
         "/opt/codex", "exec", "--skip-git-repo-check", "--sandbox", "workspace-write", "--model", "m", "--search", "-"
     )  # fmt: skip
@@ -123,7 +123,7 @@ def test_our_own_names_win_over_the_old_ones() -> None:
     env = {"CODEX_APPROVAL_FLAGS": "--yolo", "LOOPLAB_APPROVAL_FLAGS": "-s read-only", "LOOPLAB_AGENT_BIN": "mine"}
     spec = make_spec(VersionAgent(), read_flags(env))
     assert (spec.sandbox, spec.dangerous, spec.binary) == ("read-only", False, "mine")
-    with pytest.raises(LabError, match="sandbox 'sand'"):
+    with pytest.raises(LabError, match="unknown sandbox 'sand'"):
         make_spec(VersionAgent(), read_flags({"CODEX_APPROVAL_FLAGS": "--sandbox sand"}))
     with pytest.raises(LabError, match="quotation"):
         read_flags({"CODEX_JSON_FLAGS": "'open"})

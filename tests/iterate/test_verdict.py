@@ -57,7 +57,7 @@ def test_a_gain_inside_the_noise_is_inconclusive_and_a_copy_is_discarded() -> No
     assert judge(champion, champion, "v1", VersionJudging(), "max", 0.0).verdict == Verdict.DISCARD
 
 
-def test_a_proved_gain_that_is_too_small_to_matter_is_no_promotion() -> None:
+def test_a_proved_gain_that_is_too_small_to_matter_is_not_promoted() -> None:
     champion = drawn(1)
     noise = random.Random(2)
     settings = VersionJudging.model_validate({"min_effect": 0.05})
@@ -75,7 +75,7 @@ def test_other_episodes_or_too_few_prove_nothing(values: list[float]) -> None:
 
 
 def test_versions_that_are_no_better_are_promoted_less_often_than_alpha() -> None:
-    """400 lines of 10 versions, all exactly as good as the champion."""
+    """400 lines of 10 versions, all exactly equal to the champion."""
     settings, lines, wrong = VersionJudging(), 400, 0
     for line in range(lines):
         champion, spent = measured(drawn(line * 100, 16)), 0.0

@@ -1,4 +1,4 @@
-"""Versions one by one, in this process: what an agent may try, and what the world may do meanwhile."""
+"""Single versions, in this process: what an agent may try, and what may change outside."""
 
 from __future__ import annotations
 
@@ -33,31 +33,31 @@ class Lab:
         self.told: list[str] = []
 
     def change(self, **more: object) -> None:
-        """Of the settings."""
+        """Change the settings."""
         path = self.folder / "iterate.yaml"
         path.write_text(json.dumps({**json.loads(path.read_text()), **more}, indent=1))
         project.git(self.folder, "commit", "-qam", "settings")
 
     def agent(self, more: str) -> None:
-        """What the agent does in addition, at its end."""
+        """Append code to the agent's script."""
         path = self.beside / "agent.py"
         path.write_text(path.read_text() + more)
 
     def free_agent(self, more: str) -> None:
-        """The same for an agent that may write anywhere."""
+        """Append code to the script of an agent that may write anywhere."""
         self.agent(more)
         settings = json.loads((self.folder / "iterate.yaml").read_text())
         self.change(agent={**settings["agent"], "dangerous": True})
 
     def go(self, start: int, end: int | None = None, retries: int = 1) -> VersionHistory:
         settings = reading.load(self.folder, {})
-        book = VersionLedger(Ledger(self.folder / ".looplab/ledger.db"))
+        ledger = VersionLedger(Ledger(self.folder / ".looplab/ledger.db"))
         spec = reading.make_spec(settings.agent, reading.Flags())
         limits = reading.limits_of(settings.agent)
-        Iteration(self.folder, settings, book, spec, limits, IterateOptions(retries), self.told.append).run(
+        Iteration(self.folder, settings, ledger, spec, limits, IterateOptions(retries), self.told.append).run(
             start, end or start
         )
-        return book.story()
+        return ledger.history()
 
     @property
     def calls(self) -> list[str]:
@@ -70,8 +70,8 @@ def lab(tmp_path: Path) -> Lab:
     return Lab(tmp_path)
 
 
-def last(story: VersionHistory, version: int = 2) -> tuple[str | None, str]:
-    attempt = story.last(version)
+def last(history: VersionHistory, version: int = 2) -> tuple[str | None, str]:
+    attempt = history.last(version)
     assert attempt is not None
     return attempt.end, attempt.why
 
@@ -105,7 +105,7 @@ with ledger.write():
         ("(beside.parent / 'lab/evaluate.py').write_text('x')", "a frozen file of the lab itself was changed"),
         ("(beside.parent / 'lab/.looplab/iterate/v2.seals.json').write_text('{}')", "the list of sealed files"),
         (HIDDEN, "its commits change evaluate.py"),
-        (FORGED, "the ledger has events of versions that are not from here"),
+        (FORGED, "the ledger has events of versions that looplab did not write"),
     ],
 )
 def test_whoever_changes_what_is_sealed_is_void(lab: Lab, cheat: str, said: str) -> None:
@@ -163,9 +163,9 @@ def test_another_evaluation_measures_the_champion_again(lab: Lab) -> None:
     lab.go(2)
     (lab.folder / "evaluate.py").write_text(project.EVALUATE.replace("range(16)", "range(20)"))
     project.git(lab.folder, "commit", "-qam", "more episodes")
-    story = lab.go(3)
+    history = lab.go(3)
     assert project.lines(lab.beside / "evaluations") == ["v1", "v2", "v3", "v2"]
-    attempt = story.last(3)
+    attempt = history.last(3)
     assert attempt is not None
     assert attempt.ruling is not None
     assert attempt.ruling["n"] == 20
@@ -173,8 +173,8 @@ def test_another_evaluation_measures_the_champion_again(lab: Lab) -> None:
 
 def test_where_the_version_before_cannot_be_measured_the_first_good_one_is_the_champion(lab: Lab) -> None:
     (lab.folder / "experiments/v1/artifacts/checkpoints/policy.json").unlink()
-    story = lab.go(2)
-    assert story.champion == 2
+    history = lab.go(2)
+    assert history.champion == 2
     assert "v1 cannot be measured" in " ".join(lab.told)
 
 
@@ -197,16 +197,16 @@ def test_a_lab_may_be_a_folder_of_a_repository(tmp_path: Path) -> None:
     assert project.git(top, "status", "--porcelain", "lab") == ""
 
 
-def test_the_lab_on_another_branch_is_told_and_nothing_is_lost(lab: Lab) -> None:
+def test_the_lab_on_another_branch_is_reported_and_nothing_is_lost(lab: Lab) -> None:
     lab.free_agent("\nsubprocess.run(['git', 'switch', '-qc', 'other'], cwd=beside.parent / 'lab', check=True)\n")
-    with pytest.raises(LabError, match="was begun on branch main, the lab is on other"):
+    with pytest.raises(LabError, match="started on branch main, the lab is on other"):
         lab.go(2)
     project.git(lab.folder, "switch", "-q", "main")
     assert last(lab.go(2)) == ("merged", "")
     assert lab.calls == ["v2"]
 
 
-def test_what_is_in_the_way_of_a_merge_is_told_and_nothing_is_lost(lab: Lab) -> None:
+def test_what_is_in_the_way_of_a_merge_is_reported_and_nothing_is_lost(lab: Lab) -> None:
     lab.agent("\nPath('shared.txt').write_text('of the agent')\n")
     (lab.folder / "shared.txt").write_text("of a person")
     with pytest.raises(LabError, match=r"shared\.txt"):
@@ -241,7 +241,7 @@ def test_a_lab_outside_of_git_is_told_what_to_do(tmp_path: Path) -> None:
         lab.go(2)
 
 
-# -- what code of an agent may do to the ledger
+# -- tampering with the ledger
 
 APPENDED = """
 import json, sqlite3, sys
@@ -284,7 +284,7 @@ ledger.note_head()
 
 
 def cheating(lab: Lab, how: str) -> str:
-    """Code that changes the ledger, to be run by a Python of its own."""
+    """Return code that changes the ledger in its own Python process."""
     import looplab
 
     text = APPENDED.format(source=str(Path(looplab.__file__).parents[1]), ledger=str(lab.folder / ".looplab/ledger.db"))
@@ -301,15 +301,15 @@ def smoke(lab: Lab, code: str) -> None:
     agent.write_text(text)
 
 
-def check_void(lab: Lab, story: VersionHistory) -> None:
-    end, why = last(story)
+def check_void(lab: Lab, history: VersionHistory) -> None:
+    end, why = last(history)
     assert end == "void"
     assert any(line.startswith("ALARM: v2: ") and why in line for line in lab.told)
-    assert story.champion == 1
-    value = story.baselines[1].value
+    assert history.champion == 1
+    value = history.baselines[1].value
     assert value > 0.4
     again = VersionLedger(Ledger(lab.folder / ".looplab/ledger.db"))
-    assert (again.story().champion, again.story().baselines[1].value) == (1, value)
+    assert (again.history().champion, again.history().baselines[1].value) == (1, value)
     alarms = [event for event in again.ledger.events("iterate") if event.kind == "ledger forged"]
     assert [(event.run, event.data["why"]) for event in alarms] == [("v2", why)]
 
@@ -344,11 +344,11 @@ def test_after_a_forgery_the_next_version_is_compared_with_the_true_value(lab: L
     lab.agent(f"\nif version == 2:\n    {cheating(lab, 'the chain is rewritten')}\n")
     lab.go(2)
     lab.agent("\nPath(folder, 'artifacts/checkpoints/policy.json').write_text('{\"skill\": 0.3}')\n")
-    story = lab.go(5)
-    attempt = story.last(5)
+    history = lab.go(5)
+    attempt = history.last(5)
     assert attempt is not None
     assert attempt.ruling is not None
-    assert (attempt.ruling["verdict"], attempt.ruling["champion"], story.champion) == ("discard", "v1", 1)
+    assert (attempt.ruling["verdict"], attempt.ruling["champion"], history.champion) == ("discard", "v1", 1)
 
 
 def test_a_forged_alarm_is_without_effect(lab: Lab) -> None:
@@ -362,10 +362,10 @@ with ledger.write():
         lab.free_agent(f"\n{cheating(lab, 'an alarm is forged')}\n")
     finally:
         del CHEATS["an alarm is forged"]
-    story = lab.go(2)
-    assert last(story)[0] == "void"
-    again = VersionLedger(Ledger(lab.folder / ".looplab/ledger.db")).story()
-    assert again.baselines[1].value == story.baselines[1].value > 0.4
+    history = lab.go(2)
+    assert last(history)[0] == "void"
+    again = VersionLedger(Ledger(lab.folder / ".looplab/ledger.db")).history()
+    assert again.baselines[1].value == history.baselines[1].value > 0.4
 
 
 def test_a_ledger_that_was_replaced_ends_the_iteration(lab: Lab) -> None:
@@ -380,23 +380,23 @@ shutil.copy(ledger, beside / "copy")
 
 
 def test_events_that_an_agent_wrote_before_looplab_was_killed_do_not_count(lab: Lab) -> None:
-    book = VersionLedger(Ledger(lab.folder / ".looplab/ledger.db"))
+    ledger = VersionLedger(Ledger(lab.folder / ".looplab/ledger.db"))
     lab.go(2)
     value = lab.go(2).measured
-    book = VersionLedger(Ledger(lab.folder / ".looplab/ledger.db"))
-    book.note("iterate began", start=3, end=3)
-    book.note("version begun", 3, attempt=1, branch="looplab/v3", base="0", onto="main")
-    book.asked("call", version=3, ask=1, log=str(lab.folder / "agent_runs/x.jsonl"), cli="command", n=1, attempt=1,
+    ledger = VersionLedger(Ledger(lab.folder / ".looplab/ledger.db"))
+    ledger.record("iterate began", start=3, end=3)
+    ledger.record("version begun", 3, attempt=1, branch="looplab/v3", base="0", onto="main")
+    ledger.asked("call", version=3, ask=1, log=str(lab.folder / "agent_runs/x.jsonl"), cli="command", n=1, attempt=1,
                parent=None)  # fmt: skip
     fingerprint = next(iter(value))[1]
-    with book.ledger.write():
-        book.ledger.record("version measured", "iterate", "v2", ask=1, value=0.0, values=[], fingerprint=fingerprint)
+    with ledger.ledger.write():
+        ledger.ledger.record("version measured", "iterate", "v2", ask=1, value=0.0, values=[], fingerprint=fingerprint)
     after = VersionLedger(Ledger(lab.folder / ".looplab/ledger.db"))
-    assert "not from here" in after.begin()
-    assert after.story().measured == value
-    attempt = after.story().last(3)
+    assert "looplab did not write" in after.begin()
+    assert after.history().measured == value
+    attempt = after.history().last(3)
     assert attempt is not None
-    assert "not from here" in attempt.forged
+    assert "looplab did not write" in attempt.forged
 
 
 def test_a_damaged_chain_is_reported_before_an_agent_is_asked(lab: Lab) -> None:
@@ -442,7 +442,7 @@ Path({str(lab.beside)!r}, "seen").write_text(json.dumps(seen))
     assert not signal_ or landlock_version() < 6
 
 
-@pytest.mark.parametrize(("named", "said"), [(".", "has the ledger in it"), ("missing", "there is no folder")])
+@pytest.mark.parametrize(("named", "said"), [(".", "contains the ledger"), ("missing", "there is no folder")])
 def test_what_a_smoke_run_may_write_to_is_checked(lab: Lab, named: str, said: str) -> None:
     lab.change(smoke={"command": ["{python}"], "writable": [named]})
     with pytest.raises(LabError, match=said):
@@ -452,7 +452,7 @@ def test_what_a_smoke_run_may_write_to_is_checked(lab: Lab, named: str, said: st
 def test_an_agent_that_changes_the_champions_files_in_the_lab_is_void(lab: Lab) -> None:
     file = lab.folder / "experiments/v1/artifacts/checkpoints/policy.json"
     lab.free_agent(f"\nPath({str(file)!r}).write_text('{{\"skill\": 0.01}}')\n")
-    assert last(lab.go(2)) == ("void", "the champion's folder in the lab itself was changed meanwhile")
+    assert last(lab.go(2)) == ("void", "the champion's folder in the lab itself was changed")
 
 
 def test_the_log_of_a_smoke_run_is_not_written_through_a_link(lab: Lab) -> None:

@@ -20,7 +20,7 @@ from looplab.pipeline.plan import choose_run, make_plan, pick_stages
 from looplab.pipeline.runner import HERE, StageRun, StopRequest, drive
 
 MINE = '''\
-"""Writes a row for each of n; goes on behind the last whole row when it is resumed."""
+"""Writes a row for each of n; continues after the last complete row when resumed."""
 import fcntl, json, os, sys, time
 
 alone = open(os.path.join(sys.argv[2], ".alone"), "w")
@@ -57,7 +57,7 @@ from pathlib import Path
 
 
 def stay_alone(run_dir):
-    # Two stages at work in one run leave the file `twice`.
+    # Two stages that run in one run folder leave the file `twice`.
     global alone
     alone = open(run_dir / ".alone", "w")
     try:
@@ -167,7 +167,7 @@ class Toy:
         return StageRun(plan, run, "stage", force=force, say=self.said.append, write=self.said.append)
 
     def __call__(self, *stages: str, state: str = "complete", **more: Any) -> dict[str, str]:
-        """Run stages; gives what became of each: {"mine": "skipped", …}."""
+        """Run stages; return the outcome of each: {"mine": "skipped", …}."""
         one = self.make(*stages, **more)
         one.open()
         executor = LocalExecutor()
@@ -188,7 +188,7 @@ def toy(tmp_path: Path) -> Iterator[Toy]:
     made = Toy(tmp_path / "lab")
     yield made
     mark = f"LOOPLAB_LAB={made.folder}".encode()
-    for entry in Path("/proc").iterdir():  # what a failed test has left at work
+    for entry in Path("/proc").iterdir():  # processes that a failed test has left running
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):
                 if mark in (entry / "environ").read_bytes().split(b"\0"):

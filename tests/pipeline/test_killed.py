@@ -36,14 +36,14 @@ class Zygote:
         )
 
     def start(self, *stages: str, edits: tuple[str, ...] = EDITS) -> int:
-        """Have a caller made; gives its pid."""
+        """Fork a caller; return its pid."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"stages": stages, "edits": edits}) + "\n")
         self._process.stdin.flush()
         return self._line()
 
     def ended(self) -> int:
-        """How the caller ended: 0 if well."""
+        """Return the wait status of the caller; 0 if it succeeded."""
         return self._line()
 
     def _line(self) -> int:
@@ -64,7 +64,7 @@ def zygote(toy: Any) -> Iterator[Zygote]:
 
 
 def below(pid: int) -> list[int]:
-    """The processes that descend from one."""
+    """Return the descendants of a process."""
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -83,11 +83,11 @@ def kill(pids: list[int]) -> None:
 
 
 def check_alone(toy: Any) -> None:
-    assert not (toy.folder / "twice").exists(), "two stages were at work in one run"
+    assert not (toy.folder / "twice").exists(), "two stages ran in one run"
 
 
 def check(toy: Any) -> None:
-    """What must be true at any moment."""
+    """Check the invariants."""
     check_alone(toy)
     for run in toy.runs:
         if run.complete("mine"):
@@ -96,7 +96,7 @@ def check(toy: Any) -> None:
             assert toy.table(run) == RESULT
     if toy.latest is not None:
         run = next(run for run in toy.runs if run.name == toy.latest)
-        assert run.is_whole()
+        assert run.is_consistent()
 
 
 @pytest.mark.slow
@@ -110,7 +110,7 @@ def test_calls_that_are_killed_come_to_the_same_result(toy: Any, zygote: Zygote)
         kill({"caller": [pid], "all": [pid, *below(pid)], "stage": below(pid)[1:]}[whom])
         came_to_its_end = zygote.ended() == 0
         check(toy)
-        if came_to_its_end:  # there is nothing more to kill: begin anew
+        if came_to_its_end:  # there is nothing more to kill: start over
             (toy.folder / "mine.py").write_text((toy.folder / "mine.py").read_text() + f"# {n}\n")
     zygote.start(*ALL)
     assert zygote.ended() == 0
@@ -122,7 +122,7 @@ def test_calls_that_are_killed_come_to_the_same_result(toy: Any, zygote: Zygote)
     assert toy(*ALL, edits=EDITS) == dict.fromkeys(ALL, "skipped")
 
 
-def test_a_stage_goes_on_without_its_caller_and_the_next_call_attaches_to_it(toy: Any, zygote: Zygote) -> None:
+def test_a_stage_continues_without_its_caller_and_the_next_call_attaches_to_it(toy: Any, zygote: Zygote) -> None:
     edits = ("mine.wait@set=gate",)
     pid = zygote.start("mine", edits=edits)
     until(lambda: toy.runs and (toy.runs[0].path / "mine" / "rows.txt").exists())
@@ -136,7 +136,7 @@ def test_a_stage_goes_on_without_its_caller_and_the_next_call_attaches_to_it(toy
     assert log.count("mine begins at") == log.count("mine ends") == 1
 
 
-def test_a_later_stage_at_work_is_attached_to_behind_stages_that_are_skipped(toy: Any, zygote: Zygote) -> None:
+def test_a_running_later_stage_is_attached_to_behind_stages_that_are_skipped(toy: Any, zygote: Zygote) -> None:
     edits = ("select.wait@new=gate",)
     pid = zygote.start("mine", "select", edits=edits)
     until(lambda: toy.runs and (toy.runs[0].begun("select") or {}).get("state") == "running")
@@ -151,17 +151,17 @@ def test_a_later_stage_at_work_is_attached_to_behind_stages_that_are_skipped(toy
     executor.close()
     assert [done.how for done in second.done] == ["skipped", "complete"]
     assert toy.runs[0].complete("select")["attempt"] == 1
-    assert toy.runs[0].log.read_text().count("select begins") == 1
+    assert toy.runs[0].log.read_text().count("select starts") == 1
     check_alone(toy)
 
 
-def test_a_stage_at_work_is_not_joined_by_one_of_another_config(toy: Any, zygote: Zygote) -> None:
+def test_a_running_stage_is_not_joined_by_one_of_another_config(toy: Any, zygote: Zygote) -> None:
     pid = zygote.start("mine", edits=("mine.wait@set=gate",))
     until(lambda: toy.runs and (toy.runs[0].path / "process.json").exists())
     kill([pid])
     zygote.ended()
     name = toy.runs[0].name
-    with pytest.raises(BusyError, match="still at work"):
+    with pytest.raises(BusyError, match="still running"):
         toy("mine", run_id=name)
     (toy.folder / "gate").touch()
     until(lambda: (toy.runs[0].path / "exit.json").exists())
@@ -171,5 +171,5 @@ def test_a_stage_at_work_is_not_joined_by_one_of_another_config(toy: Any, zygote
 def until(condition: Any) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.01)

@@ -57,7 +57,7 @@ def test_the_run_folder_holds_the_config_and_one_log(toy: Any) -> None:
         "mine begins at 0", "mine ends None", "eval says 41 7 0 5",
     ]  # fmt: skip
     for stage in ALL:
-        assert f"{stage} begins" in log
+        assert f"{stage} starts" in log
         assert f"{stage} complete" in log
     assert not {"train.log", "exit.json", "process.json"} & {path.name for path in folder.iterdir()}
     manifest = json.loads((folder / "stages" / "mine.json").read_text())
@@ -97,7 +97,7 @@ def test_changed_code_is_named(toy: Any) -> None:
     assert "stages.py changed" in "\n".join(toy.said)
     (toy.folder / "model.bin").write_bytes(b"other weights")
     toy("mine", run_id=name)
-    assert "mine: begins (again: model.bin changed)" in toy.said
+    assert "mine: starts (rerun: model.bin changed)" in toy.said
 
 
 def test_lost_outputs_are_made_again(toy: Any) -> None:
@@ -171,12 +171,12 @@ def test_a_failed_stage_leaves_latest_where_it_was_and_is_resumed(toy: Any) -> N
 def test_a_resumed_stage_finds_what_it_left_and_another_one_does_not(toy: Any) -> None:
     toy("mine", state="failed", run_id="r", edits=("mine.exit@set=1",))
     toy("mine", state="failed", run_id="r", edits=("mine.exit@set=1",))
-    assert "mine begins at 4\n" in "".join(toy.said)  # goes on behind its rows
+    assert "mine begins at 4\n" in "".join(toy.said)  # continues after its rows
     (toy.runs[0].path / "mine" / "more.txt").write_text("left behind")
     toy("mine", run_id="r")
     assert "mine begins at 0\n" in "".join(toy.said)
     assert not (toy.runs[0].path / "mine" / "more.txt").exists()
-    assert "anew: mine.exit 1 → 0" in "".join(toy.said)
+    assert "restarted: mine.exit 1 → 0" in "".join(toy.said)
 
 
 def test_outputs_that_were_there_before_the_first_attempt_are_left_alone(toy: Any) -> None:
@@ -190,12 +190,12 @@ def test_outputs_that_were_there_before_the_first_attempt_are_left_alone(toy: An
 def test_a_stage_that_makes_nothing_is_not_complete(toy: Any) -> None:
     (toy.folder / "stages.py").write_text("def select(config, run_dir):\n    pass\n")
     assert toy("mine", "select", state="failed") == {"mine": "complete", "select": "failed"}
-    assert "did not make library" in toy.last.error
+    assert "did not write library" in toy.last.error
     assert toy.runs[0].complete("select") is None
     assert toy.latest is None
 
 
-def test_a_broken_entry_is_told_in_the_log(toy: Any) -> None:
+def test_a_broken_entry_is_reported_in_the_log(toy: Any) -> None:
     (toy.folder / "stages.py").write_text("def other(config, run_dir):\n    pass\n")
     toy("mine", "select", state="failed")
     assert any("stages.py has no function select" in line for line in toy.last.tail())
@@ -213,7 +213,7 @@ def test_latest_does_not_point_at_a_run_with_an_incomplete_stage(toy: Any) -> No
     assert latest(toy.root) is None
 
 
-def test_the_next_stage_goes_on_after_a_failed_one(toy: Any) -> None:
+def test_the_next_stage_continues_after_a_failed_one(toy: Any) -> None:
     toy("mine")
     good = (toy.folder / "stages.py").read_text()
     (toy.folder / "stages.py").write_text("def select(config, run_dir):\n    raise SystemExit(1)\n")
@@ -257,10 +257,10 @@ def test_one_offline_run_serves_many_online_ones(toy: Any) -> None:
 
 
 def test_artifacts_must_be_complete_and_fit(toy: Any) -> None:
-    with pytest.raises(LabError, match=r"no complete run: eval.artifact_run_dir asks for its latest"):
+    with pytest.raises(LabError, match=r"no complete run: eval.artifact_run_dir asks for the latest one"):
         eval_only(toy, "outputs/toy/latest")
     toy("mine", "select", run_id="half")
-    with pytest.raises(LabError, match=r"memory of .*half cannot be used: it was not run"):
+    with pytest.raises(LabError, match=r"memory of .*half cannot be used: it has not been run"):
         eval_only(toy, "outputs/toy/half")
     toy("memory", run_id="half")
     with pytest.raises(LabError) as caught:
@@ -268,7 +268,7 @@ def test_artifacts_must_be_complete_and_fit(toy: Any) -> None:
     assert "model.layer is 4 here and 3 there" in str(caught.value)
     assert "model.path is 'x.bin' here and 'model.bin' there" in str(caught.value)
     toy("mine", "select", run_id="half", edits=("select.B@set=1",))
-    with pytest.raises(LabError, match=r"memory of .* cannot be used: select was made anew"):
+    with pytest.raises(LabError, match=r"memory of .* cannot be used: select was rebuilt"):
         eval_only(toy, "outputs/toy/half")
     with pytest.raises(LabError, match="leads out of the lab"):
         eval_only(toy, "../elsewhere")
@@ -309,12 +309,12 @@ def test_a_study_needs_a_launch_unless_it_has_stages(toy: Any) -> None:
     [
         ({"pipeline": {"root": "../{outputs.run_name}"}}, "leads out of the lab"),
         ({"pipeline": {"root": "{outputs.run_nam}"}}, "neither a variable nor a key"),
-        ({"pipeline": {"root": "outputs/{study}"}}, "where the study's own runs lie"),
+        ({"pipeline": {"root": "outputs/{study}"}}, "the folder of the study's own runs"),
         ({"stages": {"mine": {"command": ["nothing-like-this"]}}}, "stages.mine.command: 'nothing-like-this' is not"),
         ({"stages": {"mine": {"entry": "a:b", "code": ["*.rs"]}}}, r"\*.rs matches no file"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_made(toy: Any, lab: dict[str, Any], message: str) -> None:
+def test_mistakes_are_reported_before_anything_is_made(toy: Any, lab: dict[str, Any], message: str) -> None:
     known = json.loads((toy.folder / "lab.yaml").read_text())
     (toy.folder / "lab.yaml").write_text(json.dumps({**known, **lab}))
     with pytest.raises(LabError, match=message):
@@ -322,7 +322,7 @@ def test_mistakes_are_told_before_anything_is_made(toy: Any, lab: dict[str, Any]
     assert not (toy.folder / "outputs").exists()
 
 
-def test_a_name_that_is_no_stage_gets_the_nearest(toy: Any) -> None:
+def test_a_name_that_is_not_a_stage_gets_the_nearest(toy: Any) -> None:
     with pytest.raises(LabError, match="did you mean 'memory'"):
         toy("memroy")
 

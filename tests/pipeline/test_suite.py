@@ -60,11 +60,11 @@ def run(made: Suite, *slots: Slot) -> dict[str, str]:
         ({"datasets": [{"name": "a"}], "stages": ["eval"]}, "eval builds on memory"),
         ({"datasets": [{"name": "a"}], "stages": ["evil"]}, "did you mean 'eval'"),
         ({"datasets": [{"name": "a"}, {"name": "b"}], "run_name": "task.other"}, "the same run folder"),
-        ({"datasets": [{"name": "a"}], "config": "config.json"}, "give one"),
-        ({"datasets": [{"name": "a"}], "tables": {"../x.csv": "y"}}, "no name of a CSV file"),
+        ({"datasets": [{"name": "a"}], "config": "config.json"}, "keep one of them"),
+        ({"datasets": [{"name": "a"}], "tables": {"../x.csv": "y"}}, "not the name of a CSV file"),
     ],
 )
-def test_mistakes_are_told_before_anything_starts(toy: Any, block: dict[str, Any], message: str) -> None:
+def test_mistakes_are_reported_before_anything_starts(toy: Any, block: dict[str, Any], message: str) -> None:
     with pytest.raises(LabError, match=message):
         suite(toy, block)
     assert not (toy.folder / "outputs").exists()
@@ -96,7 +96,7 @@ def test_the_same_suite_is_found_again_and_another_one_is_not(toy: Any) -> None:
     assert suite(toy, {"datasets": [{"name": "a", "edits": ["seed@set=8"]}]}).id != made.id
 
 
-def test_a_suite_at_work_is_not_run_by_a_second_one(toy: Any) -> None:
+def test_a_running_suite_is_not_run_by_a_second_one(toy: Any) -> None:
     made = suite(toy, {"datasets": [{"name": "a"}]}, "s")
     with made.lock(), pytest.raises(BusyError, match="suite s is in use by pid"), made.lock():
         pass
@@ -111,9 +111,9 @@ def test_tables_are_made_of_what_is_complete_with_the_names_in_front(toy: Any) -
     table = (made.folder / "tables" / "suite_main_results.csv").read_text()
     assert table == "dataset,label,run,acc\na,a,a/s,7 0 1\na,c,c/s,7 0 2\n"
     assert not (made.folder / "tables" / "suite_ablation_long.csv").exists()
-    told = json.loads((made.folder / "summary.json").read_text())
-    assert [job["status"] for job in told["jobs"]] == ["complete", "failed", "complete"]
-    assert "mine ends " in told["jobs"][1]["tail"]
+    summary = json.loads((made.folder / "summary.json").read_text())
+    assert [job["status"] for job in summary["jobs"]] == ["complete", "failed", "complete"]
+    assert "mine ends " in summary["jobs"][1]["tail"]
 
 
 def test_a_dataset_waits_for_a_device_that_somebody_holds(toy: Any, tmp_path: Any, monkeypatch: Any) -> None:

@@ -1,6 +1,6 @@
-"""Makes callers to be killed: for every line on stdin (JSON: how to call) it forks one and says its pid.
+"""Fork callers to be killed: one for every line on stdin (JSON: how to call); prints its pid and wait status.
 
-A forked caller has everything imported already, so that a kill hits its work and not its imports.
+A forked caller has everything imported already, so that a kill hits its work, not its imports.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A real headless Chromium, driven over a pipe by its DevTools protocol: pages are looked at, pointed at and typed in."""
+"""A real headless Chromium, driven over a pipe by its DevTools protocol."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def find_chromium() -> str | None:
 
 
 class Browser:
-    """One browser with one page. What it asked the network for, and what went wrong in its scripts, is kept."""
+    """One browser with one page; records its network requests and script errors."""
 
     flags = FLAGS
 

@@ -1,4 +1,4 @@
-"""Studies to report on, and a browser to look at their pages."""
+"""Studies to report on, and a browser for their pages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def maker(tmp_path: Path) -> Any:
 
 @pytest.fixture(scope="session")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A study of sixty runs, with all that happens in a night."""
+    """A study of sixty runs, with everything that can happen in a night."""
     made = MAKING.make(tmp_path_factory.mktemp("full") / "lab")
     MAKING.fill(made, 60, points=40)
     return made

@@ -1,4 +1,4 @@
-"""Studies that were never trained: run folders and ledger rows written through the same calls as the engine's."""
+"""Synthetic studies: run folders and ledger rows, written with the same calls as the engine's."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Maker:
         self, config: dict[str, Any], parent: RunRow | None = None, proposer: str = "queue", reason: str = "why not",
         hypothesis: str = "", twin: RunRow | None = None, role: str | None = None,
     ) -> RunRow:  # fmt: skip
-        """A run; with a `twin`, one that repeats it under the config's seed."""
+        """Plan a run; with a `twin`, a repetition of it under the config's seed."""
         if not self.round:
             self.new_round()
         parent_config = BASE if parent is None else folder.read_json(self.outputs / parent.id, "config.json")
@@ -148,7 +148,7 @@ class Maker:
         return self.end(run, [], log, 1)
 
     def repeat(self, first: RunRow, losses: list[float]) -> list[RunRow]:
-        """Replicates of a run that measured these losses, each under the next seed."""
+        """Add replicates of a run with these losses, each under the next seed."""
         config = folder.read_json(self.outputs / first.id, "config.json")
         return [
             self.train({**config, "seed": config["seed"] + n}, [3.0, loss], parent=first, proposer="judge", twin=first,
@@ -157,7 +157,7 @@ class Maker:
         ]  # fmt: skip
 
     def judge(self) -> None:
-        """Let the study's own judge look at all that has ended."""
+        """Let the study's judge evaluate all ended runs."""
         study_judge = StudyJudge(self.study, self.record, self.outputs)
         study_judge.load()
         with self.ledger.write():
@@ -176,7 +176,7 @@ class Maker:
 
 
 def edited(**changes: Any) -> dict[str, Any]:
-    """The base with some leaves changed: `edited(model__width=64)`."""
+    """Return the base with some leaves changed: `edited(model__width=64)`."""
     config = json.loads(json.dumps(BASE))
     for key, value in changes.items():
         paths.set_(config, tuple(key.split("__")), value)
@@ -216,7 +216,7 @@ REASONS = {
 
 
 def fill(maker: Maker, runs: int, seed: int = 0, points: int = 120) -> None:
-    """A study as a night of search leaves it: better and better, with crashes, divergence and time-outs."""
+    """Make a study like a night of search: improving, with crashes, divergence and timeouts."""
     chance = random.Random(seed)
     best: tuple[float, dict[str, Any]] | None = None
     for n in range(runs):
@@ -291,7 +291,7 @@ def _curve(chance: random.Random, value: float, config: dict[str, Any], points: 
 
 
 def fill_judged(maker: Maker, challengers: int, seed: int = 0) -> None:
-    """A study in which the base and some challengers were repeated, and the judge has seen all of it."""
+    """Make a study in which the base and some challengers were replicated and judged."""
     chance = random.Random(seed)
     base = maker.train(BASE, [3.0, 2.0], proposer="base", reason="base config configs/base.json")
     maker.repeat(base, [2.0 + chance.gauss(0, 0.02) for _ in range(7)])

@@ -1,4 +1,4 @@
-"""`metrics.parquet`: what a run measured, whole, and what the background archiver does when something is wrong."""
+"""`metrics.parquet`: complete metrics of a run, and errors in the background archiver."""
 
 from __future__ import annotations
 
@@ -164,18 +164,18 @@ def test_the_archiver_has_archived_all_runs_when_it_is_closed(tmp_path: Path) ->
     assert archiver.problems == []
 
 
-def test_what_goes_wrong_is_kept_and_told_and_the_next_run_is_archived(tmp_path: Path) -> None:
+def test_errors_are_collected_and_reported_and_the_next_run_is_archived(tmp_path: Path) -> None:
     bad, good = (make_run(tmp_path / name, {"step": 1, "loss": 3}) for name in ("bad", "good"))
     (bad / "record/metrics.parquet").write_text("mine")
-    told: list[str] = []
-    archiver = Archiver(make_study(), told.append)
+    reported: list[str] = []
+    archiver = Archiver(make_study(), reported.append)
     archiver.submit(bad)
     archiver.submit(good)
     archiver.close()
     assert is_archive(good / "record/metrics.parquet")
-    assert told == archiver.problems
-    assert len(told) == 1
-    assert "run bad was not archived" in told[0]
+    assert reported == archiver.problems
+    assert len(reported) == 1
+    assert "run bad was not archived" in reported[0]
 
 
 def test_closed_without_waiting_the_archiver_ends_the_one_at_work_and_leaves_the_rest(

@@ -108,10 +108,10 @@ def test_json_holds_what_the_tables_show(three: Any, capsys: pytest.CaptureFixtu
     import json
 
     reporting.compare(three.lab, None, ["1", "3"], None, True)
-    told = json.loads(capsys.readouterr().out)
+    printed_json = json.loads(capsys.readouterr().out)
     first, third = (three.record.run(n).id for n in ("1", "3"))
-    assert told["config"]["seed"] == {first: 1, third: 2}
-    assert told["metrics"]["eval/loss"]["runs"][third] == {"last": 1.0, "best": 0.5, "delta": -1.0}
+    assert printed_json["config"]["seed"] == {first: 1, third: 2}
+    assert printed_json["metrics"]["eval/loss"]["runs"][third] == {"last": 1.0, "best": 0.5, "delta": -1.0}
 
 
 def test_a_page_cannot_be_written_where_there_is_no_folder(three: Any, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ def facts_of(maker: Any) -> StudyFacts:
     return study_facts(maker.lab, maker.study, maker.record)
 
 
-def test_a_run_is_told_with_its_change_and_its_gain_against_parent_and_base(making: Any, maker: Any) -> None:
+def test_a_run_is_reported_with_its_change_and_its_gain_against_parent_and_base(making: Any, maker: Any) -> None:
     base = maker.train(losses=[3.0, 2.0], proposer="base")
     child = maker.train(making.edited(model__width=512), [3.0, 1.5], reason="wider")
     grandchild = maker.train(making.edited(model__width=1024), [3.0, 1.75], parent=child)
@@ -60,7 +60,7 @@ def test_values_that_grow_by_factors_get_a_log_scale(making: Any, maker: Any, va
     assert next(knob for knob in facts_of(maker).knobs if knob.key == "model.width").log is log
 
 
-def test_runs_that_go_on_and_runs_to_come_are_told_too(making: Any, maker: Any) -> None:
+def test_running_and_planned_runs_are_reported_too(making: Any, maker: Any) -> None:
     running = maker.plan(making.edited(model__width=64))
     (maker.launch(running) / "metrics.jsonl").write_text('{"step": 0, "eval/loss": 3}\n{"step": 1, "eval/loss": 2}\n')
     maker.plan(making.edited(model__width=128), hypothesis="it will do better")
@@ -88,20 +88,20 @@ def test_what_cannot_be_read_is_a_note_and_never_an_error(making: Any, maker: An
     for path in (maker.outputs / gone.id).rglob("*"):
         if path.is_file():
             path.unlink()
-    told = facts_of(maker).runs
-    assert any("run.json" in note for note in told[0].notes)
-    assert any("summary.json" in note for note in told[0].notes)
-    assert told[1].metrics == {}
+    found = facts_of(maker).runs
+    assert any("run.json" in note for note in found[0].notes)
+    assert any("summary.json" in note for note in found[0].notes)
+    assert found[1].metrics == {}
 
 
-def test_another_objective_measures_old_runs_anew_or_not_at_all(making: Any, maker: Any) -> None:
+def test_another_objective_is_recomputed_for_old_runs_or_missing(making: Any, maker: Any) -> None:
     maker.train(losses=[1.0, 4.0])
     maker.train(making.edited(seed=2), [2.0, 3.0])
-    for at, told in (("best", [1.0, 2.0]), ("mean(2)", [None, None])):
+    for at, found in (("best", [1.0, 2.0]), ("mean(2)", [None, None])):
         (maker.lab / "lab.yaml").write_text(making.LAB.replace("at: last", f"at: {at}"))
         study = load_lab(maker.lab).study(None)
         facts = study_facts(maker.lab, study, maker.record)
-        assert [run.objective for run in facts.runs] == told
+        assert [run.objective for run in facts.runs] == found
         assert any("another objective" in note for note in facts.notes)
         assert (facts.best and facts.best.objective) == (1.0 if at == "best" else None)
 
@@ -116,11 +116,11 @@ def test_failures_that_end_alike_are_one_with_the_newest_log(making: Any, maker:
     assert "2000 MiB" in failures[0].tail
 
 
-def test_the_same_refusal_is_told_once_with_its_number(maker: Any) -> None:
+def test_the_same_refusal_is_reported_once_with_its_count(maker: Any) -> None:
     for _ in range(3):
         maker.reject("model.width@set=9999", "9999 is above 2048")
     maker.reject("nonsense@set=1", "not a knob")
-    assert [(told.times, told.why) for told in facts_of(maker).rejected] == [
+    assert [(found.times, found.why) for found in facts_of(maker).rejected] == [
         (3, "9999 is above 2048"),
         (1, "not a knob"),
     ]
@@ -134,10 +134,10 @@ def test_secrets_and_terminal_codes_do_not_come_into_the_facts(making: Any, make
     maker.train(config)
     maker.fail(f"token {key}\n  10%\r 50%\r 100% \x1b[1mdone\x1b[0m\r\n", making.edited(seed=2))
     facts = facts_of(maker)
-    told = repr(facts)
-    assert key not in told
-    assert "hunter22" not in told
-    assert "0123456789" not in told
+    found = repr(facts)
+    assert key not in found
+    assert "hunter22" not in found
+    assert "0123456789" not in found
     assert facts.runs[0].row.reason == "with *** red"
     assert facts.failures[0].tail == "token ***\n 100% done"
 
@@ -157,20 +157,20 @@ def test_the_address_of_a_run_at_wandb_is_found_in_its_log(tmp_path: Path, log: 
     assert find_wandb(tmp_path / "train.log") == url
 
 
-def test_of_a_long_log_the_last_whole_lines_are_told(tmp_path: Path) -> None:
+def test_the_last_complete_lines_of_a_long_log_are_reported(tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text("".join(f"line {i} {'x' * 40}\n" for i in range(5000)))
     lines = read_tail(tmp_path / "train.log", 5).splitlines()
     assert [line.split()[1] for line in lines] == ["4995", "4996", "4997", "4998", "4999"]
     assert read_tail(tmp_path / "missing.log") == ""
 
 
-def test_the_notes_of_a_person_are_told(maker: Any) -> None:
+def test_the_notes_of_a_person_are_reported(maker: Any) -> None:
     run = maker.train()
     (maker.outputs / run.id / "record/notes.md").write_text("# Conclusion\nwarm-up is not needed\n")
     assert facts_of(maker).runs[0].conclusion == "# Conclusion\nwarm-up is not needed"
 
 
-def test_notes_beside_the_trainers_files_are_told_too(maker: Any, tmp_path: Path) -> None:
+def test_notes_next_to_the_trainers_files_are_reported_too(maker: Any, tmp_path: Path) -> None:
     run = maker.train()
     (maker.outputs / run.id / "notes.txt").write_text("slower than it looks\n")
     assert facts_of(maker).runs[0].conclusion == "slower than it looks"
@@ -182,12 +182,12 @@ def test_notes_beside_the_trainers_files_are_told_too(maker: Any, tmp_path: Path
     assert facts_of(maker).runs[0].conclusion == "believed"
 
 
-def test_the_budget_is_told_with_its_limits(making: Any, maker: Any) -> None:
+def test_the_budget_is_reported_with_its_limits(making: Any, maker: Any) -> None:
     maker.train()
     assert {part.name: part.shown for part in facts_of(maker).budget}["runs"] == "1 of 400"
 
 
-def test_limits_of_the_command_line_are_told_instead_and_submitted_commands_apart(maker: Any) -> None:
+def test_limits_of_the_command_line_are_reported_instead_and_submitted_commands_apart(maker: Any) -> None:
     maker.train()
     jobs = StudyLedger(maker.record.ledger, maker.study.name + JOBS_SUFFIX)
     with jobs.ledger.write():

@@ -48,14 +48,14 @@ def test_crashed_runs_and_one_that_diverged_change_little() -> None:
     assert found.shares[0].knob == "lr"
 
 
-def test_with_too_few_runs_or_nothing_that_varies_nothing_is_said() -> None:
+def test_with_too_few_runs_or_nothing_that_varies_there_is_no_result() -> None:
     assert fanova(*study(MIN_RUNS - 1)) is None
     assert fanova({"fixed": [1] * 30}, [float(i) for i in range(30)]) is None
     assert fanova({"x": list(range(30))}, [1.0] * 30) is None
 
 
 @pytest.mark.parametrize("missing", ["optuna", "sklearn"])
-def test_without_its_libraries_nothing_is_said(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_libraries_there_is_no_result(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     real = module.find_spec
     monkeypatch.setattr(module, "find_spec", lambda name: None if name == missing else real(name))
     assert fanova(*study()) is None

@@ -1,4 +1,4 @@
-"""The page of a study in a real browser: it draws, it answers pointer and keyboard, it asks nobody, nothing in it runs."""
+"""The page of a study in a real browser: charts, pointer and keyboard; no requests, no injected scripts."""
 
 from __future__ import annotations
 
@@ -83,10 +83,10 @@ def test_pointing_at_a_curve_tells_its_values_and_marks_the_run_everywhere(page:
     )
     browser.mouse("mouseMoved", *point)
     browser.wait_for("focus.hover !== null && !tip.hidden")
-    told = browser.js("tip.innerText")
+    tooltip = browser.js("tip.innerText")
     hovered = browser.js("RUNS[focus.hover].id")
-    assert hovered in told
-    assert re.search(r"step \d+: \d\.\d+", told)
+    assert hovered in tooltip
+    assert re.search(r"step \d+: \d\.\d+", tooltip)
     assert browser.js("document.querySelector('tr.hot td').textContent") == hovered
     assert browser.js("[...document.querySelectorAll('svg .hot')].length") >= 3
     browser.mouse("mouseMoved", 2, 2)

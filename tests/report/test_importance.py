@@ -52,7 +52,7 @@ def test_pure_noise_explains_next_to_nothing() -> None:
     assert clear / cases < 0.06
 
 
-def test_too_few_runs_are_said_to_be_too_few() -> None:
+def test_too_few_runs_are_reported() -> None:
     found = importance({"x": [1, 2, 3, 4, 5, 6, 7, 8]}, [1.0, None, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0])
     assert found.shares == ()
     assert found.runs == 7
@@ -60,7 +60,7 @@ def test_too_few_runs_are_said_to_be_too_few() -> None:
 
 
 @pytest.mark.parametrize(
-    ("knobs", "objective", "told"),
+    ("knobs", "objective", "note"),
     [
         ({"x": list(range(10))}, [0.1] * 10, "same objective"),
         ({"x": [3] * 10}, [float(i) for i in range(10)], "more than one value"),
@@ -68,11 +68,11 @@ def test_too_few_runs_are_said_to_be_too_few() -> None:
     ],
 )
 def test_where_there_is_nothing_to_explain_it_says_so(
-    knobs: dict[str, list[Any]], objective: list[float | None], told: str
+    knobs: dict[str, list[Any]], objective: list[float | None], note: str
 ) -> None:
     found = importance(knobs, objective)
     assert found.shares == ()
-    assert told in (found.note or "")
+    assert note in (found.note or "")
 
 
 def test_one_diverged_run_decides_nothing() -> None:

@@ -1,4 +1,4 @@
-"""What a reader is told where replicates were run and verdicts were given."""
+"""Reports of studies with replicates and verdicts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def report_of(maker: Any) -> str:
 
 
 def promoted(making: Any, maker: Any) -> tuple[Any, Any]:
-    """A base and a challenger that is really better."""
+    """A base and a challenger that is truly better."""
     base = maker.train(losses=[3.0, 2.0], proposer="base")
     maker.repeat(base, ALIKE)
     challenger = maker.train(making.edited(model__width=512), [3.0, 1.4], reason="wider")
@@ -57,7 +57,7 @@ def test_against_the_base_compares_means(making: Any, judged: Any) -> None:
     assert base.mean is not None
     assert challenger.mean is not None
     assert challenger.against_base == pytest.approx(challenger.mean - base.mean)
-    assert challenger.objective == 1.4  # its own first run is still told
+    assert challenger.objective == 1.4  # its own first run is still reported
 
 
 def test_the_champion_is_the_best_even_where_a_single_run_measured_more(making: Any, judged: Any) -> None:
@@ -77,16 +77,16 @@ def test_the_champion_is_the_best_even_where_a_single_run_measured_more(making: 
 
 def test_the_headline_says_by_how_much_and_how_sure(making: Any, judged: Any) -> None:
     _, challenger = promoted(making, judged)
-    court = facts_of(judged).judge
-    assert court is not None
-    assert court.headline.startswith(f"Champion {challenger.id} is better than the base by 0.5")
-    assert "pairs, p " in court.headline
-    assert court.gain is not None
-    assert court.gain.low < court.gain.effect < court.gain.high
-    assert court.counts == {"keep": 1}
-    assert court.noise_runs == 16
-    assert court.sigma == pytest.approx(0.03, abs=0.02)
-    assert court.held_out == (1, 5)
+    judge = facts_of(judged).judge
+    assert judge is not None
+    assert judge.headline.startswith(f"Champion {challenger.id} is better than the base by 0.5")
+    assert "pairs, p " in judge.headline
+    assert judge.gain is not None
+    assert judge.gain.low < judge.gain.effect < judge.gain.high
+    assert judge.counts == {"keep": 1}
+    assert judge.noise_runs == 16
+    assert judge.sigma == pytest.approx(0.03, abs=0.02)
+    assert judge.held_out == (1, 5)
 
 
 def test_a_later_champion_is_compared_with_the_base_too(making: Any, judged: Any) -> None:
@@ -95,18 +95,18 @@ def test_a_later_champion_is_compared_with_the_base_too(making: Any, judged: Any
     judged.judge()
     judged.repeat(second, [loss - 0.5 for loss in BETTER])
     judged.judge()
-    court = facts_of(judged).judge
-    assert court is not None
-    assert court.champion == second.id
-    own = court.of(second.id)
+    judge = facts_of(judged).judge
+    assert judge is not None
+    assert judge.champion == second.id
+    own = judge.of(second.id)
     assert own is not None
     assert own.effect == pytest.approx(0.5, abs=0.02)  # against the champion of its time
-    assert court.gain is not None
-    assert court.gain.effect == pytest.approx(1.0, abs=0.02)
-    assert "better than the base by 1.0" in court.headline
+    assert judge.gain is not None
+    assert judge.gain.effect == pytest.approx(1.0, abs=0.02)
+    assert "better than the base by 1.0" in judge.headline
 
 
-def test_nothing_has_beaten_the_base_is_said_as_it_is(making: Any, judged: Any) -> None:
+def test_nothing_has_beaten_the_base_is_the_headline(making: Any, judged: Any) -> None:
     base = judged.train(losses=[3.0, 2.0], proposer="base")
     judged.repeat(base, ALIKE)
     judged.train(making.edited(model__width=512), [3.0, 2.3])
@@ -134,11 +134,11 @@ def test_a_ratchet_does_not_pretend_to_be_a_test(making: Any, tmp_path: Path) ->
     maker.train(losses=[3.0, 2.0], proposer="base")
     better = maker.train(making.edited(model__width=512), [3.0, 1.9])
     maker.judge()
-    court = facts_of(maker).judge
-    assert court is not None
-    assert court.champion == better.id
-    assert court.gain is None
-    assert "one run against one run; that may be luck" in court.headline
+    judge = facts_of(maker).judge
+    assert judge is not None
+    assert judge.champion == better.id
+    assert judge.gain is None
+    assert "one run against one run, which may be luck" in judge.headline
     assert "Chance to promote" not in report_of(maker)
 
 
@@ -174,7 +174,7 @@ def test_alarms_and_verdicts_stand_in_the_report(making: Any, judged: Any) -> No
     assert "(n 8)" in row
 
 
-def test_who_proposed_what_and_what_was_watched_is_told(judged_full: Any) -> None:
+def test_proposers_and_watch_rules_are_reported(judged_full: Any) -> None:
     report = report_of(judged_full)
     assert "## Who proposed what" in report
     assert "▅▆██ 90 %" in report
@@ -220,10 +220,10 @@ def test_a_study_without_a_judge_folds_nothing_and_says_that_one_run_is_a_hint(m
 def test_the_summary_has_the_judge_and_the_means(making: Any, judged: Any) -> None:
     base, challenger = promoted(making, judged)
     write_reports(judged.lab, judged.study, judged.record)
-    told = json.loads((judged.outputs / "summary.json").read_text())
-    assert told["best"] == told["judge"]["champion"] == challenger.id
-    assert told["runs"][challenger.id]["measured"] == 8
-    assert [run["repeats"] for run in told["runs"].values()].count(base.id) == 7
+    summary = json.loads((judged.outputs / "summary.json").read_text())
+    assert summary["best"] == summary["judge"]["champion"] == challenger.id
+    assert summary["runs"][challenger.id]["measured"] == 8
+    assert [run["repeats"] for run in summary["runs"].values()].count(base.id) == 7
 
 
 @pytest.mark.parametrize(
@@ -254,17 +254,17 @@ def page(judged_full: Any) -> Path:
 def test_the_page_draws_a_bar_for_each_challenger_that_was_compared(judged_full: Any, page: Path, browser: Any) -> None:
     browser.open(page)
     assert browser.errors == []
-    court = facts_of(judged_full).judge
-    assert court is not None
-    compared = [one for one in court.challengers if one.effect is not None]
+    judge = facts_of(judged_full).judge
+    assert judge is not None
+    compared = [one for one in judge.challengers if one.effect is not None]
     card = "section[aria-label=Judged]"
     assert browser.js(f"document.querySelectorAll('{card} .base .bar-line').length") == len(compared)
     assert browser.js(f"document.querySelectorAll('{card} .zero').length") == 1
-    assert court.headline in browser.js(f"document.querySelector('{card} .headline').textContent")
+    assert judge.headline in browser.js(f"document.querySelector('{card} .headline').textContent")
     kept = sum(one.verdict == "keep" for one in compared)
     assert kept
     assert browser.js(f"document.querySelectorAll('{card} .base .l-keep').length") == kept
-    assert browser.js("document.querySelectorAll('.alarm').length") == len(court.alarms)
+    assert browser.js("document.querySelectorAll('.alarm').length") == len(judge.alarms)
 
 
 def test_a_bar_that_is_pointed_at_tells_why_and_picks_its_run(page: Path, browser: Any) -> None:

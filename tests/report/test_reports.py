@@ -26,10 +26,10 @@ def test_the_summary_holds_every_run_on_a_line_of_its_own(full: Any) -> None:
     assert list(summary["runs"]) == [run.id for run in runs]
     best = full.record.best()
     assert summary["best"] == best.id
-    told = summary["runs"][best.id]
-    assert (told["status"], told["objective"]) == ("ok", best.objective)
-    assert told["metrics"]["eval/loss"]["last"] == best.objective
-    assert told["knobs"]["train.learning_rate"] > 0
+    printed_json = summary["runs"][best.id]
+    assert (printed_json["status"], printed_json["objective"]) == ("ok", best.objective)
+    assert printed_json["metrics"]["eval/loss"]["last"] == best.objective
+    assert printed_json["knobs"]["train.learning_rate"] > 0
     lines = path.read_text().splitlines()
     assert sum(line.startswith(f'    "{run.id}": {{') for run in runs for line in lines) == len(runs)
 
@@ -39,8 +39,8 @@ def test_reports_can_be_written_while_runs_are_planned_running_and_measured_as_n
     maker.launch(maker.plan(making.edited(seed=3)))
     maker.plan(making.edited(seed=4))
     path = write_reports(maker.lab, maker.study, maker.record)[2]
-    told = json.loads(path.read_text())["runs"].values()
-    assert [(run["status"], run["objective"]) for run in told] == [
+    printed_json = json.loads(path.read_text())["runs"].values()
+    assert [(run["status"], run["objective"]) for run in printed_json] == [
         ("ok", None), ("running", None), ("planned", None),
     ]  # fmt: skip
 
@@ -48,15 +48,15 @@ def test_reports_can_be_written_while_runs_are_planned_running_and_measured_as_n
 def test_the_command_writes_reports_and_plots_and_says_where(full: Any, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     reporting.report(full.lab, None, None, True)
-    told = json.loads(capsys.readouterr().out)
-    names = [Path(path).relative_to(full.outputs) for path in told["files"]]
+    printed_json = json.loads(capsys.readouterr().out)
+    names = [Path(path).relative_to(full.outputs) for path in printed_json["files"]]
     assert list(map(str, names)) == [
         "report.md", "report.html", "summary.json", "plots/curves.png", "plots/best_so_far.png", "plots/knobs.png",
     ]  # fmt: skip
-    for path in told["files"][3:]:
+    for path in printed_json["files"][3:]:
         assert Path(path).read_bytes().startswith(b"\x89PNG")
     assert "![curves](plots/curves.png)" in (full.outputs / "report.md").read_text()
-    assert told["best"]["id"] == full.record.best().id
+    assert printed_json["best"]["id"] == full.record.best().id
 
 
 def test_without_matplotlib_there_is_a_note_and_no_failure(

@@ -1,4 +1,4 @@
-"""A lab as tables: real runs of two studies, asked in SQL."""
+"""A lab as SQL tables: real runs of two studies."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ BASE = {"x": 1, "kind": "a", "twice": 2, "untouched": {"deep": [1, None]}}
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A lab whose folder has a name full of traps, with four runs of one study and one of another."""
+    """A lab in a folder with special characters, with four runs of one study and one of another."""
     folder = tmp_path_factory.mktemp("labs") / "it's [a] lab*"
     folder.mkdir()
     (folder / "lab.yaml").write_text(LAB)
@@ -193,7 +193,7 @@ def test_knobs_are_what_may_change_and_what_did(lab: LabConfig) -> None:
     assert {row[0] for row in rows(lab, "SELECT DISTINCT key FROM knobs WHERE study = 'two'")} == {"x", "kind"}
 
 
-def test_a_config_value_of_any_kind_is_told_as_text(lab: LabConfig) -> None:
+def test_a_config_value_of_any_type_is_text(lab: LabConfig) -> None:
     config = '{"x": NaN, "kind": "b\\ud800", "big": 1' + "0" * 400 + ', "flag": true, "none": null}'
     with sqlite3.connect(lab.ledger_path) as db:
         db.execute("UPDATE runs SET config_hash='00' WHERE study='two'")
@@ -253,7 +253,7 @@ def test_outputs_may_lie_behind_a_link(lab: LabConfig, tmp_path: Path) -> None:
     assert rows(lab, "SELECT count(*) FROM metrics") == [(15,)]
 
 
-def test_a_lab_without_a_ledger_is_told(tmp_path: Path, lab: LabConfig) -> None:
+def test_a_lab_without_a_ledger_is_an_error(tmp_path: Path, lab: LabConfig) -> None:
     shutil.rmtree(lab.ledger_path.parent)
     with pytest.raises(LabError, match="no ledger yet"):
         connect(lab)

@@ -44,9 +44,9 @@ def iterate(
     spec = reading.make_spec(chosen, reading.read_flags(os.environ), extra)
     options = IterateOptions(settings.retries if retries is None else retries, go_on)
     with StudyLock(lab, STUDY), contextlib.closing(Ledger(lab / ".looplab" / "ledger.db")) as ledger:
-        book = VersionLedger(ledger)
+        versions = VersionLedger(ledger)
         say = output.survives_reader(output.warn if json else output.say)
-        run = Iteration(lab, settings, book, spec, reading.limits_of(chosen), options, say)
+        run = Iteration(lab, settings, versions, spec, reading.limits_of(chosen), options, say)
         signals.warn_ctrl_c(say, f"SIGTERM (`kill {os.getpid()}`)")
         try:
             with signals.handled(_interrupt):
@@ -55,9 +55,9 @@ def iterate(
             output.survives_reader(output.warn)("interrupted; the same command continues from here")
             sys.exit(130)
         if json:
-            _print_json(book)
+            _print_json(versions)
         else:
-            _print(book)
+            _print(versions)
     if not well:
         sys.exit(1)
 
@@ -91,13 +91,13 @@ def _open(folder: Path | None) -> tuple[Path, Ledger]:
     return lab, open_for_reading(LabConfig(lab, {}))
 
 
-def _print(book: VersionLedger) -> None:
-    story = book.story()
+def _print(versions: VersionLedger) -> None:
+    history = versions.history()
     output.table(
         ("version", "state", "attempts", "gates", "metric", "verdict", "branch"),
-        [_row(facts) for facts in overview(story)],
+        [_row(facts) for facts in overview(history)],
     )
-    account = account_of(book.study)
+    account = account_of(versions.study)
     if account.calls:
         cost = f", ${account.usd:.2f}" if account.usd else ""
         output.say(f"{account.calls} call(s) of agents, {account.tokens} tokens{cost}")
@@ -109,19 +109,19 @@ def _row(facts: VersionFacts) -> tuple[str, ...]:
             number_with_interval(facts), verdict_of(facts), facts.branch or "-")  # fmt: skip
 
 
-def _print_json(book: VersionLedger) -> None:
-    story = book.story()
-    versions = [{**asdict(facts), "verdict": verdict_of(facts)} for facts in overview(story)]
+def _print_json(versions: VersionLedger) -> None:
+    history = versions.history()
+    rows = [{**asdict(facts), "verdict": verdict_of(facts)} for facts in overview(history)]
     output.print_json(
-        {"versions": versions, "champion": story.champion, "alpha_spent": story.spent,
-         "agents": account_of(book.study).to_dict()}
+        {"versions": rows, "champion": history.champion, "alpha_spent": history.spent,
+         "agents": account_of(versions.study).to_dict()}
     )  # fmt: skip
 
 
 def tour(folder: Path | None, out: Path | None, json: bool) -> None:
     lab, ledger = _open(folder)
     with contextlib.closing(ledger):
-        page = make_tour(lab, reading.load(lab), overview(VersionLedger(ledger).story()))
+        page = make_tour(lab, reading.load(lab), overview(VersionLedger(ledger).history()))
     path = out or lab / "outputs" / "tour.html"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, page.encode("utf-8", "replace"))

@@ -1,5 +1,5 @@
-"""Versions: an agent writes the next step of the code in a worktree of its own, and the lab decides what it is worth.
+"""Versions: an agent writes the next version of the code in its own worktree; the lab checks, measures and judges it.
 
-`iterate` (versions.py) drives the agent from version to version; gates.py looks at what it left behind, verdict.py
-compares it with the champion, record.py reads from the ledger how far each version has come, tour.py shows them all.
+`iterate` (versions.py) drives the agent from version to version. gates.py checks what it wrote, verdict.py compares it
+with the champion, record.py replays the state of each version from the ledger, tour.py renders all versions.
 """

@@ -1,5 +1,8 @@
-"""Gates: what a version must have before it counts. Each is a small function that gives findings, with reasons that the
-agent can act on. Nothing here believes what an agent says: files are looked at, and commands are run."""
+"""Gates: checks that a version must pass before it is judged.
+
+Each gate returns findings with reasons that the agent can act on. Gates never rely on what the agent says: they inspect
+files and run commands.
+"""
 
 from __future__ import annotations
 
@@ -24,28 +27,30 @@ ALIASES = {
     "results": ("result", "结果", "指标"),
     "learning": ("learnings", "lessons", "学习", "经验", "总结", "教训"),
 }
-"""What else the headings of a document may be called."""
+"""Alternative headings of each section."""
 HEADING = re.compile(r"(#{1,6})\s+(.*?)\s*#*\s*")
-TOLD_CHARS = 3000
-MOST_BYTES = 64 << 20
-"""Of a file that a version has written."""
+SHOWN_CHARS = 3000
+"""Characters of a command's output in a finding."""
+MAX_FILE_BYTES = 64 << 20
+"""Largest file of a version that is read."""
 CLOSE = 1e-6
-"""Values of a schedule that differ by less than this part of them are the same."""
+"""Relative tolerance for equal values of a schedule."""
 
 
 @dataclass(frozen=True, slots=True)
 class GateFinding:
-    """What one gate saw."""
+    """Result of one check."""
 
     ok: bool
     what: str
-    """The gate."""
+    """Name of the gate."""
     why: str
     warning: bool = False
-    """Whether it is only to be told: the gate is passed."""
+    """Whether a failure is only reported and does not stop the version."""
 
     @property
     def stops(self) -> bool:
+        """Whether the version fails because of it."""
         return not self.ok and not self.warning
 
 
@@ -53,7 +58,7 @@ class GateFinding:
 
 
 def sections_of(text: str) -> list[tuple[str, str]]:
-    """Every heading of a Markdown text with what stands below it, its subheadings included; not the title."""
+    """Return the headings of a Markdown text, without the title, each with its body including subheadings."""
     lines = text.splitlines()
     heads: list[tuple[int, int, str]] = []
     fence = ""
@@ -67,30 +72,30 @@ def sections_of(text: str) -> list[tuple[str, str]]:
     if sum(level == 1 for _, level, _ in heads) == 1:
         heads = [head for head in heads if head[1] > 1] or heads
     found = []
-    for place, (number, level, title) in enumerate(heads):
-        end = next((n for n, other, _ in heads[place + 1 :] if other <= level), len(lines))
+    for index, (number, level, title) in enumerate(heads):
+        end = next((n for n, other, _ in heads[index + 1 :] if other <= level), len(lines))
         found.append((title, "\n".join(lines[number + 1 : end]).strip()))
     return found
 
 
 def section(text: str, name: str) -> str | None:
-    """What stands in the section of this name, in English or Chinese; None if there is none."""
+    """Return the body of the named section, in English or Chinese; None if there is none."""
     words = (name.lower(), *ALIASES.get(name.lower(), ()))
     bodies = [body for title, body in sections_of(text) if any(word in title.lower() for word in words)]
-    return max(bodies, key=_said, default=None)
+    return max(bodies, key=_text_length, default=None)
 
 
-def _said(body: str) -> int:
-    """How much text there is, without headings, comments and marks."""
+def _text_length(body: str) -> int:
+    """Count the letters and digits, without headings and comments."""
     plain = re.sub(r"<!--.*?-->", "", body, flags=re.DOTALL)
     return sum(len(re.sub(r"[\W_]", "", line)) for line in plain.splitlines() if not HEADING.fullmatch(line))
 
 
 def check_document(path: Path, sections: Sequence[str]) -> list[GateFinding]:
     try:
-        text = read_bounded(path, MOST_BYTES).decode()
+        text = read_bounded(path, MAX_FILE_BYTES).decode()
     except FileNotFoundError:
-        return [GateFinding(False, "document", f"{path.name} is not there")]
+        return [GateFinding(False, "document", f"{path.name} is missing")]
     except (OSError, ValueError) as error:
         return [GateFinding(False, "document", f"{path.name} cannot be read: {error}")]
     found = []
@@ -98,7 +103,7 @@ def check_document(path: Path, sections: Sequence[str]) -> list[GateFinding]:
         body = section(text, name)
         if body is None:
             found.append(GateFinding(False, "document", f"{path.name} has no section {name!r}"))
-        elif not _said(body):
+        elif not _text_length(body):
             found.append(GateFinding(False, "document", f"the section {name!r} of {path.name} is empty"))
     return found or [GateFinding(True, "document", f"{path.name} has {', '.join(sections)}")]
 
@@ -107,14 +112,14 @@ def check_document(path: Path, sections: Sequence[str]) -> list[GateFinding]:
 
 
 def check_files(version: Path) -> list[GateFinding]:
-    """What git could not keep, or what leads elsewhere."""
+    """Check for nested repositories and for links that lead out of the version."""
     found = []
     for folder, folders, files in os.walk(version):
         for name in [*folders, *files]:
             path = Path(folder, name)
             where = path.relative_to(version)
             if name == ".git":
-                found.append(GateFinding(False, "files", f"{where} makes a repository of its own: remove it"))
+                found.append(GateFinding(False, "files", f"{where} is a nested repository: remove it"))
             elif path.is_symlink() and not real_path(path).is_relative_to(version.resolve()):
                 found.append(
                     GateFinding(False, "files", f"{where} is a link that leads out of the version: copy the file")
@@ -126,7 +131,7 @@ def check_artifacts(version: Path, patterns: Sequence[str]) -> list[GateFinding]
     found = []
     for pattern in patterns:
         files = [p for p in version.glob(pattern) if p.is_file() and p.name != ".gitkeep" and p.stat().st_size > 0]
-        why = f"{pattern}: {len(files)} file(s)" if files else f"nothing but empty files matches {pattern}"
+        why = f"{pattern}: {len(files)} file(s)" if files else f"no non-empty file matches {pattern}"
         found.append(GateFinding(bool(files), "artifacts", why))
     return found
 
@@ -135,93 +140,99 @@ def check_artifacts(version: Path, patterns: Sequence[str]) -> list[GateFinding]
 
 
 def check_smoke(
-    smoke: Smoke, places: Mapping[str, str | Path], cwd: Path, log: Path, writable: Sequence[Path] | None = None
+    smoke: Smoke, variables: Mapping[str, str | Path], cwd: Path, log: Path, writable: Sequence[Path] | None = None
 ) -> GateFinding:
-    """The version trains for a moment, in a folder of its own; `writable`: where else it may write, None: anywhere."""
+    """Run a short training of the version in a scratch folder.
+
+    Args:
+        writable: Other folders that it may write to; None: it is not confined.
+    """
     with tempfile.TemporaryDirectory(prefix="looplab-smoke-", ignore_cleanup_errors=True) as scratch:
-        argv = trial.fill(smoke.command, {**places, "scratch": scratch})
+        argv = trial.fill_command(smoke.command, {**variables, "scratch": scratch})
         allowed = None if writable is None else [Path(scratch), *writable]
         outcome = trial.run(argv, cwd, log, smoke.timeout, allowed)
     if outcome.ok:
-        return GateFinding(True, "smoke", "the smoke run ended well")
-    return GateFinding(False, "smoke", f"the smoke run failed: {outcome.why}\n{outcome.tail[-TOLD_CHARS:]}".rstrip())
+        return GateFinding(True, "smoke", "the smoke run succeeded")
+    return GateFinding(False, "smoke", f"the smoke run failed: {outcome.why}\n{outcome.tail[-SHOWN_CHARS:]}".rstrip())
 
 
-# -- schedules: what was declared against what was done
+# -- schedules: declared against actual values
 
 
 def check_schedule(version: Path, schedule: Schedule) -> list[GateFinding]:
-    """A declared value that the trace never shows, and a gate that never fires, were not trained with."""
+    """Compare the declared schedule with the trace of the training; report what was never reached."""
     warning = not schedule.strict
-    declared, problem = _json(version / schedule.declared)
-    trace, also = _json(version / schedule.trace)
+    declared, problem = _read_json(version / schedule.declared)
+    trace, also = _read_json(version / schedule.trace)
     if problem or also:
         return [GateFinding(False, "schedule", why, warning) for why in (problem, also) if why]
     rows = trace.get("trace") if isinstance(trace, dict) else trace
     if not isinstance(declared, dict) or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        why = "the schedule is an object of names, its trace a list of rows (or an object with one, `trace`)"
+        why = "the schedule must be an object, its trace a list of rows (or an object with the key `trace`)"
         return [GateFinding(False, "schedule", why, warning)]
     missing = [GateFinding(False, "schedule", why, warning) for why in never_reached(declared, rows)]
-    return missing or [GateFinding(True, "schedule", f"all that was declared was reached in {len(rows)} rows")]
+    return missing or [GateFinding(True, "schedule", f"every declared value was reached in {len(rows)} rows")]
 
 
 def never_reached(declared: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What was declared and never came.
+    """Describe each declared value that was never reached and each gate that never fired.
 
     A schedule is a value, a list of values, or an object with `values`, `start`, `end`, `reach`. A gate is an object
-    with `metric` and `above` or `below`, or `fires: true`: then the trace has a column of its name.
+    with `metric` and `above` or `below`, or `fires: true` with a column of its name in the trace.
     """
     schedules = declared.get("schedules", declared)
     gates = declared.get("gates", {})
     named = {**(schedules if isinstance(schedules, Mapping) else {}), **(gates if isinstance(gates, Mapping) else {})}
-    for name, wanted in named.items():
+    for name, expected in named.items():
         if name in ("gates", "schedules"):
             continue
-        if isinstance(wanted, Mapping) and ("above" in wanted or "below" in wanted):
-            yield from _threshold(name, wanted, rows)
-        elif wanted is True or (isinstance(wanted, Mapping) and wanted.get("fires")):
+        if isinstance(expected, Mapping) and ("above" in expected or "below" in expected):
+            yield from _threshold(name, expected, rows)
+        elif expected is True or (isinstance(expected, Mapping) and expected.get("fires")):
             if not any(row.get(name) for row in rows):
                 yield f"the gate {name} never fired"
         else:
-            seen = [row[name] for row in rows if name in row]
-            for value in _values(wanted):
-                if not any(_same(value, one) for one in seen):
-                    shown = f"it was {seen[0]!r} at first and {seen[-1]!r} at last" if seen else "the trace has no such"
-                    yield f"{name} was to reach {value!r} and never did: {shown}"
+            actual = [row[name] for row in rows if name in row]
+            for value in _values(expected):
+                if not any(_is_close(value, one) for one in actual):
+                    shown = f"first {actual[0]!r}, last {actual[-1]!r}" if actual else "not in the trace"
+                    yield f"{name} never reached {value!r}: {shown}"
 
 
 def _threshold(name: str, gate: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     metric = str(gate.get("metric", name))
-    seen = [float(row[metric]) for row in rows if _number(row.get(metric))]
-    for word, passes in (("above", max(seen, default=-math.inf)), ("below", min(seen, default=math.inf))):
+    values = [float(row[metric]) for row in rows if _is_number(row.get(metric))]
+    for word, extreme in (("above", max(values, default=-math.inf)), ("below", min(values, default=math.inf))):
         bar = gate.get(word)
-        if _number(bar) and not (passes >= float(bar) if word == "above" else passes <= float(bar)):  # type: ignore[arg-type]
-            best = f"it came to {passes:g}" if seen else f"the trace has no {metric}"
-            yield f"the gate {name} never fired: {metric} was to be {word} {bar!r}, {best}"
+        if _is_number(bar) and not (extreme >= float(bar) if word == "above" else extreme <= float(bar)):  # type: ignore[arg-type]
+            best = f"it reached {extreme:g}" if values else f"the trace has no {metric}"
+            yield f"the gate {name} never fired: {metric} must be {word} {bar!r}, {best}"
 
 
-def _values(wanted: Any) -> list[Any]:
-    if isinstance(wanted, Mapping):
-        listed = list(wanted["values"]) if isinstance(wanted.get("values"), list) else []
-        return [*(wanted[key] for key in ("start", "end", "reach", "final") if key in wanted), *listed]
-    return list(wanted) if isinstance(wanted, list) else [wanted]
+def _values(expected: Any) -> list[Any]:
+    """Return the values that a schedule declares."""
+    if isinstance(expected, Mapping):
+        listed = list(expected["values"]) if isinstance(expected.get("values"), list) else []
+        return [*(expected[key] for key in ("start", "end", "reach", "final") if key in expected), *listed]
+    return list(expected) if isinstance(expected, list) else [expected]
 
 
-def _number(value: object) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _same(one: Any, other: Any) -> bool:
-    if _number(one) and _number(other):
+def _is_close(one: Any, other: Any) -> bool:
+    if _is_number(one) and _is_number(other):
         return math.isclose(one, other, rel_tol=CLOSE, abs_tol=1e-12)
     return bool(one == other)
 
 
-def _json(path: Path) -> tuple[Any, str]:
+def _read_json(path: Path) -> tuple[Any, str]:
+    """Return the content of a JSON file, and why it cannot be read (empty if it can)."""
     try:
-        return load_json(read_bounded(path, MOST_BYTES)), ""
+        return load_json(read_bounded(path, MAX_FILE_BYTES)), ""
     except FileNotFoundError:
-        return None, f"{path.name} is not there"
+        return None, f"{path.name} is missing"
     except (OSError, ValueError) as error:
         return None, f"{path.name} cannot be read: {error}"
 
@@ -231,52 +242,52 @@ def _json(path: Path) -> tuple[Any, str]:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the frozen evaluation said about a version."""
+    """Result of the frozen evaluation of a version."""
 
     value: float
     """The metric."""
     values: tuple[float, ...]
-    """One a fixed episode; empty where the evaluation gives none."""
+    """One value per fixed episode; empty if the evaluation returns none."""
 
 
-def evaluate(evaluation: Evaluate, places: Mapping[str, str | Path], lab: Path, log: Path) -> Measured | GateFinding:
-    """Run the lab's own evaluator on a version; a finding if it gives no number."""
+def evaluate(evaluation: Evaluate, variables: Mapping[str, str | Path], lab: Path, log: Path) -> Measured | GateFinding:
+    """Run the lab's evaluator on a version; return a finding if it does not return a number."""
     with tempfile.TemporaryDirectory(prefix="looplab-evaluate-") as scratch:
         result = Path(scratch, "result.json")
-        argv = trial.fill(evaluation.command, {**places, "result": result, "scratch": scratch})
+        argv = trial.fill_command(evaluation.command, {**variables, "result": result, "scratch": scratch})
         outcome = trial.run(argv, lab, log, evaluation.timeout)
         if not outcome.ok:
-            why = f"the frozen evaluation failed: {outcome.why}\n{outcome.tail[-TOLD_CHARS:]}".rstrip()
+            why = f"the frozen evaluation failed: {outcome.why}\n{outcome.tail[-SHOWN_CHARS:]}".rstrip()
             return GateFinding(False, "evaluation", why)
-        said, problem = _json(result)
+        data, problem = _read_json(result)
         if not problem:
-            write_atomic(log.with_suffix(".json"), dump_json(said))
+            write_atomic(log.with_suffix(".json"), dump_json(data))
     if problem:
         return GateFinding(False, "evaluation", f"the frozen evaluation left no result: {problem}")
-    value = at(said, evaluation.metric)
-    if not _number(value):
+    value = value_at(data, evaluation.metric)
+    if not _is_number(value):
         return GateFinding(
             False, "evaluation", f"the evaluation's {evaluation.metric} is {value!r}, not a finite number"
         )
-    values = at(said, evaluation.values) if evaluation.values else []
-    if not isinstance(values, list) or not all(_number(one) for one in values):
+    values = value_at(data, evaluation.values) if evaluation.values else []
+    if not isinstance(values, list) or not all(_is_number(one) for one in values):
         return GateFinding(False, "evaluation", f"the evaluation's {evaluation.values} is not a list of finite numbers")
     return Measured(float(value), tuple(float(one) for one in values))
 
 
 def compare_declared(version: Path, evaluation: Evaluate, measured: Measured) -> list[GateFinding]:
-    """What the version says of itself, against what was measured: told, never used."""
-    said, problem = _json(version / evaluation.declared)
-    value = None if problem else at(said, evaluation.metric)
-    if not _number(value):
+    """Compare what the version reports about itself with what was measured; a mismatch is a warning."""
+    data, problem = _read_json(version / evaluation.declared)
+    value = None if problem else value_at(data, evaluation.metric)
+    if not _is_number(value):
         return []
     same = math.isclose(value, measured.value, rel_tol=1e-3, abs_tol=1e-9)  # type: ignore[arg-type]
     why = f"{evaluation.declared} says {evaluation.metric} {value:g}, the frozen evaluation {measured.value:g}"
     return [GateFinding(same, "declared", why, warning=True)]
 
 
-def at(data: Any, path: str) -> Any:
-    """The value at a dotted path; None if there is none."""
+def value_at(data: Any, path: str) -> Any:
+    """Return the value at a dotted path; None if there is none."""
     if isinstance(data, dict) and path in data:
         return data[path]
     for part in path.split("."):

@@ -1,4 +1,4 @@
-"""All versions at a glance: what became of each, for `iterate status` and for the tour."""
+"""Summary of all versions, for `iterate status` and the tour."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from looplab.iterate.verdict import interval
 
 @dataclass(frozen=True, slots=True)
 class VersionFacts:
-    """One version."""
+    """State and results of one version."""
 
     version: int
     state: str
     """baseline | begun | prepared | agent at work | answered | checked | judged | merged | failed | void"""
     attempts: int
     asks: int
-    """How often the agent was asked, over all attempts; interrupted calls count."""
+    """Calls of the agent over all attempts, including interrupted ones."""
     gates: dict[str, str]
-    """Each gate of the last check: ok, warning or failed."""
+    """Gates of the last check: ok, warning or failed."""
     reasons: tuple[str, ...]
-    """What the gates had to say against it."""
+    """Findings of the gates that are not ok."""
     value: float | None
     low: float | None
     high: float | None
-    """The metric of the frozen evaluation, and its 95 % interval."""
+    """Metric of the frozen evaluation with its 95 % interval; None if not measured."""
     ruling: dict[str, Any]
-    """The verdict with its evidence; empty if there is none."""
+    """Verdict with its evidence; empty if there is none."""
     branch: str
     commit: str
     champion: bool
     why: str
 
 
-def overview(story: VersionHistory) -> list[VersionFacts]:
-    """Every version that was measured or attempted, in its order."""
+def overview(history: VersionHistory) -> list[VersionFacts]:
+    """Return every version that was measured or attempted, in order."""
     found = []
-    for version in sorted({*story.attempts, *story.baselines}):
-        tries = story.attempts.get(version, [])
-        champion = version == story.champion
+    for version in sorted({*history.attempts, *history.baselines}):
+        tries = history.attempts.get(version, [])
+        champion = version == history.champion
         if tries:
             found.append(_attempted(version, tries, champion))
         else:
-            measured = story.baselines[version]
+            measured = history.baselines[version]
             low, high = _interval(measured)
             found.append(VersionFacts(version, "baseline", 0, 0, {}, (), measured.value, low, high, {}, "", "",
-                                      champion, "it was there before"))  # fmt: skip
+                                      champion, "it existed before"))  # fmt: skip
     return found
 
 
@@ -74,12 +74,12 @@ def _attempted(version: int, tries: list[Attempt], champion: bool) -> VersionFac
 
 
 def _interval(measured: Measured | None) -> tuple[float | None, float | None]:
-    reach = interval(measured) if measured else None
-    return reach if reach and all(map(math.isfinite, reach)) else (None, None)
+    bounds = interval(measured) if measured else None
+    return bounds if bounds and all(map(math.isfinite, bounds)) else (None, None)
 
 
 def gates_in_words(facts: VersionFacts) -> str:
-    """`5 ok, 1 warning`, or which failed."""
+    """Return `5 ok, 1 warning`, or the gates that failed."""
     failed = [name for name, word in facts.gates.items() if word == "failed"]
     if failed:
         return "failed: " + ", ".join(failed)
@@ -88,14 +88,14 @@ def gates_in_words(facts: VersionFacts) -> str:
 
 
 def verdict_of(facts: VersionFacts) -> str:
-    """keep | discard | inconclusive | void | crash, or nothing yet."""
+    """Return keep, discard, inconclusive, void or crash; `-` if there is no verdict yet."""
     if facts.state in ("void", "failed"):
         return "void" if facts.state == "void" else "crash"
     return str(facts.ruling.get("verdict", "-"))
 
 
 def text_of(path: Path, limit: int) -> str:
-    """The beginning of a text file; empty where it cannot be read."""
+    """Return the first `limit` bytes of a text file; empty if it cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(limit).decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""The prompt for the next version: looplab's own, or the lab's template with the same places in braces."""
+"""The prompt for the next version: looplab's own template, or the lab's, with the same variables in braces."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from looplab.iterate.settings import IterateConfig
 from looplab.untrusted import read_bounded
 
 MAX_TEMPLATE = 10_000_000
+"""Largest template in bytes."""
 
 ARTIFACTS = ("checkpoints", "logs", "tb_logs", "plots", "media")
 TEMPLATE = """\
@@ -20,45 +21,53 @@ You write version v{X} of this project. Your folder is {version}/; work in this 
 Read first: {sop}{previous}.
 
 Do, in this order:
-1. Write {version}/{document} as you go, with these sections, each with some text: {sections}.
-   Plan: what you change and which effect you expect. Observations: what you saw in the version before.
-   Runs: every command with its settings. Results: what came of them. Learning: what the next version should know.
-2. Write {version}/train.py{from_previous}. All that it leaves behind goes to {version}/artifacts/ (checkpoints, logs,
+1. Write {version}/{document} as you go, with these sections, none of them empty: {sections}.
+   Plan: what you change and which effect you expect. Observations: what you saw in the previous version.
+   Runs: every command with its settings. Results: what they measured. Learning: what the next version should know.
+2. Write {version}/train.py{from_previous}. It writes only to {version}/artifacts/ (checkpoints, logs,
    tb_logs, plots, media): curves in plots/, a picture or video in media/.
 3. Train. Use at least {min_parallel_envs} parallel environments.{submit}{venv}
 
-What will be checked when you are done, by programs and not by your words:
+Programs, not your own report, check the following when you are done:
 {checks}
 
 Rules:
 - Change only {version}/. Older versions, {frozen} are read-only; their hashes are compared, and a version that changed
   any of them is void.
 - Do not commit, push, switch branches or reset: what you leave in the worktree is committed for you.
-- Numbers count only as the frozen evaluation measures them; write down in {document} where they are from.
+- Only numbers measured by the frozen evaluation count; note in {document} where yours are from.
 - End with a summary of `git status --short`, and the words "v{X} done".
 """
 SUBMIT = """
    Train through the lab: `{looplab} submit -- python {version}/train.py ...` waits for a free slot, shows the output,
-   and goes on if you are interrupted; the same command again finds it. Start no trainings in the background."""
+   and continues if you are interrupted; the same command attaches to it. Do not train in the background."""
 VENV = """
    Python is in `venv/` at the root: `uv venv venv` if it is missing, then `source venv/bin/activate`; install with
    `uv pip install`."""
-INTERRUPTED = "You were interrupted. What you had done is still in the worktree; look at it and go on from there."
+INTERRUPTED = "You were interrupted. What you had done is still in the worktree; look at it and continue from there."
 
 
 def make(settings: IterateConfig, number: int, previous: int | None, lab: Path, submit: bool) -> str:
-    """The prompt for version `number`, after the version `previous`; with `submit` it trains through the lab."""
+    """Return the prompt for a version.
+
+    Args:
+        settings: The lab's `iterate.yaml`.
+        number: Version to write.
+        previous: Version before it; None if there is none.
+        lab: Folder of the lab.
+        submit: Whether the agent trains through `looplab submit`.
+    """
     version = f"{settings.experiments}/v{number}"
     document = f"dev_v{number}.md"
     before = "" if previous is None else f" and {settings.experiments}/v{previous}/dev_v{previous}.md"
-    source = "" if previous is None else f" (begin with a copy of {settings.experiments}/v{previous}/train.py)"
+    source = "" if previous is None else f" (start from a copy of {settings.experiments}/v{previous}/train.py)"
     text = TEMPLATE
     if settings.prompt:
         try:
             text = read_bounded(lab / settings.prompt, MAX_TEMPLATE).decode()
         except (OSError, ValueError) as error:
-            raise LabError(f"the prompt's template cannot be read: {error}", file=lab / settings.prompt) from None
-    places = {
+            raise LabError(f"the prompt template cannot be read: {error}", file=lab / settings.prompt) from None
+    variables = {
         "submit": SUBMIT if submit else "",
         "looplab": _command(),
         "venv": VENV if settings.venv else "",
@@ -73,32 +82,33 @@ def make(settings: IterateConfig, number: int, previous: int | None, lab: Path, 
         "version": version,
         "X": str(number),
     }
-    for name, value in places.items():
+    for name, value in variables.items():
         text = text.replace(f"{{{name}}}", value)
     return text
 
 
 def _command() -> str:
-    """Where looplab is: the shell of an agent may have another PATH than ours."""
+    """Return the path of looplab: the agent's shell may have another PATH."""
     own = Path(sys.executable).with_name("looplab")
     return str(own) if own.exists() else "looplab"
 
 
 def _checks(settings: IterateConfig, document: str) -> list[str]:
-    said = [f"{document} has the sections {', '.join(settings.sections)}"]
+    """Describe the gates for the agent."""
+    checks = [f"{document} has the sections {', '.join(settings.sections)}"]
     if settings.smoke:
-        said.append(f"`{' '.join(settings.smoke.command)}` ends well within {settings.smoke.timeout:g} s")
-    said += [f"there is a file that is not empty: {{version}}/{pattern}" for pattern in settings.artifacts]
+        checks.append(f"`{' '.join(settings.smoke.command)}` succeeds within {settings.smoke.timeout:g} s")
+    checks += [f"a non-empty file matches {{version}}/{pattern}" for pattern in settings.artifacts]
     if settings.schedule:
-        said.append(
+        checks.append(
             f"every value declared in {{version}}/{settings.schedule.declared} is reached in {settings.schedule.trace}"
             " there, and every gate fires"
         )
-    said.append(f"the frozen evaluation of {{version}} gives {settings.evaluate.metric} ({settings.evaluate.goal})")
-    return said
+    checks.append(f"the frozen evaluation of {{version}} returns {settings.evaluate.metric} ({settings.evaluate.goal})")
+    return checks
 
 
-def refused(findings: Sequence[GateFinding], number: int) -> str:
-    """What the agent hears when its version did not pass."""
-    told = "\n".join(f"- {finding.what}: {finding.why}" for finding in findings if finding.stops)
-    return f"v{number} did not pass its checks:\n{told}\nMend this in the same worktree; the rules stay the same."
+def make_retry(findings: Sequence[GateFinding], number: int) -> str:
+    """Return the prompt that asks the agent to fix a version that did not pass."""
+    problems = "\n".join(f"- {finding.what}: {finding.why}" for finding in findings if finding.stops)
+    return f"v{number} did not pass its checks:\n{problems}\nFix this in the same worktree; the rules stay the same."

@@ -1,12 +1,11 @@
-"""How far each version has come, according to the ledger: every step is an event, written before and after it is done.
+"""State of each version, replayed from the ledger: every step is an event, written before and after it is done.
 
-The events of version X carry the run name `vX` in the study `iterate`; calls of agents are recorded as everywhere. A
-process that is killed loses nothing: the next one reads the events and continues with the step that has no end.
+The events of version X have the run name `vX` in the study `iterate`; calls of agents are recorded as in any study. A
+killed process loses nothing: the next one replays the events and continues with the unfinished step.
 
 Code of an agent can run with the rights of this user (the agent itself, a smoke run, an evaluation that loads the
-version), so it may be able to write to the ledger. What a process compares versions with is therefore what it has read
-at its start and written itself, held in memory; `VersionLedger.check` finds what others have written, changed or
-removed.
+version), so it may be able to write to the ledger. Versions are therefore compared by events held in memory: those read
+at the start of the process and those written by it. `VersionLedger.check` finds what others wrote, changed or removed.
 """
 
 from __future__ import annotations
@@ -28,9 +27,10 @@ from looplab.ledger.study import StudyLedger
 
 STUDY = "iterate"
 ALARM = "ledger forged"
-"""The event that says what others did to the events of versions, and what these really were (`known`). Its run is the
-version whose code ran, which is void."""
+"""Event that records tampering with the events of versions, and the true events (`known`). Its run is the version whose
+code ran, which is void."""
 FORGED_SHOWN = 3
+"""Number of forged events that a message lists."""
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class Call:
     id: str
     log: str
     ask: int
-    """The how-manieth time it is asked in this attempt; an interrupted call is asked again under the same number."""
+    """Index of this request in the attempt, from 1; a call that repeats an interrupted one has the same index."""
     cli: str
     session: str | None = None
     answered: bool = False
@@ -51,42 +51,44 @@ class Call:
 
 @dataclass(slots=True)
 class Attempt:
-    """One attempt at a version: a worktree on a branch of its own."""
+    """One attempt at a version: a worktree on its own branch."""
 
     version: int
     n: int
     branch: str
     base: str
-    """The commit it starts from."""
+    """Commit it starts from."""
     onto: str
     """The lab's branch."""
     begun: int
-    """The event's number."""
+    """Position of its first event in the history."""
     prepared: dict[str, Any] | None = None
     calls: list[Call] = field(default_factory=list)
     findings: dict[int, list[GateFinding]] = field(default_factory=dict)
-    """By the number of the ask."""
+    """Findings of the gates, by index of the request."""
     void: str = ""
-    """Why its numbers may not count."""
+    """Why its results are invalid; empty if they are valid."""
     forged: str = ""
-    """What was done to the ledger while its code ran."""
+    """How the ledger was tampered with while its code ran; empty if it was not."""
     measured: Measured | None = None
     measured_ask: int = 0
     ruling: dict[str, Any] | None = None
     end: str | None = None
-    """merged | failed | void; None: it is under way."""
+    """merged | failed | void; None while in progress."""
     ended: int = 0
+    """Position of its last event in the history."""
     commit: str = ""
-    """What was committed for it in the end."""
+    """Final commit; empty if there is none."""
     why: str = ""
 
     @property
     def ask(self) -> int:
-        """The last ask that was answered; 0: none yet."""
+        """Index of the last request that was answered; 0 if none."""
         return max((call.ask for call in self.calls if call.answered and not call.interrupted), default=0)
 
     @property
     def state(self) -> str:
+        """Current step of the attempt, for display."""
         if self.end:
             return self.end
         if self.ruling:
@@ -100,39 +102,37 @@ class Attempt:
 
 @dataclass(slots=True)
 class VersionHistory:
-    """Everything that happened to the versions of a lab."""
+    """Replayed state of all versions of a lab."""
 
     attempts: dict[int, list[Attempt]] = field(default_factory=dict)
     champion: int | None = None
     champions: list[int] = field(default_factory=list)
     measured: dict[tuple[int, str], Measured] = field(default_factory=dict)
-    """By version and fingerprint of the evaluation."""
+    """Results by version and fingerprint of the evaluation."""
     baselines: dict[int, Measured] = field(default_factory=dict)
-    """Versions that were there before, as they were measured."""
+    """Results of versions that looplab did not create."""
     spent: float = 0.0
-    """The alpha of the tests that were not won."""
+    """Alpha spent by tests that did not promote."""
     range: tuple[int, int, int] | None = None
-    """First and last version and the event of the command that has not come to its end."""
+    """First and last version of the unfinished command, and the position of its event; None if it finished."""
 
     def last(self, version: int) -> Attempt | None:
+        """Return the last attempt at a version."""
         return self.attempts[version][-1] if version in self.attempts else None
 
-    def merged(self) -> dict[int, Attempt]:
-        return {version: tries[-1] for version, tries in self.attempts.items() if tries[-1].end == "merged"}
 
-
-def read(events: Iterable[Event]) -> VersionHistory:
-    """What the events of the study come to."""
-    story = VersionHistory()
+def replay(events: Iterable[Event]) -> VersionHistory:
+    """Return the state that the events lead to."""
+    history = VersionHistory()
     calls: dict[str, Call] = {}
-    for number, event in enumerate(events, 1):  # not as in the chain: of one that was cut off, numbers come again
-        _hear(story, calls, event, number)
-    return story
+    for number, event in enumerate(events, 1):  # not `seq`: after a truncation of the chain, numbers repeat
+        _apply(history, calls, event, number)
+    return history
 
 
 def without_forgeries(events: Sequence[Event]) -> list[Event]:
-    """The events as this program recorded them: up to the last alarm those that it names, and all that came later."""
-    alarms = [place for place, event in enumerate(events) if event.kind == ALARM]
+    """Return the events that looplab recorded: those that the last alarm lists as true, and all later ones."""
+    alarms = [index for index, event in enumerate(events) if event.kind == ALARM]
     if not alarms:
         return list(events)
     last = alarms[-1]
@@ -140,8 +140,8 @@ def without_forgeries(events: Sequence[Event]) -> list[Event]:
     return [*known, *events[last:]]
 
 
-def out_of_place(events: Iterable[Event]) -> list[Event]:
-    """Events that were written while an agent or a smoke run was busy, and that this program does not write then."""
+def unexpected_events(events: Iterable[Event]) -> list[Event]:
+    """Return events written during an agent's call or a smoke run that looplab does not write at that time."""
     found: list[Event] = []
     asked = checking = None
     for event in events:
@@ -153,7 +153,7 @@ def out_of_place(events: Iterable[Event]) -> list[Event]:
         elif kind.startswith("iterate ") or kind == ALARM:
             continue
         elif asked is not None:
-            # The worktree of the agent may be found removed: then its attempt is closed.
+            # If the agent's worktree was removed, its attempt is closed.
             if run != asked[1] or kind not in ("version closing", "version committed", "version failed"):
                 found.append(event)
             elif kind == "version failed":
@@ -169,40 +169,40 @@ def out_of_place(events: Iterable[Event]) -> list[Event]:
     return found
 
 
-def _hear(story: VersionHistory, calls: dict[str, Call], event: Event, number: int) -> None:
+def _apply(history: VersionHistory, calls: dict[str, Call], event: Event, number: int) -> None:
     data = event.data
     if event.kind == "iterate began":
-        story.range = (data["start"], data["end"], number)
+        history.range = (data["start"], data["end"], number)
     elif event.kind == "iterate ended":
-        story.range = None
+        history.range = None
     elif event.kind == "agent asked":
         calls[data["call"]] = call = Call(data["call"], data["log"], data["ask"], data["cli"])
-        story.attempts[data["version"]][-1].calls.append(call)
+        history.attempts[data["version"]][-1].calls.append(call)
     elif event.kind == "agent answered" and data["call"] in calls:
         call = calls[data["call"]]
         call.answered, call.ok, call.why = True, data["ok"], data["why"]
         call.session, call.interrupted = data.get("session"), data.get("interrupted", False)
     elif event.kind == ALARM:
-        tries = story.attempts.get(int((event.run or "v0")[1:]))
+        tries = history.attempts.get(int((event.run or "v0")[1:]))
         if tries and tries[-1].end is None:
             tries[-1].forged = data["why"]
     elif event.run is not None and event.kind.startswith("version "):
-        _hear_version(story, int(event.run[1:]), event.kind.removeprefix("version "), data, number)
+        _apply_version_event(history, int(event.run[1:]), event.kind.removeprefix("version "), data, number)
 
 
-def _hear_version(story: VersionHistory, version: int, step: str, data: dict[str, Any], seq: int) -> None:
-    tries = story.attempts.get(version, [])
+def _apply_version_event(history: VersionHistory, version: int, step: str, data: dict[str, Any], number: int) -> None:
+    tries = history.attempts.get(version, [])
     if step == "begun":
-        attempt = Attempt(version, data["attempt"], data["branch"], data["base"], data["onto"], seq)
-        story.attempts.setdefault(version, []).append(attempt)
+        attempt = Attempt(version, data["attempt"], data["branch"], data["base"], data["onto"], number)
+        history.attempts.setdefault(version, []).append(attempt)
     elif step == "champion":
-        story.champion = version
-        story.champions.append(version)
+        history.champion = version
+        history.champions.append(version)
     elif step == "measured":
         measured = Measured(data["value"], tuple(data["values"]))
-        story.measured[version, data["fingerprint"]] = measured
+        history.measured[version, data["fingerprint"]] = measured
         if data["ask"] is None:
-            story.baselines[version] = measured
+            history.baselines[version] = measured
         else:
             tries[-1].measured, tries[-1].measured_ask = measured, data["ask"]
     elif not tries:
@@ -217,38 +217,39 @@ def _hear_version(story: VersionHistory, version: int, step: str, data: dict[str
     elif step == "judged":
         tries[-1].ruling = data
         if data["verdict"] != Verdict.KEEP and data.get("alpha"):
-            story.spent = math.fsum((story.spent, data["alpha"]))
+            history.spent = math.fsum((history.spent, data["alpha"]))
     elif step in ("merged", "failed"):
         tries[-1].end = "merged" if step == "merged" else data["how"]
         tries[-1].commit, tries[-1].branch, tries[-1].why = data["commit"], data["branch"], data.get("why", "")
-        tries[-1].ended = seq
+        tries[-1].ended = number
 
 
 class VersionLedger:
-    """The ledger of the versions: writes events, and returns what they come to."""
+    """Records events of versions, replays them, and detects tampering."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.study = StudyLedger(ledger, STUDY)
         self._stored = self._read_rows()
-        """The rows of the study in the ledger, as far as they were checked."""
+        """Rows of the study in the ledger, as last checked."""
         self._events = without_forgeries([_event(row) for row in self._stored.values()])
-        """The events that this process goes by."""
+        """Events that this process trusts."""
         self._head = ledger.head()
         self._file = self._identity()
         self._broken: BrokenLink | None = None
 
-    def story(self) -> VersionHistory:
-        return read(self._events)
+    def history(self) -> VersionHistory:
+        """Return the current state of all versions."""
+        return replay(self._events)
 
     def begin(self) -> str:
         """Check the chain before any code of an agent runs; call it once, before `check`.
 
         Returns:
-            What was recorded while code of an agent ran in an earlier process, and is not from there; empty: nothing.
+            Which events others wrote while code of an agent ran in an earlier process; empty if none.
 
         Raises:
-            LabError: The chain is broken, so what is compared with cannot be trusted.
+            LabError: The chain is broken, so earlier results cannot be trusted.
         """
         self._broken = self.ledger.first_broken_link()
         known = [event.data.get("broken") for event in self._events if event.kind == ALARM]
@@ -256,40 +257,43 @@ class VersionLedger:
             raise LabError(
                 f"the ledger is damaged, so versions cannot be compared with earlier ones: {self._broken.why}",
                 file=self.ledger.path,
-                hint="`looplab verify` shows more; restore the ledger from a backup",
+                hint="see `looplab verify`; restore the ledger from a backup",
             )
-        odd = out_of_place(self._events)
-        if not odd:
+        foreign = unexpected_events(self._events)
+        if not foreign:
             return ""
-        begun = [event.run for event in self._events if event.kind == "version begun" and event not in odd]
+        begun = [event.run for event in self._events if event.kind == "version begun" and event not in foreign]
         version = int((begun[-1] or "v0")[1:]) if begun else None
-        why = _not_from_here([(event.seq, event.kind, event.run) for event in odd])
-        self._events = [event for event in self._events if event not in odd]
+        why = _describe_foreign([(event.seq, event.kind, event.run) for event in foreign])
+        self._events = [event for event in self._events if event not in foreign]
         self._alarm(version, why)
         return why
 
-    def note(self, kind: str, version: int | None = None, **data: Any) -> None:
+    def record(self, kind: str, version: int | None = None, **data: Any) -> None:
+        """Record an event, of a version or (None) of the study."""
         with self._writing():
             self.ledger.record(kind, STUDY, None if version is None else f"v{version}", **data)
 
     def asked(self, call: str, **data: Any) -> None:
+        """Record the start of an agent's call."""
         with self._writing():
             self.study.asked_agent(call, **data)
 
     def answered(self, call: str, **data: Any) -> None:
+        """Record the end of an agent's call."""
         with self._writing():
             self.study.agent_answered(call, **data)
 
     def check(self, version: int) -> str:
-        """Compare the ledger with what this process knows of it; call it after code of an agent has run.
+        """Compare the ledger with the events held in memory; call it after code of an agent has run.
 
-        What is found is recorded as an alarm of the version, once, and the story continues as it is known here.
+        Tampering is recorded once, as an alarm of the version; the history continues from the events in memory.
 
         Returns:
-            What others did to the ledger; empty: nothing.
+            What others did to the ledger; empty if nothing.
 
         Raises:
-            LabError: The ledger is not the same file any more.
+            LabError: The ledger was replaced by another file.
         """
         if self._identity() != self._file:
             raise LabError(
@@ -300,7 +304,7 @@ class VersionLedger:
         rows = self._read_rows()
         foreign = [row for seq, row in rows.items() if seq not in self._stored]
         changed = [row for seq, row in self._stored.items() if seq not in rows or rows[seq][:-1] != row[:-1]]
-        found = [_not_from_here([(row[0], row[2], row[4]) for row in foreign])] if foreign else []
+        found = [_describe_foreign([(row[0], row[2], row[4]) for row in foreign])] if foreign else []
         if changed:
             named = ", ".join(
                 f"{row[0]} ({row[2]}{f' of {row[4]}' if row[4] else ''})" for row in changed[:FORGED_SHOWN]
@@ -324,11 +328,11 @@ class VersionLedger:
             for event in self._events
         ]
         self._head = self.ledger.head()
-        self.note(ALARM, version, why=why, known=known, broken=asdict(self._broken) if self._broken else None)
+        self.record(ALARM, version, why=why, known=known, broken=asdict(self._broken) if self._broken else None)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """A transaction whose events are from here."""
+        """Open a transaction and add its events to those in memory."""
         with self.ledger.write():
             last = self.ledger.head()[0]
             continues = self._hash_of(self._head[0]) == self._head[1]
@@ -336,7 +340,7 @@ class VersionLedger:
             written = self._read_rows(after=last)
             self._stored |= written
             self._events += map(_event, written.values())
-            if continues:  # else the chain was rewritten, which the next check must find
+            if continues:  # otherwise the chain was rewritten, which the next check must find
                 self._head = self.ledger.head()
 
     def _read_rows(self, after: int = 0) -> dict[int, tuple[Any, ...]]:
@@ -348,7 +352,7 @@ class VersionLedger:
         return row[0] if row else GENESIS
 
     def _identity(self) -> tuple[int, int] | None:
-        """Which file the ledger's path leads to; None: to no file."""
+        """Return device and inode of the ledger; None if there is no file."""
         try:
             status = os.stat(self.ledger.path)
         except OSError:
@@ -361,13 +365,13 @@ def _event(row: tuple[Any, ...]) -> Event:
     return Event(seq, at, kind, study, run, orjson.loads(data), digest)
 
 
-def _not_from_here(events: Sequence[tuple[int, str, str | None]]) -> str:
+def _describe_foreign(events: Sequence[tuple[int, str, str | None]]) -> str:
     named = ", ".join(f"{seq} ({kind}{f' of {run}' if run else ''})" for seq, kind, run in events[:FORGED_SHOWN])
-    return f"the ledger has events of versions that are not from here: {named}"
+    return f"the ledger has events of versions that looplab did not write: {named}"
 
 
-def told(findings: Sequence[GateFinding]) -> list[dict[str, Any]]:
-    """Findings as plain data; text that no UTF-8 can hold is mended."""
+def findings_to_json(findings: Sequence[GateFinding]) -> list[dict[str, Any]]:
+    """Return findings as plain data, with characters that UTF-8 cannot encode replaced."""
 
     def clean(text: str) -> str:
         return text.encode("utf-8", "replace").decode()

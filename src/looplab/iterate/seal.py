@@ -1,4 +1,4 @@
-"""Sealing files against change: read-only where that helps, hashes in any case."""
+"""Seal files: record their hashes and make them read-only."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from pathlib import Path
 
 from looplab.runs.folder import hash_file
 
-PASSED_OVER = "__pycache__"
-"""Python leaves these behind wherever it may; they say nothing about a version."""
+IGNORED = "__pycache__"
+"""Folders that are not sealed; Python writes them wherever it can."""
 
 
 def files_of(root: Path, paths: Iterable[str]) -> Iterator[Path]:
-    """Every file and link below these paths; links are not followed."""
+    """Yield every file and link below these paths; links are not followed."""
     for name in paths:
         path = root / name
         if path.is_dir() and not path.is_symlink():
             for folder, folders, files in os.walk(path):
                 for link in [entry for entry in folders if Path(folder, entry).is_symlink()]:
                     yield Path(folder, link)
-                folders[:] = sorted(entry for entry in folders if entry != PASSED_OVER)
+                folders[:] = sorted(entry for entry in folders if entry != IGNORED)
                 yield from (Path(folder, file) for file in sorted(files))
         elif path.exists() or path.is_symlink():
             yield path
 
 
 def seal(root: Path, paths: Iterable[str]) -> dict[str, str]:
-    """The hash of every file below these paths, by its path from the root."""
+    """Return the hash of every file below these paths, by its path relative to the root."""
     found = {}
     for path in files_of(root, paths):
         digest = f"link to {os.readlink(path)}" if path.is_symlink() else hash_file(path)
@@ -39,29 +39,29 @@ def seal(root: Path, paths: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def broken(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """What is not as it was sealed, in words."""
+def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Describe each file that was changed, removed or added since it was sealed."""
     found = [f"{name} was {'removed' if name not in now else 'changed'}"
              for name, digest in sorted(before.items()) if now.get(name) != digest]  # fmt: skip
     return found + [f"{name} was added" for name in sorted(set(now) - set(before))]
 
 
 def digest(seals: Mapping[str, str]) -> str:
-    """All of them in one."""
+    """Return one hash over all seals."""
     return hashlib.sha256(json.dumps(sorted(seals.items())).encode()).hexdigest()
 
 
 def make_read_only(root: Path, paths: Iterable[str]) -> None:
-    """Take the right to write from files and, in folders, to add any. It stops mistakes, not malice."""
+    """Remove write permission from files and folders. This stops mistakes, not malice."""
     for name in paths:
         path = root / name
         if path.is_dir() and not path.is_symlink():
             for folder, _, _ in os.walk(path, topdown=False):
-                _take_write(Path(folder))
+                _remove_write_permission(Path(folder))
         for file in files_of(root, [name]):
-            _take_write(file)
+            _remove_write_permission(file)
 
 
-def _take_write(path: Path) -> None:
+def _remove_write_permission(path: Path) -> None:
     if not path.is_symlink():
         path.chmod(path.stat().st_mode & ~(stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH))

@@ -1,4 +1,4 @@
-"""`iterate.yaml`, and the environment variables that override it. Every mistake is named with its line."""
+"""`iterate.yaml` and the environment variables that override it. Errors name file and line."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from looplab.errors import LabError
 from looplab.untrusted import real_path
 
 FILE = "iterate.yaml"
-PLACES = {"python", "version", "number", "scratch", "result", "lab"}
-"""What a command may have in braces."""
+VARIABLES = {"python", "version", "number", "scratch", "result", "lab"}
+"""Variables that commands may use in braces."""
 OVERRIDES = {
     "binary": ("LOOPLAB_AGENT_BIN", "CODEX_BIN"),
     "approval": ("LOOPLAB_APPROVAL_FLAGS", "CODEX_APPROVAL_FLAGS"),
@@ -29,137 +29,140 @@ OVERRIDES = {
     "experiments": ("LOOPLAB_EXPERIMENTS_ROOT", "EXPERIMENTS_ROOT"),
     "workdir": ("LOOPLAB_WORKDIR", "FISH_RL_WORKDIR"),
 }
-"""What each variable overrides; the first one that is set counts. Set to nothing, flags really are none."""
-ANYTHING = ("--dangerously-bypass-approvals-and-sandbox", "--yolo")
+"""Environment variables per setting; the first one that is set wins. An empty value means no flags."""
+UNSAFE_FLAGS = ("--dangerously-bypass-approvals-and-sandbox", "--yolo")
 Sandbox = Literal["read-only", "workspace-write", "danger-full-access"]
 SANDBOXES: dict[str, Sandbox] = {
     "read-only": "read-only", "workspace-write": "workspace-write", "danger-full-access": "danger-full-access",
 }  # fmt: skip
 
 
-def _known_places(command: list[str]) -> list[str]:
+def _check_variables(command: list[str]) -> list[str]:
     for word in command:
-        if word.startswith("{") and word.endswith("}") and word[1:-1] not in PLACES:
-            raise ValueError(f"{word} is not known; there are {', '.join(sorted(f'{{{p}}}' for p in PLACES))}")
+        if word.startswith("{") and word.endswith("}") and word[1:-1] not in VARIABLES:
+            raise ValueError(f"{word} is unknown; variables: {', '.join(sorted(f'{{{p}}}' for p in VARIABLES))}")
     return command
 
 
-Command = Annotated[list[str], Field(min_length=1), AfterValidator(_known_places)]
+Command = Annotated[list[str], Field(min_length=1), AfterValidator(_check_variables)]
 
 
 class Smoke(Section):
-    """A short training, to see that the version runs at all.
+    """A short training that shows whether the version runs.
 
-    It may write to the version's worktree, to `{scratch}` (which is also its TMPDIR), and nowhere else.
+    It may write only to the version's worktree and to `{scratch}`, which is also its TMPDIR.
     """
 
     command: Command
     timeout: Duration = 180.0
     writable: Texts = Field(default_factory=list)
-    """Further folders that it may write to, such as a cache; from the lab, or with `~`."""
+    """More folders that it may write to, such as a cache; relative to the lab, or with `~`."""
 
 
 class Evaluate(Section):
-    """The frozen evaluation: run from the lab's own tree, on what a version left in its folder."""
+    """The frozen evaluation: runs in the lab's own tree, on the folder of a version."""
 
     command: Command
     timeout: Duration = 600.0
     metric: str
-    """The key of its JSON result that counts; dots lead into objects."""
+    """Key of the metric in its JSON result; dots lead into objects."""
     values: str | None = None
-    """The key of the list of values, one an episode, in the same order for every version."""
+    """Key of the list of values, one per episode, in the same order for every version."""
     goal: Literal["max", "min"] = "max"
     declared: str = "artifacts/eval.json"
-    """Where a version may have written what it measured itself: only compared, never believed."""
+    """File in which a version may report its own result; compared, never used."""
 
 
 class Schedule(Section):
-    """What the training wanted to do over time, and what it did."""
+    """Declared schedules of the training, and the trace of their actual values."""
 
     declared: str
     trace: str
     strict: bool = False
-    """Whether a value that is never reached is an error, not a warning."""
+    """Whether a value that is never reached fails the version instead of a warning."""
 
 
 class VersionJudging(Section):
-    """How a version becomes the champion."""
+    """Test that a version must pass to become the champion."""
 
     alpha: float = Field(0.05, gt=0, lt=0.5)
-    """How likely any version at all may be promoted that is not better."""
+    """Probability that any version is promoted if none is better."""
     share: float = Field(0.15, gt=0, lt=1)
-    """The part of the alpha still left that the next version's test gets."""
+    """Share of the remaining alpha for the test of the next version."""
     replicates: int = Field(5, ge=2)
-    """Fewer episodes than this prove nothing."""
+    """Minimum number of episodes for a test."""
     min_effect: Annotated[Effect, BeforeValidator(parse_effect)] = Field(default_factory=Effect)
-    """What is too small to matter: `0.002`, or `0.5%` of the champion."""
+    """Smallest improvement that matters: `0.002`, or `0.5%` of the champion."""
 
 
 class VersionAgent(Section):
-    """Who writes the versions."""
+    """The agent that writes the versions."""
 
     cli: Literal["codex", "claude", "command"] = "codex"
     model: str | None = None
     binary: str | None = None
     command: list[str] = Field(default_factory=list)
-    """`command`: an argv; {prompt_file} is replaced, else the prompt comes on stdin."""
+    """Argv for `cli: command`; {prompt_file} is replaced, otherwise the prompt is passed on stdin."""
     wall: Duration = 7200.0
     tokens: int | None = Field(None, ge=1)
     usd: float | None = Field(None, gt=0)
-    """What one call may take."""
+    """Limits of one call: seconds, tokens, dollars; None: no limit."""
     retries: int = Field(5, ge=0)
-    """How often a call is repeated after a rate limit."""
+    """Number of retries of a call after a rate limit."""
     env: Texts = Field(default_factory=list)
-    """Names of variables that it gets, such as OPENAI_API_KEY."""
+    """Environment variables passed to it, such as OPENAI_API_KEY."""
     extra: Texts = Field(default_factory=list)
-    """Further arguments of its program."""
+    """More arguments of its program."""
     allowed_tools: Texts = Field(default_factory=lambda: ["Read", "Glob", "Grep", "Bash"])
-    """claude: tools that need no permission, beside edits in the worktree."""
+    """claude: tools that need no permission, in addition to edits in the worktree."""
     writable: Texts = Field(default_factory=list)
-    """Folders that it may write to beside the worktree; relative ones are in the lab."""
+    """Folders that it may write to in addition to the worktree; relative to the lab."""
     log_mb: int = Field(16, ge=1)
-    """Megabytes of what it prints that its log keeps: the first half and the last one."""
+    """Maximum size of its log in megabytes; the middle of longer output is dropped."""
     network: bool = False
     dangerous: bool = False
-    """Without a sandbox and without permissions."""
+    """Run without sandbox and permission checks."""
     price: PriceConfig | None = None
 
 
 class IterateConfig(Section):
+    """Content of `iterate.yaml`."""
+
     experiments: InLab = "experiments"
-    """The folder of the versions."""
+    """Folder of the versions."""
     frozen: TextsInLab = Field(default_factory=list)
-    """Files and folders outside of the agent's reach; this file is always one of them."""
+    """Files and folders that the agent must not change; `iterate.yaml` is always one of them."""
     sop: InLab = "SOP.md"
-    """The standard operating procedure that the agent reads first."""
+    """Standard operating procedure that the agent reads first."""
     sections: Texts = Field(default_factory=lambda: ["Plan", "Observations", "Runs", "Results", "Learning"])
-    """What `dev_vX.md` must have, each with some text."""
+    """Sections that `dev_vX.md` must have; none may be empty."""
     smoke: Smoke | None = None
     evaluate: Evaluate
     artifacts: Texts = Field(default_factory=list)
-    """Patterns below the version's folder; each must match a file that is not empty."""
+    """Patterns below the version's folder; each must match a non-empty file."""
     schedule: Schedule | None = None
     min_parallel_envs: int = Field(64, ge=1)
     agent: VersionAgent = Field(default_factory=VersionAgent)
     retries: int = Field(1, ge=0)
-    """How often the agent is asked again when a gate is not passed."""
+    """Number of times the agent may fix a version that does not pass a gate."""
     prompt: InLab | None = None
-    """The template of the prompt; looplab's own if not said."""
+    """Template of the prompt; default: looplab's own."""
     logs: str = "agent_runs"
+    """Folder for the logs of agents."""
     venv: bool = True
-    """Whether the convention of a `venv/` at the root holds."""
+    """Whether versions use the `venv/` at the root of the lab."""
     submit: bool = True
     """Whether the agent trains through `looplab submit`; needs a lab.yaml."""
     study: str | None = None
-    """`submit`: the study whose slots it uses, where the lab has several."""
+    """Study whose slots `submit` uses, if the lab has several."""
     push: bool = False
-    """Whether the lab's branch is pushed after each version."""
+    """Whether to push the lab's branch after each version."""
     judge: VersionJudging = Field(default_factory=VersionJudging)
 
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """What the environment says about the agent's program; None: nothing."""
+    """Settings of the agent's program from the environment; None: not set."""
 
     binary: str | None = None
     approval: tuple[str, ...] | None = None
@@ -167,40 +170,46 @@ class Flags:
 
 
 def override(name: str, environ: Mapping[str, str]) -> str | None:
-    """The value of the variable that overrides this setting; None if none is set."""
+    """Return the environment's value for a setting; None if no variable is set."""
     return next((environ[variable] for variable in OVERRIDES[name] if variable in environ), None)
 
 
-def find_folder(given: Path | None, environ: Mapping[str, str]) -> Path:
-    """The folder with the `iterate.yaml`: the one that is given, else as the environment says, else around here."""
-    named = override("workdir", environ)
-    start = (given or Path(named or ".")).resolve()
-    for folder in (start, *start.parents):
-        if (folder / FILE).exists():
-            return folder
-    raise LabError(f"no {FILE} in {start} or above", hint="make a lab with `looplab init fish`, or give --lab")
+def find_folder(folder: Path | None, environ: Mapping[str, str]) -> Path:
+    """Search upwards for `iterate.yaml`, from the folder, else the environment's, else here; return its folder."""
+    start = (folder or Path(override("workdir", environ) or ".")).resolve()
+    for candidate in (start, *start.parents):
+        if (candidate / FILE).exists():
+            return candidate
+    raise LabError(f"no {FILE} in {start} or above", hint="create a lab with `looplab init fish`, or pass --lab")
 
 
 def load(folder: Path, environ: Mapping[str, str] | None = None) -> IterateConfig:
+    """Read `iterate.yaml` and apply the overrides of the environment.
+
+    Raises:
+        LabError: The first error in the file or in a variable.
+    """
     environ = os.environ if environ is None else environ
     path = folder / FILE
     document = read_document(path)
     try:
         settings = IterateConfig.model_validate(document.plain(), context={"folder": folder})
     except ValidationError as error:
-        raise _wrong(document, error) from None
-    changed = {}
+        raise _lab_error(document, error) from None
+    overrides = {}
     if experiments := override("experiments", environ):
         inside = real_path(folder / experiments)
         if not inside.is_relative_to(folder.resolve()) or inside == folder.resolve():
-            raise LabError(f"EXPERIMENTS_ROOT={experiments} is no folder inside the lab {folder}")
-        changed["experiments"] = str(inside.relative_to(folder.resolve()))
+            raise LabError(f"EXPERIMENTS_ROOT={experiments} is not a folder inside the lab {folder}")
+        overrides["experiments"] = str(inside.relative_to(folder.resolve()))
     if logs := override("logs", environ):
-        changed["logs"] = logs
-    return settings.model_copy(update=changed)
+        overrides["logs"] = logs
+    return settings.model_copy(update=overrides)
 
 
 def read_flags(environ: Mapping[str, str]) -> Flags:
+    """Read the settings of the agent's program from the environment."""
+
     def words(name: str) -> tuple[str, ...] | None:
         text = override(name, environ)
         try:
@@ -212,7 +221,7 @@ def read_flags(environ: Mapping[str, str]) -> Flags:
 
 
 def make_spec(agent: VersionAgent, flags: Flags, extra: Sequence[str] = ()) -> AgentSpec:
-    """The agent to be asked. Without `--json` among its flags codex prints plain text, and is run as any command is."""
+    """Return the agent's spec. If its flags lack `--json`, codex prints plain text and is run like any command."""
     price = agent.price
     spec = AgentSpec(
         agent.cli, agent.model, agent.binary, tuple(agent.command), network=agent.network,
@@ -225,36 +234,38 @@ def make_spec(agent: VersionAgent, flags: Flags, extra: Sequence[str] = ()) -> A
     spec = replace(spec, binary=flags.binary or spec.binary)
     if agent.cli != "codex":
         return spec
-    spec = _approved(spec, flags.approval) if flags.approval is not None else spec
+    spec = _with_approval_flags(spec, flags.approval) if flags.approval is not None else spec
     if flags.json is None or "--json" in flags.json:
         more = tuple(flag for flag in flags.json or () if flag != "--json")
         return replace(spec, extra_args=(*more, *spec.extra_args))
     approval = flags.approval
     if approval is None:
-        approval = (ANYTHING[0],) if spec.dangerous else ("--sandbox", spec.sandbox)
+        approval = (UNSAFE_FLAGS[0],) if spec.dangerous else ("--sandbox", spec.sandbox)
     model = ("--model", spec.model) if spec.model else ()
     rest = (*approval, *flags.json, *model, *agent.extra, *extra, "-")
     command = (spec.binary or "codex", "exec", "--skip-git-repo-check", *rest)
     return replace(spec, cli="command", command=command, extra_args=(), confines_itself=True)
 
 
-def _approved(spec: AgentSpec, flags: tuple[str, ...]) -> AgentSpec:
-    """The approval flags of the environment, in our words; whoever sets them knows what they mean."""
+def _with_approval_flags(spec: AgentSpec, flags: tuple[str, ...]) -> AgentSpec:
+    """Translate codex's approval flags into the spec's settings."""
     rest: list[str] = []
     sandbox: Sandbox = "workspace-write"
     dangerous = False
     words = iter(flags)
     for word in words:
         name, equals, value = word.partition("=")
-        if word in ANYTHING:
+        if word in UNSAFE_FLAGS:
             dangerous = True
         elif name in ("--sandbox", "-s"):
             kind = value if equals else next(words, "")
             if kind not in SANDBOXES:
-                raise LabError(f"the approval flags ask for a sandbox {kind!r}", hint=f"one of {', '.join(SANDBOXES)}")
+                raise LabError(
+                    f"the approval flags name an unknown sandbox {kind!r}", hint=f"one of {', '.join(SANDBOXES)}"
+                )
             sandbox = SANDBOXES[kind]
             dangerous |= sandbox == "danger-full-access"
-        elif word != "--full-auto":  # an older word for what is our default
+        elif word != "--full-auto":  # an older name of our default
             rest.append(word)
     return replace(spec, sandbox=sandbox, dangerous=dangerous, extra_args=(*rest, *spec.extra_args))
 
@@ -263,23 +274,26 @@ def limits_of(agent: VersionAgent) -> Limits:
     return Limits(agent.wall, agent.tokens, agent.usd, retries=agent.retries, log_bytes=agent.log_mb << 20)
 
 
-def _wrong(document: Document, error: ValidationError) -> LabError:
-    """The first mistake, with its line."""
+def _lab_error(document: Document, error: ValidationError) -> LabError:
+    """Return the first error, with its line."""
     problem = error.errors()[0]
-    where = [part for part in problem["loc"] if isinstance(part, int) or "[" not in part]  # not pydantic's own words
+    where = [
+        part for part in problem["loc"] if isinstance(part, int) or "[" not in part
+    ]  # without pydantic's own labels
     line = next((n for end in range(len(where), 0, -1) if (n := document.line_of(tuple(where[:end])))), None)
     key = ".".join(map(str, where))
     if problem["type"] == "extra_forbidden":
         near = difflib.get_close_matches(str(where[-1]), _keys(where[:-1]), 1)
-        said = f"unknown key {key!r}" + (f", did you mean {near[0]!r}?" if near else "")
+        message = f"unknown key {key!r}" + (f", did you mean {near[0]!r}?" if near else "")
     elif problem["type"] == "missing":
-        said = f"{key!r} is missing"
+        message = f"{key!r} is missing"
     else:
-        said = f"{key}: {str(problem['msg']).removeprefix('Value error, ')}"
-    return LabError(said, file=document.path, line=line)
+        message = f"{key}: {str(problem['msg']).removeprefix('Value error, ')}"
+    return LabError(message, file=document.path, line=line)
 
 
 def _keys(where: Sequence[str | int]) -> list[str]:
+    """Return the known keys at a path of the config."""
     model: Any = IterateConfig
     for part in where:
         field = model.model_fields.get(str(part))

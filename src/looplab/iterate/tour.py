@@ -1,4 +1,4 @@
-"""`tour.html`: one page over all versions. It needs nothing else, runs no script, and shows foreign text as text."""
+"""`tour.html`: one self-contained page about all versions. It runs no script; untrusted text is escaped."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ PICTURES = {
     ".webp": "image/webp",
 }
 MAX_PICTURE = 2 << 20
+"""Bytes."""
 MAX_PICTURES = 6
-"""Of one version."""
+"""Per version."""
 MAX_TEXT = 400_000
-"""Bytes that are read of a document or a script."""
+"""Bytes read from a document or script."""
 MAX_DIFF = 300
-"""Lines of a difference that are shown."""
+"""Lines of a diff that are shown."""
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 760, 260, 64, 34, 14
 STYLE = """
 :root { --back: #f6f7f8; --card: #fff; --line: #e2e5e9; --text: #1c2228; --muted: #626d78; --accent: #c2500a;
@@ -51,24 +52,24 @@ svg text { fill: var(--muted); font-size: 11px; } .axis { stroke: var(--line); }
 
 
 @dataclass(frozen=True, slots=True)
-class KeptChange:
-    """How a script differs from the one of the version before."""
+class ScriptDiff:
+    """Diff of a script against the previous version's."""
 
     added: int
     removed: int
     lines: tuple[str, ...]
-    """The difference itself, its beginning if it is long."""
+    """The first lines of the diff."""
 
 
 def tour(lab: Path, settings: IterateConfig, versions: Sequence[VersionFacts]) -> str:
-    """The page."""
+    """Return the page as HTML."""
     policy = f"default-src 'none'; style-src 'sha256-{_sha(STYLE)}'; img-src data:; base-uri 'none'; form-action 'none'"
     metric, goal = settings.evaluate.metric, settings.evaluate.goal
     experiments = lab / settings.experiments
     parts = [_chart(versions, metric), _table(versions, metric)]
-    there = sorted(int(path.name[1:]) for path in experiments.glob("v*") if path.name[1:].isdigit())
+    existing = sorted(int(path.name[1:]) for path in experiments.glob("v*") if path.name[1:].isdigit())
     for facts in versions:
-        before = [number for number in there if number < facts.version]
+        before = [number for number in existing if number < facts.version]
         folder = experiments / f"v{facts.version}"
         parts.append(_version(facts, folder, experiments / f"v{before[-1]}" if before else None))
     return (
@@ -78,7 +79,7 @@ def tour(lab: Path, settings: IterateConfig, versions: Sequence[VersionFacts]) -
         f"<title>Versions of {escape(lab.name)}</title>\n<style>{STYLE}</style>\n</head>\n<body><main>\n"
         f"<h1>Versions of {escape(lab.name)}</h1>\n"
         f'<p class="muted">{escape(metric)} ({goal}) by the frozen evaluation, with 95 % intervals over its episodes. '
-        "What versions say of themselves is shown, and never counts.</p>\n"
+        "What versions report about themselves is shown, but never used.</p>\n"
         + "\n".join(parts)
         + "\n</main></body></html>\n"
     )
@@ -91,11 +92,11 @@ def _sha(text: str) -> str:
 def _chart(versions: Sequence[VersionFacts], metric: str) -> str:
     drawn = [facts for facts in versions if facts.value is not None]
     if not drawn:
-        return '<section><p class="muted">Nothing was measured yet.</p></section>'
+        return '<section><p class="muted">Nothing has been measured yet.</p></section>'
     ends = [end for facts in drawn for end in (facts.value, facts.low, facts.high) if end is not None]
     low, high = min(ends), max(ends)
-    room = (high - low or abs(high) or 1.0) * 0.08
-    low, high = low - room, high + room
+    margin = (high - low or abs(high) or 1.0) * 0.08
+    low, high = low - margin, high + margin
     first, last = versions[0].version, versions[-1].version
 
     def x(version: int) -> float:
@@ -119,9 +120,9 @@ def _chart(versions: Sequence[VersionFacts], metric: str) -> str:
         if facts.low is not None and facts.high is not None:
             ends_ = f'y1="{y(facts.low):.1f}" y2="{y(facts.high):.1f}"'
             marks.append(f'<line class="{kind}" x1="{at:.1f}" x2="{at:.1f}" {ends_} stroke-width="2"/>')
-        said = escape(f"v{facts.version}: {facts.value:.4g}, {verdict_of(facts)}")
+        label = escape(f"v{facts.version}: {facts.value:.4g}, {verdict_of(facts)}")
         marks.append(
-            f'<circle class="{kind}" cx="{at:.1f}" cy="{y(facts.value):.1f}" r="4"><title>{said}</title></circle>'
+            f'<circle class="{kind}" cx="{at:.1f}" cy="{y(facts.value):.1f}" r="4"><title>{label}</title></circle>'
         )
     picture = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{"".join(marks)}</svg>'
     return f"<section><h2>{escape(metric)} by version</h2>{picture}</section>"
@@ -152,11 +153,11 @@ def _version(facts: VersionFacts, folder: Path, before: Path | None) -> str:
     verdict = verdict_of(facts)
     shown = "" if verdict == "-" else f' <span class="{escape(verdict)}">{escape(verdict)}</span>'
     parts = [f'<h2 id="{name}">{name}{shown}</h2>']
-    said = str(facts.ruling.get("why") or facts.why)
+    reason = str(facts.ruling.get("why") or facts.why)
     where = " ".join(filter(None, (facts.branch, facts.commit[:10])))
-    parts.append(f'<p>{escape(said)} <span class="muted">{escape(where)}</span></p>')
+    parts.append(f'<p>{escape(reason)} <span class="muted">{escape(where)}</span></p>')
     if facts.reasons:
-        parts.append(f"<h3>What the gates said</h3><pre>{escape(chr(10).join(facts.reasons))}</pre>")
+        parts.append(f"<h3>Findings of the gates</h3><pre>{escape(chr(10).join(facts.reasons))}</pre>")
     change = compare(before / "train.py", folder / "train.py") if before is not None and folder.is_dir() else None
     if change is not None and before is not None:
         parts.append(_change(change, before.name))
@@ -167,28 +168,28 @@ def _version(facts: VersionFacts, folder: Path, before: Path | None) -> str:
     return f"<section>{''.join(parts)}</section>"
 
 
-def compare(old: Path, new: Path) -> KeptChange | None:
-    """The difference between two scripts; None where one is missing."""
+def compare(old: Path, new: Path) -> ScriptDiff | None:
+    """Return the diff of two scripts; None if one is missing."""
     if not old.is_file() or not new.is_file():
         return None
     before, after = (text_of(path, MAX_TEXT).splitlines() for path in (old, new))
     diff = list(difflib.unified_diff(before, after, lineterm="", n=2))[2:]
     added, removed = (sum(line.startswith(sign) for line in diff) for sign in "+-")
-    return KeptChange(added, removed, tuple(diff[:MAX_DIFF]))
+    return ScriptDiff(added, removed, tuple(diff[:MAX_DIFF]))
 
 
-def _change(change: KeptChange, before: str) -> str:
+def _change(change: ScriptDiff, before: str) -> str:
     kinds = {"+": "add", "-": "del"}
     lines = (
         f'<span class="{kinds[line[0]]}">{escape(line)}</span>' if line[:1] in kinds else escape(line)
         for line in change.lines
     )
-    said = f"train.py against {escape(before)}: +{change.added} −{change.removed} lines"
-    return f"<h3>What changed</h3><details><summary>{said}</summary><pre>{chr(10).join(lines)}</pre></details>"
+    summary = f"train.py against {escape(before)}: +{change.added} −{change.removed} lines"
+    return f"<h3>What changed</h3><details><summary>{summary}</summary><pre>{chr(10).join(lines)}</pre></details>"
 
 
 def _pictures(folder: Path) -> list[str]:
-    """Plots and short films, inside the page."""
+    """Return plots and animations as inline images."""
     found = [path for name in ("plots", "media") for path in sorted((folder / "artifacts" / name).rglob("*"))]
     shown: list[str] = []
     for path in found:

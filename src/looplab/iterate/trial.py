@@ -1,4 +1,4 @@
-"""Running one of the lab's commands on a version: with a time limit, and so that nothing of it stays behind."""
+"""Run one of the lab's commands on a version, with a timeout, and kill every process that it started."""
 
 from __future__ import annotations
 
@@ -17,33 +17,34 @@ from looplab.errors import LabError
 from looplab.launch.command import find_program
 from looplab.runs.redact import redact_text
 
-ALSO_PASSED_ON = ("PYTHONPATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MPLBACKEND")
+MORE_VARIABLES = ("PYTHONPATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MPLBACKEND")
 GRACE_S = 5.0
-KEPT_LINES = 40
-"""How many of its last lines are told."""
+"""Seconds between SIGTERM and SIGKILL."""
+TAIL_LINES = 40
+"""Lines of output in the outcome."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialOutcome:
-    """How a command ended."""
+    """Outcome of a command."""
 
     ok: bool
     why: str
     """Why it is not ok; empty if it is."""
     tail: str
-    """The last lines that it printed."""
+    """Its last lines of output."""
 
 
-def fill(command: Sequence[str], places: Mapping[str, str | Path]) -> list[str]:
-    """The command with its places in braces filled in."""
+def fill_command(command: Sequence[str], variables: Mapping[str, str | Path]) -> list[str]:
+    """Replace `{name}` in each word by the variable of that name."""
     filled = list(command)
-    for name, value in places.items():
+    for name, value in variables.items():
         filled = [word.replace(f"{{{name}}}", str(value)) for word in filled]
     return filled
 
 
 def python_of(lab: Path, venv: bool) -> str:
-    """The interpreter of versions: the lab's own `venv` where there is one."""
+    """Return the Python that runs versions: that of the lab's `venv` if it exists, else looplab's."""
     own = lab / "venv" / "bin" / "python"
     return str(own) if venv and own.exists() else sys.executable
 
@@ -51,12 +52,16 @@ def python_of(lab: Path, venv: bool) -> str:
 def run(
     argv: Sequence[str], cwd: Path, log: Path, timeout: float, writable: Sequence[Path] | None = None
 ) -> TrialOutcome:
-    """Run it to its end or its time limit; all that it started ends with it, and with looplab. No secrets reach it.
+    """Run a command until it exits or times out. Its processes end with it, and with looplab; it sees no secrets.
 
     Args:
-        writable: The folders that it may write to, the one for temporary files first; None: it is not confined.
+        argv: The command.
+        cwd: Its working directory.
+        log: File for its output.
+        timeout: Seconds.
+        writable: Folders that it may write to, the one for temporary files first; None: it is not confined.
     """
-    env = {name: os.environ[name] for name in (*PASSED_ON, *ALSO_PASSED_ON) if name in os.environ}
+    env = {name: os.environ[name] for name in (*PASSED_ON, *MORE_VARIABLES) if name in os.environ}
     env |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1", MARK: str(log)}
     try:
         program = find_program(argv[0], cwd, env)
@@ -66,19 +71,19 @@ def run(
     if writable is not None:
         env["TMPDIR"] = str(writable[0])
         command = confine.confined(command, writable)
-    kill_marked(str(log))  # of a looplab that was killed a moment ago
-    tail: deque[str] = deque(maxlen=KEPT_LINES)
+    kill_marked(str(log))  # left over from a looplab that was killed
+    tail: deque[str] = deque(maxlen=TAIL_LINES)
     deadline = time.monotonic() + timeout
-    late = False
+    timed_out = False
 
     def watch() -> None:
-        nonlocal late
+        nonlocal timed_out
         if not process.ending and time.monotonic() > deadline:
-            late = True
+            timed_out = True
             process.end()
 
     log.parent.mkdir(parents=True, exist_ok=True)
-    log.unlink(missing_ok=True)  # an agent that can write here may have put a link to a file elsewhere
+    log.unlink(missing_ok=True)  # an agent that can write here may have replaced it by a link
     with (
         log.open("x", encoding="utf-8", errors="replace") as file,
         AgentProcess(command, env, cwd, GRACE_S) as process,
@@ -87,7 +92,7 @@ def run(
             tail.append(redact_text(line))
             file.write(tail[-1] + "\n")
     why = ""
-    if late:
+    if timed_out:
         why = f"it took longer than {timeout:g} s"
     elif process.error:
         why = f"it could not be started: {process.error}"

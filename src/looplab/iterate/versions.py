@@ -1,8 +1,8 @@
-"""Driving the agent from version to version: prepare, ask, verify, check, measure, judge, merge; then the next one.
+"""Drive the agent from version to version: prepare, ask, check, measure, judge, merge.
 
-Every step is in the ledger before and after it is done. Killed at any moment and started again with the same command,
-it goes on with the step that was under way: an agent that had answered is not asked again, what was measured is not
-measured again, and a failed attempt is kept as a branch.
+Every step is recorded in the ledger before and after it is done. If the process is killed, the same command continues
+with the unfinished step: an agent that has answered is not asked again, a measured version is not measured again, and a
+failed attempt is kept as a branch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from looplab.agents.base import AgentEvent, AgentSession, AgentSpec, Answer, Command, Limits, Message, Trouble
+from looplab.agents.base import AgentEvent, AgentSpec, Answer, Command, Limits, Message, Trouble
 from looplab.agents.confine import landlock_version
 from looplab.agents.log import read_end
 from looplab.agents.process import kill_marked
@@ -26,7 +26,7 @@ from looplab.errors import LabError
 from looplab.iterate import gates, prompt, seal, trial
 from looplab.iterate.gates import GateFinding, Measured
 from looplab.iterate.git import Repo, Worktree
-from looplab.iterate.record import Attempt, Call, VersionHistory, VersionLedger, told
+from looplab.iterate.record import Attempt, Call, VersionHistory, VersionLedger, findings_to_json
 from looplab.iterate.settings import FILE, IterateConfig
 from looplab.iterate.verdict import interval, judge
 from looplab.judge.base import Verdict
@@ -38,29 +38,31 @@ from looplab.untrusted import real_path
 
 HOME = ".looplab/iterate"
 RESULT = "evaluation.json"
-"""In a version's folder: what the frozen evaluation measured, and the verdict."""
+"""File in a version's folder with the result of the frozen evaluation and the verdict."""
 SHOWN = 160
+"""Characters of an agent's message that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class IterateOptions:
-    """What the command line says."""
+    """Options of the command line."""
 
     retries: int
-    """How often the agent is asked again when a gate is not passed."""
+    """Number of times the agent may fix a version that does not pass a gate."""
     continue_on_failure: bool = False
+    """Whether to go to the next version after a failed one."""
 
 
 class Iteration:
-    """The versions of one lab. `tell` gets a line for people at every step."""
+    """The versions of one lab. `tell` receives a line of progress at every step."""
 
     def __init__(
-        self, lab: Path, settings: IterateConfig, book: VersionLedger, spec: AgentSpec, limits: Limits,
+        self, lab: Path, settings: IterateConfig, ledger: VersionLedger, spec: AgentSpec, limits: Limits,
         options: IterateOptions, tell: Callable[[str], None],
     ) -> None:  # fmt: skip
         self.lab = lab.resolve()
         self.settings = settings
-        self.book = book
+        self.ledger = ledger
         self.spec = spec
         self.limits = limits
         self.options = options
@@ -69,30 +71,30 @@ class Iteration:
         self._push_settings = self.repo.push_settings() if settings.push else ""
         self.logs = self.lab / settings.logs
         self.python = trial.python_of(self.lab, settings.venv)
-        self.frozen = list(dict.fromkeys([*settings.frozen, FILE, *(["lab.yaml"] if self._here("lab.yaml") else [])]))
+        self.frozen = list(dict.fromkeys([*settings.frozen, FILE, *(["lab.yaml"] if self._exists("lab.yaml") else [])]))
 
-    def _here(self, name: str) -> bool:
+    def _exists(self, name: str) -> bool:
         return (self.lab / name).exists()
 
     def check(self) -> None:
-        """What can be wrong before anything is started."""
+        """Raise LabError for problems that can be found before anything starts; warn if code is not confined."""
         check_spec(self.spec, self.limits)
         find_program(self.spec, os.environ.get("PATH"))
         for name in (*self.settings.frozen, self.settings.sop):
-            if not self._here(name):
+            if not self._exists(name):
                 raise LabError(f"{name} is not in the lab", file=self.lab / FILE, hint="see frozen and sop")
 
-        ledger = self.lab / ".looplab"
+        state = self.lab / ".looplab"
         for path in self._smoke_writable():
             if not path.is_dir():
                 raise LabError(f"smoke.writable: there is no folder {path}", file=self.lab / FILE)
-            if ledger.is_relative_to(path) or path.is_relative_to(ledger):
-                raise LabError(f"smoke.writable: {path} has the ledger in it", file=self.lab / FILE)
+            if state.is_relative_to(path) or path.is_relative_to(state):
+                raise LabError(f"smoke.writable: {path} contains the ledger", file=self.lab / FILE)
         if warning := confinement_of(self.spec).warning:
             self.tell(f"WARNING: {warning}")
         if self.settings.smoke and not landlock_version():
-            self.tell("WARNING: without Landlock in the kernel, smoke runs of versions are NOT confined. Code that "
-                      "the agent wrote can change any file of yours, the ledger included")  # fmt: skip
+            self.tell("WARNING: the kernel has no Landlock, so smoke runs of versions are NOT confined. Code that "
+                      "the agent wrote can change any of your files, including the ledger")  # fmt: skip
 
     def _smoke_writable(self) -> list[Path]:
         named = self.settings.smoke.writable if self.settings.smoke else []
@@ -101,36 +103,36 @@ class Iteration:
     # -- a range of versions
 
     def run(self, start: int, end: int) -> bool:
-        """All versions of the range, in their order; False if one failed."""
+        """Run all versions of the range in order; return False if one failed."""
         self.check()
-        if forged := self.book.begin():
+        if forged := self.ledger.begin():
             self.tell(f"ALARM: {forged}")
-        story = self.book.story()
-        if story.range is None or story.range[:2] != (start, end):
-            self.book.note("iterate began", start=start, end=end)
-            story = self.book.story()
-        assert story.range is not None
-        since = story.range[2]
-        well = True
+        history = self.ledger.history()
+        if history.range is None or history.range[:2] != (start, end):
+            self.ledger.record("iterate began", start=start, end=end)
+            history = self.ledger.history()
+        assert history.range is not None
+        since = history.range[2]
+        ok = True
         for number in range(start, end + 1):
-            last = self.book.story().last(number)
+            last = self.ledger.history().last(number)
             if last is not None and last.end == "merged":
-                self.tell(f"v{number} is there already ({last.branch})")
+                self.tell(f"v{number} exists already ({last.branch})")
                 continue
             if last is None or last.end is None or last.ended < since:
                 last = self._version(number)
             if last.end != "merged":
-                well = False
+                ok = False
                 self.tell(f"v{number} {last.end}: {last.why.splitlines()[0]} (kept as {last.branch})")
                 if not self.options.continue_on_failure:
                     break
-        self.book.note("iterate ended", ok=well)
-        return well
+        self.ledger.record("iterate ended", ok=ok)
+        return ok
 
     # -- one version
 
     def _version(self, number: int) -> Attempt:
-        """One attempt at a version, from wherever it stands to its end."""
+        """Run one attempt at a version, from its current step to its end."""
         attempt = self._attempt(number)
         while attempt.end is None:
             self._step(attempt)
@@ -138,28 +140,30 @@ class Iteration:
         return attempt
 
     def _attempt(self, number: int) -> Attempt:
-        """The attempt that is under way or has just ended; a new one if there is none."""
-        story = self.book.story()
-        last = story.last(number)
-        since = story.range[2] if story.range else 0
+        """Return the attempt that is in progress or has just ended; start one if there is none."""
+        history = self.ledger.history()
+        last = history.last(number)
+        since = history.range[2] if history.range else 0
         if last is not None and (last.end is None or last.ended > since):
             return last
         if (self.lab / self.settings.experiments / f"v{number}").exists():
-            hint = "begin after it, or remove it"
-            raise LabError(f"{self.settings.experiments}/v{number} is there already, and not from here", hint=hint)
-        self._ready(number)
+            hint = "start after it, or remove it"
+            raise LabError(
+                f"{self.settings.experiments}/v{number} exists already, and looplab did not create it", hint=hint
+            )
+        self._check_committed(number)
         n = last.n + 1 if last else 1
         while self.repo.commit_of(branch := f"looplab/v{number}" + (f"-try{n}" if n > 1 else "")):
             n += 1
-        self.book.note(
+        self.ledger.record(
             "version begun", number, attempt=n, branch=branch, base=self.repo.head(), onto=self.repo.branch()
         )
-        found = self.book.story().last(number)
+        found = self.ledger.history().last(number)
         assert found is not None
         return found
 
     def _step(self, attempt: Attempt) -> None:
-        """The next step of an attempt."""
+        """Do the next step of an attempt."""
         if attempt.prepared is None:
             self._prepare(attempt)
             return
@@ -192,44 +196,44 @@ class Iteration:
     def _tree(self, number: int) -> Path:
         return self.lab / HOME / f"v{number}"
 
-    def _others(self, lab: Path, number: int) -> list[str]:
-        """The folders of all other versions."""
+    def _other_versions(self, lab: Path, number: int) -> list[str]:
+        """Return the folders of all other versions."""
         found = (lab / self.settings.experiments).glob("v[0-9]*")
         return sorted(str(path.relative_to(lab)) for path in found if path.name != f"v{number}")
 
     def previous(self, number: int) -> int | None:
-        """The newest version before this one that is there."""
-        there = [int(p.name[1:]) for p in (self.lab / self.settings.experiments).glob("v*") if p.name[1:].isdigit()]
-        return max((n for n in there if n < number), default=None)
+        """Return the newest existing version before this one."""
+        existing = [int(p.name[1:]) for p in (self.lab / self.settings.experiments).glob("v*") if p.name[1:].isdigit()]
+        return max((n for n in existing if n < number), default=None)
 
-    def _ready(self, number: int) -> None:
-        """Whether a worktree would have all that it needs."""
+    def _check_committed(self, number: int) -> None:
+        """Raise LabError if files that the worktree needs are not committed."""
         unsaved = self.repo.unsaved([*self.frozen, self.settings.experiments])
         if unsaved:
-            hint = "git add and git commit it, or have git ignore it; then give the same command again"
+            hint = "git add and git commit it, or let git ignore it; then repeat the command"
             raise LabError(f"not committed, so the worktree of v{number} would not have it: {unsaved[0]}", hint=hint)
 
     def _prepare(self, attempt: Attempt) -> None:
         number = attempt.version
         self._baseline(number)
-        self._ready(number)
+        self._check_committed(number)
         base = self.repo.head()
-        self.book.note("version preparing", number)
+        self.ledger.record("version preparing", number)
         tree = self.repo.add_tree(self._tree(number), attempt.branch, base)
         if not (tree.lab / FILE).exists():
             raise LabError(f"{FILE} is not in git", file=self.lab / FILE, hint="git add and git commit the lab")
-        self._bring_artifacts(tree, number)
-        if self.settings.venv and self._here("venv") and not (tree.lab / "venv").exists():
+        self._copy_artifacts(tree, number)
+        if self.settings.venv and self._exists("venv") and not (tree.lab / "venv").exists():
             (tree.lab / "venv").symlink_to(self.lab / "venv")
         for name in prompt.ARTIFACTS:
             folder = tree.lab / self.settings.experiments / f"v{number}" / "artifacts" / name
             folder.mkdir(parents=True, exist_ok=True)
             (folder / ".gitkeep").touch()
-        paths = [*self.frozen, *self._others(tree.lab, number)]
+        paths = [*self.frozen, *self._other_versions(tree.lab, number)]
         seals = seal.seal(tree.lab, paths)
         seal.make_read_only(tree.lab, paths)
-        write_atomic(self._seals(number), dump_json(seals))
-        self.book.note(
+        write_atomic(self._seals_path(number), dump_json(seals))
+        self.ledger.record(
             "version prepared", number, base=base, seals=seal.digest(seals), sealed=len(seals),
             frozen=seal.digest(seal.seal(self.lab, self.settings.frozen)), champion=self._seal_champion(),
         )  # fmt: skip
@@ -238,17 +242,17 @@ class Iteration:
         )
 
     def _seal_champion(self) -> str:
-        """A digest of the champion's files in the lab, by which it may be measured again; empty if there is none."""
-        champion = self.book.story().champion
+        """Return a hash of the champion's files in the lab, which may be measured again; empty if there is none."""
+        champion = self.ledger.history().champion
         folder = f"{self.settings.experiments}/v{champion}"
-        return seal.digest(seal.seal(self.lab, [folder])) if champion is not None and self._here(folder) else ""
+        return seal.digest(seal.seal(self.lab, [folder])) if champion is not None and self._exists(folder) else ""
 
-    def _seals(self, number: int) -> Path:
+    def _seals_path(self, number: int) -> Path:
         return self.lab / HOME / f"v{number}.seals.json"
 
-    def _bring_artifacts(self, tree: Worktree, number: int) -> None:
-        """What git ignores (checkpoints, say) of the version before and of the champion, as copies."""
-        for version in {self.previous(number), self.book.story().champion} - {None}:
+    def _copy_artifacts(self, tree: Worktree, number: int) -> None:
+        """Copy files that git ignores, such as checkpoints, of the previous version and of the champion."""
+        for version in {self.previous(number), self.ledger.history().champion} - {None}:
             source = self.lab / self.settings.experiments / f"v{version}"
             target = tree.lab / self.settings.experiments / f"v{version}"
             for path in seal.files_of(source, ["."]):
@@ -260,45 +264,45 @@ class Iteration:
 
     def _ask(self, attempt: Attempt, ask: int) -> None:
         number = attempt.version
-        tree = self._tree(number) / self.repo.below
+        tree = self._tree(number) / self.repo.prefix
         earlier = attempt.calls[-1] if attempt.calls else None
         session = None
         text: list[str] = []
         if earlier is not None and earlier.ok and earlier.session and earlier.cli == self.spec.cli:
-            session = AgentSession(earlier.session)  # it knows what it was asked
+            session = AgentSession(earlier.session)  # it remembers the task
         else:
-            text.append(prompt.make(self.settings, number, self.previous(number), self.lab, self._trains_here()))
+            text.append(prompt.make(self.settings, number, self.previous(number), self.lab, self._uses_submit()))
         if ask > 1:
-            text.append(prompt.refused(attempt.findings[ask - 1], number))
+            text.append(prompt.make_retry(attempt.findings[ask - 1], number))
         if earlier is not None and earlier.interrupted:
             text.append(prompt.INTERRUPTED)
         log = new_log(self.logs, number)
-        again = f" again ({ask - 1} of {self.options.retries})" if ask > 1 else ""
-        self.tell(f"v{number}: {self.spec.cli} is asked{again}; log {os.path.relpath(log, self.lab)}")
-        self.book.asked(log.stem, version=number, ask=ask, log=str(log), cli=self.spec.cli, n=1, attempt=attempt.n,
+        retry = f" again (retry {ask - 1} of {self.options.retries})" if ask > 1 else ""
+        self.tell(f"v{number}: asking {self.spec.cli}{retry}; log {os.path.relpath(log, self.lab)}")
+        self.ledger.asked(log.stem, version=number, ask=ask, log=str(log), cli=self.spec.cli, n=1, attempt=attempt.n,
                         parent=None)  # fmt: skip
-        self._serve_submits()
+        self._ensure_engine()
         answer = run_agent(
-            self._with_slots(), "\n\n".join(text), cwd=tree, log=log, limits=self.limits, resume=session,
+            self._spec_with_ledger(), "\n\n".join(text), cwd=tree, log=log, limits=self.limits, resume=session,
             on_event=self._show,
         )  # fmt: skip
         self._answered(log.stem, answer)
 
-    def _trains_here(self) -> bool:
-        return self.settings.submit and self._here("lab.yaml")
+    def _uses_submit(self) -> bool:
+        return self.settings.submit and self._exists("lab.yaml")
 
-    def _serve_submits(self) -> None:
-        """Have an engine at work for what the agent submits. It is not the agent's own: that would end with it."""
-        if not self._trains_here():
+    def _ensure_engine(self) -> None:
+        """Start an engine for what the agent submits. It is not a child of the agent, since it would end with it."""
+        if not self._uses_submit():
             return
         study = load_lab(self.lab).study(self.settings.study).name
         if engine_pid(self.lab, study + JOBS_SUFFIX) is None:
             start_engine(self.lab, study, owner_pid=os.getpid())
 
-    def _with_slots(self) -> AgentSpec:
-        """The agent in its sandbox must reach the ledger, through which `looplab submit` speaks with the lab."""
+    def _spec_with_ledger(self) -> AgentSpec:
+        """Return the spec with write access to the ledger, through which `looplab submit` reaches the lab."""
         named = [str(self.lab / Path(name).expanduser()) for name in self.spec.writable]
-        ledger = [str(self.lab / ".looplab")] if self._trains_here() else []
+        ledger = [str(self.lab / ".looplab")] if self._uses_submit() else []
         return replace(self.spec, writable=(*ledger, *named))
 
     def _show(self, event: AgentEvent) -> None:
@@ -311,70 +315,72 @@ class Iteration:
 
     def _answered(self, call: str, answer: Answer) -> None:
         usage = {key: value for key, value in asdict(answer.usage).items() if key not in ("scope", "message")}
-        self.book.answered(
+        self.ledger.answered(
             call, ok=answer.ok, why=answer.why, usage=usage, seconds=round(answer.seconds, 3),
             attempts=answer.attempts, session=answer.session.id if answer.session else None,
         )  # fmt: skip
 
     def _recover(self, call: Call) -> None:
-        """A call that was under way when looplab ended: its answer counts, if it came to its end."""
+        """Record a call that was running when looplab ended: with its answer if it finished, else as interrupted."""
         log = Path(call.log)
         answer = read_end(log)
         if answer is not None:
             self._answered(call.id, answer)
             return
-        kill_marked(str(log))  # it ends with looplab, but may take its time; two must not write in one worktree
-        self.tell(f"the agent had not ended when looplab did; it is asked to go on (log {log.name})")
+        kill_marked(str(log))  # it ends with looplab, but not at once; two must not write to one worktree
+        self.tell(f"the agent had not finished when looplab ended; asking it to continue (log {log.name})")
         why = "looplab ended before it had answered"
-        self.book.answered(call.id, ok=False, why=why, usage={}, interrupted=True)
+        self.ledger.answered(call.id, ok=False, why=why, usage={}, interrupted=True)
 
     # -- checking
 
     def _check(self, attempt: Attempt) -> None:
         number, ask = attempt.version, attempt.ask
         call = attempt.calls[-1]
-        self.book.note("version checking", number, ask=ask)
+        self.ledger.record("version checking", number, ask=ask)
         tree = self.repo.tree(self._tree(number))
         void = self._tampered(attempt, tree)
-        findings = [] if void else [GateFinding(call.ok, "agent", call.why or "it ended well")]
+        findings = [] if void else [GateFinding(call.ok, "agent", call.why or "it succeeded")]
         if call.ok and not void:
             findings += self._gates(attempt, tree)
-            void = self._tampered(attempt, tree)  # the smoke run is code of the agent's, too
+            void = self._tampered(attempt, tree)  # the smoke run is the agent's code, too
         if not void and not any(finding.stops for finding in findings):
             findings += self._measure(attempt, tree, ask)
-            void = self._tampered(attempt, tree)  # and so may be what the evaluation loads
+            void = self._tampered(attempt, tree)  # and the evaluation may load it
         if void:
             findings.append(GateFinding(False, "frozen", void))
         for finding in findings:
             if not finding.ok:
                 self.tell(f"v{number}: {'warning: ' if finding.warning else ''}{finding.what}: {_short(finding.why)}")
-        self.book.note("version checked", number, ask=ask, findings=told(findings), void=void)
+        self.ledger.record("version checked", number, ask=ask, findings=findings_to_json(findings), void=void)
 
     def _tampered(self, attempt: Attempt, tree: Worktree) -> str:
-        """What was changed that must not change; empty if nothing was."""
+        """Return what was changed that must not change; empty if nothing was."""
         assert attempt.prepared is not None
         try:
-            before = json.loads(self._seals(attempt.version).read_text())
+            before = json.loads(self._seals_path(attempt.version).read_text())
         except (OSError, ValueError):
             before = {}
-        if forged := self._forged(attempt.version):
+        if forged := self._check_ledger(attempt.version):
             return forged
         if seal.digest(before) != attempt.prepared["seals"]:
-            return "the list of sealed files is not the one that was made"
-        now = seal.seal(tree.lab, [*self.frozen, *self._others(tree.lab, attempt.version)])
-        found = seal.broken(before, now)
+            return "the list of sealed files was changed"
+        now = seal.seal(tree.lab, [*self.frozen, *self._other_versions(tree.lab, attempt.version)])
+        found = seal.changes(before, now)
         if not found and seal.digest(seal.seal(self.lab, self.settings.frozen)) != attempt.prepared["frozen"]:
-            found = ["a frozen file of the lab itself was changed meanwhile"]
+            found = ["a frozen file of the lab itself was changed"]
         if not found and attempt.prepared.get("champion", "") not in ("", self._seal_champion()):
-            found = ["the champion's folder in the lab itself was changed meanwhile"]
+            found = ["the champion's folder in the lab itself was changed"]
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
         return "; ".join(found[:5]) + more
 
-    def _forged(self, number: int) -> str:
-        """What code of the version did to the ledger, in this attempt; empty: nothing."""
-        if found := self.book.check(number):
-            self.tell(f"ALARM: v{number}: {found}. Values from before are compared; `looplab verify` shows the ledger")
-        attempt = self.book.story().last(number)
+    def _check_ledger(self, number: int) -> str:
+        """Return how code of the version tampered with the ledger in this attempt; empty if it did not."""
+        if found := self.ledger.check(number):
+            self.tell(
+                f"ALARM: v{number}: {found}. Versions are compared with the values from before; see `looplab verify`"
+            )
+        attempt = self.ledger.history().last(number)
         return attempt.forged if attempt is not None else ""
 
     def _gates(self, attempt: Attempt, tree: Worktree) -> list[GateFinding]:
@@ -386,19 +392,19 @@ class Iteration:
         if settings.schedule:
             found += gates.check_schedule(version, settings.schedule)
         if settings.smoke:
-            places = self._places(version, number)
+            variables = self._variables(version, number)
             if settings.venv and (tree.lab / "venv").exists():
-                places["python"] = trial.python_of(tree.lab, True)  # the lab's own, or one that the agent has made
+                variables["python"] = trial.python_of(tree.lab, True)  # the lab's, or one that the agent created
             log = self.lab / HOME / f"v{number}.smoke.log"
             writable = [tree.path, *self._smoke_writable()] if landlock_version() else None
-            found.append(gates.check_smoke(settings.smoke, places, tree.lab, log, writable))
+            found.append(gates.check_smoke(settings.smoke, variables, tree.lab, log, writable))
         return found
 
-    def _places(self, version: Path, number: int) -> dict[str, str | Path]:
+    def _variables(self, version: Path, number: int) -> dict[str, str | Path]:
         return {"python": self.python, "version": version, "number": str(number), "lab": self.lab}
 
     def _measure(self, attempt: Attempt, tree: Worktree, ask: int) -> list[GateFinding]:
-        """The frozen evaluation of what is in the worktree; done once for each ask."""
+        """Run the frozen evaluation on the worktree, once per request."""
         number = attempt.version
         version = tree.lab / self.settings.experiments / f"v{number}"
         if attempt.measured_ask == ask and attempt.measured is not None:
@@ -407,80 +413,82 @@ class Iteration:
             measured = self._evaluate(number, version, ask)
         if isinstance(measured, GateFinding):
             return [measured]
-        said = f"{self.settings.evaluate.metric} {measured.value:g}, measured by the frozen evaluation"
+        result = f"{self.settings.evaluate.metric} {measured.value:g}, measured by the frozen evaluation"
         return [
-            GateFinding(True, "evaluation", said),
+            GateFinding(True, "evaluation", result),
             *gates.compare_declared(version, self.settings.evaluate, measured),
         ]
 
     # -- measuring and judging
 
     def fingerprint(self) -> str:
-        """What measures: numbers of another evaluation cannot be compared."""
+        """Return a hash of the evaluation; results of different evaluations cannot be compared."""
         evaluation = self.settings.evaluate
         how = canonical_json([evaluation.command, evaluation.metric, evaluation.values]).decode()
         return seal.digest({**seal.seal(self.lab, self.settings.frozen), "": how})[:16]
 
     def _evaluate(self, number: int, version: Path, ask: int | None) -> Measured | GateFinding:
-        self.book.note("version measuring", number, ask=ask)
+        self.ledger.record("version measuring", number, ask=ask)
         log = self.lab / HOME / f"v{number}.evaluation.log"
-        found = gates.evaluate(self.settings.evaluate, self._places(version, number), self.lab, log)
-        self._forged(number)
+        found = gates.evaluate(self.settings.evaluate, self._variables(version, number), self.lab, log)
+        self._check_ledger(number)
         if isinstance(found, Measured):
-            self.book.note("version measured", number, ask=ask, metric=self.settings.evaluate.metric,
+            self.ledger.record("version measured", number, ask=ask, metric=self.settings.evaluate.metric,
                            value=found.value, values=list(found.values), fingerprint=self.fingerprint())  # fmt: skip
             self.tell(f"v{number}: {self.settings.evaluate.metric} {found.value:g}")
         return found
 
     def _baseline(self, number: int) -> None:
-        """Where there is no champion yet, the version before is measured and becomes it."""
+        """If there is no champion, measure the previous version and make it the champion."""
         before = self.previous(number)
-        if before is None or self.book.story().champion is not None:
+        if before is None or self.ledger.history().champion is not None:
             return
-        found: Measured | GateFinding | None = self.book.story().measured.get((before, self.fingerprint()))
+        found: Measured | GateFinding | None = self.ledger.history().measured.get((before, self.fingerprint()))
         if found is None:
-            self.tell(f"v{before} is measured, to compare with")
+            self.tell(f"measuring v{before}, to compare with")
             found = self._evaluate(before, self.lab / self.settings.experiments / f"v{before}", None)
         if isinstance(found, Measured):
-            self.book.note("version champion", before, why="the first that was measured")
+            self.ledger.record("version champion", before, why="the first that was measured")
         else:
             self.tell(f"v{before} cannot be measured, so v{number} has nothing to beat: {_short(found.why)}")
 
-    def _champion(self, story: VersionHistory) -> Measured | None:
-        """What the champion measures under the evaluation of today."""
-        if story.champion is None:
+    def _measure_champion(self, history: VersionHistory) -> Measured | None:
+        """Return the champion's result under the current evaluation; measure it again if necessary."""
+        if history.champion is None:
             return None
-        known = story.measured.get((story.champion, self.fingerprint()))
+        known = history.measured.get((history.champion, self.fingerprint()))
         if known is not None:
             return known
-        self.tell(f"the evaluation is not what it was: the champion v{story.champion} is measured again")
-        found = self._evaluate(story.champion, self.lab / self.settings.experiments / f"v{story.champion}", None)
+        self.tell(f"the evaluation changed: measuring the champion v{history.champion} again")
+        found = self._evaluate(history.champion, self.lab / self.settings.experiments / f"v{history.champion}", None)
         if isinstance(found, Measured):
             return found
-        raise LabError(f"the champion v{story.champion} cannot be measured by the evaluation of today: {found.why}",
-                       hint="bring back its artifacts, or the evaluation that it was measured by")  # fmt: skip
+        raise LabError(f"the champion v{history.champion} cannot be measured by the current evaluation: {found.why}",
+                       hint="restore its artifacts, or the evaluation that measured it")  # fmt: skip
 
     def _judge(self, attempt: Attempt) -> None:
         assert attempt.measured is not None
-        story = self.book.story()
-        champion = self._champion(story)
-        name = f"v{story.champion}" if story.champion is not None else None
-        ruling = judge(attempt.measured, champion, name, self.settings.judge, self.settings.evaluate.goal, story.spent)
-        self.book.note("version judged", attempt.version, **ruling.to_dict())
+        history = self.ledger.history()
+        champion = self._measure_champion(history)
+        name = f"v{history.champion}" if history.champion is not None else None
+        ruling = judge(
+            attempt.measured, champion, name, self.settings.judge, self.settings.evaluate.goal, history.spent
+        )
+        self.ledger.record("version judged", attempt.version, **ruling.to_dict())
         self.tell(f"v{attempt.version}: {ruling.verdict}. {ruling.why}")
 
     # -- ending
 
     def _merge(self, attempt: Attempt) -> None:
-        """Commit what the agent left and bring it into the lab's branch, whether it is the champion or not."""
+        """Commit the agent's work and merge it into the lab's branch, whether it is the champion or not."""
         number = attempt.version
         assert attempt.ruling is not None
         assert attempt.measured is not None
         here = self.repo.branch()
         if here != attempt.onto:
-            raise LabError(f"v{number} was begun on branch {attempt.onto}, the lab is on {here}",
-                           hint=f"git switch {attempt.onto}, then give the same command again")  # fmt: skip
-        self.book.note("version merging", number)
+            raise LabError(f"v{number} started on branch {attempt.onto}, the lab is on {here}",
+                           hint=f"git switch {attempt.onto}, then repeat the command")  # fmt: skip
+        self.ledger.record("version merging", number)
         verdict = attempt.ruling["verdict"]
         subject = f"v{number}: {verdict}, {self.settings.evaluate.metric} {attempt.measured.value:g}"
         version = f"{self.settings.experiments}/v{number}"
@@ -489,76 +497,78 @@ class Iteration:
             tree = self.repo.tree(self._tree(number))
             write_atomic(tree.lab / version / RESULT, dump_json(self._result(attempt)))
             commit = self._commit(attempt, tree, f"{subject}\n\n{attempt.ruling['why']}", self.lab)
-        if spoiled := self.repo.differs(attempt.base, commit, self._sealed_paths(number)):
-            self._close(attempt, "void", f"its commits change {spoiled}")
+        if changed := self.repo.differs(attempt.base, commit, self._sealed_paths(number)):
+            self._close(attempt, "void", f"its commits change {changed}")
             return
         self.repo.merge(commit, f"Merge {attempt.branch}")
         self.repo.drop_tree(self._tree(number))
-        self._seals(number).unlink(missing_ok=True)
-        with self.book.ledger.write():
-            self.book.note("version merged", number, commit=commit, branch=attempt.branch, into=here)
+        self._seals_path(number).unlink(missing_ok=True)
+        with self.ledger.ledger.write():
+            self.ledger.record("version merged", number, commit=commit, branch=attempt.branch, into=here)
             if verdict == Verdict.KEEP:
-                self.book.note("version champion", number, why=attempt.ruling["why"])
+                self.ledger.record("version champion", number, why=attempt.ruling["why"])
         self.tell(f"v{number}: merged into {here} ({commit[:10]})")
-        if self.settings.push and (trouble := self._push()):
-            self.tell(f"v{number}: not pushed: {trouble}")
+        if self.settings.push and (error := self._push()):
+            self.tell(f"v{number}: not pushed: {error}")
 
     def _push(self) -> str:
-        """Push the lab's branch; returns why not, or nothing.
+        """Push the lab's branch; return the error message, empty on success.
 
-        A repository on this machine runs its own hooks when it is pushed to: it must be the one that the person named.
+        A repository on this machine runs its own hooks when it is pushed to, so it must be the one that the user chose.
         """
         if self.repo.push_settings() != self._push_settings:
-            return "the settings of the repository for remotes were changed meanwhile; look at them, then `git push`"
+            return "the settings of the repository for remotes were changed; check them, then `git push`"
         return self.repo.push()
 
     def _commit(self, attempt: Attempt, tree: Worktree, message: str, target: Path) -> str:
-        """Commit what the agent left, and bring what git ignores of it to the target: the worktree may go then."""
-        commit = tree.commit(attempt.branch, message, self._left_out())
+        """Commit the agent's work and copy what git ignores to the target, so that the worktree can be removed."""
+        commit = tree.commit(attempt.branch, message, self._never_committed())
         for name in tree.ignored(f"{self.settings.experiments}/v{attempt.version}"):
             if not (tree.lab / name).is_symlink():
                 target.mkdir(parents=True, exist_ok=True)
                 copy_below(tree.lab, target, name)
-        self.book.note("version committed", attempt.version, commit=commit)
+        self.ledger.record("version committed", attempt.version, commit=commit)
         return commit
 
     def _sealed_paths(self, number: int) -> list[str]:
-        return [*self.frozen, *self._others(self.lab, number)]
+        return [*self.frozen, *self._other_versions(self.lab, number)]
 
-    def _left_out(self) -> tuple[str, ...]:
-        """What is never committed: the link to the environment, and folders of looplab's own."""
-        return tuple(str(self.repo.below / name) for name in ("venv", ".looplab", "outputs", "agent_runs"))
+    def _never_committed(self) -> tuple[str, ...]:
+        """Return paths that are never committed: the link to the environment, and looplab's own folders."""
+        return tuple(str(self.repo.prefix / name) for name in ("venv", ".looplab", "outputs", "agent_runs"))
 
     def _result(self, attempt: Attempt) -> dict[str, object]:
         assert attempt.measured is not None
-        reach = interval(attempt.measured)
+        bounds = interval(attempt.measured)
         return {
             "version": attempt.version,
             "metric": self.settings.evaluate.metric,
             "value": attempt.measured.value,
-            "interval": list(reach) if reach else None,
+            "interval": list(bounds) if bounds else None,
             "values": list(attempt.measured.values),
             "evaluation": self.fingerprint(),
             **(attempt.ruling or {}),
         }
 
     def _close(self, attempt: Attempt, how: str, why: str) -> None:
-        """Keep a failed attempt as a branch, with what git ignores of it beside, and clear its worktree away."""
+        """Keep a failed attempt as a branch, with a copy of what git ignores, and remove its worktree."""
         number = attempt.version
-        kept = f"looplab/v{number}-failed-{attempt.n}"
-        self.book.note("version closing", number, how=how)
+        branch = f"looplab/v{number}-failed-{attempt.n}"
+        self.ledger.record("version closing", number, how=how)
         if not attempt.commit and self._tree(number).exists():
             aside = self.lab / HOME / f"v{number}-failed-{attempt.n}"
             self._commit(attempt, self.repo.tree(self._tree(number)), f"v{number}: {how}\n\n{why}", aside)
         self.repo.drop_tree(self._tree(number))
-        self.repo.rename(attempt.branch, kept)
-        self._seals(number).unlink(missing_ok=True)
-        self.book.note("version failed", number, how=how, why=why.encode("utf-8", "replace").decode(), branch=kept,
-                       commit=self.repo.commit_of(kept))  # fmt: skip
+        self.repo.rename(attempt.branch, branch)
+        self._seals_path(number).unlink(missing_ok=True)
+        why = why.encode("utf-8", "replace").decode()
+        self.ledger.record(
+            "version failed", number, how=how, why=why, branch=branch, commit=self.repo.commit_of(branch)
+        )
 
 
 def new_log(folder: Path, number: int) -> Path:
-    """A new, empty `v2-to-v3-<stamp>.jsonl`; never one that exists."""
+    """Create a new, empty log `v2-to-v3-<timestamp>.jsonl`."""
     folder.mkdir(parents=True, exist_ok=True)
     name = f"v{number - 1}-to-v{number}-{time.strftime('%Y%m%d-%H%M%S')}"
     for n in range(1, 1000):
@@ -568,12 +578,13 @@ def new_log(folder: Path, number: int) -> Path:
         except FileExistsError:
             continue
         return path
-    raise LabError(f"too many logs of the name {name}", file=folder)
+    raise LabError(f"too many logs named {name}", file=folder)
 
 
 def _short(text: str) -> str:
-    line: Sequence[str] = [part for part in text.strip().splitlines() if part.strip()]
-    first = line[0].strip() if line else ""
-    last = f" … {line[-1].strip()}" if len(line) > 1 else ""
-    whole = first + last
-    return whole if len(whole) <= SHOWN else whole[: SHOWN - 1] + "…"
+    """Return the first and last line of a text, cut to SHOWN characters."""
+    lines: Sequence[str] = [line for line in text.strip().splitlines() if line.strip()]
+    first = lines[0].strip() if lines else ""
+    last = f" … {lines[-1].strip()}" if len(lines) > 1 else ""
+    joined = first + last
+    return joined if len(joined) <= SHOWN else joined[: SHOWN - 1] + "…"

@@ -1,1 +1,1 @@
-"""Stages with fingerprinted artifacts, suites of them, and cases."""
+"""Pipelines: stages with fingerprinted artifacts, suites of datasets, and cases."""

@@ -1,6 +1,6 @@
-"""The process of a stage that is a Python function: `python -m looplab.pipeline.call ENTRY CONFIG RUN_DIR`.
+"""Run a stage that is a Python function: `python -m looplab.pipeline.call ENTRY CONFIG RUN_DIR`.
 
-Imports nothing but the standard library, so that the stage finds an interpreter as fresh as a script of its own would.
+Imports only the standard library, so that the stage gets an interpreter as clean as a script would.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from pathlib import Path
 
 
 def load(entry: str) -> Callable[..., object]:
-    """The function that `file.py:function` or `module:function` names, seen from the current folder."""
+    """Return the function named by `file.py:function` or `module:function`, relative to the current folder."""
     place, _, name = entry.rpartition(":")
     if place.endswith(".py"):
         file = Path(place).resolve()
         if not file.is_file():
             sys.exit(f"stage {entry}: {file} does not exist")
-        sys.path.insert(0, str(file.parent))  # as for a script: what lies beside it can be imported
+        sys.path.insert(0, str(file.parent))  # as for a script: modules next to it can be imported
         spec = importlib.util.spec_from_file_location(file.stem, file)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[file.stem] = module  # dataclasses and pickles of the file look for it here
+        sys.modules[file.stem] = module  # dataclasses and pickle look the module up here
         spec.loader.exec_module(module)
     else:
         sys.path.insert(0, str(Path.cwd()))

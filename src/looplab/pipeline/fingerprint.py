@@ -1,4 +1,4 @@
-"""Fingerprints: what the result of a stage depends on, in parts, so that a change can be named."""
+"""Fingerprints: everything that the result of a stage depends on, in named parts, so that changes can be listed."""
 
 from __future__ import annotations
 
@@ -18,69 +18,70 @@ from looplab.runs.folder import LARGEST_RECORD
 from looplab.untrusted import UntrustedError, load_json, open_regular, read_bounded
 
 LARGE = 1 << 16
-"""Files below this size are read each time: that costs no more than looking them up."""
+"""Bytes from which hashes are cached; hashing a smaller file costs no more than a look-up."""
 SETTLED_S = 2.0
-"""A file that was written more recently may be written again within one tick of its clock: its hash is not kept."""
+"""Age in seconds from which hashes are cached; a younger file may be rewritten without a change of its mtime."""
 SHOWN = 4
-"""How many changes are named."""
+"""Number of changes that a message lists."""
 Parts = dict[str, dict[str, Any]]
 """`do`, `config`, `code`, `files`, `upstream`; each maps a name to a value or a hash."""
 
 
 class Hashes:
-    """SHA-256 of files; those of large files are kept by size, time and inode in `.looplab/hashes.json`."""
+    """SHA-256 of files; large files are cached by size, mtime and inode in `.looplab/hashes.json`."""
 
     def __init__(self, lab: Path) -> None:
         self._path = lab / ".looplab" / "hashes.json"
         self._known: dict[str, list[Any]] = {}
-        self._new = False
+        self._dirty = False
         with contextlib.suppress(FileNotFoundError, ValueError):
             known = load_json(read_bounded(self._path, LARGEST_RECORD))
             self._known = known if isinstance(known, dict) else {}
 
     def file(self, path: Path) -> str | None:
-        """The hash of a file; None where it is missing."""
+        """Return the hash of a file; None if it is missing."""
         try:
             with open_regular(path) as file:
                 status = os.fstat(file.fileno())
-                mark = [status.st_size, status.st_mtime_ns, status.st_ino]
+                stamp = [status.st_size, status.st_mtime_ns, status.st_ino]
                 known = self._known.get(str(path))
-                if status.st_size >= LARGE and known is not None and known[:3] == mark:
+                if status.st_size >= LARGE and known is not None and known[:3] == stamp:
                     return str(known[3])
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError, UntrustedError):
             return None
         if status.st_size >= LARGE and time.time() - status.st_mtime > SETTLED_S:
-            self._known[str(path)] = [*mark, digest]
-            self._new = True
+            self._known[str(path)] = [*stamp, digest]
+            self._dirty = True
         return digest
 
     def tree(self, path: Path) -> str | None:
-        """The hash of a file, or of a folder with all that is in it; None where it is missing."""
+        """Return the hash of a file, or of a folder and all files below it; None if it is missing."""
         if not path.is_dir():
             return self.file(path)
         listing = {str(file.relative_to(path)): self.file(file) for file in files_below(path)}
         return hashlib.sha256(canonical_json(listing)).hexdigest()
 
     def save(self) -> None:
-        if self._new:
+        """Write the cache if it changed; drop files that no longer exist."""
+        if self._dirty:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._known = {path: known for path, known in self._known.items() if os.path.exists(path)}
             write_atomic(self._path, json.dumps(self._known).encode(), sync=False)
-            self._new = False
+            self._dirty = False
 
 
 def files_below(folder: Path) -> list[Path]:
-    """All files of a folder, in the order of their names; caches and half-written files are none."""
+    """Return all files below a folder, sorted; without `__pycache__` and unfinished atomic writes."""
     found = []
-    for place, folders, names in os.walk(folder):
+    for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name != "__pycache__"]
-        found += [Path(place, name) for name in names if not name.startswith(".tmp-")]
+        found += [Path(parent, name) for name in names if not name.startswith(".tmp-")]
     return sorted(found)
 
 
 def config_part(config: Mapping[str, Any], reads: Iterable[str] | None, without: str | None = None) -> dict[str, Any]:
-    """The leaves of the config that count; `without` is a key that never does."""
+    """Return the leaves of the config below the prefixes in `reads` (None: all), except the key `without`."""
     left_out = set(find(config, without)) if without else set()
     if reads is None:
         return {show(at): value for at, value in leaves(config) if at not in left_out}
@@ -94,6 +95,11 @@ def config_part(config: Mapping[str, Any], reads: Iterable[str] | None, without:
 
 
 def code_part(lab: Path, patterns: Iterable[str], hashes: Hashes, where: str) -> dict[str, Any]:
+    """Return the hash of every file of the lab that matches a pattern.
+
+    Raises:
+        LabError: A pattern matches no file.
+    """
     part: dict[str, Any] = {}
     for pattern in patterns:
         found = [
@@ -102,7 +108,7 @@ def code_part(lab: Path, patterns: Iterable[str], hashes: Hashes, where: str) ->
             if path.is_file() and "__pycache__" not in path.parts
         ]
         if not found:
-            raise LabError(f"{where}: {pattern} matches no file in {lab}", hint="it names what the stage is made of")
+            raise LabError(f"{where}: {pattern} matches no file in {lab}", hint="list the source files of the stage")
         part |= {str(path.relative_to(lab)): hashes.file(path) for path in found}
     return part
 
@@ -112,7 +118,7 @@ def hash_parts(parts: Parts) -> str:
 
 
 def outputs_of(run_dir: Path, outputs: Sequence[str], hashes: Hashes) -> dict[str, list[Any]]:
-    """The files that a stage has left, with their sizes and hashes."""
+    """Return size and hash of each file below the outputs of a stage."""
     found: dict[str, list[Any]] = {}
     for name in outputs:
         path = run_dir / name
@@ -123,20 +129,20 @@ def outputs_of(run_dir: Path, outputs: Sequence[str], hashes: Hashes) -> dict[st
 
 
 def changed_outputs(run_dir: Path, recorded: Mapping[str, Sequence[Any]], hashes: Hashes) -> list[str]:
-    """Which of the files that a stage has left are no longer what they were. More files may have come."""
-    changes = []
+    """Describe the recorded outputs that are missing or modified; additional files are ignored."""
+    found = []
     for name, (size, digest) in recorded.items():
         path = run_dir / name
         if not path.is_file():
-            changes.append(f"{name} is gone")
+            found.append(f"{name} is gone")
         elif path.stat().st_size != size or hashes.file(path) != digest:
-            changes.append(f"{name} was changed")
-    return changes
+            found.append(f"{name} was changed")
+    return found
 
 
 def changes(old: Parts, new: Parts) -> list[str]:
-    """What differs between two fingerprints, in words."""
-    told = []
+    """Describe each difference between two fingerprints."""
+    found = []
     for part in dict.fromkeys([*new, *old]):
         before, after = old.get(part, {}), new.get(part, {})
         for name in dict.fromkeys([*before, *after]):
@@ -144,19 +150,20 @@ def changes(old: Parts, new: Parts) -> list[str]:
             if name in before and name in after and same(a, b):
                 continue
             if part == "config":
-                here = (json.dumps(x, ensure_ascii=False) if held else "-"
+                sides = (json.dumps(x, ensure_ascii=False) if held else "-"
                         for x, held in ((a, name in before), (b, name in after)))  # fmt: skip
-                told.append(f"{name} {' → '.join(here)}")
+                found.append(f"{name} {' → '.join(sides)}")
             elif part == "upstream":
-                told.append(f"{name} was made anew")
+                found.append(f"{name} was rebuilt")
             elif part == "do":
-                told.append("its command is another one")
+                found.append("its command changed")
             else:
                 word = "is new" if name not in before or a is None else "is gone" if b is None else "changed"
-                told.append(f"{name} {word}")
-    return told
+                found.append(f"{name} {word}")
+    return found
 
 
-def in_short(told: Sequence[str]) -> str:
-    more = f" and {len(told) - SHOWN} more" if len(told) > SHOWN else ""
-    return ", ".join(told[:SHOWN]) + more
+def shorten(descriptions: Sequence[str]) -> str:
+    """Join the first few descriptions; count the rest."""
+    more = f" and {len(descriptions) - SHOWN} more" if len(descriptions) > SHOWN else ""
+    return ", ".join(descriptions[:SHOWN]) + more

@@ -1,16 +1,16 @@
-"""The run folder of a pipeline, and the pointer LATEST beside it.
+"""The run folder of a pipeline, and the LATEST pointer next to it.
 
-    <root>/<run>/pipeline.json         since when there is this run, and from which config
-    <root>/<run>/config_resolved.json  the config of the last call
-    <root>/<run>/logs/run.log          what all stages printed
-    <root>/<run>/stages/NAME.json      a complete stage: what it was made of, and what it made
-    <root>/<run>/stages/NAME.begun.json  a stage that has begun and is not complete
-    <root>/<run>/stages/call.json      a call that is not at its end
-    <root>/<run>/train.log, process.json, exit.json   of the stage at work
-    <root>/LATEST                      the run whose last call came to its end
+    <root>/<run>/pipeline.json         when the run was created, and from which config
+    <root>/<run>/config_resolved.json  config of the last call
+    <root>/<run>/logs/run.log          output of all stages
+    <root>/<run>/stages/NAME.json      manifest of a complete stage: its fingerprint and its outputs
+    <root>/<run>/stages/NAME.begun.json  a stage that started and is not complete
+    <root>/<run>/stages/call.json      a call that has not finished
+    <root>/<run>/train.log, process.json, exit.json   files of the running stage
+    <root>/LATEST                      the run whose last call finished
 
-A run is whole when it has a complete stage and none that has begun and is not complete. LATEST points at whole runs
-only: it is moved away before a stage begins in its run, and moved back when the call is at its end.
+A run is consistent if it has a complete stage and no started one that is incomplete. LATEST points at consistent runs
+only: it moves away before a stage starts in its run, and back when the call has finished.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from looplab.untrusted import load_json, open_own, read_bounded
 LATEST = "LATEST"
 CONFIG = "config_resolved.json"
 PROCESS_FILES = ("exit.json", "process.json", "train.log")
-"""Of the stage at work; `train.log` is what makes sure that it is started only once, and goes last."""
+"""Files of the running stage, in order of removal. `train.log` goes last: it prevents a second start."""
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """What we have written; None where there is nothing. Not by orjson: NaN and large numbers of a config come back."""
+    """Read a JSON record; None if missing or unreadable. Not with orjson: configs may hold NaN and large integers."""
     try:
         data = load_json(read_bounded(path, LARGEST_RECORD))
     except (FileNotFoundError, ValueError):
@@ -48,6 +48,8 @@ def read_record(path: Path) -> dict[str, Any] | None:
 
 
 class RunFolder:
+    """One run of a pipeline on disk."""
+
     def __init__(self, path: Path) -> None:
         self.path = path
 
@@ -65,20 +67,22 @@ class RunFolder:
         return float(about["created"]) if about else 0.0
 
     def complete(self, stage: str) -> dict[str, Any] | None:
-        """What is written about a stage that is complete; nothing while it is made anew."""
+        """Return the manifest of a complete stage; None while it is being rebuilt."""
         return None if self.begun(stage) else read_record(self.path / "stages" / f"{stage}.json")
 
     def begun(self, stage: str) -> dict[str, Any] | None:
-        """What is written about a stage that has begun and is not complete."""
+        """Return the record of a stage that started and is not complete."""
         begun = read_record(self.path / "stages" / f"{stage}.begun.json")
         complete = read_record(self.path / "stages" / f"{stage}.json") if begun else None
-        # Between the end of a stage and the removal of its mark, both are there.
+        # Between the end of a stage and the removal of its start record, both exist.
         return None if begun and complete and complete["attempt"] == begun["attempt"] else begun
 
     def call(self) -> dict[str, Any] | None:
+        """Return the call that has not finished."""
         return read_record(self.path / "stages" / "call.json")
 
-    def is_whole(self) -> bool:
+    def is_consistent(self) -> bool:
+        """Whether a stage is complete and no started one is incomplete."""
         stages = self.path / "stages"
         begun = [path.name.removesuffix(".begun.json") for path in stages.glob("*.begun.json")]
         return not any(self.begun(stage) for stage in begun) and any(
@@ -86,7 +90,7 @@ class RunFolder:
         )
 
     def refuse_links(self) -> None:
-        """Raise LabError if a stage has put a link in the place of a folder that looplab writes to."""
+        """Raise LabError if a stage has replaced a folder that looplab writes to by a link."""
         for path in (self.path, self.path / "stages", self.log.parent):
             if path.is_symlink():
                 raise LabError("is a link, through which nothing is written", file=path, hint="remove the link")
@@ -96,7 +100,7 @@ class RunFolder:
         write_atomic(self.path / name, dump_json(data))
 
     def describe(self, study: str, config: str, edits: Sequence[str]) -> None:
-        """Write down, once, that there is this run."""
+        """Write `pipeline.json`, unless it exists."""
         if not (self.path / "pipeline.json").exists():
             about = {"id": self.name, "created": time.time(), "study": study, "config": config, "edits": list(edits)}
             self.write("pipeline.json", about)
@@ -110,16 +114,16 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock(self, what: str) -> Iterator[None]:
-        """One call at a time; the lock dies with its holder."""
+        """Hold the run for one call; the lock is released when its process exits."""
         self.path.mkdir(parents=True, exist_ok=True)
         descriptor = open_own(self.path / ".lock", os.O_RDWR)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                holder = os.read(descriptor, 400).decode(errors="replace").strip() or "somebody"
+                holder = os.read(descriptor, 400).decode(errors="replace").strip() or "another process"
                 raise BusyError(
-                    f"run {self.name} is in use by {holder}", file=self.path, hint="wait for it, or take another run"
+                    f"run {self.name} is in use by {holder}", file=self.path, hint="wait for it, or use another run"
                 ) from None
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"pid {os.getpid()} on {socket.gethostname()} ({what})\n".encode(), 0)
@@ -133,7 +137,7 @@ def make_id() -> str:
 
 
 def runs_below(root: Path) -> list[RunFolder]:
-    """The runs of a root, the newest first."""
+    """Return the runs of a root, newest first."""
     if not root.is_dir():
         return []
     found = [
@@ -145,24 +149,24 @@ def runs_below(root: Path) -> list[RunFolder]:
 
 
 def latest(root: Path) -> RunFolder | None:
-    """The run that LATEST points at, if it is whole; else the newest one that is."""
+    """Return the run that LATEST points at if it is consistent, else the newest consistent run."""
     name = pointed(root, LATEST)
-    if name is not None and STUDY_NAME.fullmatch(name) and RunFolder(root / name).is_whole():
+    if name is not None and STUDY_NAME.fullmatch(name) and RunFolder(root / name).is_consistent():
         return RunFolder(root / name)
-    return next((run for run in runs_below(root) if run.is_whole()), None)
+    return next((run for run in runs_below(root) if run.is_consistent()), None)
 
 
 def point_latest(run: RunFolder) -> None:
-    if run.is_whole():
+    if run.is_consistent():
         point(run.path.parent, LATEST, run.name)
 
 
 def unpoint_latest(run: RunFolder) -> None:
-    """A stage is about to begin in this run: LATEST must not point at it meanwhile."""
+    """Move LATEST away from this run, because a stage is about to start in it."""
     root = run.path.parent
     if pointed(root, LATEST) != run.name:
         return
-    other = next((other for other in runs_below(root) if other.name != run.name and other.is_whole()), None)
+    other = next((other for other in runs_below(root) if other.name != run.name and other.is_consistent()), None)
     if other is not None:
         point(root, LATEST, other.name)
     else:
@@ -170,7 +174,8 @@ def unpoint_latest(run: RunFolder) -> None:
 
 
 def need_latest(root: Path, why: str) -> RunFolder:
+    """Return the latest run; raise LabError with `why` if there is none."""
     found = latest(root)
     if found is None:
-        raise LabError(f"{root} has no complete run: {why}", hint="run its first stage before, or in the same call")
+        raise LabError(f"{root} has no complete run: {why}", hint="run its first stage beforehand, or in the same call")
     return found

@@ -1,5 +1,6 @@
-"""From a lab, a config and the names of stages to what is to be done: which run folder, from which upstream, with which
-fingerprints, by which commands. Nothing is written here."""
+"""Plan a call: from a lab, a config and stage names to run folder, upstream stages, fingerprints and commands.
+
+Nothing is written here."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ VARIABLE = re.compile(r"\{\{|\}\}|\{([A-Za-z_][\w.-]*)\}")
 LATEST_ID = "latest"
 
 
-def fill(template: str, config: Mapping[str, Any], variables: Mapping[str, str], where: str) -> str | None:
-    """Replace `{name}` by a variable or by the config's value at that dotted key; None where the value is null."""
+def fill_template(template: str, config: Mapping[str, Any], variables: Mapping[str, str], where: str) -> str | None:
+    """Replace `{name}` by a variable or by the config's value at that dotted key; None if a value is null."""
     null = False
 
     def replace(match: re.Match[str]) -> str:
@@ -45,11 +46,11 @@ def fill(template: str, config: Mapping[str, Any], variables: Mapping[str, str],
             known = ", ".join("{" + known + "}" for known in variables)
             raise LabError(
                 f"{where}: {{{name}}} is neither a variable nor a key of the config",
-                hint=f"variables: {known}; write {{{{ for a plain brace" if known else None,
+                hint=f"variables: {known}; write {{{{ for a literal brace" if known else None,
             )
         value = get(config, places[0])
         if isinstance(value, dict | list):
-            raise LabError(f"{where}: {name} is no single value in the config")
+            raise LabError(f"{where}: {name} is not a single value in the config")
         null = null or value is None
         return str(value)
 
@@ -59,18 +60,18 @@ def fill(template: str, config: Mapping[str, Any], variables: Mapping[str, str],
 
 @dataclass(frozen=True)
 class PipelinePlan:
-    """A call: a config, and stages of the study in their order."""
+    """One call: a config, and the stages to run, in dependency order."""
 
     lab: Path
     study: StudyConfig
     config: dict[str, Any]
-    """With the edits; where it names another run's artifacts, with the real path."""
+    """After edits; `latest` in the artifacts key is resolved to the real path."""
     source: str
-    """The file that the config came from."""
+    """File that the config was read from."""
     called: tuple[str, ...]
     edits: tuple[str, ...] = ()
     artifacts: RunFolder | None = None
-    """The other run whose stages are used."""
+    """Another run whose stages this call builds on."""
     hashes: Hashes = field(repr=False, compare=False, default_factory=lambda: Hashes(Path()))
 
     @property
@@ -80,44 +81,43 @@ class PipelinePlan:
     @property
     def root(self) -> Path:
         settings = self.study.pipeline
-        text = fill(settings.root, self.config, {"study": self.study.name}, "pipeline.root")
+        text = fill_template(settings.root, self.config, {"study": self.study.name}, "pipeline.root")
         if not text:
             raise LabError(f"pipeline.root: {settings.root} names a key that is null", file=self.source)
         root = inside(self.lab, text, "pipeline.root")
         if root == study_folder(self.lab, self.study.name).resolve():
             raise LabError(
-                f"pipeline.root: {text} is where the study's own runs lie, with a LATEST of their own",
-                hint="let it be another folder, or rename the study",
+                f"pipeline.root: {text} is the folder of the study's own runs, which has its own LATEST",
+                hint="use another folder, or rename the study",
             )
         return root
 
     @property
     def run_id_key(self) -> str | None:
-        """The config's key of the run's name: it says where results go, not what they are."""
+        """Config key of the run's name; not part of fingerprints, since it does not affect results."""
         match = VARIABLE.fullmatch(self.study.pipeline.run_id or "")
         return match[1] if match and match[1] else None
 
     # -- upstream
 
     def uses_artifacts(self, stage: str) -> bool:
-        """Whether a stage takes what it builds on from another run: where one is named, by a key that it reads."""
+        """Whether a stage reads the artifacts key, and the config names another run there."""
         key, reads = self.study.pipeline.artifacts, self.stages[stage].reads
         if self.artifacts is None or key is None:
             return False
-        wanted = parse(key)
-        return reads is None or any(parse(prefix) == wanted[: len(parse(prefix))] for prefix in reads)
+        path = parse(key)
+        return reads is None or any(parse(prefix) == path[: len(parse(prefix))] for prefix in reads)
 
     def upstream(self, stage: str, run: RunFolder) -> dict[str, RunFolder]:
-        """The run in which each stage before this one is to be found."""
-        elsewhere = self.artifacts if self.uses_artifacts(stage) else None
+        """Map each upstream stage to the run that holds its outputs."""
+        other = self.artifacts if self.uses_artifacts(stage) else None
         return {
-            name: elsewhere if elsewhere is not None and name not in self.called else run
-            for name in self.stages[stage].after
+            name: other if other is not None and name not in self.called else run for name in self.stages[stage].after
         }
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The stages of the same run that must be complete already."""
+        """Stages of the same run that must be complete before the call."""
         return tuple(
             dict.fromkeys(
                 name
@@ -130,18 +130,18 @@ class PipelinePlan:
 
     @property
     def first(self) -> tuple[str, ...]:
-        """The called stages that build on no other called one."""
+        """Called stages that do not depend on another called stage."""
         return tuple(stage for stage in self.called if not set(self.stages[stage].after) & set(self.called))
 
     # -- fingerprints
 
     def parts(self, stage: str, run: RunFolder) -> Parts:
-        """What the stage's result depends on, as it is now."""
+        """Return the current fingerprint parts of a stage."""
         about = self.stages[stage]
         where = f"stages.{stage}"
         files = {}
         for text in about.files:
-            name = fill(text, self.config, {"lab": str(self.lab)}, f"{where}.files")
+            name = fill_template(text, self.config, {"lab": str(self.lab)}, f"{where}.files")
             if name is not None:
                 files[name] = self.hashes.tree(self.lab / name)
         before = {name: there.complete(name) for name, there in self.upstream(stage, run).items()}
@@ -156,21 +156,21 @@ class PipelinePlan:
         }
 
     def why_not_fresh(self, stage: str, run: RunFolder) -> str | None:
-        """Why what a stage has made cannot be built on, if that is so."""
+        """Return why the outputs of a stage are missing or stale; None if they are fresh."""
         if run.begun(stage) is not None:
-            return "it has begun and is not complete"
+            return "it started but did not complete"
         made = run.complete(stage)
         if made is None:
-            return "it was not run"
+            return "it has not been run"
         for name, there in self.upstream(stage, run).items():
             if (why := self.why_not_fresh(name, there)) is not None:
-                return why if there is not run else f"{name}, which it builds on, is not as it should be: {why}"
-        told = fingerprint.changes(made["parts"], self.parts(stage, run))
-        told += fingerprint.changed_outputs(run.path, made["outputs"], self.hashes)
-        return f"since then, {fingerprint.in_short(told)}" if told else None
+                return why if there is not run else f"{name}, which it builds on, is not usable: {why}"
+        changes = fingerprint.changes(made["parts"], self.parts(stage, run))
+        changes += fingerprint.changed_outputs(run.path, made["outputs"], self.hashes)
+        return f"since then, {fingerprint.shorten(changes)}" if changes else None
 
     def check_upstream(self, run: RunFolder) -> None:
-        """An error if a called stage would build on what is missing or stale."""
+        """Raise LabError if a called stage would build on missing or stale outputs."""
         for name in self.needs:
             why = self.why_not_fresh(name, run)
             if why is not None:
@@ -194,14 +194,14 @@ class PipelinePlan:
         return fill_argv(about.command or [], self, run, slot, {"config": config, "stage": stage}, f"stages.{stage}")
 
     def check_commands(self, run: RunFolder) -> None:
-        """An error if a called stage cannot be started at all."""
+        """Raise LabError if the program of a called stage cannot be found."""
         for stage in self.called:
             argv = self.argv(stage, run, Slot("here"))
             find_stage_program(argv[0], self.lab, self.stages[stage].env, f"stages.{stage}.command")
 
 
 def _entry_file(lab: Path, entry: str | None) -> list[str]:
-    """The file of the lab in which the function of a stage stands."""
+    """Return the file of the lab that defines the function of a stage; empty if it is elsewhere."""
     place = (entry or "").rpartition(":")[0]
     names = [place] if place.endswith(".py") else [f"{place.replace('.', '/')}.py"] if place else []
     return [name for name in names if (lab / name).is_file()]
@@ -226,7 +226,7 @@ def fill_argv(
     }
     argv = []
     for text in template:
-        filled = fill(text, plan.config, variables, f"{where}.command")
+        filled = fill_template(text, plan.config, variables, f"{where}.command")
         if filled is None:
             raise LabError(f"{where}.command: {text} names a key that is null in the config", file=plan.source)
         argv.append(filled)
@@ -242,28 +242,28 @@ def find_stage_program(name: str, lab: Path, env: Mapping[str, str], where: str)
 
 
 def in_order(stages: Mapping[str, StageConfig]) -> list[str]:
-    """Every stage behind those it builds on; else as the lab file has them."""
-    placed: list[str] = []
-    while len(placed) < len(stages):
-        placed += [n for n, stage in stages.items() if n not in placed and set(stage.after) <= set(placed)][:1]
-    return placed
+    """Sort stages topologically; otherwise keep the order of the lab file."""
+    ordered: list[str] = []
+    while len(ordered) < len(stages):
+        ordered += [n for n, stage in stages.items() if n not in ordered and set(stage.after) <= set(ordered)][:1]
+    return ordered
 
 
 def pick_stages(study: StudyConfig, names: Iterable[str]) -> tuple[str, ...]:
-    """The named stages in their order; all of them where none is named."""
+    """Return the named stages in dependency order; all of them if none is named."""
     if not study.stages:
         raise LabError(f"study {study.name!r} has no stages", file="lab.yaml", hint="see stages: in docs/pipeline.md")
-    wanted = list(names) or list(study.stages)
-    for name in wanted:
+    chosen = list(names) or list(study.stages)
+    for name in chosen:
         if name not in study.stages:
             near = get_close_matches(name, study.stages, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(study.stages)}"
+            hint = f"did you mean {near[0]!r}?" if near else f"stages: {', '.join(study.stages)}"
             raise LabError(f"study {study.name!r} has no stage {name!r}", hint=hint)
-    return tuple(stage for stage in in_order(study.stages) if stage in wanted)
+    return tuple(stage for stage in in_order(study.stages) if stage in chosen)
 
 
 def read_call_config(lab: Path, path: Path, edits: Sequence[str]) -> dict[str, Any]:
-    """A config as a person names it: from where they are, or from the lab."""
+    """Read a config and apply edits; the path is relative to the current folder, else to the lab."""
     file = path if path.exists() or not (lab / path).exists() else lab / path
     try:
         return dict(apply_edits(read_config(file), edits).config)
@@ -282,7 +282,11 @@ def make_plan(
     edits: Sequence[str] = (),
     hashes: Hashes | None = None,
 ) -> PipelinePlan:
-    """The call, with the artifacts of another run found and checked where the config names one."""
+    """Plan a call; if the config names another run's artifacts, resolve and check that run.
+
+    Raises:
+        LabError: The artifacts are missing, incomplete or do not fit.
+    """
     hashes = hashes or Hashes(lab.folder)
     plan = PipelinePlan(lab.folder, study, dict(config), source, tuple(called), tuple(edits), None, hashes)
     settings = study.pipeline
@@ -291,24 +295,24 @@ def make_plan(
     if value is None:
         return plan
     if not isinstance(value, str) or not value:
-        raise LabError(f"{settings.artifacts} is the folder of a run, not {value!r}", file=source)
+        raise LabError(f"{settings.artifacts} must be the folder of a run, not {value!r}", file=source)
     folder = inside(lab.folder, value, str(settings.artifacts))
-    sought = folder.name == LATEST_ID and not (folder / "pipeline.json").exists()
-    found = latest(folder.parent) if sought else RunFolder(folder)
+    wants_latest = folder.name == LATEST_ID and not (folder / "pipeline.json").exists()
+    found = latest(folder.parent) if wants_latest else RunFolder(folder)
     resolved = apply_edits(config, ()).config  # a copy
     other = found or RunFolder(folder)
     set_(resolved, places[0], str(other.path.relative_to(lab.folder.resolve())))
     used = PipelinePlan(lab.folder, study, resolved, source, tuple(called), tuple(edits), other, plan.hashes)
-    wanted = {name for stage in called if used.uses_artifacts(stage) for name in study.stages[stage].after}
-    wanted -= set(called)
-    if wanted and found is None:
-        need_latest(folder.parent, f"{settings.artifacts} asks for its latest")
-    check_artifacts(used, other, [name for name in in_order(study.stages) if name in wanted])
+    needed = {name for stage in called if used.uses_artifacts(stage) for name in study.stages[stage].after}
+    needed -= set(called)
+    if needed and found is None:
+        need_latest(folder.parent, f"{settings.artifacts} asks for the latest one")
+    check_artifacts(used, other, [name for name in in_order(study.stages) if name in needed])
     return used
 
 
 def check_artifacts(plan: PipelinePlan, other: RunFolder, needed: Sequence[str]) -> None:
-    """The stages are complete there, each made from what stands beside it, and the configs fit."""
+    """Raise LabError unless the stages of another run are complete, consistent with each other, and fit the config."""
     key = plan.study.pipeline.artifacts
     for stage in needed:
         why = _why_not_consistent(plan.stages, other, stage, plan.hashes)
@@ -317,67 +321,68 @@ def check_artifacts(plan: PipelinePlan, other: RunFolder, needed: Sequence[str])
     if not needed:
         return
     theirs = read_config(other.path / CONFIG)
-    told = []
+    mismatches = []
     for prefix in plan.study.pipeline.fits:
         mine, yours = (fingerprint.config_part(config, [prefix]) for config in (plan.config, theirs))
-        told += [f"{name} is {change.get('new')!r} here and {change.get('old')!r} there"
+        mismatches += [f"{name} is {change.get('new')!r} here and {change.get('old')!r} there"
                  for name, change in diff({"/": yours}, {"/": mine}).items()]  # fmt: skip
-    if told:
-        what = "; ".join(text.removeprefix("/.").replace("\\.", ".") for text in told)
-        raise LabError(f"{key}: {other.path} does not fit: {what}", hint="use artifacts of the same kind, or mine anew")
+    if mismatches:
+        what = "; ".join(text.removeprefix("/.").replace("\\.", ".") for text in mismatches)
+        raise LabError(
+            f"{key}: {other.path} does not fit: {what}", hint="use artifacts that match this config, or rebuild them"
+        )
 
 
 def _why_not_consistent(stages: Mapping[str, StageConfig], run: RunFolder, stage: str, hashes: Hashes) -> str | None:
     if run.begun(stage) is not None:
-        return "it has begun and is not complete"
+        return "it started but did not complete"
     made = run.complete(stage)
     if made is None:
-        return "it was not run"
+        return "it has not been run"
     for name in stages[stage].after:
         used = made["parts"]["upstream"].get(name)
         there = run.complete(name)
         if there is not None and there["id"] != used and not made.get("artifacts"):
-            return f"{name} was made anew since then"
-    told = fingerprint.changed_outputs(run.path, made["outputs"], hashes)
-    return fingerprint.in_short(told) if told else None
+            return f"{name} was rebuilt since then"
+    changes = fingerprint.changed_outputs(run.path, made["outputs"], hashes)
+    return fingerprint.shorten(changes) if changes else None
 
 
 # -- which run
 
 
 def choose_run(plan: PipelinePlan, run_id: str | None, *, new: bool = False) -> RunFolder:
-    """The run folder of a call; it need not exist yet.
+    """Return the run folder of a call; it need not exist yet.
 
-    Named: that one. Else: where stages of the same run are needed, the newest one that has them. Else the newest run in
-    which this very call, or a shorter one, was begun and not ended; else LATEST, if the first stages are unchanged
-    there; else a new one.
+    In order of precedence: the named run; the newest run with the stages that the call needs; the newest run in which
+    this call, or a shorter one, started and did not finish; LATEST, if the first stages are unchanged there; a new run.
     """
     root = plan.root
-    said, template, key = run_id, plan.study.pipeline.run_id, plan.run_id_key
-    if said is None and template is not None and (key is None or find(plan.config, key)):
-        said = fill(template, plan.config, {}, "pipeline.run_id")
+    name, template, key = run_id, plan.study.pipeline.run_id, plan.run_id_key
+    if name is None and template is not None and (key is None or find(plan.config, key)):
+        name = fill_template(template, plan.config, {}, "pipeline.run_id")
     if new:
         if plan.needs:
             raise LabError(
                 f"a new run has no {', '.join(plan.needs)}, which {', '.join(plan.called)} builds on",
-                hint="name that stage too",
+                hint="add it to the call",
             )
-        return _run_below(plan, root, make_id() if said in (None, LATEST_ID) else said)
-    if said is not None and said != LATEST_ID:
-        return _named_run(plan, root, said)
-    if plan.needs or said == LATEST_ID:
+        return _run_below(plan, root, make_id() if name in (None, LATEST_ID) else name)
+    if name is not None and name != LATEST_ID:
+        return _named_run(plan, root, name)
+    if plan.needs or name == LATEST_ID:
         return _run_with(plan, root)
     for run in _unfinished(root):
-        if any(_is_of(plan, run, stage, begun=True) for stage in plan.first) or _is_untouched(plan, run):
+        if any(_matches(plan, run, stage, begun=True) for stage in plan.first) or _is_untouched(plan, run):
             return run
     last = latest(root)
-    if last is not None and all(_is_of(plan, last, stage, begun=False) for stage in plan.first):
+    if last is not None and all(_matches(plan, last, stage, begun=False) for stage in plan.first):
         return last
     return RunFolder(root / make_id())
 
 
 def _run_below(plan: PipelinePlan, root: Path, name: str | None) -> RunFolder:
-    """A run folder by a name from outside; not one that is a link to elsewhere."""
+    """Return the run folder of a user-supplied name; raise LabError if it leads out of the lab."""
     path = root / check_name(name, "a run's name")
     inside(plan.lab, path, "the run's folder")
     return RunFolder(path)
@@ -388,20 +393,20 @@ def _named_run(plan: PipelinePlan, root: Path, name: str) -> RunFolder:
     if plan.needs and not (run.path / "pipeline.json").exists():
         known = [other.name for other in runs_below(root)]
         near = get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known[:5]) or 'none'}"
+        hint = f"did you mean {near[0]}?" if near else f"runs: {', '.join(known[:5]) or 'none'}"
         raise LabError(f"{root} has no run {name!r}", hint=hint)
     return run
 
 
 def _unfinished(root: Path) -> list[RunFolder]:
-    """Runs with a stage or a call that is not at its end, not older than LATEST; the newest first."""
+    """Return runs with an unfinished stage or call that are not older than LATEST, newest first."""
     last = latest(root)
     since = last.created if last is not None else 0.0
-    return [run for run in runs_below(root) if run.created >= since and (run.call() or not run.is_whole())]
+    return [run for run in runs_below(root) if run.created >= since and (run.call() or not run.is_consistent())]
 
 
 def _run_with(plan: PipelinePlan, root: Path) -> RunFolder:
-    """The newest run that has what the call needs; where none has it, the one to complain about."""
+    """Return the newest unfinished run with the stages that the call needs, else the latest run."""
     for run in _unfinished(root):
         if all(run.complete(name) is not None for name in plan.needs):
             return run
@@ -409,14 +414,14 @@ def _run_with(plan: PipelinePlan, root: Path) -> RunFolder:
     return need_latest(root, why)
 
 
-def _is_of(plan: PipelinePlan, run: RunFolder, stage: str, *, begun: bool) -> bool:
-    """Whether what the run has of a stage (complete, or also just begun) is what it would be now."""
+def _matches(plan: PipelinePlan, run: RunFolder, stage: str, *, begun: bool) -> bool:
+    """Whether a stage of the run, complete or (with `begun`) started, has the current fingerprint."""
     made = run.complete(stage) or (run.begun(stage) if begun else None)
     return made is not None and made["fingerprint"] == fingerprint.hash_parts(plan.parts(stage, run))
 
 
 def _is_untouched(plan: PipelinePlan, run: RunFolder) -> bool:
-    """Whether it was made for this config, and cut off before its first stage began."""
+    """Whether the run was created for this config and interrupted before its first stage started."""
     if any(run.complete(stage) or run.begun(stage) for stage in plan.stages):
         return False
     config = read_record(run.path / CONFIG)

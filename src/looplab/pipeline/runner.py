@@ -1,11 +1,11 @@
-"""Running stages: one `StageRun` is a call on a run folder, and `drive` takes many of them through an executor.
+"""Run stages: a `StageRun` is one call on a run folder; `drive` runs many of them on an executor.
 
-Whatever happens here may be cut off at any line, by kill -9 or a power cut. What makes that safe:
-- A stage at work belongs to the executor's supervisor, not to us. It goes on without us; the next call finds it by the
-  files in the run folder, attaches to it, and learns how it ended.
-- `NAME.begun.json` is there before the stage is, and `NAME.json` only after it is complete. An attempt that is not
-  complete is resumed when its fingerprint is still the same; otherwise what it left is removed first.
-- `run.log` holds what the stage printed, copied from `train.log`; how much was copied is its length since the start.
+The process may be killed at any line, by kill -9 or a power cut. What makes that safe:
+- A running stage belongs to the executor's supervisor, not to this process, and continues without it. The next call
+  finds it by the files in the run folder, attaches to it, and records how it ended.
+- `NAME.begun.json` is written before the stage starts, `NAME.json` only after it is complete. An incomplete attempt is
+  resumed if its fingerprint is unchanged; otherwise its outputs are removed first.
+- `run.log` is a copy of `train.log`; its length since the start of the stage is the number of bytes copied so far.
 """
 
 from __future__ import annotations
@@ -28,54 +28,58 @@ from looplab.launch.local import find_by_mark, is_running, read_exit, read_json
 from looplab.launch.slots import slot_environment
 from looplab.pipeline import fingerprint
 from looplab.pipeline.folder import CONFIG, RunFolder, point_latest, read_record, unpoint_latest
-from looplab.pipeline.plan import PipelinePlan, fill, find_stage_program
+from looplab.pipeline.plan import PipelinePlan, fill_template, find_stage_program
 from looplab.runs import clock, tree
 from looplab.runs.folder import sweep
 from looplab.runs.redact import known_secrets, redact_argv, redact_text, scrub_file
 from looplab.untrusted import UntrustedError, append_own, open_regular
 
 POLL_S = 0.1
+"""Seconds between two polls of the executor."""
 BLOCKED_S = 1.0
-"""How long until a device that somebody else held is asked for again."""
+"""Seconds until a start that was rejected because its device is in use is retried."""
 TAIL = 20
+"""Lines of output shown for a failed stage."""
 HERE = Slot("here")
-"""Where we are ourselves: nothing is pinned."""
+"""Slot without pinning: the devices and cores of this process."""
 State = Literal["waiting", "running", "complete", "failed", "stopped"]
 
 
 @dataclass(slots=True)
 class StageResult:
-    """What became of one stage in a call."""
+    """Outcome of one stage of a call."""
 
     stage: str
     how: Literal["complete", "skipped", "failed", "stopped"]
     why: str
     seconds: float | None = None
+    """Wall time."""
 
 
 @dataclass
 class StageRun:
-    """A call on a run folder: its stages, one after the other."""
+    """A call on a run folder; its stages run one after the other."""
 
     plan: PipelinePlan
     run: RunFolder
     name: str
-    """What it is called in messages and by the executor."""
+    """Name in messages and, as a prefix, for the executor."""
     force: bool = False
     pointed: bool = True
-    """Whether the root has a LATEST."""
+    """Whether to maintain LATEST in the root."""
     say: Callable[[str], None] = lambda text: None
     write: Callable[[str], None] = lambda text: None
-    """Takes what the stage prints, secrets out."""
+    """Receives the output of the stage, with secrets redacted."""
     state: State = "waiting"
     done: list[StageResult] = field(default_factory=list)
     stage: str | None = None
-    """The one at work."""
+    """The running stage."""
     since: float = 0.0
+    """Start of the running stage, Unix time."""
     slot: Slot = HERE
     error: str = ""
     blocked: str = ""
-    """Who holds the device that it waits for."""
+    """Process that holds the device it waits for; empty if none."""
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _begun: dict[str, Any] = field(default_factory=dict)
     _adopted: bool = False
@@ -85,16 +89,21 @@ class StageRun:
     # -- the call
 
     def open(self) -> None:
-        """Take the run folder; an error if the call cannot be run on it."""
+        """Lock the run folder and record the call.
+
+        Raises:
+            LabError: The call cannot run on this folder.
+            BusyError: Another call holds the folder, or another stage is still running in it.
+        """
         self.plan.check_upstream(self.run)
         self.plan.check_commands(self.run)
         for stage in self.plan.first:
-            self.plan.parts(stage, self.run)  # what is wrong with it is told before a folder is made
+            self.plan.parts(stage, self.run)  # reports errors before a folder is created
         self._stack.enter_context(self.run.lock(f"looplab stage {' '.join(self.plan.called)}"))
         try:
-            self.plan.check_upstream(self.run)  # as it is now that nobody else changes it
-            self._refuse_another_at_work()
-            self._write_down()
+            self.plan.check_upstream(self.run)  # again, now that nobody else can change it
+            self._refuse_other_running_stage()
+            self._record_call()
         except BaseException:
             self.close()
             raise
@@ -102,10 +111,11 @@ class StageRun:
         self.state = "running"
 
     def close(self) -> None:
+        """Release the run folder and save cached hashes."""
         self._stack.close()
         self.plan.hashes.save()
 
-    def _write_down(self) -> None:
+    def _record_call(self) -> None:
         folder = self.run.path
         self.run.refuse_links()
         (folder / "stages").mkdir(exist_ok=True)
@@ -117,11 +127,11 @@ class StageRun:
         began = last["began"] if last and {**last, "began": 0} == {**call, "began": 0} else clock.now()
         self.run.write("stages/call.json", {**call, "began": began})
         self._forced_since = began if self.force else 0.0
-        self.run.write(CONFIG, self._resolved())
+        self.run.write(CONFIG, self._resolved_config())
         self.run.describe(self.plan.study.name, self.plan.source, self.plan.edits)
 
-    def _resolved(self) -> dict[str, Any]:
-        """The config with the run's real name."""
+    def _resolved_config(self) -> dict[str, Any]:
+        """Return the config with the actual name of the run."""
         from looplab.config.edits import Edit, Op, apply_edits
         from looplab.config.paths import find
 
@@ -130,30 +140,30 @@ class StageRun:
             return self.plan.config
         return dict(apply_edits(self.plan.config, [Edit(key, Op.NEW, self.run.name)]).config)
 
-    def _refuse_another_at_work(self) -> None:
-        """A stage that an earlier call left at work is attached to, if it is the one that is wanted."""
+    def _refuse_other_running_stage(self) -> None:
+        """Raise BusyError if an earlier call left a stage running that this call cannot attach to."""
         for stage in self.plan.stages:
             begun = self.run.begun(stage)
-            if begun is None or begun["state"] != "running" or not self._is_at_work():
+            if begun is None or begun["state"] != "running" or not self._is_running():
                 continue
-            wanted = stage in self.plan.called
-            if wanted and begun["fingerprint"] == fingerprint.hash_parts(self.plan.parts(stage, self.run)):
+            called = stage in self.plan.called
+            if called and begun["fingerprint"] == fingerprint.hash_parts(self.plan.parts(stage, self.run)):
                 continue
             process = read_json(self.run.path / "process.json") or {}
             raise BusyError(
-                f"stage {stage} of run {self.run.name} is still at work (pid {process.get('pid', '?')})"
-                + (", made of something else than it would be now" if wanted else ""),
+                f"stage {stage} of run {self.run.name} is still running (pid {process.get('pid', '?')})"
+                + (", with another fingerprint" if called else ""),
                 file=self.run.path,
-                hint="wait for it, or end that process",
+                hint="wait for it, or stop that process",
             )
 
-    def at_work_in(self) -> str | None:
-        """The slot in which an earlier call has left a stage at work."""
+    def running_slot(self) -> str | None:
+        """Return the slot in which an earlier call left a stage running."""
         begun = [self.run.begun(stage) for stage in self.plan.called]
         running = [about["slot"] for about in begun if about is not None and about["state"] == "running"]
-        return running[0] if running and self._is_at_work() else None
+        return running[0] if running and self._is_running() else None
 
-    def _is_at_work(self) -> bool:
+    def _is_running(self) -> bool:
         folder = self.run.path
         if (folder / "exit.json").exists() or not (folder / "train.log").exists():
             return False
@@ -167,10 +177,10 @@ class StageRun:
         return bool(self._queue)
 
     def next(self, executor: Executor, slot: Slot) -> str | None:
-        """Begin the next stage that has something to do; gives the executor's name for it, None at the end."""
+        """Start the next stage that is not up to date; return the executor's name for it, None if none is left."""
         self.slot = slot
         while self._queue:
-            started = self._take_up(self._queue[0], executor)
+            started = self._enter(self._queue[0], executor)
             if started is not None:
                 return started
             if self.state != "running":
@@ -182,8 +192,8 @@ class StageRun:
         self.state, self.stage = "complete", None
         return None
 
-    def _take_up(self, stage: str, executor: Executor) -> str | None:
-        """Adopt, finish, skip or begin a stage."""
+    def _enter(self, stage: str, executor: Executor) -> str | None:
+        """Adopt, finish, skip or start a stage; return the executor's name for it if it is running."""
         parts = self.plan.parts(stage, self.run)
         digest = fingerprint.hash_parts(parts)
         begun = self.run.begun(stage)
@@ -196,21 +206,21 @@ class StageRun:
                 self.since = begun["began"]
                 self._adopted = executor.adopt(name, self.run.path)
                 if self._adopted:
-                    self.say(f"{stage}: is still at work since an earlier call, attached to it")
+                    self.say(f"{stage}: still running since an earlier call, attached to it")
                 else:
                     self._start(stage, executor)
                 return name
-            if self._conclude(stage, ended) is None:
-                return None  # it came to its good end while nobody was there
+            if self._record_end(stage, ended) is None:
+                return None  # it completed while no call was attached
             begun = self.run.begun(stage)
         made = self.run.complete(stage)
         why = self._why_run(stage, made, begun, parts)
         if why is None:
             assert made is not None
             if (self.run.path / "stages" / f"{stage}.begun.json").exists():
-                self._tidy(stage)  # it was cut off right behind its end; else the files may be those of a later stage
+                self._clean_up(stage)  # interrupted right after its end; otherwise the files may be a later stage's
             self.done.append(StageResult(stage, "skipped", "unchanged", made["seconds"]))
-            self.say(f"{stage}: skipped, complete and unchanged (took {_clock(made['seconds'])})")
+            self.say(f"{stage}: skipped, complete and unchanged (took {_format_duration(made['seconds'])})")
             return None
         resume = begun is not None and begun["fingerprint"] == digest and begun["state"] != "clearing"
         self._begin(stage, parts, digest, why, resume=resume)
@@ -220,19 +230,19 @@ class StageRun:
     def _why_run(
         self, stage: str, made: dict[str, Any] | None, begun: dict[str, Any] | None, parts: fingerprint.Parts
     ) -> str | None:
-        """Why a stage is to be run; None: it need not be."""
+        """Return why a stage must run; None if it is up to date."""
         if begun is not None:
-            told = fingerprint.changes(begun["parts"], parts)
-            return (
-                f"anew: {fingerprint.in_short(told)}" if told else "resumed" if begun["state"] != "clearing" else "anew"
-            )
+            changes = fingerprint.changes(begun["parts"], parts)
+            if changes:
+                return f"restarted: {fingerprint.shorten(changes)}"
+            return "restarted" if begun["state"] == "clearing" else "resumed"
         if made is None:
             return "first time"
-        told = fingerprint.changes(made["parts"], parts)
-        told += fingerprint.changed_outputs(self.run.path, made["outputs"], self.plan.hashes)
-        if told:
-            return f"again: {fingerprint.in_short(told)}"
-        return "again: --force" if made["ended"] < self._forced_since else None
+        changes = fingerprint.changes(made["parts"], parts)
+        changes += fingerprint.changed_outputs(self.run.path, made["outputs"], self.plan.hashes)
+        if changes:
+            return f"rerun: {fingerprint.shorten(changes)}"
+        return "rerun: --force" if made["ended"] < self._forced_since else None
 
     def _begin(self, stage: str, parts: fingerprint.Parts, digest: str, why: str, *, resume: bool) -> None:
         run = self.run
@@ -251,18 +261,18 @@ class StageRun:
         if self.pointed:
             unpoint_latest(run)
         if not resume:
-            # What was there before the first attempt is not ours.
+            # Files that existed before the first attempt are not outputs of the stage.
             begun["clears"] = before["clears"] if before.get("state") == "clearing" else before["attempt"] > 0
             run.write(f"stages/{stage}.begun.json", begun)
             run.remove(f"stages/{stage}.json")
             if begun["clears"]:
                 self._clear_outputs(stage)
         run.clear_process()
-        log_at = self._stamp(f"{stage} begins ({why}), attempt {begun['attempt']}")
+        log_at = self._stamp(f"{stage} starts ({why}), attempt {begun['attempt']}")
         self._begun = {**begun, "state": "running", "log_at": log_at}
         run.write(f"stages/{stage}.begun.json", self._begun)
         self.since = begun["began"]
-        self.say(f"{stage}: begins ({why})")
+        self.say(f"{stage}: starts ({why})")
 
     def _clear_outputs(self, stage: str) -> None:
         for name in self.plan.stages[stage].outputs:
@@ -272,8 +282,8 @@ class StageRun:
         plan, run, about = self.plan, self.run, self.plan.stages[stage]
         argv = plan.argv(stage, run, self.slot)
         variables = {"run_dir": str(run.path), "run_id": run.name, "lab": str(plan.lab), "stage": stage}
-        given = {
-            name: fill(value, plan.config, variables, f"stages.{stage}.env.{name}") or ""
+        settings = {
+            name: fill_template(value, plan.config, variables, f"stages.{stage}.env.{name}") or ""
             for name, value in {**plan.study.pipeline.env, **about.env}.items()
         }
         env = {
@@ -286,7 +296,7 @@ class StageRun:
             "LOOPLAB_STUDY": plan.study.name,
             "LOOPLAB_LAB": str(plan.lab),
             "LOOPLAB_RESUME": "1" if self._begun["resume"] else "",
-            **given,
+            **settings,
         }
         program = find_stage_program(argv[0], plan.lab, env, f"stages.{stage}.command")
         self._adopted = False
@@ -297,8 +307,8 @@ class StageRun:
             )
         )  # fmt: skip
 
-    def again(self, executor: Executor) -> None:
-        """Ask once more for a stage whose device was held."""
+    def retry(self, executor: Executor) -> None:
+        """Start a stage again whose device was in use."""
         assert self.stage is not None
         self._start(self.stage, executor)
 
@@ -308,13 +318,13 @@ class StageRun:
     # -- its end
 
     def ended(self, outcome: Exit) -> None:
-        """The stage at work has ended."""
+        """Handle the end of the running stage."""
         stage = self.stage
         assert stage is not None
         if outcome.reason == "lost" and self._adopted:
-            self._conclude(stage, outcome)  # nobody saw how: it is resumed
+            self._record_end(stage, outcome)  # its exit was not observed: resume it
             return
-        why = self._conclude(stage, outcome)
+        why = self._record_end(stage, outcome)
         if why is None:
             self._queue.popleft()
             return
@@ -324,14 +334,14 @@ class StageRun:
             StageResult(stage, "stopped" if stopped else "failed", why, max(0.0, clock.now() - self.since))
         )
 
-    def _conclude(self, stage: str, outcome: Exit) -> str | None:
-        """Write down the end of an attempt; gives why the stage is not complete, None if it is."""
-        self.pump(final=True)
+    def _record_end(self, stage: str, outcome: Exit) -> str | None:
+        """Record the end of an attempt; return why the stage is incomplete, None if it is complete."""
+        self.copy_output(final=True)
         about, run, begun = self.plan.stages[stage], self.run, self._begun
         missing = [name for name in about.outputs if not (run.path / name).exists()]
         why = None if outcome.ok else str(outcome)
         if why is None and missing:
-            why = f"it ended well, but did not make {', '.join(missing)}"
+            why = f"it succeeded, but did not write {', '.join(missing)}"
         seconds = max(0.0, (outcome.ended or clock.now()) - (outcome.started or begun["began"]))
         if why is None:
             made = fingerprint.outputs_of(run.path, about.outputs, self.plan.hashes)
@@ -358,18 +368,18 @@ class StageRun:
             )
         else:
             run.write(f"stages/{stage}.begun.json", {**begun, "state": "ended", "why": why})
-        self._stamp(f"{stage} {'complete' if why is None else f'not complete: {why}'}, {_clock(seconds)}")
+        self._stamp(f"{stage} {'complete' if why is None else f'not complete: {why}'}, {_format_duration(seconds)}")
         scrub_file(run.log, known_secrets())
-        self._tidy(stage)
+        self._clean_up(stage)
         if why is None:
             self.done.append(StageResult(stage, "complete", begun["why"], seconds))
-            self.say(f"{stage}: complete in {_clock(seconds)}")
+            self.say(f"{stage}: complete in {_format_duration(seconds)}")
         else:
             self.say(f"{stage}: not complete: {why}")
         return why
 
-    def _tidy(self, stage: str) -> None:
-        """Remove what only a stage at work needs."""
+    def _clean_up(self, stage: str) -> None:
+        """Remove the files that only a running stage needs."""
         self.run.clear_process()
         if self.run.begun(stage) is None:
             self.run.remove(f"stages/{stage}.begun.json")
@@ -377,15 +387,19 @@ class StageRun:
     # -- its log
 
     def _stamp(self, text: str) -> int:
-        """A line of our own in the log; gives the place behind it."""
+        """Append a line of looplab's own to the log; return the offset after it."""
         self.run.refuse_links()
         with append_own(self.run.log) as file:
             start = b"\n" if file.seek(0, os.SEEK_END) and _last_byte(self.run.log) != b"\n" else b""
             file.write(start + f"== {time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n".encode())
             return file.tell()
 
-    def pump(self, *, final: bool = False) -> bool:
-        """Pass on what the stage has printed since; whether there was anything."""
+    def copy_output(self, *, final: bool = False) -> bool:
+        """Copy new output of the stage to the log and to `write`; return whether there was any.
+
+        Args:
+            final: Also copy an unfinished last line.
+        """
         if not self._begun or self._begun["state"] != "running":
             return False
         try:
@@ -393,7 +407,7 @@ class StageRun:
             with open_regular(self.run.path / "train.log", follow=False) as source, append_own(self.run.log) as log:
                 source.seek(max(0, log.seek(0, os.SEEK_END) - self._begun["log_at"]))
                 new = source.read()
-                if not final:  # a line that is not yet whole waits: a secret in it must not be cut in two
+                if not final:  # hold back an unfinished line: a secret in it must not be split
                     new = new[: max(new.rfind(b"\n"), new.rfind(b"\r")) + 1]
                 log.write(new)
         except (FileNotFoundError, UntrustedError, LabError):
@@ -403,7 +417,7 @@ class StageRun:
         return bool(new)
 
     def tail(self, lines: int = TAIL) -> list[str]:
-        """The last lines that the stage printed."""
+        """Return the last lines of the stage's output."""
         try:
             with self.run.log.open("rb") as file:
                 file.seek(max(int(self._begun.get("log_at", 0)), file.seek(0, os.SEEK_END) - 65536))
@@ -418,54 +432,66 @@ def _last_byte(path: Path) -> bytes:
         return file.read()
 
 
-def _clock(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     return f"{seconds:.1f}s" if seconds < 60 else f"{minutes // 60}h{minutes % 60:02d}m{rest:02d}s"
 
 
-# -- many of them
+# -- many runs
 
 
 @dataclass
 class StopRequest:
-    """What a person has asked for meanwhile; set by signal handlers."""
+    """What the user asked for while stages run; set by signal handlers."""
 
     drain: bool = False
-    """Begin nothing more."""
+    """Start no more stages."""
     stop: bool = False
-    """End what is at work."""
+    """Stop running stages."""
     hurry: bool = False
-    """Without waiting for it."""
+    """Do not wait for the grace period."""
 
 
 def drive(
     runs: Sequence[StageRun],
     slots: Sequence[Slot],
     executor: Executor,
-    wishes: StopRequest,
+    request: StopRequest,
     *,
     devices: Devices | None = None,
     share: bool = True,
     tick: Callable[[], None] = lambda: None,
     closed: Callable[[StageRun], None] = lambda run: None,
 ) -> None:
-    """Take every run through its stages, one run a slot, until all are complete, failed or stopped."""
-    left = {id(run): there for run in runs if (there := run.at_work_in()) is not None}
-    waiting, free = deque(sorted(runs, key=lambda run: id(run) not in left)), deque(slots)
-    at_work: dict[str, StageRun] = {}
-    blocked: dict[str, tuple[float, StageRun]] = {}
-    asked: dict[str, bool] = {}
+    """Run the stages of all runs, one run per slot, until each is complete, failed or stopped.
 
-    def go_on(run: StageRun) -> None:
-        """To the run's next stage, or to its end."""
+    Args:
+        runs: Calls to run; those with a stage that is still running are resumed first, in their slot.
+        slots: Slots to use.
+        executor: Starts and stops the stages.
+        request: Polled for drain and stop requests.
+        devices: Devices to check for other processes; None skips the check.
+        share: Whether to use devices that other processes use.
+        tick: Called after every poll.
+        closed: Called when a run has finished.
+    """
+    previous = {id(run): name for run in runs if (name := run.running_slot()) is not None}
+    waiting, free = deque(sorted(runs, key=lambda run: id(run) not in previous)), deque(slots)
+    running: dict[str, StageRun] = {}
+    blocked: dict[str, tuple[float, StageRun]] = {}
+    stopping: dict[str, bool] = {}
+    """Stages that were asked to stop, and whether in a hurry."""
+
+    def advance(run: StageRun) -> None:
+        """Start the run's next stage, or close the run."""
         try:
-            if run.state == "running" and run.has_more and (wishes.drain or wishes.stop):
-                run.state, run.error = "stopped", "stopped before its end"
+            if run.state == "running" and run.has_more and (request.drain or request.stop):
+                run.state, run.error = "stopped", "stopped before it finished"
             name = run.next(executor, run.slot) if run.state == "running" else None
         except LabError as error:
             run.state, run.error, name = "failed", str(error), None
         if name is not None:
-            at_work[name] = run
+            running[name] = run
             return
         run.close()
         free.append(run.slot)
@@ -473,16 +499,16 @@ def drive(
 
     try:
         while True:
-            while waiting and free and not (wishes.drain or wishes.stop):
+            while waiting and free and not (request.drain or request.stop):
                 run, slot = waiting[0], free[0]
-                holder = _stranger(slot, devices, share) if id(run) not in left else None
+                holder = _other_process(slot, devices, share) if id(run) not in previous else None
                 if holder is not None:
                     free.rotate(-1)
                     run.blocked = holder
-                    if all(_stranger(other, devices, share) for other in free):
+                    if all(_other_process(other, devices, share) for other in free):
                         break
                     continue
-                own = next((slot for slot in free if slot.name == left.get(id(run))), free[0])
+                own = next((slot for slot in free if slot.name == previous.get(id(run))), free[0])
                 free.remove(own)
                 run.slot, run.blocked = own, ""
                 waiting.popleft()
@@ -491,49 +517,49 @@ def drive(
                         run.open()
                 except LabError as error:
                     run.state, run.error = "failed", str(error)
-                go_on(run)
-            if not at_work and (not waiting or wishes.drain or wishes.stop):
+                advance(run)
+            if not running and (not waiting or request.drain or request.stop):
                 break
-            if wishes.stop:
-                for name, run in at_work.items():
-                    if name not in blocked and asked.get(name) != wishes.hurry:
-                        asked[name] = wishes.hurry
-                        grace = 0.0 if wishes.hurry else run.plan.stages[run.stage or ""].grace
+            if request.stop:
+                for name, run in running.items():
+                    if name not in blocked and stopping.get(name) != request.hurry:
+                        stopping[name] = request.hurry
+                        grace = 0.0 if request.hurry else run.plan.stages[run.stage or ""].grace
                         executor.stop(name, "stop", grace)
             for event in executor.poll(POLL_S):
-                run = at_work[event.run_id]
+                run = running[event.run_id]
                 if isinstance(event, Ended):
-                    del at_work[event.run_id]
+                    del running[event.run_id]
                     run.blocked = ""
                     try:
                         run.ended(event.exit)
-                    except (LabError, OSError) as error:  # what a stage does to its folder is not the end of the others
+                    except (LabError, OSError) as error:  # what a stage does to its folder must not end the others
                         run.state, run.error = "failed", f"{run.stage}: {error}"
-                    go_on(run)
+                    advance(run)
                 elif isinstance(event, Rejected):
-                    run.blocked = event.holder or "an order that was lost"
+                    run.blocked = event.holder or "a launch request that was lost"
                     blocked[event.run_id] = (time.monotonic() + BLOCKED_S, run)
             for name, (due, run) in list(blocked.items()):
-                if wishes.drain or wishes.stop:
-                    del blocked[name], at_work[name]
-                    run.state, run.error = "stopped", "stopped before its end"
-                    go_on(run)
+                if request.drain or request.stop:
+                    del blocked[name], running[name]
+                    run.state, run.error = "stopped", "stopped before it finished"
+                    advance(run)
                 elif time.monotonic() >= due:
                     del blocked[name]
-                    run.again(executor)
-            for run in at_work.values():
-                run.pump()
+                    run.retry(executor)
+            for run in running.values():
+                run.copy_output()
             tick()
     finally:
         for run in runs:
             run.close()
     for run in waiting:
-        run.state, run.error = "stopped", "not begun"
+        run.state, run.error = "stopped", "not started"
         closed(run)
 
 
-def _stranger(slot: Slot, devices: Devices | None, share: bool) -> str | None:
-    """Who computes on the slot's devices, if it is nobody of ours."""
+def _other_process(slot: Slot, devices: Devices | None, share: bool) -> str | None:
+    """Return a process outside looplab that uses the slot's devices; None if there is none or it does not matter."""
     if share or devices is None or not devices.present:
         return None
     return next((str(who) for device in slot.devices for who in devices.other_processes(device)), None)

@@ -1,7 +1,7 @@
-"""Suites: the same stages over several datasets, one a slot, and one table over all of them.
+"""Suites: the same stages on several datasets, one per slot, and tables over all of them.
 
-A suite has a folder `_suite/<id>` beside the roots of its runs; each dataset's run has the suite's id as its name. The
-same command again goes on with the same suite: what is complete is skipped, what is at work is attached to.
+A suite has a folder `_suite/<id>` next to the roots of its runs; the run of each dataset is named by the suite's id.
+Repeating the command continues the same suite: complete stages are skipped, running ones are attached to.
 """
 
 from __future__ import annotations
@@ -42,28 +42,31 @@ FIELDS = {
     "max_new_tokens": "decode.max_new_tokens",
     "generator": "task.generator",
 }
-"""Short names for config keys, in the entry of a dataset."""
+"""Short names for config keys in the entry of a dataset."""
 NAME_KEY = "task.dataset"
-"""Where the name of a dataset goes, if the config has this key."""
+"""Key that receives the name of the dataset, if the config has it."""
 TABLES = {"suite_main_results.csv": "tables/main_results_single.csv", "suite_ablation_long.csv": "tables/ablation.csv"}
 
 
 class Dataset(Section):
+    """One entry of `datasets:`; extra keys are short names for config keys."""
+
     model_config = ConfigDict(extra="allow", frozen=True)
 
     name: str
     label: str = ""
-    """What it is called here, where one dataset is used in several ways; its name if not said."""
+    """Name of this entry if one dataset is used several times; default: the dataset's name."""
     edits: list[str] = Field(default_factory=list)
 
     @property
     def called(self) -> str:
+        """Label, else name."""
         return self.label or self.name
 
     @model_validator(mode="after")
     def _names_a_folder(self) -> Dataset:
         if not STUDY_NAME.fullmatch(self.called):
-            raise ValueError(f"{self.called!r} cannot name a folder: letters, digits, `_`, `-`, `.`; give a label")
+            raise ValueError(f"{self.called!r} cannot name a folder: letters, digits, `_`, `-`, `.`; set a label")
         return self
 
     @field_validator("edits")
@@ -78,35 +81,35 @@ class Dataset(Section):
 
 
 class SuiteSettings(Section):
-    """The block `suite:` of a suite's file; what stands beside it is the base config, unless `config` names one."""
+    """The block `suite:` of a suite file; the other keys are the base config, unless `config` names a file."""
 
     datasets: list[Dataset] = Field(min_length=1)
     config: str | None = None
     run_name_prefix: str = ""
     run_name: str = "outputs.run_name"
-    """The config's key that gets `<prefix>_<name>`."""
+    """Config key that is set to `<prefix>_<name>`."""
     stages: list[str] = Field(default_factory=list)
     gpus: list[int | str] | str | None = None
     fields: dict[str, str] = Field(default_factory=dict)
-    """Further short names for config keys; `name` for the key of the dataset's name."""
+    """More short names for config keys; `name` is the key that receives the dataset's name."""
     tables: dict[str, str] = Field(default_factory=lambda: dict(TABLES))
-    """The suite's tables, and the table of each run that they are made of."""
+    """Maps each table of the suite to the table of a run that it collects."""
 
     @model_validator(mode="after")
-    def _as_it_should_be(self) -> SuiteSettings:
+    def _check(self) -> SuiteSettings:
         names = [dataset.called for dataset in self.datasets]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"datasets: {twice[0]} is named twice; give each a label")
+            raise ValueError(f"datasets: {twice[0]} is named twice; set a label for each")
         known = [*FIELDS, *self.fields]
         for dataset in self.datasets:
             for key in dataset.model_extra or {}:
                 if key not in known:
                     near = difflib.get_close_matches(key, [*known, "edits", "label"], 1)
-                    hint = f", did you mean {near[0]!r}?" if near else "; give it in fields, or use edits"
+                    hint = f", did you mean {near[0]!r}?" if near else "; define it in fields, or use edits"
                     raise ValueError(f"datasets: {dataset.called} has the unknown key {key!r}{hint}")
         for table in self.tables:
             if Path(table).name != table or not table.endswith(".csv"):
-                raise ValueError(f"tables: {table!r} is no name of a CSV file")
+                raise ValueError(f"tables: {table!r} is not the name of a CSV file")
         return self
 
 
@@ -115,24 +118,27 @@ class SuiteJob:
     """One dataset of a suite."""
 
     name: str
-    """Its label, else the dataset's name."""
-    named: Mapping[str, str]
-    """What stands in front of its rows in the suite's tables."""
+    """Label, else the dataset's name."""
+    columns: Mapping[str, str]
+    """Leading columns of its rows in the suite's tables."""
     plan: PipelinePlan
     run: RunFolder
 
 
 @dataclass(frozen=True, slots=True)
 class Suite:
+    """A suite file, resolved: one job per dataset."""
+
     id: str
     folder: Path
     settings: SuiteSettings
     jobs: tuple[SuiteJob, ...]
     key: str
-    """The same for suites that ask for the same."""
+    """Hash of study, stages and configs; equal suites have equal keys."""
 
     @contextmanager
     def lock(self) -> Iterator[None]:
+        """Hold the suite; raise BusyError if another process does."""
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             with RunFolder(self.folder).lock(f"looplab suite {self.id}"):
@@ -141,16 +147,16 @@ class Suite:
             raise BusyError(error.message.replace("run ", "suite ", 1), file=error.file, hint=error.hint) from None
 
     def begin(self) -> None:
-        """Write down that there is this suite."""
-        there = read_record(self.folder / "suite.json")
+        """Write `suite.json`."""
+        existing = read_record(self.folder / "suite.json")
         self._write(
             "suite.json",
-            {"id": self.id, "key": self.key, "created": there["created"] if there else time.time(),
+            {"id": self.id, "key": self.key, "created": existing["created"] if existing else time.time(),
              "jobs": {job.name: str(job.run.path) for job in self.jobs}},
         )  # fmt: skip
 
     def end(self, runs: Sequence[StageRun]) -> dict[str, Any]:
-        """Write down what became of its jobs."""
+        """Collect the tables and write `summary.json`; return its content."""
         jobs = [
             {"name": run.name, "status": run.state, "error": run.error or None, "run": str(run.run.path),
              "stages": [{"stage": done.stage, "how": done.how, "seconds": done.seconds} for done in run.done],
@@ -163,7 +169,7 @@ class Suite:
         return result
 
     def collect(self, names: Sequence[str]) -> list[str]:
-        """Make the suite's tables from those of the jobs that are complete; gives their paths."""
+        """Write the suite's tables from those of the named jobs; return their paths."""
         made = []
         for table, source in self.settings.tables.items():
             path = self.folder / "tables" / table
@@ -192,7 +198,7 @@ def _rows(job: SuiteJob, source: str) -> list[dict[str, str]]:
     try:
         with open_regular(path) as binary, io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
             return [
-                {**job.named, **{str(key): value or "" for key, value in row.items()}} for row in csv.DictReader(file)
+                {**job.columns, **{str(key): value or "" for key, value in row.items()}} for row in csv.DictReader(file)
             ]
     except FileNotFoundError:
         return []
@@ -200,11 +206,11 @@ def _rows(job: SuiteJob, source: str) -> list[dict[str, str]]:
         raise LabError(f"not a CSV file: {error}", file=path) from None
 
 
-# -- reading one
+# -- reading suite files
 
 
 def read_suite(path: Path, lab: Path) -> tuple[SuiteSettings, dict[str, Any], str]:
-    """The settings, the base config, and the file that holds it."""
+    """Return the settings, the base config, and the file that holds it."""
     document = read_document(path)
     data = document.plain()
     if not isinstance(data.get("suite"), dict):
@@ -212,37 +218,39 @@ def read_suite(path: Path, lab: Path) -> tuple[SuiteSettings, dict[str, Any], st
     try:
         settings = SuiteSettings.model_validate(data["suite"])
     except ValidationError as error:
-        raise _wrong(document, error) from None
-    beside = {key: value for key, value in data.items() if key != "suite"}
+        raise _lab_error(document, error) from None
+    base = {key: value for key, value in data.items() if key != "suite"}
     if settings.config is None:
-        if not beside:
-            raise LabError("has no config: put it beside `suite:`, or name a file in suite.config", file=path)
-        return settings, plain(beside), str(path)
-    if beside:
+        if not base:
+            raise LabError("has no config: put it next to `suite:`, or name a file in suite.config", file=path)
+        return settings, plain(base), str(path)
+    if base:
         raise LabError(
-            f"has a config of its own ({', '.join(list(beside)[:3])}) and suite.config", file=path, hint="give one"
+            f"has both its own config ({', '.join(list(base)[:3])}) and suite.config",
+            file=path,
+            hint="keep one of them",
         )
     file = inside(lab, settings.config, "suite.config")
     return settings, read_config(file), str(file)
 
 
-def _wrong(document: Document, error: ValidationError) -> LabError:
+def _lab_error(document: Document, error: ValidationError) -> LabError:
     problem = error.errors()[0]
     where = [part for part in ("suite", *problem["loc"]) if isinstance(part, int) or "[" not in part]
     line = next((n for end in range(len(where), 0, -1) if (n := document.line_of(tuple(where[:end])))), None)
     key = ".".join(map(str, where))
     if problem["type"] == "extra_forbidden":
         near = difflib.get_close_matches(str(where[-1]), list(SuiteSettings.model_fields), 1)
-        said = f"unknown key {key!r}" + (f", did you mean {near[0]!r}?" if near else "")
+        message = f"unknown key {key!r}" + (f", did you mean {near[0]!r}?" if near else "")
     elif problem["type"] == "missing":
-        said = f"{key!r} is missing"
+        message = f"{key!r} is missing"
     else:
-        said = f"{key}: {str(problem['msg']).removeprefix('Value error, ')}"
-    return LabError(said, file=document.path, line=line)
+        message = f"{key}: {str(problem['msg']).removeprefix('Value error, ')}"
+    return LabError(message, file=document.path, line=line)
 
 
 def dataset_config(settings: SuiteSettings, base: Mapping[str, Any], dataset: Dataset) -> Any:
-    """The config of one dataset: the base, its fields, where it goes, and last its edits."""
+    """Return the config of one dataset: the base, then its name, its short names, the run name, and its edits."""
     fields = {**FIELDS, **settings.fields}
     edits: list[Edit | str] = []
     if "name" in settings.fields or find(base, NAME_KEY):
@@ -257,7 +265,15 @@ def dataset_config(settings: SuiteSettings, base: Mapping[str, Any], dataset: Da
 
 
 def make_suite(lab: LabConfig, study: StudyConfig, path: Path, suite_id: str | None, *, new: bool = False) -> Suite:
-    """Everything about a suite, checked before anything is started."""
+    """Read a suite file and plan its runs; everything is checked before anything starts.
+
+    Args:
+        lab: The lab.
+        study: The study whose stages are run.
+        path: Suite file, relative to the current folder or to the lab.
+        suite_id: Id of the suite; None continues the newest equal suite, or creates one.
+        new: Create a new suite even if an equal one exists.
+    """
     file = path if path.exists() or not (lab.folder / path).exists() else lab.folder / path
     settings, base, source = read_suite(file, lab.folder)
     if suite_id is not None:
@@ -265,14 +281,14 @@ def make_suite(lab: LabConfig, study: StudyConfig, path: Path, suite_id: str | N
     stages = pick_stages(study, settings.stages)
     configs = {dataset.called: dataset_config(settings, base, dataset) for dataset in settings.datasets}
     key = hashlib.sha256(canonical_json({"stages": stages, "configs": configs, "study": study.name})).hexdigest()
-    hashes = Hashes(lab.folder)  # one for all: they read the same model
+    hashes = Hashes(lab.folder)  # shared: the datasets read the same model
     plans = {name: make_plan(lab, study, config, source, stages, (), hashes) for name, config in configs.items()}
     for plan in plans.values():
         if plan.needs:
             raise LabError(
                 f"suite.stages: {', '.join(plan.called)} builds on {', '.join(plan.needs)}",
                 file=file,
-                hint=f"name {plan.needs[0]} too, or let the config name a run with it ({study.pipeline.artifacts})",
+                hint=f"add {plan.needs[0]}, or name a run that has it in the config ({study.pipeline.artifacts})",
             )
     roots = {name: plan.root for name, plan in plans.items()}
     folder = inside(lab.folder, next(iter(roots.values())).parent / "_suite", "the suite's folder")
@@ -282,29 +298,31 @@ def make_suite(lab: LabConfig, study: StudyConfig, path: Path, suite_id: str | N
     jobs = []
     for dataset in settings.datasets:
         run = RunFolder(inside(lab.folder, roots[dataset.called] / chosen, "the run's folder"))
-        named = {"dataset": dataset.name, **({"label": dataset.called} if labelled else {})}
-        named["run"] = f"{run.path.parent.name}/{run.name}"
-        jobs.append(SuiteJob(dataset.called, named, plans[dataset.called], run))
+        columns = {"dataset": dataset.name, **({"label": dataset.called} if labelled else {})}
+        columns["run"] = f"{run.path.parent.name}/{run.name}"
+        jobs.append(SuiteJob(dataset.called, columns, plans[dataset.called], run))
     places: dict[Path, str] = {}
     for job in jobs:
         if job.run.path in places:
             raise LabError(
                 f"the datasets {places[job.run.path]} and {job.name} have the same run folder {job.run.path}",
                 file=file,
-                hint=f"let pipeline.root in lab.yaml hold {{{settings.run_name}}}, or set suite.run_name",
+                hint=f"use {{{settings.run_name}}} in pipeline.root of lab.yaml, or set suite.run_name",
             )
         places[job.run.path] = job.name
     return Suite(chosen, folder / chosen, settings, tuple(jobs), key)
 
 
 def _same_suite(folder: Path, key: str) -> str | None:
-    """The newest suite that asks for the same."""
+    """Return the id of the newest suite with this key."""
     found = [read_record(path) for path in folder.glob("*/suite.json")]
     same = [about for about in found if about is not None and about.get("key") == key]
     return check_name(max(same, key=lambda about: about["created"])["id"], "a suite's id") if same else None
 
 
 def make_runs(suite: Suite, say: Callable[[str, str], None], *, force: bool = False) -> list[StageRun]:
+    """Return one run per dataset; `say` receives the job's name and a message."""
+
     def speaker(name: str) -> Callable[[str], None]:
         return lambda text: say(name, text)
 

@@ -1,1 +1,1 @@
-"""What people read: the lab book, reports, plots, export."""
+"""Lab book, reports, plots, tables and exports."""

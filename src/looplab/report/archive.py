@@ -1,7 +1,7 @@
-"""The archive of a run: all that its sources measured, in one `metrics.parquet` that answers questions fast.
+"""The archive of a run: all metrics from its sources in one `metrics.parquet`, for fast queries.
 
-Long form: `metric`, `step`, `value`, a row for each point, in the order in which it was written. The trainer's own
-files stay as they are, and stay the truth: an archive can be thrown away and is then read from them again.
+Long form: `metric`, `step`, `value`, one row per point, in order of writing. The trainer's own files are unchanged and
+remain the source of truth: a deleted archive is rebuilt from them.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
 NAME = "metrics.parquet"
 _MARK = "looplab.metrics"
-"""Stands in the footer of our archives, so that a file of this name which a trainer wrote is told apart."""
+"""Key in the footer of our archives; distinguishes them from a trainer's file of the same name."""
 _MAGIC = b"PAR1"
 _FOOTER_LIMIT = 1 << 20
 
 
 def measured(run_dir: Path, study: StudyConfig | None, *, final: bool) -> Batch:
-    """All points of a run, read from whatever files it left; `final` as in `Source.poll`."""
+    """Read all points of a run from its files; `final` as in `Source.poll`."""
     reader = Reader(run_dir) if study is None else reader_of(study, run_dir)
     return reader.poll(final)
 
 
 def as_table(batch: Batch) -> pa.Table:
-    """The points as an Arrow table of `metric`, `step` and `value`."""
+    """Return the points as an Arrow table of `metric`, `step` and `value`."""
     import pyarrow as pa
 
     curves = [(name, curve) for name, curve in batch.items() if curve.values]
@@ -54,9 +54,9 @@ def as_table(batch: Batch) -> pa.Table:
 
 
 def column(values: Sequence[Any], kind: Literal["TEXT", "REAL", "INTEGER"]) -> pa.Array:
-    """Values of one kind, some of them None, as an Arrow array.
+    """Return values of one type, some of them None, as an Arrow array.
 
-    `pyarrow.array` would do, but it imports pandas wherever that is installed, which costs more than all the rest.
+    `pyarrow.array` would import pandas if it is installed, which costs more than everything else here.
     """
     import pyarrow as pa
 
@@ -69,7 +69,7 @@ def column(values: Sequence[Any], kind: Literal["TEXT", "REAL", "INTEGER"]) -> p
                 bits[i >> 3] |= 1 << (i & 7)
         valid = pa.py_buffer(bytes(bits))
     if kind == "TEXT":
-        # JSON may hold half a surrogate pair, UTF-8 may not.
+        # JSON may contain lone surrogates, UTF-8 may not.
         texts = [b"" if value is None else value.encode("utf-8", "replace") for value in values]
         ends = array("q", accumulate(map(len, texts), initial=0))
         buffers = [valid, pa.py_buffer(ends), pa.py_buffer(b"".join(texts))]
@@ -80,7 +80,7 @@ def column(values: Sequence[Any], kind: Literal["TEXT", "REAL", "INTEGER"]) -> p
 
 
 def archive_run(run_dir: Path, study: StudyConfig) -> Path | None:
-    """Write the archive of an ended run, whole; None, and nothing is written, where nothing was measured."""
+    """Write the archive of an ended run atomically; return its path, None if nothing was measured."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -91,7 +91,7 @@ def archive_run(run_dir: Path, study: StudyConfig) -> Path | None:
         raise LabError("is a link, through which nothing is written", file=run_dir)
     path = record_file(run_dir, NAME)
     if path.exists() and not is_archive(path):
-        raise LabError("this file was not written by looplab and stays", file=path, hint="give it another name")
+        raise LabError("this file was not written by looplab and is not overwritten", file=path, hint="rename it")
     table = as_table(batch).replace_schema_metadata({_MARK: "1"})
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", use_dictionary=["metric"])
@@ -100,7 +100,7 @@ def archive_run(run_dir: Path, study: StudyConfig) -> Path | None:
 
 
 def is_archive(path: Path) -> bool:
-    """Whether this is a whole archive of ours, by its footer alone."""
+    """Whether this is a complete archive of ours, judged by its footer."""
     try:
         with open_regular(path, follow=False) as file:
             size = file.seek(0, 2)
@@ -118,9 +118,9 @@ def is_archive(path: Path) -> bool:
 
 
 class Archiver:
-    """Archives runs in a thread of its own, one after the other, while the engine goes on.
+    """Archives runs one after the other in a background thread.
 
-    What goes wrong is kept in `problems` and told, never raised: a run without an archive has lost nothing.
+    Errors are collected in `problems` and passed to `tell`, never raised: a missing archive loses nothing.
     """
 
     def __init__(self, study: StudyConfig, tell: Callable[[str], None] = lambda problem: None) -> None:
@@ -129,17 +129,19 @@ class Archiver:
         self._pool = ThreadPoolExecutor(1, "looplab-archive")
         self.problems: list[str] = []
         self.archived: queue.SimpleQueue[Path] = queue.SimpleQueue()
-        """Archives that are written and not yet in the record."""
+        """Archives that are written and not yet recorded in the ledger."""
 
     def submit(self, run_dir: Path) -> None:
-        """Archive this run soon."""
-        self._pool.submit(archive_run, run_dir, self._study).add_done_callback(lambda done: self._note(run_dir, done))
+        """Queue a run for archiving."""
+        self._pool.submit(archive_run, run_dir, self._study).add_done_callback(
+            lambda done: self._record_outcome(run_dir, done)
+        )
 
     def close(self, wait: bool = True) -> None:
-        """End; with `wait` after all that was submitted, else after the one at work, without waiting for it."""
+        """Shut down. With `wait`, finish all queued runs first; else drop them and do not wait for the current one."""
         self._pool.shutdown(wait, cancel_futures=not wait)
 
-    def _note(self, run_dir: Path, done: Future[Path | None]) -> None:
+    def _record_outcome(self, run_dir: Path, done: Future[Path | None]) -> None:
         error = None if done.cancelled() else done.exception()
         if error is not None:
             problem = f"run {run_dir.name} was not archived: {error or type(error).__name__}"
@@ -152,5 +154,5 @@ class Archiver:
 
 
 def unarchived(run_dirs: Iterable[Path]) -> list[Path]:
-    """Those of the run folders that have no archive (yet)."""
+    """Return the run folders without an archive."""
     return [run_dir for run_dir in run_dirs if run_dir.is_dir() and not is_archive(record_file(run_dir, NAME))]

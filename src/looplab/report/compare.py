@@ -1,4 +1,4 @@
-"""Runs side by side: where their configs differ, what they measured, and their curves on the same axes."""
+"""Compare runs: differences of their configs, their metrics, and their curves on shared axes."""
 
 from __future__ import annotations
 
@@ -21,46 +21,53 @@ from looplab.runs import folder
 
 BARS = "▁▂▃▄▅▆▇█"
 MAX_CURVES = 24
-"""Metrics that a page of a comparison draws."""
+"""Maximum number of metrics with curves on the page."""
 MISSING = object()
-"""Stands where a run's config has no such key; a null is a value."""
+"""Marks a key that a run's config does not have; null is a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One metric over the runs, in their order; None where a run has not measured it."""
+    """One metric of all runs, in order; None if a run did not measure it."""
 
     metric: str
     goal: str
     known: bool
-    """Whether the study says which way is better; else the goal is a guess by the name."""
+    """Whether the study defines the goal; otherwise it is guessed from the name."""
     last: tuple[float | None, ...]
     best: tuple[float | None, ...]
 
     def delta(self, place: int) -> float | None:
-        """The last value of a run minus that of the first run."""
+        """Return the last value of a run minus that of the first run; None for the first."""
         first, mine = self.last[0], self.last[place]
         return None if place == 0 or first is None or mine is None else mine - first
 
 
 @dataclass(frozen=True, slots=True)
 class RunComparison:
+    """Configs, metrics and curves of several runs."""
+
     study: str
     runs: tuple[RunRow, ...]
-    """The first is what the others are measured against."""
+    """The first is the reference for the others."""
     config: dict[str, tuple[Any, ...]]
-    """Only keys that differ; `MISSING` where a run has no such key."""
+    """Keys that differ; `MISSING` if a run does not have the key."""
     metrics: tuple[Compared, ...]
-    """The objective first, then those that all runs have, then those that some have."""
+    """The objective first, then metrics of all runs, then those of some."""
     curves: tuple[Batch, ...]
-    """Of each run, thinned."""
+    """Curves of each run, thinned."""
 
 
 def compare(outputs: Path, study: StudyConfig, record: StudyLedger, names: Sequence[str]) -> RunComparison:
+    """Compare the named runs.
+
+    Raises:
+        LabError: Fewer than two different runs, or a run that has not started.
+    """
     rows = tuple(dict.fromkeys(record.run(name) for name in names))
     if len(rows) < 2:
         same = f"{' and '.join(names)} are the same run" if len(names) > 1 else "there is only one run"
-        raise LabError(f"{same}: nothing to compare", hint="give two runs or more, as in `looplab compare 1 BEST`")
+        raise LabError(f"{same}: nothing to compare", hint="name two or more runs, as in `looplab compare 1 BEST`")
     for row in rows:
         if row.state == "planned":
             raise LabError(f"run {row.id} has not started yet", hint="see `looplab status`")
@@ -81,13 +88,13 @@ def compare(outputs: Path, study: StudyConfig, record: StudyLedger, names: Seque
 
 
 def _arguments(outputs: Path, row: RunRow) -> dict[str, str]:
-    """The arguments of the trainer beyond launch.command, as if they were a key of the config."""
+    """Return extra arguments of the trainer, beyond launch.command, as a key of the config."""
     extra = folder.read_json(outputs / row.id, "run.json", strict=False).get("extra")
     return {ARGUMENTS: shlex.join(map(str, extra))} if isinstance(extra, list) and extra else {}
 
 
 def _summaries(outputs: Path, row: RunRow, batch: Batch, directions: Directions) -> dict[str, MetricSummary]:
-    """What the summary of an ended run says; for a running one, what it has measured so far."""
+    """Return the summary of an ended run; for a running one, of what it has measured so far."""
     plain = folder.read_json(outputs / row.id, "summary.json").get("metrics") if row.state == "ended" else None
     if plain:
         return from_dict(plain)
@@ -97,7 +104,7 @@ def _summaries(outputs: Path, row: RunRow, batch: Batch, directions: Directions)
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
-    """The leaves in which the configs are not all the same."""
+    """Return the leaves in which the configs differ."""
     flat = [paths.flatten(config) for config in configs]
     keys = dict.fromkeys(key for leaves in flat for key in leaves)
     found = {}
@@ -130,7 +137,7 @@ def _metrics(
 
 
 def spark(curve: Curve | None, steps: tuple[float, float], values: tuple[float, float], width: int = 24) -> str:
-    """A curve in one line of text, on the given axes; a place without any finite value stays empty."""
+    """Draw a curve in one line of text, on the given axes; cells before the first finite value are blank."""
     if curve is None:
         return ""
     first, last = steps
@@ -138,25 +145,27 @@ def spark(curve: Curve | None, steps: tuple[float, float], values: tuple[float, 
     cells: list[list[float]] = [[] for _ in range(width)]
     for step, value in zip(curve.steps, curve.values, strict=True):
         if isfinite(value) and isfinite(step):
-            cells[min(width - 1, int(_part(step, first, last) * width))].append(value)
+            cells[min(width - 1, int(_fraction(step, first, last) * width))].append(value)
     drawn = ""
     reached = max((i for i, cell in enumerate(cells) if cell), default=-1)
-    held: float | None = None
+    last_mean: float | None = None
     for cell in cells[: reached + 1]:
         if cell:
-            held = sum(cell) / len(cell)
-        # Between two points of a coarse curve the last one holds.
-        drawn += " " if held is None else BARS[min(len(BARS) - 1, int(_part(held, low, high) * len(BARS)))]
+            last_mean = sum(cell) / len(cell)
+        # Between two points of a coarse curve, repeat the last one.
+        drawn += (
+            " " if last_mean is None else BARS[min(len(BARS) - 1, int(_fraction(last_mean, low, high) * len(BARS)))]
+        )
     return drawn.ljust(width)
 
 
-def _part(value: float, low: float, high: float) -> float:
-    """How far up from `low` to `high`, from 0 to 1; by halves, since floats may be too far apart for a float."""
+def _fraction(value: float, low: float, high: float) -> float:
+    """Return the position of a value between `low` and `high`, from 0 to 1; halved, since `high - low` may overflow."""
     return min(1.0, max(0.0, (value / 2 - low / 2) / (high / 2 - low / 2))) if high > low else 0.5
 
 
 def sparks(comparison: RunComparison, metric: str, width: int = 24) -> list[str]:
-    """The curve of one metric for each run, all on the same axes; empty texts where it has no curves."""
+    """Draw one metric of each run on shared axes; empty texts if there are no curves."""
     own = [batch.get(metric) for batch in comparison.curves]
     values = [value for curve in own if curve for value in curve.values if isfinite(value)]
     steps = [step for curve in own if curve for step in curve.steps if isfinite(step)]
@@ -166,7 +175,7 @@ def sparks(comparison: RunComparison, metric: str, width: int = 24) -> list[str]
 
 
 def compare_page(comparison: RunComparison) -> str:
-    """A page of its own with the tables and the curves of all runs on the same axes."""
+    """Return an HTML page with the tables, and the curves of all runs on shared axes."""
     counts: dict[str, int] = {}
     for batch in comparison.curves:
         for name, curve in batch.items():

@@ -1,4 +1,4 @@
-"""The curves of the runs that are drawn: which runs, and how few points still look the same."""
+"""Curves for charts: which runs to draw, and thinning that preserves their shape."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ _LEADERS, _LATEST, _BASES, _FAILED = 10, 8, 3, 4
 
 
 def choose(facts: StudyFacts, limit: int = MAX_DRAWN) -> list[RunFacts]:
-    """The runs to draw, in order of their numbers: the best, the latest, bases, some failures, and a spread."""
-    able = [run for run in facts.runs if any(metric.n + metric.nan > 1 for metric in run.metrics.values())]
-    if len(able) <= limit:
-        return able
-    measured = sorted((run for run in able if run.objective is not None), key=facts.badness)
+    """Choose the runs to draw, in order of their numbers: the best, the latest, bases, failures, and a sample."""
+    candidates = [run for run in facts.runs if any(metric.n + metric.nan > 1 for metric in run.metrics.values())]
+    if len(candidates) <= limit:
+        return candidates
+    measured = sorted((run for run in candidates if run.objective is not None), key=facts.sort_key)
     lists = [
-        [run for run in able if facts.best is not None and run.row.id == facts.best.row.id],
+        [run for run in candidates if facts.best is not None and run.row.id == facts.best.row.id],
         measured[:_LEADERS],
-        [run for run in able if run.row.state == "running"][-_LATEST:] or able[-_LATEST:],
-        [run for run in able if run.row.proposer == "base"][:_BASES],
-        [run for run in able if run.is_failure][-_FAILED:],
+        [run for run in candidates if run.row.state == "running"][-_LATEST:] or candidates[-_LATEST:],
+        [run for run in candidates if run.row.proposer == "base"][:_BASES],
+        [run for run in candidates if run.is_failure][-_FAILED:],
     ]
     chosen = {run.row.id: run for some in lists for run in some}
-    rest = [run for run in measured or able if run.row.id not in chosen]
+    rest = [run for run in measured or candidates if run.row.id not in chosen]
     room = limit - len(chosen)
-    chosen |= {run.row.id: run for run in _spread(rest, room)}
+    chosen |= {run.row.id: run for run in _evenly_spaced(rest, room)}
     return sorted(list(chosen.values())[:limit], key=lambda run: run.row.n)
 
 
-def _spread(runs: Sequence[RunFacts], room: int) -> list[RunFacts]:
-    """As many as there is room for, at equal distances."""
+def _evenly_spaced(runs: Sequence[RunFacts], room: int) -> list[RunFacts]:
+    """Return `room` runs at equal distances."""
     if room <= 0 or len(runs) <= room:
         return list(runs[: max(0, room)])
     return [runs[place * (len(runs) - 1) // max(1, room - 1)] for place in range(room)]
 
 
 def read(outputs: Path, row: RunRow, study: StudyConfig) -> Batch:
-    """All that a run measured, from whatever files it left; the last line of a killed one may be half a number."""
+    """Read all metrics of a run from its files; the last line of a killed run may be incomplete."""
     return reader_of(study, outputs / row.id).poll(final=row.status == "ok")
 
 
 def read_drawn(facts: StudyFacts, study: StudyConfig, *, points: int = MAX_POINTS) -> dict[str, Batch]:
-    """The curves of the chosen runs by run id, thinned."""
+    """Return the thinned curves of the chosen runs, by run id."""
     drawn: dict[str, Batch] = {}
     for run in choose(facts):
         batch = read(facts.folder, run.row, study)
@@ -60,19 +60,19 @@ def read_drawn(facts: StudyFacts, study: StudyConfig, *, points: int = MAX_POINT
 
 
 def thin(curve: Curve, limit: int = MAX_POINTS) -> Curve:
-    """At most `limit` points: the first, the last, and of each bucket the smallest and the largest value.
+    """Thin a curve to `limit` points: the first, the last, and the minimum and maximum of each bucket.
 
-    A bucket without any finite value keeps one point, so that a gap stays a gap.
+    A bucket without finite values keeps one point, so that gaps stay visible.
     """
     steps, values = curve.steps, curve.values
     n = len(values)
     if n <= limit:
         return curve
     if limit < 4:
-        kept = [0, n - 1][:limit]
-        return Curve([steps[i] for i in kept], [values[i] for i in kept])
+        indices = [0, n - 1][:limit]
+        return Curve([steps[i] for i in indices], [values[i] for i in indices])
     buckets = (limit - 2) // 2
-    kept = [0]
+    indices = [0]
     inner = n - 2
     for bucket in range(buckets):
         start, end = 1 + bucket * inner // buckets, 1 + (bucket + 1) * inner // buckets
@@ -80,18 +80,18 @@ def thin(curve: Curve, limit: int = MAX_POINTS) -> Curve:
         if not isfinite(sum(part)):
             places = [i for i in range(start, end) if isfinite(values[i])]
             if not places:
-                kept.append(start)
+                indices.append(start)
                 continue
             low, high = min(places, key=values.__getitem__), max(places, key=values.__getitem__)
         else:
             low, high = start + part.index(min(part)), start + part.index(max(part))
-        kept += [low] if low == high else [low, high] if low < high else [high, low]
-    kept.append(n - 1)
-    return Curve([steps[i] for i in kept], [values[i] for i in kept])
+        indices += [low] if low == high else [low, high] if low < high else [high, low]
+    indices.append(n - 1)
+    return Curve([steps[i] for i in indices], [values[i] for i in indices])
 
 
 def metrics_drawn(facts: StudyFacts, drawn: Mapping[str, Batch]) -> list[str]:
-    """The metrics that have curves: the objective first, then those that most runs have, in the order of logging."""
+    """Return the metrics with curves: the objective, then by number of runs, then in order of logging."""
     counts: dict[str, int] = {}
     for batch in drawn.values():
         for name in batch:

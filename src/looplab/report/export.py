@@ -1,4 +1,4 @@
-"""The tables of a lab as files that other programs read: one CSV or Parquet file a view."""
+"""Export the tables of a lab: one CSV or Parquet file per view."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """One view that was written."""
+    """One exported view."""
 
     view: str
     path: Path
@@ -31,7 +31,7 @@ class Exported:
 
 
 def export(lab: LabConfig, folder: Path, form: Form, study: str | None = None) -> list[Exported]:
-    """Write every view into the folder, each file whole; a file of the same name is replaced."""
+    """Write every view to the folder, each file atomically; existing files are replaced."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with connect(lab, study=study) as connection:
@@ -45,7 +45,7 @@ def export(lab: LabConfig, folder: Path, form: Form, study: str | None = None) -
 
 
 def _write(reader: pa.RecordBatchReader, path: Path, form: Form) -> int:
-    """Batch by batch, so that memory does not grow with the lab; gives the number of rows."""
+    """Write in batches, so that memory does not grow with the lab; return the number of rows."""
     temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
     rows = 0
     try:
@@ -60,7 +60,7 @@ def _write(reader: pa.RecordBatchReader, path: Path, form: Form) -> int:
 
 
 def _without_formulas(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Put `'` in front of texts that a spreadsheet would compute."""
+    """Prefix texts that a spreadsheet would evaluate with `'`."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -77,7 +77,7 @@ def _without_formulas(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def without_formula(value: Any) -> Any:
-    """Return a value for a CSV file; a text that a spreadsheet would compute begins with `'`."""
+    """Return a value for a CSV file; a text that a spreadsheet would evaluate gets the prefix `'`."""
     is_formula = isinstance(value, str) and re.match(FORMULA, value) and not re.match(NUMBER, value)
     return f"'{value}" if is_formula else value
 

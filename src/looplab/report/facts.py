@@ -1,7 +1,7 @@
-"""The facts of a study, from its ledger and its run folders, as all reports use them.
+"""Facts of a study, collected from its ledger and its run folders for all reports.
 
-Curves are not read here: a thousand runs are gathered in a second or two. Whatever cannot be read is a note, never an
-error: a report is most wanted when something went wrong.
+Curves are not read here: collecting a thousand runs takes a second or two. A file that cannot be read becomes a note,
+never an error: reports matter most when something went wrong.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from looplab.untrusted import UntrustedError, open_regular
 
 FAILURES = ("failed", "timeout", "lost")
 ARGUMENTS = "extra arguments"
-"""Stands for a key where the arguments of the trainer beyond launch.command are shown."""
+"""Key under which extra arguments of the trainer, beyond launch.command, are shown."""
 MAX_OTHER_KEYS = 48
-"""How many keys that are no knobs, but differ between runs, are shown as if they were."""
+"""Maximum number of keys shown that differ between runs but are not knobs."""
 WIDE = 1000.0
-"""Positive values that span this factor are drawn on a log scale."""
+"""Positive values that span at least this factor are drawn on a log scale."""
 _HEAD_BYTES, _TAIL_BYTES = 1 << 17, 1 << 14
 _LONGEST_NOTES = 4000
 _WANDB = re.compile(rb"https://[^\s\"'<>()\x1b@]*wandb[^\s\"'<>()\x1b@]*/runs/[A-Za-z0-9_-]+")
@@ -55,35 +55,35 @@ _NUMBERS = re.compile(r"\d+")
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """One run."""
+    """Facts of one run."""
 
     row: RunRow
     knobs: dict[str, Any]
-    """The value of every knob, by its path; a key is missing where the run's config has no such place."""
+    """Value of every knob, by path; without keys that the run's config does not have."""
     changes: dict[str, dict[str, Any]]
-    """Its config against its parent's: `{"old": …, "new": …}` by path."""
+    """Diff of its config against its parent's: `{"old": …, "new": …}` by path."""
     metrics: dict[str, MetricSummary]
     objective: float | None
-    """By the study's objective as it is now; None where it was not measured."""
+    """Value of the study's current objective; None if not measured."""
     hypothesis: str = ""
     wandb: str | None = None
-    """The address of the run at Weights & Biases, where its log tells one."""
+    """URL of the run at Weights & Biases, from its log; None if there is none."""
     notes: tuple[str, ...] = ()
-    """What looplab noticed."""
+    """Notes by looplab."""
     conclusion: str = ""
-    """`notes.md`, and `notes.txt` of the run folder: what a person or an agent concluded."""
+    """Conclusions of people and agents, from `notes.md` and `notes.txt` of the run folder."""
     into: str | None = None
-    """The run that it repeats and is told with; None: it stands for itself."""
+    """The run that it repeats and is reported with; None if it does not repeat one."""
     mean: float | None = None
-    """Of the objective, over the run and all that repeat it; of a run that repeats another, its own."""
+    """Mean objective over the run and its replicates (for a replicate: its own)."""
     sd: float | None = None
-    """Between those runs."""
+    """Standard deviation between those runs."""
     measured: int = 0
-    """How many of them measured the objective."""
+    """Number of those runs that measured the objective."""
     against_parent: float | None = None
-    """The mean minus that of its parent; for a run from a base, of the base's own run."""
+    """Mean minus that of its parent; without a parent, minus that of the base's own run."""
     against_base: float | None = None
-    """The mean minus that of its base."""
+    """Mean minus that of its base."""
 
     @property
     def status(self) -> str:
@@ -91,7 +91,7 @@ class RunFacts:
 
     @property
     def is_imported(self) -> bool:
-        """Whether another tool made the run."""
+        """Whether another tool ran it."""
         return self.row.role == IMPORTED
 
     @property
@@ -100,7 +100,7 @@ class RunFacts:
 
     @property
     def shown(self) -> str:
-        """Its objective in words, with the spread where it was repeated."""
+        """Its mean objective as text, with the standard deviation if it was repeated."""
         return wording.mean(self.mean, self.sd, self.measured)
 
 
@@ -112,59 +112,59 @@ class KnobFacts:
     kind: str
     """`number` or `category`."""
     log: bool
-    """Whether its axis is a log scale."""
+    """Whether it is drawn on a log scale."""
     declared: bool
-    """A knob of the study; else a key that differs all the same."""
+    """Whether it is a knob of the study, not just a key that differs."""
     varies: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The best measured run up to a certain one; in a study with a judge, the champion."""
+    """The best run up to a certain one; in a study with a judge, the champion."""
 
     n: int
-    """The number of the run at which this became the best."""
+    """Number of the run at which it became the best."""
     run: str
     objective: float
-    """Of a champion, the mean over its runs."""
+    """For a champion, the mean over its runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetFacts:
-    """One kind of budget."""
+    """Usage of one budget."""
 
     name: str
     used: float
     limit: float | None
     shown: str
-    """Used and limit in words."""
+    """Usage and limit as text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A proposal that the guard refused, with all that were refused in the same way."""
+    """Proposals that the guard refused for the same reason."""
 
     id: int
-    """The number of the newest."""
+    """Id of the newest proposal."""
     times: int
     proposer: str
     edits: tuple[str, ...]
     why: str
-    """Every problem that the guard had with it."""
+    """All problems that the guard found."""
     reason: str
     """Why it was proposed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Runs that ended badly in the same way."""
+    """Runs that failed in the same way."""
 
     runs: tuple[str, ...]
     """Oldest first."""
     how: str
     """`failed, exit code 1`."""
     tail: str
-    """The last lines that the newest of them printed."""
+    """Last lines of output of the newest run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,37 +174,38 @@ class UnusableCall:
     at: float
     call: str
     failed: bool
-    """False: it answered, and the answer was refused."""
+    """Whether the call failed; False: its answer was refused."""
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class StudyFacts:
-    """Everything that a report tells."""
+    """Everything that a report contains."""
 
     study: str
     folder: Path
     """`outputs/<study>`"""
     at: float
-    """When this was gathered."""
+    """Time of collection."""
     metric: str | None
-    """The objective's metric."""
+    """Metric of the objective; None if the study has no objective."""
     goal: str
     moment: str
-    """Which of its values counts: last, best, …"""
+    """Value of the metric that is used: last, best, …"""
     tie_break: TieBreak | None
-    """The metric that decides between runs of equal objectives."""
+    """Metric that breaks ties between equal objectives."""
     runs: tuple[RunFacts, ...]
-    """By number."""
+    """In order of their numbers."""
     best: RunFacts | None
-    """The champion where there is a judge, else the best measured run."""
+    """The champion if the study has a judge, else the best measured run."""
     best_so_far: tuple[Best, ...]
     knobs: tuple[KnobFacts, ...]
-    """Those that vary first, declared ones before others."""
+    """Varying knobs first, declared ones before others."""
     budget: tuple[BudgetFacts, ...]
     rejected: tuple[Rejection, ...]
     """Oldest first."""
     waiting: int
+    """Proposals in the queue."""
     calls: int
     """Calls of agents."""
     unusable_calls: tuple[UnusableCall, ...]
@@ -212,35 +213,37 @@ class StudyFacts:
     failures: tuple[Failure, ...]
     notes: tuple[str, ...]
     alarms: tuple[str, ...]
-    """What a person must look at before the results are believed."""
+    """What a person must check before trusting the results."""
     judge: Judged | None
-    """None: the study has no judge."""
+    """None if the study has no judge."""
     mix: MixFacts | None
-    """Who proposed what, and how good it was; None: nobody has proposed anything."""
+    """Record of each proposer; None if there are no proposals."""
     watched: tuple[Watched, ...]
     reproduced: tuple[Reproduced, ...]
     head: str
-    """The head of the ledger's chain, `number:hash`, as `looplab verify --against` takes it."""
+    """Head of the ledger's chain, `number:hash`, for `looplab verify --against`."""
     _places: dict[str, int] = field(repr=False)
 
     def run(self, id_: str | None) -> RunFacts | None:
+        """Return the run with this id; None if there is none."""
         place = self._places.get(id_ or "")
         return None if place is None else self.runs[place]
 
     def rounds(self) -> dict[int, list[RunFacts]]:
-        """The runs of each round, without those that repeat another."""
+        """Return the runs of each round, without replicates."""
         rounds: dict[int, list[RunFacts]] = {}
         for run in self.entries:
             rounds.setdefault(run.row.round, []).append(run)
         return rounds
 
-    def badness(self, run: RunFacts) -> tuple[bool, float]:
-        """Sorts the best first, those without an objective last."""
+    def sort_key(self, run: RunFacts) -> tuple[bool, float]:
+        """Sort key: best first, runs without an objective last."""
         if run.mean is None:
             return True, 0.0
         return False, -run.mean if self.goal == "max" else run.mean
 
     def counts(self) -> dict[str, int]:
+        """Return the number of runs by status."""
         counts: dict[str, int] = {}
         for run in self.runs:
             counts[run.status] = counts.get(run.status, 0) + 1
@@ -248,25 +251,27 @@ class StudyFacts:
 
     @property
     def entries(self) -> list[RunFacts]:
-        """The runs that stand for themselves: one for each config that was tried here."""
+        """Runs without replicates and imports: one per config that was tried here."""
         return [run for run in self.runs if run.into is None and not run.is_imported]
 
     @property
     def imported(self) -> list[RunFacts]:
-        """The runs of other tools, the best first."""
-        return sorted((run for run in self.runs if run.is_imported), key=self.badness)
+        """Runs of other tools, best first."""
+        return sorted((run for run in self.runs if run.is_imported), key=self.sort_key)
 
     @property
     def measured(self) -> list[RunFacts]:
-        """The entries that have a mean."""
+        """Entries with a measured objective."""
         return [run for run in self.entries if run.mean is not None]
 
     @property
     def varying(self) -> list[KnobFacts]:
+        """Knobs with more than one value."""
         return [knob for knob in self.knobs if knob.varies]
 
 
 def study_facts(lab: Path, study: StudyConfig, record: StudyLedger) -> StudyFacts:
+    """Collect the facts of a study as of now."""
     outputs = folder.study_folder(lab, study.name)
     table = KnobTable([Knob.make(path, spec) for path, spec in study.knobs.items()])
     files = [_Files.read(outputs / row.id, row, record) for row in record.runs()]
@@ -284,9 +289,9 @@ def study_facts(lab: Path, study: StudyConfig, record: StudyLedger) -> StudyFact
             found = paths.find(file.config, key)
             if found:
                 own[key] = wording.value(key, paths.get(file.config, found[0]))
-    notes = [f"{left_out} more keys differ between runs and are not shown"] if left_out else []
+    notes = [f"{left_out} more keys differ between runs and are not listed"] if left_out else []
     runs = [_facts(study, outputs, file, own) for file, own in zip(files, values, strict=True)]
-    notes += _mark_other_objectives(study.objective, files, runs)
+    notes += _apply_objective(study.objective, files, runs)
     notes += [
         f"The configuration was changed at {wording.moment(one.at)}: {wording.plain(one.describe())}"
         for one in record.configurations()[1:]
@@ -301,17 +306,17 @@ def study_facts(lab: Path, study: StudyConfig, record: StudyLedger) -> StudyFact
     tried = points([replace(run.row, objective=run.objective) for run in runs])
     runs = _with_differences(_with_points(runs, tried))
     goal = study.objective.goal if study.objective else "min"
-    court = judged(study, record, tried)
+    judge = judged(study, record, tried)
     places = {run.row.id: place for place, run in enumerate(runs)}
-    if court is not None:
-        best_so_far = _champions(court, runs, places)
-        best = runs[places[court.champion]] if court.champion in places else None
+    if judge is not None:
+        best_so_far = _champions(judge, runs, places)
+        best = runs[places[judge.champion]] if judge.champion in places else None
     else:
         champion = record.best() or (runs[-1].row if runs else None)
         comparable = [run for run in runs if champion and run.row.conditions == champion.conditions]
         best_so_far = _best_so_far(comparable, goal)
         best = _best(record, runs, places, best_so_far)
-    # Replicates differ in their seed alone: that makes no knob of it.
+    # Replicates differ only in their seed, which does not make it a knob.
     values = [own for own, run in zip(values, runs, strict=True) if run.into is None]
     knobs = [_knob(key, declared.get(key), values) for key in [*declared, *others]]
     knobs = [knob for knob in knobs if knob.varies or knob.declared]
@@ -334,8 +339,8 @@ def study_facts(lab: Path, study: StudyConfig, record: StudyLedger) -> StudyFact
         unusable_calls=tuple(unusable),
         failures=tuple(_failures(outputs, runs)),
         notes=tuple(notes),
-        alarms=alarms_of(record, court),
-        judge=court,
+        alarms=alarms_of(record, judge),
+        judge=judge,
         mix=mix_facts(record, [run.row for run in runs]),
         watched=watched(record),
         reproduced=reproduced(record),
@@ -344,14 +349,14 @@ def study_facts(lab: Path, study: StudyConfig, record: StudyLedger) -> StudyFact
     )
 
 
-def alarms_of(record: StudyLedger, court: Judged | None) -> tuple[str, ...]:
+def alarms_of(record: StudyLedger, judge: Judged | None) -> tuple[str, ...]:
     """Return the alarms of the study and of its judge."""
     raised = tuple(wording.plain(alarm["text"]) for alarm in record.alarms())
-    return raised + (court.alarms if court is not None else ())
+    return raised + (judge.alarms if judge is not None else ())
 
 
 def unusable_calls(calls: Sequence[Mapping[str, Any]]) -> list[UnusableCall]:
-    """The calls of agents that failed or whose answer was refused, oldest first."""
+    """Return the calls of agents that failed or whose answer was refused, oldest first."""
     found = []
     for call in calls:
         answer = call["answer"] or {}
@@ -363,18 +368,18 @@ def unusable_calls(calls: Sequence[Mapping[str, Any]]) -> list[UnusableCall]:
 
 
 def describe_calls(calls: Sequence[Mapping[str, Any]], unusable: Sequence[UnusableCall]) -> str:
-    """How many calls of agents gave nothing usable, and what was wrong with the last one, as a sentence."""
+    """Describe how many calls of agents were unusable, and why the last one was."""
     failed = sum(one.failed for one in unusable)
     last = unusable[-1]
     return (
         f"{failed} of {wording.plural(len(calls), 'agent call')} failed and {len(unusable) - failed} had a refused "
-        f"answer; the last of them, {last.call} at {wording.moment(last.at)}: {last.why}"
+        f"answer; the last one, {last.call} at {wording.moment(last.at)}: {last.why}"
     )
 
 
 @dataclass(slots=True)
 class _Files:
-    """What stands in a run's folder; for a run that has none yet, in its plan."""
+    """Contents of a run's folder; for a planned run, of its plan."""
 
     row: RunRow
     about: dict[str, Any]
@@ -406,7 +411,7 @@ class _Files:
 
 
 def _other_keys(files: Sequence[_Files], declared: Mapping[str, Knob], table: KnobTable) -> tuple[list[str], int]:
-    """Keys that are no knobs but differ between runs, and how many of them are left out."""
+    """Return keys that differ between runs but are not knobs, and the number of those left out."""
     keys: dict[str, None] = {}
     first: dict[str, Any] | None = None
     for file in files:
@@ -432,7 +437,7 @@ def _facts(study: StudyConfig, outputs: Path, file: _Files, knobs: dict[str, Any
     try:
         metrics = from_dict(file.summary.get("metrics", {}))
     except (TypeError, ValueError, AttributeError):
-        notes.append("summary.json holds no summaries that can be read")
+        notes.append("summary.json has no readable summaries")
     if row.state == "running":
         metrics = _measured_so_far(study, run_dir)
     return RunFacts(
@@ -464,7 +469,7 @@ def _measured_so_far(study: StudyConfig, run_dir: Path) -> dict[str, MetricSumma
 
 
 def _conclusion(run_dir: Path) -> str:
-    """What people and agents wrote about the run, in its record or beside the trainer's files."""
+    """Return what people and agents wrote about the run, in its record or next to the trainer's files."""
     found = []
     for path in (folder.record_file(run_dir, "notes.md"), run_dir / "notes.txt"):
         try:
@@ -476,7 +481,7 @@ def _conclusion(run_dir: Path) -> str:
 
 
 def find_wandb(log: Path) -> str | None:
-    """The first address of a W&B run in a log; only its beginning and its end are looked at."""
+    """Return the first URL of a W&B run in the beginning or the end of a log."""
     try:
         with open_regular(log, follow=False) as file:
             found = _WANDB.search(file.read(_HEAD_BYTES))
@@ -489,31 +494,34 @@ def find_wandb(log: Path) -> str | None:
     return wording.plain(found[0].decode(errors="replace")) if found else None
 
 
-def _mark_other_objectives(wanted: ObjectiveConfig | None, files: Sequence[_Files], runs: list[RunFacts]) -> list[str]:
-    """A run that was measured by an earlier objective is measured again from its summary, or not at all."""
-    again = lost = 0
+def _apply_objective(current: ObjectiveConfig | None, files: Sequence[_Files], runs: list[RunFacts]) -> list[str]:
+    """Recompute the objective of runs recorded under an earlier one from their summaries; return notes."""
+    recomputed = lost = 0
     for place, (file, run) in enumerate(zip(files, runs, strict=True)):
         by = file.summary.get("objective") or {}
-        if wanted is None or not by or (by.get("metric"), by.get("at")) == (wanted.metric, wanted.at):
+        if current is None or not by or (by.get("metric"), by.get("at")) == (current.metric, current.at):
             continue
         if run.row.status != "ok" or run.is_imported:
             continue
         try:
-            value = objective_value(run.metrics, wanted.metric, wanted.at)
-        except LabError:  # mean(k) needs more than a summary holds
+            value = objective_value(run.metrics, current.metric, current.at)
+        except LabError:  # mean(k) needs more than a summary has
             value = None
-        again += value is not None
+        recomputed += value is not None
         lost += value is None
         runs[place] = replace(run, objective=value)
     notes = []
-    if again:
-        notes.append(f"{again} run(s) were made for another objective; this one was computed from what they measured")
+    if recomputed:
+        notes.append(
+            f"{recomputed} run(s) were recorded under another objective; this one was computed from their metrics"
+        )
     if lost:
-        notes.append(f"{lost} run(s) were made for another objective and count as not measured here")
+        notes.append(f"{lost} run(s) were recorded under another objective and count as not measured")
     return notes
 
 
 def _with_points(runs: Sequence[RunFacts], found: Mapping[str, ReplicatedConfig]) -> list[RunFacts]:
+    """Set mean and standard deviation over replicates."""
     leads = {row.id: lead for lead, point in found.items() for row in (*point.runs, *point.copies)}
     done = []
     for run in runs:
@@ -527,6 +535,7 @@ def _with_points(runs: Sequence[RunFacts], found: Mapping[str, ReplicatedConfig]
 
 
 def _with_differences(runs: Sequence[RunFacts]) -> list[RunFacts]:
+    """Set the differences from parent and base."""
     leads = {run.row.id: run.into or run.row.id for run in runs}
     means = {run.row.id: run.mean for run in runs}
     conditions = {run.row.id: run.row.conditions for run in runs}
@@ -536,13 +545,13 @@ def _with_differences(runs: Sequence[RunFacts]) -> list[RunFacts]:
             bases.setdefault((run.row.base, run.row.conditions), run.mean)
     done = []
     for run in runs:
-        if run.into is not None:  # what it adds is in the mean
+        if run.into is not None:  # it is part of the mean
             done.append(run)
             continue
         base = None if run.row.proposer == "base" else bases.get((run.row.base, run.row.conditions))
         parent = means.get(leads.get(run.row.parent, "")) if run.row.parent else base
         if conditions.get(run.row.parent or run.row.id) != run.row.conditions:
-            parent = None  # it was trained otherwise
+            parent = None  # trained under other conditions
         mine = run.mean
         done.append(
             replace(
@@ -565,10 +574,10 @@ def _best_so_far(runs: Sequence[RunFacts], goal: str) -> list[Best]:
     return steps
 
 
-def _champions(court: Judged, runs: Sequence[RunFacts], places: Mapping[str, int]) -> list[Best]:
-    """The champions one after the other, each from the run whose end made it one; the base from its beginning."""
+def _champions(judge: Judged, runs: Sequence[RunFacts], places: Mapping[str, int]) -> list[Best]:
+    """Return the champions in order, each from the run whose end promoted it; the base from its own run."""
     steps: list[Best] = []
-    for one in court.judgements:
+    for one in judge.judgements:
         if one.verdict != "keep" or one.mean is None or one.run not in places:
             continue
         ended = [run.row.n for run in runs if run.row.ended is not None and run.row.ended <= one.at]
@@ -580,13 +589,13 @@ def _champions(court: Judged, runs: Sequence[RunFacts], places: Mapping[str, int
 def _best(
     record: StudyLedger, runs: Sequence[RunFacts], places: Mapping[str, int], best_so_far: Sequence[Best]
 ) -> RunFacts | None:
-    """The ledger's best, unless it was chosen by another objective."""
+    """Return the ledger's best run, unless it was chosen by another objective."""
     try:
-        kept = record.best()
+        recorded = record.best()
     except LabError:  # its run is gone from the ledger
-        kept = None
-    place = places.get(kept.id) if kept else None
-    if kept is not None and place is not None and runs[place].objective == kept.objective is not None:
+        recorded = None
+    place = places.get(recorded.id) if recorded else None
+    if recorded is not None and place is not None and runs[place].objective == recorded.objective is not None:
         return runs[place]
     return runs[places[best_so_far[-1].run]] if best_so_far else None
 
@@ -602,7 +611,7 @@ def _knob(key: str, knob: Knob | None, values: Sequence[Mapping[str, Any]]) -> K
 
 
 def _grows_by_factors(numbers: Sequence[float]) -> bool:
-    """Whether positive values belong on a log scale: 16, 32, 64, 128; or a span of a thousand."""
+    """Whether positive values belong on a log scale: 16, 32, 64, 128; or a factor of a thousand."""
     values = sorted(set(numbers))
     if values[-1] >= WIDE * values[0]:
         return True
@@ -614,14 +623,16 @@ def _grows_by_factors(numbers: Sequence[float]) -> bool:
 
 
 def _budget(study: StudyConfig, record: StudyLedger) -> tuple[BudgetFacts, ...]:
-    """What is used of each budget, as the engine counts it: with submitted commands and agents. Rounds and runs that a
-    person gave on the command line count instead of the budget's, and are about this study alone."""
-    from looplab.decide.agent import account_of  # takes a while to import, and `status` does not need it
+    """Return the usage of each budget as the engine counts it, including submitted commands and agents.
+
+    Limits of rounds and runs from the command line replace the budget's, and are about this study alone.
+    """
+    from looplab.decide.agent import account_of  # slow to import, and `status` does not need it
 
     used, limits, agents = record.shared_usage(), study.budget, account_of(record)
-    said = record.configured_options() or {}
-    rounds, runs = said.get("rounds") or limits.rounds, said.get("runs") or limits.runs
-    submitted = used.runs - record.usage().runs if said.get("runs") else 0
+    options = record.configured_options() or {}
+    rounds, runs = options.get("rounds") or limits.rounds, options.get("runs") or limits.runs
+    submitted = used.runs - record.usage().runs if options.get("runs") else 0
 
     def one(name: str, spent: float, limit: float | None, show: Any) -> BudgetFacts:
         return BudgetFacts(name, spent, limit, show(spent) + (f" of {show(limit)}" if limit is not None else ""))
@@ -663,7 +674,7 @@ def _rejections(proposals: Sequence[ProposalRow]) -> list[Rejection]:
 
 
 def _failures(outputs: Path, runs: Sequence[RunFacts]) -> list[Failure]:
-    """Failures by how they ended and the last line they printed; numbers in that line make no difference."""
+    """Group failures by how they ended and by their last line of output, ignoring numbers in it."""
     groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for run in runs:
         if run.is_failure:
@@ -674,6 +685,7 @@ def _failures(outputs: Path, runs: Sequence[RunFacts]) -> list[Failure]:
 
 
 def how_it_ended(row: RunRow) -> str:
+    """Return the status with signal or exit code."""
     status = row.status or row.state
     if row.signal is not None:
         return f"{status}, signal {row.signal}"

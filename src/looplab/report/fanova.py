@@ -1,8 +1,7 @@
-"""How much of the objective's variance each knob explains, by fANOVA: a forest of regression trees over all knobs.
+"""Share of the objective's variance that each knob explains, by fANOVA: a forest of regression trees over all knobs.
 
-Unlike the share by groups it does not give one knob the credit of another that was changed with it. It needs Optuna
-and scikit-learn; where they are missing, or where the runs are too few for a forest, there is no answer, and the
-measure by groups stands.
+Unlike the share by groups, it does not credit one knob for another that was changed with it. It needs Optuna and
+scikit-learn; if they are missing, or if there are too few runs for a forest, the share by groups is used.
 """
 
 from __future__ import annotations
@@ -14,41 +13,41 @@ from importlib.util import find_spec
 from math import isfinite, log
 from typing import TYPE_CHECKING, Any
 
-from looplab.report.importance import Importance, Share, _pulled_in
+from looplab.report.importance import Importance, Share, _winsorised
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 LABEL = "explained by this knob alone, by fANOVA (a forest over all knobs together)"
 MIN_RUNS = 20
-"""With fewer measured runs a forest learns them by heart."""
+"""Minimum number of measured runs; with fewer, a forest overfits."""
 WIDE = 100.0
-"""Positive numbers whose largest is so many times the smallest are laid out by their logarithm."""
+"""Positive numbers that span at least this factor are log-transformed."""
 DUMMIES = 3
-"""Knobs of random numbers, to see what share one without any effect gets."""
+"""Number of random knobs, which show the share of a knob without effect."""
 SEED = 0
 
 
 def fanova(knobs: Mapping[str, Sequence[Any]], objective: Sequence[float | None]) -> Importance | None:
-    """The share of each knob, or None where that cannot be said; the values stand in the order of the runs."""
+    """Return the share of each knob; None if it cannot be computed. Values are in the order of the runs."""
     measured = [i for i, value in enumerate(objective) if value is not None and isfinite(value)]
     if len(measured) < MIN_RUNS or find_spec("optuna") is None or find_spec("sklearn") is None:
         return None
-    target = _pulled_in([float(objective[i] or 0.0) for i in measured])
+    target = _winsorised([float(objective[i] or 0.0) for i in measured])
     columns = {knob: _column([values[i] for i in measured]) for knob, values in knobs.items()}
     columns = {knob: column for knob, column in columns.items() if len(set(column)) > 1}
     if min(target) == max(target) or not columns:
         return None
-    chance_of = random.Random(SEED)  # noqa: S311 (no secret)
+    rng = random.Random(SEED)  # noqa: S311 (not a secret)
     dummies = [f"\0 {i}" for i in range(DUMMIES)]
-    shares = _shares({**columns, **{name: [chance_of.random() for _ in measured] for name in dummies}}, target)
+    shares = _shares({**columns, **{name: [rng.random() for _ in measured] for name in dummies}}, target)
     chance = max(shares[name] for name in dummies)
     found = [Share(knob, shares[knob], len(set(columns[knob])), shares[knob] > 2.0 * chance) for knob in columns]
     return Importance(tuple(sorted(found, key=lambda share: -share.share)), len(measured))
 
 
 def _column(values: Sequence[Any]) -> list[Any]:
-    """Numbers as numbers, on a log scale where they are wide apart; everything else by its text."""
+    """Return numbers as floats, log-transformed if they span a wide range; other values as text."""
     if all(isinstance(v, int | float) and not isinstance(v, bool) and isfinite(v) for v in values):
         wide = min(values) > 0 and max(values) >= WIDE * min(values)
         return [log(v) if wide else float(v) for v in values]

@@ -1,7 +1,7 @@
-"""What was decided in a study, as reports and tables tell it: points, verdicts, who proposed what, what was watched.
+"""Decisions in a study for reports and tables: points, verdicts, proposers, watch rules, reproductions.
 
-A point is one config: a challenger's first run with all that repeat it under other seeds. Reports speak of points, so
-that replicates do not look like challengers and a mean is not mistaken for one lucky run.
+A point is one config: a challenger's first run with its replicates under other seeds. Reports list points, so that
+replicates do not look like challengers, and a mean is not mistaken for one lucky run.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from looplab.ledger.study import IMPORTED, RunRow, StudyLedger
 from looplab.report import wording
 
 CHALLENGERS = ("base", "trial")
-"""The roles that stand for themselves; all others repeat one of them."""
+"""Roles of first runs; all other roles repeat one of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicatedConfig:
-    """The runs of one config from one start."""
+    """All runs of one config from the same start."""
 
     run: RunRow
-    """The first one, by which it is known."""
+    """The first one, which identifies it."""
     runs: tuple[RunRow, ...]
-    """All that count, the first one among them."""
+    """All runs that count, including the first."""
     copies: tuple[RunRow, ...] = ()
-    """Reproductions: the same seed once more, so they say nothing about the spread."""
+    """Reproductions with the same seed; they carry no information about the noise."""
 
     @property
     def values(self) -> list[float]:
@@ -46,7 +46,7 @@ class ReplicatedConfig:
 
     @property
     def sd(self) -> float | None:
-        """The standard deviation between its runs."""
+        """Standard deviation between its runs; None for a single run."""
         values = self.values
         return stats.spread(values) if len(values) > 1 else None
 
@@ -56,26 +56,26 @@ class ReplicatedConfig:
 
 
 def points(rows: Sequence[RunRow]) -> dict[str, ReplicatedConfig]:
-    """The points of a study by their first run, in order."""
+    """Return the points of a study by the id of their first run, in order."""
     leads: dict[str, RunRow] = {}
     owner: dict[tuple[str, str | None], str] = {}
     for row in rows:
         if row.role == IMPORTED:
-            leads[row.id] = row  # of another tool: it repeats nothing here, and nothing repeats it
+            leads[row.id] = row  # from another tool: never part of another point
         elif row.role in CHALLENGERS:
             leads[row.id] = row
             owner.setdefault((row.point, row.warm), row.id)
     members: dict[str, list[RunRow]] = {}
     copies: dict[str, list[RunRow]] = {}
-    whose: dict[str, str] = {}
+    lead_of: dict[str, str] = {}
     for row in rows:
         if row.id in leads:
             lead = row.id
-        elif row.role == "reproduction" and row.twin in whose:
-            lead = whose[row.twin]
-        else:  # a control, or a replicate whose first run is gone, begins a point of its own
+        elif row.role == "reproduction" and row.twin in lead_of:
+            lead = lead_of[row.twin]
+        else:  # a control, or a replicate whose first run is gone, starts its own point
             lead = owner.setdefault((row.point, row.warm), row.id)
-        whose[row.id] = lead
+        lead_of[row.id] = lead
         (copies if row.role == "reproduction" and lead != row.id else members).setdefault(lead, []).append(row)
     by_id = {row.id: row for row in rows}
     return {
@@ -89,24 +89,24 @@ def points(rows: Sequence[RunRow]) -> dict[str, ReplicatedConfig]:
 
 @dataclass(frozen=True, slots=True)
 class VerdictFacts:
-    """A verdict with what it rests on. Effects are positive where it was better, whatever the goal."""
+    """A verdict with its evidence. Positive effects are improvements, for either goal."""
 
     run: str
     verdict: str
     why: str
     against: str | None
-    """What it was compared with."""
+    """Champion that it was compared with."""
     effect: float | None
     low: float | None
-    """The 95 % interval of the effect."""
+    """95 % interval of the effect."""
     high: float | None
     p: float | None
-    """None: there was no test."""
+    """None if there was no test."""
     n: int
-    """Pairs, or runs, that the effect rests on."""
+    """Number of pairs, or runs, behind the effect."""
     flags: tuple[str, ...]
     mean: float | None
-    """Over all its runs, as measured."""
+    """Mean objective over all its runs."""
     sd: float | None
     runs: int
     at: float
@@ -121,7 +121,7 @@ class VerdictFacts:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """By how much the champion is better than the base."""
+    """Improvement of the champion over the base."""
 
     effect: float
     low: float
@@ -138,60 +138,64 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class UnderTest:
-    """A challenger whose replicates are being run."""
+    """A challenger whose replicates are running."""
 
     run: str
     look: int
-    """Looks taken so far."""
+    """Interim looks so far."""
     runs: int
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
+    """State and decisions of a study's judge."""
+
     by: str
     """test, ratchet or deterministic"""
     base: str | None
-    """The run that the base is known by."""
+    """First run of the base."""
     champion: str | None
     mean: float | None
-    """The champion's, over all its runs."""
+    """Mean of the champion over all its runs."""
     sd: float | None
     runs: int
     gain: Gain | None
-    """Of the champion against the base; None where it is the base, or where too few runs can be compared."""
+    """Champion against base; None if it is the base, or if too few runs can be compared."""
     sigma: float | None
-    """The noise: the standard deviation between runs that differ only in their seed."""
+    """Noise: standard deviation between runs that differ only in their seed."""
     noise_runs: int
     noise_points: int
-    """On how many runs of how many configs it rests."""
+    """Number of runs, and of configs, behind sigma."""
     floor: tuple[int, int]
-    """Measured runs of the base, and how many are needed before anything is judged."""
+    """Measured runs of the base, and the number needed before anything is judged."""
     counts: dict[str, int]
-    """Of the challengers' verdicts."""
+    """Number of challengers by verdict."""
     judgements: tuple[VerdictFacts, ...]
-    """In the order in which they were given; the base's own is among them."""
+    """In order; including the base's own."""
     tests: tuple[UnderTest, ...]
     alpha: float
     spent: float
-    """Of alpha, by tests that were lost."""
+    """Alpha spent by tests that did not promote."""
     reserved: float
-    """Of alpha, by tests that are open."""
+    """Alpha reserved by open tests."""
     alarms: tuple[str, ...]
     held_out: tuple[int, int] | None
-    """How often the held-out metric was asked, and how often it may be; None: the study has none."""
+    """Number of times the held-out metric was read, and its limit; None if the study has none."""
     held_out_said: str | None = None
-    """What it said when it was last read."""
+    """Result of the last reading."""
 
     def of(self, run: str | None) -> VerdictFacts | None:
+        """Return the verdict on a run; None if there is none."""
         return next((one for one in self.judgements if one.run == run), None)
 
     @property
     def challengers(self) -> list[VerdictFacts]:
+        """All verdicts except the base's own."""
         return [one for one in self.judgements if one.run != self.base]
 
     @property
     def headline(self) -> str:
-        """The one sentence that a reader may take home."""
+        """The main result in one sentence."""
         if self.champion is None:
             have, needed = self.floor
             return f"No champion yet: the noise of the base is being measured ({have} of {needed} runs)"
@@ -202,14 +206,14 @@ class Judged:
 
     @property
     def standing(self) -> str:
-        """`better than the base by 0.21 [0.18, 0.25] (12 pairs, p 1e-05)`"""
+        """How the champion compares: `better than the base by 0.21 [0.18, 0.25] (12 pairs, p 1e-05)`."""
         own = self.of(self.champion)
         if self.champion == self.base:
             return "the base: nothing has beaten it yet"
         if self.by == "ratchet":
-            return "the latest improvement, one run against one run; that may be luck"
+            return "the latest improvement, one run against one run, which may be luck"
         if self.by == "deterministic" and own is not None and own.effect is not None:
-            return f"better than {own.against} by {wording.number(own.effect, 4)}, and exactly the same when repeated"
+            return f"better than {own.against} by {wording.number(own.effect, 4)}, and identical when repeated"
         if self.gain is not None:
             return f"better than the base by {self.gain.shown}"
         if own is not None and own.effect is not None:
@@ -219,42 +223,42 @@ class Judged:
 
     @property
     def sentences(self) -> list[str]:
-        """How things stand beside the headline, for people."""
-        told = []
+        """Details after the headline."""
+        lines = []
         own = self.of(self.champion)
         if own is not None and self.champion != self.base:
-            told.append(f"Its verdict: {own.why}" + (f" ({'; '.join(own.flags)})" if own.flags else ""))
+            lines.append(f"Its verdict: {own.why}" + (f" ({'; '.join(own.flags)})" if own.flags else ""))
         if self.sigma is not None and self.by != "deterministic":
-            rests = f"standard deviation, from {self.noise_runs} runs of {wording.plural(self.noise_points, 'config')}"
-            told.append(
-                f"Noise: runs that differ only in their seed vary by {wording.number(self.sigma, 3)} ({rests}). "
-                "Less than that is no news from one run."
+            basis = f"standard deviation, from {self.noise_runs} runs of {wording.plural(self.noise_points, 'config')}"
+            lines.append(
+                f"Noise: runs that differ only in their seed vary by {wording.number(self.sigma, 3)} ({basis}). "
+                "A smaller difference between single runs means nothing."
             )
         elif self.by == "test":
-            told.append("Noise: not known yet.")
+            lines.append("Noise: not measured yet.")
         if self.counts:
-            told.append("Challengers: " + ", ".join(f"{n} {verdict}" for verdict, n in self.counts.items()) + ".")
+            lines.append("Challengers: " + ", ".join(f"{n} {verdict}" for verdict, n in self.counts.items()) + ".")
         for test in self.tests:
-            told.append(f"Under test: {test.run}, {wording.plural(test.runs, 'run')} and {test.look} looks so far.")
+            lines.append(f"Under test: {test.run}, {wording.plural(test.runs, 'run')} and {test.look} looks so far.")
         if self.by == "test":
-            held = f", {wording.number(self.reserved, 2)} held by open tests" if self.reserved else ""
-            told.append(f"Chance to promote what is no better: {wording.number(self.alpha, 2)} for the whole study, "
-                        f"{wording.number(self.spent, 2)} used{held}.")  # fmt: skip
+            held = f", {wording.number(self.reserved, 2)} reserved by open tests" if self.reserved else ""
+            alpha, spent = wording.number(self.alpha, 2), wording.number(self.spent, 2)
+            lines.append(f"Probability of a false promotion: at most {alpha} for the whole study, {spent} spent{held}.")
         if self.held_out is not None:
-            told.append(f"The held-out metric was asked {self.held_out[0]} of {self.held_out[1]} times.")
+            lines.append(f"The held-out metric was read {self.held_out[0]} of {self.held_out[1]} times.")
         if self.held_out_said is not None:
-            told.append(self.held_out_said)
-        return told
+            lines.append(self.held_out_said)
+        return lines
 
 
 def judged(study: StudyConfig, record: StudyLedger, found: Mapping[str, ReplicatedConfig]) -> Judged | None:
-    """None where the study has no judge."""
+    """Return the state of a study's judge; None if it has no judge."""
     if study.judge is None or study.objective is None:
         return None
-    kept = record.judge_state() or {}
+    state = record.judge_state() or {}
     verdicts = record.verdicts()
     every = found
-    found = {run: point for run, point in every.items() if point.run.conditions == kept.get("conditions", "")}
+    found = {run: point for run, point in every.items() if point.run.conditions == state.get("conditions", "")}
     first = next((point.run.id for point in found.values() if point.run.role == "base"), None)
     bases = [run for run, evidence in verdicts.items() if "base" in evidence.get("flags", ()) and run in found]
     base = bases[0] if bases else first
@@ -265,7 +269,7 @@ def judged(study: StudyConfig, record: StudyLedger, found: Mapping[str, Replicat
     for one in judgements:
         if one.run != base:
             counts[one.verdict] = counts.get(one.verdict, 0) + 1
-    champion, ground = found.get(kept.get("champion") or ""), found.get(base or "")
+    champion, ground = found.get(state.get("champion") or ""), found.get(base or "")
     sigma = noise[0] if noise else None
     rule = study.judge_rule or "test"
     floor = {"test": study.judge.baseline_seeds, "deterministic": 2, "ratchet": 1}[rule]
@@ -285,20 +289,20 @@ def judged(study: StudyConfig, record: StudyLedger, found: Mapping[str, Replicat
         judgements=judgements,
         tests=tuple(
             UnderTest(test["run"], test["look"], len(found[test["run"]].values))
-            for test in kept.get("tests", ())
+            for test in state.get("tests", ())
             if test["run"] in found
         ),
         alpha=study.judge.alpha,
-        spent=float(kept.get("spent", 0.0)),
-        reserved=math.fsum(test["alpha"] for test in kept.get("tests", ())),
-        alarms=tuple(wording.plain(alarm) for alarm in kept.get("alarms", ())),
+        spent=float(state.get("spent", 0.0)),
+        reserved=math.fsum(test["alpha"] for test in state.get("tests", ())),
+        alarms=tuple(wording.plain(alarm) for alarm in state.get("alarms", ())),
         held_out=(record.asked_held_out(), study.holdout.budget) if study.holdout else None,
         held_out_said=record.said_held_out() if study.holdout else None,
     )
 
 
 def judged_now(study: StudyConfig, record: StudyLedger) -> Judged | None:
-    """As `judged`, of the runs as they stand in the ledger."""
+    """Like `judged`, for the runs in the ledger."""
     return judged(study, record, points(record.runs())) if study.judge else None
 
 
@@ -328,21 +332,21 @@ def _gain(
     champion: ReplicatedConfig | None,
     sigma: float,
 ) -> Gain | None:
-    """The judge compares a challenger with the champion of its time; this is the champion of now against the base."""
+    """Compare the current champion with the base; the judge compared it with the champion of its time."""
     if champion is None or base is None or champion.run.id == base.run.id:
         return None
     evidence = verdicts.get(champion.run.id, {})
     seeded = base.run.seed is not None
     if evidence.get("champion") == base.run.id and evidence.get("p") is not None:
         return Gain(evidence["effect"], evidence["low"], evidence["high"], evidence["p"], evidence["n"], seeded)
-    if champion.run.warm != base.run.warm:  # it had more training than the base: no fair comparison
+    if champion.run.warm != base.run.warm:  # it was trained for longer than the base
         return None
     sign = 1.0 if goal == "max" else -1.0
-    # A first run was selected for being good, so it does not count.
-    left_out = {champion.run.seed, base.run.seed}
+    # First runs were selected for being good, so they are left out.
+    excluded = {champion.run.seed, base.run.seed}
     ours, theirs = ({run.seed: sign * run.objective for run in point.runs if run.objective is not None}
                     for point in (champion, base))  # fmt: skip
-    pairs = [ours[seed] - theirs[seed] for seed in ours if seed in theirs and seed not in left_out]
+    pairs = [ours[seed] - theirs[seed] for seed in ours if seed in theirs and seed not in excluded]
     if seeded and len(pairs) > 1:
         compared = stats.paired(pairs, LEAST_SPREAD * math.sqrt(2.0) * sigma)
     else:
@@ -354,20 +358,20 @@ def _gain(
     return Gain(compared.effect, *compared.interval(), compared.p(), compared.n, seeded and len(pairs) > 1)
 
 
-# -- who proposed what
+# -- proposers
 
 
 @dataclass(frozen=True, slots=True)
 class MixFacts:
-    """What each proposer has achieved, and how the mix trusted it over time."""
+    """Record of each proposer, and its weight in the mix over time."""
 
     credit: dict[str, Credit]
     weights: tuple[tuple[int, dict[str, float]], ...]
-    """(proposals of the mix before, the share of each proposer); empty where the study has no mix."""
+    """(earlier proposals of the mix, share of each proposer); empty if the study has no mix."""
 
 
 def mix_facts(record: StudyLedger, rows: Sequence[RunRow]) -> MixFacts | None:
-    """None where nobody has proposed anything yet."""
+    """Return the record of each proposer; None if there are no proposals."""
     weights: list[tuple[int, dict[str, float]]] = []
     made = 0
     for event in _events(record, "mix"):
@@ -381,12 +385,12 @@ def mix_facts(record: StudyLedger, rows: Sequence[RunRow]) -> MixFacts | None:
     return MixFacts(credit(record, names), tuple(weights)) if names else None
 
 
-# -- what was watched, what was reproduced
+# -- watch rules and reproductions
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What a watch rule saw in a run."""
+    """A match of a watch rule."""
 
     run: str
     rule: str
@@ -405,6 +409,7 @@ class Reproduced:
 
 
 def watched(record: StudyLedger) -> tuple[Watched, ...]:
+    """Return the matches of watch rules, in order."""
     return tuple(
         Watched(event["run"], wording.plain(event.get("rule", "")), wording.plain(event.get("text", "")),
                 bool(event.get("stops")))
@@ -413,6 +418,7 @@ def watched(record: StudyLedger) -> tuple[Watched, ...]:
 
 
 def reproduced(record: StudyLedger) -> tuple[Reproduced, ...]:
+    """Return the reproductions, in order."""
     return tuple(
         Reproduced(event["run"], event.get("again", ""), bool(event.get("same")), wording.plain(event.get("why", "")))
         for event in _events(record, "reproduced")

@@ -1,4 +1,4 @@
-"""The lab book: one line an action, `UTC | action | observation | outcome | next`. People may write in it too."""
+"""The lab book: one line per action, `UTC | action | observation | outcome | next`. People may write in it, too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TAG_OR_LINK = re.compile(r"<(?=[A-Za-z/!?])|(?<=\])\(")
 
 
 def _cell(text: str) -> str:
-    """Text on one line, in which nothing becomes a column, HTML or a link."""
+    """Return text on one line, escaped so that it adds no column, HTML or link."""
     text = " ".join(clean_text(text).replace("|", "/").split()) if text else ""
     if "<" in text or "](" in text:
         text = _TAG_OR_LINK.sub(r"\\\g<0>", text)
@@ -33,15 +33,16 @@ def _stamp(second: int) -> str:
 
 
 def line(at: float, action: str, observation: str, outcome: str, next_: str) -> str:
+    """Return one line of the lab book."""
     return "- " + " | ".join([_stamp(int(at)), *map(_cell, (action, observation, outcome, next_))])
 
 
 def append(study_dir: Path, study: str, lines: list[str]) -> None:
-    """Add lines at the end, in one write; what is there is never touched."""
+    """Append lines in one write; existing lines are never changed."""
     path = study_dir / NAME
     text = "".join(entry + "\n" for entry in lines)
     if not _is_regular(path):
-        if os.path.lexists(path) and not path.is_file():  # a folder or a pipe, which would hold up the engine
+        if os.path.lexists(path) and not path.is_file():  # a folder or a pipe, which would block the engine
             put_aside(path)
         make_study_folder(study_dir)
         text = HEAD.format(study=study) + "\n" + text
@@ -60,8 +61,10 @@ def _is_regular(path: Path) -> bool:
 
 
 def missing(study_dir: Path, names: list[str], what: str = "run") -> list[str]:
-    """Those of the ended runs, or of other things, that have no line yet: an engine may die between the record and the
-    book."""
+    """Return the names, of ended runs or other things, that have no line yet.
+
+    An engine may die between the record and the lab book.
+    """
     try:
         with open_regular(study_dir / NAME) as file:
             text = file.read().decode("utf-8", "replace")

@@ -1,6 +1,6 @@
-"""`report.md`: a study for people and agents to read, raw or rendered.
+"""`report.md`: a study for people and agents, readable raw or rendered.
 
-Text from configs, proposers and logs is escaped: nothing in it becomes a heading, a link, a table or HTML.
+Text from configs, proposers and logs is escaped, so that it cannot become a heading, a link, a table or HTML.
 """
 
 from __future__ import annotations
@@ -18,22 +18,30 @@ from looplab.report.wording import NOTHING
 from looplab.untrusted import clean_text
 
 MANY = 60
-"""A round with more runs than this shows its best and its latest."""
+"""A round with more runs than this shows only its best and its latest."""
 SHOWN = 25
+"""Runs in a shortened list."""
 MAX_FAILURES = 12
 MAX_REJECTED = 40
 MAX_CHANGES = 4
 OTHER_METRICS = 8
 _SPECIAL = re.compile(r"([\\`*\[\]<|]|~(?=~))")
 _WIDEST = 56
-"""Cells are padded up to this width, so that raw tables line up and still fit a screen."""
+"""Cells are padded up to this width, so that raw tables are aligned and fit a screen."""
 
 
 def render(facts: StudyFacts, importance: Importance, plots: Sequence[str] = (), label: str = LABEL) -> str:
-    """`label` says how the importance was measured."""
+    """Return the report.
+
+    Args:
+        facts: The study.
+        importance: Importance of its knobs.
+        plots: Paths of plots to include, relative to the report.
+        label: How the importance was measured.
+    """
     parts = [
         [f"# Report of study {text(facts.study)}"],
-        _standing(facts),
+        _summary_section(facts),
         _judged(facts),
         _pictures(plots),
         _metrics(facts),
@@ -48,36 +56,42 @@ def render(facts: StudyFacts, importance: Importance, plots: Sequence[str] = (),
         _calls(facts),
         _failures(facts),
         _links(facts),
-        [f"Head of the record: `{facts.head}`. Kept elsewhere, `looplab verify --against` can compare with it."],
+        [f"Head of the record: `{facts.head}`. Keep a copy elsewhere and check it with `looplab verify --against`."],
     ]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
-def text(given: str) -> str:
-    """Foreign text on one line, as it is."""
-    return _SPECIAL.sub(r"\\\1", _one_line(given))
+def text(raw: str) -> str:
+    """Return untrusted text on one line, escaped."""
+    return _SPECIAL.sub(r"\\\1", _one_line(raw))
 
 
-def _one_line(given: str) -> str:
-    return " ".join(clean_text(given).split())
+def _one_line(raw: str) -> str:
+    return " ".join(clean_text(raw).split())
 
 
-def code(given: str) -> str:
-    """Foreign text as code, in a table too."""
-    one_line = _one_line(given).replace("|", "\\|")
+def code(raw: str) -> str:
+    """Return untrusted text as inline code, safe in a table."""
+    one_line = _one_line(raw).replace("|", "\\|")
     fence = "`" * (max((len(run) for run in re.findall("`+", one_line)), default=0) + 1)
     pad = " " if one_line[:1] == "`" or one_line[-1:] == "`" else ""
     return f"{fence}{pad}{one_line}{pad}{fence}" if one_line else NOTHING
 
 
-def block(given: str) -> list[str]:
-    """Foreign text as a block of code."""
-    fence = "`" * max(3, max((len(run) for run in re.findall("`+", given)), default=0) + 1)
-    return [f"{fence}text", clean_text(given), fence]
+def block(raw: str) -> list[str]:
+    """Return untrusted text as a code block."""
+    fence = "`" * max(3, max((len(run) for run in re.findall("`+", raw)), default=0) + 1)
+    return [f"{fence}text", clean_text(raw), fence]
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterable[int] = ()) -> list[str]:
-    """A table whose raw text lines up; a last column of text is not padded."""
+    """Return a table with aligned columns; a last column of text is not padded.
+
+    Args:
+        columns: Headings.
+        rows: Cells.
+        numbers: Indices of columns that are aligned to the right.
+    """
     right = set(numbers)
     listed = [list(columns), *map(list, rows)]
     last = len(columns) - 1
@@ -97,10 +111,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterab
 
 
 def run_link(run: RunFacts) -> str:
+    """Return a link to the folder of a run."""
     return f"[{run.row.id}]({quote(run.row.id)}/)"
 
 
-def _standing(facts: StudyFacts) -> list[str]:
+def _summary_section(facts: StudyFacts) -> list[str]:
     lines = [f"As of {wording.moment(facts.at)}.", ""]
     if facts.metric:
         way = "larger is better" if facts.goal == "max" else "smaller is better"
@@ -110,7 +125,7 @@ def _standing(facts: StudyFacts) -> list[str]:
             ties = f"; exact ties by {code(facts.tie_break.metric)}, {facts.tie_break.at} value, {then}"
         lines.append(f"- **Objective:** {code(facts.metric)}, {facts.moment} value, {way}{ties}")
     else:
-        lines.append("- **Objective:** none is set; name one in lab.yaml (`objective:`) to compare runs")
+        lines.append("- **Objective:** none; set `objective:` in lab.yaml to compare runs")
     best = facts.best
     if facts.judge is not None:
         lines.append(f"- **Result:** {facts.judge.headline}.")
@@ -133,16 +148,16 @@ def _standing(facts: StudyFacts) -> list[str]:
 
 
 def _judged(facts: StudyFacts) -> list[str]:
-    court = facts.judge
-    if court is None:
+    judge = facts.judge
+    if judge is None:
         return []
-    lines = ["## Judged", "", f"{court.headline}.", "", *(f"- {text(sentence)}" for sentence in court.sentences)]
-    if court.judgements:
-        shown = court.judgements[-MANY:]
+    lines = ["## Judged", "", f"{judge.headline}.", "", *(f"- {text(sentence)}" for sentence in judge.sentences)]
+    if judge.judgements:
+        shown = judge.judgements[-MANY:]
         rows = [
             [
-                _named(facts, one.run) + (" (base)" if one.run == court.base else ""),
-                f"**{one.verdict}**" if one.run == court.champion else one.verdict,
+                _run_name(facts, one.run) + (" (base)" if one.run == judge.base else ""),
+                f"**{one.verdict}**" if one.run == judge.champion else one.verdict,
                 one.interval,
                 wording.number(one.p, 2),
                 str(one.n or NOTHING),
@@ -153,12 +168,12 @@ def _judged(facts: StudyFacts) -> list[str]:
         ]
         columns = ["run", "verdict", "better by, 95 % interval", "p", "n", "mean ± sd", "why"]
         lines += ["", *table(columns, rows, [2, 3, 4, 5])]
-        if len(shown) < len(court.judgements):
-            lines += ["", f"The latest {len(shown)} of {len(court.judgements)}; the ledger has all."]
+        if len(shown) < len(judge.judgements):
+            lines += ["", f"The latest {len(shown)} of {len(judge.judgements)}; the ledger has all of them."]
     return lines
 
 
-def _named(facts: StudyFacts, id_: str) -> str:
+def _run_name(facts: StudyFacts, id_: str) -> str:
     run = facts.run(id_)
     return text(id_) if run is None else run_link(run)
 
@@ -167,7 +182,7 @@ def _reproduced(facts: StudyFacts) -> list[str]:
     if not facts.reproduced:
         return []
     lines = [
-        f"- {_named(facts, one.run)} as {_named(facts, one.again)}: "
+        f"- {_run_name(facts, one.run)} as {_run_name(facts, one.again)}: "
         f"{'reproduced' if one.same else '**not reproduced**'}. {text(one.why)}"
         for one in facts.reproduced
     ]
@@ -182,7 +197,7 @@ def _proposers(facts: StudyFacts) -> list[str]:
         [
             text(name),
             *map(str, (one.proposals, one.kept, one.partial, one.discarded, one.crashed, one.waiting)),
-            *([_trust(facts, name)] if mixed else []),
+            *([_share_over_time(facts, name)] if mixed else []),
         ]
         for name, one in sorted(facts.mix.credit.items(), key=lambda item: -item[1].mean)
     ]
@@ -198,10 +213,10 @@ def _proposers(facts: StudyFacts) -> list[str]:
     ]
     better = "kept: judged better" if facts.judge else "kept: the best so far when it ended"
     return ["## Who proposed what", "", *table(columns, rows, range(1, 7)), "",
-            f"{better}; partly: not kept, but worth replicates or undecided."]  # fmt: skip
+            f"{better}; partly: not kept, but worth replicates, or undecided."]  # fmt: skip
 
 
-def _trust(facts: StudyFacts, name: str) -> str:
+def _share_over_time(facts: StudyFacts, name: str) -> str:
     assert facts.mix is not None
     over_time = [weights.get(name, 0.0) for _, weights in facts.mix.weights]
     return f"{wording.bars(over_time[-24:])} {100 * over_time[-1]:.0f} %"
@@ -211,9 +226,9 @@ def _watched(facts: StudyFacts) -> list[str]:
     if not facts.watched:
         return []
     shown = facts.watched[-MAX_REJECTED:]
-    rows = [[_named(facts, one.run), text(one.rule), "stopped" if one.stops else "told", text(one.text)]
+    rows = [[_run_name(facts, one.run), text(one.rule), "stopped" if one.stops else "reported", text(one.text)]
             for one in shown]  # fmt: skip
-    lines = ["## Watched", "", *table(["run", "rule", "what followed", "what was seen"], rows)]
+    lines = ["## Watched", "", *table(["run", "rule", "action", "observation"], rows)]
     older = len(facts.watched) - len(shown)
     return lines + (["", f"{older} older ones are in the ledger."] if older > 0 else [])
 
@@ -223,7 +238,7 @@ def _pictures(plots: Sequence[str]) -> list[str]:
 
 
 def key_metrics(facts: StudyFacts, run: RunFacts) -> list[str]:
-    """The objective, then metrics that moved, then those with one value, as they were logged."""
+    """Return the main metrics of a run: the objective, then metrics that changed, then constant ones."""
 
     def rank(name: str) -> int:
         summary = run.metrics[name]
@@ -267,10 +282,10 @@ def _knobs(facts: StudyFacts, importance: Importance, label: str) -> list[str]:
     if importance.note:
         lines.append(f"Share of the objective's variance by knob: {importance.note}.")
     else:
-        # A forest sees all knobs at once; groups by one knob do not.
+        # fANOVA models all knobs together; groups by one knob do not.
         shared = " Knobs that were changed together share the credit." if label == LABEL else ""
-        told = f"{label}, over {importance.runs} measured {_what(facts)}"
-        lines += [f"Share of the objective's variance {told}.{shared}", ""]
+        basis = f"{label}, over {importance.runs} measured {_what(facts)}"
+        lines += [f"Share of the objective's variance {basis}.{shared}", ""]
         rows = [
             [code(share.knob), f"{100 * share.share:.0f} %", "" if share.clear else "no more than chance"]
             for share in importance.shares
@@ -289,9 +304,9 @@ def _what(facts: StudyFacts) -> str:
 def _round(facts: StudyFacts, n: int, runs: Sequence[RunFacts]) -> list[str]:
     shown, left_out = list(runs), 0
     if len(runs) > MANY:
-        leaders = sorted(runs, key=facts.badness)[:SHOWN]
-        kept = {run.row.id for run in [*leaders, *runs[-SHOWN:]]}
-        shown = [run for run in runs if run.row.id in kept]
+        leaders = sorted(runs, key=facts.sort_key)[:SHOWN]
+        selected = {run.row.id for run in [*leaders, *runs[-SHOWN:]]}
+        shown = [run for run in runs if run.row.id in selected]
         left_out = len(runs) - len(shown)
     rows = []
     for run in shown:
@@ -328,7 +343,7 @@ def _imported(facts: StudyFacts) -> list[str]:
     lines = [
         "## Imported runs",
         "",
-        "Recorded by other tools, not run here: hints for search and agents, never judged and in no budget.",
+        "Recorded by other tools, not run here: hints for search and agents, never judged, not part of any budget.",
         "",
         *table(["run", objective, "against the base", "from"], rows, [1]),
     ]
@@ -338,9 +353,9 @@ def _imported(facts: StudyFacts) -> list[str]:
 def _changes(changes: Mapping[str, Mapping[str, Any]]) -> str:
     if not changes:
         return NOTHING
-    told = [f"{code(key)} {text(wording.cut(wording.change(sides), 60))}" for key, sides in changes.items()]
-    more = len(told) - MAX_CHANGES
-    return "; ".join(told[:MAX_CHANGES]) + (f"; {more} more" if more > 0 else "")
+    parts = [f"{code(key)} {text(wording.cut(wording.change(sides), 60))}" for key, sides in changes.items()]
+    more = len(parts) - MAX_CHANGES
+    return "; ".join(parts[:MAX_CHANGES]) + (f"; {more} more" if more > 0 else "")
 
 
 def _conclusions(facts: StudyFacts) -> list[str]:
@@ -401,7 +416,7 @@ def _failures(facts: StudyFacts) -> list[str]:
         newest_run = newest[-1]
         for note in newest_run.notes if newest_run else ():
             lines.append(f"- {text(note)}")
-        lines += ["", *(block(failure.tail) if failure.tail else ["They printed nothing."])]
+        lines += ["", *(block(failure.tail) if failure.tail else ["No output."])]
     more = len(facts.failures) - MAX_FAILURES
     return lines + (["", f"{more} more kinds of failure; see `looplab logs RUN`."] if more > 0 else [])
 

@@ -1,4 +1,4 @@
-"""PNG plots of a study in `outputs/<study>/plots/`, for slides and Markdown: drawn where matplotlib is installed."""
+"""PNG plots of a study in `outputs/<study>/plots/`, for slides and Markdown; they need matplotlib."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FOLDER = "plots"
 MISSING = "no plots: matplotlib is not installed (pip install 'looplab[plots]')"
 MAX_PANELS = 9
 FEW = 7
-"""A knob with no more values than this has its ticks at them."""
+"""A knob with at most this many values has a tick at each of them."""
 _BEST = "#c2500a"
 _COLOURS = ("#0072b2", "#009e73", "#b8528c", "#b78300", "#3d9fd8", "#6b5bb5", "#6f7780")
 _MARKERS = ("o", "s", "^", "D", "v")
@@ -41,7 +41,7 @@ def available() -> bool:
 def write_plots(
     facts: StudyFacts, importance: Importance, drawn: Mapping[str, Batch], to: Path | None = None
 ) -> list[Path]:
-    """Draw what there is to draw, and give the paths; nothing where matplotlib is missing."""
+    """Write the plots and return their paths; empty if matplotlib is missing."""
     if not available():
         return []
     pictures = {
@@ -56,7 +56,7 @@ def write_plots(
     for name, figure in pictures.items():
         path = folder / name
         if figure is None:
-            path.unlink(missing_ok=True)  # one that was drawn before would tell of another state
+            path.unlink(missing_ok=True)  # an older plot would be out of date
             continue
         folder.mkdir(parents=True, exist_ok=True)
         content = BytesIO()
@@ -67,13 +67,13 @@ def write_plots(
 
 
 def _figure(width: float, height: float) -> Figure:
-    # A Figure of its own draws with Agg: no window, and nothing of pyplot's global state.
+    # A bare Figure draws with Agg: no window, and none of pyplot's global state.
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _tidy(axes: Axes, title: str) -> None:
+def _style_axes(axes: Axes, title: str) -> None:
     axes.set_title(_literal(title), loc="left", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#e6e8eb", linewidth=0.8)
@@ -82,13 +82,13 @@ def _tidy(axes: Axes, title: str) -> None:
 
 
 def _literal(text: str) -> str:
-    """Text in which matplotlib sees no formula."""
+    """Escape text so that matplotlib does not parse it as a formula."""
     return clean_line(text).replace("\\", "/").replace("$", r"\$")
 
 
 def _shade(facts: StudyFacts) -> dict[str, Any]:
-    """A colour for each measured run by its rank, the best the deepest."""
-    ranked = sorted(facts.measured, key=facts.badness, reverse=True)
+    """Return a colour for each measured run by rank, the darkest for the best."""
+    ranked = sorted(facts.measured, key=facts.sort_key, reverse=True)
     last = max(1, len(ranked) - 1)
     return {
         run.row.id: tuple(p + (d - p) * place / last for p, d in zip(_PALE, _DEEP, strict=True))
@@ -115,7 +115,7 @@ def _curves(facts: StudyFacts, drawn: Mapping[str, Batch]) -> Figure | None:
             elif curve is not None:
                 style = "-" if run in shade else "--"
                 axes.plot(curve.steps, curve.values, style, color=shade.get(run, "#b9b2a8"), linewidth=0.9)
-        _tidy(axes, name)
+        _style_axes(axes, name)
         axes.set_xlabel("step", fontsize=8)
         if best in drawn and place == 0:
             axes.legend(fontsize=8, frameon=False)
@@ -140,19 +140,19 @@ def _best_so_far(facts: StudyFacts) -> Figure | None:
     axes.step([n for n, _ in steps], [value for _, value in steps], where="post", color=_BEST, linewidth=1.8)
     unmeasured = [run.row.n for run in facts.runs if run.is_failure]
     if unmeasured:
-        at_the_bottom = axes.get_xaxis_transform()
+        bottom = axes.get_xaxis_transform()
         axes.plot(unmeasured, [0.0] * len(unmeasured), "x", color="#b3362b", markersize=4, clip_on=False,
-                  label="failed", transform=at_the_bottom)  # fmt: skip
-    _leave_far_ones_out(axes, facts)
+                  label="failed", transform=bottom)  # fmt: skip
+    _clip_outliers(axes, facts)
     title = "Champion so far, means" if facts.judge else "Best so far"
-    _tidy(axes, f"{title}: {facts.metric} ({facts.goal})")
+    _style_axes(axes, f"{title}: {facts.metric} ({facts.goal})")
     axes.set_xlabel("run number", fontsize=8)
     axes.legend(fontsize=8, frameon=False)
     return figure
 
 
-def _leave_far_ones_out(axes: Axes, facts: StudyFacts) -> None:
-    """A few objectives far away from the rest are not drawn, so that the rest can be told apart."""
+def _clip_outliers(axes: Axes, facts: StudyFacts) -> None:
+    """Limit the y axis so that a few outliers do not compress the other objectives."""
     values = sorted(_objectives(facts.measured))
     low, high = values[len(values) // 20], values[-1 - len(values) // 20]
     reach = 1.2 * (high - low)
@@ -166,7 +166,7 @@ def _objectives(runs: Sequence[RunFacts]) -> list[float]:
 
 
 def _knobs(facts: StudyFacts, importance: Importance) -> Figure | None:
-    """The objective against each knob, the most telling first."""
+    """Plot the objective against each knob, the most important first."""
     shares = {share.knob: share.share for share in importance.shares}
     knobs = sorted(facts.varying, key=lambda knob: -shares.get(knob.key, 0.0))[:MAX_PANELS]
     if len(facts.measured) < 2 or not knobs:
@@ -189,8 +189,8 @@ def _knobs(facts: StudyFacts, importance: Importance) -> Figure | None:
         if knob.kind == "number" and len(set(values)) <= FEW:
             axes.set_xticks(sorted(set(values)), [wording.shown(value) for value in sorted(set(values))])
             axes.minorticks_off()
-        _leave_far_ones_out(axes, facts)
-        _tidy(axes, _panel_title(knob, shares))
+        _clip_outliers(axes, facts)
+        _style_axes(axes, _panel_title(knob, shares))
         axes.set_ylabel(_literal(facts.metric or ""), fontsize=8)
     figure.supxlabel("share of the objective's variance that each knob explains alone", fontsize=8, color="#626d78")
     return figure

@@ -1,4 +1,4 @@
-"""Writing the reports of a study: `report.md`, `report.html` and `summary.json`, each whole or not at all."""
+"""Write the reports of a study atomically: `report.md`, `report.html` and `summary.json`."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from looplab.report.judged import Judged
 from looplab.report.wording import to_json
 from looplab.runs.folder import make_study_folder
 
-MOST_TREES = 200
-"""With more points than this a forest over all knobs takes longer than a reader waits."""
+MAX_FOREST_POINTS = 200
+"""Most points for which fANOVA is fast enough."""
 MARKDOWN, HTML, SUMMARY = "report.md", "report.html", "summary.json"
 
 
 def write_reports(lab: Path, study: StudyConfig, record: StudyLedger, *, plots: bool = False) -> list[Path]:
-    """Write them all and give their paths; with `plots` pictures too, where matplotlib is there."""
+    """Write all reports, with `plots` also PNG plots if matplotlib is installed; return their paths."""
     return write(study_facts(lab, study, record), study, plots=plots)
 
 
 def write(facts: StudyFacts, study: StudyConfig, *, plots: bool = False, to: Path | None = None) -> list[Path]:
-    """As `write_reports`, of facts that are gathered already; `to` is the folder, if it is not the study's own."""
+    """Like `write_reports`, from collected facts; `to` is the folder, default: the study's own."""
     folder = to or facts.folder
     if to is None:
         make_study_folder(folder)
     else:
         folder.mkdir(parents=True, exist_ok=True)
     shares, label = knob_importance(facts, thorough=plots)
-    # Replicates are told by their mean; their curves would only crowd out those of other configs.
+    # Replicates are part of a mean; their curves would only crowd out those of other configs.
     drawn = curves.read_drawn(replace(facts, runs=tuple(facts.entries)), study)
     pictures: list[Path] = []
     if plots:
@@ -53,13 +53,14 @@ def write(facts: StudyFacts, study: StudyConfig, *, plots: bool = False, to: Pat
 
 
 def knob_importance(facts: StudyFacts, *, thorough: bool = False) -> tuple[Importance, str]:
-    """What each knob explains, one value for each config that was tried, and how that was measured.
+    """Return the importance of each knob, with one data point per config, and the label of the method.
 
-    A forest over all knobs takes seconds: it is grown only where somebody asked for a report, not beside every run."""
+    fANOVA takes seconds, so it is used only for reports that a user asked for (`thorough`), not after every run.
+    """
     entries = facts.entries
     values = {knob.key: [run.knobs.get(knob.key) for run in entries] for knob in facts.varying}
     means = [run.mean for run in entries]
-    if thorough and len(facts.measured) <= MOST_TREES:
+    if thorough and len(facts.measured) <= MAX_FOREST_POINTS:
         from looplab.report import fanova
 
         found = fanova.fanova(values, means)
@@ -70,7 +71,7 @@ def knob_importance(facts: StudyFacts, *, thorough: bool = False) -> tuple[Impor
 
 
 def summary(facts: StudyFacts) -> str:
-    """All runs as JSON, a line for each, so that it can be searched by line too."""
+    """Return all runs as JSON, one line per run, so that it can be searched by line."""
     head: dict[str, Any] = {
         "study": facts.study,
         "at": facts.at,
@@ -91,18 +92,18 @@ def summary(facts: StudyFacts) -> str:
     return "\n".join(["{", *lines, '  "runs": {' + ("\n" + runs + "\n  " if runs else "") + "}", "}"]) + "\n"
 
 
-def _judge(court: Judged) -> dict[str, Any]:
+def _judge(judge: Judged) -> dict[str, Any]:
     return {
-        "headline": court.headline,
-        "champion": court.champion,
-        "base": court.base,
-        "gain": asdict(court.gain) if court.gain else None,
-        "sigma": court.sigma,
-        "noise_runs": court.noise_runs,
-        "verdicts": court.counts,
-        "alpha": court.alpha,
-        "spent": court.spent,
-        "held_out": court.held_out,
+        "headline": judge.headline,
+        "champion": judge.champion,
+        "base": judge.base,
+        "gain": asdict(judge.gain) if judge.gain else None,
+        "sigma": judge.sigma,
+        "noise_runs": judge.noise_runs,
+        "verdicts": judge.counts,
+        "alpha": judge.alpha,
+        "spent": judge.spent,
+        "held_out": judge.held_out,
     }
 
 

@@ -1,8 +1,8 @@
-"""A lab as tables for SQL: runs, metrics, proposals, verdicts, knobs, events, over all its studies.
+"""A lab as SQL tables: runs, metrics, proposals, verdicts, knobs and events of all its studies.
 
-The ledger is read once, as it stands at one moment; archives of metrics are read where they lie, when a question needs
-them; what has no archive (yet) is read from the files of the trainer. A connection can read nothing else on the
-machine, and `ask` lets through questions only.
+The ledger is read once, as a snapshot. Archives of metrics are read in place, when a query needs them; runs without an
+archive are read from the trainer's files. A connection can read nothing else on the machine, and `ask` accepts only
+queries.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LOCKED = ("python_enable_replacements=false", "enable_external_access=false", "
 
 
 class _Run(NamedTuple):
-    """What of a run must be known to find its files."""
+    """What is needed to find the files of a run."""
 
     study: str
     id: str
@@ -48,11 +48,11 @@ class _Run(NamedTuple):
     folder: Path
     config_hash: str
     config: str | None
-    """As JSON; None for a run of an early version, whose config is only in its folder."""
+    """JSON; None for a run of an early version of looplab, whose config is only in its folder."""
 
 
 def connect(lab: LabConfig, *, views: Collection[str] = VIEWS, study: str | None = None) -> duckdb.DuckDBPyConnection:
-    """A DuckDB connection with these views, of one study or of all, as the lab stands at this moment."""
+    """Return a DuckDB connection with these views of one study, or of all (None), as of now."""
     import duckdb
 
     tables, runs = _read_ledger(lab, study, with_configs="knobs" in views)
@@ -68,25 +68,25 @@ def connect(lab: LabConfig, *, views: Collection[str] = VIEWS, study: str | None
 
 
 def _lock(connection: duckdb.DuckDBPyConnection, readable: Sequence[str] = ()) -> None:
-    """From now on the connection reads these files and memory, and writes nothing, for good."""
+    """Restrict the connection permanently to reading these files and memory."""
     allowed = ", ".join(_literal(path) for path in readable)
     for setting in (f"allowed_paths=[{allowed}]", *_LOCKED):
         connection.execute(f"SET {setting}")
 
 
 def ask(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
-    """The answer to one question; whatever is no question, or cannot be answered, is a LabError."""
+    """Run one query; raise LabError if it is not a query or fails."""
     import duckdb
 
     try:
         _check(connection, sql)
         return connection.sql(sql).to_arrow_table()
     except duckdb.Error as error:
-        raise LabError(_in_short(error), hint=f"there are: {', '.join(VIEWS)}; `describe runs` shows columns") from None
+        raise LabError(_short(error), hint=f"tables: {', '.join(VIEWS)}; `describe runs` shows columns") from None
 
 
 def views_of(sql: str) -> tuple[str, ...]:
-    """Which of the views a question names; all of them where that cannot be told."""
+    """Return the views that a query names; all of them if that cannot be determined."""
     import duckdb
 
     with closing(duckdb.connect(":memory:", config=_CONFIG)) as connection:
@@ -100,22 +100,20 @@ def views_of(sql: str) -> tuple[str, ...]:
 
 
 def _check(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
-    """Only what asks and changes nothing may pass."""
+    """Raise LabError unless this is a single read-only query."""
     from duckdb import StatementType
 
     statements = connection.extract_statements(sql)
     if len(statements) != 1:
-        raise LabError("one statement at a time" if statements else "an empty question", hint="write one SELECT")
+        raise LabError("one statement at a time" if statements else "empty query", hint="write one SELECT")
     kind = statements[0].type
     if kind == StatementType.SELECT or (kind == StatementType.MULTI and _is_pivot(connection, sql)):
         return
-    raise LabError(
-        f"{kind.name} is no question", hint="a lab is changed by its own commands; query takes SELECT and its like"
-    )
+    raise LabError(f"{kind.name} is not a query", hint="query takes SELECT and the like; other commands change a lab")
 
 
 def _is_pivot(connection: duckdb.DuckDBPyConnection, sql: str) -> bool:
-    """COPY and CREATE with a PIVOT in them are of the same kind; but only PIVOT can stand where a table can."""
+    """Whether this is a PIVOT. COPY and CREATE of a PIVOT have the same type, but only PIVOT can replace a table."""
     import duckdb
 
     try:
@@ -125,8 +123,8 @@ def _is_pivot(connection: duckdb.DuckDBPyConnection, sql: str) -> bool:
     return True
 
 
-def _in_short(error: Exception) -> str:
-    """The message of DuckDB without the picture of the statement."""
+def _short(error: Exception) -> str:
+    """Return the message of DuckDB without the excerpt of the statement."""
     text = str(error).split("\n\nLINE ")[0]
     return " ".join(line.strip() for line in text.splitlines() if line.strip())
 
@@ -136,23 +134,23 @@ def _literal(value: str) -> str:
 
 
 def _add(connection: duckdb.DuckDBPyConnection, name: str, table: pa.Table) -> None:
-    """Take the rows over, so that nothing of Python is asked when a question runs."""
-    connection.register("_taken", table)
-    connection.execute(f"CREATE TABLE {name} AS FROM _taken")
-    connection.unregister("_taken")
+    """Copy the rows, so that queries do not call back into Python."""
+    connection.register("_copied", table)
+    connection.execute(f"CREATE TABLE {name} AS FROM _copied")
+    connection.unregister("_copied")
 
 
 # -- the ledger
 
 
 def _read_ledger(lab: LabConfig, study: str | None, with_configs: bool) -> tuple[dict[str, pa.Table], list[_Run]]:
-    """The tables of the ledger and the runs in it, all of the same moment."""
+    """Return the tables of the ledger and its runs, from one snapshot."""
     path = lab.ledger_path
     configs: dict[str, str] = {}
     if not path.exists():
         raise LabError("this lab has no ledger yet", file=path, hint="start with `looplab run`")
     try:
-        with closing(LedgerCopy(path)) as db:  # of one moment, of the newest version, and without writing
+        with closing(LedgerCopy(path)) as db:  # a migrated snapshot; nothing is written
             _check_study(db, lab, study)
             tables = {name: _read_table(db, name, study) for name in LEDGER_VIEWS}
             if with_configs:
@@ -161,7 +159,7 @@ def _read_ledger(lab: LabConfig, study: str | None, with_configs: bool) -> tuple
         raise LabError(
             f"cannot read the ledger: {error}",
             file=path,
-            hint="a damaged ledger is rebuilt by `looplab reindex`",
+            hint="`looplab reindex` rebuilds a damaged ledger",
         ) from error
     runs = [
         _Run(
@@ -179,7 +177,7 @@ def _read_ledger(lab: LabConfig, study: str | None, with_configs: bool) -> tuple
 
 
 def _check_study(db: LedgerCopy, lab: LabConfig, study: str | None) -> None:
-    """A study that was taken out of the lab file is still known by its runs."""
+    """Raise LabError if the study is unknown; one that was removed from the lab file is known by its runs."""
     if study is not None and not db.execute("SELECT 1 FROM runs WHERE study=? LIMIT 1", (study,)).fetchone():
         lab.study(study)
 
@@ -196,7 +194,7 @@ def _read_table(db: LedgerCopy, name: str, study: str | None) -> pa.Table:
 
 
 def _with_folder(table: pa.Table, runs: Sequence[_Run]) -> pa.Table:
-    """How long each run took, or has taken so far, and where its folder is."""
+    """Add columns for the duration of each run so far, in seconds, and its folder."""
     now = clock.now()
     began, ended = table["started"].to_pylist(), table["ended"].to_pylist()
     seconds = [None if b is None else max(0.0, (e or now) - b) for b, e in zip(began, ended, strict=True)]
@@ -208,7 +206,7 @@ def _with_folder(table: pa.Table, runs: Sequence[_Run]) -> pa.Table:
 
 
 def _add_metrics(connection: duckdb.DuckDBPyConnection, lab: LabConfig, runs: Sequence[_Run]) -> list[str]:
-    """The view over the archives and over what has none; gives the paths that it must be able to read."""
+    """Create the view over archives and other runs; return the paths that it must be able to read."""
     archives: list[str] = []
     live: list[_Run] = []
     for run in runs:
@@ -221,23 +219,23 @@ def _add_metrics(connection: duckdb.DuckDBPyConnection, lab: LabConfig, runs: Se
     _add(connection, "live.metrics", _read_live(lab, live))
     sql = "SELECT study, run, metric, step, value FROM live.metrics"
     if archives:
-        patterns = [_no_pattern(path) for path in archives]
+        patterns = [_escape_glob(path) for path in archives]
         listed = ", ".join(map(_literal, patterns))
-        place = f"replace(filename, '/{folder.RECORD}/{archive.NAME}', '/{archive.NAME}')"
-        names = f"split_part({place}, '/', -3), split_part({place}, '/', -2)"
+        location = f"replace(filename, '/{folder.RECORD}/{archive.NAME}', '/{archive.NAME}')"
+        names = f"split_part({location}, '/', -3), split_part({location}, '/', -2)"
         sql += f" UNION ALL SELECT {names}, metric, step, value FROM read_parquet([{listed}], filename=true)"  # noqa: S608
         archives += [pattern for pattern in patterns if "[" in pattern]
     connection.execute(f"CREATE VIEW metrics AS {sql}")
     return archives
 
 
-def _no_pattern(path: str) -> str:
-    """The path with its special characters written so that they stand for themselves."""
+def _escape_glob(path: str) -> str:
+    """Escape the glob characters of a path."""
     return "".join(f"[{char}]" if char in "*?[" else char for char in path)
 
 
 def _read_live(lab: LabConfig, runs: Sequence[_Run]) -> pa.Table:
-    """The points of runs without an archive, from the trainers' own files."""
+    """Read the points of runs without an archive from the trainers' files."""
     import pyarrow as pa
 
     parts = [_with_names("", "", archive.as_table({}))]
@@ -260,8 +258,10 @@ def _with_names(study: str, run: str, points: pa.Table) -> pa.Table:
 
 
 def _knobs(lab: LabConfig, runs: Sequence[_Run]) -> pa.Table:
-    """The leaves of each run's config that are knobs, or that differ from the base in some run of the study, so that
-    every run has a value for what any of them changed."""
+    """Return the leaves of each run's config that are knobs, or that differ from the base in any run of the study.
+
+    So every run has a value for each key that one of them changed.
+    """
     import pyarrow as pa
 
     configs: dict[str, list[tuple[str, dict[paths.Concrete, Any]]]] = {}
@@ -270,7 +270,7 @@ def _knobs(lab: LabConfig, runs: Sequence[_Run]) -> pa.Table:
         try:
             config = json.loads(run.config) if run.config else folder.read_config_of(run.folder, run.config_hash)
             diff = folder.read_json(folder.require(run.folder), "config_diff.json")
-        except LabError:  # it has no folder yet, or somebody wrote into it
+        except LabError:  # it has no folder yet, or its folder was changed
             continue
         configs.setdefault(run.study, []).append((run.id, dict(paths.leaves(config))))
         changed.setdefault(run.study, set()).update(diff.get("base", {}))
@@ -279,37 +279,37 @@ def _knobs(lab: LabConfig, runs: Sequence[_Run]) -> pa.Table:
         patterns = list(lab.studies[study].knobs) if study in lab.studies else []
         names: dict[paths.Concrete, str | None] = {}
         for run_id, leaves in configs_of_study:
-            for key, value in _told(leaves, patterns, changed[study], names):
+            for key, value in _selected_leaves(leaves, patterns, changed[study], names):
                 columns["study"].append(study)
                 columns["run"].append(run_id)
                 columns["key"].append(key)
-                columns["value"].append(_text(value))
-                columns["number"].append(_number(value))
+                columns["value"].append(_as_text(value))
+                columns["number"].append(_as_float(value))
     arrays = [archive.column(values, "REAL" if name == "number" else "TEXT") for name, values in columns.items()]
     return pa.Table.from_arrays(arrays, list(columns))
 
 
-def _told(
+def _selected_leaves(
     leaves: dict[paths.Concrete, Any],
     patterns: Sequence[str],
     changed: Collection[str],
     names: dict[paths.Concrete, str | None],
 ) -> Iterator[tuple[str, Any]]:
-    """The leaves that are told; `names` remembers for each place its name, or None if it is not one of them."""
+    """Yield the leaves that are listed; `names` caches the name of each path, None if it is not listed."""
     for place, value in leaves.items():
         if place not in names:
             key = paths.show(place)
-            is_told = key in changed or any(paths.matches(pattern, place) for pattern in patterns)
-            names[place] = key if is_told else None
+            is_listed = key in changed or any(paths.matches(pattern, place) for pattern in patterns)
+            names[place] = key if is_listed else None
         if (name := names[place]) is not None:
             yield name, value
 
 
-def _text(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _number(value: Any) -> float | None:
+def _as_float(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

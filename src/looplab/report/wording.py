@@ -1,4 +1,4 @@
-"""How reports write numbers, times and text that came from outside."""
+"""Formatting of numbers, times and untrusted text in reports."""
 
 from __future__ import annotations
 
@@ -12,30 +12,32 @@ from looplab.untrusted import clean_text, dump_json
 
 NOTHING = "–"
 EXACT = 1 << 53
-"""Larger ints are told as text: a browser would round them."""
+"""Larger integers are written as text, since a browser would round them."""
 
 
 def number(value: float | None, digits: int = 5) -> str:
+    """Return a number with few significant digits; a dash for None."""
     if value is None or not isfinite(value):
         return NOTHING if value is None else str(value)
     return f"{value:.{digits}g}"
 
 
 def signed(value: float | None, digits: int = 3) -> str:
+    """Return a difference with its sign."""
     if value is None:
         return NOTHING
     return "0" if value == 0 else ("+" if value > 0 else "") + number(value, digits)
 
 
 def mean(value: float | None, sd: float | None, n: int) -> str:
-    """`0.743 ± 0.012 (n 12)`; of a single run, its value."""
+    """Return `0.743 ± 0.012 (n 12)`; for a single run, its value."""
     if sd is None:
         return number(value)
     return f"{number(value, 4)} ± {number(sd, 2)} (n {n})"
 
 
 def effect(value: float, low: float | None, high: float | None) -> str:
-    """`0.21 [0.18, 0.25]`, with as many decimals as the interval is worth."""
+    """Return `0.21 [0.18, 0.25]`, with decimals that match the width of the interval."""
     if low is None or high is None:
         return number(value, 3)
     width = high - low
@@ -46,12 +48,12 @@ def effect(value: float, low: float | None, high: float | None) -> str:
 
 
 def bars(values: Sequence[float]) -> str:
-    """Numbers from 0 to 1 in one line of text."""
+    """Draw numbers from 0 to 1 as bars in one line of text."""
     return "".join("▁▂▃▄▅▆▇█"[min(7, max(0, int(8 * one)))] for one in values)
 
 
 def seconds(value: float | None) -> str:
-    """`4.2 s`, `3 min 05 s`, `2 h 07 min`."""
+    """Return a duration: `4.2 s`, `3 min 05 s`, `2 h 07 min`."""
     if value is None:
         return NOTHING
     if value < 60:
@@ -63,6 +65,7 @@ def seconds(value: float | None) -> str:
 
 
 def moment(at: float) -> str:
+    """Return a Unix time as UTC text."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
@@ -71,42 +74,43 @@ def plural(count: int, one: str, many: str | None = None) -> str:
 
 
 def plain(text: str) -> str:
-    """Text from a log, a config or a proposer: no secrets, no terminal codes, nothing that turns the line around."""
+    """Return untrusted text without secrets, terminal codes and bidirectional controls."""
     return redact_text(clean_text(text))
 
 
 def cut(text: str, length: int) -> str:
+    """Shorten a text to `length` characters."""
     return text if len(text) <= length else text[: length - 1].rstrip() + "…"
 
 
-def value(key: str, given: Any) -> Any:
-    """A config value for a report: a number, a truth, a text or nothing; what looks like a secret is hidden."""
-    if given is None or isinstance(given, bool):
-        return given
-    if is_secret(key.rpartition(".")[2], given):
+def value(key: str, raw: Any) -> Any:
+    """Return a config value for a report: a number, a bool, a text or None, with secrets hidden."""
+    if raw is None or isinstance(raw, bool):
+        return raw
+    if is_secret(key.rpartition(".")[2], raw):
         return HIDDEN
-    if isinstance(given, int):
-        return given if abs(given) <= EXACT else str(given)
-    if isinstance(given, float):
-        return given if isfinite(given) else str(given)
-    if isinstance(given, str):
-        return plain(given)
-    return plain(dump_json(given).strip())
+    if isinstance(raw, int):
+        return raw if abs(raw) <= EXACT else str(raw)
+    if isinstance(raw, float):
+        return raw if isfinite(raw) else str(raw)
+    if isinstance(raw, str):
+        return plain(raw)
+    return plain(dump_json(raw).strip())
 
 
 def to_json(data: Any) -> str:
     return dump_json(data)
 
 
-def shown(given: Any) -> str:
-    """The same as text."""
-    if given is None or isinstance(given, bool):
-        return {None: "null", True: "true", False: "false"}[given]
-    return f"{given:.6g}" if isinstance(given, float) else str(given)
+def shown(raw: Any) -> str:
+    """Return a config value as text."""
+    if raw is None or isinstance(raw, bool):
+        return {None: "null", True: "true", False: "false"}[raw]
+    return f"{raw:.6g}" if isinstance(raw, float) else str(raw)
 
 
 def change(sides: Mapping[str, Any]) -> str:
-    """`0.001 → 0.01`, for the two sides of a difference."""
+    """Return `0.001 → 0.01` for the two sides of a difference."""
     if "old" not in sides:
         return f"{shown(sides['new'])} (new)"
     return f"{shown(sides['old'])} → " + (shown(sides["new"]) if "new" in sides else "(gone)")

@@ -1,4 +1,4 @@
-"""The desk: archives and reports are written beside the engine's work, in threads of their own, as runs end."""
+"""Write archives and reports in background threads while the engine runs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from looplab.report.reports import write_reports
 from looplab.runs.folder import hash_file, study_folder
 
 PAUSE_S = 5.0
-"""The shortest time between two reports; and they never take more than a tenth of the time."""
+"""Minimum seconds between two reports; the pause is at least nine times as long as a report takes."""
 
 
 class ReportWriter:
+    """Archives runs as they end and rewrites the reports. `tell` receives problems; none is raised."""
+
     def __init__(
         self, lab: Path, ledger: Path, study: StudyConfig, tell: Callable[[str], None] = lambda problem: None
     ) -> None:
@@ -35,18 +37,18 @@ class ReportWriter:
         self._thread.start()
 
     def catch_up(self, record: StudyLedger) -> None:
-        """Archive what an engine that was killed had no time for."""
+        """Archive runs that a killed engine left unarchived."""
         ended = [self._outputs / run.id for run in record.runs(state="ended", limit=1000)]
         for run_dir in unarchived(ended):
             self._archiver.submit(run_dir)
 
     def ended(self, run_id: str) -> None:
-        """A run has ended: archive it, and report soon."""
+        """Archive a run that has ended, and schedule a report."""
         self._archiver.submit(self._outputs / run_id)
         self._due.set()
 
     def close(self) -> list[Path]:
-        """Finish the archives, and write the last reports; gives their paths."""
+        """Finish the archives and write the final reports; return their paths."""
         self._closing.set()
         self._due.set()
         self._thread.join()
@@ -54,7 +56,7 @@ class ReportWriter:
         return self._report(plots=False)
 
     def _record_archives(self, record: StudyLedger) -> None:
-        """Record the hashes of the archives that were written since the last time."""
+        """Record the hashes of archives written since the last call."""
         runs: dict[str, dict[str, str]] = {}
         while not self._archiver.archived.empty():
             name = self._archiver.archived.get().relative_to(self._outputs)

@@ -1,7 +1,7 @@
-"""`report.html`: one file that needs nothing else. Styles, scripts and data stand inside, charts are drawn as SVG.
+"""`report.html`: one self-contained file with styles, scripts and data; charts are drawn as SVG.
 
-No request leaves the page, and nothing in the data can run: the page's policy allows only the scripts of this folder,
-by their hashes; `<` is escaped in the data; the scripts put text into text nodes only.
+The page sends no requests, and nothing in the data can run: its policy allows only the scripts of this folder, by hash;
+`<` is escaped in the data; the scripts write text only to text nodes.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from looplab.report.importance import LABEL, Importance
 from looplab.report.judged import Judged, MixFacts
 
 MAX_POINTS = 180_000
-"""Points in a page, over all curves: about three megabytes."""
+"""Points of all curves on a page: about three megabytes."""
 MAX_TEXT = 1_000_000
-"""Characters in a page that reasons, hypotheses and notes may take up."""
+"""Characters of all reasons, hypotheses and notes on a page."""
 MAX_FAILURES = 30
 MAX_REJECTED = 200
 LAST_METRICS = 12
 MAX_JUDGED = 400
 SCRIPTS = ("charts.js", "study.js", "judged.js", "knobs.js", "table.js", "page.js")
 FEW = 7
-"""A knob with no more values than this has its ticks at them."""
+"""A knob with at most this many values has a tick at each of them."""
 
 _PAGE = """\
 <!doctype html>
@@ -47,7 +47,7 @@ _PAGE = """\
 </head>
 <body>
 <main id="page"></main>
-<noscript>This page draws its charts with a script of its own. Without scripts, read report.md beside it.</noscript>
+<noscript>This page draws its charts with its own script. Without scripts, read report.md next to it.</noscript>
 <script type="application/json" id="data">{data}</script>
 <script>{script}</script>
 </body>
@@ -56,7 +56,7 @@ _PAGE = """\
 
 
 def page(title: str, data: Mapping[str, Any], *scripts: str) -> str:
-    """A page of its own from data and the scripts of this folder."""
+    """Return a self-contained page from data and scripts of this folder."""
     here = files(__name__)
     style = (here / "page.css").read_text(encoding="utf-8")
     script = "\n".join((here / name).read_text(encoding="utf-8") for name in scripts)
@@ -73,7 +73,14 @@ def _hash(text: str) -> str:
 
 
 def study_page(facts: StudyFacts, importance: Importance, drawn: Mapping[str, Batch], label: str = LABEL) -> str:
-    """The page of a study; `drawn` holds the curves of some of its runs, `label` says how importance was measured."""
+    """Return the page of a study.
+
+    Args:
+        facts: The study.
+        importance: Importance of its knobs.
+        drawn: Curves of some of its runs, by run id.
+        label: How the importance was measured.
+    """
     knobs = facts.varying
     places = {knob.key: k for k, knob in enumerate(knobs)}
     metrics = _last_metrics(facts)
@@ -134,14 +141,14 @@ def study_page(facts: StudyFacts, importance: Importance, drawn: Mapping[str, Ba
     return page(f"{facts.study} – looplab", data, *SCRIPTS)
 
 
-def _judge(court: Judged, rows: Mapping[str, int]) -> dict[str, Any]:
+def _judge(judge: Judged, rows: Mapping[str, int]) -> dict[str, Any]:
     return {
-        "by": court.by,
-        "headline": court.headline,
-        "standing": court.standing,
-        "sentences": court.sentences,
-        "base": rows.get(court.base or ""),
-        "sigma": short(court.sigma),
+        "by": judge.by,
+        "headline": judge.headline,
+        "standing": judge.standing,
+        "sentences": judge.sentences,
+        "base": rows.get(judge.base or ""),
+        "sigma": short(judge.sigma),
         "entrants": [
             {
                 "run": rows[one.run],
@@ -156,7 +163,7 @@ def _judge(court: Judged, rows: Mapping[str, int]) -> dict[str, Any]:
                 "why": wording.cut(one.why, 400),
                 "flags": one.flags,
             }
-            for one in court.judgements[-MAX_JUDGED:]
+            for one in judge.judgements[-MAX_JUDGED:]
             if one.run in rows
         ],
     }
@@ -222,16 +229,16 @@ def _value(knob: KnobFacts, run: RunFacts) -> Any:
 
 def _knob(knob: KnobFacts, name: str, runs: Sequence[RunFacts]) -> dict[str, Any]:
     values = [_value(knob, run) for run in runs]
-    told: dict[str, Any] = {"key": knob.key, "short": name, "kind": knob.kind, "log": knob.log}
+    facts: dict[str, Any] = {"key": knob.key, "short": name, "kind": knob.kind, "log": knob.log}
     if knob.kind == "number":
         numbers = [value for value in values if value is not None]
         few = sorted(set(numbers)) if len(set(numbers)) <= FEW else None
-        return {**told, "low": min(numbers), "high": max(numbers), "few": few}
-    return {**told, "names": sorted({"not set" if value is None else value for value in values})}
+        return {**facts, "low": min(numbers), "high": max(numbers), "few": few}
+    return {**facts, "names": sorted({"not set" if value is None else value for value in values})}
 
 
 def short_names(knobs: Sequence[KnobFacts]) -> list[str]:
-    """For each key its last parts, as many as set it apart from the others."""
+    """Return the shortest suffix of each key that is unique."""
     parts = [knob.key.split(".") for knob in knobs]
     names = []
     for mine in parts:
@@ -243,7 +250,7 @@ def short_names(knobs: Sequence[KnobFacts]) -> list[str]:
 
 
 def _last_metrics(facts: StudyFacts) -> list[str]:
-    """Metrics whose last values are listed, without the objective: those that most runs have."""
+    """Return the metrics that most runs have, without the objective."""
     counts: dict[str, int] = {}
     for run in facts.runs:
         for name in run.metrics:
@@ -264,12 +271,12 @@ def _curves(facts: StudyFacts, drawn: Mapping[str, Batch]) -> list[tuple[str, li
 
 
 def packed(curve: Curve) -> tuple[list[float | None], list[float | None]]:
-    """Steps and values in few characters."""
+    """Return steps and values with few digits."""
     return [short(step, 9) for step in curve.steps], [short(value, 6) for value in curve.values]
 
 
 def short(value: float | None, digits: int = 6) -> float | None:
-    """A number with few digits; what is not finite is nothing."""
+    """Round a number to few digits; None if it is not finite."""
     if value is None or not isfinite(value):
         return None
     rounded = float(f"{value:.{digits}g}")

@@ -1,5 +1,5 @@
 "use strict";
-// Charts as SVG, without a library. All text goes in as text nodes: nothing from the data is ever read as HTML.
+// SVG charts without a library. All text is inserted as text nodes: data is never parsed as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -16,7 +16,7 @@ function fill(node, attributes, children) {
 const el = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
 const svg = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 
-// -- numbers and words
+// -- numbers and text
 
 function show(value, digits = 5) {
   if (value === null || value === undefined) return "–";
@@ -47,14 +47,14 @@ function duration(seconds) {
 const count = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
 const cut = (words, length) => (words.length > length ? words.slice(0, length) + "…" : words);
 
-// A box with a title, and controls at its right.
+// A box with a title, and controls on the right.
 function card(title, wide, ...controls) {
   const right = el("div", { class: "controls push" }, ...controls);
   const top = el("div", { class: "bar-top" }, el("h2", { text: title }), right);
   return el("section", { class: wide ? "card wide" : "card", "aria-label": title }, top);
 }
 
-// The range to draw. A few values far away are left to the edge, so that the rest can be told apart.
+// The range to draw. A few outliers are clipped to the edge, so that they do not compress the rest.
 function extent(values, tail, reach) {
   const sorted = values.filter(Number.isFinite).sort((a, b) => a - b);
   if (!sorted.length) return null;
@@ -66,7 +66,7 @@ function extent(values, tail, reach) {
   return { low: Math.max(low, from), high: Math.min(high, to), cut: low < from || high > to };
 }
 
-// -- scales: a function from a value to a place, with its ticks
+// -- scales: a function from a value to a coordinate, with its ticks
 
 function linear(low, high, from, to) {
   if (low === high) [low, high] = [low - (Math.abs(low) * 0.05 || 1), high + (Math.abs(high) * 0.05 || 1)];
@@ -115,7 +115,7 @@ function categories(names, from, to) {
   return scale;
 }
 
-// -- what all charts share: which run is looked at, which is picked, which are left after filtering
+// -- state shared by all charts: the hovered run, the picked run, the filtered runs
 
 class Focus {
   hover = null;
@@ -155,7 +155,7 @@ function showTip(event, nodes) {
   tip.style.top = `${Math.max(4, top)}px`;
 }
 
-// A chart draws itself anew when its place changes its width. Its marks can be pointed at and picked.
+// A chart redraws itself when the width of its container changes. Its marks can be hovered and picked.
 class Chart {
   constructor(host, label, focus) {
     this.host = host;
@@ -196,7 +196,7 @@ class Chart {
     this.base.append(node);
   }
 
-  // Where an event is, in the units of the drawing.
+  // The position of an event, in the units of the drawing.
   at(event) {
     const box = this.root.getBoundingClientRect();
     return [
@@ -274,12 +274,12 @@ class Chart {
   }
 }
 
-// -- curves of one metric, a line for each run
+// -- curves of one metric, one line per run
 
 let clips = 0;
 
 // options: curves [[run, steps, values]], style(run) → class, order(run) → number, tell(found) → nodes, log, all,
-// tall, across: the name of the steps, range: {low, high} of the values where it is fixed
+// tall, across: name of the steps, range: {low, high} of the values if it is fixed
 class Curves extends Chart {
   constructor(host, label, focus, options) {
     super(host, label, focus);
@@ -328,7 +328,7 @@ class Curves extends Chart {
     this.root.append(svg("clipPath", { id }, area));
     return `url(#${id})`;
   }
-  // A line with gaps where there is no value; a lone point is a dot.
+  // A line with gaps at missing values; a single point is a dot.
   path(points) {
     let path = "";
     points.forEach((point, i) => {
@@ -368,7 +368,7 @@ class Curves extends Chart {
   }
 }
 
-// -- a mark for each run
+// -- one mark per run
 
 const SHAPES = [
   (x, y, r) => `M${x - r} ${y}a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r} 0 1 0 ${-2 * r} 0`,

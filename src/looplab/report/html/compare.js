@@ -1,4 +1,4 @@
-// The page of a comparison: runs side by side.
+// The comparison page: runs side by side.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const RUNS = DATA.runs;
@@ -6,7 +6,7 @@ const focus = new Focus();
 const page = document.getElementById("page");
 const swatch = (i) => el("span", { class: `swatch k${i % 8}` });
 
-// A table with a column for each run.
+// A table with one column per run.
 function sideBySide(first, rows) {
   const heads = RUNS.map((run, i) =>
     el("th", { class: "num", scope: "col" }, el("span", { class: "head-cell" }, swatch(i), ` ${run.id}`)),
@@ -61,7 +61,7 @@ function drawMetrics(host) {
   host.append(node);
 }
 
-// A difference is called better or worse only where the study says which way is better.
+// A difference is called better or worse only if the study defines which direction is better.
 function metricCell(value, first, best, i, goal) {
   const cell = el("td", { class: "num" }, el("div", { text: show(value) }));
   const under = el("div", { class: "small" });

@@ -1,10 +1,10 @@
-// What the judge said: the effects with their intervals; who proposed what; what was watched and reproduced.
+// Verdicts with effects and intervals; proposers; watch rules; reproductions.
 
-// The shape of each, since not all see colours.
+// A shape per verdict, for readers who cannot distinguish the colours.
 const VERDICTS = { keep: 0, inconclusive: 3, discard: 1, crash: 4, void: 4 };
 const MOST_EFFECTS = 30;
 
-// `right`: the columns of numbers.
+// `right`: columns aligned to the right.
 function plainTable(names, rows, right = []) {
   const head = names.map((name) => {
     const style = right.includes(name) ? "num" : null;
@@ -16,7 +16,7 @@ function plainTable(names, rows, right = []) {
 
 const runLink = (id) => el("a", { href: `#${id}`, text: id });
 
-// A row for each challenger: its name, how much better it was with the 95 % interval, and the numbers.
+// One row per challenger: its name, its effect with the 95 % interval, and the numbers.
 class Effects extends Points {
   constructor(host, entrants) {
     super(host, "how much better each challenger was, with its 95 % interval", focus);
@@ -85,14 +85,14 @@ class Effects extends Points {
 }
 
 function drawJudged(host) {
-  const court = DATA.judge;
-  if (!court) return;
+  const judge = DATA.judge;
+  if (!judge) return;
   const node = card("Judged", true);
-  node.append(el("p", { class: "headline", text: `${court.headline}.` }));
-  node.append(el("ul", { class: "told" }, ...court.sentences.map((text) => el("li", { text }))));
-  const able = court.entrants.filter((one) => one.effect !== null);
+  node.append(el("p", { class: "headline", text: `${judge.headline}.` }));
+  node.append(el("ul", { class: "told" }, ...judge.sentences.map((text) => el("li", { text }))));
+  const able = judge.entrants.filter((one) => one.effect !== null);
   if (able.length) {
-    // Those that were tested tell most; then the latest.
+    // Tested challengers first, then the latest.
     const ranked = [...able].sort((a, b) => (b.p !== null) - (a.p !== null) || able.indexOf(b) - able.indexOf(a));
     const chosen = new Set(ranked.slice(0, MOST_EFFECTS));
     const place = el("div");
@@ -102,8 +102,8 @@ function drawJudged(host) {
     const keys = [...new Set(able.map((one) => one.verdict))].map((verdict) =>
       el("span", { class: "key" }, icon(`t-${verdict}`, SHAPES[VERDICTS[verdict] ?? 0](6, 6, 4)), verdict),
     );
-    if (court.sigma) keys.push(el("span", { class: "key" }, el("i", { class: "noise-mark" }), "the noise of one run"));
-    keys.push(el("span", { text: "each against the champion of its time, in the order in which they were judged" }));
+    if (judge.sigma) keys.push(el("span", { class: "key" }, el("i", { class: "noise-mark" }), "the noise of one run"));
+    keys.push(el("span", { text: "each against the champion of its time, in order of judgement" }));
     if (able.length > MOST_EFFECTS) keys.push(el("span", { text: `${MOST_EFFECTS} of ${able.length}` }));
     node.append(el("div", { class: "under" }, ...keys));
   } else {
@@ -113,7 +113,7 @@ function drawJudged(host) {
   }
 }
 
-// -- who proposed what
+// -- proposers
 
 function drawMix(host) {
   if (!DATA.mix) return;
@@ -159,27 +159,27 @@ function drawWeights(host, names, weights) {
   node.append(el("div", { class: "under" }, ...keys));
 }
 
-// -- what was watched, what was reproduced
+// -- watch rules and reproductions
 
-function drawSeen(host) {
+function drawWatched(host) {
   if (DATA.watched.length) {
     const node = card("Watched", true);
     const rows = DATA.watched.map(([run, id, rule, text, stops]) => {
-      const what = el("td", { class: stops ? "stopped" : "muted", text: stops ? "stopped" : "told" });
+      const what = el("td", { class: stops ? "stopped" : "muted", text: stops ? "stopped" : "reported" });
       const name = el("td", { class: "name" }, run === null ? id : runLink(id));
       return el("tr", {}, name, el("td", { text: rule }), what, el("td", { text }));
     });
-    node.append(plainTable(["run", "rule", "what followed", "what was seen"], rows));
+    node.append(plainTable(["run", "rule", "action", "observation"], rows));
     host.append(node);
   }
   if (DATA.reproduced.length) {
     const node = card("Reproductions", true);
     const name = (id) => el("td", { class: "name" }, runLink(id));
     const rows = DATA.reproduced.map(([run, again, same, why]) => {
-      const said = el("td", { class: same ? "ok" : "failed", text: same ? "reproduced" : "not reproduced" });
-      return el("tr", {}, name(run), name(again), said, el("td", { text: why }));
+      const result = el("td", { class: same ? "ok" : "failed", text: same ? "reproduced" : "not reproduced" });
+      return el("tr", {}, name(run), name(again), result, el("td", { text: why }));
     });
-    node.append(plainTable(["run", "again as", "result", "how"], rows));
+    node.append(plainTable(["run", "repeated as", "result", "details"], rows));
     host.append(node);
   }
 }

@@ -7,7 +7,7 @@ function knobScale(knob, from, to, room) {
   return scale;
 }
 
-// Of some values those whose places leave room for a label; the last one always.
+// The values whose labels do not overlap; always the last one.
 function apart(values, scale, room) {
   const last = values[values.length - 1];
   const kept = [last];
@@ -30,7 +30,7 @@ class Parallel extends Chart {
   constructor(host, axes) {
     super(host, "parallel coordinates: the knobs and the objective of each measured run", focus);
     this.axes = axes;
-    this.brushes = new Map(); // axis → the part of it that is kept, from 0 at its top to 1
+    this.brushes = new Map(); // axis → selected range, from 0 at the top to 1
     const knobs = axes.filter((axis) => axis.k >= 0);
     const line = (run, axis) => el("div", { class: "why", text: `${axis.name}: ${show(knobValue(run, axis.k))}` });
     this.tell = (found) => describe(found.run, ...knobs.map((axis) => line(found.run, axis)));
@@ -65,7 +65,7 @@ class Parallel extends Chart {
     });
     this.places.forEach((axis, i) => this.drawAxis(axis, i));
   }
-  // As tall as the card beside it, so that the row ends in one line.
+  // As tall as the card next to it, so that the row is aligned.
   tall() {
     if (!this.beside || innerWidth <= 980) return 330;
     const end = this.beside.lastElementChild.getBoundingClientRect().bottom;
@@ -95,7 +95,7 @@ class Parallel extends Chart {
     group.append(area);
     this.base.append(group);
   }
-  // Names that are too long for one line stand in two, by turns.
+  // Names that are too long for one line alternate between two.
   title(axis, i) {
     const share = this.width / this.axes.length;
     const crowded = this.axes.some((one) => one.short.length * 6.6 > share);
@@ -139,7 +139,7 @@ class Parallel extends Chart {
     this.redraw();
     this.onbrush();
   }
-  // The runs inside all brushes; null where there is no brush.
+  // The runs inside all brushes; null if there is no brush.
   kept() {
     if (!this.brushes.size) return null;
     const inside = ([, points]) =>
@@ -197,7 +197,7 @@ class Slice extends Points {
       const value = knobValue(run, this.k);
       let place = value === null ? NaN : x(value);
       if (Number.isNaN(place)) continue;
-      // Categories are spread a little, always in the same way, so that points do not hide each other.
+      // Categories get a deterministic jitter, so that points do not hide each other.
       if (isCategory) place += ((RUNS[run].n * 0.618034) % 1) * 36 - 18;
       const isBest = run === DATA.best;
       const shape = (px, py) => SHAPES[0](px, py, isBest ? size + 1.5 : size);

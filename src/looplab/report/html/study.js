@@ -1,4 +1,4 @@
-// The page of one study: its head, curves and best so far; then knobs.js and table.js; page.js puts them together.
+// The page of one study: header, curves and best so far; page.js assembles it with knobs.js and table.js.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const RUNS = DATA.runs;
@@ -7,12 +7,12 @@ const page = document.getElementById("page");
 const isBetter = (a, b) => (DATA.goal === "max" ? a > b : a < b);
 const isOpen = (status) => status === "running" || status === "planned";
 
-// A run that repeats another is told with it: its value is in the mean, and it is no challenger.
+// A run that repeats another is part of its mean, not a challenger.
 const isRepeat = (run) => RUNS[run].into !== null;
 const bestWord = DATA.judge ? "champion" : "best run";
 const objective = (run) =>
   run.sd === null ? show(run.obj) : `${show(run.obj, 4)} ± ${show(run.sd, 2)} (n ${run.runs})`;
-// The measured runs, the worst first. Colours go by rank, since by value one bad run would take up the whole ramp.
+// The measured runs, worst first. Colours are by rank, since by value one bad run would use up the whole ramp.
 const order = RUNS.map((_, i) => i).filter((i) => RUNS[i].obj !== null && !isRepeat(i));
 order.sort((a, b) => (DATA.goal === "max" ? RUNS[a].obj - RUNS[b].obj : RUNS[b].obj - RUNS[a].obj));
 const heights = new Map(order.map((run, place) => [run, place]));
@@ -20,17 +20,17 @@ const rank = (run) => (order.length < 2 ? 9 : Math.round((9 * heights.get(run)) 
 const lineStyle = (run) => (run === DATA.best ? "best" : heights.has(run) ? `ranked s${rank(run)}` : "ranked none");
 const drawOrder = (run) => (run === DATA.best ? 1e9 : heights.get(run) ?? -1);
 
-// What a tooltip says of a run; `lines` come after its name.
+// The tooltip of a run; `lines` follow its name.
 function describe(run, ...lines) {
   const facts = RUNS[run];
   const head = el("div", {}, el("b", { text: facts.id }), ` · ${facts.by} · `);
   head.append(el("span", { class: facts.status, text: facts.status }));
-  const told = [head, ...lines];
-  if (DATA.metric) told.push(el("div", { text: `${DATA.metric} ${objective(facts)}` }));
-  if (isRepeat(run)) told.push(el("div", { text: `${facts.role} of ${RUNS[facts.into].id}` }));
-  if (facts.verdict) told.push(el("div", {}, el("span", { class: `v-${facts.verdict}`, text: facts.verdict })));
-  if (facts.why) told.push(el("div", { class: "why", text: cut(facts.why, 160) }));
-  return told;
+  const rows = [head, ...lines];
+  if (DATA.metric) rows.push(el("div", { text: `${DATA.metric} ${objective(facts)}` }));
+  if (isRepeat(run)) rows.push(el("div", { text: `${facts.role} of ${RUNS[facts.into].id}` }));
+  if (facts.verdict) rows.push(el("div", {}, el("span", { class: `v-${facts.verdict}`, text: facts.verdict })));
+  if (facts.why) rows.push(el("div", { class: "why", text: cut(facts.why, 160) }));
+  return rows;
 }
 
 function tick(name, change) {
@@ -48,7 +48,7 @@ function bestKey() {
   return DATA.best === null ? null : el("span", { class: "key" }, el("span", { class: "best-mark" }), bestWord);
 }
 
-// -- head
+// -- header
 
 function drawHead() {
   const way = DATA.goal === "max" ? "larger" : "smaller";
@@ -97,8 +97,8 @@ function championTile() {
 function runsTile() {
   const counts = DATA.counts.map(([status, number]) => [status, `${number} ${status}`]);
   if (DATA.waiting) counts.push(["planned", `${DATA.waiting} proposed`]);
-  const told = counts.flatMap(([status, text], i) => [i ? ", " : null, el("span", { class: status, text })]);
-  return tile("runs", el("div", { class: "value", text: String(RUNS.length) }), note(...told));
+  const parts = counts.flatMap(([status, text], i) => [i ? ", " : null, el("span", { class: status, text })]);
+  return tile("runs", el("div", { class: "value", text: String(RUNS.length) }), note(...parts));
 }
 
 function changeTile() {
@@ -159,7 +159,7 @@ function drawCurves(host) {
     if (curves.length < tried) which = `${curves.length} of ${count(tried, what)}: the best, the latest, a spread`;
     if (tried < RUNS.length) which += ", first runs only";
     const keys = [el("span", { text: which }), ramp(), bestKey()];
-    if (chart.cut) keys.push(el("span", { text: "values far off are cut" }));
+    if (chart.cut) keys.push(el("span", { text: "outliers are clipped" }));
     under.replaceChildren(...keys.filter(Boolean));
   }
   update();
@@ -255,6 +255,6 @@ function drawBest(host) {
     const name = status === "ok" ? "ok, but not measured" : status;
     keys.push(el("span", { class: "key" }, icon(`cross x-${status}`, shape(6, 6, 3)), name));
   }
-  if (chart.cut) keys.push(el("span", { text: "values far off stand at the edge" }));
+  if (chart.cut) keys.push(el("span", { text: "outliers are clipped to the edge" }));
   node.append(el("div", { class: "under" }, ...keys));
 }

@@ -1,4 +1,4 @@
-// The table of runs: sorted, filtered, and reached by keyboard; and the panel of the run that was picked.
+// The table of runs: sortable, filterable, usable by keyboard; and the panel of the picked run.
 
 const table = { key: "n", down: false, what: "changes", words: [], status: null, repeats: false, rows: new Map() };
 if (order.length) [table.key, table.down] = ["obj", DATA.goal === "max"]; // the best first
@@ -212,7 +212,7 @@ function listenToRows() {
   focus.listen((what) => ("hover" in what || "picked" in what) && markRows());
 }
 
-// -- the run that was picked
+// -- the picked run
 
 const panel = el("aside", { class: "panel", hidden: true, "aria-live": "polite", "aria-label": "the picked run" });
 
@@ -256,7 +256,7 @@ function panelHead(run, i) {
   return head;
 }
 
-// Scroll the table, not the page, to the row of a run that was picked elsewhere.
+// Scroll the table, not the page, to the row of a run picked elsewhere.
 function showRow(i) {
   const node = table.rows.get(i);
   if (!node || node === document.activeElement) return;

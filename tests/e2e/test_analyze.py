@@ -100,7 +100,7 @@ def test_the_summaries_are_written_as_json_and_shown_as_a_table(lab, outputs: Pa
     ]
     assert [path.name for path in (lab.folder / ".tmp/new").iterdir()] == ["summary.json"]
     assert "20 / 30" in out
-    assert "4 run(s) in .tmp/new/summary.json" in out
+    assert "4 run(s) written to .tmp/new/summary.json" in out
     assert "the newest 4 of 7 folders" in out
 
 
@@ -124,7 +124,7 @@ def test_where_there_is_nothing_the_error_says_what_was_looked_for(lab) -> None:
     assert "no folder nowhere" in lab("analyze", "offline", "--outputs-root", "nowhere", code=2).err
     (lab.folder / "empty").mkdir()
     done = lab("analyze", "offline", "--outputs-root", "empty", "--out-json", "out.json", code=2)
-    assert "no runs were found" in done.err
+    assert "no runs found" in done.err
     assert "tfevents" in done.err
     assert not (lab.folder / "out.json").exists()
 
@@ -189,7 +189,7 @@ def test_without_a_key_the_error_says_so(lab) -> None:
     assert "WANDB_API_KEY is not set" in lab("analyze", "wandb", *PROJECT, env=env, code=2).err
     assert "WANDB_API_KEY is not set" in lab("fetch-config", *PROJECT, "--run", "x", env=env, code=2).err
     done = lab("fetch-config", *PROJECT, "--run", "../../x", env={"WANDB_API_KEY": stand_in.KEY}, code=2)
-    assert "not an id of a run" in done.err
+    assert "not a run id" in done.err
 
 
 def test_the_table_shows_first_what_people_look_for(lab) -> None:

@@ -93,7 +93,7 @@ def test_attach_shows_a_study_and_ends_with_it(lab, until) -> None:
     lab.until_at_work()
     attached = lab.start("attach")
     first = lab.runs()[0].name
-    until(lambda: f"at work: {first}" in attached.out, "what is at work")
+    until(lambda: f"; running: {first}" in attached.out, "the running trainings")
     lab.open_gate()
     out = attached.ended().out
     second = lab.runs()[1].name

@@ -98,7 +98,7 @@ def test_edit_outside_of_a_lab_only_writes_the_file(lab, tmp_path) -> None:
     told = lab("edit", "base.json", "--change", "a@set=2", "--json", cwd=alone).json()
     assert told["recorded"] is False
     assert sorted(path.name for path in alone.iterdir()) == sorted(["base.json", told["variant"]])
-    assert "lies in no lab" in lab("edit", "base.json", "--change", "a@set=2", "--run", code=2, cwd=alone).err
+    assert "is not in a lab" in lab("edit", "base.json", "--change", "a@set=2", "--run", code=2, cwd=alone).err
 
 
 def test_edit_in_json(lab) -> None:
@@ -144,7 +144,7 @@ def test_edit_with_run_in_json_is_one_object_a_line(lab) -> None:
         (["configs/base.json", "--change", "train.lr@set=fast"], "float"),
         (["configs/base.json"], "--change"),
         (["nowhere.json", "--change", "a@set=1"], "nowhere.json"),
-        (["--change", "a@set=1"], "which config"),
+        (["--change", "a@set=1"], "no config given"),
     ],
 )
 def test_a_bad_edit_is_told_and_writes_nothing(lab, arguments: list[str], word: str) -> None:
@@ -158,8 +158,8 @@ def test_a_bad_edit_is_told_and_writes_nothing(lab, arguments: list[str], word: 
 
 def test_a_proposal_waits_and_is_run(lab) -> None:
     done = lab("propose", "--change", "train.lr@set=0.3", "--reason", "near the best", "--hypothesis", "lower loss")
-    assert "1 in the queue" in done.out
-    assert "1 proposal(s) wait" in lab("status").out
+    assert "is queued (1 waiting)" in done.out
+    assert "1 proposal(s) waiting" in lab("status").out
     lab("run", "--concurrency", "1")
     run = lab.all("run.json")[1]
     assert (run["proposer"], run["reason"], run["hypothesis"]) == ("person", "near the best", "lower loss")
@@ -234,7 +234,7 @@ def test_check_shows_the_command_of_the_base(lab) -> None:
     argv = lab("check", "--json").json()["studies"][0]["argv"]["configs/base.json"]
     assert argv[1:3] == ["train.py", f"--out={lab.outputs()}/0001-xxxx"]
     assert argv[argv.index("--train.lr") + 1] == "0.1"
-    assert f"the command of configs/base.json: {argv[0]} train.py --out=" in lab("check").out
+    assert f"command for configs/base.json: {argv[0]} train.py --out=" in lab("check").out
 
 
 def test_check_finds_what_run_would_refuse(lab) -> None:

@@ -209,7 +209,7 @@ def test_plan_and_check_show_command_folder_and_environment(lab) -> None:
         assert plan["env"]["LOOPLAB_RUN_DIR"] == folder
         missing = {k: v for k, v in plan["env"].items() if seen["env"][k] != v and "xxxx" not in v and k != "API_KEY"}
         assert not missing
-        assert f"the command of run {plan['id']}: {shlex.join(plan['argv'])}" in out
+        assert f"command for run {plan['id']}: {shlex.join(plan['argv'])}" in out
         assert f"folder: {folder}" in out
     assert "PYTHONPATH=src" in out
     assert "PYTHONPATH=src" in checked

@@ -10,7 +10,7 @@ import typer.main
 
 from looplab.cli.app import app
 from looplab.cli.help import EXAMPLES, GROUPS
-from looplab.cli.main import spread
+from looplab.cli.main import expand_argv
 
 COMMANDS = sorted(command.name or command.callback.__name__ for command in app.registered_commands if command.callback)
 
@@ -39,7 +39,7 @@ def test_every_command_is_in_one_group_and_its_example_can_be_parsed(lab) -> Non
     assert sorted(groups) == sorted([*COMMANDS, "analyze"])
     parser = typer.main.get_command(app)
     for name, example in EXAMPLES.items():
-        words = spread(shlex.split(example)[1:])
+        words = expand_argv(shlex.split(example)[1:])
         assert words[0] == name
         command = parser.get_command(None, name)
         command.make_context(name, words[1:])  # fails if the example is wrong
@@ -81,4 +81,4 @@ def test_init_makes_a_lab_that_can_be_checked(lab, tmp_path) -> None:
     assert "looplab run" in out
     assert "all is well" in lab("check", cwd=tmp_path / "mine").out
     assert "is not empty" in lab("init", "quickstart", "mine", cwd=tmp_path, code=2).err
-    assert "there are: act_ot, drone" in lab("init", "nothing", cwd=tmp_path, code=2).err
+    assert "available: act_ot, drone" in lab("init", "nothing", cwd=tmp_path, code=2).err

@@ -87,9 +87,9 @@ def test_secrets_of_other_tools_are_not_copied(lab: Any, autopilot: Path) -> Non
 def test_importing_again_imports_nothing_twice(lab: Any, autopilot: Path) -> None:
     lab("import", autopilot)
     again = lab("import", autopilot)
-    assert "0 run(s) imported, 5 known already" in again.out
+    assert "0 run(s) imported, 5 already known" in again.out
     moved = autopilot.rename(autopilot.with_name("moved"))
-    assert "0 run(s) imported, 5 known already" in lab("import", moved).out
+    assert "0 run(s) imported, 5 already known" in lab("import", moved).out
     (moved / "2025-01-01T000000Z" / "trainer_summary.json").write_text('{"metrics": {"loss": 0.1}}')
     lab("import", moved)
     assert len(imported(lab)) == 6  # moved and changed: another run
@@ -150,7 +150,7 @@ def test_the_tables_are_rebuilt_with_imported_runs(lab: Any, autopilot: Path) ->
     lab("reindex")
     assert lab.ask("SELECT id, n, round, role, status, objective, point FROM runs ORDER BY n") == before
     assert lab.ask("SELECT n FROM rounds") == rounds
-    assert "0 run(s) imported, 5 known already" in lab("import", autopilot).out
+    assert "0 run(s) imported, 5 already known" in lab("import", autopilot).out
     assert "whole" in lab("verify").out
 
 
@@ -214,10 +214,10 @@ def test_names_are_mapped(lab: Any, tmp_path: Path) -> None:
 
 def test_what_is_not_a_run_is_an_error(lab: Any, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert "no runs were found" in lab("import", tmp_path / "empty", code=1).out
-    assert "there is no such folder" in lab("import", tmp_path / "gone", code=1).out
+    assert "no runs found" in lab("import", tmp_path / "empty", code=1).out
+    assert "no such folder" in lab("import", tmp_path / "gone", code=1).out
     assert "--map" in lab("import", tmp_path / "empty", "--map", "x", code=2).err
-    assert "what should be imported" in lab("import", code=2).err
+    assert "nothing to import" in lab("import", code=2).err
 
 
 def test_hostile_folders_are_named_and_harm_nothing(lab: Any, tmp_path: Path) -> None:

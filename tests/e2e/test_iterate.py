@@ -50,7 +50,7 @@ def test_good_versions_are_merged_a_broken_one_is_mended_and_a_cheat_is_void(ver
     assert "the record is whole" in versions("verify").out
     table = versions("iterate", "status").out
     assert re.search(r"v2 \*\s+merged\s+1\s+6 ok, 1 warning\s+0\.8\d+ \[0\.8\d*, 0\.8\d+\]\s+keep\s+looplab/v2", table)
-    assert "4 call(s) of agents" in table
+    assert "4 agent call(s)" in table
     versions("tour")
     check_tour((versions.folder / "outputs/tour.html").read_text())
 
@@ -173,7 +173,7 @@ def test_what_is_not_committed_is_told_before_anything_is_begun(versions: Any) -
 def test_mistakes_are_told(versions: Any) -> None:
     assert "ends (2) before it begins (3)" in versions("iterate", "3", "2", code=2).err
     assert "no agent 'bard'" in versions("iterate", "2", "--agent", "bard", code=2).err
-    assert "no version was made here yet" in versions("tour", code=2).err
+    assert "no version has been made here yet" in versions("tour", code=2).err
     assert "experiments/v1 exists already" in versions("iterate", "1", code=2).err
 
 

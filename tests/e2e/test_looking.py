@@ -72,7 +72,7 @@ def test_status_while_a_study_runs_names_the_engine_and_what_runs(lab) -> None:
     engine = lab.start("run")
     lab.until_at_work()
     out = lab("status").out
-    assert f"engine at work (pid {engine.pid})" in out
+    assert f"engine running (pid {engine.pid})" in out
     assert re.search(rf"{lab.runs()[0].name} .* running", out)
     assert lab("status", "--json").json()["studies"][0]["running"][0]["id"] == lab.runs()[0].name
     lab.open_gate()

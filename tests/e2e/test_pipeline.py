@@ -135,7 +135,7 @@ def test_bad_input_is_exit_code_2_and_says_what_to_do(toy: Any) -> None:
 def test_a_run_in_use_is_exit_code_3_and_says_by_whom(toy: Any, until: Callable[..., Any]) -> None:
     call = ("stage", "--config", "configs/c.yaml", "--run-id", "r", "--edit", "wait@set=mine", "mine")
     first = toy.start(*call)
-    until(lambda: "mine of gsm8k" in first.out, "the stage at work")
+    until(lambda: "mine of gsm8k" in first.out, "the running stage")
     assert f"in use by pid {first.pid}" in toy(*call, code=3).err
     toy.open_gate()
     first.ended(0)
@@ -145,7 +145,7 @@ def test_a_run_in_use_is_exit_code_3_and_says_by_whom(toy: Any, until: Callable[
 def test_a_signal_ends_the_stage_and_the_next_call_resumes_it(toy: Any, until: Any, number: int) -> None:
     call = ("stage", "--config", "configs/c.yaml", "--edit", "wait@set=mine", "mine")
     first = toy.start(*call)
-    until(lambda: "mine of gsm8k" in first.out, "the stage at work")
+    until(lambda: "mine of gsm8k" in first.out, "the running stage")
     first.send(number)
     done = first.ended(130)
     assert "mine: stop" in done.err
@@ -227,7 +227,7 @@ def test_a_killed_suite_goes_on_and_starts_nothing_twice(toy: Any, until: Callab
     write_suite(toy, *({**dataset, "edits": ["wait@set=select"]} for dataset in DATASETS[:2]), DATASETS[2])
     call = ("suite", "--config", "configs/suite.yaml", "--gpus", "0,1")
     first = toy.start(*call)
-    until(lambda: len(list(toy.folder.glob("outputs/tiny_*/*/library/begun"))) == 2, "two stages at work")
+    until(lambda: len(list(toy.folder.glob("outputs/tiny_*/*/library/begun"))) == 2, "two running stages")
     os.kill(first.pid, signal.SIGKILL)
     first.ended(None)
     second = toy.start(*call)
@@ -245,7 +245,7 @@ def test_the_first_ctrl_c_lets_stages_end_and_the_second_ends_them(toy: Any, unt
     write_suite(toy, {"name": "gsm8k", "edits": ["wait@set=mine"]}, {"name": "svamp", "edits": ["wait@set=mine"]})
     call = ("suite", "--config", "configs/suite.yaml")
     first = toy.start(*call)
-    until(lambda: len(list(toy.folder.glob("outputs/tiny_*/*/mine/begun"))) == 2, "two stages at work")
+    until(lambda: len(list(toy.folder.glob("outputs/tiny_*/*/mine/begun"))) == 2, "two running stages")
     first.send(signal.SIGINT)
     toy.open_gate()
     first.ended(130)
@@ -254,9 +254,9 @@ def test_the_first_ctrl_c_lets_stages_end_and_the_second_ends_them(toy: Any, unt
     toy(*call)
     (toy.folder / "gate").unlink()
     third = toy.start(*call, "--new")
-    until(lambda: len(list(toy.folder.glob("outputs/tiny_*/*/mine/begun"))) == 4, "two more stages at work")
+    until(lambda: len(list(toy.folder.glob("outputs/tiny_*/*/mine/begun"))) == 4, "two more running stages")
     third.send(signal.SIGINT)
-    until(lambda: "begins nothing more" in third.out, "word that it was heard")
+    until(lambda: "starting nothing more" in third.out, "the message that it drains")
     third.send(signal.SIGINT)
     third.ended(130)
 

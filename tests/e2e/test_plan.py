@@ -70,13 +70,13 @@ def test_what_was_planned_is_what_is_run(lab) -> None:
 def test_plan_counts_what_the_budget_leaves(lab) -> None:
     lab.queue("train.lr@set=0.2", "train.lr@set=0.3")
     lab("run", "--runs", "1")
-    assert "no run would be planned: all 1 run(s) are done" in lab("plan", "--runs", "1").out
+    assert "no runs would be planned: all 1 run(s) are done" in lab("plan", "--runs", "1").out
     assert len(lab("plan", "--runs", "2", "--json").json()["runs"]) == 1
 
 
 def test_plan_says_when_nothing_is_left(lab) -> None:
     lab("run")
-    assert "no run would be planned: no proposer has anything left to try" in lab("plan").out
+    assert "no runs would be planned: no proposer has anything left to try" in lab("plan").out
 
 
 @pytest.mark.parametrize("option", [(), ("--keep-going",)], ids=["base again", "keep going"])
@@ -201,7 +201,7 @@ def test_submitted_commands_use_the_budget_that_plan_shows(lab) -> None:
     lab("submit", "--", "true")
     assert len(lab("plan", "--json").json()["runs"]) == 1
     lab("submit", "--again", "--", "true")
-    assert "no run would be planned: all 2 run(s) are done, 2 of them submitted commands" in lab("plan").out
+    assert "no runs would be planned: all 2 run(s) are done, 2 of them submitted commands" in lab("plan").out
 
 
 def test_plan_shows_a_run_that_somebody_wants_to_see_again_with_edits(lab) -> None:
@@ -261,7 +261,7 @@ def test_plan_shows_the_command_of_what_would_start(lab) -> None:
         assert argv[argv.index("--train.lr") + 1] == lr
         assert argv[-3:] == ["--api-key", "***", "two words"]
     done = lab("plan", "--", *words)
-    assert f"the command of run 0001-xxxx: {shlex.join(told['runs'][0]['argv'])}" in done.out
+    assert f"command for run 0001-xxxx: {shlex.join(told['runs'][0]['argv'])}" in done.out
     assert "sk-" not in done.out + json.dumps(told)
 
 

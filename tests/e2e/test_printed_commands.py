@@ -80,7 +80,7 @@ def shell(lab: Any, command: str, env: dict[str, str]) -> str:
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
     told = f"{command}\n{done.stdout}\n{done.stderr}"
-    if command == "looplab attach" and "no engine is at work" in done.stderr:
+    if command == "looplab attach" and "no engine is running" in done.stderr:
         return ""  # it was done before anybody looked
     assert done.returncode == 0, told
     if command.endswith("& echo $!"):

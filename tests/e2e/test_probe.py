@@ -148,7 +148,7 @@ def test_a_killed_probe_goes_on_where_it_was(probed: Any, until: Any) -> None:
     os.kill(engine.pid, signal.SIGKILL)
     engine.process.wait()
     before = len(executed(probed))
-    assert "is still at work" in probed("probe", "--fresh", code=3).err
+    assert "is still running" in probed("probe", "--fresh", code=3).err
     probed.open_gate()
     told = result(probed("probe", "--json"))
     assert set(status_of(told).values()) == {"stable"}
@@ -165,7 +165,7 @@ def test_a_run_that_only_its_folder_knows_of_is_not_measured_beside(probed: Any)
         (last / "record" / name).unlink(missing_ok=True)
     with contextlib.closing(sqlite3.connect(probed.folder / ".looplab" / "ledger.db")) as db, db:
         db.execute("UPDATE runs SET state='planned', status=NULL WHERE id=?", (last.name,))
-    assert f"run {last.name} of the last probe is still at work" in probed("probe", "--fresh", code=3).err
+    assert f"run {last.name} of the last probe is still running" in probed("probe", "--fresh", code=3).err
 
 
 def test_a_run_that_a_person_stopped_is_made_again(probed: Any, until: Any) -> None:
@@ -196,7 +196,7 @@ def test_a_swept_key_that_is_no_knob_is_tried_and_said_to_be_none(probed: Any) -
     probed.configure(knobs={"vec.envs": KNOBS["vec.envs"]})
     done = probed("probe")
     assert "recommended: vec.workers@set=4 vec.envs@set=8" in done.out
-    assert "vec.workers is no knob of the study" in done.out
+    assert "vec.workers is not a knob of the study" in done.out
 
 
 def test_settings_that_the_guard_makes_the_same_are_run_once(probed: Any) -> None:

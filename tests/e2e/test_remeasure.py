@@ -129,7 +129,7 @@ def test_values_of_another_objective_are_never_shown_or_compared(lab: Any) -> No
     lab("run")
     lab.configure(objective={"metric": "other", "goal": "max"})
     out = lab("status").out
-    assert "2 run(s) were measured by another objective" in out
+    assert "2 run(s) were measured with a different objective" in out
     assert "other" not in out.replace("another", "")
     assert "remeasure" in lab("plan", code=2).err
     out = lab("run").out

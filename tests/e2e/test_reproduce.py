@@ -127,7 +127,7 @@ def test_reproduce_says_what_it_runs_and_runs_no_hook(ran: Any) -> None:
     (ran.folder / ".git/hooks/post-checkout").symlink_to(trap(ran))
     ran.write("train.py", TRAIN.replace('config["x"] +', "7 +"))
     done = ran("reproduce", "1")
-    assert "runs again: " in done.out
+    assert "running again: " in done.out
     assert not (ran.folder.parent / "ran").exists()
 
 

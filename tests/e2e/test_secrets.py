@@ -288,7 +288,7 @@ def test_doctor_finds_secrets_in_the_ledger_and_says_that_they_stay(lab) -> None
     done = lab("doctor", "--secrets", "--scrub", env={"X_API_KEY": KEY}, code=1)
     assert "event 2 (" in done.out
     assert "table: runs, row 1: the value of $X_API_KEY" in done.out
-    assert "revoke these secrets" in done.out
+    assert "revoke them" in done.out
     assert OPENAI not in done.out + done.err
     assert KEY not in done.out + done.err
 

@@ -101,7 +101,7 @@ def test_it_waits_until_a_slot_is_free(jobs: Any, until: Any) -> None:
     second = jobs.start("submit", "--", *PYTHON, "job.py", "n=2")
     until(lambda: "waiting for a slot\n" in second.error, "the second one to wait")
     third = jobs.start("submit", "--", *PYTHON, "job.py", "n=3")
-    until(lambda: "waiting for a slot (1 before you)" in third.error, "the third one to wait behind it")
+    until(lambda: "waiting for a slot (1 ahead of you)" in third.error, "the third one to wait behind it")
     assert times_run(jobs) == 1
     jobs.open_gate()
     for call in (first, second, third):
@@ -202,7 +202,7 @@ def test_an_interrupt_leaves_it_running(jobs: Any, until: Any) -> None:
     until(lambda: "began" in call.out, "the training")
     call.send(signal.SIGINT)
     (run,) = jobs.runs(JOBS)
-    assert f"`looplab stop {run.name} --study {JOBS}` ends it" in call.ended(130).err
+    assert f"`looplab stop {run.name} --study {JOBS}` stops it" in call.ended(130).err
     jobs.open_gate()
     until(lambda: jobs.count(status="ok") == 1, "its end")
 
@@ -213,7 +213,7 @@ def test_a_command_can_be_looked_at_and_stopped_by_its_study(jobs: Any, until: A
     assert [study["study"] for study in jobs("status", "--json").json()["studies"]] == ["toy", JOBS]
     assert jobs("logs", "--study", JOBS).out == "began gate=never\n"
     assert "job.py" in jobs("show", "--study", JOBS).out
-    assert "an engine is at work" in jobs("reindex", code=3).err
+    assert "an engine is running" in jobs("reindex", code=3).err
     assert "has stopped" in jobs("stop", "1", "--study", JOBS).out
     assert "stopped" in call.ended(128 + signal.SIGTERM).err
 

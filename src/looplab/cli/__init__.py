@@ -1,1 +1,1 @@
-"""The command line: parse, call a room, print. One file a group of commands; nothing heavy is imported at start."""
+"""The command line: parse, call the package, print. One module per group of commands, imported on use."""

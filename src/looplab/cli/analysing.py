@@ -1,4 +1,4 @@
-"""analyze offline, analyze wandb, fetch-config: what others measured, in folders not made by looplab or on W&B."""
+"""analyze offline, analyze wandb, fetch-config: runs of other tools, in folders or on W&B."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from looplab.config.files import dump_json, write_atomic
 from looplab.errors import LabError
 
 COLUMNS = 5
-"""How many metrics a table shows; the JSON has all."""
-NOTHING = "no readable metrics"
-RUN_HOLDS = "wandb/, tfevents, metrics.jsonl, a progress or metrics CSV, or trainer_summary.json"
-_OURS = ("steps", "note", "name", "state", "url")
-"""Entries beside the metrics of a run."""
-_WANTED = (
+"""Number of metrics in a table; the JSON has all of them."""
+NO_METRICS = "no readable metrics"
+RUN_FILES = "wandb/, tfevents, metrics.jsonl, a progress or metrics CSV, or trainer_summary.json"
+_RESERVED = ("steps", "note", "name", "state", "url")
+"""Keys of a run's entry that are not metrics."""
+_KEYWORDS = (
     frozenset({"success", "solved"}),
     frozenset({"reward", "rewards", "return", "returns", "score"}),
     frozenset({"accuracy", "acc"}),
     frozenset({"loss"}),
 )
-"""Words that name what a training is about, the most wanted first."""
+"""Words in the names of metrics that people look for, the most important first."""
 
 Summaries = dict[str, dict[str, Any]]
-"""By run: by metric its summary, and beside them `steps`."""
+"""Run → metric → its summary; also `steps` and other reserved keys."""
 
 
 def offline(outputs_root: Path, limit: int, out_json: Path | None, json: bool) -> None:
@@ -36,17 +36,17 @@ def offline(outputs_root: Path, limit: int, out_json: Path | None, json: bool) -
     from looplab.measure.summary import ALIASES, to_dict
 
     if not outputs_root.is_dir():
-        raise LabError(f"there is no folder {outputs_root}", hint="--outputs-root names where the runs are")
+        raise LabError(f"there is no folder {outputs_root}", hint="--outputs-root names the folder with the runs")
     reading = FolderReading(aliases=ALIASES)
-    found = sorted(find_runs(outputs_root), key=lambda run: _changed(run, reading), reverse=True)
+    found = sorted(find_runs(outputs_root), key=lambda run: _last_change(run, reading), reverse=True)
     runs = found[:limit]
     summaries: Summaries = {}
     for run, metrics in summarise_many(runs, reading).items():
         last = max((m.last_step for m in metrics.values() if m.last_step is not None), default=None)
         summaries[str(run)] = _entry(to_dict(metrics), last)
     if not summaries:
-        raise LabError(f"no runs were found below {outputs_root}", hint=f"a run's folder holds {RUN_HOLDS}")
-    _tell(summaries, out_json, json)
+        raise LabError(f"no runs found below {outputs_root}", hint=f"a run folder contains {RUN_FILES}")
+    _print_summaries(summaries, out_json, json)
     if not json and len(found) > limit:
         output.say(f"the newest {limit} of {len(found)} folders; --limit shows more")
 
@@ -61,7 +61,7 @@ def wandb(entity: str, project: str, limit: int, out_json: Path | None, json: bo
         summaries[f"{entity}/{project}/{run.id}"] = _entry(to_dict(run.metrics), run.steps) | about
     if not summaries:
         raise LabError(f"{entity}/{project} has no runs")
-    _tell(summaries, out_json, json)
+    _print_summaries(summaries, out_json, json)
 
 
 def fetch_config(entity: str, project: str, runs: Sequence[str], out_dir: Path, json: bool) -> None:
@@ -69,12 +69,12 @@ def fetch_config(entity: str, project: str, runs: Sequence[str], out_dir: Path, 
 
     wrong = next((run for run in runs if not re.fullmatch(r"[\w.-]+", run)), None)
     if wrong is not None:
-        raise LabError(f"{wrong!r} is not an id of a run", hint="it is the last part of the run's address")
+        raise LabError(f"{wrong!r} is not a run id", hint="the id is the last part of the run's URL")
     fetched = []
     for run in dict.fromkeys(runs):
         config = fetch(entity, project, run)
         path = out_dir / f"fromwandb_{run}.json"
-        _write(path, config)
+        _write_json(path, config)
         fetched.append({"path": str(path), "run": f"{entity}/{project}/{run}", "config": config})
         if not json:
             output.say(str(path))
@@ -82,28 +82,28 @@ def fetch_config(entity: str, project: str, runs: Sequence[str], out_dir: Path, 
         output.print_json(fetched[0] if len(fetched) == 1 else {"runs": fetched})
 
 
-def _changed(run: Path, reading: Any) -> float:
-    """When the run last measured something."""
+def _last_change(run: Path, reading: Any) -> float:
+    """Time of the run's last measurement, in seconds since the epoch."""
     times = [os.stat(source.path).st_mtime for source in reading.reader(run).sources() if source.path.exists()]
     return max(times, default=run.stat().st_mtime)
 
 
 def _entry(metrics: Mapping[str, Any], steps: float | None) -> dict[str, Any]:
-    """A run in the flat form: metric by metric its summary, and the number of steps. What has no metrics says so."""
-    entry: dict[str, Any] = {f"metric:{name}" if name in _OURS else name: value for name, value in metrics.items()}
+    """Return the flat entry of a run: metric → summary, the number of steps, and a note if there are no metrics."""
+    entry: dict[str, Any] = {f"metric:{name}" if name in _RESERVED else name: value for name, value in metrics.items()}
     entry["steps"] = None if steps is None else int(steps)
     if not metrics:
-        entry["note"] = NOTHING
+        entry["note"] = NO_METRICS
     return entry
 
 
-def _tell(summaries: Summaries, out_json: Path | None, json: bool) -> None:
+def _print_summaries(summaries: Summaries, out_json: Path | None, json: bool) -> None:
     if out_json is not None:
-        _write(out_json, summaries)
+        _write_json(out_json, summaries)
     if json:
         output.print_json(summaries)
         return
-    shown = _shown(summaries, _objectives())
+    shown = _choose_columns(summaries, _objectives())
     rows = []
     for name, entry in summaries.items():
         note = entry.get("note")
@@ -111,11 +111,11 @@ def _tell(summaries: Summaries, out_json: Path | None, json: bool) -> None:
         rows.append((name, "-" if entry["steps"] is None else str(entry["steps"]), *map(str, cells)))
     output.table(("run", "steps", *(f"{metric} (last / best)" for metric in shown)), rows)
     if out_json is not None:
-        output.say(f"{len(summaries)} run(s) in {out_json}")
+        output.say(f"{len(summaries)} run(s) written to {out_json}")
 
 
 def _objectives() -> list[str]:
-    """The objectives of the lab that one is in, if any."""
+    """Objectives of the current lab; empty outside of a lab."""
     from looplab.config.lab import find_lab, load_lab
     from looplab.measure.summary import ALIASES
 
@@ -127,11 +127,11 @@ def _objectives() -> list[str]:
     return named + [name for name, others in ALIASES.items() if not set(named).isdisjoint(others)]
 
 
-def _shown(summaries: Summaries, objectives: Sequence[str] = ()) -> list[str]:
-    """The metrics for the columns of the table, from those that at least half of the measured runs have.
+def _choose_columns(summaries: Summaries, objectives: Sequence[str] = ()) -> list[str]:
+    """Choose the metrics of the table; metrics that fewer than half of the runs have come last.
 
     Objectives come first, then what people look for in any training (success, reward, accuracy, loss), then canonical
-    names, then those that most runs have, the longest curves first.
+    names, then the most common metrics, the longest curves first.
     """
     from looplab.measure.summary import ALIASES
 
@@ -140,7 +140,7 @@ def _shown(summaries: Summaries, objectives: Sequence[str] = ()) -> list[str]:
     points: Counter[str] = Counter()
     for entry in summaries.values():
         for name, summary in entry.items():
-            if name not in _OURS:
+            if name not in _RESERVED:
                 counts[name] += 1
                 points[name] += summary["n"]
     common = max(counts.values(), default=0) / 2
@@ -153,9 +153,9 @@ def _shown(summaries: Summaries, objectives: Sequence[str] = ()) -> list[str]:
 
 
 def _interest(metric: str) -> int:
-    """The rank of a metric among those that people look for, by the words in the last part of its name."""
+    """Rank a metric by the words in the last part of its name; 0 is the most important."""
     words = re.split(r"[^a-z0-9]+", metric.rsplit("/", 1)[-1].lower())
-    return next((rank for rank, wanted in enumerate(_WANTED) if not wanted.isdisjoint(words)), len(_WANTED))
+    return next((rank for rank, keywords in enumerate(_KEYWORDS) if not keywords.isdisjoint(words)), len(_KEYWORDS))
 
 
 def _cell(summary: Mapping[str, Any] | None) -> str:
@@ -165,7 +165,7 @@ def _cell(summary: Mapping[str, Any] | None) -> str:
     return f"{last} / {output.number(summary['best'])}"
 
 
-def _write(path: Path, data: Any) -> None:
+def _write_json(path: Path, data: Any) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, dump_json(data))

@@ -1,4 +1,4 @@
-"""All commands of looplab, with their options. What they do is imported when they are called."""
+"""All commands of looplab with their options. Their implementations are imported when they are called."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ app = typer.Typer(
     help="An autonomous laboratory for machine-learning training: run, measure, decide, judge, record.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # a third of the time of `--help` would be spent on importing what draws it
+    rich_markup_mode=None,  # importing rich would take a third of the time of `--help`
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -490,8 +490,8 @@ def edit(
     from looplab.cli import editing
 
     flags = {"steps": steps, "log-freq": log_freq, "eval-freq": eval_freq}
-    alone = {"extra": extra or [], "informal": informal}
-    editing.edit(base or base_cfg, change or [], flags, reason, out_dir, run, alone, lab, study, json)
+    run_options = {"extra": extra or [], "informal": informal}
+    editing.edit(base or base_cfg, change or [], flags, reason, out_dir, run, run_options, lab, study, json)
 
 
 # -- looking
@@ -637,7 +637,7 @@ def export(
     querying.export(lab, csv, parquet, study, json)
 
 
-# -- what others left
+# -- runs of other tools
 
 analyze = typer.Typer(
     help="Summarise runs that looplab did not make.",
@@ -817,8 +817,8 @@ def case(
     """Examine a few examples closely; prints the files it wrote."""
     from looplab.cli import staging
 
-    said = {"example_ids": example_ids, "max_new_tokens": max_new_tokens, "methods": methods, "tag": tag}
-    staging.case(lab, study, config, run_id, edit or [], said, json)
+    options = {"example_ids": example_ids, "max_new_tokens": max_new_tokens, "methods": methods, "tag": tag}
+    staging.case(lab, study, config, run_id, edit or [], options, json)
 
 
 # -- the record

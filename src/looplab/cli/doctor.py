@@ -1,4 +1,4 @@
-"""doctor: what is wrong in a lab and can be repaired."""
+"""doctor: find secrets in a lab and remove them from files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def find_secrets(folder: Path | None, *, scrubs: bool, json: bool) -> None:
         output.print_json({"secrets": found, "files": rewritten, "clean": not left})
     else:
         for leak in leaks:
-            done = " (taken out)" if leak.where in rewritten else ""
+            done = " (removed)" if leak.where in rewritten else ""
             output.say(f"{leak.what}: {leak.where}: {leak.why}{done}")
         for line in _advice({leak.what for leak in left}, scrubs=scrubs):
             output.say(line)
@@ -48,19 +48,19 @@ def find_secrets(folder: Path | None, *, scrubs: bool, json: bool) -> None:
 def _advice(left: set[str], *, scrubs: bool) -> list[str]:
     lines = []
     if "file" in left and not scrubs:
-        lines.append("`looplab doctor --secrets --scrub` takes them out of the files")
+        lines.append("`looplab doctor --secrets --scrub` removes them from the files")
     if "binary" in left:
         lines.append("binary files are not rewritten: delete them if they are not needed")
     if left & {"event", "table"}:
         lines.append(
-            "what is in the ledger cannot be taken out without breaking its chain of hashes: revoke these secrets, and "
-            "do not publish the ledger"
+            "secrets in the ledger cannot be removed without breaking its hash chain: revoke them, and do not publish "
+            "the ledger"
         )
     return lines
 
 
 def _finder(lab: LabConfig) -> SecretFinder:
-    """Knows the secrets of the environment, of the lab file and of the base configs."""
+    """Return a finder that knows the secrets of the environment, the lab file and the base configs."""
     env = dict(os.environ)
     values: dict[str, str] = {}
     for study in lab.studies.values():
@@ -78,5 +78,5 @@ def _refuse_while_running(lab: LabConfig) -> None:
             pid = engine_pid(lab.folder, study)
             if pid is not None:
                 raise BusyError(
-                    f"study {study!r} has an engine (pid {pid}), which writes these files", hint="stop it first"
+                    f"an engine is running for study {study!r} (pid {pid}) and writes these files", hint="stop it first"
                 )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from looplab.cli import output
-from looplab.cli.labs import LabContext, open_lab, open_place
+from looplab.cli.labs import LabContext, open_context, open_lab
 from looplab.config import paths
 from looplab.config.edits import apply_edits, parse_edit
 from looplab.config.files import read_document
@@ -36,7 +36,7 @@ def check(folder: Path | None, name: str | None, cfgs: Sequence[Path] | None, mo
     lab = open_lab(folder)
     refuse_network_disk(lab.folder)
     studies = [lab.study(name)] if name else list(lab.studies.values())
-    told = []
+    checked = []
     for study in studies:
         setup = check_study(
             lab, study, RunOptions(cfgs=tuple(str(real_path(p)) for p in cfgs or ()), mode=mode, informal=True)
@@ -44,7 +44,7 @@ def check(folder: Path | None, name: str | None, cfgs: Sequence[Path] | None, mo
         queued = sum(len(read_queue(lab.folder / entry.queue)) for entry in study.proposers if entry.queue)
         with lab.at(study, "launch"):
             commands = {base.name: base_command(setup, base) for base in setup.bases}
-        told.append(
+        checked.append(
             {
                 "study": study.name,
                 "bases": [base.name for base in setup.bases],
@@ -71,16 +71,16 @@ def check(folder: Path | None, name: str | None, cfgs: Sequence[Path] | None, mo
         output.table(
             ("knob", "legal", *(base.name for base in setup.bases)),
             [
-                (path, knob.describe(), *(_values(base.config, knob) for base in setup.bases))
+                (path, knob.describe(), *(_knob_values(base.config, knob) for base in setup.bases))
                 for path, knob in setup.guard.knobs.items()
             ],
         )
         for name_, command in commands.items():
-            output.say(f"the command of {name_}: {shlex.join(command.argv)}")
+            output.say(f"command for {name_}: {shlex.join(command.argv)}")
         show_command(next(iter(commands.values())))
         output.say("all is well" if study is studies[-1] else "")
     if json:
-        output.print_json({"lab": str(lab.folder), "studies": told})
+        output.print_json({"lab": str(lab.folder), "studies": checked})
 
 
 def _seed_line(setup: Setup) -> str:
@@ -89,14 +89,14 @@ def _seed_line(setup: Setup) -> str:
     line = "seed: none reaches the trainer"
     if setup.study.judge is not None and not setup.study.deterministic:
         line += (
-            "; the judge can only repeat the same command. Name the config's key with `seed:`, or write {seed} in "
+            "; the judge can only repeat the same command. Set `seed:` to the config's key, or use {seed} in "
             "launch.command or launch.env"
         )
     return line
 
 
-def _values(config: dict[str, Any], knob: Knob) -> str:
-    found = ", ".join(output.cell(paths.get(config, place)) for place in paths.find(config, knob.path))
+def _knob_values(config: dict[str, Any], knob: Knob) -> str:
+    found = ", ".join(output.cell(paths.get(config, path)) for path in paths.find(config, knob.path))
     return found or (f"{output.cell(knob.default)} (default)" if knob.has_default else "-")
 
 
@@ -110,34 +110,37 @@ def propose(
     json: bool,
 ) -> None:
     edits = [str(parse_edit(text)) for text in change]
-    place = open_place(folder, name, create=parent in ("best", "base"))
+    context = open_context(folder, name, create=parent in ("best", "base"))
     if parent not in ("best", "base"):
-        parent = place.record.run(parent).id
-    refused, warning = _foresee(place, Proposal(tuple(edits), reason, "person", None if parent == "base" else parent))
-    objective = place.study.objective
-    if place.record.objective() is None:  # else a running engine, or the next one, says what the runs are measured by
-        place.record.open(objective.metric if objective else None, objective.goal if objective else "min")
-    number = place.record.propose(
+        parent = context.record.run(parent).id
+    refused, warning = _preview_decision(
+        context, Proposal(tuple(edits), reason, "person", None if parent == "base" else parent)
+    )
+    objective = context.study.objective
+    if context.record.objective() is None:  # otherwise an engine decides what the runs are measured by
+        context.record.open(objective.metric if objective else None, objective.goal if objective else "min")
+    number = context.record.propose(
         "person", edits, reason, parent=None if parent == "base" else parent, hypothesis=hypothesis
     )
-    waiting = place.record.count_waiting()
+    waiting = context.record.count_waiting()
     if json:
-        told = {"proposal": number, "edits": edits, "parent": parent, "waiting": waiting, "refused": refused,
-                "warning": warning}  # fmt: skip
-        output.print_json(told)
+        output.print_json(
+            {"proposal": number, "edits": edits, "parent": parent, "waiting": waiting, "refused": refused,
+             "warning": warning}
+        )  # fmt: skip
     else:
-        output.say(f"proposal {number} waits ({waiting} in the queue): {' '.join(edits)}")
+        output.say(f"proposal {number} is queued ({waiting} waiting): {' '.join(edits)}")
         if refused:
-            output.say(f"note: as things are, it will be rejected: {refused}")
+            output.say(f"note: as things are now, it will be rejected: {refused}")
         if warning:
             output.say(f"note: {warning}")
 
 
-def _foresee(place: LabContext, proposal: Proposal) -> tuple[str | None, str | None]:
-    """Why the guard would refuse the proposal if its turn were now, and what a person should know if it would not."""
-    setup = check_study(place.lab, place.study, RunOptions(informal=True))
+def _preview_decision(context: LabContext, proposal: Proposal) -> tuple[str | None, str | None]:
+    """Return why the proposal would be rejected now (None: it would not), and a warning if it would be run."""
+    setup = check_study(context.lab, context.study, RunOptions(informal=True))
     try:
-        return None, Decider(setup, place.record).decide(proposal).warning
+        return None, Decider(setup, context.record).decide(proposal).warning
     except Exception as error:
         if is_environmental(error):
             raise
@@ -151,24 +154,26 @@ def edit(
     reason: str,
     out_dir: Path | None,
     run: bool,
-    alone: Mapping[str, Any],
+    run_options: Mapping[str, Any],
     folder: Path | None,
     study: str | None,
     json: bool,
 ) -> None:
     if base is None:
-        raise LabError("which config?", hint="looplab edit BASE --change path@op=value")
-    given = [f"{name}={value}" for name, value in flags.items() if value is not None]
-    if not changes and not given:
+        raise LabError("no config given", hint="looplab edit BASE --change path@op=value")
+    set_flags = [f"{name}={value}" for name, value in flags.items() if value is not None]
+    if not changes and not set_flags:
         raise LabError("no change given", hint="--change 'train.lr@mul=2'")
     document = read_document(base)
     target = out_dir or base.parent
     lab = _lab_around(folder, target)
-    mapped = edits_of_flags(_keys_of_flags(lab, study), given, {base.name: document.plain()})
+    mapped = edits_of_flags(_flag_keys(lab, study), set_flags, {base.name: document.plain()})
     changes = [*changes, *(flag.edit for flag in mapped)]
     applied = apply_edits(document.data, changes)
     if run and lab is None:
-        raise LabError(f"{target} lies in no lab, so there is nothing to run it with", hint="give --lab, or no --run")
+        raise LabError(
+            f"{target} is not in a lab, so the variant cannot be run", hint="name a lab with --lab, or omit --run"
+        )
     target.mkdir(parents=True, exist_ok=True)
     while True:
         variant = target / f"{base.stem}_{random_suffix(6)}{base.suffix}"
@@ -176,9 +181,9 @@ def edit(
             break
     document.with_data(applied.config).save(variant)
     if lab is not None:
-        _record(lab, variant, base, changes, reason)
+        _record_variant(lab, variant, base, changes, reason)
     if json:
-        told = {
+        payload = {
             "variant": str(variant),
             "parent": str(base),
             "reason": reason,
@@ -186,7 +191,7 @@ def edit(
             "notes": [*(flag.describe() for flag in mapped), *applied.notes],
             "recorded": lab is not None,
         }
-        (output.print_line if run else output.print_json)(told)  # the lines of the run follow
+        (output.print_line if run else output.print_json)(payload)  # the run's lines follow
     else:
         for c in applied.changes:
             old = "(new)" if c.added else output.cell(c.old)
@@ -197,18 +202,18 @@ def edit(
     if run and lab is not None:
         from looplab.cli.running import run_alone
 
-        run_alone(lab, study, variant, json=json, **alone)
+        run_alone(lab, study, variant, json=json, **run_options)
 
 
-def _keys_of_flags(lab: LabConfig | None, study: str | None) -> Mapping[str, str]:
-    """What the lab file says about the keys that flags edit; nothing if it is not clear which study is meant."""
+def _flag_keys(lab: LabConfig | None, study: str | None) -> Mapping[str, str]:
+    """Config keys of the flags, from the lab file; empty if the study is ambiguous."""
     if lab is None or (study is None and len(lab.studies) > 1):
         return {}
     return lab.study(study).flags
 
 
 def _lab_around(folder: Path | None, target: Path) -> LabConfig | None:
-    """The lab whose ledger gets parent and reason; outside of a lab there is none to write to."""
+    """Return the lab whose ledger records the variant; None: the target is not in a lab."""
     try:
         found = find_lab(folder or real_path(target))
     except LabError:
@@ -218,7 +223,7 @@ def _lab_around(folder: Path | None, target: Path) -> LabConfig | None:
     return load_lab(found)
 
 
-def _record(lab: LabConfig, variant: Path, base: Path, changes: Sequence[str], reason: str) -> None:
+def _record_variant(lab: LabConfig, variant: Path, base: Path, changes: Sequence[str], reason: str) -> None:
     ledger = Ledger(lab.ledger_path)
     with ledger.write():
         ledger.record(

@@ -1,4 +1,4 @@
-"""import: recorded runs of other tools become runs of a study."""
+"""import: make recorded runs of other tools runs of a study."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from looplab.runs.folder import study_folder
 from looplab.untrusted import clean_line, real_path
 
 SHOWN = 6
-"""Knobs whose names are shown in the table."""
+"""Number of sources named in the lab book."""
 
 
 def import_runs(
@@ -46,12 +46,12 @@ def import_runs(
     json: bool,
 ) -> None:
     if not folders and optuna is None:
-        raise LabError("what should be imported?", hint="name folders with runs, or an Optuna storage with --optuna")
+        raise LabError("nothing to import", hint="name folders with runs, or an Optuna storage with --optuna")
     lab = open_lab(folder)
     study = lab.study(name)
     setup = check_study(lab, study, RunOptions(informal=True))
-    mapped = dict(map(_pair, mapping))
-    found, unreadable = _read(setup, folders, optuna, optuna_study, mapped)
+    mapped = dict(map(_parse_mapping, mapping))
+    found, unreadable = _read_runs(setup, folders, optuna, optuna_study, mapped)
     outputs = study_folder(lab.folder, study.name)
     done: list[Imported] = []
     known: list[tuple[str, str, bool]] = []
@@ -62,7 +62,7 @@ def import_runs(
             by_digest, by_path = known_sources(StudyLedger(Ledger(lab.ledger_path), study.name), outputs)
         for run in found:
             if run.digest in by_digest or run.source in by_path:
-                known.append(_known(run, by_digest, by_path))
+                known.append(_earlier_import(run, by_digest, by_path))
             else:
                 fitted = fit_config(run, setup.bases[0], setup.guard, mapped)
                 done.append(Imported(run.source, "", run.objective, fitted, (*run.notes, *fitted.notes)))
@@ -75,7 +75,7 @@ def import_runs(
             by_digest, by_path = known_sources(record, outputs)
             for run in found:
                 if run.digest in by_digest or run.source in by_path:
-                    known.append(_known(run, by_digest, by_path))
+                    known.append(_earlier_import(run, by_digest, by_path))
                     continue
                 fitted = fit_config(run, setup.bases[0], setup.guard, mapped)
                 done.append(import_run(setup, record, run, fitted))
@@ -84,19 +84,19 @@ def import_runs(
                 _note_in_book(outputs, study.name, done)
                 Syncer(outputs).close()
             record.ledger.close()
-    _tell(setup, done, known, unreadable, dry_run=dry_run, json=json)
+    _print_result(setup, done, known, unreadable, dry_run=dry_run, json=json)
     if not done and not known:
         raise typer.Exit(1)
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _parse_mapping(text: str) -> tuple[str, str]:
     theirs, sign, ours = text.partition("=")
     if not (theirs and sign and ours):
-        raise LabError(f"--map {text!r} is not a pair of names", hint="as in --map lr=train.learning_rate")
+        raise LabError(f"--map {text!r} is not a pair of names", hint="for example: --map lr=train.learning_rate")
     return theirs, ours
 
 
-def _read(
+def _read_runs(
     setup: Setup, folders: Sequence[Path], optuna: str | None, optuna_study: str | None, mapped: dict[str, str]
 ) -> tuple[list[ForeignRun], list[Unreadable]]:
     found: dict[str, ForeignRun] = {}
@@ -104,11 +104,11 @@ def _read(
     count = count_knobs(setup.guard, mapped)
     for root in folders:
         if not root.is_dir():
-            unreadable[str(root)] = Unreadable(str(root), "there is no such folder")
+            unreadable[str(root)] = Unreadable(str(root), "no such folder")
             continue
         paths = run_folders(real_path(root))
         if not paths:
-            unreadable[str(root)] = Unreadable(str(root), "no runs were found in it")
+            unreadable[str(root)] = Unreadable(str(root), "no runs found in it")
         for path in paths:
             run = read_folder(path, setup.study, mapped, count)
             if isinstance(run, Unreadable):
@@ -122,8 +122,8 @@ def _read(
     return list(found.values()), list(unreadable.values())
 
 
-def _known(run: ForeignRun, by_digest: dict[str, str], by_path: dict[str, str]) -> tuple[str, str, bool]:
-    """Its source, the run that it was imported as, and whether it has changed since."""
+def _earlier_import(run: ForeignRun, by_digest: dict[str, str], by_path: dict[str, str]) -> tuple[str, str, bool]:
+    """Return its source, the run it was imported as, and whether it has changed since."""
     same = by_digest.get(run.digest)
     return run.source, same or by_path[run.source], same is None
 
@@ -135,7 +135,7 @@ def _note_in_book(outputs: Path, study: str, done: Sequence[Imported]) -> None:
     labbook.append(outputs, study, [labbook.line(time.time(), f"imported {runs}", f"{sources}{more}", "imported", "")])
 
 
-def _tell(
+def _print_result(
     setup: Setup,
     done: Sequence[Imported],
     known: Sequence[tuple[str, str, bool]],
@@ -158,7 +158,7 @@ def _tell(
     metric = setup.study.objective.metric if setup.study.objective else "objective"
     if done:
         rows = [
-            (one.run or "-", output.number(one.objective), str(len(one.fitted.known)), _use(one), one.source)
+            (one.run or "-", output.number(one.objective), str(len(one.fitted.known)), _use_by_search(one), one.source)
             for one in done
         ]
         output.table(("run", metric, "knobs known", "used by search", "from"), rows)
@@ -166,16 +166,16 @@ def _tell(
             for note in one.notes:
                 output.say(f"note on {one.run or one.source}: {note}")
     for source, run, changed in known:
-        output.say(f"{source}: imported before as run {run}" + ("; it has changed since" if changed else ""))
+        output.say(f"{source}: already imported as run {run}" + ("; it has changed since" if changed else ""))
     for skipped in unreadable:
         output.say(f"not imported: {skipped.source}: {skipped.why}")
     verb = "would be imported" if dry_run else "imported"
-    output.say(f"{len(done)} run(s) {verb}, {len(known)} known already, {len(unreadable)} could not be read")
+    output.say(f"{len(done)} run(s) {verb}, {len(known)} already known, {len(unreadable)} unreadable")
 
 
-def _use(one: Imported) -> str:
+def _use_by_search(one: Imported) -> str:
     if one.objective is None:
-        return "no: it has no objective"
+        return "no: no objective"
     if not one.fitted.known:
-        return "no: it sets no knob"
-    return "no: not legal here" if one.fitted.illegal else "yes"
+        return "no: sets no knob"
+    return "no: illegal here" if one.fitted.illegal else "yes"

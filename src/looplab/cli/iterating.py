@@ -29,7 +29,7 @@ from looplab.loop.lock import StudyLock
 
 def iterate(
     folder: Path | None, start: str, end: int | None, agent: str | None, model: str | None, retries: int | None,
-    go_on: bool, extra: list[str], json: bool,
+    continue_on_failure: bool, extra: list[str], json: bool,
 ) -> None:  # fmt: skip
     if start == "status":
         status(folder, json)
@@ -39,38 +39,42 @@ def iterate(
     settings = reading.load(lab)
     if agent is not None and agent not in ADAPTERS:
         raise LabError(f"there is no agent {agent!r}", hint=f"one of {', '.join(ADAPTERS)}")
-    said = {key: value for key, value in (("cli", agent), ("model", model)) if value is not None}
-    chosen = reading.VersionAgent.model_validate({**settings.agent.model_dump(), **said}) if said else settings.agent
+    overrides = {key: value for key, value in (("cli", agent), ("model", model)) if value is not None}
+    chosen = (
+        reading.VersionAgent.model_validate({**settings.agent.model_dump(), **overrides})
+        if overrides
+        else settings.agent
+    )
     spec = reading.make_spec(chosen, reading.read_flags(os.environ), extra)
-    options = IterateOptions(settings.retries if retries is None else retries, go_on)
+    options = IterateOptions(settings.retries if retries is None else retries, continue_on_failure)
     with StudyLock(lab, STUDY), contextlib.closing(Ledger(lab / ".looplab" / "ledger.db")) as ledger:
-        versions = VersionLedger(ledger)
+        record = VersionLedger(ledger)
         say = output.survives_reader(output.warn if json else output.say)
-        run = Iteration(lab, settings, versions, spec, reading.limits_of(chosen), options, say)
+        run = Iteration(lab, settings, record, spec, reading.limits_of(chosen), options, say)
         signals.warn_ctrl_c(say, f"SIGTERM (`kill {os.getpid()}`)")
         try:
             with signals.handled(_interrupt):
-                well = run.run(first, last)
+                ok = run.run(first, last)
         except KeyboardInterrupt:
             output.survives_reader(output.warn)("interrupted; the same command continues from here")
             sys.exit(130)
         if json:
-            _print_json(versions)
+            _print_json(record)
         else:
-            _print(versions)
-    if not well:
+            _print_table(record)
+    if not ok:
         sys.exit(1)
 
 
 def _interrupt(number: int, frame: object) -> None:
-    if number == signal.SIGHUP:  # the shell and the kernel may both send it: the second must not cut off the cleanup
+    if number == signal.SIGHUP:  # the shell and the kernel may both send it; the second must not interrupt the cleanup
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
 def _range(start: str, end: int | None) -> tuple[int, int]:
     if not start.isdigit() or int(start) < 1:
-        raise LabError(f"{start!r} is no version", hint="looplab iterate START END, or looplab iterate status")
+        raise LabError(f"{start!r} is not a version", hint="looplab iterate START END, or looplab iterate status")
     first = int(start)
     last = first if end is None else end
     if last < first:
@@ -79,28 +83,28 @@ def _range(start: str, end: int | None) -> tuple[int, int]:
 
 
 def status(folder: Path | None, json: bool) -> None:
-    with contextlib.closing(_open(folder)[1]) as ledger:
-        (_print_json if json else _print)(VersionLedger(ledger))
+    with contextlib.closing(_open_ledger(folder)[1]) as ledger:
+        (_print_json if json else _print_table)(VersionLedger(ledger))
 
 
-def _open(folder: Path | None) -> tuple[Path, Ledger]:
+def _open_ledger(folder: Path | None) -> tuple[Path, Ledger]:
     lab = reading.find_folder(folder, os.environ)
     path = lab / ".looplab" / "ledger.db"
     if not path.exists():
-        raise LabError("no version was made here yet", hint="start with `looplab iterate 2 3`")
+        raise LabError("no version has been made here yet", hint="start with `looplab iterate 2 3`")
     return lab, open_for_reading(LabConfig(lab, {}))
 
 
-def _print(versions: VersionLedger) -> None:
-    history = versions.history()
+def _print_table(record: VersionLedger) -> None:
+    history = record.history()
     output.table(
         ("version", "state", "attempts", "gates", "metric", "verdict", "branch"),
         [_row(facts) for facts in overview(history)],
     )
-    account = account_of(versions.study)
+    account = account_of(record.study)
     if account.calls:
         cost = f", ${account.usd:.2f}" if account.usd else ""
-        output.say(f"{account.calls} call(s) of agents, {account.tokens} tokens{cost}")
+        output.say(f"{account.calls} agent call(s), {account.tokens} tokens{cost}")
 
 
 def _row(facts: VersionFacts) -> tuple[str, ...]:
@@ -109,17 +113,17 @@ def _row(facts: VersionFacts) -> tuple[str, ...]:
             number_with_interval(facts), verdict_of(facts), facts.branch or "-")  # fmt: skip
 
 
-def _print_json(versions: VersionLedger) -> None:
-    history = versions.history()
-    rows = [{**asdict(facts), "verdict": verdict_of(facts)} for facts in overview(history)]
+def _print_json(record: VersionLedger) -> None:
+    history = record.history()
+    versions = [{**asdict(facts), "verdict": verdict_of(facts)} for facts in overview(history)]
     output.print_json(
-        {"versions": rows, "champion": history.champion, "alpha_spent": history.spent,
-         "agents": account_of(versions.study).to_dict()}
+        {"versions": versions, "champion": history.champion, "alpha_spent": history.spent,
+         "agents": account_of(record.study).to_dict()}
     )  # fmt: skip
 
 
 def tour(folder: Path | None, out: Path | None, json: bool) -> None:
-    lab, ledger = _open(folder)
+    lab, ledger = _open_ledger(folder)
     with contextlib.closing(ledger):
         page = make_tour(lab, reading.load(lab), overview(VersionLedger(ledger).history()))
     path = out or lab / "outputs" / "tour.html"

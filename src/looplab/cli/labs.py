@@ -1,10 +1,9 @@
-"""Finding the lab, the study and the ledger that a command speaks of, and checking a study before it is run."""
+"""Find and open the lab, the study and the ledger of a command."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from looplab.cli import output
 from looplab.config.lab import LAB_FILE, LabConfig, StudyConfig, find_lab, load_lab
@@ -13,12 +12,11 @@ from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import JOBS_SUFFIX, StudyLedger
 from looplab.runs.folder import study_folder
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass(frozen=True, slots=True)
 class LabContext:
+    """A study with its lab and its open ledger."""
+
     lab: LabConfig
     study: StudyConfig
     ledger: Ledger
@@ -37,7 +35,7 @@ def open_lab(folder: Path | None) -> LabConfig:
 
 
 def find_study(lab: LabConfig, name: str | None) -> StudyConfig:
-    """A study of the lab, or `<study>.jobs`: the one of the commands that were submitted to it."""
+    """Return a study of the lab, or `<study>.jobs`: the study of the commands submitted to it."""
     from looplab.loop.submitting import jobs_study
 
     if name is not None and name not in lab.studies and name.endswith(JOBS_SUFFIX):
@@ -46,15 +44,15 @@ def find_study(lab: LabConfig, name: str | None) -> StudyConfig:
 
 
 def open_record(folder: Path | None) -> LabConfig:
-    """The lab for a command about its record alone: one that has versions and no study, so no lab.yaml, will do."""
+    """Return the lab of a command that needs only the record; it may have versions and no lab.yaml."""
     from looplab.iterate.settings import FILE
 
     start = (folder or Path.cwd()).resolve()
-    for place in (start, *start.parents):
-        if (place / LAB_FILE).exists():
+    for parent in (start, *start.parents):
+        if (parent / LAB_FILE).exists():
             break
-        if (place / FILE).exists():
-            return LabConfig(place, {})
+        if (parent / FILE).exists():
+            return LabConfig(parent, {})
     return open_lab(folder)
 
 
@@ -63,12 +61,14 @@ def open_for_reading(lab: LabConfig) -> Ledger:
     return ledgers.open_for_reading(lab.ledger_path)
 
 
-def open_place(folder: Path | None, study: str | None, *, create: bool = False, reading: bool = False) -> LabContext:
-    """The study that a command is about.
+def open_context(folder: Path | None, study: str | None, *, create: bool = False, reading: bool = False) -> LabContext:
+    """Open the study of a command.
 
     Args:
-        create: Make a ledger if there is none.
-        reading: The command does not write to the ledger.
+        folder: A folder of the lab; None for the current one.
+        study: Its name; None if the lab has only one.
+        create: Create the ledger if it does not exist.
+        reading: Open the ledger for reading only.
     """
     lab = open_lab(folder)
     chosen = find_study(lab, study)

@@ -1,4 +1,4 @@
-"""What a person sees while a study runs: the slots, the best so far, a bar with the time left; lines in a pipe."""
+"""The live view of a study: its slots, the best run, a progress bar with the time left. In a pipe: lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A running training, as shown."""
+    """A running training in the view."""
 
     run: RunRow
     slot: str
@@ -28,26 +28,28 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class ScreenState:
-    """A study at one moment."""
+    """State of a study at one moment."""
 
     study: str
     metric: str
     running: tuple[Row, ...]
     done: int
     total: int | None
-    """How many runs there will be, where that is known."""
+    """Total number of runs; None: unknown."""
     failed: int
     best: RunRow | None
     left_s: float | None
+    """Estimated seconds left; None: unknown."""
     note: str = ""
 
 
 def time_left(done: int, total: int | None, mean_s: float | None, slots: int) -> float | None:
+    """Estimate the seconds left from the mean duration of a run; None: unknown."""
     return None if total is None or mean_s is None else (total - done) * mean_s / max(1, slots)
 
 
 class LiveView:
-    """Shows snapshots for as long as it is entered; `say` puts a line above them."""
+    """Draws snapshots inside a `with` block; `say` prints a line above them."""
 
     def __init__(self, snapshot: Callable[[], ScreenState | None]) -> None:
         self._snapshot = snapshot

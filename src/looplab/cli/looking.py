@@ -13,7 +13,7 @@ from typing import Any
 from looplab import signals
 from looplab.agents.account import Account
 from looplab.cli import output
-from looplab.cli.labs import LabContext, find_study, open_for_reading, open_lab, open_place
+from looplab.cli.labs import LabContext, find_study, open_context, open_for_reading, open_lab
 from looplab.config import paths
 from looplab.config.files import read_config
 from looplab.config.lab import StudyConfig
@@ -32,6 +32,7 @@ from looplab.runs.logs import LogStream, seek_last_lines
 from looplab.untrusted import UntrustedError, open_regular
 
 LATEST = 8
+"""Runs in the table of `status`, and unusable agent calls in its JSON."""
 
 
 def status(folder: Path | None, name: str | None, json: bool) -> None:
@@ -41,21 +42,21 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
     if name is None and ledger is not None:
         known = {row["name"] for row in ledger.rows("SELECT name FROM studies")} - set(lab.studies)
         studies += [find_study(lab, study + JOBS_SUFFIX) for study in lab.studies if study + JOBS_SUFFIX in known]
-    told = [_status_of(lab.folder, study, ledger) for study in studies]
+    all_facts = [_study_status(lab.folder, study, ledger) for study in studies]
     if json:
         seq, digest = ledger.head() if ledger else (0, GENESIS)
         head = {"ledger": ledger.id() if ledger else None, "seq": seq, "hash": digest}
-        output.print_json({"lab": str(lab.folder), "studies": told, "record": head})
+        output.print_json({"lab": str(lab.folder), "studies": all_facts, "record": head})
         return
-    for study, facts in zip(studies, told, strict=True):
-        engine = f"engine at work (pid {facts['engine']})" if facts["engine"] else "no engine at work"
+    for study, facts in zip(studies, all_facts, strict=True):
+        engine = f"engine running (pid {facts['engine']})" if facts["engine"] else "no engine running"
         output.say(f"study {study.name}: {engine}")
         if ledger is None or not facts["counts"]:
             folders = len(list(run_folders(study_folder(lab.folder, study.name))))
             if folders and not facts["engine"]:
-                output.say(f"  {folders} run folder(s) that no ledger knows; `looplab reindex` rebuilds it from them\n")
+                output.say(f"  {folders} run folder(s) but no runs in the ledger; `looplab reindex` rebuilds it\n")
                 continue
-            waiting = f"; {facts['waiting']} proposal(s) wait" if facts["waiting"] else ""
+            waiting = f"; {facts['waiting']} proposal(s) waiting" if facts["waiting"] else ""
             output.say(f"  no runs yet{waiting}; `looplab plan` shows what would run, `looplab run` runs it\n")
             continue
         used, agents = facts["used"], Account.from_dict(facts["agents"])
@@ -63,13 +64,13 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
         output.say(
             f"  used: {used['rounds']} round(s), {used['runs']} run(s), {output.seconds(used['wall'])} wall,"
             f" {used['device_hours']:.3g} device-hours"
-            + (f", {agents.tokens:,} tokens and ${agents.usd:.2f} of agents" if agents.calls else "")
-            + (f"; {facts['waiting']} proposal(s) wait" if facts["waiting"] else "")
+            + (f", agents: {agents.tokens:,} tokens and ${agents.usd:.2f}" if agents.calls else "")
+            + (f"; {facts['waiting']} proposal(s) waiting" if facts["waiting"] else "")
         )
-        court = facts["judge"]
-        if court:
-            output.say(f"  {court['headline']}")
-            for test in court["tests"]:
+        judged = facts["judge"]
+        if judged:
+            output.say(f"  {judged['headline']}")
+            for test in judged["tests"]:
                 output.say(f"  under test: {test['run']}, {test['runs']} run(s), {test['look']} look(s) so far")
         elif facts["best"]:
             best = facts["best"]
@@ -79,8 +80,10 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
                 + (f" (ties by {ties['metric']} = {output.number(ties['best'])})" if ties else "")
             )
         if facts["not_comparable"]:
-            said = f"{facts['not_comparable']} run(s) were measured by another objective than that of lab.yaml"
-            output.say(f"  {said}: `looplab remeasure` reads them again")
+            output.say(
+                f"  {facts['not_comparable']} run(s) were measured with a different objective than lab.yaml's: "
+                "`looplab remeasure` reads them again"
+            )
         if facts["place"]:
             output.say(f"  {facts['place']}")
         if facts["ended_early"]:
@@ -88,7 +91,9 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
         if facts["agent_calls"]["unusable"]:
             output.say(f"  agent: {facts['agent_calls']['summary']}")
         for run_id in facts["unreachable"]:
-            output.say(f"  run {run_id} was started on another host or in another container, and may still run there")
+            output.say(
+                f"  run {run_id} was started on another host or in another container; it may still be running there"
+            )
         for change in facts["configured"][1:]:
             output.say(f"  configuration changed at {_when(change['at'])}: {change['changes']}")
         for alarm in facts["alarms"]:
@@ -98,7 +103,7 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
         output.table(
             (
                 *("run", "round", "by", "slot", "status", facts["metric"] or "objective"),
-                *(("verdict",) if court else ()),
+                *(("verdict",) if judged else ()),
                 *("time", "why"),
             ),
             [
@@ -109,7 +114,7 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
                     run.slot or "-",
                     "unknown" if run.id in facts["unreachable"] else _status_word(run),
                     output.number(run.objective),
-                    *((run.verdict or _repeats(run) or "-",) if court else ()),
+                    *((run.verdict or _repeats(run) or "-",) if judged else ()),
                     output.seconds(run.seconds),
                     run.reason,
                 )
@@ -118,10 +123,10 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
         )
         output.say()
         if not facts["engine"] and (facts["counts"].get("running") or facts["counts"].get("planned")):
-            output.say("  unfinished runs: `looplab resume` adopts what is alive and goes on\n")
+            output.say("  unfinished runs: `looplab resume` adopts those still alive and continues\n")
 
 
-def _status_of(lab: Path, study: StudyConfig, ledger: Ledger | None) -> dict[str, Any]:
+def _study_status(lab: Path, study: StudyConfig, ledger: Ledger | None) -> dict[str, Any]:
     metric = study.objective.metric if study.objective else None
     facts: dict[str, Any] = {"study": study.name, "engine": None, "metric": metric, "counts": {}, "best": None}
     facts["not_comparable"] = 0
@@ -135,29 +140,29 @@ def _status_of(lab: Path, study: StudyConfig, ledger: Ledger | None) -> dict[str
                 "agent_calls": {"calls": 0, "unusable": [], "summary": ""}}  # fmt: skip
     record = StudyLedger(ledger, study.name)
     recorded = record.objective()
-    if recorded is not None and recorded != metric:  # the values are of that one
+    if recorded is not None and recorded != metric:  # the recorded values belong to that metric
         facts |= {"metric": recorded, "not_comparable": record.counts().get("ok", 0)}
     else:
         facts["not_comparable"] = len(record.not_comparable())
     best = record.best()
     if then is not None and best is not None:
         facts["tie_break"]["best"] = tie_break_value(then, study_folder(lab, study.name) / best.id)
-    court = judged_now(study, record)
+    judged = judged_now(study, record)
     running = record.runs(state="running")
     move = find_move(lab)
     return {
         **facts,
-        "judge": {**asdict(court), "headline": court.headline, "standing": court.standing} if court else None,
+        "judge": {**asdict(judged), "headline": judged.headline, "standing": judged.standing} if judged else None,
         "engine": engine_pid(lab, study.name),
         "counts": record.counts(),
-        "alarms": alarms_of(record, court),
+        "alarms": alarms_of(record, judged),
         "configured": [
             {"seq": one.seq, "at": one.at, "hash": one.hash, "changes": one.describe()}
             for one in record.configurations()
         ],
         "used": asdict(record.shared_usage()),
-        "agents": _account_of(record).to_dict(),
-        "agent_calls": _calls_of(record),
+        "agents": _agent_account(record).to_dict(),
+        "agent_calls": _agent_calls(record),
         "ended_early": record.failed_because(),
         "waiting": record.count_waiting(),
         "best": asdict(best) if best else None,
@@ -167,17 +172,17 @@ def _status_of(lab: Path, study: StudyConfig, ledger: Ledger | None) -> dict[str
     }
 
 
-def _account_of(record: StudyLedger) -> Account:
-    """What agents have cost in this study."""
+def _agent_account(record: StudyLedger) -> Account:
+    """Cost of the study's agents so far."""
     if not record.agent_calls():
         return Account()
-    from looplab.decide.agent import account_of  # takes a while to import
+    from looplab.decide.agent import account_of  # slow import
 
     return account_of(record)
 
 
-def _calls_of(record: StudyLedger) -> dict[str, Any]:
-    """How many calls of agents there were, and the last of those that gave nothing usable."""
+def _agent_calls(record: StudyLedger) -> dict[str, Any]:
+    """Number of agent calls, and the latest ones without a usable answer."""
     calls = record.agent_calls()
     unusable = unusable_calls(calls)
     summary = describe_calls(calls, unusable) if unusable else ""
@@ -202,17 +207,17 @@ def _repeats(run: RunRow) -> str:
 
 
 def show(folder: Path | None, name: str | None, run_name: str, json: bool) -> None:
-    place = open_place(folder, name, reading=True)
-    run = place.record.run(run_name)
-    run_dir = place.outputs / run.id
+    context = open_context(folder, name, reading=True)
+    run = context.record.run(run_name)
+    run_dir = context.outputs / run.id
     summary = run_folder.read_json(run_dir, "summary.json") if run.state == "ended" else {}
     changes = run_folder.read_json(run_dir, "config_diff.json")
     about = run_folder.read_json(run_dir, "run.json")
-    point = _point_of(place.record, run)
-    evidence = place.record.verdicts().get(point.run.id if point else run.id)
+    point = _point_of(context.record, run)
+    evidence = context.record.verdicts().get(point.run.id if point else run.id)
     if json:
-        told = {"run": asdict(run), "folder": str(run_dir), "about": about, "changes": changes, "summary": summary}
-        output.print_json({**told, "verdict": evidence, "point": _point(point) if point else None})
+        payload = {"run": asdict(run), "folder": str(run_dir), "about": about, "changes": changes, "summary": summary}
+        output.print_json({**payload, "verdict": evidence, "point": _point_as_dict(point) if point else None})
         return
     when = _when(run.created)
     output.say(f"run {run.id} of {run.study}, round {run.round}, {when}")
@@ -233,10 +238,10 @@ def show(folder: Path | None, name: str | None, run_name: str, json: bool) -> No
         output.say(f"  verdict{of}: {evidence['verdict']}. {evidence['why']}")
         for flag in evidence.get("flags", ()):
             output.say(f"  flag: {flag}")
-    for seen in watched(place.record):
-        if seen.run == run.id:
-            output.say(f"  watched: {seen.rule}: {seen.text}" + ("; stopped" if seen.stops else ""))
-    for note in [*about.get("notes", []), *summary.get("notes", _recorded_notes(place, run))]:
+    for match in watched(context.record):
+        if match.run == run.id:
+            output.say(f"  watched: {match.rule}: {match.text}" + ("; stopped" if match.stops else ""))
+    for note in [*about.get("notes", []), *summary.get("notes", _recorded_notes(context, run))]:
         output.say(f"  note: {note}")
     if changes.get("base"):
         _show_diff(changes["base"], "base", run.id)
@@ -245,12 +250,12 @@ def show(folder: Path | None, name: str | None, run_name: str, json: bool) -> No
 
 
 def _point_of(record: StudyLedger, run: RunRow) -> ReplicatedConfig | None:
-    """The config that the run is one of."""
-    every = points(record.runs()).values()
-    return next((point for point in every if any(one.id == run.id for one in (*point.runs, *point.copies))), None)
+    """Return the config, with its replicates, that the run belongs to."""
+    found = points(record.runs()).values()
+    return next((point for point in found if any(one.id == run.id for one in (*point.runs, *point.copies))), None)
 
 
-def _point(point: ReplicatedConfig) -> dict[str, Any]:
+def _point_as_dict(point: ReplicatedConfig) -> dict[str, Any]:
     return {
         "run": point.run.id,
         "runs": [run.id for run in point.runs],
@@ -261,7 +266,7 @@ def _point(point: ReplicatedConfig) -> dict[str, Any]:
 
 
 def _show_metrics(metrics: dict[str, Any]) -> None:
-    """A row a metric; canonical ones by their groups, the others after them."""
+    """Print one row per metric: canonical metrics by group, then the others."""
     from looplab.measure.summary import GROUPS, group_of
 
     keys = ("first", "last", "best", "best_step", "n")
@@ -281,20 +286,21 @@ def _show_metrics(metrics: dict[str, Any]) -> None:
     )
 
 
-def _recorded_notes(place: LabContext, run: RunRow) -> list[str]:
-    """What the ledger says of a run that was over before it had a folder."""
-    events = place.ledger.events(run.study, run.id)
+def _recorded_notes(context: LabContext, run: RunRow) -> list[str]:
+    """Notes in the ledger on a run that ended before it had a folder."""
+    events = context.ledger.events(run.study, run.id)
     return [event.data["note"] for event in events if event.kind == "ended" and "note" in event.data]
 
 
 def logs(folder: Path | None, name: str | None, run_name: str, follow: bool, lines: int | None, json: bool) -> None:
-    place = open_place(folder, name, reading=True)
-    run = place.record.run(run_name)
-    path = run_folder.record_file(place.outputs / run.id, "train.log")
+    context = open_context(folder, name, reading=True)
+    run = context.record.run(run_name)
+    path = run_folder.record_file(context.outputs / run.id, "train.log")
     while not path.exists():
-        if not follow or place.record.run(run.id).state == "ended":
-            said = f"is {run.status or run.state} and has printed nothing"
-            raise LabError(f"run {run.id} {said}", hint=f"`looplab show {run.id}` says more")
+        if not follow or context.record.run(run.id).state == "ended":
+            raise LabError(
+                f"run {run.id} ({run.status or run.state}) has printed nothing", hint=f"see `looplab show {run.id}`"
+            )
         time.sleep(0.1)
     if follow and not json:
         signals.warn_ctrl_c(output.warn, f"SIGTERM (`kill {os.getpid()}`)")
@@ -309,9 +315,8 @@ def logs(folder: Path | None, name: str | None, run_name: str, follow: bool, lin
                 return
             over = False
             while not over:
-                # Asked before the log is read to its end. `exit.json` is there even when no engine was, to tell the
-                # ledger.
-                over = not follow or (path.parent / "exit.json").exists() or place.record.run(run.id).state == "ended"
+                # Check before reading the log to its end. `exit.json` exists even if no engine has updated the ledger.
+                over = not follow or (path.parent / "exit.json").exists() or context.record.run(run.id).state == "ended"
                 grown = False
                 for portion in stream.portions(final=over):
                     output.show_log(portion)
@@ -323,7 +328,7 @@ def logs(folder: Path | None, name: str | None, run_name: str, follow: bool, lin
 
 
 def diff(folder: Path | None, name: str | None, a: str, b: str, json: bool) -> None:
-    place: LabContext | None = None
+    context: LabContext | None = None
     sides = []
     arguments: list[str | None] = []
     for side in (a, b):
@@ -331,15 +336,15 @@ def diff(folder: Path | None, name: str | None, a: str, b: str, json: bool) -> N
             sides.append(read_config(Path(side)))
             arguments.append(None)
         else:
-            place = place or open_place(folder, name, reading=True)
-            run = place.record.run(side)
-            sides.append(place.record.config_of(run, place.outputs / run.id))
-            extra = run_folder.read_json(place.outputs / run.id, "run.json", strict=False).get("extra") or []
+            context = context or open_context(folder, name, reading=True)
+            run = context.record.run(side)
+            sides.append(context.record.config_of(run, context.outputs / run.id))
+            extra = run_folder.read_json(context.outputs / run.id, "run.json", strict=False).get("extra") or []
             arguments.append(shlex.join(map(str, extra)) or None)
     changes = paths.diff(*sides)
     if arguments[0] != arguments[1]:
-        given = zip(("old", "new"), arguments, strict=True)
-        changes[ARGUMENTS] = {name: text for name, text in given if text is not None}
+        sides_of = zip(("old", "new"), arguments, strict=True)
+        changes[ARGUMENTS] = {name: text for name, text in sides_of if text is not None}
     if json:
         output.print_json({"a": a, "b": b, "changes": changes})
     elif not changes:

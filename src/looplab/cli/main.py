@@ -1,4 +1,4 @@
-"""The command `looplab`. Exit codes: 0 done, 1 it was tried and failed, 2 bad input, 3 busy, 130 interrupted."""
+"""The command `looplab`. Exit codes: 0 done, 1 tried and failed, 2 bad input, 3 busy, 130 interrupted."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import os
 import sys
 from collections.abc import Sequence
 
-MANY = ("--cfgs", "--change", "--changes", "--gpus", "--extra-args")
-"""Options that take all words up to the next option: `--cfgs a.json b.json`."""
-TRAINING = ("run", "plan", "edit", "probe")
-"""Commands that hand what follows `--` to the trainer. It becomes an option, so that a stray word before it (a study's
-name, say) is a mistake and not an argument of the trainer."""
+MULTI_VALUE = ("--cfgs", "--change", "--changes", "--gpus", "--extra-args")
+"""Options that take every word up to the next option: `--cfgs a.json b.json`."""
+TRAINER_COMMANDS = ("run", "plan", "edit", "probe")
+"""Commands that pass the words after `--` to the trainer. These become `--extra` options, so that a stray word before
+`--` (such as a study's name) is an error and not an argument of the trainer."""
 
 
-def spread(argv: Sequence[str]) -> list[str]:
-    """Write `--cfgs a b` as `--cfgs a --cfgs b`, and `-- x` as `--extra=x`, which is what the parser knows."""
+def expand_argv(argv: Sequence[str]) -> list[str]:
+    """Rewrite `--cfgs a b` to `--cfgs a --cfgs b`, and `-- x` to `--extra=x`, as the parser expects."""
     out: list[str] = []
     option: str | None = None
     taken = 0
     for i, word in enumerate(argv):
         if word == "--":
             rest = argv[i + 1 :]
-            return [*out, *(f"--extra={word}" for word in rest)] if argv[0] in TRAINING else [*out, "--", *rest]
+            return [*out, *(f"--extra={word}" for word in rest)] if argv[0] in TRAINER_COMMANDS else [*out, "--", *rest]
         if word.startswith("-"):
             name, equals, _ = word.partition("=")
-            option, taken = (name if name in MANY else None), len(equals)
+            option, taken = (name if name in MULTI_VALUE else None), len(equals)
             out.append(word)
         elif option is not None:
             out.extend([word] if taken == 0 else [option, word])
@@ -34,20 +34,20 @@ def spread(argv: Sequence[str]) -> list[str]:
     return out
 
 
-def _trouble() -> tuple[type[Exception], ...]:
-    """What the world may do to any command: a full disk, a folder that cannot be written to, a damaged ledger."""
+def _environment_errors() -> tuple[type[Exception], ...]:
+    """Errors that any command may meet: a full disk, a folder that is not writable, a damaged ledger."""
     import sqlite3
 
     return OSError, sqlite3.DatabaseError
 
 
 def _hint(error: Exception) -> str:
-    """What to do about a database that SQLite cannot read."""
+    """Advice for a database that SQLite cannot read; empty for other errors."""
     import sqlite3
 
     if not isinstance(error, sqlite3.DatabaseError) or isinstance(error, sqlite3.OperationalError):
         return ""
-    return " (the ledger is damaged: `looplab verify` says where, `looplab reindex` repairs it)"
+    return " (the ledger is damaged: `looplab verify` shows where, `looplab reindex` repairs it)"
 
 
 def main() -> None:
@@ -61,18 +61,18 @@ def main() -> None:
     from looplab.cli.app import app
     from looplab.errors import LabError
 
-    argv = spread(sys.argv[1:])
+    argv = expand_argv(sys.argv[1:])
     try:
         app(args=argv, standalone_mode=True, prog_name="looplab")
     except LabError as error:
         if os.environ.get("LOOPLAB_DEBUG"):
             raise
         if "--json" in argv:
-            told = {"error": error.message, "file": error.file, "line": error.line, "hint": error.hint}
-            output.print_line(told)
+            payload = {"error": error.message, "file": error.file, "line": error.line, "hint": error.hint}
+            output.print_line(payload)
         output.warn(f"looplab: {error}")
         sys.exit(error.exit_code)
-    except _trouble() as error:
+    except _environment_errors() as error:
         if os.environ.get("LOOPLAB_DEBUG"):
             raise
         where = getattr(error, "filename", None)

@@ -1,4 +1,4 @@
-"""Printing: rich tables on a terminal, plain aligned columns in a pipe, JSON where asked."""
+"""Printing: rich tables on a terminal, plain aligned columns in a pipe, JSON on request."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ def is_terminal() -> bool:
 
 
 _printing = threading.Lock()
-"""Threads print whole lines: reports and archives are written beside the engine and report problems."""
+"""Keeps lines whole: the threads that write reports and archives print too."""
 
 
 def open_closed_streams() -> None:
-    """Open /dev/null where a job scheduler has closed stdin, stdout or stderr; the next file would otherwise get that
-    descriptor, and what a program prints."""
+    """Open /dev/null in place of a closed stdin, stdout or stderr (some job schedulers close them). Otherwise the next
+    file that is opened would get that descriptor, and the output."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            if nowhere != number:
-                os.dup2(nowhere, number)
-                os.close(nowhere)
-            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115 (until the end)
+            devnull = os.open(os.devnull, os.O_RDWR)
+            if devnull != number:
+                os.dup2(devnull, number)
+                os.close(devnull)
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115 (open until exit)
 
 
 def accept_any_text() -> None:
-    """Let stdout and stderr write what their encoding does not have as `\\uXXXX`: a terminal that is not UTF-8 must not
+    """Let stdout and stderr escape characters that their encoding lacks as `\\uXXXX`: a terminal without UTF-8 must not
     end a study."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -47,7 +47,7 @@ def accept_any_text() -> None:
 
 
 def say(text: str = "") -> None:
-    """Print a line for people; what it contains from outside cannot control the terminal."""
+    """Print a line for people, without control codes that untrusted text may contain."""
     _print(clean_text(text), sys.stdout)
 
 
@@ -58,11 +58,12 @@ def _print(text: str, stream: TextIO) -> None:
 
 
 def warn(text: str) -> None:
+    """Print a line on stderr, without control codes."""
     _print(clean_text(text), sys.stderr)
 
 
 def show_log(text: str) -> None:
-    """Pass on what a program printed: in a pipe as it is, on a terminal without codes that control it."""
+    """Print a program's output: unchanged in a pipe, without control codes on a terminal."""
     if is_terminal():
         text = "\r".join(map(clean_text, text.split("\r")))  # progress bars overwrite their line
     sys.stdout.write(text)
@@ -70,21 +71,21 @@ def show_log(text: str) -> None:
 
 
 def mute(*streams: int) -> None:
-    """Continue without a reader on these file descriptors."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    """Redirect these file descriptors to /dev/null."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
     for stream in streams:
-        os.dup2(nowhere, stream)
-    os.close(nowhere)
+        os.dup2(devnull, stream)
+    os.close(devnull)
 
 
 def terminals() -> list[int]:
-    """Which of stdout and stderr are a terminal. A terminal that was closed is none any more: ask before."""
+    """Descriptors of stdout and stderr that are terminals. Call it early: a closed terminal is no longer one."""
     return [stream for stream in (1, 2) if os.isatty(stream)]
 
 
 def survives_reader(action: Callable[..., None]) -> Callable[..., None]:
-    """Make an action that prints continue silently once nobody reads: `looplab run | head`, or a closed terminal, must
-    not end a study."""
+    """Make an action that prints continue silently when its reader is gone: `looplab run | head`, or a closed
+    terminal, must not end a study."""
 
     def act(*args: Any) -> None:
         try:
@@ -103,7 +104,7 @@ def print_json(data: Any) -> None:
 
 
 def print_line(data: Any) -> None:
-    """One JSON object on one line, at once: for streams."""
+    """Print one JSON object on one line and flush it, for streams."""
     _print(_safe_json(dump_json(data)), sys.stdout)
 
 
@@ -113,11 +114,12 @@ def _safe_json(text: str) -> str:
 
 
 def number(value: float | None, digits: int = 5) -> str:
+    """Format a number with so many significant digits; None: `-`."""
     return "-" if value is None else f"{value:.{digits}g}"
 
 
 def seconds(value: float | None) -> str:
-    """`4.2s`, `3m05s`, `2h07m`."""
+    """Format a duration in seconds: `4.2s`, `3m05s`, `2h07m`; None: `-`."""
     if value is None:
         return "-"
     if value < 60:
@@ -129,7 +131,7 @@ def seconds(value: float | None) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None) -> None:
-    """A table for people on a terminal; in a pipe, columns that `awk` and eyes can read, never cut."""
+    """Print a table: with colours on a terminal; in a pipe as aligned columns for `awk` and people, never truncated."""
     columns = [clean_line(name) for name in columns]
     listed = [[clean_line(str(cell)) for cell in row] for row in rows]
     title = None if title is None else clean_line(title)
@@ -155,7 +157,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str |
 
 
 def cell(value: Any) -> str:
-    """A config value in a table."""
+    """Format a config value for a table."""
     if value is None or isinstance(value, str):
         return "null" if value is None else value
     if isinstance(value, float):

@@ -67,7 +67,7 @@ def show_plan(
     slots = ", ".join(s.name + (f" (cores {','.join(map(str, s.cores))})" if s.cores else "") for s in setup.slots)
     output.say(f"study {study.name}, slots: {slots}")
     for note in (*setup.notes, *found.notes):
-        if found.why_none is None or not note.endswith(found.why_none):  # which is said below
+        if found.why_none is None or not note.endswith(found.why_none):  # reported below
             output.say(f"note: {note}")
     if found.unfinished:
         names = ", ".join(f"{planned.row.id} ({planned.row.state})" for planned in found.unfinished)
@@ -83,11 +83,11 @@ def show_plan(
             for note in planned.plan.notes:
                 output.say(f"note on run {planned.row.n}: {note}")
     if found.why_none is not None:
-        output.say(f"no run would be planned: {found.why_none}")
+        output.say(f"no runs would be planned: {found.why_none}")
     for ask in found.asks:
         output.say(f"the {ask.proposer} ({ask.cli}) will be asked; up to {ask.runs_at_most} run(s)")
     if found.undecided and not found.asks:
-        output.say(f"{found.undecided} more run(s) of the round are decided on while these run")
+        output.say(f"{found.undecided} more run(s) of the round will be decided while these run")
     for row in found.rejected:
         output.say(f"would be rejected: {' '.join(row.edits)}: {_reasons(row)}")
     for planned in (*found.unfinished, *found.runs):
@@ -96,13 +96,13 @@ def show_plan(
     placed = [p for p in (*found.unfinished, *found.runs) if p.row.state == "planned" and p.command is not None]
     for planned in placed if commands else placed[:1]:
         assert planned.command is not None
-        output.say(f"the command of run {planned.row.id}: {shlex.join(planned.command.argv)}")
+        output.say(f"command for run {planned.row.id}: {shlex.join(planned.command.argv)}")
         if commands:
             show_command(planned.command)
     if placed and not commands:
         output.say("`looplab plan --commands` shows the command, folder and environment of every run")
     for requirement in missing:
-        output.say(f"`run` would refuse, for want of {requirement}")
+        output.say(f"`run` would refuse: it needs {requirement}")
     output.say("nothing was written or started")
 
 
@@ -149,7 +149,7 @@ def _run_as_dict(planned: PlannedRun) -> dict[str, Any]:
 
 
 def show_command(command: FilledCommand) -> None:
-    """Print where a run is started, and what looplab adds to its environment."""
+    """Print the folder a run starts in, and the variables that looplab adds to its environment."""
     output.say(f"  folder: {command.folder}" + (f"   started in: {command.cwd}" * (command.cwd != command.folder)))
     output.say("  environment: " + " ".join(f"{name}={shlex.quote(value)}" for name, value in command.env.items()))
 

@@ -27,7 +27,7 @@ from looplab.loop.setup import RunOptions, Setup, make_guard
 from looplab.runs.folder import record_file, record_folder, study_folder
 
 BUSY = 0.3
-"""The load for each core above which something else is at work."""
+"""Load per core above which other programs disturb the measurement."""
 
 
 def probe(
@@ -35,27 +35,27 @@ def probe(
 ) -> None:
     lab = open_lab(folder)
     study = lab.study(name)
-    wanted = probing.probe_of(study)
-    known = Ledger(lab.ledger_path) if lab.ledger_path.exists() else None
-    with contextlib.closing(known) if known is not None else contextlib.nullcontext():
-        last = probing.probe_name(lab, study, known, fresh=False)
-        _check_free(lab, study, last, known, fresh)
-        probe_name = probing.probe_name(lab, study, known, fresh)
+    config = probing.probe_of(study)
+    ledger = Ledger(lab.ledger_path) if lab.ledger_path.exists() else None
+    with contextlib.closing(ledger) if ledger is not None else contextlib.nullcontext():
+        last = probing.probe_name(lab, study, ledger, fresh=False)
+        _require_idle(lab, study, last, ledger, fresh)
+        probe_name = probing.probe_name(lab, study, ledger, fresh)
     slots, setup = _prepare(lab, study, probe_name, options)
-    settings = probing.find_settings(setup, wanted)
+    settings = probing.find_settings(setup, config)
     if study.needs_exec and not execute:
         _show_settings(settings, json)
         return
     with TerminalSession(lab, setup.study, json=json) as session:
-        to_make = probing.queue_up(setup, session.ledger, settings, wanted.repeats)
+        runs_left = probing.queue_up(setup, session.ledger, settings, config.repeats)
         if not json:
-            _say_what_comes(setup, wanted, settings, to_make, slots)
-        outcome = session.drive(setup) if to_make else None
-        results = probing.read_results(setup, session.record, settings, wanted.repeats)
+            _announce(setup, config, settings, runs_left, slots)
+        outcome = session.drive(setup) if runs_left else None
+        results = probing.read_results(setup, session.record, settings, config.repeats)
     done = not any(result.missing for result in results)
-    advice = probing.advise(results, wanted.metric) if done else None
-    written = _write(lab, study, advice) if advice is not None else None
-    _tell(lab, study, setup, results, advice, written, done, json)
+    advice = probing.advise(results, config.metric) if done else None
+    written = _write_advice(lab, study, advice) if advice is not None else None
+    _print_results(lab, study, setup, results, advice, written, done, json)
     if outcome is not None and outcome.ending is Ending.STOPPED:
         sys.exit(130)
     if done and advice is None:
@@ -63,36 +63,40 @@ def probe(
 
 
 def _prepare(lab: LabConfig, study: StudyConfig, name: str, options: RunOptions) -> tuple[int, Setup]:
-    """How many runs the study would have at a time, and the setup of the probe, which has one."""
+    """Return the study's number of slots, and the setup of the probe, which uses one."""
     with lab.at(study, "probe"):
-        made = probing.probe_study(study, name, options.mode)
-        setup = check_study(probing.ProbeLab(lab, study, made), made, probing.probe_options(options))
+        probe_study = probing.probe_study(study, name, options.mode)
+        setup = check_study(probing.ProbeLab(lab, study, probe_study), probe_study, probing.probe_options(options))
         return len(setup.slots), probing.in_one_slot(setup)
 
 
-def _check_free(lab: LabConfig, study: StudyConfig, last: str, ledger: Ledger | None, fresh: bool) -> None:
-    """What is measured beside other work is not the speed of this machine."""
+def _require_idle(lab: LabConfig, study: StudyConfig, last: str, ledger: Ledger | None, fresh: bool) -> None:
+    """Refuse to measure while runs of the study or an earlier probe use this machine.
+
+    Raises:
+        BusyError: An engine or a run is active.
+    """
     pid = engine_pid(lab.folder, study.name)
     if pid is not None:
         raise BusyError(
-            f"study {study.name!r} is at work (pid {pid}), and would disturb what is measured",
-            hint="let it end, or `looplab stop --drain`",
+            f"study {study.name!r} is running (pid {pid}) and would disturb the measurement",
+            hint="wait until it ends, or use `looplab stop --drain`",
         )
     pid = engine_pid(lab.folder, last)
     if pid is not None:
-        raise BusyError(f"a probe of study {study.name!r} is at work (pid {pid})", hint="let it end")
+        raise BusyError(f"a probe of study {study.name!r} is running (pid {pid})", hint="wait until it ends")
     if fresh and ledger is not None:
         for run in StudyLedger(ledger, last).runs_open():
             if _may_be_alive(study_folder(lab.folder, last) / run.id):
                 raise BusyError(
-                    f"run {run.id} of the last probe is still at work",
-                    hint="it ends at its timeout; `looplab probe` without --fresh goes on with it",
+                    f"run {run.id} of the last probe is still running",
+                    hint="it ends at its timeout; `looplab probe` without --fresh continues with it",
                 )
 
 
 def _may_be_alive(run_dir: Path) -> bool:
-    """By its folder: an engine that was killed at the start of a run may have had no time to put that in the ledger,
-    nor the supervisor to write down which process it is."""
+    """Whether the run may be alive, judged by its folder: an engine killed while it started a run may not have recorded
+    that, and its supervisor may not have written process.json yet."""
     record = record_folder(run_dir)
     if not (record / "train.log").exists() or (record / "exit.json").exists():
         return False
@@ -100,37 +104,37 @@ def _may_be_alive(run_dir: Path) -> bool:
 
 
 def _show_settings(settings: list[Setting], json: bool) -> None:
-    output.warn("this study runs only with --exec; this is what would be tried:")
+    output.warn("this study runs only with --exec; it would try these settings:")
     if json:
         output.print_json({"settings": [{"values": s.values, "skipped": s.skipped or None} for s in settings]})
         return
     output.table(("setting", "status"), [(s.name, f"not run: {s.skipped}" if s.skipped else "-") for s in settings])
 
 
-def _say_what_comes(setup: Setup, wanted: ProbeConfig, settings: list[Setting], to_make: int, slots: int) -> None:
+def _announce(setup: Setup, config: ProbeConfig, settings: list[Setting], runs_left: int, slots: int) -> None:
     runnable = sum(1 for setting in settings if setting.config_hash is not None)
-    at_most = output.seconds(to_make * (wanted.timeout + setup.study.launch.grace))
+    at_most = output.seconds(runs_left * (config.timeout + setup.study.launch.grace))
     output.say(
-        f"probe of {runnable} setting(s), {len(settings) - runnable} not run: {to_make} run(s) to make, one at a time, "
+        f"probe of {runnable} setting(s), {len(settings) - runnable} skipped: {runs_left} run(s), one at a time, "
         f"at most {at_most}"
-        if to_make
+        if runs_left
         else f"all {runnable} setting(s) have been measured; --fresh measures them again"
     )
     if slots > 1:
         slot = setup.slots[0]
         has = f"core(s) {','.join(map(str, slot.cores))}" if slot.cores else "all cores"
         has += f" and device(s) {','.join(slot.devices)}" if slot.devices else ""
-        output.say(f"note: a run has {has} to itself here, while the study has {slots} slots to share them")
+        output.say(f"note: each run has {has} to itself here, while the study shares them among {slots} slots")
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
-    if to_make and load > BUSY * cores:
+    if runs_left and load > BUSY * cores:
         output.say(
-            f"note: other programs are at work on this machine (load {load:.1f} on {cores} core(s)), and disturb what "
-            "is measured; probe when it is idle, or set probe.repeats to 3 or more to see how much"
+            f"note: other programs are running on this machine (load {load:.1f} on {cores} core(s)) and disturb the "
+            "measurement; probe when it is idle, or set probe.repeats to 3 or more to see by how much"
         )
 
 
-def _write(lab: LabConfig, study: StudyConfig, advice: Advice) -> Path:
-    """The advice as an entry of a queue."""
+def _write_advice(lab: LabConfig, study: StudyConfig, advice: Advice) -> Path:
+    """Write the advice as a queue entry; return its path."""
     name = "probe.json" if len(lab.studies) == 1 else f"{study.name}.probe.json"
     path = lab.folder / "proposals" / name
     path.parent.mkdir(exist_ok=True)
@@ -139,7 +143,7 @@ def _write(lab: LabConfig, study: StudyConfig, advice: Advice) -> Path:
     return path
 
 
-def _tell(
+def _print_results(
     lab: LabConfig, study: StudyConfig, setup: Setup, results: list[Result], advice: Advice | None,
     written: Path | None, done: bool, json: bool,
 ) -> None:  # fmt: skip
@@ -150,8 +154,8 @@ def _tell(
             {
                 "probe": setup.study.name,
                 "done": done,
-                "settings": [_plain(result) for result in results],
-                "recommended": None if advice is None else _plain(advice.result) | {"reason": advice.reason},
+                "settings": [_as_dict(result) for result in results],
+                "recommended": None if advice is None else _as_dict(advice.result) | {"reason": advice.reason},
                 "written": written and str(written),
             }
         )
@@ -173,7 +177,7 @@ def _tell(
     )
     output.say()
     if not done:
-        output.say("the probe is not done: `looplab probe` goes on")
+        output.say("the probe is not done: `looplab probe` continues it")
     elif advice is None:
         output.say("no setting is stable" + _remedy(results))
     else:
@@ -181,13 +185,13 @@ def _tell(
         output.say(f"recommended: {' '.join(edits)}")
         output.say(f"  {advice.reason}")
         if len(advice.result.readings) == 1:
-            output.say("  one run a setting is a hint: what changes between runs is seen only with probe.repeats")
+            output.say("  one run per setting is a hint: probe.repeats shows how much runs vary")
         output.say(f"  written to {written}")
         _say_how_to_use(study, setup, edits)
     failed = next((reading for result in results for reading in result.readings if "failed" in reading.trouble), None)
     if failed is not None:
         log = record_file(study_folder(lab.folder, setup.study.name) / failed.run, "train.log")
-        output.say(f"what a failed run printed: {log}")
+        output.say(f"output of a failed run: {log}")
 
 
 def _remedy(results: list[Result]) -> str:
@@ -201,15 +205,15 @@ def _remedy(results: list[Result]) -> str:
 
 def _say_how_to_use(study: StudyConfig, setup: Setup, edits: tuple[str, ...]) -> None:
     refused = make_guard(study).check(setup.bases[0].config, edits).problems
-    foreign = [problem.key for problem in refused if problem.rule == "not a knob"]
-    if foreign:
-        output.say(f"  {', '.join(foreign)} is no knob of the study: set it in {setup.bases[0].name} by hand")
+    not_knobs = [problem.key for problem in refused if problem.rule == "not a knob"]
+    if not_knobs:
+        output.say(f"  {', '.join(not_knobs)} is not a knob of the study: set it in {setup.bases[0].name} by hand")
         return
     words = ["looplab", "propose", "--study", study.name, "--parent", "base", "--change", *edits]
     output.say(f"  try it: {shlex.join(words)}")
 
 
-def _plain(result: Result) -> dict[str, Any]:
+def _as_dict(result: Result) -> dict[str, Any]:
     return {
         "values": dict(result.setting.values),
         "edits": list(result.setting.edits),

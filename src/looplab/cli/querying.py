@@ -15,7 +15,7 @@ def query(folder: Path | None, sql: str, json: bool, csv: bool) -> None:
     from looplab.report import tables
 
     if json and csv:
-        raise LabError("--json or --csv, not both")
+        raise LabError("use --json or --csv, not both")
     lab = open_lab(folder)
     with tables.connect(lab, views=tables.views_of(sql)) as connection:
         answer = tables.ask(connection, sql)
@@ -33,7 +33,7 @@ def export(folder: Path | None, csv: Path | None, parquet: Path | None, study: s
     from looplab.report import export as exporting
 
     if csv is None and parquet is None:
-        raise LabError("export to where?", hint="--csv DIR or --parquet DIR")
+        raise LabError("no destination given", hint="--csv DIR or --parquet DIR")
     lab = open_lab(folder)
     written: list[exporting.Exported] = []
     if csv is not None:
@@ -47,12 +47,12 @@ def export(folder: Path | None, csv: Path | None, parquet: Path | None, study: s
 
 
 def _distinct(names: list[str]) -> list[str]:
-    """Columns of the same name get a number, so that none is lost as a key."""
-    seen: dict[str, int] = {}
+    """Number columns of the same name, so that each is a distinct key."""
+    counts: dict[str, int] = {}
     distinct = []
     for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        distinct.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
+        counts[name] = counts.get(name, 0) + 1
+        distinct.append(name if counts[name] == 1 else f"{name}_{counts[name]}")
     return distinct
 
 

@@ -22,22 +22,22 @@ def init(recipe: str, folder: Path | None, json: bool) -> None:
     if json:
         output.print_json({"recipe": recipe, "lab": str(target)})
         return
-    output.say(f"made the lab {target}")
+    output.say(f"created the lab {target}")
     output.say(f"next: cd {target} && looplab plan && looplab run")
 
 
 def _copy(recipe: str, target: Path) -> Path:
     if recipe not in names():
-        raise LabError(f"there is no recipe {recipe!r}", hint=f"there are: {', '.join(names())}")
+        raise LabError(f"there is no recipe {recipe!r}", hint=f"available: {', '.join(names())}")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise LabError(f"{target} is not empty", hint="name another folder: looplab init RECIPE FOLDER")
     with resources.as_file(resources.files("looplab.recipes") / recipe) as source:
-        shutil.copytree(source, target, dirs_exist_ok=True, ignore=_left_behind(source))
+        shutil.copytree(source, target, dirs_exist_ok=True, ignore=_ignored_files(source))
     return target.resolve()
 
 
-def _left_behind(source: Path) -> Callable[[str, list[str]], set[str]]:
-    """A lab's folder is no package, though the recipe's folder is one; the packages inside it stay what they are."""
+def _ignored_files(source: Path) -> Callable[[str, list[str]], set[str]]:
+    """Leave out caches and the recipe's own `__init__.py`: a lab is not a package. Packages inside it keep theirs."""
 
     def ignored(folder: str, entries: list[str]) -> set[str]:
         return {"__pycache__", *(("__init__.py",) if Path(folder) == source else ())} & set(entries)
@@ -46,10 +46,13 @@ def _left_behind(source: Path) -> Callable[[str, list[str]], set[str]]:
 
 
 def command(recipe: str, words: list[str]) -> None:
-    """Hand the words to the recipe's own run.py, in the folder where the user stands."""
-    offering = [n for n in names() if resources.files("looplab.recipes").joinpath(n, "run.py").is_file()]
-    if recipe not in offering:
-        raise LabError(f"the recipe {recipe!r} has no commands of its own", hint=f"these have: {', '.join(offering)}")
+    """Run the recipe's own run.py with these words, in the current folder."""
+    with_commands = [n for n in names() if resources.files("looplab.recipes").joinpath(n, "run.py").is_file()]
+    if recipe not in with_commands:
+        raise LabError(
+            f"the recipe {recipe!r} has no commands of its own",
+            hint=f"recipes with commands: {', '.join(with_commands)}",
+        )
     with resources.as_file(resources.files("looplab.recipes") / recipe) as source:
         argv = [sys.executable, str(source / "run.py"), *(words or ["--help"])]
         sys.stdout.flush()
@@ -57,9 +60,9 @@ def command(recipe: str, words: list[str]) -> None:
 
 
 def demo(folder: Path) -> None:
-    """The demo is nothing special: a lab from the quickstart recipe, run by the same command as any other."""
+    """Create a lab from the quickstart recipe and run it, like any other lab."""
     if (folder / "lab.yaml").exists():
-        output.say(f"{folder} is there already: going on with it")
+        output.say(f"{folder} already exists: continuing with it")
     else:
         try:
             import sklearn  # noqa: F401
@@ -68,7 +71,7 @@ def demo(folder: Path) -> None:
                 "the demo trains on scikit-learn's digits", hint="pip install 'looplab[quickstart]'"
             ) from None
         _copy("quickstart", folder)
-        output.say(f"made the lab {folder.resolve()}: a real classifier on the digits that scikit-learn ships")
+        output.say(f"created the lab {folder.resolve()}: a real classifier on scikit-learn's digits")
     command = [sys.executable, "-m", "looplab", "run", "--lab", str(folder)]
     output.say(f"$ cd {folder} && looplab run")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""verify, anchor, reindex."""
+"""verify, anchor, reindex, restore."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def anchor(folder: Path | None, file: Path | None, json: bool) -> None:
     for name, why in done.problems.items():
         output.warn(f"{name}: {why}")
     if not done.where:
-        output.warn("it was not published: keep this line where nobody who can write the lab can change it")
+        output.warn("not published: keep this line where nobody with write access to the lab can change it")
     if done.problems:
         sys.exit(1)
 
@@ -87,11 +87,15 @@ def restore(folder: Path | None, backup: Path | None, json: bool) -> None:
 
 
 def _idle_lab(folder: Path | None) -> LabConfig:
-    """Return the lab, in which no engine may be running."""
+    """Open the lab.
+
+    Raises:
+        BusyError: An engine is running in it.
+    """
     lab = open_lab(folder)
     for study in [*lab.studies, *(study + JOBS_SUFFIX for study in lab.studies)]:
         if engine_pid(lab.folder, study) is not None:
-            raise BusyError(f"an engine is at work on study {study!r}", hint="end it with `looplab stop --drain`")
+            raise BusyError(f"an engine is running for study {study!r}", hint="stop it with `looplab stop --drain`")
     return lab
 
 
@@ -100,27 +104,27 @@ def _print_rebuild(done: rebuild.Reindexed, json: bool) -> None:
         output.print_json(asdict(done))
         return
     if done.backup:
-        output.say(f"the backup {Path(done.backup).name} was taken for the ledger")
+        output.say(f"the ledger was restored from the backup {Path(done.backup).name}")
     if done.aside:
         output.say(f"damaged files were put aside: {', '.join(done.aside)}")
     if done.events:
-        output.say(f"{done.events} event(s) were taken from the journal and the backups")
+        output.say(f"{done.events} event(s) were recovered from the journal and the backups")
     if done.events_lost:
-        output.say(f"{done.events_lost} event(s) are lost: neither the ledger nor its journal nor a backup has them")
+        output.say(f"{done.events_lost} event(s) are lost: they are not in the ledger, its journal or a backup")
     for study, number in done.runs.items():
-        output.say(f"study {study}: {number} run(s) from their folders")
+        output.say(f"study {study}: {number} run(s) rebuilt from their folders")
     if done.recovered:
-        output.say(f"{done.recovered} run(s) and proposals that the chain did not know were recorded from folders")
+        output.say(f"{done.recovered} run(s) and proposals missing from the chain were recorded from their folders")
     for study, runs in done.gone.items():
-        output.say(f"study {study}: {len(runs)} run(s) have no folder any more and are lost: {_shorten(runs)}")
+        output.say(f"study {study}: {len(runs)} run(s) no longer have a folder and are lost: {_shorten(runs)}")
     for study, runs in done.dropped.items():
         output.say(
-            f"study {study}: {len(runs)} planned run(s) had not started and are decided on again: {_shorten(runs)}"
+            f"study {study}: {len(runs)} planned run(s) had not started and will be decided again: {_shorten(runs)}"
         )
     for study in done.judged_again:
-        output.say(f"study {study}: the state of the judge is lost; the next engine judges all runs again")
+        output.say(f"study {study}: the state of the judge is lost; the next engine will judge all runs again")
     for run, new in done.renumbered.items():
-        output.say(f"{run} has the number of another run: it is number {new} now")
+        output.say(f"{run} had the same number as another run; it is now number {new}")
     if not done.runs:
         output.say("no run folders were found")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from looplab.cli import output
-from looplab.cli.labs import open_place
+from looplab.cli.labs import open_context
 from looplab.config.files import write_atomic
 from looplab.errors import LabError
 from looplab.report import compare as comparing
@@ -16,28 +16,28 @@ from looplab.report import plots, reports, wording
 from looplab.report.facts import study_facts
 
 SPARK_METRICS = 8
-"""Metrics whose curves are drawn in a terminal."""
+"""Number of metrics whose curves are drawn in the terminal."""
 
 
 def report(folder: Path | None, name: str | None, to: Path | None, json: bool) -> None:
-    place = open_place(folder, name, reading=True)
-    facts = study_facts(place.lab.folder, place.study, place.record)
+    context = open_context(folder, name, reading=True)
+    facts = study_facts(context.lab.folder, context.study, context.record)
     try:
-        written = reports.write(facts, place.study, plots=True, to=to)
+        written = reports.write(facts, context.study, plots=True, to=to)
     except OSError as error:
         hint = "`--to FOLDER` writes the reports elsewhere" if to is None else None
         raise LabError(f"cannot write: {error.strerror or error}", file=to or facts.folder, hint=hint) from None
     notes = [*facts.notes, *([] if plots.available() else [plots.MISSING])]
     if json:
         best = facts.best
-        told = {
+        payload = {
             "study": facts.study,
             "files": [str(path) for path in written],
             "runs": len(facts.runs),
             "best": best and {"id": best.row.id, "objective": best.objective},
             "notes": notes,
         }
-        output.print_json(told)
+        output.print_json(payload)
         return
     for path in written:
         output.say(str(path))
@@ -46,15 +46,15 @@ def report(folder: Path | None, name: str | None, to: Path | None, json: bool) -
 
 
 def compare(folder: Path | None, name: str | None, runs: Sequence[str], html: Path | None, json: bool) -> None:
-    place = open_place(folder, name, reading=True)
-    comparison = comparing.compare(place.outputs, place.study, place.record, runs)
+    context = open_context(folder, name, reading=True)
+    comparison = comparing.compare(context.outputs, context.study, context.record, runs)
     if html is not None:
         try:
             write_atomic(html, comparing.compare_page(comparison).encode("utf-8", "replace"))
         except OSError as error:
-            raise LabError(f"cannot write {html}: {error.strerror or error}", hint="give a file in a folder") from None
+            raise LabError(f"cannot write {html}: {error.strerror or error}", hint="use an existing folder") from None
     if json:
-        output.print_json(_told(comparison, html))
+        output.print_json(_as_dict(comparison, html))
         return
     ids = [run.id for run in comparison.runs]
     if comparison.config:
@@ -65,10 +65,10 @@ def compare(folder: Path | None, name: str | None, runs: Sequence[str], html: Pa
         output.say("the configs are the same")
     output.say()
     if comparison.metrics:
-        output.table(("metric", "value", *ids), _rows(comparison), title="metrics")
+        output.table(("metric", "value", *ids), _metric_rows(comparison), title="metrics")
     else:
         output.say("the runs have no metric in common")
-    _draw(comparison)
+    _print_curves(comparison)
     if html is not None:
         output.say()
         output.say(str(html))
@@ -78,36 +78,36 @@ def _cell(value: Any) -> str:
     return "-" if value is comparing.MISSING else output.cell(value)
 
 
-def _rows(comparison: comparing.RunComparison) -> list[tuple[str, ...]]:
+def _metric_rows(comparison: comparing.RunComparison) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for compared in comparison.metrics:
         last = [output.number(value) for value in compared.last]
-        for place in range(1, len(last)):
-            delta = compared.delta(place)
-            last[place] += "" if delta is None else f" ({wording.signed(delta)})"
+        for i in range(1, len(last)):
+            delta = compared.delta(i)
+            last[i] += "" if delta is None else f" ({wording.signed(delta)})"
         rows.append((compared.metric, "last", *last))
         if compared.best != compared.last:
             rows.append(("", f"best ({compared.goal})", *(output.number(value) for value in compared.best)))
     return rows
 
 
-def _draw(comparison: comparing.RunComparison) -> None:
+def _print_curves(comparison: comparing.RunComparison) -> None:
     rows: list[tuple[str, ...]] = []
     for compared in comparison.metrics:
         drawn = comparing.sparks(comparison, compared.metric)
         if any(drawn):
             rows += [
-                (compared.metric if place == 0 else "", run.id, line)
-                for place, (run, line) in enumerate(zip(comparison.runs, drawn, strict=True))
+                (compared.metric if i == 0 else "", run.id, line)
+                for i, (run, line) in enumerate(zip(comparison.runs, drawn, strict=True))
             ]
         if len(rows) >= SPARK_METRICS * len(comparison.runs):
             break
     if rows:
         output.say()
-        output.table(("metric", "run", "curve"), rows, title="curves, each metric on axes of its own")
+        output.table(("metric", "run", "curve"), rows, title="curves, each metric on its own axes")
 
 
-def _told(comparison: comparing.RunComparison, html: Path | None) -> dict[str, Any]:
+def _as_dict(comparison: comparing.RunComparison, html: Path | None) -> dict[str, Any]:
     return {
         "study": comparison.study,
         "runs": [asdict(run) for run in comparison.runs],

@@ -10,13 +10,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from looplab.cli import output
-from looplab.cli.labs import open_place
+from looplab.cli.labs import open_context
 from looplab.cli.running import TerminalSession
 from looplab.errors import LabError
 from looplab.judge.reproduce import compare
 from looplab.judge.stats import pooled_spread
 from looplab.ledger.study import IMPORTED, RunRow, StudyLedger
-from looplab.loop import remeasure as measuring_again
+from looplab.loop import remeasure as remeasuring
 from looplab.loop import reproduce as reproducing
 from looplab.loop.lock import StudyLock, engine_pid
 from looplab.loop.session import check_study, last_options
@@ -25,17 +25,17 @@ from looplab.report.reports import write_reports
 
 
 def reproduce(folder: Path | None, name: str | None, run: str, tolerance: float | None, keep: bool, json: bool) -> None:
-    place = open_place(folder, name)
-    lab, study, record = place.lab, place.study, place.record
+    context = open_context(folder, name)
+    lab, study, record = context.lab, context.study, context.record
     original = record.run(run)
     if original.role == IMPORTED:
         raise LabError(
-            f"run {original.id} was imported: how another tool ran it is not recorded",
+            f"run {original.id} was imported: how the other tool ran it is not recorded",
             hint=f"run its config here: `looplab propose --parent {original.id} --change …`",
         )
     if original.objective is None:
-        raise LabError(f"run {original.id} has no objective, so there is nothing to compare", hint="choose another run")
-    capsule = reproducing.read_capsule(record, place.outputs, original.id)
+        raise LabError(f"run {original.id} has no objective to compare", hint="choose another run")
+    capsule = reproducing.read_capsule(record, context.outputs, original.id)
     options = replace(last_options(record, lab.folder), asked_only=True, informal=True)
     setup = check_study(lab, study, options)
     pid = engine_pid(lab.folder, study.name)
@@ -47,33 +47,33 @@ def reproduce(folder: Path | None, name: str | None, run: str, tolerance: float 
             hint="raise the budget in lab.yaml, or with `looplab run --runs N`",
         )
     if not json:
-        output.say(f"runs again: {shlex.join(map(str, capsule['argv']))}")
-        output.say(f"asks for its packages: {capsule['program']}")
-    told = reproducing.checkout(lab.folder, place.outputs, original.id, capsule)
-    changed = reproducing.differences(lab.folder, place.outputs, capsule, setup.prints)
+        output.say(f"running again: {shlex.join(map(str, capsule['argv']))}")
+        output.say(f"listing the packages of: {capsule['program']}")
+    code_notes = reproducing.checkout(lab.folder, context.outputs, original.id, capsule)
+    changed = reproducing.differences(lab.folder, context.outputs, capsule, setup.prints)
     if not json:
-        for line in told:
+        for line in code_notes:
             output.say(f"code: {line}")
         for line in changed:
-            output.say(f"not as it was: {line}")
-    proposal = _ask(record, original)
+            output.say(f"changed since: {line}")
+    proposal = _enqueue(record, original)
     if pid is None:
         with TerminalSession(lab, study, json=json) as session:
             session.drive(setup)
     elif not json:
-        output.say(f"the engine at work (pid {pid}) runs it when a slot is free")
-    repeated = _wait(record, proposal)
-    noise = pooled_spread(_groups(record).values())
+        output.say(f"the running engine (pid {pid}) will run it when a slot is free")
+    repeated = _wait_for_run(record, proposal)
+    noise = pooled_spread(_objectives_by_config(record).values())
     result = compare(original.objective, repeated.objective, noise[0] if noise else None, tolerance)
-    with place.ledger.write():
-        said = {key: value for key, value in asdict(result).items() if value == value}  # NaN has no place in the chain
-        place.ledger.record("reproduced", study.name, original.id, again=repeated.id, **said)
+    with context.ledger.write():
+        fields = {key: value for key, value in asdict(result).items() if value == value}  # the chain allows no NaN
+        context.ledger.record("reproduced", study.name, original.id, again=repeated.id, **fields)
     if not keep:
         reproducing.drop(lab.folder, original.id)
     if json:
         output.print_line(
             {"run": original.id, "again": repeated.id, "status": repeated.status, "original": original.objective,
-             "value": repeated.objective, "noise": noise[0] if noise else None, **asdict(result), "code": told,
+             "value": repeated.objective, "noise": noise[0] if noise else None, **asdict(result), "code": code_notes,
              "changed": changed}
         )  # fmt: skip
     else:
@@ -83,8 +83,8 @@ def reproduce(folder: Path | None, name: str | None, run: str, tolerance: float 
         sys.exit(1)
 
 
-def _ask(record: StudyLedger, original: RunRow) -> int:
-    """Put it in the queue, under a name of its own, so that it can be asked for again."""
+def _enqueue(record: StudyLedger, original: RunRow) -> int:
+    """Queue a reproduction under a unique source, so that it can be requested again; return the proposal."""
     times = sum(1 for row in record.proposals() if row.proposer == reproducing.AGAIN and row.parent == original.id)
     source = f"{reproducing.AGAIN}:{original.id}:{times + 1}"
     proposal = record.propose(reproducing.AGAIN, (), f"reproduce {original.id}", parent=original.id, source=source)
@@ -92,8 +92,8 @@ def _ask(record: StudyLedger, original: RunRow) -> int:
     return proposal
 
 
-def _wait(record: StudyLedger, proposal: int) -> RunRow:
-    """The run that came of the proposal, once it has ended; an engine in another process may be at it."""
+def _wait_for_run(record: StudyLedger, proposal: int) -> RunRow:
+    """Wait until the proposal's run has ended, here or in another engine; return the run."""
     while True:
         row = next(row for row in record.proposals() if row.id == proposal)
         if row.run is not None:
@@ -101,15 +101,15 @@ def _wait(record: StudyLedger, proposal: int) -> RunRow:
             if run.state == "ended":
                 return run
         elif row.status == "rejected":
-            raise LabError("it could not be run: " + "; ".join(str(p["message"]) for p in row.problems))
+            raise LabError("the reproduction was rejected: " + "; ".join(str(p["message"]) for p in row.problems))
         if record.last_session_ended():
-            refuse(record, proposal, "the engine ended before it was run")
-            raise LabError("the engine ended before it was run", hint="`looplab status` shows why; then ask again")
+            refuse(record, proposal, "the engine ended before running it")
+            raise LabError("the engine ended before running it", hint="`looplab status` shows why; then try again")
         time.sleep(0.1)
 
 
-def _groups(record: StudyLedger) -> dict[str, list[float]]:
-    """The objectives of runs that differ only in their seed."""
+def _objectives_by_config(record: StudyLedger) -> dict[str, list[float]]:
+    """Group the objectives of runs that differ only in their seed."""
     found: dict[str, list[float]] = {}
     for run in record.runs(status="ok"):
         if run.objective is not None and run.role != "reproduction":
@@ -118,18 +118,18 @@ def _groups(record: StudyLedger) -> dict[str, list[float]]:
 
 
 def remeasure(folder: Path | None, name: str | None, names: Sequence[str], json: bool) -> None:
-    place = open_place(folder, name)
-    record, study = place.record, place.study
+    context = open_context(folder, name)
+    record, study = context.record, context.study
     if study.objective is None:
         raise LabError(f"study {study.name!r} has no objective", hint="name a metric with `objective` in lab.yaml")
     ended = record.runs(state="ended") if not names else [record.run(one) for one in names]
-    setup = check_study(place.lab, study, replace(last_options(record, place.lab.folder), informal=True))
-    with StudyLock(place.lab.folder, study.name):
-        found = measuring_again.remeasure(setup, record, ended)
-        write_reports(place.lab.folder, study, record, plots=False)
+    setup = check_study(context.lab, study, replace(last_options(record, context.lab.folder), informal=True))
+    with StudyLock(context.lab.folder, study.name):
+        found = remeasuring.remeasure(setup, record, ended)
+        write_reports(context.lab.folder, study, record, plots=False)
     metric = study.objective.metric
     if json:
-        output.print_json(measuring_again.describe(found, metric))
+        output.print_json(remeasuring.describe(found, metric))
     else:
         output.table(
             ("run", f"{metric} before", "now", "note"),

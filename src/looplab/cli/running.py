@@ -13,7 +13,7 @@ from typing import Any
 
 from looplab import signals
 from looplab.cli import output
-from looplab.cli.labs import LabContext, open_for_reading, open_lab, open_place
+from looplab.cli.labs import LabContext, open_context, open_for_reading, open_lab
 from looplab.cli.live import LiveView, Row, ScreenState, time_left
 from looplab.config.lab import LabConfig, StudyConfig
 from looplab.errors import LabError
@@ -50,7 +50,7 @@ def make_options(
     flags: Mapping[str, int | None] | None = None,
     **rest: Any,
 ) -> RunOptions:
-    """Return the options of a call as the parser has found them; `rest` are those that need no conversion."""
+    """Build the options of a call from the parser's values; `rest` needs no conversion."""
     named = [gpu.strip() for part in gpus or () for gpu in part.split(",") if gpu.strip()]
     return RunOptions(
         cfgs=tuple(str(real_path(path)) for path in cfgs or ()),
@@ -67,7 +67,7 @@ def run(folder: Path | None, name: str | None, options: RunOptions, *, execute: 
     if study.needs_exec and not execute:
         from looplab.cli.planning import show_plan
 
-        output.warn("this study runs only with --exec; this is what it would do:")
+        output.warn("this study runs only with --exec; it would do this:")
         with contextlib.closing(LedgerCopy(lab.ledger_path)) as copy:
             show_plan(lab, study, options, copy, json=json)
         return
@@ -92,7 +92,7 @@ def run_alone(
     informal: bool = False,
     json: bool = False,
 ) -> None:
-    """Run one config now, once: what waits in the queue keeps waiting, and `resume` keeps its options."""
+    """Run one config once, now. The queue keeps waiting, and `resume` keeps its options."""
     study = lab.study(name)
     options = RunOptions(cfgs=(str(real_path(config)),), extra=tuple(extra), informal=informal, alone=True)
     setup = check_study(lab, study, options)
@@ -144,7 +144,7 @@ class TerminalSession(Session):
 
 
 def _show_result(session: Session, setup: Setup, result: SessionResult, json: bool) -> None:
-    """Print what came of a session, and exit as it did."""
+    """Print the result of a session, and exit with its code."""
     outcome, record = result.outcome, session.record
     if json:
         output.print_line({"ending": outcome.ending, "why": outcome.why, "counts": result.counts, "best": result.best,
@@ -152,7 +152,7 @@ def _show_result(session: Session, setup: Setup, result: SessionResult, json: bo
     else:
         output.say()
         show_leaders(record, setup.study)
-        _closing_words(setup, record, outcome.why, result.counts)
+        _show_summary(setup, record, outcome.why, result.counts)
         for line in result.not_run:
             output.say(f"{line}: {outcome.why}" if outcome.why else line)
         if outcome.ending is not Ending.STOPPED and not result.has_result:
@@ -165,7 +165,7 @@ def _show_result(session: Session, setup: Setup, result: SessionResult, json: bo
 
 
 def _next_steps(setup: Setup, result: SessionResult) -> list[str]:
-    """The next steps of a study in which no run has a result."""
+    """Advice for a study in which no run has a result."""
     objective = setup.study.objective
     steps = []
     if result.counts.get("ok") and objective is not None:
@@ -181,7 +181,7 @@ def _next_steps(setup: Setup, result: SessionResult) -> list[str]:
 
 
 def show_leaders(record: StudyLedger, study: StudyConfig, limit: int = 12) -> None:
-    """The final table: a row for each config that was tried, the best first."""
+    """Print the final table: one row per config, the best first."""
     from looplab.report.judged import points
 
     objective = study.objective
@@ -191,7 +191,7 @@ def show_leaders(record: StudyLedger, study: StudyConfig, limit: int = 12) -> No
     leaders = [point for point in found if objective and point.mean is not None]
     leaders.sort(
         key=lambda point: (
-            best is None or point.run.conditions != best.conditions,  # trained otherwise: not comparable
+            best is None or point.run.conditions != best.conditions,  # trained under other conditions: not comparable
             best is None or point.run.id != best.id or not study.judge,
             sign * (point.mean or 0),
         )
@@ -220,7 +220,7 @@ def show_leaders(record: StudyLedger, study: StudyConfig, limit: int = 12) -> No
     )
 
 
-def _closing_words(setup: Setup, record: StudyLedger, why: str, counts: dict[str, int]) -> None:
+def _show_summary(setup: Setup, record: StudyLedger, why: str, counts: dict[str, int]) -> None:
     outputs = setup.lab / "outputs" / setup.study.name
     parts = ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
     output.say(f"\n{parts}" + (f"; {why}" if why else ""))
@@ -234,15 +234,15 @@ def _closing_words(setup: Setup, record: StudyLedger, why: str, counts: dict[str
     from looplab.report.facts import alarms_of
     from looplab.report.judged import judged_now
 
-    court = judged_now(setup.study, record)
+    judged = judged_now(setup.study, record)
     best = record.best()
-    for alarm in alarms_of(record, court):
+    for alarm in alarms_of(record, judged):
         output.say(f"ALARM: {alarm}")
-    if court is not None:
-        if court.champion is None:
-            output.say(court.headline)
+    if judged is not None:
+        if judged.champion is None:
+            output.say(judged.headline)
         else:
-            output.say(f"champion: {court.champion}, {court.standing}   {outputs / court.champion}")
+            output.say(f"champion: {judged.champion}, {judged.standing}   {outputs / judged.champion}")
     elif best is not None:
         output.say(f"best: {best.id} (one run is a hint, not a result)   {outputs / best.id}")
     output.say(f"lab book: {outputs / 'labbook.md'}")
@@ -252,9 +252,11 @@ def _closing_words(setup: Setup, record: StudyLedger, why: str, counts: dict[str
 def _engine_snapshot(engine: Engine) -> ScreenState:
     rows = []
     for run in list(engine.running.values()):
-        gauge = engine.run_metrics.get(run.id)
+        metrics = engine.run_metrics.get(run.id)
         rows.append(
-            Row(run, engine.slot_of(run.id), gauge.step if gauge else None, gauge.objective() if gauge else None)
+            Row(
+                run, engine.slot_of(run.id), metrics.step if metrics else None, metrics.objective() if metrics else None
+            )
         )
     objective = engine.setup.study.objective
     progress = engine.progress
@@ -268,7 +270,7 @@ def _engine_snapshot(engine: Engine) -> ScreenState:
         progress.failed,
         engine.best,
         time_left(progress.done, total, progress.mean_s, len(engine.setup.slots)),
-        "draining: starts nothing more" if engine.draining else "",
+        "draining: starting no more runs" if engine.draining else "",
     )
 
 
@@ -280,31 +282,32 @@ def _detach(lab: LabConfig, study: StudyConfig, json: bool) -> None:
     if json:
         output.print_json({"pid": pid, "log": str(log), "study": study.name})
     else:
-        output.say(f"study {study.name} runs in the background (pid {pid}); it survives this terminal")
+        output.say(f"study {study.name} is running in the background (pid {pid}) and survives this terminal")
         output.say(f"watch: looplab attach   stop: looplab stop   log: {log}")
 
 
 def attach(folder: Path | None, name: str | None, json: bool) -> None:
-    place = open_place(folder, name, reading=True)
-    study = place.study.name
-    pid = engine_pid(place.lab.folder, study)
+    context = open_context(folder, name, reading=True)
+    study = context.study.name
+    pid = engine_pid(context.lab.folder, study)
     if pid is None:
         raise LabError(
-            f"no engine is at work on study {study!r}", hint="`looplab status` shows it, `looplab resume` continues"
+            f"no engine is running for study {study!r}",
+            hint="`looplab status` shows its state, `looplab resume` continues it",
         )
-    seq, _ = place.ledger.head()
-    gauges: dict[str, Any] = {}
-    live = LiveView(lambda: _ledger_snapshot(place, gauges))
-    running = [run.id for run in place.record.runs(state="running")]
-    signals.warn_ctrl_c(output.warn, f"SIGTERM (`kill {os.getpid()}`), which leaves the study alone")
+    seq, _ = context.ledger.head()
+    metrics_by_run: dict[str, Any] = {}
+    live = LiveView(lambda: _ledger_snapshot(context, metrics_by_run))
+    running = [run.id for run in context.record.runs(state="running")]
+    signals.warn_ctrl_c(output.warn, f"SIGTERM (`kill {os.getpid()}`), which leaves the study running")
     with live if not json else contextlib.nullcontext():
         if json:
             output.print_line({"kind": "attached", "study": study, "engine": pid, "running": running})
         else:
-            live.say(f"attached to study {study} (pid {pid}); at work: {', '.join(running) or 'nothing'}", "dim")
+            live.say(f"attached to study {study} (pid {pid}); running: {', '.join(running) or 'nothing'}", "dim")
         while True:
-            alive = engine_pid(place.lab.folder, study) is not None
-            for event in place.ledger.events(study, after=seq):
+            alive = engine_pid(context.lab.folder, study) is not None
+            for event in context.ledger.events(study, after=seq):
                 seq = event.seq
                 if json:
                     output.print_line(asdict(event))
@@ -315,7 +318,7 @@ def attach(folder: Path | None, name: str | None, json: bool) -> None:
             time.sleep(0.2)
     if not json:
         output.say()
-        show_leaders(place.record, place.study)
+        show_leaders(context.record, context.study)
 
 
 def _describe(kind: str, run: str | None, data: dict[str, Any]) -> str:
@@ -329,22 +332,22 @@ def _describe(kind: str, run: str | None, data: dict[str, Any]) -> str:
     return f"round {data['round']} is done" if kind == "round ended" else f"round {data['round']} begins"
 
 
-def _ledger_snapshot(place: LabContext, gauges: dict[str, Any]) -> ScreenState:
+def _ledger_snapshot(context: LabContext, metrics_by_run: dict[str, Any]) -> ScreenState:
     from looplab.measure.run_metrics import RunMetrics
 
-    ledger = open_for_reading(place.lab)  # the drawing thread needs a connection of its own
+    ledger = open_for_reading(context.lab)  # the drawing thread needs its own connection
     try:
-        record = StudyLedger(ledger, place.study.name)
+        record = StudyLedger(ledger, context.study.name)
         rows = []
         for run in record.runs(state="running"):
-            gauge = gauges.setdefault(run.id, RunMetrics(place.study, place.outputs / run.id))
-            gauge.poll()
-            rows.append(Row(run, run.slot or "-", gauge.step, gauge.objective()))
+            metrics = metrics_by_run.setdefault(run.id, RunMetrics(context.study, context.outputs / run.id))
+            metrics.poll()
+            rows.append(Row(run, run.slot or "-", metrics.step, metrics.objective()))
         counts = record.counts()
         done = sum(number for state, number in counts.items() if state not in ("planned", "running"))
-        objective = place.study.objective
+        objective = context.study.objective
         return ScreenState(
-            place.study.name, objective.metric if objective else "objective", tuple(rows), done,
+            context.study.name, objective.metric if objective else "objective", tuple(rows), done,
             record.usage().runs, counts.get("failed", 0), record.best(), None,
         )  # fmt: skip
     finally:
@@ -355,11 +358,11 @@ def _ledger_snapshot(place: LabContext, gauges: dict[str, Any]) -> ScreenState:
 
 
 def stop(folder: Path | None, name: str | None, run_name: str | None, drain: bool, json: bool) -> None:
-    place = open_place(folder, name)
-    run_row = place.record.run(run_name) if run_name else None
-    pid = engine_pid(place.lab.folder, place.study.name)
-    done = stop_study(place.lab, place.study, place.record, run_row, drain=drain)
+    context = open_context(folder, name)
+    run_row = context.record.run(run_name) if run_name else None
+    pid = engine_pid(context.lab.folder, context.study.name)
+    done = stop_study(context.lab, context.study, context.record, run_row, drain=drain)
     if json:
-        output.print_json({"study": place.study.name, "engine": pid, "did": done})
+        output.print_json({"study": context.study.name, "engine": pid, "did": done})
     else:
         output.say(done)

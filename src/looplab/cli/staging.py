@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 FAILED, INTERRUPTED = 1, 130
 
 
-def _open(folder: Path | None, name: str | None) -> tuple[LabConfig, StudyConfig]:
-    """The lab and the study; where one of several studies has stages, it is meant."""
+def _open_study(folder: Path | None, name: str | None) -> tuple[LabConfig, StudyConfig]:
+    """Return the lab and the study; without a name, the only study with stages."""
     lab = open_lab(folder)
     staged = [study for study in lab.studies.values() if study.stages]
     return lab, staged[0] if name is None and len(staged) == 1 else lab.study(name)
 
 
 @contextlib.contextmanager
-def _executor(wishes: StopRequest, *, drains: bool) -> Iterator[LocalExecutor]:
-    """An executor, with Ctrl-C, SIGTERM and the end of the terminal passed on as wishes."""
+def _executor(stop_request: StopRequest, *, drains: bool) -> Iterator[LocalExecutor]:
+    """Yield an executor, with Ctrl-C, SIGTERM and SIGHUP turned into stop requests."""
     executor = LocalExecutor()
     terminals = output.terminals()
 
@@ -50,10 +50,10 @@ def _executor(wishes: StopRequest, *, drains: bool) -> Iterator[LocalExecutor]:
         if number == signal.SIGHUP:
             output.mute(*terminals)
         else:
-            gently = drains and number == signal.SIGINT and not wishes.drain
-            wishes.hurry = wishes.stop and number == signal.SIGINT
-            wishes.stop = wishes.stop or not gently
-        wishes.drain = True
+            gently = drains and number == signal.SIGINT and not stop_request.drain
+            stop_request.hurry = stop_request.stop and number == signal.SIGINT
+            stop_request.stop = stop_request.stop or not gently
+        stop_request.drain = True
         executor.wake()
 
     with contextlib.closing(executor), signals.handled(interrupted):
@@ -61,7 +61,7 @@ def _executor(wishes: StopRequest, *, drains: bool) -> Iterator[LocalExecutor]:
 
 
 class Screen:
-    """Lines as they come; on a terminal with what is at work below them."""
+    """Prints lines; on a terminal with a live view of the running stages below them."""
 
     def __init__(self, draw: Any, *, json: bool) -> None:
         self._draw = draw
@@ -90,7 +90,7 @@ class Screen:
             (output.warn if self._json else output.say)(line)
 
     def write(self, text: str) -> None:
-        """What a stage prints."""
+        """Print the output of a stage."""
         if self._live is not None:
             from rich.text import Text
 
@@ -99,8 +99,8 @@ class Screen:
             output.show_log(text)
 
 
-def _listening(screen: Screen) -> tuple[Any, Any]:
-    """`say` and `write` that continue without a reader: `looplab stage … | head` must not end a stage."""
+def _resilient_writers(screen: Screen) -> tuple[Any, Any]:
+    """Return `say` and `write`, made to survive a closed pipe: `looplab stage … | head` must not end a stage."""
     return output.survives_reader(screen.say), output.survives_reader(screen.write)
 
 
@@ -111,55 +111,57 @@ def stage(
     folder: Path | None, name: str | None, config: Path, stages: Sequence[str], run_id: str | None, new: bool,
     edits: Sequence[str], force: bool, run_dir: Path | None, json: bool,
 ) -> None:  # fmt: skip
-    lab, study = _open(folder, name)
+    lab, study = _open_study(folder, name)
     called = pick_stages(study, stages)
     plan = make_plan(lab, study, read_call_config(lab.folder, config, edits), str(config), called, edits)
     if run_dir is not None:
         run = RunFolder(inside(lab.folder, run_dir.absolute(), "--run-dir"))
     else:
         run = choose_run(plan, run_id, new=new)
-    wishes = StopRequest()
-    one = StageRun(plan, run, "stage", force=force, pointed=run_dir is None)
-    with _executor(wishes, drains=False) as executor, Screen(lambda: _draw_stage(one), json=json) as screen:
-        one.say, one.write = _listening(screen)
-        one.say(f"run {run.name}   {run.path}")
-        signals.warn_ctrl_c(one.say, f"SIGTERM (`kill {os.getpid()}`)")
-        drive_one(one, executor, wishes)
+    stop_request = StopRequest()
+    stage_run = StageRun(plan, run, "stage", force=force, pointed=run_dir is None)
+    with _executor(stop_request, drains=False) as executor, Screen(lambda: _draw_stage(stage_run), json=json) as screen:
+        stage_run.say, stage_run.write = _resilient_writers(screen)
+        stage_run.say(f"run {run.name}   {run.path}")
+        signals.warn_ctrl_c(stage_run.say, f"SIGTERM (`kill {os.getpid()}`)")
+        drive_one(stage_run, executor, stop_request)
     if json:
-        output.print_json(_told(one))
-    elif one.state == "complete":
-        fresh = [done for done in one.done if done.how == "complete"]
+        output.print_json(_as_dict(stage_run))
+    elif stage_run.state == "complete":
+        fresh = [done for done in stage_run.done if done.how == "complete"]
         more = "" if fresh or run_dir is not None else " (--new for a new run, --force to run again)"
         output.say(f"{', '.join(called)}: complete{more}   {run.path}")
     else:
-        output.warn(f"looplab: {one.error}   see {run.log}")
-    if one.state != "complete":
-        sys.exit(INTERRUPTED if wishes.drain else FAILED)
+        output.warn(f"looplab: {stage_run.error}   see {run.log}")
+    if stage_run.state != "complete":
+        sys.exit(INTERRUPTED if stop_request.drain else FAILED)
 
 
-def drive_one(one: StageRun, executor: LocalExecutor, wishes: StopRequest) -> None:
-    """A mistake of the caller is told as such, before anything runs."""
-    one.slot = HERE
-    one.open()
-    drive([one], [HERE], executor, wishes)
+def drive_one(stage_run: StageRun, executor: LocalExecutor, stop_request: StopRequest) -> None:
+    """Run one pipeline here; bad input is reported before anything runs."""
+    stage_run.slot = HERE
+    stage_run.open()
+    drive([stage_run], [HERE], executor, stop_request)
 
 
-def _draw_stage(one: StageRun) -> RenderableType:
+def _draw_stage(stage_run: StageRun) -> RenderableType:
     from rich.text import Text
 
-    if one.stage is None:
+    if stage_run.stage is None:
         return Text("")
-    return Text(f"{one.stage}  {output.seconds(time.time() - one.since)}  {one.run.path}", style="cyan")
+    return Text(
+        f"{stage_run.stage}  {output.seconds(time.time() - stage_run.since)}  {stage_run.run.path}", style="cyan"
+    )
 
 
-def _told(one: StageRun) -> dict[str, Any]:
+def _as_dict(stage_run: StageRun) -> dict[str, Any]:
     return {
-        "run": one.run.name,
-        "folder": str(one.run.path),
-        "status": one.state,
-        "error": one.error or None,
-        "stages": [{"stage": d.stage, "how": d.how, "why": d.why, "seconds": d.seconds} for d in one.done],
-        "tail": one.tail() if one.state == "failed" else [],
+        "run": stage_run.run.name,
+        "folder": str(stage_run.run.path),
+        "status": stage_run.state,
+        "error": stage_run.error or None,
+        "stages": [{"stage": d.stage, "how": d.how, "why": d.why, "seconds": d.seconds} for d in stage_run.done],
+        "tail": stage_run.tail() if stage_run.state == "failed" else [],
     }
 
 
@@ -170,19 +172,19 @@ def suite(
     folder: Path | None, name: str | None, config: Path, gpus: Sequence[str] | None, slots: int | None,
     suite_id: str | None, new: bool, force: bool, share: bool | None, json: bool,
 ) -> None:  # fmt: skip
-    lab, study = _open(folder, name)
+    lab, study = _open_study(folder, name)
     made = make_suite(lab, study, config, suite_id, new=new)
     devices = Devices()
     places = plan_slots(study, RunOptions(concurrency=slots, gpus=_devices(gpus, made)), devices)
-    wishes = StopRequest()
+    stop_request = StopRequest()
     shared = study.slots.share if share is None else share
     runs: list[StageRun] = []
     with (
         made.lock(),
-        _executor(wishes, drains=True) as executor,
+        _executor(stop_request, drains=True) as executor,
         Screen(lambda: _draw_suite(runs), json=json) as screen,
     ):
-        say, _ = _listening(screen)
+        say, _ = _resilient_writers(screen)
         signals.warn_ctrl_c(say, f"SIGTERM (`kill {os.getpid()}`)")
         made.begin()
         runs += make_runs(made, lambda job, text: say(f"{job}: {text}"), force=force)
@@ -195,17 +197,19 @@ def suite(
                     say(f"{run.name} | {line}")
             made.collect([other.name for other in runs if other.state == "complete"])
 
-        told: list[str] = []
+        announced: set[str] = set()
 
         def tick() -> None:
-            heard = (
-                "stops what is at work" if wishes.stop else "begins nothing more; Ctrl-C again stops what is at work"
+            message = (
+                "stopping the running stages"
+                if stop_request.stop
+                else "starting nothing more; Ctrl-C again stops the running stages"
             )
-            if wishes.drain and heard not in told:
-                told.append(heard)
-                say(f"suite {made.id}: {heard}")
+            if stop_request.drain and message not in announced:
+                announced.add(message)
+                say(f"suite {made.id}: {message}")
 
-        drive(runs, places, executor, wishes, devices=devices, share=shared, tick=tick, closed=closed)
+        drive(runs, places, executor, stop_request, devices=devices, share=shared, tick=tick, closed=closed)
         result = made.end(runs)
     if json:
         output.print_json(result)
@@ -213,7 +217,7 @@ def suite(
         _table(runs)
         for path in result["tables"]:
             output.say(path)
-    if wishes.drain:
+    if stop_request.drain:
         output.warn("interrupted; the same command continues from here")
         sys.exit(INTERRUPTED)
     if any(run.state != "complete" for run in runs):
@@ -221,11 +225,11 @@ def suite(
 
 
 def _devices(gpus: Sequence[str] | None, made: Suite) -> tuple[str, ...] | None:
-    """`--gpus 0,1`, else the suite's own `gpus`; None leaves it to the lab file."""
-    said = gpus or made.settings.gpus
-    if said is None:
+    """Devices of `--gpus 0,1`, else of the suite's `gpus`; None: those of the lab file."""
+    value = gpus or made.settings.gpus
+    if value is None:
         return None
-    listed = [said] if isinstance(said, str) else [str(part) for part in said]
+    listed = [value] if isinstance(value, str) else [str(part) for part in value]
     named = [gpu.strip() for part in listed for gpu in part.split(",") if gpu.strip()]
     return () if named == ["none"] else tuple(named)
 
@@ -234,14 +238,14 @@ COLUMNS = ("dataset", "status", "slot", "stage", "time", "what")
 
 
 def _row(run: StageRun) -> tuple[str, ...]:
-    at_work = run.state == "running"
-    spent = time.time() - run.since if at_work else sum(done.seconds or 0.0 for done in run.done)
-    what = f"waits for {run.blocked}" if run.blocked else run.error
+    running = run.state == "running"
+    spent = time.time() - run.since if running else sum(done.seconds or 0.0 for done in run.done)
+    what = f"waiting for {run.blocked}" if run.blocked else run.error
     if not what:
         what = ", ".join(f"{done.stage} {done.how}" for done in run.done)
-    begun = run.state != "waiting"
-    return (run.name, run.state, run.slot.name if begun else "-", run.stage or "-",
-            output.seconds(spent) if begun else "-", what)  # fmt: skip
+    started = run.state != "waiting"
+    return (run.name, run.state, run.slot.name if started else "-", run.stage or "-",
+            output.seconds(spent) if started else "-", what)  # fmt: skip
 
 
 def _table(runs: Sequence[StageRun]) -> None:
@@ -268,24 +272,24 @@ def _draw_suite(runs: Sequence[StageRun]) -> RenderableType:
 
 def case(
     folder: Path | None, name: str | None, config: Path, run_id: str | None, edits: Sequence[str],
-    said: Mapping[str, Any], json: bool,
+    options: Mapping[str, Any], json: bool,
 ) -> None:  # fmt: skip
     lab = open_lab(folder)
     with_case = [study for study in lab.studies.values() if study.case is not None]
     study = with_case[0] if name is None and len(with_case) == 1 else lab.study(name)
     if study.case is None:
-        raise LabError(f"study {study.name!r} has no case", file=lab.folder / "lab.yaml", hint="see case: in its docs")
+        raise LabError(f"study {study.name!r} has no case", file=lab.folder / "lab.yaml", hint="see `case` in the docs")
     plan = make_plan(lab, study, read_call_config(lab.folder, config, edits), str(config), (), edits)
     run = choose_run(plan, run_id)
-    given = {key: value for key, value in said.items() if value is not None}
-    code, files = run_case(plan, run, given, quiet=json)
+    settings = {key: value for key, value in options.items() if value is not None}
+    code, files = run_case(plan, run, settings, quiet=json)
     if json:
         output.print_json({"run": run.name, "exit_code": code, "files": [str(path) for path in files]})
     for path in files if not json else ():
         output.say(str(path))
     if code:
         output.warn(f"looplab: the case ended with {'signal' if code < 0 else 'exit code'} {abs(code)}")
-        asked = [ending for number in signals.ENDING for ending in (-number, 128 + number)]
-        sys.exit(INTERRUPTED if code in asked else FAILED)
+        interrupted = [ending for number in signals.ENDING for ending in (-number, 128 + number)]
+        sys.exit(INTERRUPTED if code in interrupted else FAILED)
     if not files and not json:
-        output.warn(f"it wrote no file like {', '.join(study.case.outputs)} in {run.path}")
+        output.warn(f"the case wrote no file matching {', '.join(study.case.outputs)} in {run.path}")

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from looplab.cli import output
-from looplab.cli.labs import open_lab, open_place
+from looplab.cli.labs import open_context, open_lab
 from looplab.cli.running import run as run_study
 from looplab.config.lab import LabConfig, StudyConfig
 from looplab.errors import LabError
@@ -26,7 +26,7 @@ from looplab.runs.redact import redact_text
 def autopilot(
     folder: Path | None, name: str | None, options: RunOptions, runs: int, *, detach: bool, json: bool
 ) -> None:
-    """One proposal at a time, so many of them; bases that were never run, in this mode, come first."""
+    """Run `runs` proposals, one at a time; bases that were never run in this mode come first."""
     lab = open_lab(folder)
     study = lab.study(name)
     options = replace(options, autopilot=True)
@@ -45,50 +45,50 @@ def autopilot(
 
 
 def _link_runs(lab: LabConfig, study: StudyConfig) -> None:
-    """`runs/<id>` beside `outputs/<study>/<id>`, where nothing else is called so."""
+    """Link `runs` to the study's outputs, unless something else has that name."""
     link = lab.folder / "runs"
     if not link.exists() and not link.is_symlink():
         os.symlink(Path("outputs") / study.name, link)
 
 
 def say(folder: Path | None, name: str | None, text: str, json: bool) -> None:
-    place = open_place(folder, name, create=True)
+    context = open_context(folder, name, create=True)
     if not text.strip():
-        raise LabError("there is nothing to say", hint='looplab say "try lower entropy"')
-    place.record.say(text.strip())
+        raise LabError("the message is empty", hint='looplab say "try lower entropy"')
+    context.record.say(text.strip())
     if json:
-        output.print_json({"study": place.study.name, "said": text.strip()})
+        output.print_json({"study": context.study.name, "said": text.strip()})
     else:
-        output.say("the agent is told with its next question")
+        output.say("the agent gets this with its next prompt")
 
 
 def pause(folder: Path | None, name: str | None, json: bool) -> None:
-    place = open_place(folder, name)
-    pid = engine_pid(place.lab.folder, place.study.name)
+    context = open_context(folder, name)
+    pid = engine_pid(context.lab.folder, context.study.name)
     if pid is None:
-        raise LabError(f"no engine is at work on study {place.study.name!r}", hint="there is nothing to pause")
-    place.record.command("pause")
+        raise LabError(f"no engine is running for study {context.study.name!r}", hint="there is nothing to pause")
+    context.record.command("pause")
     if json:
-        output.print_json({"study": place.study.name, "engine": pid, "asked": "pause"})
+        output.print_json({"study": context.study.name, "engine": pid, "asked": "pause"})
     else:
-        output.say("what runs goes on, nothing more is started; `looplab resume` goes on")
+        output.say("current runs continue, and no more are started; `looplab resume` ends the pause")
 
 
 def veto(folder: Path | None, name: str | None, run: str, why: str, json: bool) -> None:
-    from looplab.loop.judging import veto as refuse
+    from looplab.loop.judging import veto as invalidate
 
-    place = open_place(folder, name)
-    row = place.record.run(run)
+    context = open_context(folder, name)
+    row = context.record.run(run)
     why = redact_text(why)
-    with place.ledger.write():
-        champion = refuse(place.record, row, why)
-        place.record.command("veto", run=row.id, why=why or "a person's veto")
+    with context.ledger.write():
+        champion = invalidate(context.record, row, why)
+        context.record.command("veto", run=row.id, why=why or "a person's veto")
     if champion is not None:
-        point(place.outputs, "BEST", champion)
+        point(context.outputs, "BEST", champion)
     if json:
         output.print_json({"run": row.id, "state": row.state, "best": champion})
     else:
-        output.say(f"run {row.id} is void: it is never the best" + (f"; best is now {champion}" if champion else ""))
+        output.say(f"run {row.id} is void and cannot be the best" + (f"; best is now {champion}" if champion else ""))
 
 
 def agent_log(folder: Path | None, log: str | None, only: str | None, json: bool) -> None:
@@ -116,8 +116,7 @@ def agent_log(folder: Path | None, log: str | None, only: str | None, json: bool
         if isinstance(event, Command):
             output.say(f"$ {event.command}")
         elif isinstance(event, Output):
-            said = event.text.rstrip("\n")
-            output.say(said + (f"\n[exit {event.exit_code}]" if event.exit_code else ""))
+            output.say(event.text.rstrip("\n") + (f"\n[exit {event.exit_code}]" if event.exit_code else ""))
         elif isinstance(event, Message):
             output.say(event.text)
         elif only is None:
@@ -126,20 +125,19 @@ def agent_log(folder: Path | None, log: str | None, only: str | None, json: bool
 
 
 def _find_log(lab: Path, log: str | None) -> Path:
-    """The log of a call: a path, a name in agent_runs, or the newest."""
+    """Return the log of a call, by its path or by a prefix of its name in agent_runs; None: the newest."""
     if log is not None and Path(log).is_file():
         return Path(log)
     logs = [path for path in (lab / "agent_runs").glob("*.jsonl") if log is None or path.name.startswith(log)]
     found = sorted(logs, key=_age)
     if not found:
-        raise LabError("no agent was asked in this lab yet" if log is None else f"there is no log {log!r}",
+        raise LabError("no agent has been called in this lab yet" if log is None else f"there is no log {log!r}",
                        hint="logs are the .jsonl files in agent_runs/")  # fmt: skip
     return found[-1]
 
 
 def _age(log: Path) -> tuple[str, int, int]:
-    """Sorts logs by the second in their name; those of one second by their number, and then by when they were written
-    last."""
+    """Sort key: the second in the log's name, then its number within that second, then its last change."""
     name, _, number = log.stem.rpartition("-")
     is_numbered = number.isdecimal() and log.with_name(f"{name}.jsonl").exists()
     try:

@@ -29,21 +29,24 @@ from looplab.runs.redact import redact_text
 from looplab.untrusted import UntrustedError, open_descriptor, open_regular
 
 POLL_S = 0.1
-PATIENT_S = 1.0
-"""A wait that is shorter than this is not worth a word; and how often it is asked whether the budget is used."""
+ANNOUNCE_S = 1.0
+"""Seconds before a wait is announced, and between checks of the budget."""
 TAIL = 20
-"""How many of the last lines of its log a command is told with as JSON."""
-MOST_KILLED = 3
-"""An engine that is killed is replaced so often by one call; its trainings live on."""
+"""Number of last log lines in the JSON."""
+MAX_KILLED = 3
+"""Number of killed engines that one call replaces; their trainings continue."""
 NEW, JOINED, EARLIER = "new", "joined", "earlier"
 
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
+    """The study of submitted commands, with its lab and its part of the ledger."""
+
     lab: LabConfig
     study: StudyConfig
-    """Of the commands, not the one that was named."""
+    """The study of the commands, not the one that was named."""
     named: str
+    """Name of the study that the caller named."""
     record: StudyLedger
 
     def folder(self, run: RunRow) -> Path:
@@ -61,23 +64,23 @@ def submit(
     detach: bool,
     json: bool,
 ) -> None:
-    """Have a command run, stream what it prints, and exit as it does."""
-    lab, study = _open(folder, name)
-    limit = _seconds(timeout)
+    """Run a command in a slot, stream its output, and exit with its code."""
+    lab, study = _open_study(folder, name)
+    limit = _parse_timeout(timeout)
     job = submitting.make_job(lab.folder, Path.cwd(), argv, study.launch.env)
     with contextlib.closing(Ledger(lab.ledger_path)) as ledger:
-        made = submitting.jobs_study(lab, study)
-        place = JobContext(lab, made, study.name, StudyLedger(ledger, made.name))
-        with ledger.write():  # of two equal calls at the same moment the second finds the first
-            proposal = None if again else submitting.find_job(place.record, job)
+        jobs = submitting.jobs_study(lab, study)
+        context = JobContext(lab, jobs, study.name, StudyLedger(ledger, jobs.name))
+        with ledger.write():  # of two equal simultaneous calls, the second finds the first
+            proposal = None if again else submitting.find_job(context.record, job)
             how = JOINED
             if proposal is None:
-                why = submitting.refusal(made.budget, place.record)
+                why = submitting.refusal(jobs.budget, context.record)
                 if why is not None:
                     raise LabError(f"the command was refused: {why}", hint="see budget in lab.yaml")
-                proposal = submitting.submit(place.record, job, label or shlex.join(argv), limit)
+                proposal = submitting.submit(context.record, job, label or shlex.join(argv), limit)
                 how = NEW
-        caller = Caller(place, proposal, json)
+        caller = Caller(context, proposal, json)
         try:
             if detach and not caller.is_over():
                 caller.leave(how)
@@ -88,44 +91,44 @@ def submit(
                 instead = "SIGTERM, which leaves the command running, or `looplab stop`, which ends it"
                 signals.warn_ctrl_c(output.warn, instead)
             run = caller.follow(how)
-            caller.tell(run, how)
+            caller.report(run, how)
             sys.stdout.flush()
         except KeyboardInterrupt:
-            output.warn(f"\n{caller.farewell()}")
+            output.warn(f"\n{caller.detach_message()}")
             sys.exit(130)
-        except BrokenPipeError:  # nobody listens any more: it goes on, and the next call is told how it ended
+        except BrokenPipeError:  # the reader is gone: the command continues, and the next call reports its end
             output.mute(1)
             sys.exit(128 + 13)
-        submitting.note_told(place.record, run)
+        submitting.note_told(context.record, run)
     sys.exit(submitting.exit_code(run))
 
 
 def check_dashes(argv: Sequence[str]) -> None:
-    """The command follows `--`: words in front of it may be options of looplab, and are read as such."""
+    """Require `--` before the command: words before it are parsed as options of looplab."""
     if argv and sys.argv[-len(argv) - 1] != "--":
         raise LabError("the command comes after `--`", hint="looplab submit -- python train.py --lr 0.1")
 
 
 def serve(folder: Path | None, name: str | None, owner_pid: int) -> None:
-    """Be the engine of a study's commands."""
+    """Run the engine of a study's submitted commands."""
     from looplab.cli.running import TerminalSession
     from looplab.loop.session import check_sources, last_options
 
-    lab, study = _open(folder, name)
+    lab, study = _open_study(folder, name)
     check_sources(lab, study)
     with TerminalSession(lab, submitting.jobs_study(lab, study), json=False) as session:
         options = RunOptions()
-        with contextlib.suppress(LabError):  # the study was never run
+        with contextlib.suppress(LabError):  # the study has never been run
             options = last_options(StudyLedger(session.ledger, study.name), lab.folder)
         session.drive(submitting.jobs_setup(lab, study, options, owner_pid))
 
 
-def _open(folder: Path | None, name: str | None) -> tuple[LabConfig, StudyConfig]:
+def _open_study(folder: Path | None, name: str | None) -> tuple[LabConfig, StudyConfig]:
     lab = load_lab(submitting.home_of(find_lab(folder or Path.cwd())))
     return lab, lab.study(name)
 
 
-def _seconds(timeout: str | None) -> float | None:
+def _parse_timeout(timeout: str | None) -> float | None:
     try:
         if timeout is None:
             return None
@@ -136,33 +139,33 @@ def _seconds(timeout: str | None) -> float | None:
 
 
 class Caller:
-    """Whoever waits for a command: sees to it that an engine is there, and passes on what the command prints."""
+    """The waiting side of a call: keeps an engine running, and passes on the command's output."""
 
-    def __init__(self, place: JobContext, proposal: int, json: bool) -> None:
-        self._place = place
-        self._record = place.record
+    def __init__(self, context: JobContext, proposal: int, json: bool) -> None:
+        self._context = context
+        self._record = context.record
         self._proposal = proposal
         self._json = json
         self._engine: subprocess.Popen[bytes] | None = None
         self._killed = 0
         self._log_from = 0
         self._began = time.time()
-        self._asked = time.monotonic()
-        self._said = ""
+        self._last_check = time.monotonic()
+        self._last_message = ""
 
     def is_over(self) -> bool:
         run = submitting.run_of(self._record, self._proposal)
         return run is not None and run.state == "ended"
 
     def follow(self, how: str) -> RunRow:
-        """Wait for the end of the run, and stream its log meanwhile."""
+        """Stream the log until the run ends; return the run."""
         stream: Stream | None = None
         while True:
             run = submitting.run_of(self._record, self._proposal)
-            over = run is not None and run.state == "ended"  # asked before the log is read to its end
+            over = run is not None and run.state == "ended"  # check before reading the log to its end
             if run is not None and stream is None:
-                # A run whose device is held is launched and comes back; one that has a log has really begun.
-                log = runs.record_file(self._place.folder(run), "train.log")
+                # A run whose device is in use is launched and then requeued; only a log shows that it has started.
+                log = runs.record_file(self._context.folder(run), "train.log")
                 if over or (run.state == "running" and log.exists()):
                     self._announce(run, how)
                     stream = Stream(log, silent=self._json)
@@ -170,46 +173,46 @@ class Caller:
             if run is not None and over:
                 return run
             if stream is None:
-                self._wait_in_line(run)
-            self._need_engine()
+                self._check_queue(run)
+            self._ensure_engine()
             if not grown:
                 time.sleep(POLL_S)
 
     def leave(self, how: str) -> None:
-        """Come back as soon as the command is in the hands of an engine."""
+        """Return as soon as an engine is sure to run the command."""
         while True:
-            self._need_engine()
+            self._ensure_engine()
             run = submitting.run_of(self._record, self._proposal)
-            # An engine with work looks at the queue again before it ends; one that is idle might just be leaving.
+            # A busy engine checks the queue again before it ends; an idle one may be about to exit.
             busy = self._record.runs_open() or self._record.is_paused()
             if run is not None or (busy and engine_pid(self._lab, self._study) is not None):
                 break
             time.sleep(POLL_S)
         if self._json:
-            folder = str(self._place.folder(run)) if run else None
+            folder = str(self._context.folder(run)) if run else None
             output.print_json(
                 {"study": self._study, "run": run and run.id, "call": how, "status": None, "folder": folder}
             )
         else:
-            output.say(self.farewell())
+            output.say(self.detach_message())
 
-    def farewell(self) -> str:
-        """What is said to somebody who does not wait for the end."""
+    def detach_message(self) -> str:
+        """Message for a caller who does not wait for the end."""
         run = submitting.run_of(self._record, self._proposal)
         if run is None:
-            return "the command waits for a slot and will be run; the same call attaches to it"
+            return "the command is waiting for a slot; the same call attaches to it"
         return (
-            f"the command goes on as run {run.id}; the same call attaches to it, "
-            f"`looplab stop {run.id} --study {self._study}` ends it"
+            f"the command continues as run {run.id}; the same call attaches to it, "
+            f"`looplab stop {run.id} --study {self._study}` stops it"
         )
 
-    def tell(self, run: RunRow, how: str) -> None:
-        """How it ended."""
-        folder = self._place.folder(run)
+    def report(self, run: RunRow, how: str) -> None:
+        """Print how the run ended."""
+        folder = self._context.folder(run)
         summary = runs.read_json(folder, "summary.json")
         notes = summary.get("notes") or self._recorded_notes(run)
         if self._json:
-            told = {
+            payload = {
                 "run": run.id,
                 "study": run.study,
                 "call": how,
@@ -223,41 +226,41 @@ class Caller:
                 "folder": str(folder),
                 "tail": _tail(runs.record_file(folder, "train.log")),
             }
-            output.print_json(told)
+            output.print_json(payload)
             return
         how_long = f" after {output.seconds(run.seconds)}" if run.seconds is not None else ""
-        objective = self._place.study.objective
+        objective = self._context.study.objective
         measured = f", {objective.metric} {run.objective:.6g}" if objective and run.objective is not None else ""
-        unmeasured = "was not measured"  # a command need not measure what the study is about
-        said = "".join(f"; {note}" for note in notes if unmeasured not in note)
+        unmeasured = "was not measured"  # a command need not measure the study's objective
+        shown_notes = "".join(f"; {note}" for note in notes if unmeasured not in note)
         how = f" with exit code {run.exit_code}" if run.exit_code else f" by signal {run.signal}" if run.signal else ""
-        output.warn(f"run {run.id} {run.status}{how_long}{how}{measured}{said}   {folder}")
+        output.warn(f"run {run.id} {run.status}{how_long}{how}{measured}{shown_notes}   {folder}")
 
     @property
     def _study(self) -> str:
-        return self._place.study.name
+        return self._context.study.name
 
     @property
     def _lab(self) -> Path:
-        return self._place.lab.folder
+        return self._context.lab.folder
 
     def _announce(self, run: RunRow, how: str) -> None:
         words = {
             NEW: f"run {run.id} in {run.slot}",
-            JOINED: f"run {run.id} in {run.slot} is this command, at work already: attached to it",
-            EARLIER: f"run {run.id} was this command; its end was not told yet, so it is not run again (--again does)",
+            JOINED: f"run {run.id} in {run.slot} is already running this command: attached to it",
+            EARLIER: f"run {run.id} was this command; its end is reported now, and it is not run again (see --again)",
         }
         output.warn(words[how])
 
     def _recorded_notes(self, run: RunRow) -> list[str]:
-        """What the ledger says of a run that was over before it had a folder."""
+        """Notes in the ledger on a run that ended before it had a folder."""
         events = self._record.ledger.events(run.study, run.id)
         return [event.data["note"] for event in events if event.kind == "ended" and "note" in event.data]
 
-    def _wait_in_line(self, run: RunRow | None) -> None:
-        if time.monotonic() - self._asked < PATIENT_S:
+    def _check_queue(self, run: RunRow | None) -> None:
+        if time.monotonic() - self._last_check < ANNOUNCE_S:
             return
-        self._asked = time.monotonic()
+        self._last_check = time.monotonic()
         ahead = submitting.before(self._record, self._proposal)
         returned = (
             [event for event in self._record.ledger.events(self._study, run.id) if event.kind == "returned"]
@@ -265,47 +268,51 @@ class Caller:
             else []
         )
         if ahead or returned or self._record.runs(state="running"):
-            text = "waiting for a slot" + (f" ({ahead} before you)" if ahead else "")
-            text += f": its device is held by {returned[-1].data['why']}" if returned else ""
-            if text != self._said:
+            text = "waiting for a slot" + (f" ({ahead} ahead of you)" if ahead else "")
+            text += f": its device is in use by {returned[-1].data['why']}" if returned else ""
+            if text != self._last_message:
                 output.warn(text)
-                self._said = text
+                self._last_message = text
         if run is None:
-            why = submitting.refusal(self._place.study.budget, self._record)
+            why = submitting.refusal(self._context.study.budget, self._record)
             if why is not None:
                 submitting.refuse(self._record, self._proposal, why)
 
-    def _need_engine(self) -> None:
-        """Start an engine if there is none; but not against a person who has stopped it."""
+    def _ensure_engine(self) -> None:
+        """Start an engine if none is running.
+
+        Raises:
+            LabError: The engine failed, or a person stopped it.
+        """
         if engine_pid(self._lab, self._study) is not None:
             return
         if self._engine is not None:
             code = self._engine.poll()
             if code is None:
-                return  # it is just beginning, or just ending
+                return  # it is starting or ending
             self._engine = None
             self._killed += code < 0
-            if code not in (0, BusyError.exit_code) and (code > 0 or self._killed > MOST_KILLED):
-                said = self._log.read_bytes()[self._log_from :].decode(errors="replace").strip()
+            if code not in (0, BusyError.exit_code) and (code > 0 or self._killed > MAX_KILLED):
+                printed = self._log.read_bytes()[self._log_from :].decode(errors="replace").strip()
                 raise LabError(
-                    f"the engine of the commands ended: {said.removeprefix('looplab: ') or f'exit code {code}'}"
+                    f"the engine of the commands ended: {printed.removeprefix('looplab: ') or f'exit code {code}'}"
                 )
         last = self._record.last_session()
         if last is not None and (last["ended"] or 0.0) > self._began and last["how"] in submitting.STOPPED:
             raise LabError(
-                f"the engine of {self._study} was {last['how']} before the command was at its end",
-                hint="the same call starts it again and goes on",
+                f"the engine of {self._study} was {last['how']} before the command ended",
+                hint="the same call starts it again and continues",
             )
         self._log_from = self._log.stat().st_size if self._log.exists() else 0
-        self._engine = submitting.start_engine(self._lab, self._place.named)
+        self._engine = submitting.start_engine(self._lab, self._context.named)
 
     @property
     def _log(self) -> Path:
-        return submitting.engine_log(self._lab, self._place.named)
+        return submitting.engine_log(self._lab, self._context.named)
 
 
 class Stream:
-    """A growing log, passed on as it grows; secrets out."""
+    """Prints a growing log, without secrets."""
 
     def __init__(self, path: Path, *, silent: bool) -> None:
         self._path = path
@@ -313,7 +320,7 @@ class Stream:
         self._file: BinaryIO | None = None
 
     def pump(self, *, final: bool) -> bool:
-        """Pass on what is new; whether there was anything."""
+        """Print what is new; return whether there was anything."""
         if self._silent:
             return False
         if self._file is None:

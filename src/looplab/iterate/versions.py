@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from looplab.agents.base import AgentEvent, AgentSpec, Answer, Command, Limits, Message, Trouble
+from looplab.agents.base import AgentEvent, AgentSession, AgentSpec, Answer, Command, Limits, Message, Trouble
 from looplab.agents.confine import landlock_version
 from looplab.agents.log import read_end
 from looplab.agents.process import kill_marked

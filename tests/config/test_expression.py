@@ -359,7 +359,7 @@ def test_it_agrees_with_python(text: str) -> None:
     try:
         mine = value(text, _NAMES)
     except ExpressionError as error:
-        # Python goes on with huge and with complex numbers.
+        # Python continues with huge and complex numbers.
         if "too large" in str(error) or "fractional power" in str(error):
             return
         mine = ExpressionError

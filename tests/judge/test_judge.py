@@ -319,7 +319,7 @@ def test_an_improvement_smaller_than_asked_for_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize("seeds", [True, False])
-def test_repeats_that_are_equal_to_the_last_digit_promote_nobody(seeds: bool) -> None:
+def test_repeats_that_are_equal_to_the_last_digit_promote_nothing(seeds: bool) -> None:
     made = Lab(lambda p, w, n: {"base": 0.9594, "good": 1.0267, "worse": 0.9}[p], seeds=seeds)
     found = made.challenge("base", "good")
     assert found.verdict is Verdict.INCONCLUSIVE
@@ -331,7 +331,7 @@ def test_repeats_that_are_equal_to_the_last_digit_promote_nobody(seeds: bool) ->
 
 
 @pytest.mark.parametrize("seeds", [True, False])
-def test_repeats_that_differ_only_by_rounding_promote_nobody(seeds: bool) -> None:
+def test_repeats_that_differ_only_by_rounding_promote_nothing(seeds: bool) -> None:
     """A training that is repeated without a new seed, on kernels that add in another order each time."""
     made = Lab(
         lambda p, w, n: {"base": 0.9594, "good": 1.0267}[p] * (1 + 2e-7 * (n % 3)) if p != "worse" else 0.9, seeds=seeds
@@ -388,7 +388,7 @@ def test_a_deterministic_study_repeats_each_winner_once_and_has_no_statistics() 
 
 
 @pytest.mark.parametrize("noisy", ["base", "good"])
-def test_a_study_that_is_declared_deterministic_and_is_not_promotes_nobody(noisy: str) -> None:
+def test_a_study_that_is_declared_deterministic_and_is_not_promotes_nothing(noisy: str) -> None:
     made = Lab(lambda p, w, n: (p == "good") + 1e-9 * n * (p == noisy), JudgeSettings(by="deterministic"))
     assert made.challenge("base", "good").verdict is Verdict.INCONCLUSIVE
     assert any("deterministic" in alarm for alarm in made.alarms)

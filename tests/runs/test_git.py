@@ -254,7 +254,7 @@ def test_only_a_full_hash_is_a_commit(text: object) -> None:
         require_commit(text)
 
 
-# -- what git was told to overlook, and where else it looks
+# -- files that git was told to ignore, and other places it looks
 
 
 @pytest.mark.parametrize("flag", ["--assume-unchanged", "--skip-worktree"])

@@ -14,7 +14,7 @@ from looplab.runs.names import check_name, inside
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A folder, with a victim beside it."""
+    """A folder, with a victim next to it."""
     (tmp_path / "victim/sub").mkdir(parents=True)
     (tmp_path / "victim/sub/file").write_text("precious")
     (tmp_path / "root").mkdir()

@@ -384,9 +384,9 @@ def _take_comment_below(parent: Any, key: Any) -> str:
     token = comments[place] if comments else None
     if token is None:
         return ""
-    beside, _, below = token.value.partition("\n")
-    if beside:
-        token.value = beside + "\n"
+    inline, _, below = token.value.partition("\n")
+    if inline:
+        token.value = inline + "\n"
     else:
         comments[place] = None
     return str(below)

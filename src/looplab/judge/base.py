@@ -227,7 +227,7 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """Held-out values by seed (any key if there are no seeds), unsigned: the objective's goal applies to them."""
+    """Held-out values by seed (any key if there are no seeds), as measured, with the objective's goal."""
 
     champion: Mapping[int, float]
     challenger: Mapping[int, float]

@@ -239,7 +239,7 @@ def test_without_landlock_it_is_told_loudly_and_changes_are_restored(lab: Any) -
         "the kernel has no Landlock, so the agent (command) is NOT confined: it can change any of your files"
     ]
     checked = lab.start("check", wrapper=NO_LANDLOCK).ended()
-    assert "WARNING: without Landlock" in checked.out
+    assert "WARNING: the kernel has no Landlock" in checked.out
     assert "WARNING" not in lab("check").out or landlock_version() < COMPLETE
     agent.is_well()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from looplab.agents.account import Account, Allowance, Meter, account_of, minus, plus, priced
+from looplab.agents.account import Account, Allowance, Meter, minus, plus, priced
 from looplab.agents.base import Answer, Limits, Summary, TokenPrice, Usage
 
 counts = st.integers(0, 10**9)
 dollars = st.none() | st.integers(0, 1000).map(lambda cents: cents / 100)
+
+
+def account_of(answers: Iterable[Answer]) -> Account:
+    account = Account()
+    for one in answers:
+        account = account.add(one)
+    return account
 
 
 @st.composite
@@ -69,7 +77,7 @@ def test_a_thread_of_three_calls_is_counted_once() -> None:
     assert spent == [Usage(100, 40, 10)] * 3
 
 
-def test_a_version_that_counts_each_call_anew_is_noticed() -> None:
+def test_a_version_that_counts_each_call_separately_is_noticed() -> None:
     meter = Meter(Usage(100, 40, 10, 0.5, "session"))
     meter.add(Usage(60, 0, 5, scope="call"))
     meter.add(Usage(110, 0, 12, 0.6, "session"))  # more than before, but too little for both calls

@@ -34,7 +34,7 @@ def test_a_half_line_waits_for_its_rest() -> None:
     assert list(lines.finish()) == ['{"b"']
 
 
-def test_a_line_without_end_is_cut_and_the_next_one_is_whole() -> None:
+def test_a_line_without_end_is_cut_and_the_next_one_is_complete() -> None:
     lines = Lines(longest=10)
     got = [line for _ in range(5) for line in lines.feed(b"x" * 7)]
     assert got == []
@@ -80,7 +80,7 @@ def test_a_log_of_looplab_is_read_back(tmp_path: Path) -> None:
         {"type": "looplab.start", "cli": "codex", "prompt": "go"},
         {"type": "looplab.warning", "text": "DANGEROUS"},
         {"type": "thread.started", "thread_id": "t1"},
-        "a warning that is no JSON\n",
+        "a warning that is not JSON\n",
         {"type": "item.started", "item": {"type": "command_execution", "command": "ls"}},
         {"type": "item.completed", "item": {"type": "command_execution", "aggregated_output": "a", "exit_code": 1}},
         {"type": "item.completed", "item": {"type": "agent_message", "text": "done"}},

@@ -285,7 +285,7 @@ def test_an_answer_that_turns_out_too_dear_is_kept_and_says_so(ask: Ask) -> None
 
 
 def test_a_limit_in_dollars_that_cannot_be_held_is_refused(ask: Ask) -> None:
-    with pytest.raises(LabError, match="does not tell dollars"):
+    with pytest.raises(LabError, match="does not report dollars"):
         ask("", limits=Limits(usd=1))
 
 
@@ -358,7 +358,7 @@ def test_other_failures_are_not_tried_again(ask: Ask) -> None:
     assert ask(failed, sleep=pytest.fail).attempts == 1
 
 
-def test_interrupted_work_is_gone_on_with_not_begun_anew(ask: Ask) -> None:
+def test_interrupted_work_is_continued_not_restarted(ask: Ask) -> None:
     answer = ask(
         f"""
         prompt = sys.stdin.read()

@@ -173,7 +173,7 @@ def test_the_wait_is_bounded(lab: Lab) -> None:
     assert not lab.answers
 
 
-@pytest.mark.parametrize("trouble", [LabError("the agent's program 'codex' is not there"), LabError("KEY is not set")])
+@pytest.mark.parametrize("trouble", [LabError("the agent's program 'codex' was not found"), LabError("KEY is not set")])
 def test_what_keeps_a_call_from_starting_is_a_failed_call(lab: Lab, trouble: LabError) -> None:
     lab.answers = [trouble, answer("x@set=2")]
     proposer = lab.proposer()

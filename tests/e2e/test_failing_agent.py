@@ -66,7 +66,7 @@ def test_what_keeps_the_agent_from_starting_does_not_end_the_night(piloted: Any,
     change(piloted, call_retries=0, **trouble)
     done = piloted("autopilot", "--runs", "2")
     assert proposers(piloted) == ["base", "search", "search"]
-    assert ("NO_SUCH_KEY, which is not set" if "env" in trouble else "'no-such-program' is not there") in done.out
+    assert ("NO_SUCH_KEY, which is not set" if "env" in trouble else "'no-such-program' was not found") in done.out
 
 
 @pytest.mark.parametrize("where", ["command line", "lab file"])

@@ -236,10 +236,10 @@ def test_without_landlock_it_is_told_loudly_and_changes_are_restored(lab: Any) -
     assert "NOT confined" in done.out
     assert "NOT confined" in (lab.outputs() / "labbook.md").read_text()
     assert [event["text"] for event in agent.events("agent not confined")] == [
-        "without Landlock in the kernel the agent (command) is NOT confined: it can change any file of yours"
+        "the kernel has no Landlock, so the agent (command) is NOT confined: it can change any of your files"
     ]
     checked = lab.start("check", wrapper=NO_LANDLOCK).ended()
-    assert "WARNING: without Landlock" in checked.out
+    assert "WARNING: the kernel has no Landlock" in checked.out
     assert "WARNING" not in lab("check").out or landlock_version() < COMPLETE
     agent.is_well()
 
@@ -262,7 +262,7 @@ def test_what_a_person_changes_while_a_confined_agent_works_stays_and_is_told(la
     done = engine.ended()
     assert (lab.folder / "train.py").read_text() == changed
     assert agent.rates() == [0.1, 0.2]
-    assert "train.py was changed while the agent was asked, not by the agent" in done.out
+    assert "train.py was changed while the agent ran, but not by the agent" in done.out
     (event,) = agent.events("files changed")
     assert event["by"] == "somebody else"
     assert not agent.events("alarm")
@@ -374,7 +374,7 @@ def test_an_agent_that_prints_much_has_a_bounded_log_and_its_last_line_is_the_an
     (log,) = (lab.folder / "agent_runs").glob("*.jsonl")
     assert log.stat().st_size < 3_500_000  # the end has the last million characters once more
     assert log.with_suffix(".stderr").stat().st_size <= 1_100_000
-    assert "are left out here" in log.with_suffix(".stderr").read_text()
+    assert "were dropped here" in log.with_suffix(".stderr").read_text()
     shown = lab("agent-log").out
     assert "lines with" in shown
     assert "train.lr@set=0.2" in lab("agent-log", "--only", "final").out

@@ -1,11 +1,11 @@
-"""What agents cost: of one call, as the agent tells it (`Meter`), and of a whole study (`Account`).
+"""Cost of agents: of one call, from its stream (`Meter`), and of a study (`Account`).
 
-An account may say too much where an agent is unclear, never too little.
+If an agent's report is ambiguous, the account may be too high, never too low.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from looplab.agents.base import Answer, Limits, TokenPrice, Usage
 
 
 def plus(one: Usage, other: Usage) -> Usage:
-    """The sum; dollars that are not known are not counted."""
+    """Return the sum; unknown dollars are not counted."""
     known = [usd for usd in (one.usd, other.usd) if usd is not None]
     return Usage(
         one.input_tokens + other.input_tokens,
@@ -24,6 +24,7 @@ def plus(one: Usage, other: Usage) -> Usage:
 
 
 def minus(total: Usage, before: Usage) -> Usage:
+    """Return the difference, never negative."""
     read = max(0, total.input_tokens - before.input_tokens)
     usd = total.usd
     if usd is not None and before.usd is not None:
@@ -33,6 +34,7 @@ def minus(total: Usage, before: Usage) -> Usage:
 
 
 def contains(total: Usage, part: Usage) -> bool:
+    """Whether a total is large enough to include a part."""
     return (
         total.input_tokens >= part.input_tokens
         and total.output_tokens >= part.output_tokens
@@ -40,20 +42,20 @@ def contains(total: Usage, part: Usage) -> bool:
     )
 
 
-def of_this_call(told: Usage, before: Usage | None, call: Usage | None) -> Usage:
-    """What a total that an agent told means for this call.
+def of_this_call(reported: Usage, before: Usage | None, call: Usage | None) -> Usage:
+    """Return the usage of this call from the total that an agent reported.
 
-    A total of the session contains all that was before, and this call on top. One that is too small for that is a
-    total of this call alone: versions differ, and some say it anew in each call.
+    A total of the session includes all earlier calls and this one. If it is too small for that, it is the total of this
+    call alone: versions of agents differ.
     """
     if before is None:
-        return replace(told, scope="call")
-    least = before if call is None or not told.input_tokens else replace(plus(before, call), usd=before.usd)
-    return minus(told, before) if contains(told, least) else replace(told, scope="call")
+        return replace(reported, scope="call")
+    least = before if call is None or not reported.input_tokens else replace(plus(before, call), usd=before.usd)
+    return minus(reported, before) if contains(reported, least) else replace(reported, scope="call")
 
 
 def priced(usage: Usage, price: TokenPrice | None) -> Usage:
-    """With dollars, where the agent tells none and a price is known."""
+    """Add dollars if the agent reports none and a price is known."""
     if usage.usd is not None or price is None:
         return usage
     cached_price = price.input if price.cached_input is None else price.cached_input
@@ -63,40 +65,42 @@ def priced(usage: Usage, price: TokenPrice | None) -> Usage:
 
 
 class Meter:
-    """The usage of one call, from what its stream tells."""
+    """Usage of one call, from the reports in its stream."""
 
     def __init__(self, before: Usage | None = None) -> None:
         self.before = before
-        self.told: Usage | None = None
-        """The newest total of the session."""
+        self.session_total: Usage | None = None
+        """Latest total of the session."""
         self._call: Usage | None = None
         self._messages: dict[str, Usage] = {}
 
     def add(self, usage: Usage) -> None:
+        """Take a report of the stream into account."""
         if usage.scope == "session":
-            self.told = usage
+            self.session_total = usage
         elif usage.scope == "call":
             self._call = usage
-        else:  # told again with every block of the message, and growing
+        else:  # reported again, and growing, with every block of the message
             old = self._messages.get(usage.message)
             if old is None or usage.tokens >= old.tokens:
                 self._messages[usage.message] = usage
 
     def add_live(self, usage: Usage) -> None:
-        """From the agent's own file, which also holds what was before this call."""
+        """Take a report of the agent's own file into account, which also has those of earlier calls."""
         if self.before is None or contains(usage, self.before):
             self.add(usage)
 
     @property
     def total(self) -> Usage | None:
-        """What the session has cost, as far as it was told: to be handed to the next call of the session."""
-        return self.told or self.before
+        """Reported total of the session, for its next call."""
+        return self.session_total or self.before
 
     @property
     def usage(self) -> Usage:
-        if self.told is not None:
-            mine = of_this_call(self.told, self.before, self._call)
-            if self._call is not None and not self.told.input_tokens:  # dollars only
+        """Usage of this call."""
+        if self.session_total is not None:
+            mine = of_this_call(self.session_total, self.before, self._call)
+            if self._call is not None and not self.session_total.input_tokens:  # dollars only
                 return replace(self._call, usd=mine.usd)
             return mine
         if self._call is not None:
@@ -109,7 +113,7 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What agents may cost together; None: no limit."""
+    """Budget of all agents together; None: no limit."""
 
     tokens: int | None = None
     usd: float | None = None
@@ -117,11 +121,11 @@ class Allowance:
 
     @property
     def used_up(self) -> str | None:
-        """Which of them is used up, if one is."""
+        """Name of a budget that is used up; None if there is none."""
         return next((f.name for f in fields(self) if (left := getattr(self, f.name)) is not None and left <= 0), None)
 
     def within(self, limits: Limits) -> Limits:
-        """The limits of one call, so that it cannot take more than this."""
+        """Return the limits of one call, reduced to this budget."""
         tokens = [n for n in (limits.tokens, self.tokens) if n is not None]
         usd = [n for n in (limits.usd, self.usd) if n is not None]
         return replace(limits, tokens=min(tokens, default=None), usd=min(usd, default=None))
@@ -129,7 +133,7 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The sum of all calls of a study. Made of plain numbers: `to_dict` and `from_dict` lose nothing."""
+    """Sum of all calls of a study."""
 
     calls: int = 0
     failed: int = 0
@@ -139,10 +143,11 @@ class Account:
     output_tokens: int = 0
     usd: float = 0.0
     unpriced: int = 0
-    """Calls that used tokens and told no dollars: `usd` is too small by them."""
+    """Calls with tokens but without dollars; `usd` does not include them."""
     seconds: float = 0.0
 
     def add(self, answer: Answer) -> Account:
+        """Return the account with one more call."""
         usage = answer.usage
         return Account(
             self.calls + 1,
@@ -161,6 +166,7 @@ class Account:
         return self.input_tokens - self.cached_input_tokens + self.output_tokens
 
     def left(self, limit: Allowance) -> Allowance:
+        """Return what is left of a budget."""
         return Allowance(
             None if limit.tokens is None else max(0, limit.tokens - self.tokens),
             None if limit.usd is None else max(0.0, limit.usd - self.usd),
@@ -172,13 +178,6 @@ class Account:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Account:
-        """From what was written, possibly by an older version that knew fewer numbers."""
+        """Read an account, possibly written by an older version with fewer fields."""
         known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
         return cls(**known)
-
-
-def account_of(answers: Iterable[Answer]) -> Account:
-    account = Account()
-    for answer in answers:
-        account = account.add(answer)
-    return account

@@ -1,4 +1,4 @@
-"""The words of this room: what agents do (events), who is asked and how (`AgentSpec`, `Limits`), what comes back."""
+"""Data types: events of an agent, what is called and how (`AgentSpec`, `Limits`), and the `Answer`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Record = Mapping[str, Any]
 Scope = Literal["message", "call", "session"]
 
 
-# -- what an agent does: one stream for all kinds
+# -- events: one stream for all kinds of agents
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The agent said which session this is."""
+    """The agent reported its session."""
 
     session: str
     model: str = ""
@@ -26,25 +26,25 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """The agent said something."""
+    """A message of the agent."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """The agent began a command, or used a tool."""
+    """The agent started a command or used a tool."""
 
     command: str
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a command or tool gave."""
+    """Output of a command or tool."""
 
     text: str
     exit_code: int | None = None
-    """None: not known, or a tool that has none."""
+    """None if unknown, or for a tool without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,26 +60,26 @@ class Usage:
     """Tokens and dollars."""
 
     input_tokens: int = 0
-    """All that was read, from the cache or not."""
+    """All input tokens, cached or not."""
     cached_input_tokens: int = 0
-    """The part of it that came from the cache."""
+    """Input tokens read from the cache."""
     output_tokens: int = 0
     usd: float | None = None
-    """None: the agent does not tell."""
+    """None if the agent does not report it."""
     scope: Scope = "call"
-    """What it is the sum of: one message of the model, this call, or the session with all earlier calls."""
+    """What it covers: one message of the model, this call, or the session with all earlier calls."""
     message: str = ""
-    """Of `message` scope: which one. The same message is told several times."""
+    """Id of the message, for `message` scope; its usage is reported several times."""
 
     @property
     def tokens(self) -> int:
-        """What limits count: read anew, and written. What came from the cache would be counted again in each turn."""
+        """Tokens that limits count: uncached input and output. Cached input would be counted again in each turn."""
         return self.input_tokens - self.cached_input_tokens + self.output_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Something went wrong, or nearly."""
+    """An error or a warning."""
 
     text: str
     fatal: bool = False
@@ -87,164 +87,181 @@ class Trouble:
     rate_limited: bool = False
     """Whether waiting helps."""
     retry_at: float | None = None
-    """When the limit ends (seconds since 1970), where that was told."""
+    """Unix time at which the limit ends; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The agent is done."""
+    """The agent has finished."""
 
     ok: bool
     text: str = ""
-    """The final message; empty where the stream has it as its last `Message`."""
+    """Final message; empty if it was the last `Message` of the stream."""
     session: str = ""
 
 
 AgentEvent = Start | Message | Command | Output | FileChange | Usage | Trouble | End
 
 
-# -- who is asked, and how
+# -- what is called, and how
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPrice:
-    """Dollars for a million tokens, for agents that tell tokens only."""
+    """Dollars per million tokens, for agents that report only tokens."""
 
     input: float
     output: float
     cached_input: float | None = None
-    """The same as `input` if not said."""
+    """None: the same as `input`."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSpec:
-    """Which agent, and what it may do. The defaults are safe: it writes in its folder and nowhere else."""
+    """Which agent, and what it may do. By default it can write only to its folder."""
 
     cli: Literal["codex", "claude", "command"]
     model: str | None = None
-    """The agent's own default if not said."""
+    """None: the agent's own default."""
     binary: str | None = None
-    """The program; looked for on PATH under its usual name if not said."""
+    """The program; None: its usual name on PATH."""
     command: tuple[str, ...] = ()
-    """`command`: the program and its arguments; {prompt_file} and {schema_file} are replaced."""
+    """Program and arguments for `cli: command`; {prompt_file} and {schema_file} are replaced."""
     sandbox: Literal["read-only", "workspace-write", "danger-full-access"] = "workspace-write"
-    """codex: what commands may touch."""
+    """codex: what commands may write to."""
     network: bool = False
-    """codex: whether commands in the sandbox reach the network."""
+    """codex: whether commands in the sandbox may use the network."""
     permission_mode: Literal["default", "acceptEdits", "plan", "auto", "dontAsk", "bypassPermissions"] = "acceptEdits"
-    """claude: what is allowed without asking; nobody is there to be asked."""
+    """claude: what is allowed without asking; nobody can be asked."""
     allowed_tools: tuple[str, ...] = ("Read", "Glob", "Grep")
     """claude: tools that need no permission; `Bash(pytest *)` allows those commands. `acceptEdits` allows edits in its
     folder; Edit or Write in this list, without a path, would be allowed everywhere."""
     writable: tuple[str, ...] = ()
-    """Folders that it may write to, beside its own and the one for temporary files."""
+    """Folders that it may write to, in addition to its own and the one for temporary files."""
     confines_itself: bool = False
-    """command: its program has a sandbox of its own, which does not work inside another one."""
+    """command: whether its program has its own sandbox, which does not work inside another one."""
     extra_args: tuple[str, ...] = ()
-    """Further arguments of the program."""
+    """More arguments of the program."""
     env: tuple[str, ...] = ()
-    """Names of variables to pass on, such as OPENAI_API_KEY: the values are taken when it starts and never logged."""
+    """Environment variables to pass on, such as OPENAI_API_KEY; their values are never logged."""
     dangerous: bool = False
-    """No sandbox, no permissions. Only inside a machine that may be lost."""
+    """Whether to run without sandbox and permission checks; only for disposable machines."""
     price: TokenPrice | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one call may take. What is passed ends the agent and all that it started."""
+    """Limits of one call. If one is exceeded, the agent and all its processes are ended."""
 
     wall_s: float = 1800.0
-    """All attempts and the waits between them."""
+    """Seconds for all attempts and the waits between them."""
     tokens: int | None = None
     usd: float | None = None
     output_bytes: int = 256 << 20
-    """What it may print."""
+    """Bytes that it may print."""
     log_bytes: int = 16 << 20
-    """How much of it is kept in the log, and of its errors beside it: the first half and the last one."""
+    """Bytes kept in the log, and in that of its stderr; the middle of longer output is dropped."""
     retries: int = 5
-    """How often it is asked again after a rate limit."""
+    """Number of retries after a rate limit."""
     retry_wait_s: float = 600.0
-    """The longest that the waits may take together."""
+    """Seconds that all waits together may take."""
     first_wait_s: float = 2.0
-    """The first wait; each further one is twice as long, more or less by chance."""
+    """Seconds of the first wait; it doubles with each retry, with jitter."""
     grace_s: float = 10.0
-    """From the request to end until it is made to."""
+    """Seconds between SIGTERM and SIGKILL."""
     linger_s: float = 30.0
-    """How long it may stay silent after its end (it may wait for background work of its own)."""
+    """Seconds that it may stay silent after its end event; it may wait for its own background work."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSession:
-    """A conversation that can be gone on with."""
+    """A conversation that can be resumed."""
 
     id: str
     total: Usage | None = None
-    """What the agent said it had cost so far. The next call tells a total again, which contains this one."""
+    """Total usage that the agent has reported so far; the total that the next call reports includes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """How much the agent did."""
+    """Counts of what the agent did."""
 
     messages: int = 0
     commands: int = 0
     failed_commands: int = 0
     files: tuple[str, ...] = ()
-    """Files that it changed, each once, in the order of their first change."""
+    """Changed files, in order of their first change."""
     troubles: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of one call."""
+    """Result of one call."""
 
     ok: bool
     text: str
-    """The final message; of a call that failed, the last one there was."""
+    """Final message; of a failed call, its last message."""
     why: str
     """Why it is not ok; empty if it is."""
     usage: Usage
-    """Of this call alone, all attempts together."""
+    """Usage of this call, over all attempts."""
     session: AgentSession | None
     summary: Summary
     seconds: float
     attempts: int
     exit_code: int | None
-    """Of the last attempt; None if it was ended, or died of a signal."""
+    """Exit code of the last attempt; None if it was stopped or killed by a signal."""
     log: Path
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What an adapter needs to know to put together a command line."""
+    """What an adapter needs to build a command line."""
 
     resume: str | None = None
     schema: Mapping[str, Any] | None = None
-    """What the final message must look like (JSON schema)."""
+    """JSON schema of the final message."""
     schema_file: Path | None = None
-    """The same as a file."""
+    """File that contains the schema."""
     prompt_file: Path | None = None
     usd: float | None = None
     env: Mapping[str, str] = field(default_factory=dict)
-    """The environment it will have."""
+    """Environment of the agent."""
     writable: tuple[str, ...] = ()
-    """Folders that it may write to, beside its own."""
+    """Folders that it may write to, in addition to its own."""
 
 
 class Adapter(Protocol):
-    """One kind of agent. A module is one: these are its functions."""
+    """One kind of agent. Modules implement it with these functions."""
 
     def argv(self, spec: AgentSpec, request: Request) -> list[str]:
-        """The command line, without the program. Raises LabError for what this agent cannot or may not do."""
+        """Return the command line, without the program.
+
+        Args:
+            spec: The agent and what it may do.
+            request: The call.
+
+        Raises:
+            LabError: The agent does not support, or must not be given, what the spec asks for.
+        """
 
     def events(self, record: Record) -> list[AgentEvent]:
-        """What one line of its stream means; nothing for what is not known."""
+        """Return the events of one line of its stream; empty for unknown lines.
+
+        Args:
+            record: The decoded line.
+        """
 
     def side_log(self, session: str, env: Mapping[str, str]) -> Path | None:
-        """A file where the agent tells its usage while it works, if it does so only there."""
+        """Return the file in which the agent reports its usage while it runs; None if its stream has it.
+
+        Args:
+            session: Id of the session.
+            env: Environment of the agent.
+        """
 
 
-# -- what adapters have in common
+# -- helpers of adapters
 
 _SLOW_DOWN = re.compile(
     r"too many requests|rate.?limit|overloaded|(?:status|code|http|error)\W{0,3}(?:429|529)\b|\((?:429|529)\)", re.I
@@ -253,12 +270,12 @@ _NO_CREDIT = re.compile(r"insufficient_quota|exceeded your current quota|credit 
 
 
 def is_rate_limit(text: str, status: object = None) -> bool:
-    """Whether waiting a little helps. An empty purse is refused in the same way, but stays empty."""
+    """Whether waiting helps. Quota exhaustion also returns 429, but does not recover."""
     return (status in (429, 529) or bool(_SLOW_DOWN.search(text))) and not _NO_CREDIT.search(text)
 
 
 def text_of(value: object) -> str:
-    """A text, or the texts of a list of content blocks."""
+    """Return a text, or the joined texts of content blocks."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -269,12 +286,12 @@ def text_of(value: object) -> str:
 
 
 def count_of(record: Mapping[str, Any], key: str) -> int:
-    """A number of tokens; 0 where it is missing, as in older versions."""
+    """Return a number of tokens; 0 if it is missing, as in older versions."""
     value = record.get(key)
     return max(0, int(value)) if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
 def part_of(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """The object under this key; an empty one if there is none."""
+    """Return the object under a key; an empty one if there is none."""
     value = record.get(key)
     return value if isinstance(value, Mapping) else {}

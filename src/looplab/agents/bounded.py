@@ -1,4 +1,4 @@
-"""A log of bounded size: the first half and the last one, with a line that says how much is missing between them."""
+"""A log of bounded size: the beginning and the end, with a line between them that says how much was dropped."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from types import TracebackType
 from looplab.errors import LabError
 
 PER_LINE = 64
-"""Bytes that a held line costs beside its text."""
+"""Overhead in bytes of a line held in memory."""
 
 
 class BoundedLog:
-    """Appends lines to a file. The last ones are held in memory until it is closed, once the first half is full."""
+    """Appends lines to a file. Once the first half is full, the last lines are held in memory until it is closed."""
 
     def __init__(
         self, path: Path, limit: int, render: Callable[[str], str], omitted: Callable[[int, int], str]
@@ -22,8 +22,8 @@ class BoundedLog:
         """
         Args:
             limit: Bytes of all lines together.
-            render: Turns a line into what is written; called only for lines that are, unless they are added as clean.
-            omitted: Returns the line that says how many lines and characters were left out.
+            render: Returns the text to write for a line; not called for dropped lines and for those added as clean.
+            omitted: Returns the line that says how many lines and characters were dropped.
         """
         self._path = path
         self._render = render
@@ -31,7 +31,7 @@ class BoundedLog:
         self._room = self._half = limit // 2
         self._held: deque[tuple[str, bool]] = deque()
         self._held_size = 0
-        self._lost = [0, 0]
+        self._dropped = [0, 0]
         self._is_full = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ class BoundedLog:
                 self._write_rest()
 
     def add(self, line: str, *, clean: bool = False) -> None:
-        """Append a line; a clean one is written as it is."""
+        """Append a line; a clean one is written unchanged."""
         if not self._is_full:
             data = self._rendered(line, clean)
             if len(data) <= self._room:
@@ -59,12 +59,12 @@ class BoundedLog:
         self._held.append((line, clean))
         self._held_size += len(line) + PER_LINE
         while self._held_size > self._half and len(self._held) > 1:
-            self._leave_out(self._held.popleft()[0])
+            self._drop(self._held.popleft()[0])
 
-    def _leave_out(self, line: str) -> None:
+    def _drop(self, line: str) -> None:
         self._held_size -= len(line) + PER_LINE
-        self._lost[0] += 1
-        self._lost[1] += len(line)
+        self._dropped[0] += 1
+        self._dropped[1] += len(line)
 
     def _write_rest(self) -> None:
         rest: deque[bytes] = deque()
@@ -78,15 +78,15 @@ class BoundedLog:
             room -= len(data)
             rest.appendleft(data)
         for line, _ in self._held:
-            self._leave_out(line)
+            self._drop(line)
         self._held.clear()
-        if self._lost[0]:
-            self._write(self._omitted(*self._lost).encode() + b"\n")
+        if self._dropped[0]:
+            self._write(self._omitted(*self._dropped).encode() + b"\n")
         for data in rest:
             self._write(data)
 
     def _rendered(self, line: str, clean: bool) -> bytes:
-        """The bytes of a line; one that would fill all the room is cut."""
+        """Return the bytes of a line; one that is larger than half of the log is cut."""
         data = (line if clean else self._render(line)).encode("utf-8", "replace") + b"\n"
         if len(data) > self._half:
             data = self._render(line[: self._half // 16] + "…").encode("utf-8", "replace") + b"\n"

@@ -1,8 +1,8 @@
 """claude: `claude -p --output-format stream-json --verbose`.
 
-The end is told by `is_error`, not by `subtype` (a refused request arrives as `success`). Each block of a message is a
-line of its own and repeats the usage of the whole message. Whether `total_cost_usd` contains the earlier calls of a
-resumed session depends on the version; account.py tells by the numbers of `modelUsage`, which go with it.
+`is_error`, not `subtype`, says whether it succeeded (a refused request has the subtype `success`). Each block of a
+message is a separate line and repeats the usage of the whole message. Whether `total_cost_usd` includes the earlier
+calls of a resumed session depends on the version; account.py infers it from the numbers of `modelUsage`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from looplab.agents.base import (
 from looplab.errors import LabError
 
 LONGEST_PROMPT = 10_000_000
-"""What it reads from its standard input, in bytes."""
+"""Bytes that it reads from stdin."""
 WRITES_FILES = {"Write", "Edit", "MultiEdit", "NotebookEdit"}
 EXIT_CODE = re.compile(r"Exit code (\d+)")
 
@@ -47,7 +47,7 @@ def argv(spec: AgentSpec, request: Request) -> list[str]:
         if os.geteuid() == 0 and "IS_SANDBOX" not in request.env:
             raise LabError(
                 "claude does not run as root without permissions",
-                hint="leave out `dangerous`, run looplab as another user, or, in a container, pass env IS_SANDBOX",
+                hint="remove `dangerous`, run looplab as another user, or, in a container, pass env IS_SANDBOX",
             )
         args += ["--dangerously-skip-permissions"]
     else:
@@ -98,33 +98,33 @@ def _assistant(record: Record) -> list[AgentEvent]:
     message = part_of(record, "message")
     content = message.get("content")
     blocks = [block for block in content if isinstance(block, Mapping)] if isinstance(content, list) else []
-    if record.get("error") or message.get("model") == "<synthetic>":  # the program speaks, not the model
+    if record.get("error") or message.get("model") == "<synthetic>":  # from the program, not the model
         text = text_of(blocks)
         return [Trouble(text, rate_limited=is_rate_limit(text) or record.get("error") == "rate_limit")]
     found: list[AgentEvent] = []
     for block in blocks:
-        if block.get("type") == "text" and not record.get("parent_tool_use_id"):  # a subagent speaks to its parent
+        if block.get("type") == "text" and not record.get("parent_tool_use_id"):  # not from a subagent
             found.append(Message(text_of(block.get("text"))))
         elif block.get("type") == "tool_use" and block.get("name") not in WRITES_FILES:
-            given = part_of(block, "input")
-            shown = given.get("command") if block.get("name") == "Bash" else None
-            name_and_input = f"{block.get('name')} {json.dumps(given, ensure_ascii=False)}"
+            tool_input = part_of(block, "input")
+            shown = tool_input.get("command") if block.get("name") == "Bash" else None
+            name_and_input = f"{block.get('name')} {json.dumps(tool_input, ensure_ascii=False)}"
             found.append(Command(shown if isinstance(shown, str) else name_and_input))
     return found + _usage(part_of(message, "usage"), "message", text_of(message.get("id")))
 
 
 def _user(record: Record) -> list[AgentEvent]:
-    told = part_of(record, "tool_use_result")
-    path = told.get("filePath")
-    if isinstance(path, str) and (told.get("type") in ("create", "update") or "structuredPatch" in told):
-        return [FileChange(path, "add" if told.get("type") == "create" else "update")]
+    result = part_of(record, "tool_use_result")
+    path = result.get("filePath")
+    if isinstance(path, str) and (result.get("type") in ("create", "update") or "structuredPatch" in result):
+        return [FileChange(path, "add" if result.get("type") == "create" else "update")]
     content = part_of(record, "message").get("content")
     found: list[AgentEvent] = []
     for block in content if isinstance(content, list) else []:
         if isinstance(block, Mapping) and block.get("type") == "tool_result":
             text = text_of(block.get("content"))
             code = EXIT_CODE.match(text) if block.get("is_error") else None
-            found.append(Output(text, int(code[1]) if code else 0 if "stdout" in told else None))
+            found.append(Output(text, int(code[1]) if code else 0 if "stdout" in result else None))
     return found
 
 
@@ -160,7 +160,7 @@ def _usage(usage: Mapping[str, Any], scope: Scope, message: str = "") -> list[Ag
 
 
 def _session_usage(record: Record) -> list[AgentEvent]:
-    """All models together, with the dollars; subagents are in it too."""
+    """Return the usage of all models, including subagents, with dollars."""
     cost = record.get("total_cost_usd")
     usd = float(cost) if isinstance(cost, int | float) else None
     models = [each for each in part_of(record, "modelUsage").values() if isinstance(each, Mapping)]

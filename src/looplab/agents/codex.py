@@ -1,7 +1,7 @@
-"""codex: `codex exec --json`, its present stream and the two older ones.
+"""codex: `codex exec --json`, with its current stream format and the two older ones.
 
-Its `usage` is the total of the thread with all earlier calls, and comes only at the end of a turn; while it works, the
-same numbers stand in the thread's own file under CODEX_HOME. It tells no dollars and knows no limits.
+`usage` is the total of the thread with all earlier calls, and is reported only at the end of a turn; while it runs, the
+same numbers are in the thread's own file under CODEX_HOME. It reports no dollars and has no limits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def argv(spec: AgentSpec, request: Request) -> list[str]:
         args += ["--dangerously-bypass-approvals-and-sandbox"]
     else:
         args += ["--sandbox", spec.sandbox]
-        # By default its commands may write to /tmp and $TMPDIR, where a lab can be, and to what config.toml names.
+        # By default its commands may write to /tmp and $TMPDIR, where a lab may be, and to folders in config.toml.
         settings = {
             "exclude_slash_tmp": True,
             "exclude_tmpdir_env_var": True,
@@ -59,12 +59,14 @@ def argv(spec: AgentSpec, request: Request) -> list[str]:
 
 
 def last_message_file(args: tuple[str, ...]) -> str | None:
-    """The file of `-o`, if the arguments name one. It is written only when a turn completes: an old one must go first,
-    or it would be taken for the answer."""
-    for place, arg in enumerate(args):
+    """Return the file of `-o`, None if there is none.
+
+    It is written only when a turn completes, so an old one must be removed first, or it would be taken for the answer.
+    """
+    for index, arg in enumerate(args):
         name, equals, value = arg.partition("=")
         if name in ("-o", "--output-last-message"):
-            return value if equals else next(iter(args[place + 1 :]), None)
+            return value if equals else next(iter(args[index + 1 :]), None)
     return None
 
 
@@ -86,13 +88,13 @@ def events(record: Record) -> list[AgentEvent]:
         return [*_usage(part_of(record, "usage")), End(True)]
     if kind == "turn.failed":
         return _failed(text_of(part_of(record, "error")) or "the turn failed")
-    if kind == "error":  # also told for what it tries again: only a failed turn is the end
+    if kind == "error":  # also for requests that it retries: only a failed turn is the end
         text = text_of(record.get("message"))
         return [Trouble(text, rate_limited=is_rate_limit(text))]
     if isinstance(record.get("msg"), Mapping):
-        return _old(record["msg"])
+        return _old_event(record["msg"])
     if kind == "event_msg":  # a line of the thread's own file
-        return _old(part_of(record, "payload"))
+        return _old_event(part_of(record, "payload"))
     if kind == "command":
         return _old_command(record)
     if kind == "message":
@@ -131,7 +133,7 @@ def _item(item: Mapping[str, Any], done: bool) -> list[AgentEvent]:
     return []
 
 
-def _old(msg: Mapping[str, Any]) -> list[AgentEvent]:
+def _old_event(msg: Mapping[str, Any]) -> list[AgentEvent]:
     kind = msg.get("type")
     if kind == "session_configured":
         return [Start(text_of(msg.get("session_id")), text_of(msg.get("model")))]
@@ -143,7 +145,7 @@ def _old(msg: Mapping[str, Any]) -> list[AgentEvent]:
         return [Output(text, _code(msg.get("exit_code")))]
     if kind == "patch_apply_begin":
         changes = part_of(msg, "changes")
-        return [change for path, how in changes.items() for change in _change(path, _how(how))]
+        return [change for path, how in changes.items() for change in _change(path, _change_kind(how))]
     if kind == "agent_message":
         return [Message(text_of(msg.get("message")))]
     if kind == "token_count":
@@ -184,15 +186,15 @@ def _change(path: object, kind: object) -> list[FileChange]:
     return [FileChange(path, known.get(str(kind), "update"))] if isinstance(path, str) else []  # type: ignore[arg-type]
 
 
-def _how(how: object) -> object:
-    """An old patch says `{"add": {...}}`, a later one `{"type": "add"}`."""
+def _change_kind(how: object) -> object:
+    """Return the kind of a change: old patches have `{"add": {...}}`, later ones `{"type": "add"}`."""
     if isinstance(how, Mapping) and "type" not in how:
         return next(iter(how), "update")
     return how
 
 
 def _command(command: object) -> str:
-    """The line that was run. A list is put together as a shell would read it."""
+    """Return the command line; a list is quoted for the shell."""
     return shlex.join(map(str, command)) if isinstance(command, list) else text_of(command)
 
 

@@ -1,4 +1,4 @@
-"""Any command as an agent: it gets the prompt on its standard input, or as a file, and what it prints is its answer."""
+"""Any command as an agent: it reads the prompt from stdin or a file, and its output is the answer."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from pathlib import Path
 from looplab.agents.base import AgentEvent, AgentSpec, Message, Record, Request, text_of
 
 OUTPUT = "looplab.output"
-"""The record that a printed line becomes in the log, which has one JSON object a line."""
+"""Type of the log record of a printed line."""
 
 
 def argv(spec: AgentSpec, request: Request) -> list[str]:
-    places = {"{prompt_file}": request.prompt_file, "{schema_file}": request.schema_file}
+    variables = {"{prompt_file}": request.prompt_file, "{schema_file}": request.schema_file}
     args = [*spec.command[1:], *spec.extra_args]
-    for name, path in places.items():
+    for name, path in variables.items():
         args = [arg.replace(name, str(path or "")) for arg in args]
     return args
 
 
 def wants_prompt_file(spec: AgentSpec) -> bool:
+    """Whether the command takes the prompt as a file."""
     return any("{prompt_file}" in arg for arg in spec.command[1:] + spec.extra_args)
 
 

@@ -1,9 +1,9 @@
-"""Confinement of code that an agent wrote: it may read everything and write only to given folders (Landlock).
+"""Confine a program with Landlock: it may read everything, and write only to the given folders.
 
 Run as a script by an isolated interpreter (`python -I -S confine.py PATH… -- PROGRAM ARGS…`); it imports nothing of
-looplab. The kernel holds the limits for the program and all that it starts, and where it can (Landlock 6) keeps them
-from signalling processes outside. Shared memory stays writable, and devices as far as the caller says; the network is
-not restricted, nor are the mode, owner and times of files.
+looplab. The kernel enforces the limits for the program and all its descendants; from Landlock 6 on, they also cannot
+signal processes outside. Devices are writable as far as the caller says. The network, and the mode, owner and times of
+files, are not restricted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ AGENT_DEVICES = (
     *("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/ptmx", "/dev/pts"),
     *("/dev/shm", "/dev/nvidia*", "/dev/dri", "/dev/kfd"),  # noqa: S108 (shared memory is made for this)
 )
-"""Patterns: what programs need, without disks."""
+"""Patterns of devices that programs need; no disks."""
 
 
 class _Ruleset(ctypes.Structure):
@@ -41,20 +41,25 @@ class _BeneathRule(ctypes.Structure):
 
 
 def landlock_version() -> int:
-    """The version of Landlock that the kernel offers; 0: none."""
+    """Return the version of Landlock that the kernel offers; 0 if none."""
     return max(0, int(ctypes.CDLL(None).syscall(CREATE_RULESET, None, 0, 1)))
 
 
 def confined(argv: Sequence[str], writable: Iterable[Path], devices: Iterable[str] = ALL_DEVICES) -> list[str]:
-    """The command line that runs `argv` (its program by its full path) with write access to these folders and files
-    and to these devices alone."""
+    """Return a command line that runs `argv` with write access only to these folders, files and devices.
+
+    Args:
+        argv: The command, its program as a full path.
+        writable: Folders and files.
+        devices: Patterns of device files.
+    """
     paths = [str(path.resolve()) for path in writable]
     paths += [path for pattern in devices for path in sorted(glob.glob(pattern))]
     return [sys.executable, "-I", "-S", __file__, *paths, "--", *argv]
 
 
 def restrict(writable: Iterable[str]) -> None:
-    """Take the right to write elsewhere from this process, for good.
+    """Permanently restrict writing by this process to these paths.
 
     Raises:
         OSError: The kernel refused, or one of the paths is missing.
@@ -69,8 +74,8 @@ def restrict(writable: Iterable[str]) -> None:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         return result
 
-    wanted = _Ruleset(rights, 0, SCOPE_SIGNAL)
-    ruleset = call(CREATE_RULESET, ctypes.byref(wanted), ctypes.sizeof(wanted) if version >= 6 else 8, 0)
+    attributes = _Ruleset(rights, 0, SCOPE_SIGNAL)
+    ruleset = call(CREATE_RULESET, ctypes.byref(attributes), ctypes.sizeof(attributes) if version >= 6 else 8, 0)
     for path in writable:
         parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
         allowed = rights if S_ISDIR(os.fstat(parent).st_mode) else rights & (WRITE_FILE | TRUNCATE)

@@ -1,8 +1,8 @@
-"""What of a lab must be the same after a call of an agent as before it: code, settings, records of ended runs, models.
+"""Detect and undo changes by an agent to files that it must not change: code, settings, ended runs, models.
 
-A snapshot has the size, times and inode of every such file, and the hash of small ones; what was not touched is not
-read again. Where nothing confines the agent it has the content of small files too, so that they can be restored. It is
-held in memory, out of reach of the agent.
+A snapshot has the size, times and inode of every such file, and the hash of small ones; untouched files are not read
+again. If the agent is not confined, it also has the content of small files, so that they can be restored. It is held in
+memory, out of the agent's reach.
 """
 
 from __future__ import annotations
@@ -28,29 +28,30 @@ from looplab.runs import folder
 from looplab.runs.git import git_bytes, isolated
 from looplab.untrusted import UntrustedError, load_json, read_bounded, real_path
 
-HASHED = 1 << 20
-"""Bytes of a file whose content is compared, and kept; of a larger one, size, times and inode are."""
-KEPT = 64 << 20
-"""Bytes of all contents that are kept."""
-MOST_FILES = 200_000
+MAX_HASHED_BYTES = 1 << 20
+"""Largest file whose content is compared and kept; larger ones are compared by size, times and inode."""
+MAX_KEPT_BYTES = 64 << 20
+"""Total size of the contents that are kept."""
+MAX_FILES = 200_000
 TIME_S = 10.0
-"""Seconds for one look at all files; what is not reached is counted."""
+"""Seconds for one scan of all files; the rest is skipped, and the snapshot marked as incomplete."""
 GIT_S = 20.0
+"""Timeout of git in seconds."""
 IMPORTED = {".py", ".so", ".pth"}
-"""Such a file changes what is run by being there."""
+"""Suffixes of files that can change what runs by their mere existence."""
 CODE = IMPORTED | {
     ".bash", ".c", ".cc", ".cfg", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".ini", ".ipynb", ".pyi", ".pyx", ".rs", ".sh",
     ".toml", ".yaml", ".yml",
 }  # fmt: skip
 OWN_FOLDERS = {"outputs", "agent_runs", "runs", "wandb", "mlruns"}
-"""At the top of a lab: what runs and looplab itself write."""
-PASSED_OVER = {"__pycache__", "node_modules"}
+"""Top-level folders of a lab that runs and looplab itself write to."""
+IGNORED_FOLDERS = {"__pycache__", "node_modules"}
 POINTERS = ("LATEST", "BEST")
 MODELS = "models"
 NEWEST = 5_000
-"""How many of the last runs are looked at."""
+"""Number of latest runs that are guarded."""
 NAMED = 5
-"""How many files an alarm names; the event has all of them."""
+"""Number of files that an alarm lists; the event has all of them."""
 CALLS = "agent_calls"
 QUARANTINE = "quarantine"
 """Folders in `.looplab`."""
@@ -61,7 +62,7 @@ UNGUARDED = {"notes.md"}
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """How a file looks from outside; nobody but root can change a file and leave all of it as it was."""
+    """Metadata of a file; only root can change a file without changing any of it."""
 
     mode: int
     size: int
@@ -76,12 +77,12 @@ class Stamp:
 
     @classmethod
     def of(cls, path: str | Path) -> Stamp | None:
-        """Return the stamp of a file, a link included; None where there is none."""
+        """Return the stamp of a file or link; None if there is none."""
         try:
             found = os.lstat(path)
             link = os.readlink(path) if stat.S_ISLNK(found.st_mode) else None
             if link is not None:
-                with contextlib.suppress(OSError):  # what it leads to counts
+                with contextlib.suppress(OSError):  # its target counts
                     found = os.stat(path)
         except OSError:
             return None
@@ -90,7 +91,7 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True)
 class GuardedChange:
-    """A file that is not as it was."""
+    """A file that was changed."""
 
     path: Path
     how: str
@@ -104,37 +105,37 @@ class Guarded:
     lab: Path
     outputs: Path
     named: tuple[Path, ...]
-    """Files and folders that the lab file names."""
+    """Files and folders named in the lab file."""
     ended: tuple[str, ...]
-    """Runs that have ended, the newest first."""
+    """Ended runs, newest first."""
     ignored: tuple[Path, ...] = ()
-    """The file of the answer, and those that people fill."""
+    """The answer file, and queues that people write to."""
 
 
 class FileSnapshot:
-    """The files of a lab at one moment."""
+    """State of a lab's guarded files at one time."""
 
     def __init__(self, guarded: Guarded, *, keeps: bool, earlier: FileSnapshot | None = None) -> None:
         """
         Args:
-            keeps: Whether the content of small files is kept for `restore`.
-            earlier: A snapshot before this one: of files that have the same stamp, nothing is read again.
+            keeps: Whether to keep the content of small files for `restore`.
+            earlier: A previous snapshot; files with the same stamp are not read again.
         """
         self.guarded = guarded
         self.left_out = False
-        """Whether there were too many files, or too little time, to look at all of them."""
+        """Whether there were too many files, or too little time, to scan all of them."""
         self._stamps: dict[str, Stamp] = {}
         self._hashes: dict[str, str] = {}
         self._contents: dict[str, bytes] = {}
-        room = KEPT
-        for path, stamp in self._look():
+        room = MAX_KEPT_BYTES
+        for path, stamp in self._scan():
             self._stamps[path] = stamp
-            if stamp.size > HASHED or not stat.S_ISREG(stamp.kind):
+            if stamp.size > MAX_HASHED_BYTES or not stat.S_ISREG(stamp.kind):
                 continue
             if earlier is not None and earlier._stamps.get(path) == stamp and (not keeps or path in earlier._contents):
                 content, digest = earlier._contents.get(path), earlier._hashes.get(path)
             else:
-                content = _read(path)
+                content = _read_small(path)
                 digest = hashlib.sha256(content).hexdigest() if content is not None else None
             if digest is not None:
                 self._hashes[path] = digest
@@ -143,10 +144,10 @@ class FileSnapshot:
                 self._contents[path] = content
 
     def changes(self) -> list[GuardedChange]:
-        """Return what differs from the files as they are now."""
+        """Return the files that have changed since the snapshot."""
         found = []
-        all_seen = not self.left_out
-        now = dict(self._look())
+        complete = not self.left_out
+        now = dict(self._scan())
         for path, before in self._stamps.items():
             stamp = now.get(path) or Stamp.of(path)
             if stamp == before:
@@ -156,15 +157,15 @@ class FileSnapshot:
             elif (stamp.kind, stamp.link) != (before.kind, before.link) or not self._is_same(path, stamp):
                 found.append(GuardedChange(Path(path), "changed"))
         for path in now.keys() - self._stamps.keys():
-            if all_seen and self._counts_when_added(path):
+            if complete and self._counts_when_added(path):
                 found.append(GuardedChange(Path(path), "added"))
         return sorted(found, key=lambda change: change.path)
 
     def restore(self, changes: Iterable[GuardedChange], quarantine: Path) -> dict[Path, bool]:
-        """Restore files as they were. What is there now is moved to the quarantine folder, never deleted.
+        """Restore files. Their current versions are moved to the quarantine folder, never deleted.
 
         Returns:
-            For each file, whether it is as it was; large files cannot be restored.
+            Whether each file was restored; large files cannot be.
         """
         done = {}
         for change in changes:
@@ -190,7 +191,7 @@ class FileSnapshot:
         return done
 
     def digests(self) -> dict[str, Any]:
-        """Return the stamps as plain data, for a call whose engine may be killed."""
+        """Return stamps and hashes as plain data, in case the engine is killed during the call."""
         return {
             path: [s.mode, s.size, s.modified, s.changed, s.inode, s.link, self._hashes.get(path)]
             for path, s in self._stamps.items()
@@ -198,7 +199,7 @@ class FileSnapshot:
 
     @classmethod
     def from_digests(cls, guarded: Guarded, data: Mapping[str, Any]) -> FileSnapshot:
-        """Return a snapshot that can be compared; it has nothing to restore from."""
+        """Return a snapshot that can detect changes, but not restore files."""
         snapshot = cls.__new__(cls)
         snapshot.guarded = guarded
         snapshot.left_out = False
@@ -209,9 +210,9 @@ class FileSnapshot:
 
     def _is_same(self, path: str, stamp: Stamp) -> bool:
         digest = self._hashes.get(path)
-        if digest is None or stamp.size > HASHED:
+        if digest is None or stamp.size > MAX_HASHED_BYTES:
             return False
-        content = _read(path)
+        content = _read_small(path)
         return content is not None and hashlib.sha256(content).hexdigest() == digest
 
     def _counts_when_added(self, path: str) -> bool:
@@ -219,15 +220,15 @@ class FileSnapshot:
 
     # -- which files
 
-    def _look(self) -> Iterator[tuple[str, Stamp]]:
-        """Every file that counts, with its stamp, each once; code first, then the records of runs."""
+    def _scan(self) -> Iterator[tuple[str, Stamp]]:
+        """Yield every guarded file once, with its stamp; code first, then the records of runs."""
         deadline = time.monotonic() + TIME_S
-        seen: set[str] = {str(path) for path in self.guarded.ignored}
+        visited: set[str] = {str(path) for path in self.guarded.ignored}
         for path in self._paths():
-            if path in seen:
+            if path in visited:
                 continue
-            seen.add(path)
-            if len(seen) > MOST_FILES or time.monotonic() > deadline:
+            visited.add(path)
+            if len(visited) > MAX_FILES or time.monotonic() > deadline:
                 self.left_out = True
                 return
             stamp = Stamp.of(path)
@@ -240,7 +241,7 @@ class FileSnapshot:
             yield from _files_below(str(path), lambda _: True)
         yield from _tracked(guarded.lab)
         top = str(guarded.lab)
-        yield from _files_below(top, lambda name: os.path.splitext(name)[1] in CODE, leaves_out=OWN_FOLDERS)
+        yield from _files_below(top, lambda name: os.path.splitext(name)[1] in CODE, excluded=OWN_FOLDERS)
         for run in guarded.ended:
             yield from _files_below(f"{guarded.outputs}/{run}/{folder.RECORD}", lambda name: name not in UNGUARDED)
         yield from _files_below(f"{guarded.outputs}/{MODELS}", lambda name: not name.startswith("."))
@@ -249,7 +250,7 @@ class FileSnapshot:
 
 
 def guarded_files(lab: Path, outputs: Path, study: StudyConfig, ended: Iterable[str], answer: Path) -> Guarded:
-    """Return what must be as it was after an agent of this study was asked."""
+    """Return what an agent of this study must not change."""
     lab = lab.resolve()
     names = ["lab.yaml", "iterate.yaml", *study.data, *study.evaluator]
     names += [os.path.dirname(name) or name for name in study.base]
@@ -262,24 +263,26 @@ def guarded_files(lab: Path, outputs: Path, study: StudyConfig, ended: Iterable[
     return Guarded(lab, real_path(outputs), tuple(named), tuple(ended), (real_path(answer), answer, *queues))
 
 
-def _files_below(top: str, counts: Callable[[str], bool], leaves_out: Iterable[str] = ()) -> Iterator[str]:
-    """The files below a folder whose names count, or the file itself; links to folders are not followed, and hidden
-    folders and virtual environments left out."""
+def _files_below(top: str, counts: Callable[[str], bool], excluded: Iterable[str] = ()) -> Iterator[str]:
+    """Yield the files below a folder whose names count, or the file itself.
+
+    Links to folders are not followed; hidden folders and virtual environments are skipped.
+    """
     if not os.path.isdir(top):
         if os.path.lexists(top):
             yield top
         return
-    for place, folders, files in os.walk(top):
+    for parent, folders, files in os.walk(top):
         if "pyvenv.cfg" in files:
             folders.clear()
             continue
-        out = {*PASSED_OVER, *(leaves_out if place == top else ())}
-        folders[:] = sorted(name for name in folders if name not in out and not name.startswith("."))
-        yield from (f"{place}{os.sep}{name}" for name in sorted(files) if counts(name))
+        skipped = {*IGNORED_FOLDERS, *(excluded if parent == top else ())}
+        folders[:] = sorted(name for name in folders if name not in skipped and not name.startswith("."))
+        yield from (f"{parent}{os.sep}{name}" for name in sorted(files) if counts(name))
 
 
 def _tracked(lab: Path) -> Iterator[str]:
-    """The files of the lab that git knows."""
+    """Yield the files of the lab that git tracks."""
     try:
         with isolated(lab, timeout=GIT_S) as (_, env):
             names = git_bytes(lab, "ls-files", "-z", env=env, timeout=GIT_S, alone=True).split(b"\0")[:-1]
@@ -291,9 +294,9 @@ def _tracked(lab: Path) -> Iterator[str]:
             yield f"{lab}{os.sep}{name}"
 
 
-def _read(path: str) -> bytes | None:
+def _read_small(path: str) -> bytes | None:
     try:
-        return read_bounded(path, HASHED)
+        return read_bounded(path, MAX_HASHED_BYTES)
     except (OSError, UntrustedError):
         return None
 
@@ -309,7 +312,7 @@ def _put_aside(path: Path, target: Path) -> None:
 
 
 class CallGuard:
-    """Compares the lab before and after each call of an agent, and rules on what was changed meanwhile.
+    """Compares the lab before and after each call of an agent; restores files and voids the answer if necessary.
 
     `begin` and `finish` run in the thread of the call, since they read many files; `prepare` and `rule` run in the
     engine's thread, inside its transaction.
@@ -319,16 +322,16 @@ class CallGuard:
                  tell: Callable[[str, str], None]) -> None:  # fmt: skip
         """
         Args:
-            answer: The file that the agent may write its answer to; its folder is the agent's own.
-            tell: Gets what people must know: its kind (`note` or `alarm`) and a sentence.
+            answer: File for the agent's answer; its folder is the agent's own.
+            tell: Receives messages for people: the kind (`note` or `alarm`) and a sentence.
 
         Raises:
-            LabError: The agent's folder has the lab's own files in it.
+            LabError: The agent's folder would contain the lab's own files.
         """
         if not spec.dangerous and real_path(outputs).is_relative_to(real_path(answer.parent)):
             raise LabError(
-                f"the agent's folder would be {answer.parent}, with the whole lab in it",
-                hint="`answer` must be in a folder of its own, such as proposals/next_config.json",
+                f"the agent's folder would be {answer.parent}, which contains the whole lab",
+                hint="`answer` must be in its own folder, such as proposals/next_config.json",
             )
         self._confinement = confinement_of(spec)
         self._lab = lab.resolve()
@@ -341,18 +344,18 @@ class CallGuard:
         self._snapshot: FileSnapshot | None = None
         self._changes: list[GuardedChange] = []
         self._pointers: dict[str, str | None] = {}
-        self._void = ""  # what an engine before this one found
-        self._is_told = False  # whether somebody knows that not all files are compared
+        self._void = ""  # what an earlier engine found
+        self._incomplete_reported = False  # whether it was reported that not all files are compared
         self.looks_only = False
-        """Whether nothing is restored or recorded, for a preview."""
+        """Whether to restore and record nothing, for a preview."""
 
     def prepare(self, record: StudyLedger) -> None:
-        """Note which runs have ended: nobody writes to them any more."""
+        """Read which runs have ended: nothing writes to them any more."""
         self._ended = tuple(run.id for run in reversed(record.runs(state="ended", limit=NEWEST)))
         self._changes, self._void = [], ""
 
     def begin(self, call: str) -> None:
-        """Look at all files before the agent is asked."""
+        """Take a snapshot before the agent is called."""
         guarded = guarded_files(self._lab, self._outputs, self._study, self._ended, self._answer)
         self._pointers = {name: _pointed(self._outputs, name) for name in POINTERS}
         free = not self._confinement.is_complete
@@ -361,12 +364,12 @@ class CallGuard:
             self._save(call, {"ended": list(self._ended), "files": self._snapshot.digests(), "points": self._pointers})
 
     def finish(self) -> None:
-        """Look at them again once nothing of the agent is left."""
+        """Compare the files once no process of the agent is left."""
         assert self._snapshot is not None
         self._changes = self._snapshot.changes()
 
     def recover(self, call: str) -> None:
-        """Compare with what an engine before this one saw, which began the call."""
+        """Compare with the snapshot of an earlier engine, which started the call."""
         try:
             state = load_json(read_bounded(self._state(call), LARGEST_STATE))
             self._void = str(state.get("void", ""))
@@ -379,10 +382,10 @@ class CallGuard:
             self._snapshot = None
 
     def rule(self, record: StudyLedger, call: str) -> str | None:
-        """Record what was changed during the call, restore what the agent can have changed, and raise the alarm.
+        """Record changes during the call, restore what the agent may have changed, and raise an alarm.
 
         Returns:
-            Why its answer is void; None if it is not.
+            Why the answer is void; None if it is valid.
         """
         changes = [change for change in self._changes if not self._is_explained(record, change)]
         changes += self._wrong_pointers(record)
@@ -392,17 +395,17 @@ class CallGuard:
         if self.looks_only:
             return self._void or (self._names(blamed) if blamed else None)
         if others:
-            text = f"{self._names(others)} while the agent was asked, not by the agent, which could not write there"
+            text = f"{self._names(others)} while the agent ran, but not by the agent, which could not write there"
             record.files_changed(call, by="somebody else", files=self._listed(others))
             self._tell("note", text)
-        if self._snapshot is not None and self._snapshot.left_out and not self._is_told:
-            self._is_told = True
-            self._tell("note", "the lab has too many files to compare all of them before and after an agent is asked")
+        if self._snapshot is not None and self._snapshot.left_out and not self._incomplete_reported:
+            self._incomplete_reported = True
+            self._tell("note", "the lab has too many files to compare all of them before and after a call of an agent")
         void = self._void
         if blamed:
-            void = f"{self._names(blamed)} while the agent was asked: its answer is void"
+            void = f"{self._names(blamed)} while the agent ran: its answer is void"
             restored = self._restore(record, call, blamed, void)
-            void += self._told(restored)
+            void += self._describe_restored(restored)
             files = self._listed(blamed, restored)
             record.files_changed(call, by="agent", confined=self._confinement.by, files=files)
         if void:
@@ -415,7 +418,7 @@ class CallGuard:
     def _restore(self, record: StudyLedger, call: str, blamed: Sequence[GuardedChange], void: str) -> dict[Path, bool]:
         if self._snapshot is None:
             return {}
-        # A restored file looks as if nothing had happened: an engine that is killed here must not believe it.
+        # A restored file looks unchanged: record the finding first, in case the engine is killed here.
         self._save(call, {"ended": list(self._ended), "files": {}, "points": self._pointers, "void": void})
         points = {self._outputs / name: run for name, run in _pointing(record).items() if run is not None}
         files = [change for change in blamed if change.path not in points]
@@ -427,13 +430,13 @@ class CallGuard:
                 restored[change.path] = True
         return restored
 
-    def _told(self, restored: Mapping[Path, bool]) -> str:
+    def _describe_restored(self, restored: Mapping[Path, bool]) -> str:
         lost = [self._shown(path) for path, done in restored.items() if not done]
-        text = "; restored, what was there is in .looplab/quarantine" if any(restored.values()) else ""
+        text = "; restored, the changed files are in .looplab/quarantine" if any(restored.values()) else ""
         return text + (f"; NOT restored: {', '.join(lost[:NAMED])}" if lost else "")
 
     def _is_explained(self, record: StudyLedger, change: GuardedChange) -> bool:
-        """Whether looplab itself has written this since: then the ledger knows it."""
+        """Whether looplab itself wrote this; then the ledger has its hash."""
         path = change.path
         if not path.is_relative_to(real_path(self._outputs)):
             return False
@@ -448,11 +451,14 @@ class CallGuard:
     def _wrong_pointers(self, record: StudyLedger) -> list[GuardedChange]:
         if self._confinement.is_complete:
             return []
-        right = _pointing(record)
-        # The engine writes them with a delay: any run that they have pointed to is right.
-        legal = {"LATEST": {run.id for run in record.runs(state="ended", limit=NEWEST)}, "BEST": {*record.bests()}}
-        return [GuardedChange(self._outputs / name, "changed") for name, before in self._pointers.items()
-                if right[name] is not None and _pointed(self._outputs, name) not in {before, *legal[name]}]  # fmt: skip
+        expected = _pointing(record)
+        # The engine updates them with a delay: any run that they ever pointed to is valid.
+        valid = {"LATEST": {run.id for run in record.runs(state="ended", limit=NEWEST)}, "BEST": {*record.bests()}}
+        return [
+            GuardedChange(self._outputs / name, "changed")
+            for name, before in self._pointers.items()
+            if expected[name] is not None and _pointed(self._outputs, name) not in {before, *valid[name]}
+        ]
 
     def _is_writable(self, path: Path) -> bool:
         return any(path.is_relative_to(folder) for folder in self._folders)
@@ -489,6 +495,6 @@ def _pointed(outputs: Path, name: str) -> str | None:
 
 
 def _pointing(record: StudyLedger) -> dict[str, str | None]:
-    """What LATEST and BEST must say."""
+    """Return the runs that LATEST and BEST must point to."""
     latest, best = record.runs(state="ended", limit=1), record.best()
     return {"LATEST": latest[-1].id if latest else None, "BEST": best.id if best else None}

@@ -1,4 +1,4 @@
-"""The lines of an agent's stream: cut from the bytes as they come, decoded, and without secrets."""
+"""Lines of an agent's stream: split from chunks of bytes, decoded, with secrets redacted."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 from looplab.runs.redact import SHORTEST, hide_known, known_secrets, redact_text
 
 LONGEST_LINE = 4 << 20
-"""Bytes of a printed line that are kept; an answer has at most a quarter of this."""
+"""Bytes of a printed line that are kept; an answer is at most a quarter of this."""
 LONGEST_RECORD = 64 << 20
-"""Bytes of a line that is read back from a log."""
+"""Bytes of a line that are read from a log."""
 PLAIN = {"URL", "HOST", "HOME", "DIR", "PATH", "FILE", "MODEL", "REGION", "PROJECT", "VERTEX", "BEDROCK"}
-"""A variable whose name ends in one of these holds no secret; its value is to be seen in the log."""
+"""Variables whose names end in one of these are not secret; their values are shown in the log."""
 
 
 class Lines:
-    """Cuts a stream into lines. A half line waits for its rest; one without end is cut, and its rest dropped."""
+    """Splits a stream into lines. An incomplete line is held until its rest arrives; an overlong one is cut."""
 
     def __init__(self, longest: int = LONGEST_LINE) -> None:
         self._longest = longest
@@ -26,6 +26,7 @@ class Lines:
         self._dropping = False
 
     def feed(self, data: bytes) -> Iterator[str]:
+        """Yield the lines that a chunk completes."""
         *ended, rest = data.split(b"\n")
         for part in ended:
             if self._parts or self._dropping or len(part) > self._longest:
@@ -37,7 +38,7 @@ class Lines:
         self._hold(rest)
 
     def finish(self) -> Iterator[str]:
-        """The last line, which has no end of its own."""
+        """Yield the last line, which has no newline."""
         if self._parts:
             line = b"".join(self._parts)
             self._parts.clear()
@@ -55,7 +56,7 @@ class Lines:
 
 
 def decode(line: str) -> dict[str, Any] | None:
-    """The object of a line; None for anything else. Programs also print what is none: warnings, half lines."""
+    """Return the JSON object of a line; None for anything else, such as warnings and incomplete lines."""
     if not line.startswith("{"):
         return None
     try:
@@ -66,13 +67,13 @@ def decode(line: str) -> dict[str, Any] | None:
 
 
 def named_secrets(env: Mapping[str, str], named: Iterable[str]) -> set[str]:
-    """The values of these variables that are secrets, since they are passed to an agent by name."""
+    """Return the secret values among the variables that are passed to an agent by name."""
     hidden = [name for name in named if name.upper().rpartition("_")[2] not in PLAIN]
     return {env[name] for name in hidden if len(env.get(name, "")) >= SHORTEST}
 
 
 class Scrubber:
-    """Takes secrets out: the values of this environment that are ones, those named, and all that looks like one."""
+    """Redacts secrets: known secret values of the environment, those of named variables, and what looks like one."""
 
     def __init__(self, env: Mapping[str, str], named: Iterable[str] = ()) -> None:
         values = {value.decode("utf-8", "replace") for value in known_secrets(env)}
@@ -80,12 +81,13 @@ class Scrubber:
         self._secrets = sorted(values, key=len, reverse=True)
 
     def text(self, text: str) -> str:
+        """Return a text without secrets."""
         text = hide_known(text, self._secrets)
-        # A torn emoji is a character that cannot be written.
+        # A lone surrogate cannot be encoded.
         return redact_text(text).encode("utf-8", "replace").decode()
 
     def value(self, value: Any) -> Any:
-        """The same with every text cleaned, on any depth."""
+        """Return a JSON value with every text redacted."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, list):
@@ -95,7 +97,7 @@ class Scrubber:
         return value
 
     def line(self, line: str) -> tuple[str, dict[str, Any] | None]:
-        """A line without secrets, and its object. It is cleaned inside its texts, so that it stays what it was."""
+        """Return a line without secrets, and its JSON object. Only its texts are redacted, so it stays valid JSON."""
         record = decode(line)
         if record is not None:
             try:

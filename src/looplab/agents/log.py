@@ -1,4 +1,4 @@
-"""What agents did, read back from their logs: those that looplab wrote, and those of codex and claude as they are."""
+"""Read logs of agents: those that looplab wrote, and original ones of codex and claude."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLAUDE = {"system", "assistant", "user", "result", "stream_event", "rate_limit_e
 
 
 def kind_of(path: Path) -> Kind:
-    """Which kind of agent wrote this log."""
+    """Return the kind of agent that wrote this log."""
     for record in _records(path):
         kind = record.get("type")
         if kind == "looplab.start" and record.get("cli") in ADAPTERS:
@@ -31,7 +31,7 @@ def kind_of(path: Path) -> Kind:
 
 
 def read_log(path: Path) -> Iterator[AgentEvent]:
-    """What happened, in its order. Lines that cannot be read (a torn last one) or are not known are passed over."""
+    """Yield the events of a log, in order. Unreadable lines (an incomplete last one) and unknown ones are skipped."""
     adapter = ADAPTERS[kind_of(path)]
     ended = False
     for record in _records(path):
@@ -39,7 +39,7 @@ def read_log(path: Path) -> Iterator[AgentEvent]:
         if kind == "looplab.warning":
             yield Trouble(str(record.get("text")))
         elif kind == "looplab.omitted":
-            yield Trouble(f"{record.get('lines')} lines with {record.get('characters')} characters are left out here")
+            yield Trouble(f"{record.get('lines')} lines with {record.get('characters')} characters were dropped here")
         elif kind == "looplab.wait":
             yield Trouble(f"waited {record.get('seconds')} s: {record.get('why')}", rate_limited=True)
             ended = False
@@ -55,7 +55,7 @@ def read_log(path: Path) -> Iterator[AgentEvent]:
 
 
 def read_end(path: Path) -> Answer | None:
-    """How a call of looplab's ended, from its log; None if it never came to its end."""
+    """Return the answer of a call from its log; None if it did not finish."""
     try:
         last = None
         for record in _records(path):
@@ -72,10 +72,10 @@ def read_end(path: Path) -> Answer | None:
     )  # fmt: skip
 
 
-def read_usage(told: Any) -> Usage:
-    """Return the usage that a record tells; what is not a number is left out."""
+def read_usage(data: Any) -> Usage:
+    """Return the usage in a record; values that are not numbers are ignored."""
     known = {"input_tokens", "cached_input_tokens", "output_tokens", "usd"}
-    pairs = told.items() if isinstance(told, dict) else ()
+    pairs = data.items() if isinstance(data, dict) else ()
     return Usage(**{key: value for key, value in pairs if key in known and type(value) in (int, float)})
 
 
@@ -92,7 +92,7 @@ def messages(events: Iterable[AgentEvent]) -> Iterator[str]:
 
 
 def final_message(events: Iterable[AgentEvent]) -> str:
-    """The text of the end, or the last that was said before it; empty if nothing was."""
+    """Return the text of the end, else the last message; empty if there is none."""
     text = ""
     for event in events:
         if isinstance(event, Message) or (isinstance(event, End) and event.text):

@@ -1,4 +1,4 @@
-"""An agent's process under its supervisor, as two streams of lines. When it is over, nothing of the agent is left."""
+"""An agent's process under its supervisor, as two streams of lines. No process of the agent outlives it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from looplab.launch import supervisor
 from looplab.launch.local import is_zombie
 
 MARK = "LOOPLAB_AGENT_LOG"
-"""The variable by which every process of an agent is known: its log."""
+"""Environment variable that identifies the processes of an agent: the path of its log."""
 TICK_S = 0.2
+"""Maximum seconds between two ticks."""
 CHUNK = 1 << 16
 
 
 class AgentProcess:
-    """The agent under its supervisor, as two streams of lines."""
+    """Runs an agent under its supervisor; a context manager."""
 
     def __init__(self, argv: list[str], env: Mapping[str, str], cwd: Path, grace: float) -> None:
         self.ending = False
@@ -37,7 +38,7 @@ class AgentProcess:
         self.error = ""
         self.last_line = time.monotonic()
         self.printed = 0
-        """Bytes, in lines or not."""
+        """Bytes printed so far."""
         self._mark = env[MARK]
         self._report = b""
         self._lifeline, theirs = socket.socketpair()
@@ -53,9 +54,9 @@ class AgentProcess:
                     env=dict(env),
                     cwd=cwd,
                     pass_fds=[theirs.fileno()],
-                    start_new_session=True,  # a Ctrl-C of the terminal is for looplab, which then ends the agent
+                    start_new_session=True,  # Ctrl-C in the terminal goes to looplab, which then ends the agent
                 )
-            except (OSError, ValueError) as error:  # too long a command line, a NUL in it
+            except (OSError, ValueError) as error:  # the command line is too long or contains NUL
                 self._lifeline.close()
                 raise LabError(f"the agent cannot be started: {getattr(error, 'strerror', None) or error}") from None
 
@@ -63,7 +64,7 @@ class AgentProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Whatever happened: nothing of the agent is left after this."""
+        """End all processes of the agent."""
         self._lifeline.close()
         for stream in (self._popen.stdin, self._popen.stdout, self._popen.stderr):
             if stream is not None:
@@ -73,12 +74,18 @@ class AgentProcess:
             kill_marked(self._mark)
 
     def end(self) -> None:
+        """Ask the supervisor to end the agent; do not wait."""
         self.ending = True
         with contextlib.suppress(OSError):
             self._lifeline.send(b"x")
 
     def lines(self, prompt: str, tick: Callable[[], None]) -> Iterator[tuple[str, str]]:
-        """What it prints, line by line, until it is gone; `tick` is called often meanwhile."""
+        """Yield (stream, line) until the agent is gone.
+
+        Args:
+            prompt: Text for its stdin.
+            tick: Called at least every TICK_S seconds.
+        """
         popen = self._popen
         assert popen.stdin is not None
         assert popen.stdout is not None
@@ -93,7 +100,7 @@ class AgentProcess:
             selector.register(self._lifeline, selectors.EVENT_READ, "lifeline")
             while selector.get_map():
                 ready = selector.select(TICK_S)
-                if gone and not ready:  # held open by something that could not be killed
+                if gone and not ready:  # held open by a process that could not be killed
                     break
                 for key, _ in ready:
                     if key.data == "stdin":
@@ -102,7 +109,7 @@ class AgentProcess:
                             selector.unregister(popen.stdin)
                             popen.stdin.close()
                     elif key.data == "lifeline":
-                        data = self._listen()
+                        data = self._read_report()
                         self._report += data
                         if not data:
                             gone = True
@@ -120,7 +127,7 @@ class AgentProcess:
                             yield key.data, line
                 tick()
         self._popen.wait()
-        self._understand()
+        self._parse_report()
 
     @staticmethod
     def _feed(stdin: IO[bytes], rest: memoryview) -> memoryview:
@@ -128,16 +135,16 @@ class AgentProcess:
             return rest[os.write(stdin.fileno(), rest[:CHUNK]) :] if rest else rest
         except BlockingIOError:
             return rest
-        except OSError:  # it does not want to read (more); whether that is a failure, its end tells
+        except OSError:  # it does not read (more); its exit says whether that is a failure
             return rest[len(rest) :]
 
-    def _listen(self) -> bytes:
+    def _read_report(self) -> bytes:
         try:
             return self._lifeline.recv(4096)
         except OSError:
             return b""
 
-    def _understand(self) -> None:
+    def _parse_report(self) -> None:
         kind, _, value = self._report.decode().strip().partition(" ")
         if kind == "exit":
             self.exit_code = int(value)
@@ -148,7 +155,7 @@ class AgentProcess:
 
 
 def _tag_of(mark: str) -> int:
-    """The number that the processes of an agent carry beside their mark, which they can lose with their environment."""
+    """Return the tag of an agent's processes, a resource limit; unlike the mark, it survives a cleared environment."""
     digest = hashlib.sha256(os.fsencode(mark)).digest()
     return supervisor.FIRST_TAG + int.from_bytes(digest[:8], "big") % supervisor.FIRST_TAG
 
@@ -160,10 +167,10 @@ def _is_marked(pid: int, mark: str) -> bool:
 
 
 def kill_marked(mark: str) -> None:
-    """Kill every process that carries the mark of an agent whose supervisor is gone."""
+    """Kill every process with the mark of an agent whose supervisor is gone."""
     give_up = time.monotonic() + agent_supervisor.GIVE_UP_S
     found = True
-    while found and time.monotonic() < give_up:  # again: one of them may have started another meanwhile
+    while found and time.monotonic() < give_up:  # repeat: one of them may have started another
         found = False
         for name in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):

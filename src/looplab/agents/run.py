@@ -1,10 +1,10 @@
-"""Ask an agent one thing: start it, follow its stream, hold its limits, ask again after a rate limit.
+"""Call an agent once: start it, follow its stream, enforce limits, retry after a rate limit.
 
     answer = run_agent(AgentSpec("codex"), "make the tests pass", cwd=folder, log=new_log(folder / "agent_runs", "v3"))
 
-What the agent prints goes to the log as it comes, without secrets, and its errors to a file beside it; of very much
-output the log has the beginning and the end. The agent can write to its folder and to one for temporary files
-(sandbox.py). Whatever happens, to the agent or to looplab, nothing that it started outlives the call (supervisor.py).
+The agent's output is written to the log as it arrives, with secrets redacted, and its stderr to a file next to it; of
+very long output the log has the beginning and the end. The agent can write to its folder and to one for temporary files
+(sandbox.py). Whatever happens to the agent or to looplab, no process of the agent outlives the call (supervisor.py).
 """
 
 from __future__ import annotations
@@ -62,53 +62,55 @@ PASSED_ON = (
     "SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
     "CODEX_HOME", "CLAUDE_CONFIG_DIR", "VIRTUAL_ENV",
 )  # fmt: skip
-"""What every agent gets of the environment; anything else, keys above all, only by its name in `AgentSpec.env`."""
-DANGER = ("danger-full-access", "bypassPermissions", "--yolo", "--dangerously-", "--allow-dangerously-")
+"""Environment variables that every agent gets; others, such as keys, only if `AgentSpec.env` names them."""
+UNSAFE = ("danger-full-access", "bypassPermissions", "--yolo", "--dangerously-", "--allow-dangerously-")
 TEMPORARY = "tmp"
-"""The folder for temporary files, below that of a call."""
+"""Subfolder of a call for temporary files."""
 MAX_PRINTED = 1_000_000
-"""Characters of what a command prints that are its answer: the last ones, in whole lines."""
+"""Characters of a command's output, in complete lines from the end, that are its answer."""
 MAX_FILES = 10_000
-"""Changed files that are named."""
-GO_ON = "You were interrupted by a rate limit. Go on where you were; what was asked at first still holds."
+"""Maximum number of changed files that are listed."""
+CONTINUE = "You were interrupted by a rate limit. Continue where you left off; the original request still applies."
 
 
 def check_spec(spec: AgentSpec, limits: Limits | None = None) -> None:
-    """Whether this agent can be asked in this way; LabError if not."""
-    risky = [a for a in (spec.sandbox, spec.permission_mode, *spec.extra_args) if any(word in a for word in DANGER)]
+    """Raise LabError if an agent cannot be called with these settings."""
+    risky = [a for a in (spec.sandbox, spec.permission_mode, *spec.extra_args) if any(word in a for word in UNSAFE)]
     if risky and not spec.dangerous:
         raise LabError(
             f"{risky[0]!r} lets the agent do anything on this machine",
-            hint="say `dangerous: true` if that is meant, and only on a machine that may be lost",
+            hint="set `dangerous: true` if this is intended, and only on a disposable machine",
         )
     if spec.cli == "command" and not spec.command:
-        raise LabError("an agent of the kind `command` needs a command", hint="command: [my-agent, '{prompt_file}']")
+        raise LabError("an agent with `cli: command` needs a command", hint="command: [my-agent, '{prompt_file}']")
     if limits is not None and limits.usd is not None and spec.cli != "claude" and spec.price is None:
         raise LabError(
-            f"{spec.cli} does not tell dollars, so a limit of ${limits.usd:g} cannot be held",
-            hint="give its price per million tokens, or limit tokens instead",
+            f"{spec.cli} does not report dollars, so a limit of ${limits.usd:g} cannot be enforced",
+            hint="set its price per million tokens, or limit tokens instead",
         )
 
 
 def find_program(spec: AgentSpec, path: str | None) -> str:
+    """Return the full path of the agent's program; raise LabError if it is not found."""
     name = spec.command[0] if spec.cli == "command" else spec.binary or spec.cli
     found = shutil.which(name, path=path)
     if found is None:
         package = PACKAGES.get(spec.cli)
-        hint = f"install it with `npm install -g {package}`, or say where it is with `binary`" if package else None
-        raise LabError(f"the agent's program {name!r} is not there", hint=hint or "give its full path")
+        hint = f"install it with `npm install -g {package}`, or set its path with `binary`" if package else None
+        raise LabError(f"the agent's program {name!r} was not found", hint=hint or "set its full path")
     return os.path.abspath(found)
 
 
 def agent_env(spec: AgentSpec, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the agent; raise LabError if a variable that it names is not set."""
     missing = [name for name in spec.env if name not in environ]
     if missing:
-        raise LabError(f"the agent is to get {', '.join(missing)}, which is not set", hint="export it before you start")
+        raise LabError(f"the agent needs {', '.join(missing)}, which is not set", hint="export it before you start")
     return {name: environ[name] for name in (*PASSED_ON, *spec.env) if name in environ}
 
 
 def new_log(folder: Path, name: str) -> Path:
-    """A new, empty `<stamp>-<name>.jsonl`; never one that exists."""
+    """Create a new, empty log `<timestamp>-<name>.jsonl`."""
     folder.mkdir(parents=True, exist_ok=True)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for number in range(1, 10_000):
@@ -116,7 +118,7 @@ def new_log(folder: Path, name: str) -> Path:
         with contextlib.suppress(FileExistsError):
             path.touch(exist_ok=False)
             return path
-    raise LabError(f"too many logs of the name {name!r} in one second", file=folder)
+    raise LabError(f"too many logs named {name!r} in one second", file=folder)
 
 
 def run_agent(
@@ -135,15 +137,36 @@ def run_agent(
     sleep: Callable[[float], object] | None = None,
     chance: Callable[[], float] = random.random,
 ) -> Answer:
-    """Ask the agent and wait for its answer. LabError only for what is wrong before it starts; what goes wrong later
-    is an answer that is not ok and says why. `stop`, once set, ends the agent from another thread."""
+    """Call the agent and wait for its answer.
+
+    Args:
+        spec: The agent and what it may do.
+        prompt: The request; secrets are redacted.
+        cwd: Folder of the agent, which it can write to.
+        log: File for its output; its stderr goes to the same name with `.stderr`.
+        limits: Limits of the call.
+        resume: AgentSession to continue; None starts a new one.
+        schema: JSON schema of the final message.
+        extra_env: More environment variables for the agent.
+        environ: The environment, `os.environ` by default.
+        on_event: Called with each event.
+        stop: Ends the agent once set, from another thread.
+        sleep: Waits between retries.
+        chance: Returns random numbers from 0 to 1, for jitter.
+
+    Returns:
+        The answer. A failure after the start is an answer that is not ok and says why.
+
+    Raises:
+        LabError: The agent cannot be started, or its log cannot be written.
+    """
     limits = limits or Limits()
     environ = os.environ if environ is None else environ
     check_spec(spec, limits)
     if spec.cli == "claude" and len(prompt.encode("utf-8", "replace")) > claude.LONGEST_PROMPT:
-        raise LabError("the prompt is longer than the 10 MB that claude reads", hint="put what is long into files")
+        raise LabError("the prompt is longer than the 10 MB that claude reads", hint="put long content into files")
     if not cwd.is_dir():
-        raise LabError(f"the agent's folder {cwd} is not there")
+        raise LabError(f"the agent's folder {cwd} does not exist")
     with tempfile.TemporaryDirectory(prefix="looplab-agent-", ignore_cleanup_errors=True) as scratch:
         os.mkdir(f"{scratch}/{TEMPORARY}")
         extra_env = {**(extra_env or {}), "TMPDIR": f"{scratch}/{TEMPORARY}"}
@@ -152,7 +175,7 @@ def run_agent(
 
 
 class _AgentCall:
-    """One call: its log, its deadline, its attempts."""
+    """One call with its log, its deadline and its attempts."""
 
     def __init__(
         self,
@@ -177,9 +200,9 @@ class _AgentCall:
         self.stop = stop
         self.started = time.monotonic()
         self.deadline = self.started + limits.wall_s
-        self.spent = Usage()  # by the attempts before this one
+        self.spent = Usage()  # by earlier attempts
         self.confinement = confinement_of(spec)
-        self.writable: list[Path] | None = None  # where the kernel lets it write; None: everywhere
+        self.writable: list[Path] | None = None  # None: not confined by the kernel
 
     def run(
         self,
@@ -205,61 +228,63 @@ class _AgentCall:
             (scratch / "prompt.md").write_text(prompt, encoding="utf-8", errors="replace")
         argv = [self.program, *self.adapter.argv(self.spec, request)]
         self._begin(argv, prompt)
-        waited, attempt, story = 0.0, 0, None
+        waited, attempt, state = 0.0, 0, None
         while True:
             attempt += 1
             old = codex.last_message_file(self.spec.extra_args) if self.spec.cli == "codex" else None
             if old is not None:
                 (self.cwd / old).unlink(missing_ok=True)
-            story = self._attempt(argv, "" if request.prompt_file else prompt, resume, story)
-            self.spent = plus(self.spent, priced(story.meter.usage, self.spec.price))
-            pause = self._pause(story, attempt, waited, chance)
+            state = self._attempt(argv, "" if request.prompt_file else prompt, resume, state)
+            self.spent = plus(self.spent, priced(state.meter.usage, self.spec.price))
+            pause = self._pause(state, attempt, waited, chance)
             if pause is None:
-                return self._end(story, attempt)
-            self._note({"type": "looplab.wait", "attempt": attempt, "seconds": round(pause, 3), "why": story.why})
+                return self._end(state, attempt)
+            self._log_record({"type": "looplab.wait", "attempt": attempt, "seconds": round(pause, 3), "why": state.why})
             sleep(pause)
             waited += pause
             if self.stop.is_set():
-                story.why = "stopped"
-                return self._end(story, attempt)
-            if story.progress and story.session and not self._forgets():
-                # What it did is in the session: asked anew, it would do it twice.
-                resume, prompt = AgentSession(story.session, story.meter.total), GO_ON
-                argv = [self.program, *self.adapter.argv(self.spec, replace(request, resume=story.session))]
+                state.why = "stopped"
+                return self._end(state, attempt)
+            if state.progress and state.session and not self._keeps_no_session():
+                # Its work is in the session; a new one would repeat it.
+                resume, prompt = AgentSession(state.session, state.meter.total), CONTINUE
+                argv = [self.program, *self.adapter.argv(self.spec, replace(request, resume=state.session))]
 
-    def _pause(self, story: _Story, attempt: int, waited: float, chance: Callable[[], float]) -> float | None:
-        """How long to wait before it is asked again; None if it is not."""
-        if not story.rate_limited or self.stop.is_set():
+    def _pause(self, state: _AttemptState, attempt: int, waited: float, chance: Callable[[], float]) -> float | None:
+        """Return the seconds to wait before a retry; None: do not retry."""
+        if not state.rate_limited or self.stop.is_set():
             return None
         pause = self.limits.first_wait_s * 2.0 ** (attempt - 1) * (0.5 + chance())
-        if story.retry_at is not None:
-            pause = max(pause, story.retry_at - time.time())
+        if state.retry_at is not None:
+            pause = max(pause, state.retry_at - time.time())
         late = time.monotonic() + pause >= self.deadline
         if attempt > self.limits.retries or waited + pause > self.limits.retry_wait_s or late:
-            story.why = f"rate limit, still after {attempt} attempts: {story.why}"
+            state.why = f"rate limit, still after {attempt} attempts: {state.why}"
             return None
         return pause
 
-    def _forgets(self) -> bool:
-        """Whether it was told to keep no sessions."""
+    def _keeps_no_session(self) -> bool:
+        """Whether it does not store sessions."""
         return self.spec.cli == "command" or bool({"--ephemeral", "--no-session-persistence"} & {*self.spec.extra_args})
 
     # -- one attempt
 
-    def _attempt(self, argv: list[str], prompt: str, resume: AgentSession | None, earlier: _Story | None) -> _Story:
-        story = _Story(Meter(resume.total if resume else None), resume.id if resume else "")
+    def _attempt(
+        self, argv: list[str], prompt: str, resume: AgentSession | None, earlier: _AttemptState | None
+    ) -> _AttemptState:
+        state = _AttemptState(Meter(resume.total if resume else None), resume.id if resume else "")
         if earlier is not None:
-            story.counts, story.files, story.troubles = earlier.counts, earlier.files, earlier.troubles
-        if resume and resume.total is None:  # what was before may stand in the agent's own file
-            self._read_side_log(story)
-            story.meter = Meter(story.meter.told)
+            state.counts, state.files, state.troubles = earlier.counts, earlier.files, earlier.troubles
+        if resume and resume.total is None:  # earlier usage may be in the agent's own file
+            self._read_side_log(state)
+            state.meter = Meter(state.meter.session_total)
         if self.writable is not None:
             argv = confine.confined(argv, self.writable, confine.AGENT_DEVICES)
         printed, count = _LastLines(MAX_PRINTED), 0
         with self._files() as (out, err), AgentProcess(argv, self.env, self.cwd, self.limits.grace_s) as process:
-            for stream, line in process.lines(prompt, lambda: self._watch(story, process)):
+            for stream, line in process.lines(prompt, lambda: self._watch(state, process)):
                 if stream == "stderr":
-                    story.last_error = line if line.strip() else story.last_error
+                    state.last_error = line if line.strip() else state.last_error
                     err.add(line)
                 elif self.spec.cli == "command":
                     printed.add(line)
@@ -271,68 +296,68 @@ class _AgentCall:
                     clean, record = self.scrubber.line(line)
                     out.add(clean, clean=True)
                     for event in self.adapter.events(record) if record is not None else []:
-                        self._tell(story, event)
+                        self._handle(state, event)
                 else:
                     out.add(line)
-        story.last_error = self.scrubber.text(story.last_error[:MAX_PRINTED]).strip()
+        state.last_error = self.scrubber.text(state.last_error[:MAX_PRINTED]).strip()
         if self.spec.cli == "command":
             if count:
-                story.add(Message(self.scrubber.text(printed.last())))
-                story.counts = story.counts[0] + count - 1, *story.counts[1:]
-            if not story.why:
-                self._tell(story, End(process.exit_code == 0, self.scrubber.text(printed.text())))
-        story.close(process)
-        if not story.why and (over := self._too_dear(story)):
-            # It was told only with the answer, which is paid for: it is kept, and the account knows.
-            story.troubles = (*story.troubles, over)
-        return story
+                state.add(Message(self.scrubber.text(printed.last())))
+                state.counts = state.counts[0] + count - 1, *state.counts[1:]
+            if not state.why:
+                self._handle(state, End(process.exit_code == 0, self.scrubber.text(printed.text())))
+        state.close(process)
+        if not state.why and (over := self._exceeded_cost(state)):
+            # It was reported only with the answer, which is paid for: keep it; the account includes it.
+            state.troubles = (*state.troubles, over)
+        return state
 
-    def _tell(self, story: _Story, event: AgentEvent) -> None:
-        story.add(event)
+    def _handle(self, state: _AttemptState, event: AgentEvent) -> None:
+        state.add(event)
         if self.on_event is not None:
             self.on_event(event)
 
-    def _watch(self, story: _Story, process: AgentProcess) -> None:
-        """Called often: is a limit passed?"""
+    def _watch(self, state: _AttemptState, process: AgentProcess) -> None:
+        """End the agent if a limit is exceeded; called often."""
         if process.ending:
             return
         now = time.monotonic()
-        if story.ended is not None:
+        if state.ended is not None:
             if now - process.last_line > self.limits.linger_s or now > self.deadline or self.stop.is_set():
-                process.end()  # its answer is there; that it stays is no failure
+                process.end()  # it has answered; that it stays is not a failure
             return
         if self.limits.tokens is not None or self.limits.usd is not None:
-            self._read_side_log(story)
-        story.why = self._passed(story, process.printed, now)
-        if story.why:
+            self._read_side_log(state)
+        state.why = self._exceeded_limit(state, process.printed, now)
+        if state.why:
             process.end()
 
-    def _passed(self, story: _Story, printed: int, now: float) -> str:
+    def _exceeded_limit(self, state: _AttemptState, printed: int, now: float) -> str:
         if self.stop.is_set():
             return "stopped"
         if now > self.deadline:
             return f"wall limit: {self.limits.wall_s:g} s"
         if printed > self.limits.output_bytes:
             return f"output limit: {self.limits.output_bytes} bytes"
-        return self._too_dear(story)
+        return self._exceeded_cost(state)
 
-    def _too_dear(self, story: _Story) -> str:
-        limits, usage = self.limits, plus(self.spent, priced(story.meter.usage, self.spec.price))
+    def _exceeded_cost(self, state: _AttemptState) -> str:
+        limits, usage = self.limits, plus(self.spent, priced(state.meter.usage, self.spec.price))
         if limits.tokens is not None and usage.tokens > limits.tokens:
             return f"token limit: {usage.tokens} of {limits.tokens}"
         if limits.usd is not None and usage.usd is not None and usage.usd > limits.usd:
             return f"usd limit: ${usage.usd:.4f} of ${limits.usd:g}"
         return ""
 
-    def _read_side_log(self, story: _Story) -> None:
-        if story.side is None and story.session:
-            path = self.adapter.side_log(story.session, self.env)
-            story.side = LineTail(path, lambda: None) if path else None
-        for block in story.side.blocks() if story.side else ():
+    def _read_side_log(self, state: _AttemptState) -> None:
+        if state.side is None and state.session:
+            path = self.adapter.side_log(state.session, self.env)
+            state.side = LineTail(path, lambda: None) if path else None
+        for block in state.side.blocks() if state.side else ():
             for line in block:
                 for event in self.adapter.events(decode(line.decode("utf-8", "replace")) or {}):
                     if isinstance(event, Usage):
-                        story.meter.add_live(event)
+                        state.meter.add_live(event)
 
     # -- the log
 
@@ -363,38 +388,38 @@ class _AgentCall:
         except OSError as error:
             raise LabError(f"the agent's log cannot be written: {error.strerror}", file=self.log) from None
 
-    def _note(self, record: Mapping[str, Any]) -> None:
-        """A line of looplab's own; the readers of agents' lines pass over it."""
+    def _log_record(self, record: Mapping[str, Any]) -> None:
+        """Append a record of looplab's own; adapters ignore it."""
         with self._open(self.log) as file:
             clean = self.scrubber.value({**record, "at": round(time.time(), 3)})
             self._write(file, json.dumps(clean, ensure_ascii=False))
 
     def _begin(self, argv: list[str], prompt: str) -> None:
         start = {"cli": self.spec.cli, "argv": redact_argv(argv), "cwd": str(self.cwd), "prompt": prompt}
-        self._note({"type": "looplab.start", **start, "confined": self.confinement.by})
+        self._log_record({"type": "looplab.start", **start, "confined": self.confinement.by})
         text = self.confinement.warning
         if text:
-            self._note({"type": "looplab.warning", "text": text})
+            self._log_record({"type": "looplab.warning", "text": text})
             if self.on_event is not None:
                 self.on_event(Trouble(text))
 
-    def _end(self, story: _Story, attempts: int) -> Answer:
-        session = AgentSession(story.session, story.meter.total) if story.session else None
+    def _end(self, state: _AttemptState, attempts: int) -> Answer:
+        session = AgentSession(state.session, state.meter.total) if state.session else None
         answer = Answer(
-            ok=not story.why,
-            text=story.text,
-            why=story.why,
+            ok=not state.why,
+            text=state.text,
+            why=state.why,
             usage=self.spent,
             session=session,
-            summary=story.summary(),
+            summary=state.summary(),
             seconds=time.monotonic() - self.started,
             attempts=attempts,
-            exit_code=story.exit_code,
+            exit_code=state.exit_code,
             log=self.log,
         )
-        told = {"ok": answer.ok, "why": answer.why, "text": answer.text, "session": story.session}
+        outcome = {"ok": answer.ok, "why": answer.why, "text": answer.text, "session": state.session}
         numbers = {"usage": asdict(answer.usage), "seconds": round(answer.seconds, 3), "attempts": attempts}
-        self._note({"type": "looplab.end", **told, **numbers, "exit_code": answer.exit_code})
+        self._log_record({"type": "looplab.end", **outcome, **numbers, "exit_code": answer.exit_code})
         return answer
 
 
@@ -403,11 +428,11 @@ def _omitted_record(lines: int, characters: int) -> str:
 
 
 def _omitted_text(lines: int, characters: int) -> str:
-    return f"[looplab: {lines:,} lines with {characters:,} characters are left out here]"
+    return f"[looplab: {lines:,} lines with {characters:,} characters were dropped here]"
 
 
 class _LastLines:
-    """The last lines of an output, of about so many characters together; at least one."""
+    """The last lines of an output, at least one, up to a number of characters."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -428,17 +453,17 @@ class _LastLines:
 
 
 @dataclass(slots=True)
-class _Story:
-    """What the events of one attempt come to."""
+class _AttemptState:
+    """State of one attempt, updated by its events."""
 
     meter: Meter
     session: str = ""
     text: str = ""
     why: str = ""
-    """Why it failed; while it runs, which limit was passed."""
+    """Why it failed; while it runs, the limit that was exceeded."""
     ended: End | None = None
     progress: bool = False
-    """Whether the model has done anything yet."""
+    """Whether the model has done anything."""
     last_error: str = ""
     fatal: Trouble | None = None
     rate_limited: bool = False
@@ -450,6 +475,7 @@ class _Story:
     troubles: tuple[str, ...] = ()
 
     def add(self, event: AgentEvent) -> None:
+        """Update the state with an event."""
         messages, commands, failures = self.counts
         if isinstance(event, Start | End):
             self.session = event.session or self.session
@@ -477,7 +503,7 @@ class _Story:
             self.text = event.text or self.text
 
     def close(self, process: AgentProcess) -> None:
-        """The process is gone: was it a success?"""
+        """Record the exit of the process, and why it failed, if it did."""
         self.exit_code = process.exit_code
         limited = self.rate_limited
         self.rate_limited = False

@@ -1,4 +1,4 @@
-"""What keeps an agent from writing outside its folder: the kernel (Landlock), the agent's own sandbox, or nothing."""
+"""How an agent is confined to its folder: by the kernel (Landlock), by its own sandbox, or not at all."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ SANDBOX_SETTINGS = ("sandbox", "permission", "writable")
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """What holds an agent."""
+    """How an agent is confined."""
 
     by: Literal["kernel", "own", "none"]
     """kernel: Landlock, set up by looplab; own: the sandbox of codex."""
     warning: str = ""
-    """What a person must know about it; empty where nothing but its folders can be changed."""
+    """What the user must know; empty if the agent can change only its folders."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether a change outside of its folders cannot be the agent's."""
+        """Whether the agent cannot change anything outside its folders."""
         return self.by != "none" and not self.warning
 
 
 def confinement_of(spec: AgentSpec) -> Confinement:
-    """Return what holds this agent on this machine."""
+    """Return how this agent is confined on this machine."""
     if spec.dangerous:
-        why = "DANGEROUS: the agent runs without a sandbox and may do anything that this user may do"
+        why = "DANGEROUS: the agent runs without a sandbox and can do anything that this user can do"
         return Confinement("none", f"{why} (`dangerous: true`)")
     if spec.cli == "codex" or spec.confines_itself:
         changed = [arg for arg in (*spec.extra_args, *spec.command[1:]) if _changes_sandbox(arg)]
@@ -46,11 +46,11 @@ def confinement_of(spec: AgentSpec) -> Confinement:
     if version >= COMPLETE:
         return Confinement("kernel")
     if version:
-        return Confinement("kernel", f"this kernel has Landlock {version}, which does not keep the agent from emptying "
-                                     "files outside its folder (Linux 6.2 does)")  # fmt: skip
+        return Confinement("kernel", f"this kernel has Landlock {version}, which cannot stop the agent from truncating "
+                                     "files outside its folder (Linux 6.2 can)")  # fmt: skip
     limited = spec.cli == "claude" and "Bash" not in spec.allowed_tools
-    what = "its own permissions are all that holds it" if limited else "it can change any file of yours"
-    return Confinement("none", f"without Landlock in the kernel the agent ({spec.cli}) is NOT confined: {what}")
+    what = "only its own permissions restrict it" if limited else "it can change any of your files"
+    return Confinement("none", f"the kernel has no Landlock, so the agent ({spec.cli}) is NOT confined: {what}")
 
 
 def _changes_sandbox(arg: str) -> bool:
@@ -59,8 +59,10 @@ def _changes_sandbox(arg: str) -> bool:
 
 
 def state_of(spec: AgentSpec, env: Mapping[str, str]) -> list[Path]:
-    """Return the folders and files in which the agent's program keeps sessions and credentials; missing folders are
-    made, as it would do itself."""
+    """Return the folders and files in which the agent's program stores sessions and credentials.
+
+    Missing folders are created, as the program itself would do.
+    """
     if spec.cli != "claude" or not env.get("HOME"):
         return []
     folder = Path(env.get("CLAUDE_CONFIG_DIR") or Path(env["HOME"], ".claude"))
@@ -76,10 +78,10 @@ def writable_folders(spec: AgentSpec, cwd: Path) -> list[Path]:
     """Return the folders that the agent's settings name, as full paths.
 
     Raises:
-        LabError: There is no such folder.
+        LabError: A folder does not exist.
     """
     folders = [real_path(cwd / Path(name).expanduser()) for name in spec.writable]
     for folder in folders:
         if not folder.is_dir():
-            raise LabError(f"the agent is to write to {folder}, which is not a folder", hint="see `writable`")
+            raise LabError(f"`writable` names {folder}, which is not a folder", hint="see `writable`")
     return folders

@@ -26,14 +26,15 @@ PR_SET_CHILD_SUBREAPER = 36
 RLIMIT_LOCKS = 10
 """Not enforced by Linux since version 2.4; see launch/supervisor.py."""
 CHECK_S = 0.05
+"""Seconds between two checks while processes are being ended."""
 LEFTOVER_GRACE_S = 2.0
-"""What the agent left running gets no longer than this."""
+"""Maximum grace period, in seconds, of processes that the agent left running."""
 GIVE_UP_S = 10.0
-"""What SIGKILL does not end in this time (another user's process, a broken disk) is left alone."""
+"""Seconds until processes that SIGKILL does not end (another user's, a broken disk) are ignored."""
 
 
 def descendants() -> list[int]:
-    """Every living process below this one."""
+    """Return every living descendant of this process."""
     parents: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -50,13 +51,14 @@ def descendants() -> list[int]:
 
 
 def send(number: int) -> None:
+    """Send a signal to every descendant."""
     for pid in descendants():
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
 def reap(first: int) -> int | None:
-    """Collect what has ended; the wait status of the agent if it is among them."""
+    """Reap ended children; return the wait status of the agent if it is one of them."""
     status = None
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -69,7 +71,7 @@ def reap(first: int) -> int | None:
 
 
 def watch(lifeline: socket.socket, wake: int, first: int, grace: float) -> int:
-    """Until nothing of the agent is left; gives how it ended."""
+    """Wait until no process of the agent is left; return its wait status."""
     status: int | None = None
     kill_at: float | None = None
     poller = select.poll()
@@ -80,7 +82,7 @@ def watch(lifeline: socket.socket, wake: int, first: int, grace: float) -> int:
         for descriptor, _ in poller.poll(None if kill_at is None else CHECK_S * 1000):
             if descriptor == wake:
                 end_now |= any(number != signal.SIGCHLD for number in os.read(wake, 4096))
-            else:  # a byte: it is asked to end; nothing: looplab is gone
+            else:  # a byte: end the agent; end of file: looplab is gone
                 poller.unregister(lifeline)
                 end_now = True
         ended = reap(first)
@@ -101,11 +103,11 @@ def main() -> None:
     lifeline = socket.socket(fileno=int(sys.argv[1]))
     lifeline.set_inheritable(False)
     grace, tag, command = float(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
-    with contextlib.suppress(OSError, ValueError):  # an administrator has set a lower limit
+    with contextlib.suppress(OSError, ValueError):  # the hard limit is lower
         resource.setrlimit(RLIMIT_LOCKS, (tag, resource.getrlimit(RLIMIT_LOCKS)[1]))
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     wake_r, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a SIGCHLD that was blocked before would hide every end
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # an inherited blocked SIGCHLD would hide every exit
     signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
     handled = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     for number in handled:
@@ -119,7 +121,7 @@ def main() -> None:
         report = f"error {error.strerror}"
     else:
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        for stream in (0, 1, 2):  # held by the agent alone, so that their end is its end
+        for stream in (0, 1, 2):  # only the agent holds them, so they close when it ends
             os.dup2(nothing, stream)
         code = os.waitstatus_to_exitcode(watch(lifeline, wake_r, first, grace))
         report = f"exit {code}" if code >= 0 else f"signal {-code}"

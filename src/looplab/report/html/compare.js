@@ -79,12 +79,12 @@ function metricCell(value, first, best, i, goal) {
 
 function tell(found) {
   const run = RUNS[found.run];
-  const told = [
+  const rows = [
     el("div", {}, el("b", { text: run.id }), ` · ${run.by} · ${run.status}`),
     el("div", { text: `step ${show(found.step, 8)}: ${show(found.value, 6)}` }),
   ];
-  if (run.why) told.push(el("div", { class: "why", text: cut(run.why, 160) }));
-  return told;
+  if (run.why) rows.push(el("div", { class: "why", text: cut(run.why, 160) }));
+  return rows;
 }
 
 function drawCurves(host) {

@@ -89,7 +89,7 @@ function drawJudged(host) {
   if (!judge) return;
   const node = card("Judged", true);
   node.append(el("p", { class: "headline", text: `${judge.headline}.` }));
-  node.append(el("ul", { class: "told" }, ...judge.sentences.map((text) => el("li", { text }))));
+  node.append(el("ul", { class: "details-list" }, ...judge.sentences.map((text) => el("li", { text }))));
   const able = judge.entrants.filter((one) => one.effect !== null);
   if (able.length) {
     // Tested challengers first, then the latest.

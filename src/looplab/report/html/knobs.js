@@ -67,8 +67,8 @@ class Parallel extends Chart {
   }
   // As tall as the card next to it, so that the row is aligned.
   tall() {
-    if (!this.beside || innerWidth <= 980) return 330;
-    const end = this.beside.lastElementChild.getBoundingClientRect().bottom;
+    if (!this.neighbour || innerWidth <= 980) return 330;
+    const end = this.neighbour.lastElementChild.getBoundingClientRect().bottom;
     return Math.max(330, Math.min(560, end - this.host.getBoundingClientRect().top - 24));
   }
 
@@ -219,7 +219,7 @@ function drawKnobs(host) {
   host.append(side);
   drawImportance(side);
   if (parallel) {
-    parallel.beside = side;
+    parallel.neighbour = side;
     parallel.redraw();
   }
 }

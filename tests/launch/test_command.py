@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from looplab.config.paths import show
 from looplab.errors import LabError
-from looplab.launch.command import Rendering, build_argv, fill, find_program, render, render_environment
+from looplab.launch.command import Rendering, build_argv, fill_template, find_program, render, render_environment
 
 CONFIG: dict[str, Any] = {
     "train": {"learning_rate": 1e-5, "steps": 100, "anneal": True, "clip": False, "note": None},
@@ -35,18 +35,18 @@ def hydra(config: dict[str, Any], changed: dict[str, bool] | None = None, **how:
 
 
 def test_variables_are_filled_in_and_double_braces_stand_for_themselves() -> None:
-    assert fill("{run_dir}/x-{n}", {"run_dir": "/r", "n": "1"}, "here") == "/r/x-1"
-    assert fill("{{n}} {n}", {"n": "1"}, "here") == "{n} 1"
-    assert fill("{not a name} {", {}, "here") == "{not a name} {"
+    assert fill_template("{run_dir}/x-{n}", {"run_dir": "/r", "n": "1"}, "here") == "/r/x-1"
+    assert fill_template("{{n}} {n}", {"n": "1"}, "here") == "{n} 1"
+    assert fill_template("{not a name} {", {}, "here") == "{not a name} {"
 
 
 def test_what_was_filled_in_is_not_filled_again() -> None:
-    assert fill("{a}", {"a": "{b}", "b": "no"}, "here") == "{b}"
+    assert fill_template("{a}", {"a": "{b}", "b": "no"}, "here") == "{b}"
 
 
 def test_an_unknown_variable_is_reported_with_the_known_ones() -> None:
     with pytest.raises(LabError, match=r"launch\.env\.X: unknown variable \{dir\}.*\{config\}, \{run_dir\}"):
-        fill("{dir}", {"run_dir": "/r", "config": "c"}, "launch.env.X")
+        fill_template("{dir}", {"run_dir": "/r", "config": "c"}, "launch.env.X")
 
 
 def test_a_variable_never_becomes_two_arguments() -> None:
@@ -344,13 +344,13 @@ COMMAND = ["puffer", "train", "{config.env_name}", "{flags}", "--out={config.tra
 def test_a_command_may_name_values_of_the_config() -> None:
     config = {**CONFIG, "env_name": "puffer_drone"}
     assert build_argv(COMMAND, {}, ["--a"], config=config) == ["puffer", "train", "puffer_drone", "--a", "--out=100"]
-    assert fill("{config.train.anneal} {config.layers} {config.layers.0} {config}", {"config": "/c"}, "x", config) == (
-        "True [64, 32] 64 /c"
-    )
+    assert fill_template(
+        "{config.train.anneal} {config.layers} {config.layers.0} {config}", {"config": "/c"}, "x", config
+    ) == ("True [64, 32] 64 /c")
 
 
 def test_a_missing_config_key_is_reported_with_similar_ones() -> None:
     with pytest.raises(LabError, match=r"launch\.command: \{config\.train\.step\}.*not in the config.*train\.steps"):
-        fill("{config.train.step}", {}, "launch.command", CONFIG)
-    with pytest.raises(LabError, match="is not one value"):
-        fill("{config.train}", {}, "launch.command", CONFIG)
+        fill_template("{config.train.step}", {}, "launch.command", CONFIG)
+    with pytest.raises(LabError, match="is not a single value"):
+        fill_template("{config.train}", {}, "launch.command", CONFIG)

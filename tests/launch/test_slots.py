@@ -50,7 +50,7 @@ def test_a_cap_spreads_over_the_devices() -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"gpus": ["0", "1", "0"]}, "named twice"),
+        ({"gpus": ["0", "1", "0"]}, "listed twice"),
         ({"gpus": ["0"], "per_gpu": 0}, "at least one slot"),
         ({"count": 0}, "at least one slot"),
         ({"gpus": ["0", "1"], "count": 3}, "more slots than 2 device"),
@@ -149,14 +149,14 @@ def test_a_lock_folder_that_cannot_be_created_is_reported(tmp_path: Path, monkey
             lock_folder()
 
 
-def test_a_lock_folder_of_somebody_else_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_folder_of_another_user_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "own")
     monkeypatch.setenv("LOOPLAB_LOCK_DIR", str(tmp_path / "link"))
-    with pytest.raises(LabError, match="somebody else"):
+    with pytest.raises(LabError, match="another user"):
         lock_folder()
     if os.getuid() == 0:
         os.chown(tmp_path / "own", 12345, 12345)
         monkeypatch.setenv("LOOPLAB_LOCK_DIR", str(tmp_path / "own"))
-        with pytest.raises(LabError, match="somebody else"):
+        with pytest.raises(LabError, match="another user"):
             lock_folder()

@@ -1,4 +1,4 @@
-"""What the tests of `launch` share: a stand that builds orders and awaits events, and a driver without a GPU."""
+"""Shared by the tests of `launch`: a stand that builds launch specs and awaits events, and a driver without a GPU."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Engine:
 
 
 class Stand:
-    """Where a test puts its runs, and what it asks of executors."""
+    """A folder for a test's runs, with helpers to start them and await their events."""
 
     alive = staticmethod(alive)
 
@@ -71,7 +71,7 @@ class Stand:
         self._executors.append(executor)
         return executor
 
-    def order(self, argv: Sequence[str], run_id: str = "r1", **more: Any) -> LaunchSpec:
+    def spec(self, argv: Sequence[str], run_id: str = "r1", **more: Any) -> LaunchSpec:
         run_dir = self.folder / run_id
         run_dir.mkdir(exist_ok=True)
         fields = {"path": argv[0], "cwd": self.folder, "slot": Slot("cpu0"), **more}
@@ -82,9 +82,9 @@ class Stand:
         """The argv of a trainer in Python, which starts as fast as it can."""
         return [sys.executable, "-I", "-S", "-c", code, *map(str, arguments)]
 
-    def engine(self, *orders: LaunchSpec, env: dict[str, str] | None = None) -> Engine:
-        """An engine in a process of its own, once it has started these orders."""
-        texts = [json.dumps(asdict(order), default=str) for order in orders]
+    def engine(self, *specs: LaunchSpec, env: dict[str, str] | None = None) -> Engine:
+        """Start these runs from an engine in its own process; return once all have started."""
+        texts = [json.dumps(asdict(spec), default=str) for spec in specs]
         process = subprocess.Popen(
             [sys.executable, str(HERE / "small_engine.py"), *texts],
             stdout=subprocess.PIPE,
@@ -93,14 +93,14 @@ class Stand:
         )
         engine = Engine(process)
         self._engines.append(engine)
-        engine.await_starts(len(orders))
+        engine.await_starts(len(specs))
         return engine
 
     # -- awaiting
 
     @staticmethod
     def until(condition: Callable[[], T]) -> T:
-        """What the condition gives once it gives something."""
+        """Return the condition's result once it is true."""
         deadline = time.monotonic() + PATIENCE_S
         while not (result := condition()):
             assert time.monotonic() < deadline, "this never came true"
@@ -109,7 +109,7 @@ class Stand:
 
     @staticmethod
     def events(executor: Executor, enough: Callable[[list[LaunchEvent]], bool]) -> list[LaunchEvent]:
-        """All events up to those that are enough."""
+        """Return all events until there are enough."""
         deadline = time.monotonic() + PATIENCE_S
         events: list[LaunchEvent] = []
         while not enough(events):
@@ -118,7 +118,7 @@ class Stand:
         return events
 
     def ends(self, executor: Executor, *run_ids: str) -> dict[str, Exit]:
-        """How these runs ended, once all of them have."""
+        """Return how these runs ended, once all of them have."""
 
         def all_ended(events: list[LaunchEvent]) -> bool:
             return {event.run_id for event in events if isinstance(event, Ended)} >= set(run_ids)
@@ -129,7 +129,7 @@ class Stand:
         return self.ends(executor, run_id)[run_id]
 
     def started(self, executor: Executor, run_id: str = "r1") -> int:
-        """The pid of the run, once it was started."""
+        """Return the pid of the run, once it has started."""
 
         def was_started(events: list[LaunchEvent]) -> bool:
             return any(isinstance(event, Started) and event.run_id == run_id for event in events)
@@ -141,7 +141,7 @@ class Stand:
         return pid
 
     def nothing_more(self, executor: Executor) -> None:
-        """That the executor has nothing more to say, now that it said all."""
+        """Assert that the executor reports nothing more."""
         quiet_until = time.monotonic() + 0.1
         while time.monotonic() < quiet_until:
             assert executor.poll(0.02) == []
@@ -149,23 +149,23 @@ class Stand:
     # -- looking
 
     def run(self, argv: Sequence[str], **more: Any) -> Exit:
-        """Start a run and give its end."""
+        """Start a run and return its exit."""
         executor = self.executor()
-        executor.start(self.order(argv, **more))
+        executor.start(self.spec(argv, **more))
         return self.end(executor)
 
     def log(self, run_id: str = "r1") -> str:
         return (self.folder / run_id / "train.log").read_text()
 
     def file(self, name: str, run_id: str = "r1") -> dict[str, Any]:
-        """A JSON file of the run, once it is there."""
+        """Return a JSON file of the run, once it exists."""
         path = self.folder / run_id / name
         self.until(path.exists)
         found: dict[str, Any] = json.loads(path.read_text())
         return found
 
     def pids(self, name: str, n: int = 1) -> list[int]:
-        """The pids that a trainer wrote to a file, once there are `n`."""
+        """Return the pids that a trainer wrote to a file, once there are `n`."""
         path = self.folder / name
 
         def enough() -> list[int]:
@@ -175,7 +175,7 @@ class Stand:
         return self.until(enough)
 
     def kill(self, pid: int) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Send SIGKILL and wait until the process is gone."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         self.until(lambda: not alive(pid))
@@ -219,7 +219,7 @@ def stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
 
 @pytest.fixture(params=EXECUTORS)
 def any_stand(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
-    """A stand for each kind of executor: what is tested on it is the contract of all."""
+    """A stand for each kind of executor, for tests of the contract."""
     monkeypatch.setenv("LOOPLAB_LOCK_DIR", str(tmp_path / "locks"))
     stand = Stand(tmp_path, EXECUTORS[request.param])
     yield stand
@@ -228,14 +228,14 @@ def any_stand(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
 
 @dataclass(frozen=True)
 class Driver:
-    """A driver whose devices, and who computes on them, stand in a text file."""
+    """A driver whose devices and their processes are listed in a text file."""
 
     env: dict[str, str]
-    """The environment for processes that shall see it."""
+    """Environment for processes that should see it."""
     table: Path
 
     def show(self, *devices: Sequence[int]) -> None:
-        """That there are these devices, with these processes on them."""
+        """Pretend that there are these devices, with these processes on them."""
         lines = [f"GPU-{i:08x} stand-in {' '.join(map(str, pids))}\n" for i, pids in enumerate(devices)]
         temporary = self.table.with_suffix(".new")
         temporary.write_text("".join(lines))
@@ -266,5 +266,5 @@ def nvml(tmp_path: Path) -> Driver:
 
 @pytest.fixture
 def old_nvml(tmp_path: Path) -> Driver:
-    """The same, as old drivers are."""
+    """The same with the API of an old driver."""
     return build_driver(tmp_path / "driver", "-DOLD_DRIVER")

@@ -1,4 +1,4 @@
-"""An engine at its smallest: it starts the orders of its argv and says every event on its stdout, until it is killed."""
+"""A minimal engine: starts the runs of its argv and prints every event on stdout, until it is killed."""
 
 from __future__ import annotations
 

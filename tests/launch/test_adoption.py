@@ -62,7 +62,7 @@ def left_folder(stand: Stand, **process: Any) -> Path:
 
 def test_a_run_whose_engine_was_killed_ends_with_its_own_exit_code(stand: Stand) -> None:
     go = stand.folder / "go"
-    stand.engine(stand.order(stand.python(GATED, go, 7))).kill()
+    stand.engine(stand.spec(stand.python(GATED, go, 7))).kill()
     executor = stand.executor()
     assert executor.adopt("r1", stand.folder / "r1")
     stand.nothing_more(executor)
@@ -72,9 +72,9 @@ def test_a_run_whose_engine_was_killed_ends_with_its_own_exit_code(stand: Stand)
     stand.nothing_more(executor)
 
 
-def test_a_run_that_ended_after_its_engine_was_killed_is_told_at_once(stand: Stand) -> None:
+def test_a_run_that_ended_after_its_engine_was_killed_is_reported_at_once(stand: Stand) -> None:
     go = stand.folder / "go"
-    stand.engine(stand.order(stand.python(GATED, go, 7))).kill()
+    stand.engine(stand.spec(stand.python(GATED, go, 7))).kill()
     go.touch()
     stand.file("exit.json")
     executor = stand.executor()
@@ -84,7 +84,7 @@ def test_a_run_that_ended_after_its_engine_was_killed_is_told_at_once(stand: Sta
 
 def test_all_runs_of_a_killed_engine_are_adopted(stand: Stand) -> None:
     go, ids = stand.folder / "go", [f"r{i}" for i in range(4)]
-    stand.engine(*(stand.order(stand.python(GATED, go, i), run_id) for i, run_id in enumerate(ids))).kill()
+    stand.engine(*(stand.spec(stand.python(GATED, go, i), run_id) for i, run_id in enumerate(ids))).kill()
     executor = stand.executor()
     assert all(executor.adopt(run_id, stand.folder / run_id) for run_id in ids)
     go.touch()
@@ -95,18 +95,18 @@ def test_all_runs_of_a_killed_engine_are_adopted(stand: Stand) -> None:
 
 def test_adopting_twice_is_adopting_once(stand: Stand) -> None:
     go = stand.folder / "go"
-    stand.engine(stand.order(stand.python(GATED, go, 7))).kill()
+    stand.engine(stand.spec(stand.python(GATED, go, 7))).kill()
     executor = stand.executor()
     for _ in range(2):
         assert executor.adopt("r1", stand.folder / "r1")
-    executor.start(stand.order(stand.python(GATED, go, 7)))
+    executor.start(stand.spec(stand.python(GATED, go, 7)))
     go.touch()
     assert [type(e) for e in stand.events(executor, lambda events: len(events) > 0)] == [Ended]
     stand.nothing_more(executor)
 
 
 def test_a_stopped_adopted_run_goes_with_its_whole_group(stand: Stand) -> None:
-    stand.engine(stand.order(stand.python(FAMILY, stand.folder / "pids", "meek"), grace=60)).kill()
+    stand.engine(stand.spec(stand.python(FAMILY, stand.folder / "pids", "meek"), grace=60)).kill()
     pids = stand.pids("pids", 2)
     executor = stand.executor()
     executor.adopt("r1", stand.folder / "r1")
@@ -120,7 +120,7 @@ def test_a_stopped_adopted_run_goes_with_its_whole_group(stand: Stand) -> None:
 @pytest.mark.parametrize("supervisor_lives", [True, False])
 def test_a_stopped_adopted_run_that_does_not_go_is_killed(stand: Stand, supervisor_lives: bool) -> None:
     engine = stand.engine(
-        stand.order(stand.python(FAMILY, stand.folder / "pids", "stubborn"), grace=60, cleanup_timeout=60)
+        stand.spec(stand.python(FAMILY, stand.folder / "pids", "stubborn"), grace=60, cleanup_timeout=60)
     )
     pids = stand.pids("pids", 2)
     stand.file("process.json")
@@ -135,12 +135,12 @@ def test_a_stopped_adopted_run_that_does_not_go_is_killed(stand: Stand, supervis
 
 
 @pytest.mark.parametrize("end", ["itself", "stop"])
-def test_an_order_behind_an_adopted_run_waits_for_its_end(stand: Stand, end: str) -> None:
+def test_a_start_after_an_adopted_run_waits_for_its_end(stand: Stand, end: str) -> None:
     go = stand.folder / "go"
-    stand.engine(stand.order(stand.python(GATED, go, 7))).kill()
+    stand.engine(stand.spec(stand.python(GATED, go, 7))).kill()
     executor = stand.executor()
     executor.adopt("r1", stand.folder / "r1")
-    executor.start(stand.order(["/bin/true"], "r2"), after="r1")
+    executor.start(stand.spec(["/bin/true"], "r2"), after="r1")
     assert not (stand.folder / "r2/train.log").exists()
     if end == "itself":
         go.touch()
@@ -153,11 +153,11 @@ def test_an_order_behind_an_adopted_run_waits_for_its_end(stand: Stand, end: str
 
 
 @pytest.mark.parametrize("how", ["time", "cancel", "stop"])
-def test_an_order_behind_an_adopted_run_is_given_back(stand: Stand, how: str) -> None:
-    stand.engine(stand.order(["/bin/sleep", "600"])).kill()
+def test_a_start_after_an_adopted_run_is_rejected(stand: Stand, how: str) -> None:
+    stand.engine(stand.spec(["/bin/sleep", "600"])).kill()
     executor = stand.executor()
     executor.adopt("r1", stand.folder / "r1")
-    executor.start(stand.order(["/bin/true"], "r2"), after="r1")
+    executor.start(stand.spec(["/bin/true"], "r2"), after="r1")
     if how == "cancel":
         executor.cancel("r2")
     elif how == "stop":
@@ -172,7 +172,7 @@ def test_an_order_behind_an_adopted_run_is_given_back(stand: Stand, how: str) ->
 
 def test_a_run_without_engine_and_supervisor_is_waited_for_and_then_lost(stand: Stand) -> None:
     go = stand.folder / "go"
-    engine = stand.engine(stand.order(stand.python(GATED, go, 7)))
+    engine = stand.engine(stand.spec(stand.python(GATED, go, 7)))
     pid = engine.pids["r1"]
     stand.file("process.json")
     engine.kill()
@@ -190,8 +190,8 @@ def test_a_run_without_engine_and_supervisor_is_waited_for_and_then_lost(stand: 
     assert end.started < end.ended
 
 
-def test_a_run_that_was_lost_before_it_could_be_adopted_is_told(stand: Stand) -> None:
-    engine = stand.engine(stand.order(["/bin/sleep", "600"]))
+def test_a_run_that_was_lost_before_it_could_be_adopted_is_reported(stand: Stand) -> None:
+    engine = stand.engine(stand.spec(["/bin/sleep", "600"]))
     pid = engine.pids["r1"]
     stand.file("process.json")
     engine.kill()
@@ -204,7 +204,7 @@ def test_a_run_that_was_lost_before_it_could_be_adopted_is_told(stand: Stand) ->
 
 def test_what_a_run_without_a_supervisor_leaves_behind_is_ended(stand: Stand) -> None:
     engine = stand.engine(
-        stand.order(stand.python(FAMILY, stand.folder / "pids", "stubborn"), cleanup_timeout=0.1, grace=0.1)
+        stand.spec(stand.python(FAMILY, stand.folder / "pids", "stubborn"), cleanup_timeout=0.1, grace=0.1)
     )
     pid = engine.pids["r1"]
     pids = stand.pids("pids", 2)
@@ -220,7 +220,7 @@ def test_what_a_run_without_a_supervisor_leaves_behind_is_ended(stand: Stand) ->
 
 
 def test_a_time_limit_holds_for_an_adopted_run_without_a_supervisor(stand: Stand) -> None:
-    engine = stand.engine(stand.order(["/bin/sleep", "600"], timeout=600.0))
+    engine = stand.engine(stand.spec(["/bin/sleep", "600"], timeout=600.0))
     pid = engine.pids["r1"]
     written = stand.file("process.json")
     engine.kill()
@@ -235,25 +235,25 @@ def test_a_time_limit_holds_for_an_adopted_run_without_a_supervisor(stand: Stand
     assert not stand.alive(pid)
 
 
-def test_an_engine_whose_supervisor_is_killed_goes_on_with_its_runs(stand: Stand) -> None:
+def test_an_engine_whose_supervisor_is_killed_continues_with_its_runs(stand: Stand) -> None:
     executor, go = stand.executor(), stand.folder / "go"
-    executor.start(stand.order(stand.python(GATED, go, 7)))
+    executor.start(stand.spec(stand.python(GATED, go, 7)))
     pid = stand.started(executor)
     stand.kill(stand.supervisor_of(pid))
     stand.nothing_more(executor)
-    executor.start(stand.order(["/bin/true"], "r2"))
+    executor.start(stand.spec(["/bin/true"], "r2"))
     assert stand.end(executor, "r2").ok
     assert stand.alive(pid)
     go.touch()
     assert stand.end(executor).reason == "lost"
 
 
-def test_an_order_to_a_supervisor_that_was_just_killed_goes_to_the_next_one(stand: Stand) -> None:
+def test_a_start_sent_to_a_supervisor_that_was_just_killed_goes_to_the_next_one(stand: Stand) -> None:
     executor = stand.executor()
-    executor.start(stand.order(["/bin/sleep", "600"]))
+    executor.start(stand.spec(["/bin/sleep", "600"]))
     pid = stand.started(executor)
     stand.kill(stand.supervisor_of(pid))
-    executor.start(stand.order(["/bin/true"], "r2"))  # nothing told the executor yet
+    executor.start(stand.spec(["/bin/true"], "r2"))  # the executor does not know yet
     events = stand.events(executor, lambda events: any(isinstance(event, Ended) for event in events))
     assert not any(isinstance(event, Rejected) for event in events)
     assert [event.run_id for event in events if isinstance(event, Ended)] == ["r2"]
@@ -262,7 +262,7 @@ def test_an_order_to_a_supervisor_that_was_just_killed_goes_to_the_next_one(stan
 
 def test_a_stop_that_finds_the_supervisor_killed_still_ends_the_run(stand: Stand) -> None:
     executor = stand.executor()
-    executor.start(stand.order(["/bin/sleep", "600"]))
+    executor.start(stand.spec(["/bin/sleep", "600"]))
     pid = stand.started(executor)
     stand.kill(stand.supervisor_of(pid))
     executor.stop("r1", "stop", grace=60)
@@ -270,16 +270,16 @@ def test_a_stop_that_finds_the_supervisor_killed_still_ends_the_run(stand: Stand
     assert not stand.alive(pid)
 
 
-def test_an_order_that_a_killed_supervisor_never_read_is_given_back(stand: Stand) -> None:
+def test_a_start_that_a_killed_supervisor_never_read_is_rejected(stand: Stand) -> None:
     executor = stand.executor()
-    executor.start(stand.order(["/bin/sleep", "600"]))
+    executor.start(stand.spec(["/bin/sleep", "600"]))
     supervisor_pid = stand.supervisor_of(stand.started(executor))
     os.kill(supervisor_pid, signal.SIGSTOP)
-    executor.start(stand.order(["/bin/true"], "r2"))
+    executor.start(stand.spec(["/bin/true"], "r2"))
     stand.kill(supervisor_pid)
     (event,) = stand.events(executor, lambda events: len(events) > 0)
     assert isinstance(event, Rejected)
-    executor.start(stand.order(["/bin/true"], "r2"))
+    executor.start(stand.spec(["/bin/true"], "r2"))
     assert stand.end(executor, "r2").ok
 
 
@@ -289,14 +289,14 @@ def test_an_order_that_a_killed_supervisor_never_read_is_given_back(stand: Stand
 def start_and_kill_the_supervisor_at_once(stand: Stand) -> tuple[LocalExecutor, str, int]:
     """A run whose supervisor was killed before it could write down which process it is; what it did write is removed."""
     executor = stand.executor()
-    executor.start(stand.order(["/bin/true"], "first"))
+    executor.start(stand.spec(["/bin/true"], "first"))
     stand.end(executor, "first")
-    order = stand.order(stand.python(GATED, stand.folder / "go", 7))
-    executor.start(order)
+    spec = stand.spec(stand.python(GATED, stand.folder / "go", 7))
+    executor.start(spec)
     own = executor._supervisor.pid  # it carries the mark itself while it starts the process
-    (pid,) = stand.until(lambda: [pid for pid in find_by_mark(order.run_dir) if pid != own])
+    (pid,) = stand.until(lambda: [pid for pid in find_by_mark(spec.run_dir) if pid != own])
     stand.kill(stand.supervisor_of(pid))
-    for path in order.run_dir.glob("process.json*"):
+    for path in spec.run_dir.glob("process.json*"):
         path.unlink()
     return executor, "r1", pid
 
@@ -322,7 +322,7 @@ def test_a_run_of_which_nothing_was_written_down_can_be_stopped(stand: Stand) ->
     assert not stand.alive(pid)
 
 
-def test_a_run_that_ends_before_it_is_written_down_is_told(stand: Stand) -> None:
+def test_a_run_that_ends_before_its_process_file_is_written_is_reported(stand: Stand) -> None:
     run_dir = left_folder(stand)
     executor = stand.executor()
     temporary = run_dir / "exit.json.new"
@@ -372,7 +372,7 @@ def test_a_number_that_now_belongs_to_another_is_left_alone(
 
 def test_a_supervisor_with_the_number_of_an_earlier_one_is_not_waited_for(stand: Stand) -> None:
     executor = stand.executor()
-    executor.start(stand.order(["/bin/sleep", "600"]))
+    executor.start(stand.spec(["/bin/sleep", "600"]))
     new_supervisor = stand.supervisor_of(stand.started(executor))
     run_dir = left_folder(
         stand, pid=2**22, start=1, boot=supervisor.boot_id(), supervisor=new_supervisor, supervisor_start=1, started=1.0
@@ -386,13 +386,13 @@ def test_a_supervisor_with_the_number_of_an_earlier_one_is_not_waited_for(stand:
 
 def test_a_device_stays_locked_while_a_training_without_engine_and_supervisor_uses_it(stand: Stand) -> None:
     slot, go = Slot("gpu0", devices=("0",)), stand.folder / "go"
-    engine = stand.engine(stand.order(stand.python(GATED, go, 0), slot=slot))
+    engine = stand.engine(stand.spec(stand.python(GATED, go, 0), slot=slot))
     pid = engine.pids["r1"]
     supervisor_pid = stand.supervisor_of(pid)
     engine.kill()
     stand.kill(supervisor_pid)
     executor = stand.executor()
-    waiting = stand.order(["/bin/true"], "r2", slot=slot)
+    waiting = stand.spec(["/bin/true"], "r2", slot=slot)
     executor.start(waiting)
     assert stand.events(executor, lambda events: len(events) > 0) == [Rejected("r2", str(stand.folder / "r1"))]
     go.touch()
@@ -403,14 +403,14 @@ def test_a_device_stays_locked_while_a_training_without_engine_and_supervisor_us
 
 def test_however_many_devices_a_run_has_all_of_them_stay_locked(stand: Stand) -> None:
     devices = tuple(map(str, range(150)))
-    engine = stand.engine(stand.order(["/bin/sleep", "600"], slot=Slot("all", devices=devices)))
+    engine = stand.engine(stand.spec(["/bin/sleep", "600"], slot=Slot("all", devices=devices)))
     pid = engine.pids["r1"]
     supervisor_pid = stand.supervisor_of(pid)
     engine.kill()
     stand.kill(supervisor_pid)
     executor = stand.executor()
     for device in devices:
-        executor.start(stand.order(["/bin/true"], f"on-{device}", slot=Slot("one", devices=(device,))))
+        executor.start(stand.spec(["/bin/true"], f"on-{device}", slot=Slot("one", devices=(device,))))
     events = stand.events(executor, lambda events: len(events) == len(devices))
     assert {type(event) for event in events} == {Rejected}
 
@@ -418,7 +418,7 @@ def test_however_many_devices_a_run_has_all_of_them_stay_locked(stand: Stand) ->
 def test_a_lock_that_cannot_be_taken_gives_the_run_back(stand: Stand) -> None:
     executor, slot = stand.executor(), Slot("gpu0", devices=("0",))
     (stand.folder / "locks/gpu-0.0.lock").mkdir(parents=True)
-    executor.start(stand.order(["/bin/true"], slot=slot))
+    executor.start(stand.spec(["/bin/true"], slot=slot))
     (event,) = stand.events(executor, lambda events: len(events) > 0)
     assert isinstance(event, Rejected)
     assert "gpu-0.0.lock" in event.holder
@@ -427,12 +427,12 @@ def test_a_lock_that_cannot_be_taken_gives_the_run_back(stand: Stand) -> None:
 def test_a_run_is_adopted_by_its_record_folder(stand: Stand) -> None:
     record = stand.folder / "r1/record"
     record.mkdir(parents=True)
-    order = stand.order(["/bin/sleep", "600"], record_dir=record)
-    engine = stand.engine(order)
+    spec = stand.spec(["/bin/sleep", "600"], record_dir=record)
+    engine = stand.engine(spec)
     engine.kill()
     executor = stand.executor()
-    assert executor.adopt("r1", order.run_dir) is False
-    assert executor.adopt("r1", order.run_dir, record)
+    assert executor.adopt("r1", spec.run_dir) is False
+    assert executor.adopt("r1", spec.run_dir, record)
     executor.stop("r1", "stop", grace=60)
     assert stand.end(executor).reason == "stop"
     assert stand.file("record/exit.json")["signal"] == signal.SIGTERM
@@ -441,7 +441,7 @@ def test_a_run_is_adopted_by_its_record_folder(stand: Stand) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("text", ["[]", "{}", '{"pid": "x", "start": 1, "supervisor": 2, "boot": ""}', "torn"])
 def test_what_a_run_writes_over_its_own_record_does_not_hide_it(stand: Stand, text: str) -> None:
-    engine = stand.engine(stand.order(["/bin/sleep", "600"]))
+    engine = stand.engine(stand.spec(["/bin/sleep", "600"]))
     engine.kill()
     for name in ("process.json", "exit.json"):
         stand.until((stand.folder / "r1/process.json").exists)
@@ -453,7 +453,7 @@ def test_what_a_run_writes_over_its_own_record_does_not_hide_it(stand: Stand, te
 
 
 def test_an_end_is_not_believed_while_the_process_lives(stand: Stand) -> None:
-    engine = stand.engine(stand.order(["/bin/sleep", "600"]))
+    engine = stand.engine(stand.spec(["/bin/sleep", "600"]))
     engine.kill()
     stand.file("process.json")
     (stand.folder / "r1/exit.json").write_text('{"code": 0}')

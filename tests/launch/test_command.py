@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from looplab.config.paths import show
 from looplab.errors import LabError
-from looplab.launch.command import Rendering, build_argv, fill, find_program, render, render_environment
+from looplab.launch.command import Rendering, build_argv, fill_template, find_program, render, render_environment
 
 CONFIG: dict[str, Any] = {
     "train": {"learning_rate": 1e-5, "steps": 100, "anneal": True, "clip": False, "note": None},
@@ -35,18 +35,18 @@ def hydra(config: dict[str, Any], changed: dict[str, bool] | None = None, **how:
 
 
 def test_variables_are_filled_in_and_double_braces_stand_for_themselves() -> None:
-    assert fill("{run_dir}/x-{n}", {"run_dir": "/r", "n": "1"}, "here") == "/r/x-1"
-    assert fill("{{n}} {n}", {"n": "1"}, "here") == "{n} 1"
-    assert fill("{not a name} {", {}, "here") == "{not a name} {"
+    assert fill_template("{run_dir}/x-{n}", {"run_dir": "/r", "n": "1"}, "here") == "/r/x-1"
+    assert fill_template("{{n}} {n}", {"n": "1"}, "here") == "{n} 1"
+    assert fill_template("{not a name} {", {}, "here") == "{not a name} {"
 
 
 def test_what_was_filled_in_is_not_filled_again() -> None:
-    assert fill("{a}", {"a": "{b}", "b": "no"}, "here") == "{b}"
+    assert fill_template("{a}", {"a": "{b}", "b": "no"}, "here") == "{b}"
 
 
-def test_an_unknown_variable_is_told_with_those_that_are_known() -> None:
+def test_an_unknown_variable_is_reported_with_the_known_ones() -> None:
     with pytest.raises(LabError, match=r"launch\.env\.X: unknown variable \{dir\}.*\{config\}, \{run_dir\}"):
-        fill("{dir}", {"run_dir": "/r", "config": "c"}, "launch.env.X")
+        fill_template("{dir}", {"run_dir": "/r", "config": "c"}, "launch.env.X")
 
 
 def test_a_variable_never_becomes_two_arguments() -> None:
@@ -54,11 +54,11 @@ def test_a_variable_never_becomes_two_arguments() -> None:
 
 
 @pytest.mark.parametrize("place", ["{flags}", "{overrides}"])
-def test_the_rendered_config_stands_where_it_is_told_to(place: str) -> None:
+def test_the_rendered_config_replaces_its_placeholder(place: str) -> None:
     assert build_argv(["t", place, "--end"], {}, ["--a", "1"], ["--extra"]) == ["t", "--a", "1", "--end", "--extra"]
 
 
-def test_the_rendered_config_stands_at_the_end_otherwise() -> None:
+def test_the_rendered_config_goes_to_the_end_without_a_placeholder() -> None:
     assert build_argv(["t", "--first"], {}, ["--a", "1"], ["--extra"]) == ["t", "--first", "--a", "1", "--extra"]
 
 
@@ -115,7 +115,7 @@ def test_only_what_was_changed_may_be_rendered() -> None:
         ({"a": {"b": 1}, "a.b": 2}, {}, "--a.b"),
     ],
 )
-def test_keys_that_become_one_flag_are_refused(config: dict[str, Any], how: dict[str, Any], name: str) -> None:
+def test_keys_that_become_one_flag_are_rejected(config: dict[str, Any], how: dict[str, Any], name: str) -> None:
     with pytest.raises(LabError, match=f"same flag: {re.escape(name)} .*skip"):
         flags(config, **how)
 
@@ -187,7 +187,7 @@ def test_what_is_rendered_as_flags_is_read_back_by_argparse(
 # -- Hydra
 
 
-def test_hydra_is_told_what_was_changed_and_what_is_new() -> None:
+def test_hydra_overrides_mark_changed_and_new_keys() -> None:
     config = {"train": {"lr": 0.1, "steps": 5}, "new": {"x": True}, "layers": [1, 2]}
     assert hydra(config, {"train.lr": False, "new.x": True, "layers.0": False}) == [
         "train.lr=0.1", "+new.x=true", "layers=[1,2]",
@@ -229,7 +229,7 @@ def test_values_are_written_in_hydras_grammar(value: object, written: str) -> No
 
 
 @pytest.mark.parametrize("config", [{"a b": 1}, {"a=b": 1}, {"é": 1}, {"0": 1}, {"a.b": 1}, {"k": [{"null": 1}]}])
-def test_a_key_that_hydra_cannot_read_is_refused(config: dict[str, Any]) -> None:
+def test_a_key_that_hydra_cannot_read_is_rejected(config: dict[str, Any]) -> None:
     with pytest.raises(LabError, match="Hydra"):
         hydra(config)
 
@@ -250,7 +250,7 @@ def test_a_config_may_be_environment_variables() -> None:
     assert render(config, Rendering(as_="env")) == []
 
 
-def test_keys_that_become_one_variable_are_refused() -> None:
+def test_keys_that_become_one_variable_are_rejected() -> None:
     with pytest.raises(LabError, match="same variable: A__B"):
         render_environment({"a": {"b": 1}, "A": {"B": 2}}, Rendering(as_="env"))
 
@@ -288,7 +288,7 @@ def test_a_program_is_found_on_the_path_of_the_engine(monkeypatch: pytest.Monkey
     assert find_program("true", Path("/"), {}) in ("/usr/bin/true", "/bin/true")
 
 
-def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_program_is_reported(tmp_path: Path) -> None:
     (tmp_path / "plain").touch()
     (tmp_path / "folder").mkdir()
     for name, why in [("./plain", "not executable"), ("./folder", "a folder"), ("./none", "does not exist")]:
@@ -344,13 +344,13 @@ COMMAND = ["puffer", "train", "{config.env_name}", "{flags}", "--out={config.tra
 def test_a_command_may_name_values_of_the_config() -> None:
     config = {**CONFIG, "env_name": "puffer_drone"}
     assert build_argv(COMMAND, {}, ["--a"], config=config) == ["puffer", "train", "puffer_drone", "--a", "--out=100"]
-    assert fill("{config.train.anneal} {config.layers} {config.layers.0} {config}", {"config": "/c"}, "x", config) == (
-        "True [64, 32] 64 /c"
-    )
+    assert fill_template(
+        "{config.train.anneal} {config.layers} {config.layers.0} {config}", {"config": "/c"}, "x", config
+    ) == ("True [64, 32] 64 /c")
 
 
-def test_a_key_that_the_config_lacks_is_told_with_those_that_are_like_it() -> None:
+def test_a_missing_config_key_is_reported_with_similar_ones() -> None:
     with pytest.raises(LabError, match=r"launch\.command: \{config\.train\.step\}.*not in the config.*train\.steps"):
-        fill("{config.train.step}", {}, "launch.command", CONFIG)
-    with pytest.raises(LabError, match="is not one value"):
-        fill("{config.train}", {}, "launch.command", CONFIG)
+        fill_template("{config.train.step}", {}, "launch.command", CONFIG)
+    with pytest.raises(LabError, match="is not a single value"):
+        fill_template("{config.train}", {}, "launch.command", CONFIG)

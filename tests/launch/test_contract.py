@@ -37,9 +37,9 @@ time.sleep(600)
 # -- starting and ending
 
 
-def test_a_run_is_told_to_have_started_and_then_to_have_ended(any_stand: Stand) -> None:
+def test_a_run_is_reported_as_started_and_then_as_ended(any_stand: Stand) -> None:
     executor, go = any_stand.executor(), any_stand.folder / "go"
-    executor.start(any_stand.order(any_stand.python(GATED, any_stand.folder / "trace", go, 0)))
+    executor.start(any_stand.spec(any_stand.python(GATED, any_stand.folder / "trace", go, 0)))
     pid = any_stand.started(executor)
     assert any_stand.alive(pid)
     any_stand.nothing_more(executor)
@@ -51,9 +51,9 @@ def test_a_run_is_told_to_have_started_and_then_to_have_ended(any_stand: Stand) 
     any_stand.nothing_more(executor)
 
 
-def test_a_run_of_a_moment_is_told_to_have_ended(any_stand: Stand) -> None:
+def test_a_very_short_run_is_reported_as_ended(any_stand: Stand) -> None:
     executor = any_stand.executor()
-    executor.start(any_stand.order(["/bin/true"]))
+    executor.start(any_stand.spec(["/bin/true"]))
     assert any_stand.end(executor).ok
     any_stand.nothing_more(executor)
 
@@ -61,7 +61,7 @@ def test_a_run_of_a_moment_is_told_to_have_ended(any_stand: Stand) -> None:
 def test_a_run_may_have_any_name(any_stand: Stand) -> None:
     executor = any_stand.executor()
     name = 'it\'s "r1" \\ ä'
-    executor.start(any_stand.order(["/bin/true"], name))
+    executor.start(any_stand.spec(["/bin/true"], name))
     assert any_stand.end(executor, name).ok
 
 
@@ -79,13 +79,13 @@ def test_an_exit_code_is_passed_on(any_stand: Stand) -> None:
     assert str(end) == "exit code 7"
 
 
-def test_a_death_by_signal_is_told_as_such(any_stand: Stand) -> None:
+def test_a_death_by_signal_is_reported_as_such(any_stand: Stand) -> None:
     end = any_stand.run(any_stand.python("import os; os.kill(os.getpid(), 11)"))
     assert (end.code, end.signal, end.reason, end.ok) == (None, signal.SIGSEGV, None, False)
     assert str(end) == "signal 11"
 
 
-def test_the_end_stands_in_the_folder(any_stand: Stand) -> None:
+def test_the_exit_is_recorded_in_the_folder(any_stand: Stand) -> None:
     end = any_stand.run(any_stand.python("raise SystemExit(3)"))
     assert Exit.from_dict(any_stand.file("exit.json")) == end
 
@@ -94,7 +94,7 @@ def test_many_runs_at_a_time_each_get_their_own_end(any_stand: Stand) -> None:
     executor = any_stand.executor()
     codes = {f"r{i}": i for i in range(12)}
     for run_id, code in codes.items():
-        executor.start(any_stand.order(any_stand.python(f"raise SystemExit({code})"), run_id))
+        executor.start(any_stand.spec(any_stand.python(f"raise SystemExit({code})"), run_id))
     ends = any_stand.ends(executor, *codes)
     assert {run_id: end.code for run_id, end in ends.items()} == codes
 
@@ -109,7 +109,7 @@ def test_what_cannot_be_run_is_not_started(any_stand: Stand, content: str | None
         program.write_text(content)
         program.chmod(0o755)
     executor = any_stand.executor()
-    executor.start(any_stand.order([str(program)]))
+    executor.start(any_stand.spec([str(program)]))
     events = any_stand.events(executor, lambda events: len(events) > 0)
     assert [type(event) for event in events] == [Ended]
     end = events[0].exit
@@ -118,7 +118,7 @@ def test_what_cannot_be_run_is_not_started(any_stand: Stand, content: str | None
     assert any_stand.file("exit.json")["reason"] == "not started"
 
 
-def test_a_working_folder_that_is_missing_is_told(any_stand: Stand) -> None:
+def test_a_missing_working_folder_is_reported(any_stand: Stand) -> None:
     missing = any_stand.folder / "missing"
     end = any_stand.run(["/bin/true"], cwd=missing)
     assert end.reason == "not started"
@@ -126,24 +126,24 @@ def test_a_working_folder_that_is_missing_is_told(any_stand: Stand) -> None:
 
 
 @pytest.mark.parametrize("more", [{"argv": ["/bin/echo", "a\0b"]}, {"env": {"A=B": "1"}}, {"env": {"A": "b\0c"}}])
-def test_what_no_program_can_be_given_is_told(any_stand: Stand, more: dict[str, Any]) -> None:
+def test_arguments_that_no_program_can_get_are_reported(any_stand: Stand, more: dict[str, Any]) -> None:
     executor = any_stand.executor()
-    executor.start(any_stand.order(more.pop("argv", ["/bin/true"]), **more))
+    executor.start(any_stand.spec(more.pop("argv", ["/bin/true"]), **more))
     assert any_stand.end(executor).reason == "not started"
-    executor.start(any_stand.order(["/bin/true"], "r2"))
+    executor.start(any_stand.spec(["/bin/true"], "r2"))
     assert any_stand.end(executor, "r2").ok
 
 
-def test_cores_that_do_not_exist_are_told(any_stand: Stand) -> None:
+def test_cores_that_do_not_exist_are_reported(any_stand: Stand) -> None:
     assert any_stand.run(["/bin/true"], slot=Slot("cpu0", cores=(100_000,))).reason == "not started"
 
 
 def test_what_could_not_be_started_is_not_started_later_either(any_stand: Stand) -> None:
     executor, missing, trace = any_stand.executor(), any_stand.folder / "missing", any_stand.folder / "trace"
-    executor.start(any_stand.order(any_stand.python(ONCE, trace, 0), cwd=missing))
+    executor.start(any_stand.spec(any_stand.python(ONCE, trace, 0), cwd=missing))
     assert any_stand.end(executor).reason == "not started"
     missing.mkdir()
-    executor.start(any_stand.order(any_stand.python(ONCE, trace, 0), cwd=missing))
+    executor.start(any_stand.spec(any_stand.python(ONCE, trace, 0), cwd=missing))
     assert any_stand.end(executor).reason == "not started"
     assert not trace.exists()
 
@@ -153,11 +153,11 @@ def test_what_could_not_be_started_is_not_started_later_either(any_stand: Stand)
 
 def test_a_run_that_is_asked_for_twice_is_started_and_ended_once(any_stand: Stand) -> None:
     executor, trace, go = any_stand.executor(), any_stand.folder / "trace", any_stand.folder / "go"
-    order = any_stand.order(any_stand.python(GATED, trace, go, 4))
-    executor.start(order)
-    executor.start(order)
+    spec = any_stand.spec(any_stand.python(GATED, trace, go, 4))
+    executor.start(spec)
+    executor.start(spec)
     any_stand.started(executor)
-    executor.start(order)
+    executor.start(spec)
     go.touch()
     assert [type(event) for event in any_stand.events(executor, lambda events: len(events) > 0)] == [Ended]
     any_stand.nothing_more(executor)
@@ -166,21 +166,21 @@ def test_a_run_that_is_asked_for_twice_is_started_and_ended_once(any_stand: Stan
 
 def test_a_run_that_is_over_is_not_started_again(any_stand: Stand) -> None:
     executor, trace = any_stand.executor(), any_stand.folder / "trace"
-    order = any_stand.order(any_stand.python(ONCE, trace, 4))
-    executor.start(order)
+    spec = any_stand.spec(any_stand.python(ONCE, trace, 4))
+    executor.start(spec)
     first = any_stand.end(executor)
-    executor.start(order)
+    executor.start(spec)
     assert any_stand.end(executor) == first
     assert trace.read_text() == "started\n"
 
 
-def test_of_several_executors_only_one_starts_a_folder_and_all_are_told_its_end(any_stand: Stand) -> None:
+def test_only_one_of_several_executors_starts_a_folder_and_all_report_its_end(any_stand: Stand) -> None:
     executors = [any_stand.executor() for _ in range(3)]
     ids = [f"r{i}" for i in range(5)]
-    orders = [any_stand.order(any_stand.python(ONCE, any_stand.folder / f"{i}.trace", 4), i) for i in ids]
-    for order in orders:
+    specs = [any_stand.spec(any_stand.python(ONCE, any_stand.folder / f"{i}.trace", 4), i) for i in ids]
+    for spec in specs:
         for executor in executors:
-            executor.start(order)
+            executor.start(spec)
     for executor in executors:
         assert {end.code for end in any_stand.ends(executor, *ids).values()} == {4}
     assert [(any_stand.folder / f"{i}.trace").read_text() for i in ids] == ["started\n"] * 5
@@ -188,11 +188,11 @@ def test_of_several_executors_only_one_starts_a_folder_and_all_are_told_its_end(
 
 def test_an_executor_does_not_start_what_a_closed_one_has_seen_to_its_end(any_stand: Stand) -> None:
     first, second, trace = any_stand.executor(), any_stand.executor(), any_stand.folder / "trace"
-    order = any_stand.order(any_stand.python(ONCE, trace, 4))
-    first.start(order)
+    spec = any_stand.spec(any_stand.python(ONCE, trace, 4))
+    first.start(spec)
     any_stand.end(first)
     first.close()
-    second.start(order)
+    second.start(spec)
     assert any_stand.end(second).code == 4
     assert trace.read_text() == "started\n"
 
@@ -200,11 +200,11 @@ def test_an_executor_does_not_start_what_a_closed_one_has_seen_to_its_end(any_st
 def test_an_executor_does_not_start_what_a_closed_one_left_running(any_stand: Stand) -> None:
     first, second = any_stand.executor(), any_stand.executor()
     trace, go = any_stand.folder / "trace", any_stand.folder / "go"
-    order = any_stand.order(any_stand.python(GATED, trace, go, 4))
-    first.start(order)
+    spec = any_stand.spec(any_stand.python(GATED, trace, go, 4))
+    first.start(spec)
     any_stand.started(first)
     first.close()
-    second.start(order)
+    second.start(spec)
     any_stand.until(trace.exists)
     any_stand.nothing_more(second)
     go.touch()
@@ -212,11 +212,11 @@ def test_an_executor_does_not_start_what_a_closed_one_left_running(any_stand: St
     assert trace.read_text() == "started\n"
 
 
-def test_an_order_that_fails_does_not_touch_a_run_that_lives(any_stand: Stand) -> None:
+def test_a_failing_start_does_not_touch_a_live_run(any_stand: Stand) -> None:
     first, second = any_stand.executor(), any_stand.executor()
-    first.start(any_stand.order(["/bin/sleep", "600"]))
+    first.start(any_stand.spec(["/bin/sleep", "600"]))
     pid = any_stand.started(first)
-    second.start(any_stand.order(["/bin/sleep", "600"], cwd=any_stand.folder / "missing"))
+    second.start(any_stand.spec(["/bin/sleep", "600"], cwd=any_stand.folder / "missing"))
     any_stand.nothing_more(second)
     assert any_stand.alive(pid)
     assert not (any_stand.folder / "r1/exit.json").exists()
@@ -228,11 +228,11 @@ def test_an_order_that_fails_does_not_touch_a_run_that_lives(any_stand: Stand) -
 # -- one after the other
 
 
-def test_an_order_behind_another_is_carried_out_when_that_is_over(any_stand: Stand) -> None:
+def test_a_start_after_another_run_happens_when_that_run_is_over(any_stand: Stand) -> None:
     executor, go = any_stand.executor(), any_stand.folder / "go"
-    executor.start(any_stand.order(any_stand.python(GATED, any_stand.folder / "first", go, 0)))
+    executor.start(any_stand.spec(any_stand.python(GATED, any_stand.folder / "first", go, 0)))
     any_stand.until((any_stand.folder / "first").exists)
-    executor.start(any_stand.order(any_stand.python(ONCE, any_stand.folder / "second", 0), "r2"), after="r1")
+    executor.start(any_stand.spec(any_stand.python(ONCE, any_stand.folder / "second", 0), "r2"), after="r1")
     go.touch()
     events = any_stand.events(
         executor, lambda events: {e.run_id for e in events if not isinstance(e, Started)} == {"r1", "r2"}
@@ -245,30 +245,30 @@ def test_an_order_behind_another_is_carried_out_when_that_is_over(any_stand: Sta
         assert (any_stand.folder / "second").exists()
 
 
-def test_an_order_behind_a_run_that_is_over_or_unknown_is_carried_out_at_once(any_stand: Stand) -> None:
+def test_a_start_after_a_finished_or_unknown_run_happens_at_once(any_stand: Stand) -> None:
     executor = any_stand.executor()
-    executor.start(any_stand.order(["/bin/true"]))
+    executor.start(any_stand.spec(["/bin/true"]))
     any_stand.end(executor)
     for i, before in enumerate(["r1", "nobody"]):
-        executor.start(any_stand.order(["/bin/true"], f"after-{i}"), after=before)
+        executor.start(any_stand.spec(["/bin/true"], f"after-{i}"), after=before)
         assert any_stand.end(executor, f"after-{i}").ok
 
 
-def test_every_order_behind_a_run_is_answered(any_stand: Stand) -> None:
+def test_every_start_after_a_run_is_answered(any_stand: Stand) -> None:
     executor, ids = any_stand.executor(), ["a", "b", "c"]
-    executor.start(any_stand.order(["/bin/sleep", "600"]))
+    executor.start(any_stand.spec(["/bin/sleep", "600"]))
     any_stand.started(executor)
     for run_id in ids:
-        executor.start(any_stand.order(["/bin/true"], run_id), after="r1")
+        executor.start(any_stand.spec(["/bin/true"], run_id), after="r1")
     executor.stop("r1", "stop", grace=60)
     any_stand.events(executor, lambda events: {e.run_id for e in events if not isinstance(e, Started)} == {"r1", *ids})
 
 
-def test_an_order_that_waited_too_long_is_given_back(any_stand: Stand) -> None:
+def test_a_start_that_is_pending_too_long_is_rejected(any_stand: Stand) -> None:
     executor = any_stand.executor()
-    executor.start(any_stand.order(["/bin/sleep", "600"]))
+    executor.start(any_stand.spec(["/bin/sleep", "600"]))
     any_stand.started(executor)
-    waiting = any_stand.order(["/bin/true"], "r2")
+    waiting = any_stand.spec(["/bin/true"], "r2")
     executor.start(waiting, after="r1")
     (event,) = any_stand.events(executor, lambda events: len(events) > 0)
     assert event == Rejected("r2", None)
@@ -279,11 +279,11 @@ def test_an_order_that_waited_too_long_is_given_back(any_stand: Stand) -> None:
 
 
 @pytest.mark.parametrize("how", ["cancel", "stop"])
-def test_an_order_that_still_waits_can_be_taken_back(any_stand: Stand, how: str) -> None:
+def test_a_pending_start_can_be_cancelled(any_stand: Stand, how: str) -> None:
     executor = any_stand.executor()
-    executor.start(any_stand.order(["/bin/sleep", "600"]))
+    executor.start(any_stand.spec(["/bin/sleep", "600"]))
     any_stand.started(executor)
-    waiting = any_stand.order(["/bin/true"], "r2")
+    waiting = any_stand.spec(["/bin/true"], "r2")
     executor.start(waiting, after="r1")
     executor.cancel("r2") if how == "cancel" else executor.stop("r2", "stop", 0)
     (event,) = any_stand.events(executor, lambda events: len(events) > 0)
@@ -296,7 +296,7 @@ def test_an_order_that_still_waits_can_be_taken_back(any_stand: Stand, how: str)
 
 def test_what_has_started_cannot_be_taken_back(any_stand: Stand) -> None:
     executor = any_stand.executor()
-    executor.start(any_stand.order(["/bin/sleep", "600"]))
+    executor.start(any_stand.spec(["/bin/sleep", "600"]))
     pid = any_stand.started(executor)
     executor.cancel("r1")
     executor.cancel("nobody")
@@ -304,11 +304,11 @@ def test_what_has_started_cannot_be_taken_back(any_stand: Stand) -> None:
     assert any_stand.alive(pid)
 
 
-def test_an_order_that_still_waits_is_not_carried_out_without_its_executor(any_stand: Stand) -> None:
+def test_a_pending_start_is_dropped_without_its_executor(any_stand: Stand) -> None:
     executor, trace = any_stand.executor(), any_stand.folder / "trace"
-    executor.start(any_stand.order(["/bin/sleep", "600"]))
+    executor.start(any_stand.spec(["/bin/sleep", "600"]))
     any_stand.started(executor)
-    executor.start(any_stand.order(any_stand.python(ONCE, trace, 0), "r2"), after="r1")
+    executor.start(any_stand.spec(any_stand.python(ONCE, trace, 0), "r2"), after="r1")
     executor.stop("r1", "stop", grace=60)
     executor.close()
     assert any_stand.file("exit.json")["reason"] == "stop"
@@ -325,7 +325,7 @@ def test_an_order_that_still_waits_is_not_carried_out_without_its_executor(any_s
 def test_a_stopped_run_is_asked_to_go(any_stand: Stand) -> None:
     executor = any_stand.executor()
     code = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(5)); print('ready', flush=True); time.sleep(600)"
-    executor.start(any_stand.order(any_stand.python(code)))
+    executor.start(any_stand.spec(any_stand.python(code)))
     any_stand.started(executor)
     any_stand.until(lambda: "ready" in any_stand.log())
     executor.stop("r1", "stop", grace=60)
@@ -337,7 +337,7 @@ def test_a_stopped_run_is_asked_to_go(any_stand: Stand) -> None:
 
 def test_a_run_that_does_not_go_is_killed_with_all_its_processes(any_stand: Stand) -> None:
     executor = any_stand.executor()
-    executor.start(any_stand.order(any_stand.python(STUBBORN_FAMILY, any_stand.folder / "pids"), grace=60))
+    executor.start(any_stand.spec(any_stand.python(STUBBORN_FAMILY, any_stand.folder / "pids"), grace=60))
     pids = any_stand.pids("pids", 2)
     executor.stop("r1", "stall", grace=0.2)
     end = any_stand.end(executor)
@@ -347,7 +347,7 @@ def test_a_run_that_does_not_go_is_killed_with_all_its_processes(any_stand: Stan
 
 def test_a_second_stop_with_less_patience_counts(any_stand: Stand) -> None:
     executor = any_stand.executor()
-    executor.start(any_stand.order(any_stand.python(STUBBORN_FAMILY, any_stand.folder / "pids")))
+    executor.start(any_stand.spec(any_stand.python(STUBBORN_FAMILY, any_stand.folder / "pids")))
     any_stand.pids("pids", 2)
     executor.stop("r1", "stop", grace=3600)
     executor.stop("r1", "again", grace=0)
@@ -357,7 +357,7 @@ def test_a_second_stop_with_less_patience_counts(any_stand: Stand) -> None:
 
 def test_a_stop_right_after_the_start_is_not_lost(any_stand: Stand) -> None:
     executor = any_stand.executor()
-    executor.start(any_stand.order(["/bin/sleep", "600"]))
+    executor.start(any_stand.spec(["/bin/sleep", "600"]))
     executor.stop("r1", "stop", grace=60)
     assert any_stand.end(executor).reason == "stop"
 
@@ -365,7 +365,7 @@ def test_a_stop_right_after_the_start_is_not_lost(any_stand: Stand) -> None:
 def test_only_the_stopped_run_ends(any_stand: Stand) -> None:
     executor = any_stand.executor()
     for run_id in ("r1", "r2"):
-        executor.start(any_stand.order(["/bin/sleep", "600"], run_id))
+        executor.start(any_stand.spec(["/bin/sleep", "600"], run_id))
     executor.stop("r2", "stop", grace=60)
     assert set(any_stand.ends(executor, "r2")) == {"r2"}
     assert any_stand.alive(any_stand.file("process.json", "r1")["pid"])
@@ -375,7 +375,7 @@ def test_only_the_stopped_run_ends(any_stand: Stand) -> None:
 def test_stopping_what_is_over_or_unknown_does_nothing(any_stand: Stand) -> None:
     executor = any_stand.executor()
     executor.stop("nobody", "stop", grace=0)
-    executor.start(any_stand.order(["/bin/true"]))
+    executor.start(any_stand.spec(["/bin/true"]))
     any_stand.end(executor)
     executor.stop("r1", "stop", grace=0)
     any_stand.nothing_more(executor)
@@ -383,7 +383,7 @@ def test_stopping_what_is_over_or_unknown_does_nothing(any_stand: Stand) -> None
 
 def test_a_run_that_ended_by_itself_keeps_its_own_reason(any_stand: Stand) -> None:
     executor = any_stand.executor()
-    executor.start(any_stand.order(["/bin/true"]))
+    executor.start(any_stand.spec(["/bin/true"]))
     any_stand.file("exit.json")
     executor.stop("r1", "stop", grace=0)
     assert any_stand.end(executor).ok
@@ -403,7 +403,7 @@ def test_a_run_within_its_time_is_left_alone(any_stand: Stand) -> None:
 
 def test_a_time_limit_holds_when_the_executor_is_gone(any_stand: Stand) -> None:
     executor = any_stand.executor()
-    executor.start(any_stand.order(["/bin/sleep", "600"], timeout=0.2))
+    executor.start(any_stand.spec(["/bin/sleep", "600"], timeout=0.2))
     executor.close()
     end = any_stand.file("exit.json")
     assert (end["reason"], end["signal"]) == ("timeout", signal.SIGTERM)
@@ -412,7 +412,7 @@ def test_a_time_limit_holds_when_the_executor_is_gone(any_stand: Stand) -> None:
 # -- what a training finds
 
 
-def test_output_and_errors_stand_in_the_log_in_their_order(any_stand: Stand) -> None:
+def test_output_and_errors_appear_in_the_log_in_order(any_stand: Stand) -> None:
     code = "import os; [os.write(fd, text) for fd, text in [(1, b'one\\n'), (2, b'two\\n'), (1, b'three\\n')]]"
     any_stand.run(any_stand.python(code))
     assert any_stand.log() == "one\ntwo\nthree\n"
@@ -424,23 +424,23 @@ def test_the_arguments_arrive_as_they_are(any_stand: Stand) -> None:
     assert json.loads(any_stand.log()) == arguments
 
 
-def test_the_working_folder_is_the_one_ordered(any_stand: Stand) -> None:
+def test_the_working_folder_is_the_requested_one(any_stand: Stand) -> None:
     executor = any_stand.executor()
     for name in ("a", "b"):
         (any_stand.folder / name).mkdir()
-        executor.start(any_stand.order(["/bin/pwd"], f"in-{name}", cwd=any_stand.folder / name))
+        executor.start(any_stand.spec(["/bin/pwd"], f"in-{name}", cwd=any_stand.folder / name))
     any_stand.ends(executor, "in-a", "in-b")
     assert [any_stand.log(f"in-{name}").strip() for name in ("a", "b")] == [
         f"{any_stand.folder}/{n}" for n in ("a", "b")
     ]
 
 
-def test_a_working_folder_that_was_made_anew_is_the_new_one(any_stand: Stand) -> None:
+def test_a_recreated_working_folder_is_the_new_one(any_stand: Stand) -> None:
     executor, cwd = any_stand.executor(), any_stand.folder / "work"
     for run_id in ("r1", "r2"):
         cwd.mkdir()
         (cwd / "here").write_text(run_id)
-        executor.start(any_stand.order(["/bin/cat", "here"], run_id, cwd=cwd))
+        executor.start(any_stand.spec(["/bin/cat", "here"], run_id, cwd=cwd))
         assert any_stand.end(executor, run_id).ok
         (cwd / "here").unlink()
         cwd.rmdir()
@@ -466,7 +466,7 @@ def test_the_cores_are_those_of_the_slot(any_stand: Stand) -> None:
     executor = any_stand.executor()
     show = any_stand.python("import os; print(sorted(os.sched_getaffinity(0)))")
     for run_id, pinned in (("r1", (cores[-1],)), ("r2", ())):
-        executor.start(any_stand.order(show, run_id, slot=Slot("cpu0", cores=pinned)))
+        executor.start(any_stand.spec(show, run_id, slot=Slot("cpu0", cores=pinned)))
     any_stand.ends(executor, "r1", "r2")
     assert json.loads(any_stand.log("r1")) == cores[-1:]
     assert json.loads(any_stand.log("r2")) == cores
@@ -512,13 +512,13 @@ def test_no_signal_is_ignored_or_blocked_in_a_run(any_stand: Stand) -> None:
 
 def test_a_folder_that_was_never_started_is_not_adopted(any_stand: Stand) -> None:
     executor = any_stand.executor()
-    order = any_stand.order(["/bin/true"])
-    assert not executor.adopt("r1", order.run_dir)
+    spec = any_stand.spec(["/bin/true"])
+    assert not executor.adopt("r1", spec.run_dir)
     assert not executor.adopt("r2", Path("/nonexistent"))
     any_stand.nothing_more(executor)
 
 
-def test_what_ended_meanwhile_is_told_at_once(any_stand: Stand) -> None:
+def test_a_run_that_ended_meanwhile_is_reported_at_once(any_stand: Stand) -> None:
     before = any_stand.run(any_stand.python("raise SystemExit(7)"))
     executor = any_stand.executor()
     assert executor.adopt("r1", any_stand.folder / "r1")
@@ -528,7 +528,7 @@ def test_what_ended_meanwhile_is_told_at_once(any_stand: Stand) -> None:
 
 def test_what_still_runs_is_taken_over_by_the_next_executor(any_stand: Stand) -> None:
     first, second, go = any_stand.executor(), any_stand.executor(), any_stand.folder / "go"
-    first.start(any_stand.order(any_stand.python(GATED, any_stand.folder / "trace", go, 7)))
+    first.start(any_stand.spec(any_stand.python(GATED, any_stand.folder / "trace", go, 7)))
     any_stand.started(first)
     first.close()
     assert second.adopt("r1", any_stand.folder / "r1")
@@ -545,9 +545,9 @@ def test_what_still_runs_is_taken_over_by_the_next_executor(any_stand: Stand) ->
 def test_a_device_is_given_to_one_run_at_a_time_on_the_whole_machine(any_stand: Stand) -> None:
     first, second = any_stand.executor(), any_stand.executor()
     slot = Slot("gpu0", devices=("0",))
-    first.start(any_stand.order(["/bin/sleep", "600"], "r1", slot=slot))
+    first.start(any_stand.spec(["/bin/sleep", "600"], "r1", slot=slot))
     any_stand.started(first)
-    waiting = any_stand.order(["/bin/true"], "r2", slot=slot)
+    waiting = any_stand.spec(["/bin/true"], "r2", slot=slot)
     second.start(waiting)
     events = any_stand.events(second, lambda events: len(events) > 0)
     assert events == [Rejected("r2", str(any_stand.folder / "r1"))]
@@ -562,18 +562,18 @@ def test_other_devices_and_other_lanes_are_free(any_stand: Stand) -> None:
     executor = any_stand.executor()
     slots = [Slot("gpu0", ("0",)), Slot("gpu1", ("1",)), Slot("gpu0.1", ("0",), device_share=1)]
     for i, slot in enumerate(slots):
-        executor.start(any_stand.order(["/bin/sleep", "600"], f"r{i}", slot=slot))
+        executor.start(any_stand.spec(["/bin/sleep", "600"], f"r{i}", slot=slot))
     events = any_stand.events(executor, lambda events: len(events) == 3)
     assert {type(event) for event in events} == {Started}
 
 
 def test_a_run_that_needs_two_devices_takes_both_or_none(any_stand: Stand) -> None:
     executor = any_stand.executor()
-    executor.start(any_stand.order(["/bin/sleep", "600"], "one", slot=Slot("gpu1", ("1",))))
+    executor.start(any_stand.spec(["/bin/sleep", "600"], "one", slot=Slot("gpu1", ("1",))))
     any_stand.started(executor, "one")
-    executor.start(any_stand.order(["/bin/true"], "both", slot=Slot("gpu01", ("0", "1"))))
+    executor.start(any_stand.spec(["/bin/true"], "both", slot=Slot("gpu01", ("0", "1"))))
     assert isinstance(any_stand.events(executor, lambda events: len(events) > 0)[0], Rejected)
-    executor.start(any_stand.order(["/bin/true"], "other", slot=Slot("gpu0", ("0",))))
+    executor.start(any_stand.spec(["/bin/true"], "other", slot=Slot("gpu0", ("0",))))
     assert any_stand.end(executor, "other").ok
 
 
@@ -585,13 +585,13 @@ def test_the_files_of_the_executor_are_in_the_record_folder(any_stand: Stand) ->
     record.mkdir(parents=True)
     executor = any_stand.executor()
     argv = any_stand.python("print('hello'); open('train.log', 'w'); open('exit.json', 'w'); raise SystemExit(3)")
-    order = any_stand.order(argv, cwd=any_stand.folder / "r1", record_dir=record)
-    executor.start(order)
+    spec = any_stand.spec(argv, cwd=any_stand.folder / "r1", record_dir=record)
+    executor.start(spec)
     end = any_stand.end(executor)
     assert end.code == 3
     assert Exit.from_dict(any_stand.file("record/exit.json")) == end
     assert (record / "train.log").read_text() == "hello\n"
     assert (any_stand.folder / "r1/train.log").read_text() == ""
-    executor.start(order)  # once is enough
+    executor.start(spec)  # once is enough
     assert any_stand.end(executor).code == 3
     assert (record / "train.log").read_text() == "hello\n"

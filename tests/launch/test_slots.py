@@ -50,7 +50,7 @@ def test_a_cap_spreads_over_the_devices() -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"gpus": ["0", "1", "0"]}, "named twice"),
+        ({"gpus": ["0", "1", "0"]}, "listed twice"),
         ({"gpus": ["0"], "per_gpu": 0}, "at least one slot"),
         ({"count": 0}, "at least one slot"),
         ({"gpus": ["0", "1"], "count": 3}, "more slots than 2 device"),
@@ -58,7 +58,7 @@ def test_a_cap_spreads_over_the_devices() -> None:
         ({"count": 1, "cores": [[0, 7]], "available": [0, 1]}, r"may not use core\(s\) \[7\]"),
     ],
 )
-def test_slots_that_cannot_be_are_refused(asked: dict[str, object], said: str) -> None:
+def test_impossible_slots_are_rejected(asked: dict[str, object], said: str) -> None:
     with pytest.raises(LabError, match=said) as refused:
         make_slots(**asked)  # type: ignore[arg-type]
     assert refused.value.message
@@ -141,7 +141,7 @@ def test_a_lock_is_one_file_a_device_and_lane(tmp_path: Path, monkeypatch: pytes
     assert lock_folder().stat().st_mode & 0o777 == 0o700
 
 
-def test_a_lock_folder_that_cannot_be_made_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_folder_that_cannot_be_created_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     for path in ("file", "file/below"):
         monkeypatch.setenv("LOOPLAB_LOCK_DIR", str(tmp_path / path))
@@ -149,14 +149,14 @@ def test_a_lock_folder_that_cannot_be_made_is_told(tmp_path: Path, monkeypatch: 
             lock_folder()
 
 
-def test_a_lock_folder_of_somebody_else_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_folder_of_another_user_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "own")
     monkeypatch.setenv("LOOPLAB_LOCK_DIR", str(tmp_path / "link"))
-    with pytest.raises(LabError, match="somebody else"):
+    with pytest.raises(LabError, match="another user"):
         lock_folder()
     if os.getuid() == 0:
         os.chown(tmp_path / "own", 12345, 12345)
         monkeypatch.setenv("LOOPLAB_LOCK_DIR", str(tmp_path / "own"))
-        with pytest.raises(LabError, match="somebody else"):
+        with pytest.raises(LabError, match="another user"):
             lock_folder()

@@ -81,7 +81,7 @@ def test_a_run_whose_record_was_spoilt_is_lost_and_not_started_again(stand: Stan
 def test_a_folder_in_place_of_exit_json_is_put_aside_by_the_supervisor(stand: Stand) -> None:
     code = "import os, sys; os.makedirs(sys.argv[1] + '/exit.json/inner'); sys.exit(3)"
     executor = stand.executor()
-    executor.start(stand.order(stand.python(code, stand.folder / "r1")))
+    executor.start(stand.spec(stand.python(code, stand.folder / "r1")))
     assert stand.end(executor).code == 3
     ended = stand.until(lambda: read_exit(stand.folder / "r1"))
     assert ended.code == 3

@@ -61,7 +61,7 @@ def leaver(stand: Stand, how: str = "", name: str = "pids") -> list[str]:
 
 def test_a_daemon_with_an_empty_environment_is_ended_with_its_run(daemons: Stand) -> None:
     executor = daemons.executor()
-    executor.start(daemons.order(leaver(daemons), cleanup_timeout=0.1))
+    executor.start(daemons.spec(leaver(daemons), cleanup_timeout=0.1))
     end = daemons.end(executor)
     (pid,) = daemons.pids("pids")
     assert not daemons.alive(pid)
@@ -70,7 +70,7 @@ def test_a_daemon_with_an_empty_environment_is_ended_with_its_run(daemons: Stand
 
 def test_a_daemon_with_an_empty_environment_is_ended_by_a_stop(daemons: Stand) -> None:
     executor = daemons.executor()
-    executor.start(daemons.order(leaver(daemons, "waits"), cleanup_timeout=600))
+    executor.start(daemons.spec(leaver(daemons, "waits"), cleanup_timeout=600))
     (pid,) = daemons.pids("pids")
     executor.stop("r1", "stop", grace=60)
     assert daemons.end(executor).reason == "stop"
@@ -79,7 +79,7 @@ def test_a_daemon_with_an_empty_environment_is_ended_by_a_stop(daemons: Stand) -
 
 def test_a_daemon_with_an_empty_environment_is_ended_after_its_supervisor_was_killed(daemons: Stand) -> None:
     executor = daemons.executor()
-    executor.start(daemons.order(leaver(daemons, "waits"), cleanup_timeout=0.1))
+    executor.start(daemons.spec(leaver(daemons, "waits"), cleanup_timeout=0.1))
     (pid,) = daemons.pids("pids")
     trainer = daemons.started(executor)
     daemons.kill(daemons.supervisor_of(trainer))
@@ -90,7 +90,7 @@ def test_a_daemon_with_an_empty_environment_is_ended_after_its_supervisor_was_ki
 
 @pytest.mark.parametrize("how", ["ends by itself", "stop"])
 def test_a_daemon_with_an_empty_environment_is_ended_by_the_next_engine(daemons: Stand, how: str) -> None:
-    engine = daemons.engine(daemons.order(leaver(daemons, "waits"), cleanup_timeout=0.1, grace=60))
+    engine = daemons.engine(daemons.spec(leaver(daemons, "waits"), cleanup_timeout=0.1, grace=60))
     (pid,) = daemons.pids("pids")
     daemons.file("process.json")
     supervisor_pid = daemons.supervisor_of(engine.pids["r1"])
@@ -108,8 +108,8 @@ def test_a_daemon_with_an_empty_environment_is_ended_by_the_next_engine(daemons:
 
 def test_a_daemon_is_ended_with_its_own_run_and_not_with_another(daemons: Stand) -> None:
     executor = daemons.executor()
-    executor.start(daemons.order(leaver(daemons, "waits", "pids-1"), "r1", cleanup_timeout=0.1))
-    executor.start(daemons.order(leaver(daemons, "", "pids-2"), "r2", cleanup_timeout=0.1))
+    executor.start(daemons.spec(leaver(daemons, "waits", "pids-1"), "r1", cleanup_timeout=0.1))
+    executor.start(daemons.spec(leaver(daemons, "", "pids-2"), "r2", cleanup_timeout=0.1))
     (first,) = daemons.pids("pids-1")
     daemons.end(executor, "r2")
     (second,) = daemons.pids("pids-2")
@@ -121,7 +121,7 @@ def test_a_daemon_is_ended_with_its_own_run_and_not_with_another(daemons: Stand)
 
 def test_a_daemon_that_erased_every_mark_is_ended_with_the_only_run(daemons: Stand) -> None:
     executor = daemons.executor()
-    executor.start(daemons.order(leaver(daemons, "erased"), cleanup_timeout=0.1))
+    executor.start(daemons.spec(leaver(daemons, "erased"), cleanup_timeout=0.1))
     daemons.end(executor)
     (pid,) = daemons.pids("pids")
     assert not daemons.alive(pid)
@@ -129,11 +129,11 @@ def test_a_daemon_that_erased_every_mark_is_ended_with_the_only_run(daemons: Sta
 
 def test_a_daemon_that_erased_every_mark_is_ended_with_the_last_run_that_may_have_started_it(daemons: Stand) -> None:
     executor = daemons.executor()
-    executor.start(daemons.order(leaver(daemons, "erased", "pids-1"), "r1", cleanup_timeout=0.1))
-    executor.start(daemons.order(["/bin/sleep", "600"], "r2"))
+    executor.start(daemons.spec(leaver(daemons, "erased", "pids-1"), "r1", cleanup_timeout=0.1))
+    executor.start(daemons.spec(["/bin/sleep", "600"], "r2"))
     daemons.end(executor, "r1")
     (pid,) = daemons.pids("pids-1")
-    executor.start(daemons.order(["/bin/sleep", "600"], "r3"))  # it began later: it has nothing to do with the daemon
+    executor.start(daemons.spec(["/bin/sleep", "600"], "r3"))  # it began later: it has nothing to do with the daemon
     daemons.started(executor, "r3")
     executor.stop("r2", "stop", grace=60)
     daemons.end(executor, "r2")
@@ -143,7 +143,7 @@ def test_a_daemon_that_erased_every_mark_is_ended_with_the_last_run_that_may_hav
 
 def test_the_supervisor_itself_carries_no_tag(daemons: Stand) -> None:
     executor = daemons.executor()
-    executor.start(daemons.order(["/bin/sleep", "600"]))
+    executor.start(daemons.spec(["/bin/sleep", "600"]))
     pid = daemons.started(executor)
     assert supervisor.tag_on(pid) == supervisor.tag_of(str(daemons.folder / "r1"))
     assert supervisor.tag_on(daemons.supervisor_of(pid)) == 0
@@ -153,7 +153,7 @@ def test_the_supervisor_itself_carries_no_tag(daemons: Stand) -> None:
 def test_a_tag_says_more_than_a_variable(daemons: Stand) -> None:
     """A lab was moved and another put in its place: the paths in the environment now name the other one."""
     executor = daemons.executor()
-    executor.start(daemons.order(["/bin/sleep", "600"]))
+    executor.start(daemons.spec(["/bin/sleep", "600"]))
     pid = daemons.started(executor)
     (daemons.folder / "r1").rename(daemons.folder / "moved")
     (daemons.folder / "r1").mkdir()

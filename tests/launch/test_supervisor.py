@@ -61,7 +61,7 @@ def await_end_of_the_trainer(stand: Stand) -> int:
 @pytest.mark.parametrize("how", ["child", "daemon"])
 def test_what_is_left_behind_may_end_by_itself_and_is_waited_for(stand: Stand, how: str) -> None:
     executor = stand.executor()
-    executor.start(stand.order(leaver(stand, how), cleanup_timeout=600))
+    executor.start(stand.spec(leaver(stand, how), cleanup_timeout=600))
     (pid,) = stand.pids("pids")
     for _ in range(5):
         assert not any(isinstance(event, Ended) for event in executor.poll(0.05))
@@ -73,9 +73,9 @@ def test_what_is_left_behind_may_end_by_itself_and_is_waited_for(stand: Stand, h
 
 
 @pytest.mark.parametrize("how", ["child", "daemon", "stubborn child", "stubborn daemon"])
-def test_what_lingers_is_ended_before_the_run_is_told_to_have_ended(stand: Stand, how: str) -> None:
+def test_leftover_processes_are_ended_before_the_run_is_reported_as_ended(stand: Stand, how: str) -> None:
     executor = stand.executor()
-    executor.start(stand.order(leaver(stand, how), cleanup_timeout=0.1, grace=0.1 if "stubborn" in how else 600))
+    executor.start(stand.spec(leaver(stand, how), cleanup_timeout=0.1, grace=0.1 if "stubborn" in how else 600))
     end = stand.end(executor)
     (pid,) = stand.pids("pids")
     assert not stand.alive(pid)
@@ -86,7 +86,7 @@ def test_what_lingers_is_ended_before_the_run_is_told_to_have_ended(stand: Stand
 @pytest.mark.parametrize("how", ["child", "daemon"])
 def test_what_lingers_is_ended_without_an_engine_too(stand: Stand, how: str) -> None:
     executor = stand.executor()
-    executor.start(stand.order(leaver(stand, how), cleanup_timeout=0.3))
+    executor.start(stand.spec(leaver(stand, how), cleanup_timeout=0.3))
     executor.close()
     end = stand.file("exit.json")
     (pid,) = stand.pids("pids")
@@ -98,7 +98,7 @@ def test_a_daemon_of_a_stopped_run_is_ended_without_waiting(stand: Stand) -> Non
     executor = stand.executor()
     code = LEAVES.replace("sys.exit(3)", "time.sleep(600)")
     executor.start(
-        stand.order(stand.python(code, "daemon", stand.folder / "pids", stand.folder / "go"), cleanup_timeout=600)
+        stand.spec(stand.python(code, "daemon", stand.folder / "pids", stand.folder / "go"), cleanup_timeout=600)
     )
     (pid,) = stand.pids("pids")
     executor.stop("r1", "stop", grace=60)
@@ -110,7 +110,7 @@ def test_a_daemon_of_a_stopped_run_is_ended_without_waiting(stand: Stand) -> Non
 @pytest.mark.parametrize("how", ["child", "daemon", "stubborn daemon"])
 def test_a_stop_ends_what_lingers(stand: Stand, how: str) -> None:
     executor = stand.executor()
-    executor.start(stand.order(leaver(stand, how), cleanup_timeout=600, grace=600))
+    executor.start(stand.spec(leaver(stand, how), cleanup_timeout=600, grace=600))
     (pid,) = stand.pids("pids")
     await_end_of_the_trainer(stand)
     executor.stop("r1", "stop", grace=0.1)
@@ -121,9 +121,9 @@ def test_a_stop_ends_what_lingers(stand: Stand, how: str) -> None:
 
 def test_the_rest_of_one_run_is_not_taken_for_that_of_another(stand: Stand) -> None:
     executor = stand.executor()
-    executor.start(stand.order(leaver(stand, "daemon"), "r1", cleanup_timeout=600))
+    executor.start(stand.spec(leaver(stand, "daemon"), "r1", cleanup_timeout=600))
     (pid,) = stand.pids("pids")
-    executor.start(stand.order(["/bin/true"], "r2", cleanup_timeout=0))
+    executor.start(stand.spec(["/bin/true"], "r2", cleanup_timeout=0))
     end = stand.end(executor, "r2")
     assert end.ok
     assert not end.lingered
@@ -135,10 +135,10 @@ def test_a_group_number_that_went_to_another_is_left_alone(stand: Stand) -> None
     if not os.access(last_pid, os.W_OK):
         pytest.skip("the next process number can only be chosen by root")
     executor = stand.executor()
-    executor.start(stand.order(leaver(stand, "stubborn daemon"), cleanup_timeout=600, grace=600))
+    executor.start(stand.spec(leaver(stand, "stubborn daemon"), cleanup_timeout=600, grace=600))
     (stray,) = stand.pids("pids")
     group = await_end_of_the_trainer(stand)
-    executor.start(stand.order(["/bin/true"], "r2"))
+    executor.start(stand.spec(["/bin/true"], "r2"))
     assert set(stand.ends(executor, "r2")) == {"r2"}  # and so the supervisor has seen the group gone
     other = None
     for _ in range(100):
@@ -165,7 +165,7 @@ def test_a_group_number_that_went_to_another_is_left_alone(stand: Stand) -> None
 
 
 def test_the_supervisor_lives_as_long_as_the_last_of_its_runs(stand: Stand) -> None:
-    engine = stand.engine(*(stand.order(["/bin/sleep", "600"], run_id) for run_id in ("r1", "r2")))
+    engine = stand.engine(*(stand.spec(["/bin/sleep", "600"], run_id) for run_id in ("r1", "r2")))
     supervisor_pid = stand.supervisor_of(engine.pids["r1"])
     engine.kill()
     stand.kill(engine.pids["r1"])
@@ -179,17 +179,17 @@ def test_the_supervisor_lives_as_long_as_the_last_of_its_runs(stand: Stand) -> N
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_supervisor_does_not_go_when_it_is_asked_to(stand: Stand, number: signal.Signals) -> None:
     executor = stand.executor()
-    executor.start(stand.order(["/bin/sleep", "600"]))
+    executor.start(stand.spec(["/bin/sleep", "600"]))
     supervisor_pid = stand.supervisor_of(stand.started(executor))
     os.kill(supervisor_pid, number)
-    executor.start(stand.order(["/bin/true"], "r2"))
+    executor.start(stand.spec(["/bin/true"], "r2"))
     assert stand.end(executor, "r2").ok
     assert stand.alive(supervisor_pid)
 
 
 def test_a_supervisor_without_runs_goes_with_its_engine(stand: Stand) -> None:
     executor = stand.executor()
-    executor.start(stand.order(["/bin/sleep", "600"]))
+    executor.start(stand.spec(["/bin/sleep", "600"]))
     supervisor_pid = stand.supervisor_of(stand.started(executor))
     executor.stop("r1", "stop", grace=60)
     stand.end(executor)
@@ -200,29 +200,29 @@ def test_a_supervisor_without_runs_goes_with_its_engine(stand: Stand) -> None:
 
 def test_a_run_folder_that_is_deleted_does_not_stop_the_supervisor(stand: Stand) -> None:
     executor = stand.executor()
-    order = stand.order(["/bin/sleep", "600"])
-    executor.start(order)
+    spec = stand.spec(["/bin/sleep", "600"])
+    executor.start(spec)
     stand.started(executor)
-    for path in order.run_dir.iterdir():
+    for path in spec.run_dir.iterdir():
         path.unlink()
-    order.run_dir.rmdir()
+    spec.run_dir.rmdir()
     executor.stop("r1", "stop", grace=60)
     assert stand.end(executor).reason == "stop"
-    executor.start(stand.order(["/bin/true"], "r2"))
+    executor.start(stand.spec(["/bin/true"], "r2"))
     assert stand.end(executor, "r2").ok
 
 
-def test_a_run_folder_that_is_missing_is_told(stand: Stand) -> None:
+def test_a_missing_run_folder_is_reported(stand: Stand) -> None:
     executor = stand.executor()
-    order = stand.order(["/bin/true"])
-    order.run_dir.rmdir()
-    executor.start(order)
+    spec = stand.spec(["/bin/true"])
+    spec.run_dir.rmdir()
+    executor.start(spec)
     assert stand.end(executor).reason == "not started"
 
 
 def test_the_process_file_says_which_process_it_is(stand: Stand) -> None:
     executor = stand.executor()
-    executor.start(stand.order(["/bin/sleep", "600"], timeout=500.0, grace=4.0, cleanup_timeout=3.0))
+    executor.start(stand.spec(["/bin/sleep", "600"], timeout=500.0, grace=4.0, cleanup_timeout=3.0))
     pid = stand.started(executor)
     supervisor_pid = stand.supervisor_of(pid)
     written = stand.file("process.json")
@@ -285,7 +285,7 @@ with open(sys.argv[1], "wb", buffering=0) as file:
         sys.exit(3)
 """
     executor = stand.executor()
-    executor.start(stand.order(stand.python(fill, small_disk / "ballast")))
+    executor.start(stand.spec(stand.python(fill, small_disk / "ballast")))
     assert stand.end(executor).code == 3
     supervisor_pid = executor._supervisor.pid
     executor.close()
@@ -323,7 +323,7 @@ def test_a_file_is_written_whole(tmp_path: Path) -> None:
 def test_cores_of_one_run_do_not_stay_with_the_next(stand: Stand) -> None:
     cores = sorted(os.sched_getaffinity(0))
     executor = stand.executor()
-    executor.start(stand.order(["/nonexistent"], "r1", slot=Slot("cpu0", cores=(cores[0],))))
-    executor.start(stand.order(stand.python("import os; print(sorted(os.sched_getaffinity(0)))"), "r2"))
+    executor.start(stand.spec(["/nonexistent"], "r1", slot=Slot("cpu0", cores=(cores[0],))))
+    executor.start(stand.spec(stand.python("import os; print(sorted(os.sched_getaffinity(0)))"), "r2"))
     stand.ends(executor, "r1", "r2")
     assert json.loads(stand.log("r2")) == cores

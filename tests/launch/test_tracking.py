@@ -43,7 +43,7 @@ def test_keys_at_the_top_are_found_and_none_is_invented() -> None:
 def test_keys_may_be_named_in_the_lab_file() -> None:
     named = WandbConfig(mode="offline", keys={"mode": "log.where", "enable": "log.on"})
     assert written(named, {"log": {"on": False}}) == {"log.where": "offline", "log.on": True}
-    with pytest.raises(LabError, match=r"no place for log\.where"):
+    with pytest.raises(LabError, match=r"log\.where does not fit"):
         values_of(named, {"steps": 1})
 
 
@@ -61,17 +61,17 @@ def test_the_config_itself_is_never_changed() -> None:
         (ONLINE, {}, {}, None),
         (ONLINE, {}, with_values(LEROBOT, values_of(ONLINE, LEROBOT)), None),
         (None, {}, {"wandb": {"enable": True, "mode": "online"}}, None),
-        (None, {}, {}, "nothing says so"),
-        (None, {}, {"wandb": {"enable": True}}, "nothing says so"),
+        (None, {}, {}, "nothing enables it"),
+        (None, {}, {"wandb": {"enable": True}}, "nothing enables it"),
         (None, {}, LEROBOT, "wandb.enable is false in the config"),
         (None, {}, {"wandb": {"mode": "offline"}}, "wandb.mode is offline in the config"),
         (WandbConfig(mode="offline"), {}, LEROBOT, "track.wandb.mode is offline"),
         (WandbConfig(mode="online", keys="none"), {}, {"wandb": {"mode": "disabled"}}, "wandb.mode is disabled"),
-        (ONLINE, {"env": {"WANDB_MODE": "offline"}}, {}, "launch.env says WANDB_MODE: offline"),
-        (ONLINE, {"command": ["t", "--wandb.mode=offline"]}, {}, "the command says wandb.mode=offline"),
-        (ONLINE, {"command": ["t", "--wandb.mode", "offline"]}, {}, "the command says wandb.mode=offline"),
-        (ONLINE, {"command": ["t", "++wandb.mode=disabled"]}, {}, "the command says wandb.mode=disabled"),
-        (ONLINE, {"command": ["t", "--wandb.enable=false"]}, {}, "the command says wandb.enable=false"),
+        (ONLINE, {"env": {"WANDB_MODE": "offline"}}, {}, "launch.env sets WANDB_MODE: offline"),
+        (ONLINE, {"command": ["t", "--wandb.mode=offline"]}, {}, "the command sets wandb.mode=offline"),
+        (ONLINE, {"command": ["t", "--wandb.mode", "offline"]}, {}, "the command sets wandb.mode=offline"),
+        (ONLINE, {"command": ["t", "++wandb.mode=disabled"]}, {}, "the command sets wandb.mode=disabled"),
+        (ONLINE, {"command": ["t", "--wandb.enable=false"]}, {}, "the command sets wandb.enable=false"),
         (None, {"command": ["t", "--wandb.mode=online", "--wandb.enable=true"]}, LEROBOT, None),
         (ONLINE, {"config": {"as": "flags", "skip": ["wandb"]}}, {"wandb": True}, "skip keeps wandb from the trainer"),
         (ONLINE, {"config": {"as": "flags"}}, {"wandb": True}, None),

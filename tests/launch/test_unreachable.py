@@ -153,20 +153,20 @@ def test_an_unreachable_run_of_another_host_ends_with_what_that_host_writes(stan
     assert stand.end(executor, "left").ok
 
 
-def test_a_stop_gives_an_unreachable_run_up(stand: Stand) -> None:
+def test_a_stop_abandons_an_unreachable_run(stand: Stand) -> None:
     run_dir = elsewhere(stand, boot="other", host="other", locked=False)
     executor = stand.executor()
     assert executor.adopt("left", run_dir)
     executor.stop("left", "stop", grace=60)
     end = stand.end(executor, "left")
     assert end.reason == "stop"
-    assert "given up" in str(end.message)
+    assert "abandoned" in str(end.message)
 
 
 def test_an_unreachable_run_is_not_started_again(stand: Stand) -> None:
     run_dir = elsewhere(stand, boot="other", host="other", locked=False)
     executor = stand.executor()
-    executor.start(stand.order(["/bin/true"], run_dir.name))
+    executor.start(stand.spec(["/bin/true"], run_dir.name))
     assert stand.events(executor, bool) == [Unreachable("left", "host other")]
 
 
@@ -174,7 +174,7 @@ def test_a_run_in_another_namespace_is_waited_for_and_not_lost(stand: Stand) -> 
     new_namespace = ["unshare", "--pid", "--fork", "--mount-proc"]
     if subprocess.run([*new_namespace, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no permission to make a PID namespace")
-    engine = stand.engine(stand.order(waiter(stand)))
+    engine = stand.engine(stand.spec(waiter(stand)))
     stand.file("process.json")
     engine.kill()
     adopter = subprocess.Popen(
@@ -193,7 +193,7 @@ def test_a_run_in_another_namespace_is_waited_for_and_not_lost(stand: Stand) -> 
 
 def test_a_copy_of_a_run_neither_adopts_nor_ends_the_processes_of_the_original(stand: Stand) -> None:
     first = stand.executor()
-    first.start(stand.order(waiter(stand)))
+    first.start(stand.spec(waiter(stand)))
     pid = stand.started(first)
     shutil.copytree(stand.folder / "r1", stand.folder / "copy")
     assert not is_running(stand.folder / "copy", stand.folder / "copy")
@@ -210,7 +210,7 @@ def test_a_copy_of_a_run_neither_adopts_nor_ends_the_processes_of_the_original(s
 
 @pytest.mark.parametrize("supervisor_lives", [True, False])
 def test_a_run_whose_folder_was_moved_is_adopted_at_the_new_place(stand: Stand, supervisor_lives: bool) -> None:
-    engine = stand.engine(stand.order(waiter(stand), grace=60))
+    engine = stand.engine(stand.spec(waiter(stand), grace=60))
     stand.file("process.json")
     supervisor_pid = stand.supervisor_of(engine.pids["r1"])
     engine.kill()

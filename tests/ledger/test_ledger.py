@@ -474,7 +474,7 @@ def test_nothing_is_written_to_a_ledger_that_was_replaced(ledger: Ledger, tmp_pa
     ledger.path.unlink()
     with pytest.raises(DamagedError, match="replaced"):
         fill(ledger, [("b", "s", {})])
-    with pytest.raises(DamagedError, match="journal is there"):
+    with pytest.raises(DamagedError, match="its journal exists"):
         Ledger(ledger.path)
     assert not ledger.path.exists()
 

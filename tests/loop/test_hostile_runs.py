@@ -49,16 +49,16 @@ class MessyExecutor:
         self._mess = mess
         self.events: deque[LaunchEvent] = deque()
 
-    def start(self, order: LaunchSpec, after: str | None = None) -> None:
-        x = json.loads(Path(order.env["LOOPLAB_CONFIG"]).read_text())["x"]
-        Path(order.env["LOOPLAB_METRICS"]).write_text(json.dumps({"step": 1, "score": x}) + "\n")
-        record = order.record_dir or order.run_dir
+    def start(self, spec: LaunchSpec, after: str | None = None) -> None:
+        x = json.loads(Path(spec.env["LOOPLAB_CONFIG"]).read_text())["x"]
+        Path(spec.env["LOOPLAB_METRICS"]).write_text(json.dumps({"step": 1, "score": x}) + "\n")
+        record = spec.record_dir or spec.run_dir
         (record / "train.log").write_text(f"x is {x}\n")
         now = time.time()
-        self.events.append(Started(order.run_id, None, now))
-        self.events.append(Ended(order.run_id, Exit(0, started=now, ended=now)))
+        self.events.append(Started(spec.run_id, None, now))
+        self.events.append(Ended(spec.run_id, Exit(0, started=now, ended=now)))
         if x == 1:
-            self._mess(order.run_dir, record)
+            self._mess(spec.run_dir, record)
 
     def cancel(self, run_id: str) -> None:
         """It has ended already."""
@@ -331,9 +331,9 @@ def test_a_run_whose_end_cannot_be_written_down_is_reported(lab: SmallLab) -> No
     assert isinstance(executor, MessyExecutor)
     start = executor.start
 
-    def delayed(order: LaunchSpec, after: str | None = None) -> None:
-        executor.events.append(Delayed(order.run_id, f"{order.record_dir}/exit.json"))
-        start(order, after)
+    def delayed(spec: LaunchSpec, after: str | None = None) -> None:
+        executor.events.append(Delayed(spec.run_id, f"{spec.record_dir}/exit.json"))
+        start(spec, after)
 
     executor.start = delayed  # type: ignore[method-assign]
     assert engine.run().ending == Ending.DONE

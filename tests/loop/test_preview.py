@@ -65,15 +65,15 @@ class InstantExecutor:
         self.on_end: Callable[[int], None] = lambda n: None
         """Called with the number of runs that have ended."""
 
-    def start(self, order: LaunchSpec, after: str | None = None) -> None:
-        code, score = self._train(json.loads(Path(order.env["LOOPLAB_CONFIG"]).read_text()))
+    def start(self, spec: LaunchSpec, after: str | None = None) -> None:
+        code, score = self._train(json.loads(Path(spec.env["LOOPLAB_CONFIG"]).read_text()))
         if score is not None:
-            with open(order.env["LOOPLAB_METRICS"], "a") as log:
+            with open(spec.env["LOOPLAB_METRICS"], "a") as log:
                 log.write(json.dumps({"step": 1, "score": score}) + "\n")
         now = time.time()
-        (order.run_dir / MARK).write_text(json.dumps({"code": code, "at": now}))
-        self._events.append(Started(order.run_id, None, now))
-        self._events.append(Ended(order.run_id, Exit(code, started=now, ended=now)))
+        (spec.run_dir / MARK).write_text(json.dumps({"code": code, "at": now}))
+        self._events.append(Started(spec.run_id, None, now))
+        self._events.append(Ended(spec.run_id, Exit(code, started=now, ended=now)))
         self.started += 1
         if self.started == self.kill_at:
             raise Killed

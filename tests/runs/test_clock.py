@@ -74,7 +74,7 @@ def test_an_adopted_run_is_as_old_as_it_is(tmp_path: Path, monkeypatch: pytest.M
     """The clock was set between two engines."""
     monkeypatch.setenv("LOOPLAB_LOCK_DIR", str(tmp_path / "locks"))
     stand = Stand(tmp_path, LocalExecutor)
-    engine = stand.engine(stand.order(["/bin/sleep", "600"], timeout=500.0))
+    engine = stand.engine(stand.spec(["/bin/sleep", "600"], timeout=500.0))
     stand.file("process.json")
     engine.kill()
     monkeypatch.setattr(clock, "_OFFSET", clock._OFFSET + jump)

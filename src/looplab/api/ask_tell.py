@@ -150,19 +150,19 @@ class CallerExecutor:
 
     # -- the contract of an executor
 
-    def start(self, order: LaunchSpec, after: str | None = None) -> None:
+    def start(self, spec: LaunchSpec, after: str | None = None) -> None:
         if after is not None and after in self._out:
-            self._held[after] = order
+            self._held[after] = spec
             return
         now = time.time()
         try:
-            os.close(os.open(_record(order) / "train.log", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+            os.close(os.open(_record(spec) / "train.log", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
         except FileExistsError:
-            self._events.put(Ended(order.run_id, _end_of(_record(order))))
+            self._events.put(Ended(spec.run_id, _end_of(_record(spec))))
             return
-        self._out[order.run_id] = (order, now)
-        self._events.put(Started(order.run_id, os.getpid(), now))
-        self._asked.put(order)
+        self._out[spec.run_id] = (spec, now)
+        self._events.put(Started(spec.run_id, os.getpid(), now))
+        self._asked.put(spec)
 
     def cancel(self, run_id: str) -> None:
         for after, spec in list(self._held.items()):

@@ -1,1 +1,1 @@
-"""Where runs run: slots with pinned devices and cores, and executors that start, stop and adopt trainings."""
+"""Slots with pinned devices and cores, and executors that start, stop and adopt runs in them."""

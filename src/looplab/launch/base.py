@@ -1,13 +1,12 @@
-"""The contract of an executor: it starts runs in slots, says how they ended, and finds again those still alive.
+"""The executor contract: start runs in slots, report how they ended, and adopt runs that an earlier engine started.
 
-An executor is asynchronous: `start` and `stop` return at once, `poll` hands over what happened since. All executors
-pass the same contract tests. What an executor must promise:
+Executors are asynchronous: `start` and `stop` return immediately, and `poll` returns the events since the last call.
+All executors pass the same contract tests. An executor guarantees:
 
-- a run folder is started at most once, whoever asks and however often;
-- a started run outlives the engine, and its end is written to `exit.json` in its record folder even when no engine is
-  there;
-- `stop` ends the whole process group: SIGTERM, then SIGKILL after `grace`;
-- `Ended` comes once per run, after everything of the run is gone.
+- a run folder is started at most once, no matter who asks and how often;
+- a started run outlives the engine, and its exit is written to `exit.json` in its record folder even without an engine;
+- `stop` ends the whole process group: SIGTERM, then SIGKILL after `grace` seconds;
+- `Ended` is reported once per run, after all processes of the run are gone.
 """
 
 from __future__ import annotations
@@ -23,34 +22,36 @@ class Slot:
     """A place to run: pinned devices and pinned cores."""
 
     name: str
-    """`gpu0`, `gpu0.1`, `cpu3`: stable for the life of the study's engine."""
+    """`gpu0`, `gpu0.1`, `cpu3`: stable for the lifetime of the study's engine."""
     devices: tuple[str, ...] = ()
     """Device ids as the driver numbers them; empty for a slot without an accelerator."""
     cores: tuple[int, ...] = ()
     """Cores the run may use; empty: all."""
     device_share: int = 0
-    """Which of the `per_gpu` places on its device this is."""
+    """Index among the `per_gpu` slots on the device, from 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
-    """All that an executor needs to start one run."""
+    """Everything an executor needs to start one run."""
 
     run_id: str
     run_dir: Path
     argv: Sequence[str]
     path: str
-    """The program, found on PATH already."""
+    """Path of the program, already resolved on PATH."""
     cwd: Path
     slot: Slot
     env: Mapping[str, str] = field(default_factory=dict)
-    """What the run gets on top of the engine's own environment."""
+    """Variables added to the engine's own environment."""
     timeout: float | None = None
+    """Seconds the run may take; None: no limit."""
     grace: float = 10.0
+    """Seconds between SIGTERM and SIGKILL."""
     cleanup_timeout: float = 5.0
-    """How long what a training leaves behind may live on after it, before it is ended."""
+    """Seconds that leftover processes may live after the trainer exits."""
     record_dir: Path | None = None
-    """The folder for `train.log`, `process.json` and `exit.json`; None: the run folder."""
+    """Folder for `train.log`, `process.json` and `exit.json`; None: the run folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +59,23 @@ class Exit:
     """How a run ended."""
 
     code: int | None
-    """The exit code; None after a signal, or where it could not be learnt."""
+    """Exit code; None after a signal, or if unknown."""
     signal: int | None = None
     reason: str | None = None
-    """Why looplab ended it (`timeout`, `stop`, …), `not started`, or `lost` when nobody saw it end."""
+    """Why looplab ended it (`timeout`, `stop`, …), `not started`, or `lost` if nobody observed the exit."""
     message: str | None = None
     started: float | None = None
+    """Unix time in seconds, like `ended`."""
     ended: float | None = None
     user_s: float | None = None
     system_s: float | None = None
     max_rss_kb: int | None = None
     lingered: bool = False
+    """Whether leftover processes had to be signalled after the trainer exited."""
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Exit:
+        """Build an exit from the content of `exit.json`; unknown keys are ignored."""
         return cls(**{key: value for key, value in data.items() if key in cls.__slots__})
 
     @property
@@ -89,33 +93,37 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The run has lived for a moment. One that ends before that is reported by its `Ended` alone; an adopted one is
+    """The run has been alive for a moment. A run that exits sooner is reported by its `Ended` alone; an adopted run is
     reported again if the machine's clock was set since it started."""
 
     run_id: str
     pid: int | None
     at: float
+    """Start as Unix time, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
+    """The run is over: all its processes are gone."""
+
     run_id: str
     exit: Exit
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Nothing was started: try again later."""
+    """The run was not started; it may be started again later."""
 
     run_id: str
     holder: str | None
-    """Who holds the device; None where nobody does (an order that was cancelled, waited too long, or got lost)."""
+    """Holder of the device; None if the device was not the reason (the start was cancelled, lost, or pending too
+    long)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """An adopted run may be alive where its processes cannot be seen: its end is awaited, and it is never started
-    again. `Ended` follows when its end is written down, or when it is dead beyond doubt. A `stop` gives it up."""
+    """An adopted run may be alive where its processes are not visible: it is waited for and never started again.
+    `Ended` follows once its exit is recorded or it is provably dead. `stop` abandons it."""
 
     run_id: str
     where: str
@@ -124,7 +132,7 @@ class Unreachable:
 
 @dataclass(frozen=True, slots=True)
 class Delayed:
-    """The run is over, but its end cannot be written down, as on a full disk; `Ended` comes when it is."""
+    """The run is over, but its exit cannot be recorded yet (a full disk, for example); `Ended` follows."""
 
     run_id: str
     path: str
@@ -135,35 +143,56 @@ LaunchEvent = Started | Ended | Rejected | Unreachable | Delayed
 
 
 class Executor(Protocol):
-    def start(self, order: LaunchSpec, after: str | None = None) -> None:
-        """Ask for a run to be started, at once or when the run `after` is over; the answer is a `Started`, a `Rejected`
-        or an `Ended` from `poll`. An order that would have to wait long is refused."""
+    """Starts, stops and adopts runs. All methods return immediately, except `poll`."""
+
+    def start(self, spec: LaunchSpec, after: str | None = None) -> None:
+        """Request the start of a run. `poll` answers with `Started`, `Rejected` or `Ended`.
+
+        Args:
+            spec: The run. If its folder was started before, nothing is started and the earlier start is reported.
+            after: Id of a run that must end first; None: start at once. A start that is pending too long is rejected.
+        """
         ...
 
     def cancel(self, run_id: str) -> None:
-        """Take back an order that still waits; if it does, `Rejected` comes."""
+        """Cancel a start that is still pending; `Rejected` follows if it was. Otherwise this has no effect."""
         ...
 
     def stop(self, run_id: str, reason: str, grace: float) -> None:
-        """Ask for a run to be ended."""
+        """Request the end of a run: SIGTERM to its process group, then SIGKILL. `Ended` follows.
+
+        Args:
+            run_id: The run; an unknown id is ignored.
+            reason: Recorded as `Exit.reason`.
+            grace: Seconds between SIGTERM and SIGKILL.
+        """
         ...
 
     def adopt(self, run_id: str, run_dir: Path, record_dir: Path | None = None) -> bool:
-        """Take over a run that an earlier engine started; `record_dir` as in its order.
+        """Take over a run that an earlier engine started.
+
+        Args:
+            run_id: The id to report it under.
+            run_dir: Its run folder.
+            record_dir: Its record folder, as in its `LaunchSpec`; None: the run folder.
 
         Returns:
-            False if the run was never started. Otherwise `poll` reports its end, at once if it is over already.
+            False if the run was never started. Otherwise True, and `poll` reports its end, at once if it is over.
         """
         ...
 
     def poll(self, timeout: float) -> list[LaunchEvent]:
-        """What happened; waits up to `timeout` seconds for something to happen."""
+        """Return the events since the last call; wait up to `timeout` seconds for the first one.
+
+        Returns:
+            Events in the order they were observed; may be empty.
+        """
         ...
 
     def wake(self) -> None:
-        """Make a `poll` that waits return at once; may be called from a signal handler or another thread."""
+        """Make a waiting `poll` return immediately. Safe to call from signal handlers and other threads."""
         ...
 
     def close(self) -> None:
-        """Let go. Runs go on."""
+        """Release all resources. Runs continue."""
         ...

@@ -1,6 +1,6 @@
-"""From a resolved config to the argv of a trainer: templates, rendered flags, Hydra overrides, environment variables.
+"""From a resolved config to the argv of a trainer: templates, flags, Hydra overrides and environment variables.
 
-No shell is ever involved: a template is a list of arguments, and a variable never splits into two of them.
+No shell is involved: a template is a list of arguments, and a variable never splits into several arguments.
 """
 
 from __future__ import annotations
@@ -20,70 +20,80 @@ from looplab.config.paths import Concrete, find, get, show
 from looplab.errors import LabError
 
 PLAIN_NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
-"""What argparse takes for a number; any other value with a dash in front it takes for an option."""
+"""What argparse accepts as a negative number; it takes any other value with a leading dash for an option."""
 HYDRA_KEY = re.compile(r"[A-Za-z_][\w$-]*(\.[\w$-]+)*", re.ASCII)
 HYDRA_WORD = re.compile(r"(?!(?:true|false|null|nan|inf)\Z)[a-z_][\w./:-]*", re.ASCII | re.IGNORECASE)
-"""A text that needs no quotes in Hydra's override grammar."""
+"""A string that needs no quotes in Hydra's override grammar."""
 VARIABLES = ("run_dir", "out_dir", "config", "run_id", "study", "lab", "slot", "devices", "python", "seed")
-"""What a template may name."""
-PLACES = ("{flags}", "{overrides}")
-"""Where the rendered config goes in a command."""
+"""Variables that a template may use."""
+CONFIG_PLACEHOLDERS = ("{flags}", "{overrides}")
+"""Placeholders for the rendered config in a command."""
 VARIABLE = re.compile(r"\{\{|\}\}|\{(?:([A-Za-z_][A-Za-z0-9_]*)|config\.([^{}\s]+))\}")
-"""`{name}`, and `{config.KEY}` for a value of the config."""
+"""`{name}`, or `{config.KEY}` for a value of the config."""
 
 
-def fill(template: str, variables: Mapping[str, str], where: str, config: Mapping[str, Any] | None = None) -> str:
-    """Replace `{name}` and, with a config, `{config.KEY}`; `{{` and `}}` are plain braces.
+def fill_template(
+    template: str, variables: Mapping[str, str], where: str, config: Mapping[str, Any] | None = None
+) -> str:
+    """Replace `{name}` and, with a config, `{config.KEY}`; `{{` and `}}` are literal braces.
+
+    Args:
+        where: Names the template in error messages.
 
     Raises:
-        LabError: An unknown name, or a key that the config does not have.
+        LabError: A variable is unknown, or the config does not have the key.
     """
 
     def replace(match: re.Match[str]) -> str:
         name, key = match.groups()
         if key is not None:
-            return match.group(0) if config is None else _text(_value_of(config, key, where))
+            return match.group(0) if config is None else _format_value(_config_value(config, key, where))
         if name is None:
             return match.group(0)[0]
         if name not in variables:
             known = ", ".join("{" + known + "}" for known in sorted(variables))
             raise LabError(
-                f"{where}: unknown variable {{{name}}}", hint=f"known: {known}; write {{{{ for a plain brace"
+                f"{where}: unknown variable {{{name}}}", hint=f"known: {known}; write {{{{ for a literal brace"
             )
         return variables[name]
 
     return VARIABLE.sub(replace, template)
 
 
-def _value_of(config: Mapping[str, Any], key: str, where: str) -> Any:
-    """The value of a dotted key, for `{config.KEY}`."""
-    places = find(config, key)
-    if len(places) == 1 and not isinstance(value := get(config, places[0]), Mapping):
+def _config_value(config: Mapping[str, Any], key: str, where: str) -> Any:
+    """Return the value of a dotted key, for `{config.KEY}`."""
+    matches = find(config, key)
+    if len(matches) == 1 and not isinstance(value := get(config, matches[0]), Mapping):
         return value
-    known = [show(at) for at, _ in _wholes(config)]
-    near = difflib.get_close_matches(key, known, 3) or known
-    shown = ", ".join(near[:8]) + (f" and {len(near) - 8} more" if len(near) > 8 else "")
-    what = "is not one value" if places else "is not in the config"
-    raise LabError(f"{where}: {{config.{key}}}: {key} {what}", hint=f"keys: {shown}")
+    known = [show(path) for path, _ in _leaves(config)]
+    similar = difflib.get_close_matches(key, known, 3) or known
+    shown = ", ".join(similar[:8]) + (f" and {len(similar) - 8} more" if len(similar) > 8 else "")
+    problem = "is not a single value" if matches else "is not in the config"
+    raise LabError(f"{where}: {{config.{key}}}: {key} {problem}", hint=f"keys: {shown}")
 
 
 def check_templates(
     command: Sequence[str], env: Mapping[str, str], configs: Mapping[str, Mapping[str, Any]] | None = None
 ) -> None:
-    """Raise a LabError if a template names what is not there.
+    """Check that templates use only variables and config keys that exist.
 
     Args:
-        configs: The base configs by their names, for `{config.KEY}`.
+        command: The template of the command.
+        env: The templates of environment variables.
+        configs: The base configs by name, for `{config.KEY}`; None: such keys are not checked.
+
+    Raises:
+        LabError: A variable or key does not exist.
     """
     known = dict.fromkeys(VARIABLES, "")
     checked: dict[str, Mapping[str, Any] | None] = {"": None} if not configs else dict(configs)
     for base, config in checked.items():
-        at = f" ({base})" if base else ""
+        suffix = f" ({base})" if base else ""
         for part in command:
-            if part not in PLACES:
-                fill(part, known, f"launch.command{at}", config)
+            if part not in CONFIG_PLACEHOLDERS:
+                fill_template(part, known, f"launch.command{suffix}", config)
         for name, value in env.items():
-            fill(value, known, f"launch.env.{name}{at}", config)
+            fill_template(value, known, f"launch.env.{name}{suffix}", config)
 
 
 def build_argv(
@@ -94,27 +104,36 @@ def build_argv(
     files_in: Path | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """The argv: the filled template, with the rendered config in place of the word `{flags}`, or at the end.
+    """Return the argv of a trainer.
 
-    With `files_in`, for a trainer that starts in another folder, the template and `extra` may name files of that
-    folder, which become absolute paths.
+    Args:
+        template: The command; its variables are replaced.
+        variables: Values of the variables.
+        arguments: The rendered config; replaces `{flags}` or `{overrides}`, else goes to the end.
+        extra: Arguments after all others.
+        files_in: For a trainer that starts in another folder: files of this folder become absolute paths.
+        config: The config, for `{config.KEY}`.
     """
     argv: list[str] = []
-    placed = False
+    has_placeholder = False
     for part in template:
-        if part in PLACES:
+        if part in CONFIG_PLACEHOLDERS:
             argv.extend(arguments)
-            placed = True
+            has_placeholder = True
         else:
-            argv.append(_absolute(fill(part, variables, "launch.command", config), files_in, program=not argv))
-    if not placed:
+            word = fill_template(part, variables, "launch.command", config)
+            argv.append(_absolute_if_file(word, files_in, program=not argv))
+    if not has_placeholder:
         argv.extend(arguments)
-    return [*argv, *(_absolute(word, files_in) for word in extra)]
+    return [*argv, *(_absolute_if_file(word, files_in) for word in extra)]
 
 
-def _absolute(word: str, folder: Path | None, *, program: bool = False) -> str:
-    """The word, as an absolute path if it is a file of the folder, alone or as `--option=file`. A program without a
-    slash is looked for on PATH, and folders stay: they may be modules (`-m package`) or places to write to."""
+def _absolute_if_file(word: str, folder: Path | None, *, program: bool = False) -> str:
+    """Return the argument with a file of the folder, alone or as `--option=file`, as an absolute path.
+
+    A program without a slash is left to PATH. Folders are unchanged: they may be modules (`-m package`) or output
+    folders.
+    """
     if folder is None or (program and "/" not in word):
         return word
     option, sign, name = word.rpartition("=")
@@ -125,101 +144,108 @@ def _absolute(word: str, folder: Path | None, *, program: bool = False) -> str:
 
 
 def render(config: Mapping[str, Any], rendering: Rendering, changed: Mapping[str, bool] | None = None) -> list[str]:
-    """The config as arguments. `changed` holds the dotted keys that differ from the base; True: the base lacks it."""
+    """Return the config as command-line arguments.
+
+    Args:
+        config: The resolved config.
+        rendering: How to write it.
+        changed: Dotted keys that differ from the base config, True for those it lacks; None: render all keys.
+    """
     if rendering.as_ == "flags":
-        found = [(at, value) for at, value in _pairs(config, rendering, changed) if value is not None]
-        pairs = [(_name(at, rendering), value) for at, value in found]
+        pairs = [(path, value) for path, value in _rendered_leaves(config, rendering, changed) if value is not None]
         hint = "use keys: dotted, or skip: [...]" if rendering.keys == "flat" else "use case: snake, or skip: [...]"
-        _refuse_collisions([name for name, _ in pairs], "two keys become the same flag", hint)
-        return [flag for at, value in found for flag in _flag(at, value, rendering)]
+        _reject_duplicates([_flag_name(path, rendering) for path, _ in pairs], "two keys become the same flag", hint)
+        return [word for path, value in pairs for word in _flag(path, value, rendering)]
     if rendering.as_ == "hydra":
         new = {key for key, added in (changed or {}).items() if added}
-        pairs = [(show(at), value) for at, value in _pairs(config, rendering, changed)]
-        return [f"{'+' if key in new else ''}{_hydra_key(key)}={_hydra(value)}" for key, value in pairs]
+        overrides = [(show(path), value) for path, value in _rendered_leaves(config, rendering, changed)]
+        return [f"{'+' if key in new else ''}{_hydra_key(key)}={_hydra_value(value)}" for key, value in overrides]
     return []
 
 
 def render_environment(config: Mapping[str, Any], rendering: Rendering) -> dict[str, str]:
-    """The config as environment variables: `train.learning_rate` is `TRAIN__LEARNING_RATE`."""
+    """Return the config as environment variables: `train.learning_rate` becomes `TRAIN__LEARNING_RATE`."""
     if rendering.as_ != "env":
         return {}
     pairs = [
-        (rendering.prefix + "__".join(re.sub(r"\W", "_", str(part)) for part in at).upper(), value)
-        for at, value in _pairs(config, rendering, None)
+        (rendering.prefix + "__".join(re.sub(r"\W", "_", str(part)) for part in path).upper(), value)
+        for path, value in _rendered_leaves(config, rendering, None)
     ]
-    _refuse_collisions([name for name, _ in pairs], "two keys become the same variable", "use skip: [...]")
-    return {name: _text(value) for name, value in pairs}
+    _reject_duplicates([name for name, _ in pairs], "two keys become the same variable", "use skip: [...]")
+    return {name: _format_value(value) for name, value in pairs}
 
 
-def _refuse_collisions(names: Sequence[str], what: str, hint: str) -> None:
-    twice = [name for name, times in Counter(names).items() if times > 1]
-    if twice:
-        raise LabError(f"launch.config: {what}: {', '.join(sorted(twice))}", hint=hint)
+def _reject_duplicates(names: Sequence[str], problem: str, hint: str) -> None:
+    duplicates = [name for name, count in Counter(names).items() if count > 1]
+    if duplicates:
+        raise LabError(f"launch.config: {problem}: {', '.join(sorted(duplicates))}", hint=hint)
 
 
-def _pairs(
+def _rendered_leaves(
     config: Mapping[str, Any], rendering: Rendering, changed: Mapping[str, bool] | None
 ) -> list[tuple[Concrete, Any]]:
+    """Return the leaves that the rendering includes: neither skipped nor, with `only: changed`, unchanged."""
     only = rendering.only or ("changed" if rendering.as_ == "hydra" else "all")
 
-    def wanted(at: Concrete) -> bool:
-        if rendering.leaves_out(at):
+    def is_included(path: Concrete) -> bool:
+        if rendering.leaves_out(path):
             return False
         if only == "all" or changed is None:
             return True
-        key = show(at)
+        key = show(path)
         return key in changed or any(other.startswith(key + ".") for other in changed)
 
-    return [(at, value) for at, value in _wholes(config) if wanted(at)]
+    return [(path, value) for path, value in _leaves(config) if is_included(path)]
 
 
-def _wholes(config: Mapping[str, Any]) -> list[tuple[Concrete, Any]]:
-    """All values with their places, a list as one value: that is how trainers take lists on a command line."""
-    found: list[tuple[Concrete, Any]] = []
+def _leaves(config: Mapping[str, Any]) -> list[tuple[Concrete, Any]]:
+    """Return all values with their paths. A list is one value, as on a trainer's command line."""
+    leaves: list[tuple[Concrete, Any]] = []
 
-    def walk(node: Mapping[str, Any], trail: Concrete) -> None:
+    def walk(node: Mapping[str, Any], parent: Concrete) -> None:
         for key, value in node.items():
             if isinstance(value, Mapping) and value:
-                walk(value, (*trail, key))
+                walk(value, (*parent, key))
             else:
-                found.append(((*trail, key), value))
+                leaves.append(((*parent, key), value))
 
     walk(config, ())
-    return found
+    return leaves
 
 
-def _name(at: Concrete, rendering: Rendering) -> str:
-    name = str(at[-1]) if rendering.keys == "flat" else ".".join(map(str, at))
+def _flag_name(path: Concrete, rendering: Rendering) -> str:
+    name = str(path[-1]) if rendering.keys == "flat" else ".".join(map(str, path))
     return "--" + (name.replace("_", "-") if rendering.case == "kebab" else name)
 
 
-def _flag(at: Concrete, value: Any, rendering: Rendering) -> list[str]:
-    name = _name(at, rendering)
+def _flag(path: Concrete, value: Any, rendering: Rendering) -> list[str]:
+    """Return the words of one option: its name and its value."""
+    name = _flag_name(path, rendering)
     if isinstance(value, bool):
-        style = "present" if ".".join(map(str, at)) in rendering.store_true else rendering.booleans
+        style = "present" if ".".join(map(str, path)) in rendering.store_true else rendering.booleans
         if style == "present":
             return [name] if value else []
         if style == "switch":
-            head, dot, last = name[2:].rpartition(".")
-            no = "no-" if rendering.case == "kebab" else "no_"
-            return [name] if value else [f"--{head}{dot}{no}{last}"]
+            parent, dot, last = name[2:].rpartition(".")
+            negation = "no-" if rendering.case == "kebab" else "no_"
+            return [name] if value else [f"--{parent}{dot}{negation}{last}"]
         if style == "empty" and not value:
             return [f"{name}="] if rendering.separator == "equals" else [name, ""]
     if isinstance(value, list) and rendering.lists == "spread":
-        texts = [_text(item) for item in value]
-        odd = next((text for text in texts if text.startswith("-") and not PLAIN_NEGATIVE.fullmatch(text)), None)
-        if odd is not None:
+        items = [_format_value(item) for item in value]
+        ambiguous = next((item for item in items if item.startswith("-") and not PLAIN_NEGATIVE.fullmatch(item)), None)
+        if ambiguous is not None:
             raise LabError(
-                f"launch.config: {name}: {odd!r} in a list would be taken for an option", hint="use lists: json"
+                f"launch.config: {name}: {ambiguous!r} in a list would be taken for an option", hint="use lists: json"
             )
-        return [name, *texts]
-    text = _text(value)
+        return [name, *items]
+    text = _format_value(value)
     if rendering.separator == "equals" or (text.startswith("-") and not PLAIN_NEGATIVE.fullmatch(text)):
         return [f"{name}={text}"]
     return [name, text]
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -232,32 +258,37 @@ def _text(value: Any) -> str:
 def _hydra_key(key: str, also: re.Pattern[str] = HYDRA_KEY) -> str:
     if not HYDRA_KEY.fullmatch(key) or not also.fullmatch(key):
         raise LabError(
-            f"launch.config: Hydra's command line has no way to write the key {key!r}",
-            hint="rename it, or hand the config over as a file",
+            f"launch.config: Hydra's override grammar cannot express the key {key!r}",
+            hint="rename it, or pass the config as a file",
         )
     return key
 
 
-def _hydra(value: Any) -> str:
-    """A value in Hydra's override grammar."""
+def _hydra_value(value: Any) -> str:
+    """Return a value in Hydra's override grammar."""
     if isinstance(value, str):
         if HYDRA_WORD.fullmatch(value):
             return value
-        # Between quotes a backslash stands for itself, but not those in front of a quote.
+        # Between quotes a backslash is literal, except before a quote.
         return "'" + re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + m[2].replace("'", "\\'"), value) + "'"
     if isinstance(value, list):
-        return "[" + ",".join(map(_hydra, value)) + "]"
+        return "[" + ",".join(map(_hydra_value, value)) + "]"
     if isinstance(value, dict):
-        return "{" + ",".join(f"{_hydra_key(str(key), HYDRA_WORD)}:{_hydra(item)}" for key, item in value.items()) + "}"
+        items = (f"{_hydra_key(str(key), HYDRA_WORD)}:{_hydra_value(item)}" for key, item in value.items())
+        return "{" + ",".join(items) + "}"
     if isinstance(value, bool):
         return "true" if value else "false"
     return "null" if value is None else repr(value)
 
 
 def find_program(name: str, cwd: Path, env: Mapping[str, str], which: Callable[..., str | None] = shutil.which) -> str:
-    """The program's path, as a shell in `cwd` would find it; an error says what to do."""
+    """Return the path of a program, as a shell in `cwd` would find it.
+
+    Raises:
+        LabError: It does not exist or is not executable.
+    """
     if "/" in name:
-        program = cwd / name  # an absolute name stays as it is
+        program = cwd / name  # an absolute name is unchanged
         if program.is_file() and os.access(program, os.X_OK):
             return str(program)
         why = "is not executable" if program.is_file() else "is a folder" if program.is_dir() else "does not exist"

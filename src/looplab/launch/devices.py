@@ -1,4 +1,4 @@
-"""What NVML says about the devices of this machine: which there are, and who uses them."""
+"""Devices of this machine and the processes that use them, according to NVML."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import ModuleType
 
 @dataclass(frozen=True, slots=True)
 class DeviceProcess:
-    """A process on a device that is not one of ours."""
+    """A process on a device that looplab did not start."""
 
     pid: int
     name: str
@@ -21,7 +21,7 @@ class DeviceProcess:
 
 
 class Devices:
-    """NVML, where it is. Without a driver there are no devices and nobody is on them."""
+    """The devices that NVML reports; none without a driver."""
 
     def __init__(self) -> None:
         self._nvml: ModuleType | None = None
@@ -37,22 +37,23 @@ class Devices:
 
     @property
     def present(self) -> bool:
+        """Whether NVML and a driver are available."""
         return self._nvml is not None
 
     def ids(self) -> list[str]:
-        """The devices to use by default: all of them, or what CUDA_VISIBLE_DEVICES leaves."""
+        """Return the default devices: all, or those in CUDA_VISIBLE_DEVICES."""
         if self._nvml is None:
             return []
-        there = [str(i) for i in range(self._nvml.nvmlDeviceGetCount())]
+        indices = [str(i) for i in range(self._nvml.nvmlDeviceGetCount())]
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         if visible is None:
-            return there
+            return indices
         names = [part.strip() for part in visible.split(",")]
-        # As CUDA reads it: what comes after a name that is no device (`-1`, say) is not visible either.
-        return list(takewhile(lambda name: name in there or name.startswith(("GPU-", "MIG-")), names))
+        # Like CUDA: everything after the first invalid name (`-1`, for example) is invisible.
+        return list(takewhile(lambda name: name in indices or name.startswith(("GPU-", "MIG-")), names))
 
     def other_processes(self, device: str) -> list[DeviceProcess]:
-        """Processes that compute on the device and were not started by looplab."""
+        """Return the processes that compute on the device and were not started by looplab."""
         if self._nvml is None:
             return []
         try:
@@ -66,7 +67,7 @@ class Devices:
                 processes = self._nvml.nvmlDeviceGetComputeRunningProcesses_v2(handle)
         except self._nvml.NVMLError:
             return []
-        return [DeviceProcess(p.pid, _name(p.pid)) for p in processes if not _is_ours(p.pid)]
+        return [DeviceProcess(p.pid, _process_name(p.pid)) for p in processes if not _is_ours(p.pid)]
 
 
 def _is_ours(pid: int) -> bool:
@@ -78,7 +79,7 @@ def _is_ours(pid: int) -> bool:
         return False
 
 
-def _name(pid: int) -> str:
+def _process_name(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:

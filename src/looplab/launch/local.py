@@ -1,4 +1,4 @@
-"""The local executor: trainings on this machine, started by a supervisor that outlives the engine."""
+"""The local executor: runs trainers on this machine, under a supervisor process that outlives the engine."""
 
 from __future__ import annotations
 
@@ -28,25 +28,27 @@ from looplab.runs.disk import network_disk
 from looplab.runs.folder import record_folder
 from looplab.untrusted import UntrustedError, load_json, read_bounded
 
-UNSEEN_S = 2.0
-"""How long a started run may stay without `process.json` before its process is looked for."""
-LOOK_AGAIN_S = 0.02
-GRACE_S, CLEANUP_S = 10.0, 5.0
+PROCESS_FILE_TIMEOUT_S = 2.0
+"""Seconds a started run may lack `process.json` before its process is searched for by mark."""
+POLL_INTERVAL_S = 0.02
+DEFAULT_GRACE_S, DEFAULT_CLEANUP_S = 10.0, 5.0
+"""Limits of a run whose `process.json` does not record them."""
 EARLIER_KEYS = {"keeper": "supervisor", "keeper_start": "supervisor_start", "linger": "cleanup_timeout"}
-"""Keys of `process.json` as version 0.1 wrote them: its live runs are adopted too."""
-"""For a run of which not even the limits were written down."""
-UNSEEN_END = "it ended while neither an engine nor its supervisor was there to see its exit code"
-LARGEST_RECORD = 1 << 20
-"""Bytes of `process.json` or `exit.json`; a larger file is not what a supervisor writes."""
+"""Keys of `process.json` as version 0.1 wrote them; live runs of that version are adopted too."""
+EXIT_NOT_OBSERVED = "it ended while neither an engine nor its supervisor was running, so its exit code is unknown"
+MAX_RECORD_BYTES = 1 << 20
+"""Size limit of `process.json` and `exit.json`; a supervisor writes far less."""
 OVERDUE_S = 5.0
-"""Seconds after the end of a run's processes from which on a missing `exit.json` is reported."""
-UNWRITTEN_S = 0.2
-"""How long after a process `exit.json` may still come from a supervisor that has just ended too."""
-FAR_S = 0.2
-"""How often a run is looked at whose processes cannot be seen from here."""
+"""Seconds after the end of a run's processes before a missing `exit.json` is reported."""
+EXIT_FILE_DELAY_S = 0.2
+"""Seconds to wait for `exit.json` after a trainer exits, in case its supervisor is still writing it."""
+UNREACHABLE_POLL_S = 0.2
+"""Seconds between checks of runs whose processes are not visible from here."""
 CLOCK_SET_S = 1.0
-"""By how much the clocks of two engines must differ for the start of an adopted run to be reported again."""
-KEEPERS_TRIED = 3
+"""Seconds between recorded and recomputed start from which an adopted run's start is reported again."""
+SUPERVISOR_ATTEMPTS = 3
+RECV_BYTES = 1 << 16
+"""Bytes read from the supervisor at a time; the allocator would map and unmap a larger buffer on every call."""
 
 
 @dataclass(slots=True)
@@ -56,67 +58,67 @@ class Adopted:
     run_dir: Path
     record_dir: Path
     process: dict[str, Any]
-    """What `process.json` says: which process, which supervisor, which limits."""
+    """Content of `process.json`: pid, supervisor and limits."""
     group: int
+    """Process group of the trainer."""
     pidfd: int = -1
-    """-1 once the process is gone and only its `exit.json` is awaited."""
-    look_at: float = 0.0
-    """Once it is gone: when to look whether its supervisor is gone too."""
+    """-1 once the trainer has exited and only `exit.json` is awaited."""
+    check_supervisor_at: float = 0.0
+    """After the trainer's exit: when to check whether its supervisor is gone too. Monotonic, like all times here."""
     deadline: float | None = None
-    rest_at: float | None = None
-    """When the rest of a run without a supervisor is to be ended; None as long as none was seen."""
-    asked: bool = False
-    """Whether that rest was asked to go."""
+    """When the run times out; None: no limit."""
+    signal_leftovers_at: float | None = None
+    """When to signal the leftover processes of a run without a supervisor; None: none were seen yet."""
+    leftovers_signalled: bool = False
+    """Whether leftover processes were sent SIGTERM."""
     overdue_at: float | None = None
-    """When to report that the supervisor does not write down its end; None: it lives, or that was reported."""
+    """When to report a missing `exit.json`; None: the trainer is alive, or it was reported."""
     forged: Exit | None = None
-    """An end that was written down while the process was alive: not by its supervisor, and not believed."""
+    """An exit recorded while the trainer was still alive: not written by its supervisor, and ignored."""
 
 
 class Where(StrEnum):
-    """Where the processes are that `process.json` names."""
+    """Location of the processes that `process.json` names."""
 
     HERE = "here"
-    """In this PID namespace, if they are alive."""
+    """In this PID namespace, if alive."""
     ELSEWHERE = "elsewhere"
     """Alive, or not provably dead, on another host or in another PID namespace."""
     GONE = "gone"
+    """Provably dead."""
     COPY = "copy"
-    """In another folder: this one is a copy of it."""
-
-
-RECEIVED_BYTES = 1 << 16
-"""Read from the supervisor at a time: a larger buffer would be mapped and unmapped by the kernel each time."""
+    """They belong to another folder, of which this one is a copy."""
 
 
 @dataclass(slots=True)
 class Stop:
-    """That a run is to end."""
+    """A pending request to end a run."""
 
     reason: str | None
-    """None where it had ended by itself and only its rest is to go."""
+    """None if the trainer had already exited and only leftover processes are to be ended."""
     kill_at: float
+    """When to send SIGKILL, on the monotonic clock."""
 
 
-def _message(order: dict[str, Any]) -> bytes:
-    """Return an order for the supervisor as a line of JSON."""
+def _encode_message(message: dict[str, Any]) -> bytes:
+    """Return a message to the supervisor as a line of JSON, without the newline."""
     try:
-        return orjson.dumps(order)
-    except TypeError:  # paths that are not valid Unicode, which only escaped JSON keeps exactly
-        return json.dumps(order).encode()
+        return orjson.dumps(message)
+    except TypeError:  # paths that are not valid Unicode, which only escaped JSON preserves
+        return json.dumps(message).encode()
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The content of a record file; None where it is missing, or is anything but a small file with a JSON object."""
+    """Return the content of a record file; None if it is missing, too large, or not a JSON object."""
     try:
-        data = load_json(read_bounded(path, LARGEST_RECORD, follow=False))
+        data = load_json(read_bounded(path, MAX_RECORD_BYTES, follow=False))
     except (OSError, UntrustedError):
         return None
     return data if isinstance(data, dict) else None
 
 
 def read_process(record_dir: Path) -> dict[str, Any] | None:
-    """What `process.json` says; None where it is missing, or is not what a supervisor writes."""
+    """Return the content of `process.json`; None if it is missing, or not as a supervisor writes it."""
     process = read_json(record_dir / "process.json")
     if process is None or not isinstance(process.get("boot"), str):
         return None
@@ -128,10 +130,10 @@ def read_process(record_dir: Path) -> dict[str, Any] | None:
     if not all(_is_count(ticks, 1 << 63) for ticks in (process.get("start"), process.get("supervisor_start", 0))):
         return None
     counts = {"namespace": 1 << 63, "tag": 1 << 63}
-    odd = [key for key, limit in counts.items() if key in process and not _is_count(process[key], limit)]
+    invalid = [key for key, limit in counts.items() if key in process and not _is_count(process[key], limit)]
     amounts = ("started", "clock", "timeout", "grace", "cleanup_timeout")
-    odd += [key for key in amounts if process.get(key) is not None and not _is_amount(process[key])]
-    return {key: value for key, value in process.items() if key not in odd}
+    invalid += [key for key in amounts if process.get(key) is not None and not _is_amount(process[key])]
+    return {key: value for key, value in process.items() if key not in invalid}
 
 
 def _is_count(value: object, limit: int = 1 << 31) -> bool:
@@ -143,25 +145,26 @@ def _is_amount(value: object) -> bool:
 
 
 def read_exit(record_dir: Path) -> Exit | None:
-    """How the run ended; None where that is not written down yet, or not as a supervisor writes it."""
+    """Return how the run ended; None if `exit.json` is missing, or not as a supervisor writes it."""
     ended = read_json(record_dir / "exit.json")
     if ended is None or "code" not in ended:
         return None
-    numbers = (ended.get(key) for key in ("started", "ended", "user_s", "system_s", "max_rss_kb"))
-    is_sound = (
+    amounts = (ended.get(key) for key in ("started", "ended", "user_s", "system_s", "max_rss_kb"))
+    is_valid = (
         all(ended.get(key) is None or _is_count(ended[key]) for key in ("code", "signal"))
         and all(ended.get(key) is None or isinstance(ended[key], str) for key in ("reason", "message"))
-        and all(value is None or _is_amount(value) for value in numbers)
+        and all(value is None or _is_amount(value) for value in amounts)
     )
-    return Exit.from_dict({**ended, "lingered": ended.get("lingered") is True}) if is_sound else None
+    return Exit.from_dict({**ended, "lingered": ended.get("lingered") is True}) if is_valid else None
 
 
 def is_alive(pid: int, ticks: int, boot: str) -> bool:
-    """Whether this very process lives: a pid alone may have been given to another."""
+    """Return whether this exact process is alive; the start time and boot id guard against a reused pid."""
     return boot == supervisor.boot_id() and ticks != 0 and supervisor.start_ticks(pid) == ticks and not is_zombie(pid)
 
 
 def is_zombie(pid: int) -> bool:
+    """Return whether the process is a zombie or does not exist."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
     except (OSError, IndexError):
@@ -169,10 +172,11 @@ def is_zombie(pid: int) -> bool:
 
 
 def where_is(process: dict[str, Any] | None, record_dir: Path) -> Where:
-    """Where to look for the processes of a run. Nothing may be concluded from a pid of another host or namespace.
+    """Return where the processes of a run are. A pid from another host or PID namespace proves nothing.
 
     Args:
-        process: What `process.json` says; None if there is no such file.
+        process: Content of `process.json`; None if there is no such file.
+        record_dir: The record folder of the run.
     """
     if process is None:
         return Where.HERE
@@ -187,17 +191,17 @@ def where_is(process: dict[str, Any] | None, record_dir: Path) -> Where:
         return Where.GONE if process.get("locked") else Where.ELSEWHERE
     if process.get("host") in (None, os.uname().nodename):
         return Where.GONE  # this machine has booted since
-    # Locks on a local disk are seen by everybody who can use that disk; those on a network disk may be local.
-    known = process.get("locked") and network_disk(record_dir) is None
-    return Where.GONE if known else Where.ELSEWHERE
+    # A lock on a local disk is visible to everyone who can use that disk; on a network disk it may be local to a host.
+    is_lock_visible = process.get("locked") and network_disk(record_dir) is None
+    return Where.GONE if is_lock_visible else Where.ELSEWHERE
 
 
 def find_by_mark(run_dir: Path, record_dir: Path | None = None) -> list[int]:
-    """The living processes that carry the mark of a run, oldest first: its tag, or without any tag its variable.
+    """Return the live processes that carry a run's mark, oldest first: its tag or, without a tag, its variable.
 
-    A supervisor has the tag for the moment in which it starts the run, and is not one of its processes.
+    A supervisor carries the tag while it starts the run; it is not one of the run's processes.
     """
-    wanted = supervisor.tag_of(str(record_dir or run_dir))
+    run_tag = supervisor.tag_of(str(record_dir or run_dir))
     mark = os.fsencode(f"LOOPLAB_RUN_DIR={run_dir}")
     found = []
     for entry in os.scandir("/proc"):
@@ -205,18 +209,18 @@ def find_by_mark(run_dir: Path, record_dir: Path | None = None) -> list[int]:
             pid = int(entry.name)
             tag = supervisor.tag_on(pid)
             with contextlib.suppress(OSError):
-                if tag and tag != wanted:
+                if tag and tag != run_tag:
                     continue
                 is_marked = mark in Path(entry.path, "environ").read_bytes().split(b"\0")
                 if is_marked or (tag and not _is_supervisor(Path(entry.path))):
-                    os.kill(pid, 0)  # one of another user cannot be ended
+                    os.kill(pid, 0)  # raises for a process of another user, which cannot be signalled
                     if not is_zombie(pid):
                         found.append((supervisor.start_ticks(pid), pid))
     return [pid for _, pid in sorted(found)]
 
 
 def _is_supervisor(process: Path) -> bool:
-    """Whether a process in /proc was started as a supervisor."""
+    """Return whether a process (a folder in /proc) was started as a supervisor."""
     argv = (process / "cmdline").read_bytes().split(b"\0")
     return any(word.endswith(b"/looplab/launch/supervisor.py") for word in argv[:4])
 
@@ -229,7 +233,7 @@ def signal_groups(pids: Iterable[int], number: int) -> None:
             group = os.getpgid(pid)
             if group > 1:
                 groups.add(group)
-            else:  # its leader is outside of this PID namespace, and 0 would be our own group
+            else:  # the leader is outside this PID namespace; group 0 would mean our own
                 os.kill(pid, number)
     for group in groups - {os.getpgrp()}:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -237,24 +241,24 @@ def signal_groups(pids: Iterable[int], number: int) -> None:
 
 
 def stop_without_engine(run_dirs: Sequence[Path], grace: float) -> tuple[list[str], list[str]]:
-    """End runs that live without an engine: SIGTERM, and SIGKILL after `grace` seconds.
+    """End runs that have no engine: SIGTERM, then SIGKILL after `grace` seconds.
 
     Returns:
-        The names of the folders of the runs that were stopped, and of those whose processes cannot be seen from here.
+        Folder names of the runs that were stopped, and of those whose processes are not visible from here.
     """
     found: list[tuple[Path, Path, dict[str, Any]]] = []
-    unseen = []
+    unreachable = []
     for run_dir in run_dirs:
         record_dir = record_folder(run_dir)
         process = read_process(record_dir)
         where = where_is(process, record_dir)
         if where is Where.ELSEWHERE:
-            unseen.append(run_dir.name)
+            unreachable.append(run_dir.name)
         elif where is Where.HERE and (is_running(run_dir, record_dir) or find_by_mark(run_dir, record_dir)):
             found.append((run_dir, record_dir, process or {}))
 
     def signal_all(number: int) -> bool:
-        """Signal every process that is left; return whether there is one."""
+        """Signal every remaining process (0: only check); return whether there is one."""
         is_left = False
         for run_dir, record_dir, process in found:
             pids = find_by_mark(run_dir, record_dir)
@@ -270,12 +274,15 @@ def stop_without_engine(run_dirs: Sequence[Path], grace: float) -> tuple[list[st
     while time.monotonic() < deadline and signal_all(0):
         time.sleep(0.05)
     signal_all(signal.SIGKILL)
-    return [run_dir.name for run_dir, _, _ in found], unseen
+    return [run_dir.name for run_dir, _, _ in found], unreachable
 
 
 def is_running(run_dir: Path, record_dir: Path) -> bool:
-    """Whether a run may be alive: its first process; where that is not known, any with its mark; where its processes
-    cannot be seen from here, as long as nothing proves the contrary."""
+    """Return whether a run may be alive.
+
+    Decided by its trainer process; if that is unknown, by any process with its mark. A run whose processes are not
+    visible from here counts as alive until proven dead.
+    """
     process = read_process(record_dir)
     match where_is(process, record_dir):
         case Where.ELSEWHERE:
@@ -287,8 +294,8 @@ def is_running(run_dir: Path, record_dir: Path) -> bool:
     return is_alive(process["pid"], process["start"], process["boot"])
 
 
-def describe(pid: int) -> dict[str, Any]:
-    """What `process.json` would say about a process that was found by its mark."""
+def _describe_process(pid: int) -> dict[str, Any]:
+    """Return what `process.json` would hold for a process that was found by its mark; pid 0: for a dead one."""
     parent = 0
     with contextlib.suppress(OSError, IndexError):
         parent = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
@@ -303,13 +310,13 @@ def describe(pid: int) -> dict[str, Any]:
     }
 
 
-def _stamp(started: float) -> float:
-    """When a process started, from what the monotonic clock of this machine showed then."""
-    return clock.now() - (time.monotonic() - started)
+def _unix_time(monotonic: float) -> float:
+    """Convert a time of this machine's monotonic clock to Unix time."""
+    return clock.now() - (time.monotonic() - monotonic)
 
 
-def _lost(message: str, process: dict[str, Any] | None) -> Exit:
-    """The end of a run that nobody saw."""
+def _lost_exit(message: str, process: dict[str, Any] | None) -> Exit:
+    """Return the exit of a run whose end nobody observed."""
     started, ended = (process or {}).get("started"), clock.now()
     if process and started is not None and "clock" in process and process["boot"] == supervisor.boot_id():
         ended = started + time.monotonic() - process["clock"]
@@ -317,77 +324,82 @@ def _lost(message: str, process: dict[str, Any] | None) -> Exit:
 
 
 class LocalExecutor:
+    """Runs trainers on this machine; see `Executor` for the contract.
+
+    New runs are started by a supervisor process. Runs of an earlier engine, or of a supervisor that was killed, are
+    adopted: watched by pidfd, with their limits enforced here if their supervisor is gone.
+    """
+
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._socket: socket.socket | None = None
         self._inbox = b""
-        self._running: dict[str, tuple[str, str]] = {}  # run → its folder and its record folder
+        self._running: dict[str, tuple[str, str]] = {}  # run → (run folder, record folder)
         self._adopted: dict[str, Adopted] = {}
-        self._waiting: dict[str, tuple[Path, Path, float]] = {}  # run → its folders, and until when
-        self._far: dict[str, tuple[Path, Path]] = {}  # run that cannot be seen from here → its folders
-        self._far_at = 0.0  # when they were last looked at
+        # Adopted runs whose process.json is still awaited: run → (run folder, record folder, deadline)
+        self._unidentified: dict[str, tuple[Path, Path, float]] = {}
+        self._unreachable: dict[str, tuple[Path, Path]] = {}  # run → (run folder, record folder)
+        self._unreachable_checked_at = 0.0
         self._stops: dict[str, Stop] = {}
-        self._held: dict[
-            str, tuple[str, LaunchSpec, float]
-        ] = {}  # run → (the adopted run before it, its order, until when)
+        # Starts that wait for an adopted run: run → (that run, spec, deadline)
+        self._pending: dict[str, tuple[str, LaunchSpec, float]] = {}
         self._events: list[LaunchEvent] = []
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._wake_r, selectors.EVENT_READ, "wake")
-        self._start_supervisor()  # now, so that it is up when the first run is decided on
+        self._start_supervisor()  # now, so that it is ready before the first run
 
     def wake(self) -> None:
-        """Make a `poll` that waits return at once; may be called from a signal handler or another thread."""
-        with contextlib.suppress(OSError):  # full: it will wake anyway; closed: nothing waits
+        with contextlib.suppress(OSError):  # full: `poll` will wake anyway; closed: nobody waits
             os.write(self._wake_w, b"x")
 
     # -- the contract
 
-    def start(self, order: LaunchSpec, after: str | None = None) -> None:
+    def start(self, spec: LaunchSpec, after: str | None = None) -> None:
         from looplab.launch.slots import lock_paths
 
-        run_id, folder = order.run_id, os.path.abspath(order.run_dir)
-        record = folder if order.record_dir is None else os.path.abspath(order.record_dir)
+        run_id, folder = spec.run_id, os.path.abspath(spec.run_dir)
+        record = folder if spec.record_dir is None else os.path.abspath(spec.record_dir)
         if self._knows(run_id):
             return
-        if after in self._adopted or after in self._waiting or after in self._far:
-            # The supervisor of that run is another one, or dead: it is waited for here.
-            self._held[run_id] = (after, order, time.monotonic() + supervisor.HELD_S)
+        if after in self._adopted or after in self._unidentified or after in self._unreachable:
+            # That run has another supervisor, or none: wait for it here.
+            self._pending[run_id] = (after, spec, time.monotonic() + supervisor.MAX_PENDING_S)
             return
-        line = _message(
+        line = _encode_message(
             {
                 "op": "start",
                 "id": run_id,
                 "after": after,
                 "dir": folder,
                 "record": record,
-                "path": order.path,
-                "argv": list(order.argv),
-                # By this mark every process of the run is known, wherever it went.
-                "env": {**order.env, "LOOPLAB_RUN_DIR": folder},
-                "cwd": str(order.cwd),
-                "cores": list(order.slot.cores),
-                "locks": [str(path) for path in lock_paths(order.slot)],
+                "path": spec.path,
+                "argv": list(spec.argv),
+                # This variable marks every process of the run, whatever its session or parent.
+                "env": {**spec.env, "LOOPLAB_RUN_DIR": folder},
+                "cwd": str(spec.cwd),
+                "cores": list(spec.slot.cores),
+                "locks": [str(path) for path in lock_paths(spec.slot)],
                 "label": folder,
-                "timeout": order.timeout,
-                "grace": order.grace,
-                "cleanup_timeout": order.cleanup_timeout,
+                "timeout": spec.timeout,
+                "grace": spec.grace,
+                "cleanup_timeout": spec.cleanup_timeout,
             }
         )
-        for _ in range(KEEPERS_TRIED):
+        for _ in range(SUPERVISOR_ATTEMPTS):
             if self._send(line):
                 self._running[run_id] = folder, record
                 return
-        raise LabError("the process that keeps the trainings ends as soon as it is started", file=supervisor.__file__)
+        raise LabError("the supervisor process exits as soon as it is started", file=supervisor.__file__)
 
     def stop(self, run_id: str, reason: str, grace: float) -> None:
-        if run_id in self._held:
-            self._refuse(run_id, None)
+        if run_id in self._pending:
+            self._reject(run_id, None)
         if not self._knows(run_id):
             return
         adopted = self._adopted.get(run_id)
         kill_at = time.monotonic() + grace
-        if run_id in self._far and not find_by_mark(*self._far[run_id]):
-            self._give_up(run_id, reason)
+        if run_id in self._unreachable and not find_by_mark(*self._unreachable[run_id]):
+            self._abandon(run_id, reason)
             return
         if run_id in self._stops:
             self._stops[run_id].kill_at = min(self._stops[run_id].kill_at, kill_at)
@@ -395,15 +407,15 @@ class LocalExecutor:
             self._stops[run_id] = Stop(reason if adopted is None or adopted.pidfd >= 0 else None, kill_at)
             if adopted is not None:
                 self._signal(adopted, signal.SIGTERM)
-            elif run_id in self._far:
-                signal_groups(find_by_mark(*self._far[run_id]), signal.SIGTERM)
+            elif run_id in self._unreachable:
+                signal_groups(find_by_mark(*self._unreachable[run_id]), signal.SIGTERM)
         if run_id in self._running:
-            # Should the supervisor be dead, this makes the run an adopted one, and `_watch` passes the stop on.
-            self._send(_message({"op": "stop", "id": run_id, "reason": reason, "grace": grace}))
+            # If the supervisor is dead, `_send` adopts the run, and `_watch` applies the stop.
+            self._send(_encode_message({"op": "stop", "id": run_id, "reason": reason, "grace": grace}))
 
     def cancel(self, run_id: str) -> None:
-        if run_id in self._held:
-            self._refuse(run_id, None)
+        if run_id in self._pending:
+            self._reject(run_id, None)
         if run_id in self._running:
             self._send(orjson.dumps({"op": "cancel", "id": run_id}))
 
@@ -420,35 +432,36 @@ class LocalExecutor:
             return False
         where = where_is(process, record_dir)
         if where is Where.COPY:
-            self._end(run_id, _lost("this folder is a copy; the run belongs to the folder that was copied", process))
+            message = "this folder is a copy; the run belongs to the original folder"
+            self._end(run_id, _lost_exit(message, process))
         elif where is Where.ELSEWHERE:
-            self._lose_sight(run_id, run_dir, record_dir, process)
+            self._report_unreachable(run_id, run_dir, record_dir, process)
         elif process is not None:
             self._watch(run_id, run_dir, record_dir, process)
         else:
-            # Started, but its supervisor had no time yet to write down which process it is.
-            self._waiting[run_id] = (run_dir, record_dir, time.monotonic() + UNSEEN_S)
+            # Started, but its supervisor has not written process.json yet.
+            self._unidentified[run_id] = (run_dir, record_dir, time.monotonic() + PROCESS_FILE_TIMEOUT_S)
         return True
 
     def poll(self, timeout: float) -> list[LaunchEvent]:
         if self._events:
             timeout = 0.0
-        elif self._waiting or self._adopted or self._far:
-            timeout = min(timeout, self._patience())
+        elif self._unidentified or self._adopted or self._unreachable:
+            timeout = min(timeout, self._until_next_check())
         for key, _ in self._selector.select(timeout):
             if key.data == "supervisor":
-                self._listen()
+                self._receive()
             elif key.data == "wake":
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_r, 4096)
             else:
-                self._gone(key.data)
-        if self._waiting or self._adopted:
-            self._look_after_adopted()
-        if self._far and time.monotonic() - self._far_at >= FAR_S:
-            self._look_far()
-        if self._held:
-            self._look_after_held()
+                self._on_trainer_exit(key.data)
+        if self._unidentified or self._adopted:
+            self._check_adopted()
+        if self._unreachable and time.monotonic() - self._unreachable_checked_at >= UNREACHABLE_POLL_S:
+            self._check_unreachable()
+        if self._pending:
+            self._check_pending()
         events, self._events = self._events, []
         return events
 
@@ -469,9 +482,9 @@ class LocalExecutor:
         return (
             run_id in self._running
             or run_id in self._adopted
-            or run_id in self._waiting
-            or run_id in self._far
-            or run_id in self._held
+            or run_id in self._unidentified
+            or run_id in self._unreachable
+            or run_id in self._pending
         )
 
     def _end(self, run_id: str, exit_: Exit) -> None:
@@ -482,15 +495,15 @@ class LocalExecutor:
     # -- the supervisor
 
     def _send(self, line: bytes) -> bool:
-        """Give the supervisor an order. False: it was killed; its runs live on without it and are adopted."""
+        """Send a message to the supervisor. Returns False if it was killed; its runs continue and are adopted."""
         try:
             if self._socket is None:
                 self._start_supervisor()
             assert self._socket is not None
             self._socket.sendall(line + b"\n")
         except ConnectionError:
-            while self._socket is not None:  # what it said before its end, and the end
-                self._listen()
+            while self._socket is not None:  # its last events, then end of file
+                self._receive()
             return False
         return True
 
@@ -510,38 +523,40 @@ class LocalExecutor:
         self._selector.register(ours, selectors.EVENT_READ, "supervisor")
         self._socket.sendall(json.dumps({"op": "env", "env": dict(os.environ)}).encode() + b"\n")
 
-    def _listen(self) -> None:
+    def _receive(self) -> None:
+        """Read messages from the supervisor and queue their events."""
         assert self._socket is not None
         try:
-            data = self._socket.recv(RECEIVED_BYTES)
+            data = self._socket.recv(RECV_BYTES)
         except OSError:
             data = b""
         if not data:
-            self._supervisor_lost()
+            self._on_supervisor_exit()
             return
         *lines, self._inbox = (self._inbox + data).split(b"\n")
         for line in lines:
-            event = json.loads(line)  # its texts may hold paths that are not valid Unicode
+            event = json.loads(line)  # not orjson: strings may hold paths that are not valid Unicode
             run_id = event["id"]
             match event["ev"]:
                 case "started":
-                    self._events.append(Started(run_id, event["pid"], _stamp(event["clock"])))
+                    self._events.append(Started(run_id, event["pid"], _unix_time(event["clock"])))
                 case "ended":
                     self._running.pop(run_id, None)
                     self._end(run_id, Exit.from_dict(event["exit"]))
                 case "busy":
-                    self._refuse(run_id, event["holder"])
+                    self._reject(run_id, event["holder"])
                 case "exists":
                     if not self.adopt(run_id, *map(Path, self._running.pop(run_id))):
-                        self._refuse(run_id, None)  # its folder vanished meanwhile
+                        self._reject(run_id, None)  # its folder was deleted meanwhile
 
-    def _refuse(self, run_id: str, why: str | None) -> None:
+    def _reject(self, run_id: str, holder: str | None) -> None:
         self._running.pop(run_id, None)
         self._stops.pop(run_id, None)
-        self._held.pop(run_id, None)
-        self._events.append(Rejected(run_id, why))
+        self._pending.pop(run_id, None)
+        self._events.append(Rejected(run_id, holder))
 
-    def _supervisor_lost(self) -> None:
+    def _on_supervisor_exit(self) -> None:
+        """Adopt the runs of a supervisor that was killed."""
         if self._socket is None:
             return
         self._selector.unregister(self._socket)
@@ -551,21 +566,23 @@ class LocalExecutor:
         running, self._running = self._running, {}
         for run_id, (folder, record) in running.items():
             if not self.adopt(run_id, Path(folder), Path(record)):
-                self._refuse(run_id, None)
-            elif run_id in self._waiting:  # for what nobody will write any more
-                self._waiting[run_id] = (Path(folder), Path(record), time.monotonic() + UNWRITTEN_S)
+                self._reject(run_id, None)
+            elif run_id in self._unidentified:  # nobody will write its process.json any more
+                self._unidentified[run_id] = (Path(folder), Path(record), time.monotonic() + EXIT_FILE_DELAY_S)
 
     # -- runs of earlier engines
 
-    def _patience(self) -> float:
-        """How long nothing needs to be looked at."""
-        if self._waiting or self._stops or self._held or any(adopted.pidfd < 0 for adopted in self._adopted.values()):
-            return LOOK_AGAIN_S
-        due = [self._far_at + FAR_S] if self._far else []
+    def _until_next_check(self) -> float:
+        """Return the seconds until an adopted run needs a check."""
+        has_exited = any(adopted.pidfd < 0 for adopted in self._adopted.values())
+        if self._unidentified or self._stops or self._pending or has_exited:
+            return POLL_INTERVAL_S
+        due = [self._unreachable_checked_at + UNREACHABLE_POLL_S] if self._unreachable else []
         due += [adopted.deadline for adopted in self._adopted.values() if adopted.deadline is not None]
-        return max(LOOK_AGAIN_S, min(due) - time.monotonic()) if due else inf
+        return max(POLL_INTERVAL_S, min(due) - time.monotonic()) if due else inf
 
     def _watch(self, run_id: str, run_dir: Path, record_dir: Path, process: dict[str, Any]) -> None:
+        """Watch an adopted run whose process is known, by pidfd if it is alive."""
         pid, now = int(process["pid"]), time.monotonic()
         adopted = self._adopted[run_id] = Adopted(run_dir, record_dir, process, group=pid)
         if process.get("timeout") and "clock" in process:
@@ -578,49 +595,51 @@ class LocalExecutor:
             adopted.forged = read_exit(record_dir)
             self._selector.register(adopted.pidfd, selectors.EVENT_READ, run_id)
             if "clock" in process:
-                started = _stamp(process["clock"])
+                started = _unix_time(process["clock"])
                 if abs(started - process.get("started", 0.0)) > CLOCK_SET_S:
                     self._events.append(Started(run_id, pid, started))
-            if supervisor.start_ticks(pid) != process["start"]:  # it ended just now, and its number went to another
-                self._gone(run_id)
-        adopted.look_at = now + UNWRITTEN_S
+            if supervisor.start_ticks(pid) != process["start"]:  # it exited just now, and its pid was reused
+                self._on_trainer_exit(run_id)
+        adopted.check_supervisor_at = now + EXIT_FILE_DELAY_S
         if adopted.pidfd < 0:
             adopted.overdue_at = now + OVERDUE_S
         if run_id in self._stops:
             self._signal(adopted, signal.SIGTERM)
 
-    def _gone(self, run_id: str) -> None:
+    def _on_trainer_exit(self, run_id: str) -> None:
+        """Stop watching the pidfd of an adopted run; from now on its `exit.json` is awaited."""
         adopted = self._adopted[run_id]
         self._selector.unregister(adopted.pidfd)
         os.close(adopted.pidfd)
         adopted.pidfd = -1
-        adopted.look_at = time.monotonic() + UNWRITTEN_S
+        adopted.check_supervisor_at = time.monotonic() + EXIT_FILE_DELAY_S
         adopted.overdue_at = time.monotonic() + OVERDUE_S
 
     @staticmethod
     def _signal(adopted: Adopted, number: int) -> None:
-        """Signal the process group of the run; once its first process is gone, whatever carries its mark: the number
-        of the group may belong to another by then."""
+        """Signal the run's process group; after the trainer's exit, all processes with the run's mark, because the
+        group id may have been reused."""
         if adopted.pidfd < 0:
             signal_groups(find_by_mark(adopted.run_dir, adopted.record_dir), number)
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(adopted.group, number)
 
-    def _look_after_adopted(self) -> None:
+    def _check_adopted(self) -> None:
+        """Identify adopted runs, enforce limits and stops, and handle trainers that have exited."""
         now = time.monotonic()
-        for run_id, (run_dir, record_dir, until) in list(self._waiting.items()):
+        for run_id, (run_dir, record_dir, deadline) in list(self._unidentified.items()):
             process = read_process(record_dir)
             if process is None and read_exit(record_dir) is not None and not find_by_mark(run_dir, record_dir):
-                process = describe(0)
-            if process is None and now > until:
-                process = describe(next(iter(find_by_mark(run_dir, record_dir)), 0))
+                process = _describe_process(0)
+            if process is None and now > deadline:
+                process = _describe_process(next(iter(find_by_mark(run_dir, record_dir)), 0))
                 if not process["pid"] and supervisor.is_locked(str(record_dir)):
-                    del self._waiting[run_id]
-                    self._lose_sight(run_id, run_dir, record_dir, None)
+                    del self._unidentified[run_id]
+                    self._report_unreachable(run_id, run_dir, record_dir, None)
                     continue
             if process is not None:
-                del self._waiting[run_id]
+                del self._unidentified[run_id]
                 self._watch(run_id, run_dir, record_dir, process)
         for run_id, adopted in list(self._adopted.items()):
             stop = self._stops.get(run_id)
@@ -628,35 +647,37 @@ class LocalExecutor:
                 stop.kill_at = now + 1.0
                 self._signal(adopted, signal.SIGKILL)
             if adopted.pidfd < 0:
-                self._look_after_ended(run_id, adopted, now)
-            elif adopted.deadline is not None and now >= adopted.deadline and not self._is_kept(adopted):
+                self._check_exited(run_id, adopted, now)
+            elif adopted.deadline is not None and now >= adopted.deadline and not self._has_supervisor(adopted):
                 adopted.deadline = None
-                self.stop(run_id, "timeout", adopted.process.get("grace", GRACE_S))
+                self.stop(run_id, "timeout", adopted.process.get("grace", DEFAULT_GRACE_S))
 
-    def _look_after_held(self) -> None:
+    def _check_pending(self) -> None:
+        """Start the runs whose predecessor has ended; reject those that are pending too long."""
         now = time.monotonic()
-        for run_id, (after, order, until) in list(self._held.items()):
-            if now >= until:
-                self._refuse(run_id, None)
+        for run_id, (after, spec, deadline) in list(self._pending.items()):
+            if now >= deadline:
+                self._reject(run_id, None)
             elif not self._knows(after):
-                del self._held[run_id]
-                self.start(order)
+                del self._pending[run_id]
+                self.start(spec)
 
-    def _look_after_ended(self, run_id: str, adopted: Adopted, now: float) -> None:
-        ended = self._read_end(adopted)
+    def _check_exited(self, run_id: str, adopted: Adopted, now: float) -> None:
+        """Report the end of a run whose trainer has exited, once it is recorded or nobody is left to record it."""
+        ended = self._read_genuine_exit(adopted)
         stop = self._stops.get(run_id)
-        if ended is None and now >= adopted.look_at and not self._is_kept(adopted):
-            if self._rest_is_left(adopted, now):
-                adopted.look_at = now + UNWRITTEN_S
+        if ended is None and now >= adopted.check_supervisor_at and not self._has_supervisor(adopted):
+            if self._end_leftovers(adopted, now):
+                adopted.check_supervisor_at = now + EXIT_FILE_DELAY_S
                 return
-            ended = self._read_end(adopted) or replace(
-                _lost(UNSEEN_END, adopted.process),
+            ended = self._read_genuine_exit(adopted) or replace(
+                _lost_exit(EXIT_NOT_OBSERVED, adopted.process),
                 reason=(stop and stop.reason) or "lost",
-                lingered=adopted.asked,
+                lingered=adopted.leftovers_signalled,
             )
         if ended is None and adopted.overdue_at is not None and now >= adopted.overdue_at:
             adopted.overdue_at = now + OVERDUE_S
-            if not find_by_mark(adopted.run_dir):  # else its supervisor waits for what it left behind
+            if not find_by_mark(adopted.run_dir):  # else its supervisor is waiting for leftover processes
                 adopted.overdue_at = None
                 self._events.append(Delayed(run_id, str(adopted.record_dir / "exit.json")))
         if ended is not None:
@@ -666,34 +687,36 @@ class LocalExecutor:
             self._end(run_id, ended)
 
     @staticmethod
-    def _read_end(adopted: Adopted) -> Exit | None:
+    def _read_genuine_exit(adopted: Adopted) -> Exit | None:
         ended = read_exit(adopted.record_dir)
         return None if ended == adopted.forged else ended
 
-    def _rest_is_left(self, adopted: Adopted, now: float) -> bool:
-        """Return whether a run without a supervisor has processes left, and end them as its supervisor would."""
+    def _end_leftovers(self, adopted: Adopted, now: float) -> bool:
+        """End the leftover processes of a run without a supervisor, as its supervisor would; return whether any are
+        alive."""
         if not find_by_mark(adopted.run_dir, adopted.record_dir):
             return False
-        if adopted.rest_at is None:
-            adopted.rest_at = now + adopted.process.get("cleanup_timeout", CLEANUP_S)
-        elif now >= adopted.rest_at:
-            self._signal(adopted, signal.SIGKILL if adopted.asked else signal.SIGTERM)
-            adopted.asked = True
-            adopted.rest_at = now + adopted.process.get("grace", GRACE_S)
+        if adopted.signal_leftovers_at is None:
+            adopted.signal_leftovers_at = now + adopted.process.get("cleanup_timeout", DEFAULT_CLEANUP_S)
+        elif now >= adopted.signal_leftovers_at:
+            self._signal(adopted, signal.SIGKILL if adopted.leftovers_signalled else signal.SIGTERM)
+            adopted.leftovers_signalled = True
+            adopted.signal_leftovers_at = now + adopted.process.get("grace", DEFAULT_GRACE_S)
         return True
 
-    # -- runs that cannot be seen from here
+    # -- runs whose processes are not visible from here
 
-    def _lose_sight(self, run_id: str, run_dir: Path, record_dir: Path, process: dict[str, Any] | None) -> None:
-        self._far[run_id] = run_dir, record_dir
+    def _report_unreachable(self, run_id: str, run_dir: Path, record_dir: Path, process: dict[str, Any] | None) -> None:
+        self._unreachable[run_id] = run_dir, record_dir
         host = (process or {}).get("host") or "another host"
-        here = host == os.uname().nodename or process is None
-        self._events.append(Unreachable(run_id, "another PID namespace or container" if here else f"host {host}"))
+        is_same_host = host == os.uname().nodename or process is None
+        where = "another PID namespace or container" if is_same_host else f"host {host}"
+        self._events.append(Unreachable(run_id, where))
 
-    def _look_far(self) -> None:
-        """End the runs whose end is written down, or which are dead beyond doubt; watch those that came into sight."""
-        self._far_at = now = time.monotonic()
-        for run_id, (run_dir, record_dir) in list(self._far.items()):
+    def _check_unreachable(self) -> None:
+        """End the runs whose exit is recorded or that are provably dead; watch those that have become visible."""
+        self._unreachable_checked_at = now = time.monotonic()
+        for run_id, (run_dir, record_dir) in list(self._unreachable.items()):
             process = read_process(record_dir)
             locked = supervisor.is_locked(str(record_dir))
             where = where_is(process, record_dir)
@@ -702,11 +725,11 @@ class LocalExecutor:
             ended = read_exit(record_dir)
             stop = self._stops.get(run_id)
             if where is Where.HERE and process is not None:
-                del self._far[run_id]
+                del self._unreachable[run_id]
                 self._watch(run_id, run_dir, record_dir, process)
             elif (ended is not None and not locked) or where is not Where.ELSEWHERE:
-                del self._far[run_id]
-                ended = ended or _lost(UNSEEN_END, process)
+                del self._unreachable[run_id]
+                ended = ended or _lost_exit(EXIT_NOT_OBSERVED, process)
                 if stop is not None and ended.reason in (None, "lost"):
                     ended = replace(ended, reason=stop.reason)
                 self._end(run_id, ended)
@@ -714,14 +737,14 @@ class LocalExecutor:
                 stop.kill_at = now + 1.0
                 signal_groups(find_by_mark(run_dir, record_dir), signal.SIGKILL)
 
-    def _give_up(self, run_id: str, reason: str) -> None:
-        """End a run on a person's word, although its processes cannot be seen."""
-        process = read_process(self._far.pop(run_id)[1])
-        message = "given up: it was started where this engine cannot see its processes, and may still run there"
-        self._end(run_id, replace(_lost(message, process), reason=reason))
+    def _abandon(self, run_id: str, reason: str) -> None:
+        """End a run by request although its processes are not visible."""
+        process = read_process(self._unreachable.pop(run_id)[1])
+        message = "abandoned: it was started where this engine cannot see its processes, and may still be running there"
+        self._end(run_id, replace(_lost_exit(message, process), reason=reason))
 
     @staticmethod
-    def _is_kept(adopted: Adopted) -> bool:
-        """Whether the supervisor of the run lives: then it holds the limits and writes down the end."""
+    def _has_supervisor(adopted: Adopted) -> bool:
+        """Return whether the run's supervisor is alive: then it enforces the limits and records the exit."""
         process = adopted.process
         return is_alive(process.get("supervisor", 0), process.get("supervisor_start", 0), process.get("boot", ""))

@@ -1,7 +1,7 @@
-"""Slots: which devices and which cores a run gets, and what it sees of them in its environment.
+"""Slots: the devices and cores of a run, and the environment variables that select them.
 
-A run is bound to a slot, never to its place in a list. A device is taken by a lock file that the training itself
-holds open, so that neither a second study nor an engine started after a crash can race for it.
+A run is bound to a slot, never to an index in a list. A device is claimed by a lock file that the trainer itself keeps
+open, so neither a second study nor an engine started after a crash can race for it.
 """
 
 from __future__ import annotations
@@ -27,61 +27,76 @@ def make_slots(
     cores: str | Sequence[Sequence[int]] = "auto",
     available: Sequence[int] | None = None,
 ) -> list[Slot]:
-    """The slots of a study: `per_gpu` on every device, or `count` without devices; `count` also caps the former.
+    """Return the slots of a study.
 
-    Lanes of different devices come first (gpu0, gpu1, gpu0.1, gpu1.1), so that a cap spreads over the devices.
+    Slots are ordered over all devices first (gpu0, gpu1, gpu0.1, gpu1.1), so that a cap spreads over the devices.
+
+    Args:
+        gpus: Device ids; empty: slots without devices.
+        per_gpu: Slots on each device.
+        count: Number of slots without devices (None: 1), or a cap on those with devices (None: no cap).
+        cores: `auto`: split the available cores evenly; `none`: no pinning; or one set of cores per slot.
+        available: Cores that may be used; None: those of this process.
+
+    Raises:
+        LabError: The slots cannot be made.
     """
     if len(set(gpus)) != len(gpus):
-        raise LabError(f"a device is named twice: {','.join(gpus)}", hint="use per_gpu to run several on one device")
+        raise LabError(
+            f"a device is listed twice: {','.join(gpus)}", hint="use per_gpu to run several trainers on one device"
+        )
     if per_gpu < 1 or (count is not None and count < 1):
-        raise LabError("at least one slot is needed: per_gpu and concurrency start at 1")
+        raise LabError("at least one slot is required: per_gpu and concurrency must be 1 or more")
     if max(per_gpu, count or 1) > MAX_SLOTS:
-        raise LabError(f"more than {MAX_SLOTS:,} slots cannot be used", hint="see slots in lab.yaml, and --concurrency")
-    places: list[tuple[str, tuple[str, ...], int]]
+        raise LabError(
+            f"more than {MAX_SLOTS:,} slots are not supported", hint="see slots in lab.yaml, and --concurrency"
+        )
+    slots: list[tuple[str, tuple[str, ...], int]]
     if gpus:
-        places = [
+        slots = [
             (f"gpu{gpu}" + (f".{device_share}" if device_share else ""), (gpu,), device_share)
             for device_share in range(per_gpu)
             for gpu in gpus
         ]
-        if count is not None and count > len(places):
+        if count is not None and count > len(slots):
             raise LabError(
-                f"concurrency {count} asks for more slots than {len(gpus)} device(s) with per_gpu={per_gpu} give",
-                hint="name more devices with --gpus, or raise slots.per_gpu",
+                f"concurrency {count} needs more slots than {len(gpus)} device(s) with per_gpu={per_gpu} have",
+                hint="list more devices with --gpus, or raise slots.per_gpu",
             )
-        places = places[:count]
+        slots = slots[:count]
     else:
-        places = [(f"cpu{i}", (), 0) for i in range(count or 1)]
-    shares = _core_shares(len(places), cores, core_order() if available is None else list(available))
+        slots = [(f"cpu{i}", (), 0) for i in range(count or 1)]
+    core_sets = _split_cores(len(slots), cores, core_order() if available is None else list(available))
     return [
-        Slot(name, devices, share, device_share)
-        for (name, devices, device_share), share in zip(places, shares, strict=True)
+        Slot(name, devices, core_set, device_share)
+        for (name, devices, device_share), core_set in zip(slots, core_sets, strict=True)
     ]
 
 
-def _core_shares(n: int, cores: str | Sequence[Sequence[int]], available: list[int]) -> list[tuple[int, ...]]:
+def _split_cores(n: int, cores: str | Sequence[Sequence[int]], available: list[int]) -> list[tuple[int, ...]]:
+    """Return the cores of each of `n` slots; an empty tuple means no pinning."""
     if cores == "none":
         return [()] * n
     if isinstance(cores, str):
         if n > len(available):
             return [(available[i % len(available)],) for i in range(n)]
         size, extra = divmod(len(available), n)
-        shares, at = [], 0
+        core_sets, first = [], 0
         for i in range(n):
-            take = size + (i < extra)
-            shares.append(tuple(sorted(available[at : at + take])))
-            at += take
-        return shares
+            end = first + size + (i < extra)
+            core_sets.append(tuple(sorted(available[first:end])))
+            first = end
+        return core_sets
     if len(cores) < n:
-        raise LabError(f"slots.cores names {len(cores)} set(s) of cores for {n} slots", hint="one set a slot")
-    foreign = sorted({core for share in cores for core in share} - set(available))
+        raise LabError(f"slots.cores lists {len(cores)} set(s) of cores for {n} slots", hint="list one set per slot")
+    foreign = sorted({core for core_set in cores for core in core_set} - set(available))
     if foreign:
         raise LabError(f"slots.cores: this process may not use core(s) {foreign}", hint=f"it may use {available}")
-    return [tuple(share) for share in cores[:n]]
+    return [tuple(core_set) for core_set in cores[:n]]
 
 
 def core_order() -> list[int]:
-    """The cores this process may use, threads of one physical core side by side."""
+    """Return the cores this process may use, with the threads of one physical core next to each other."""
 
     def siblings(core: int) -> tuple[int, int]:
         try:
@@ -94,7 +109,7 @@ def core_order() -> list[int]:
 
 
 def slot_environment(slot: Slot) -> dict[str, str]:
-    """What a run in this slot sees: its own devices and its own number of threads, and nothing of the others."""
+    """Return the variables that restrict a run to its slot: its devices and its number of threads."""
     devices = ",".join(slot.devices)
     env = {
         "LOOPLAB_SLOT": slot.name,
@@ -113,23 +128,28 @@ def slot_environment(slot: Slot) -> dict[str, str]:
 
 
 def lock_folder() -> Path:
-    """Where device locks live: one folder a user and machine, which nobody else may write to."""
+    """Return the folder for device locks: one per user and machine, writable by nobody else.
+
+    Raises:
+        LabError: It cannot be created, or belongs to another user.
+    """
     folder = Path(os.environ.get("LOOPLAB_LOCK_DIR") or f"/tmp/looplab-{os.getuid()}")  # noqa: S108 (owner checked)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.lstat()
     except OSError as error:
         raise LabError(
-            f"the folder for device locks cannot be made: {error.strerror}",
+            f"the folder for device locks cannot be created: {error.strerror}",
             file=folder,
             hint="set LOOPLAB_LOCK_DIR to a folder of your own",
         ) from None
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        raise LabError(f"{folder} belongs to somebody else", hint="set LOOPLAB_LOCK_DIR to a folder of your own")
+        raise LabError(f"{folder} belongs to another user", hint="set LOOPLAB_LOCK_DIR to a folder of your own")
     return folder
 
 
 def lock_paths(slot: Slot) -> list[Path]:
+    """Return the lock files of a slot: one per device."""
     if not slot.devices:
         return []
     folder = lock_folder()

@@ -8,28 +8,28 @@ starts in a few milliseconds and stays small. It exchanges lines of JSON with th
                           … "record": the folder for train.log, process.json and exit.json
                           … "after": start when that run has ended, so that a slot does not wait for the engine
                           {"op": "stop", "id", "grace", "reason"}
-                          {"op": "cancel", "id"}                  drop a start that is being held
-    supervisor → engine   {"ev": "started", "id", "pid", "at"}
+                          {"op": "cancel", "id"}                  drop a pending start
+    supervisor → engine   {"ev": "started", "id", "pid", "clock"} clock: monotonic time of the start
                           {"ev": "ended", "id", "exit": {...}}    the content of exit.json
                           {"ev": "busy", "id", "holder"}          not started: a device lock is held, or (null) the
-                                                                  start was held too long, or cancelled
+                                                                  start was pending too long, or cancelled
                           {"ev": "exists", "id"}                  the run was started before: nothing was started
 
 Promises:
 - A run is started at most once. The new process itself creates `train.log`, exclusively, before it becomes the
-  trainer; a second start of the same run fails in the kernel, whoever asks for it.
+  trainer; a second start of the same run fails in the kernel, no matter who asks for it.
 - `process.json` (which process, which supervisor, its limits) and `exit.json` (code, signal, reason, usage) are
-  complete or absent.
+  either complete or absent.
 - When the engine dies, trainers continue, and the supervisor stays until the last of them has ended and its end is
-  recorded; time limits still apply. On a full disk it retries and never forgets.
+  recorded; time limits still apply. On a full disk it retries until the files are written.
 - The end of a run means that its whole process group, and whatever escaped from it, is gone. A process belongs to the
   run if it carries a resource limit that the kernel passes on to every descendant (`tag_of`), else by its environment.
   Orphans are re-parented to the supervisor; one that has erased both marks is ended with the last of the runs that may
   have started it.
-- A lock on the record folder is held while the supervisor or a process of the run lives (`is_locked`). It is visible
+- A lock on the record folder is held while the supervisor or a process of the run is alive (`is_locked`). It is visible
   from other PID namespaces, where pids mean nothing.
-- Durations come from the monotonic clock: `ended` is `started` plus what that clock measured.
-- The record folder is kept open: the files of a run reach it even if the lab is renamed meanwhile.
+- Durations come from the monotonic clock: `ended` is `started` plus the duration on that clock.
+- The record folder is kept open, so a run's files reach it even if the lab is renamed meanwhile.
 """
 
 from __future__ import annotations
@@ -55,33 +55,36 @@ if TYPE_CHECKING:
     Dict = dict[str, Any]
 
 PR_SET_CHILD_SUBREAPER = 36
-LINGER_CHECK_S = 0.02
-SETTLED_S = 0.02
-"""A run that lives as long as this gets its `process.json`; a shorter one is over before anybody could adopt it."""
+LEFTOVER_POLL_S = 0.02
+"""Seconds between checks for leftover processes of an exited trainer."""
+SETTLE_S = 0.02
+"""Age in seconds at which a run gets its `process.json`; a shorter run is over before an engine could adopt it."""
 RETRY_S = 0.5
-HELD_S = 1.0
-"""How long an order may be held for the run before it; after that its folder is no longer up to date."""
+"""Seconds between attempts to write a file that could not be written."""
+MAX_PENDING_S = 1.0
+"""Seconds a start may wait for the run before it; after that, its folder is out of date."""
 FIRST_LOCK_FD = 100
-RECEIVED_BYTES = 1 << 16
-"""Read from the engine at a time: a larger buffer would be mapped and unmapped by the kernel each time."""
+RECV_BYTES = 1 << 16
+"""Bytes read from the engine at a time; the allocator would map and unmap a larger buffer on every call."""
 FULL_PAGE = 4096 - 16
 FLOCK = "hhqqi4x"
-"""The layout of `struct flock`."""
+"""Layout of `struct flock`."""
 RLIMIT_LOCKS = 10
-"""A resource limit that Linux has not enforced since version 2.4: its soft value is free to carry a tag."""
+"""A resource limit that Linux has not enforced since version 2.4, so its soft value can carry a tag."""
 FIRST_TAG = 1 << 62
 BEFORE_FORK = (errno.EAGAIN, errno.ENOMEM)
-"""Errors of a spawn that may come before there was a new process, and so before the folder could be claimed."""
+"""Spawn errors that may occur before the new process exists, and therefore before it could claim the folder."""
 
 
 def boot_id() -> str:
+    """Return the kernel's id of the current boot; empty: unknown."""
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
     return ""
 
 
 def pid_namespace() -> int:
-    """The inode of this process's PID namespace: pids of one namespace mean nothing in another. 0: unknown."""
+    """Return the inode of this process's PID namespace, within which pids are valid; 0: unknown."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -89,9 +92,9 @@ def pid_namespace() -> int:
 
 
 def tag_of(folder: int | str) -> int:
-    """The number that marks every process of the run with this record folder, 0 if there is no such folder.
+    """Return the tag that marks every process of the run with this record folder; 0 if the folder does not exist.
 
-    It is made of the folder's inode: moving a lab does not change it, and a copy of a run has another one.
+    The tag is a hash of the folder's inode: moving a lab does not change it, and a copy of a run has a different one.
     """
     try:
         status = os.stat(folder)
@@ -101,8 +104,8 @@ def tag_of(folder: int | str) -> int:
 
 
 def tag_on(pid: int) -> int:
-    """The tag that a process carries, 0 for none. Neither `setsid`, nor an empty environment, nor the death of its
-    parent removes it."""
+    """Return the tag that a process carries; 0: none. It survives `setsid`, an empty environment and the death of the
+    parent."""
     try:
         with open(f"/proc/{pid}/limits", "rb") as file:
             tag = int(file.read().partition(b"Max file locks")[2].split(None, 1)[0])
@@ -112,16 +115,16 @@ def tag_on(pid: int) -> int:
 
 
 def set_tag(tag: int, hard: int) -> None:
-    """Let the processes that are started from now on carry this tag; `hard`: the limit above it, as it is."""
+    """Give this tag to all processes started from now on; `hard` is the unchanged hard limit."""
     try:
         resource.setrlimit(RLIMIT_LOCKS, (tag, hard))
-    except (OSError, ValueError):  # an administrator has set a lower limit
+    except (OSError, ValueError):  # an administrator set a lower limit
         return
 
 
 def hold(descriptor: int, start: int = 0, length: int = 0) -> bool:
-    """Take a shared lock, which lives as long as any process has the descriptor or a copy of it; False: not possible
-    on this file system."""
+    """Take a shared lock, held as long as any process has the descriptor or a duplicate of it. Returns False if the
+    file system does not support locks."""
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack(FLOCK, fcntl.F_RDLCK, os.SEEK_SET, start, length, 0))
     except OSError:
@@ -130,17 +133,17 @@ def hold(descriptor: int, start: int = 0, length: int = 0) -> bool:
 
 
 def is_held(descriptor: int, start: int = 0, length: int = 0) -> bool:
-    """Whether anybody holds a lock there, through another descriptor. Asking takes no lock, so nobody notices."""
-    asked = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
+    """Return whether anyone holds a lock through another descriptor. The query itself takes no lock."""
+    query = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
     try:
-        found = struct.unpack(FLOCK, fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked))
+        conflict = struct.unpack(FLOCK, fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, query))
     except OSError:
         return False
-    return bool(found[0] != fcntl.F_UNLCK)
+    return bool(conflict[0] != fcntl.F_UNLCK)
 
 
 def is_locked(record: str) -> bool:
-    """Whether the supervisor or a process of the run with this record folder is alive, in whatever PID namespace."""
+    """Return whether the supervisor or a process of the run with this record folder is alive, in any PID namespace."""
     try:
         descriptor = os.open(record, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -152,7 +155,8 @@ def is_locked(record: str) -> bool:
 
 
 def start_ticks(pid: int) -> int:
-    """When the process started, in clock ticks since boot: with the boot id it names a process for ever."""
+    """Return the process's start in clock ticks since boot; 0: no such process. With the pid and the boot id it
+    identifies a process uniquely."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[19])
@@ -161,7 +165,7 @@ def start_ticks(pid: int) -> int:
 
 
 def atomic_write(path: str, text: str, folder: int = -1) -> None:
-    """Write a file atomically; with a descriptor of its folder, wherever that folder is now."""
+    """Write a file atomically; with `folder`, a descriptor of its folder, even if that folder was moved."""
     directory = None if folder < 0 else folder
     target = path if directory is None else path.rpartition("/")[2]
     temporary = f"{target}.tmp{os.getpid()}"
@@ -169,11 +173,11 @@ def atomic_write(path: str, text: str, folder: int = -1) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         descriptor = os.open(temporary, flags, 0o644, dir_fd=directory)
-    except FileExistsError:  # of a process that had the same pid, or a link that the training has put there
+    except FileExistsError:  # left by a process with the same pid, or a link that the trainer put there
         temporary += f"-{time.time_ns()}"
         descriptor = os.open(temporary, flags, 0o644, dir_fd=directory)
     try:
-        if os.write(descriptor, content) != len(content):  # a disk that fills up takes a part and reports no error
+        if os.write(descriptor, content) != len(content):  # a disk that fills up writes a part and reports no error
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.rename(temporary, target, src_dir_fd=directory, dst_dir_fd=directory)
     except OSError:
@@ -184,14 +188,15 @@ def atomic_write(path: str, text: str, folder: int = -1) -> None:
         os.close(descriptor)
 
 
-def encoded(env: dict[str, str]) -> dict[bytes, bytes]:
-    """As bytes, which spawn takes as they are; a text and the same as bytes would be two variables of one name."""
+def encode_env(env: dict[str, str]) -> dict[bytes, bytes]:
+    """Return the environment as bytes, which spawn passes unchanged. Keys must not mix str and bytes: they would
+    become two variables with one name."""
     codec, errors = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
     return {name.encode(codec, errors): value.encode(codec, errors) for name, value in env.items()}
 
 
 def claim(log: str) -> bool:
-    """Take the folder for a run that could not be started; False: it was started before."""
+    """Claim the folder of a run that could not be started. Returns False if it was started before."""
     try:
         os.close(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
     except FileExistsError:
@@ -202,109 +207,115 @@ def claim(log: str) -> bool:
 
 
 class Child:
-    """One training, from its start until nothing of it is left."""
+    """One run, from its start until all its processes are gone."""
 
     __slots__ = (
         "cleanup_timeout",
         "clock",
         "deadline",
-        "emptied",
         "exit",
         "folder",
         "grace",
+        "group_gone",
         "id",
         "kill_at",
         "locked",
         "locks",
         "pid",
-        "place",
         "reason",
         "record",
+        "record_fd",
         "settled_at",
         "started",
         "tag",
         "timeout",
     )
 
-    def __init__(self, order: Dict, pid: int, locks: list[int], place: int, tag: int) -> None:
-        self.id = order["id"]
-        self.folder = order["dir"]
-        self.record = order["record"]
+    def __init__(self, spec: Dict, pid: int, locks: list[int], record_fd: int, tag: int) -> None:
+        self.id = spec["id"]
+        self.folder = spec["dir"]
+        self.record = spec["record"]
         self.pid = pid
         self.locks = locks
-        self.place = place
-        """A descriptor of the record folder, -1 for none."""
+        """Descriptors of the device locks."""
+        self.record_fd = record_fd
+        """Descriptor of the record folder; -1: none."""
         self.tag = tag
         self.locked = False
+        """Whether the record folder is locked (`is_locked`)."""
         self.started = time.time()
         self.clock = time.monotonic()
-        self.settled_at = self.clock + SETTLED_S
-        self.timeout = order.get("timeout")
+        self.settled_at = self.clock + SETTLE_S
+        self.timeout = spec.get("timeout")
         self.deadline = self.clock + self.timeout if self.timeout else None
-        self.grace = order.get("grace", 10.0)
-        self.cleanup_timeout = order.get("cleanup_timeout", 5.0)
+        self.grace = spec.get("grace", 10.0)
+        self.cleanup_timeout = spec.get("cleanup_timeout", 5.0)
         self.reason: str | None = None
         self.kill_at: float | None = None
+        """When to signal what is left of the run, once it is stopped or its trainer has exited."""
         self.exit: Dict | None = None
-        self.emptied = False
-        """Whether its process group is known to be gone: from then on its number may be given to another."""
+        """Content of `exit.json`; None while the trainer is alive."""
+        self.group_gone = False
+        """Whether the process group is known to be gone; its id may be reused from then on."""
 
 
 class Supervisor:
+    """Starts, stops and reaps the runs of one engine; see the module docstring for the protocol."""
+
     def __init__(self, engine: socket.socket) -> None:
         self.engine = engine
         self.engine_gone = False
         self.inbox = b""
         self.outbox = b""
         self.env: dict[bytes, bytes] = {}
-        self.children: dict[int, Child] = {}  # pid → Child, while the first process of the run lives
-        self.settling: list[Child] = []  # Children whose process.json is still to be written
-        self.leaving: list[Child] = []  # Children whose first process has ended, but not all of its group
-        self.unsaved: list[tuple[str, str, int]] = []  # (path, text, folder) that could not be written yet
-        self.suspects: dict[int, set[str]] = {}  # an orphan without any mark → the runs that may have started it
-        self.held: list[tuple[str, Dict, float]] = []  # (run, the order to be carried out when it is over, until when)
+        self.children: dict[int, Child] = {}  # pid → Child, while the trainer process is alive
+        self.settling: list[Child] = []  # children whose process.json is not written yet
+        self.leaving: list[Child] = []  # children whose trainer has exited, but which may have processes left
+        self.unsaved: list[tuple[str, str, int]] = []  # (path, text, folder descriptor) to be written again
+        self.suspects: dict[int, set[str]] = {}  # orphan without a mark → runs that may have started it
+        self.pending: list[tuple[str, Dict, float]] = []  # (run to wait for, spec to start, deadline)
         self.boot = boot_id()
         self.namespace = pid_namespace()
-        # Its own tag is that of a run or an agent that has started looplab, or none.
-        self.own_tag, self.most_tag = resource.getrlimit(RLIMIT_LOCKS)
+        # The supervisor itself carries a tag if looplab was started by a run or an agent.
+        self.own_tag, self.hard_limit = resource.getrlimit(RLIMIT_LOCKS)
         self.host = os.uname().nodename
         self.ticks = start_ticks(os.getpid())
         self.cores = os.sched_getaffinity(0)
-        self.defaults: tuple[int, ...] = ()  # signals that a training gets back as they were
-        self.kin = -1  # the list of our children, kept open: it is read at the end of every run
+        self.default_signals: tuple[int, ...] = ()  # signals that are reset to their default in a trainer
+        self.children_fd = -1  # the kernel's list of our children, kept open: it is read at the end of every run
         with contextlib.suppress(OSError):
-            self.kin = os.open(f"/proc/self/task/{os.getpid()}/children", os.O_RDONLY | os.O_CLOEXEC)
+            self.children_fd = os.open(f"/proc/self/task/{os.getpid()}/children", os.O_RDONLY | os.O_CLOEXEC)
         self.wake_r, self.wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def run(self) -> None:
         engine = self.engine
         engine.setblocking(False)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a SIGCHLD that was blocked before would hide every end
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # an inherited block of SIGCHLD would hide every exit
         signal.set_wakeup_fd(self.wake_w, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-        # What is ignored here (some of it since the engine's parent) must not be ignored by a training.
+        # A trainer must not inherit signals that are ignored here (some since the engine's parent).
         ignored = [n for n in signal.valid_signals() if signal.getsignal(n) == signal.SIG_IGN]
-        self.defaults = (*ignored, signal.SIGCHLD)
+        self.default_signals = (*ignored, signal.SIGCHLD)
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         poller = select.poll()
         poller.register(self.wake_r, select.POLLIN)
         poller.register(engine, select.POLLIN)
         while True:
-            for descriptor, event in poller.poll(self.patience()):
+            for descriptor, event in poller.poll(self.next_timeout()):
                 if descriptor == self.wake_r:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self.wake_r, 4096)
                 elif event & (select.POLLIN | select.POLLHUP | select.POLLERR):
-                    self.listen()
+                    self.receive()
             self.reap()
             self.settle()
-            self.enforce()
-            self.give_back()
-            self.save_again()
-            self.speak()
+            self.enforce_limits()
+            self.reject_pending()
+            self.retry_saves()
+            self.flush()
             if self.engine_gone:
                 with contextlib.suppress(KeyError):
                     poller.unregister(engine)
@@ -313,25 +324,26 @@ class Supervisor:
             else:
                 poller.modify(engine, select.POLLIN | (select.POLLOUT if self.outbox else 0))
 
-    def patience(self) -> float | None:
-        """How many milliseconds may pass before something is due."""
+    def next_timeout(self) -> float | None:
+        """Return the milliseconds until the next timer is due; None: there is none."""
         now = time.monotonic()
         due = [t for c in self.children.values() for t in (c.deadline, c.kill_at) if t is not None]
         if self.leaving:
-            due.append(now + LINGER_CHECK_S)
+            due.append(now + LEFTOVER_POLL_S)
         if self.settling:
             due.append(self.settling[0].settled_at)
         if self.unsaved:
             due.append(now + RETRY_S)
-        if self.held:
-            due.append(self.held[0][2])
+        if self.pending:
+            due.append(self.pending[0][2])
         return max(0.0, min(due) - now) * 1000 + 1 if due else None
 
-    # -- talking with the engine
+    # -- messages from and to the engine
 
-    def listen(self) -> None:
+    def receive(self) -> None:
+        """Read messages from the engine and act on them."""
         try:
-            data = self.engine.recv(RECEIVED_BYTES)
+            data = self.engine.recv(RECV_BYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -341,36 +353,37 @@ class Supervisor:
             return
         *lines, self.inbox = (self.inbox + data).split(b"\n")
         for line in lines:
-            order = json.loads(line)
-            if order["op"] == "start":
-                if order.get("after") and self.is_present(order["after"]):
-                    self.held.append((order["after"], order, time.monotonic() + HELD_S))
+            message = json.loads(line)
+            if message["op"] == "start":
+                if message.get("after") and self.is_present(message["after"]):
+                    self.pending.append((message["after"], message, time.monotonic() + MAX_PENDING_S))
                 else:
-                    self.start(order)
-            elif order["op"] == "cancel":
-                self.give_back(order["id"])
-            elif order["op"] == "stop":
-                self.give_back(order["id"])
+                    self.start(message)
+            elif message["op"] == "cancel":
+                self.reject_pending(message["id"])
+            elif message["op"] == "stop":
+                self.reject_pending(message["id"])
                 for child in [*self.children.values(), *self.leaving]:
-                    if child.id == order["id"]:
-                        self.stop(child, order["reason"], order.get("grace", child.grace))
-            elif order["op"] == "env":
-                self.env = encoded(order["env"])
+                    if child.id == message["id"]:
+                        self.stop(child, message["reason"], message.get("grace", child.grace))
+            elif message["op"] == "env":
+                self.env = encode_env(message["env"])
 
     def is_present(self, run_id: str) -> bool:
-        """Whether a run is not over."""
+        """Return whether a run is alive or pending."""
         for child in self.children.values():
             if child.id == run_id:
                 return True
         return any(child.id == run_id for child in self.leaving) or any(
-            order["id"] == run_id for _, order, _ in self.held
+            spec["id"] == run_id for _, spec, _ in self.pending
         )
 
-    def tell(self, **event: object) -> None:
+    def send(self, **event: object) -> None:
+        """Queue an event for the engine; `flush` sends it."""
         if not self.engine_gone:
             self.outbox += json.dumps(event).encode() + b"\n"
 
-    def speak(self) -> None:
+    def flush(self) -> None:
         while self.outbox and not self.engine_gone:
             try:
                 sent = self.engine.send(self.outbox)
@@ -383,82 +396,83 @@ class Supervisor:
 
     # -- starting
 
-    def start(self, order: Dict) -> None:
+    def start(self, spec: Dict) -> None:
+        """Start a run: take its device locks, then spawn the trainer, which claims the folder by creating its log."""
         locks: list[int] = []
-        log = order["record"] + "/train.log"
-        for path in order.get("locks", ()):
-            holder = self.lock(path, order["label"], locks)
+        log = spec["record"] + "/train.log"
+        for path in spec.get("locks", ()):
+            holder = self.lock(path, spec["label"], locks)
             if holder is not None:
                 self.release(locks)
-                self.tell(ev="busy", id=order["id"], lock=path, holder=holder)
+                self.send(ev="busy", id=spec["id"], lock=path, holder=holder)
                 return
         try:
-            place = os.open(order["record"], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            record_fd = os.open(spec["record"], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
-            place = -1
-        locked = place >= 0 and hold(place)
-        tag = tag_of(place) if place >= 0 else 0
+            record_fd = -1
+        locked = record_fd >= 0 and hold(record_fd)
+        tag = tag_of(record_fd) if record_fd >= 0 else 0
         actions = [
             (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644),
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ]
-        inherited = [*locks, place] if locked else locks
+        inherited = [*locks, record_fd] if locked else locks
         if inherited:
-            # The training inherits the device locks: a device stays locked until the last process that uses it is
-            # gone. The new numbers are above the old ones, so that none is closed before it is copied.
+            # The trainer inherits the device locks: a device stays locked until the last process that uses it is
+            # gone. The new descriptors are above the old ones, so that none is overwritten before it is duplicated.
             first = max(FIRST_LOCK_FD, max(inherited) + 1)
             actions += [(os.POSIX_SPAWN_DUP2, fd, first + i) for i, fd in enumerate(inherited)]
         forking = False
         started = False
         try:
-            os.chdir(order["cwd"])
-            if order.get("cores"):
-                os.sched_setaffinity(0, order["cores"])
+            os.chdir(spec["cwd"])
+            if spec.get("cores"):
+                os.sched_setaffinity(0, spec["cores"])
             if tag:
-                set_tag(tag, self.most_tag)
+                set_tag(tag, self.hard_limit)
             forking = True
             pid = os.posix_spawn(
-                order["path"],
-                order["argv"],
-                {**self.env, **encoded(order["env"])},
+                spec["path"],
+                spec["argv"],
+                {**self.env, **encode_env(spec["env"])},
                 file_actions=actions,
                 setsid=True,
                 setsigmask=(),
-                setsigdef=self.defaults,
+                setsigdef=self.default_signals,
             )
             started = True
         except FileExistsError:
             self.release(locks)
-            self.tell(ev="exists", id=order["id"])
+            self.send(ev="exists", id=spec["id"])
             return
-        except (OSError, ValueError) as error:  # ValueError: a NUL in an argument, `=` in the name of a variable
+        except (OSError, ValueError) as error:  # ValueError: NUL in an argument, or `=` in a variable name
             self.release(locks)
-            early = not forking or isinstance(error, ValueError) or error.errno in BEFORE_FORK
-            if early and not claim(log):
-                self.tell(ev="exists", id=order["id"])
+            is_unclaimed = not forking or isinstance(error, ValueError) or error.errno in BEFORE_FORK
+            if is_unclaimed and not claim(log):
+                self.send(ev="exists", id=spec["id"])
                 return
             now = time.time()
-            message = f"cannot start {order['path']} in {order['cwd']}: {getattr(error, 'strerror', None) or error}"
+            message = f"cannot start {spec['path']} in {spec['cwd']}: {getattr(error, 'strerror', None) or error}"
             outcome = {"code": None, "signal": None, "reason": "not started", "message": message}
-            self.finish(order["id"], order["record"], {**outcome, "started": now, "ended": now})
+            self.record_exit(spec["id"], spec["record"], {**outcome, "started": now, "ended": now})
             return
         finally:
             if tag:
-                set_tag(self.own_tag, self.most_tag)
-            if place >= 0 and not started:
-                os.close(place)
-            if order.get("cores"):
+                set_tag(self.own_tag, self.hard_limit)
+            if record_fd >= 0 and not started:
+                os.close(record_fd)
+            if spec.get("cores"):
                 with contextlib.suppress(OSError):
                     os.sched_setaffinity(0, self.cores)
-        child = Child(order, pid, locks, place, tag)
+        child = Child(spec, pid, locks, record_fd, tag)
         child.locked = locked
         self.children[pid] = child
         self.settling.append(child)
 
     def settle(self) -> None:
-        """Write down which process a run is, and tell. Not at its very start: reading that of a process which is just
-        becoming the trainer takes as long as starting it, and many runs are over before anybody could care."""
+        """Write `process.json` and report `started` for runs older than SETTLE_S. Not immediately: reading /proc of a
+        process in the middle of exec takes as long as starting it, and short runs never need the file."""
         now = time.monotonic()
         while self.settling and (self.engine_gone or self.settling[0].settled_at <= now):
             child = self.settling.pop(0)
@@ -479,22 +493,22 @@ class Supervisor:
                     "grace": child.grace,
                     "cleanup_timeout": child.cleanup_timeout,
                 }
-                self.save(child.record + "/process.json", json.dumps(process), child.place)
-                self.tell(ev="started", id=child.id, pid=child.pid, clock=child.clock)
+                self.save(child.record + "/process.json", json.dumps(process), child.record_fd)
+                self.send(ev="started", id=child.id, pid=child.pid, clock=child.clock)
 
     @staticmethod
     def lock(path: str, label: str, locks: list[int]) -> str | None:
-        """Take a device lock; gives who holds it where somebody does."""
+        """Take a device lock and append its descriptor to `locks`. Returns None, or the current holder."""
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            return f"nobody, but the lock {path} cannot be taken: {error.strerror}"
+            return f"nobody, but the lock file {path} cannot be opened: {error.strerror}"
         locks.append(descriptor)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return os.read(descriptor, 4096).decode(errors="replace").strip()
-        with contextlib.suppress(OSError):  # a full disk costs the holder's name, not the lock
+        with contextlib.suppress(OSError):  # a full disk loses the holder's name, not the lock
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, os.fsencode(label) + b"\n", 0)
         return None
@@ -507,10 +521,11 @@ class Supervisor:
     # -- ending
 
     def stop(self, child: Child, reason: str, grace: float) -> None:
+        """Send SIGTERM to a run and schedule SIGKILL after `grace` seconds; a second stop can only shorten that."""
         now = time.monotonic()
         child.reason = child.reason or reason
         if child.exit is not None:
-            # It ended by itself; what it left behind is not waited for any longer.
+            # The trainer has exited by itself: do not wait for its leftover processes any longer.
             child.grace = min(child.grace, grace)
             if child.kill_at is not None:
                 child.kill_at = min(child.kill_at, now + grace if child.exit["lingered"] else now)
@@ -521,7 +536,8 @@ class Supervisor:
         else:
             child.kill_at = min(child.kill_at, now + grace)
 
-    def enforce(self) -> None:
+    def enforce_limits(self) -> None:
+        """Apply timeouts, escalate to SIGKILL, and finish runs that have no processes left."""
         now = time.monotonic()
         for child in self.children.values():
             if child.deadline is not None and now >= child.deadline:
@@ -531,30 +547,30 @@ class Supervisor:
                 child.kill_at = now + 1.0
                 self.signal(child, signal.SIGKILL)
         for child in list(self.leaving):
-            if not self.rest_of(child):
+            if not self.live_groups(child):
                 self.leaving.remove(child)
-                self.done(child)
+                self.finish(child)
             elif child.exit is not None and child.kill_at is not None and now >= child.kill_at:
-                # First asked to go, then made to.
+                # SIGTERM first, then SIGKILL.
                 self.signal(child, signal.SIGKILL if child.exit["lingered"] else signal.SIGTERM)
                 child.exit["lingered"] = True
                 child.kill_at = now + child.grace
 
     def signal(self, child: Child, number: int) -> None:
-        for group in self.rest_of(child) or (() if child.exit else (child.pid,)):
+        for group in self.live_groups(child) or (() if child.exit else (child.pid,)):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, number)
 
-    def rest_of(self, child: Child) -> list[int]:
-        """The process groups that are left of a run: its own, and those of processes that left it for a session of
-        their own (they are re-parented to the supervisor when their parent ends)."""
+    def live_groups(self, child: Child) -> list[int]:
+        """Return the live process groups of a run: its own and, after the trainer's exit, those of processes that
+        started their own session (orphans are re-parented to the supervisor)."""
         groups = []
-        if not child.emptied:
+        if not child.group_gone:
             try:
                 os.killpg(child.pid, 0)
                 groups.append(child.pid)
             except (ProcessLookupError, PermissionError):
-                child.emptied = child.exit is not None
+                child.group_gone = child.exit is not None
         if child.exit is not None:
             for pid in self.orphans():
                 with contextlib.suppress(OSError):
@@ -563,34 +579,38 @@ class Supervisor:
         return groups
 
     def belongs(self, pid: int, child: Child) -> bool:
-        """Whether an orphan is one of this run's processes. One without any mark belongs to the last of the runs that
-        were there when it was first seen."""
-        os.kill(pid, 0)  # one of another user cannot be ended: the error leaves it alone
+        """Return whether an orphan is one of this run's processes. An orphan without any mark belongs to the last of
+        the runs that were present when it was first seen.
+
+        Raises:
+            OSError: The process is gone, or belongs to another user and cannot be signalled.
+        """
+        os.kill(pid, 0)
         runs = [*self.children.values(), *self.leaving]
         tag = tag_on(pid)
         if tag and any(tag == run.tag for run in runs):
             return tag == child.tag
-        marks: list[bytes] = []
+        variables: list[bytes] = []
         with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-            marks = file.read().split(b"\0")
-        if any(os.fsencode(f"LOOPLAB_RUN_DIR={run.folder}") in marks for run in runs):
-            return os.fsencode(f"LOOPLAB_RUN_DIR={child.folder}") in marks
+            variables = file.read().split(b"\0")
+        if any(os.fsencode(f"LOOPLAB_RUN_DIR={run.folder}") in variables for run in runs):
+            return os.fsencode(f"LOOPLAB_RUN_DIR={child.folder}") in variables
         present = {run.id for run in runs}
         self.suspects[pid] = self.suspects.get(pid, present) & present
         return self.suspects[pid] <= {child.id}
 
     def orphans(self) -> list[int]:
-        """The processes that were re-parented to the supervisor."""
-        if self.kin < 0:
+        """Return the processes that were re-parented to the supervisor."""
+        if self.children_fd < 0:
             return []
-        part = text = os.pread(self.kin, 1 << 16, 0)
+        part = text = os.pread(self.children_fd, 1 << 16, 0)
         while len(part) > FULL_PAGE:  # the kernel returns a page at a time
-            part = os.pread(self.kin, 1 << 16, len(text))
+            part = os.pread(self.children_fd, 1 << 16, len(text))
             text += part
         return [pid for pid in map(int, text.split()) if pid not in self.children]
 
     def reap(self) -> None:
-        """Collect what has ended; `enforce` then looks for the rest of each run."""
+        """Collect exited processes; `enforce_limits` then handles the leftover processes of each run."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -618,66 +638,69 @@ class Supervisor:
             child.kill_at = now + (0.0 if child.reason else child.cleanup_timeout)
             self.leaving.append(child)
 
-    def done(self, child: Child) -> None:
+    def finish(self, child: Child) -> None:
+        """Release the devices of a run, record its exit, and start the runs that were waiting for it."""
         self.release(child.locks)
         assert child.exit is not None
-        self.finish(child.id, child.record, child.exit, child.place)
-        for held in [held for held in self.held if held[0] == child.id]:
-            _, order, until = held
-            if not self.engine_gone and time.monotonic() < until:
-                self.held.remove(held)
-                self.start(order)
+        self.record_exit(child.id, child.record, child.exit, child.record_fd)
+        for waiting in [waiting for waiting in self.pending if waiting[0] == child.id]:
+            _, spec, deadline = waiting
+            if not self.engine_gone and time.monotonic() < deadline:
+                self.pending.remove(waiting)
+                self.start(spec)
 
-    def give_back(self, run_id: str | None = None) -> None:
-        """Refuse the held order of this run, or all that were held for too long."""
+    def reject_pending(self, run_id: str | None = None) -> None:
+        """Reject the pending start of this run, and all starts that are pending too long."""
         now = time.monotonic()
-        for held in list(self.held):
-            _, order, until = held
-            if order["id"] == run_id or now >= until:
-                self.held.remove(held)
-                self.tell(ev="busy", id=order["id"], holder=None)
+        for waiting in list(self.pending):
+            _, spec, deadline = waiting
+            if spec["id"] == run_id or now >= deadline:
+                self.pending.remove(waiting)
+                self.send(ev="busy", id=spec["id"], holder=None)
 
-    def finish(self, run_id: str, record: str, outcome: Dict, place: int = -1) -> None:
+    def record_exit(self, run_id: str, record: str, outcome: Dict, record_fd: int = -1) -> None:
+        """Write `exit.json`, close the record folder, and report `ended`."""
         text = json.dumps(outcome)
-        if place >= 0:
-            self.unsaved = [waiting for waiting in self.unsaved if waiting[2] != place]  # which process it was
-        if self.save(record + "/exit.json", text, place) and place >= 0:
-            os.close(place)  # only now: until its end is written down, a run counts as alive
+        if record_fd >= 0:
+            # A process.json that is still unsaved is obsolete now.
+            self.unsaved = [unsaved for unsaved in self.unsaved if unsaved[2] != record_fd]
+        if self.save(record + "/exit.json", text, record_fd) and record_fd >= 0:
+            os.close(record_fd)  # only now: until its exit is recorded, a run counts as alive
         if not self.engine_gone:
             self.outbox += f'{{"ev": "ended", "id": {json.dumps(run_id)}, "exit": {text}}}\n'.encode()
 
-    # -- writing down
+    # -- record files
 
-    def save(self, path: str, text: str, place: int = -1) -> bool:
-        """Write a file of the record; False: not yet."""
-        for folder in (place, -1) if place >= 0 else (-1,):
+    def save(self, path: str, text: str, record_fd: int = -1) -> bool:
+        """Write a record file. Returns False if that failed and `retry_saves` will try again."""
+        for folder in (record_fd, -1) if record_fd >= 0 else (-1,):
             if folder < 0:
                 record = os.path.dirname(path)
                 if os.path.islink(record) or os.path.islink(os.path.dirname(record)):
-                    continue  # the training has put a link in the place of its folder
+                    continue  # the trainer replaced its folder by a link
             try:
                 atomic_write(path, text, folder)
                 return True
             except (FileNotFoundError, NotADirectoryError):
-                continue  # the folder was deleted under us
-            except IsADirectoryError:  # a folder of this name, left by the training
+                continue  # the folder was deleted
+            except IsADirectoryError:  # the trainer left a folder of this name
                 with contextlib.suppress(OSError):
                     os.rename(path, f"{path}.changed-{time.time_ns()}")
-                self.unsaved.append((path, text, place))
+                self.unsaved.append((path, text, record_fd))
                 return False
             except OSError:
-                self.unsaved.append((path, text, place))
+                self.unsaved.append((path, text, record_fd))
                 return False
-        return True  # there is nothing left to keep
+        return True  # the folder no longer exists: there is nothing to write to
 
-    def save_again(self) -> None:
-        waiting, self.unsaved = self.unsaved, []
-        for path, text, place in waiting:
-            if self.save(path, text, place) and place >= 0 and path.endswith("/exit.json"):
-                os.close(place)
+    def retry_saves(self) -> None:
+        unsaved, self.unsaved = self.unsaved, []
+        for path, text, record_fd in unsaved:
+            if self.save(path, text, record_fd) and record_fd >= 0 and path.endswith("/exit.json"):
+                os.close(record_fd)
 
 
 if __name__ == "__main__":
     engine_fd = int(sys.argv[1])
-    os.set_inheritable(engine_fd, False)  # a training that held it would hide the supervisor's death from the engine
+    os.set_inheritable(engine_fd, False)  # a trainer that held it would hide the supervisor's death from the engine
     Supervisor(socket.socket(fileno=engine_fd)).run()

@@ -1,8 +1,8 @@
-"""W&B settings of a run: the same in every round, with everything it writes kept inside the lab.
+"""W&B settings of a run: the same in every round, with all of its files inside the lab.
 
 They reach a trainer in two ways: by environment variables, and by the W&B keys of its own config. Arguments of
-`wandb.init` win over variables, so a trainer that passes its config's mode on (as LeRobot does) would not notice
-the variables.
+`wandb.init` override variables, so a trainer that passes the mode of its config on (as LeRobot does) would ignore the
+variables.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from looplab.errors import LabError
 CACHE = ".wandb_cache"
 DEFAULT_SERVER = "https://api.wandb.ai"
 TABLE = "wandb"
-IN_TABLE = {"enable": ("enable", "enabled"), "mode": ("mode",), "entity": ("entity",), "project": ("project",),
-            "disable_artifact": ("disable_artifact",)}  # fmt: skip
-"""The keys of a table `wandb`, such as LeRobot's."""
-AT_TOP = {"enable": ("wandb", "use_wandb"), "mode": ("wandb_mode",), "entity": ("wandb_entity",),
-          "project": ("wandb_project", "wandb_project_name")}  # fmt: skip
-"""The keys of a config without such a table, such as PufferLib's."""
+TABLE_KEYS = {"enable": ("enable", "enabled"), "mode": ("mode",), "entity": ("entity",), "project": ("project",),
+              "disable_artifact": ("disable_artifact",)}  # fmt: skip
+"""Setting → names of its key in a table `wandb`, such as LeRobot's."""
+TOP_LEVEL_KEYS = {"enable": ("wandb", "use_wandb"), "mode": ("wandb_mode",), "entity": ("wandb_entity",),
+                  "project": ("wandb_project", "wandb_project_name")}  # fmt: skip
+"""Setting → names of its key in a config without such a table, such as PufferLib's."""
 OFF: dict[object, str] = {
     False: "false",
     "false": "false",
@@ -39,46 +39,51 @@ OFF: dict[object, str] = {
 
 
 def find_keys(settings: WandbConfig | None, config: Mapping[str, Any]) -> dict[str, Concrete]:
-    """The config's own W&B keys, by what they say: `enable`, `mode`, `entity`, `project`, `disable_artifact`.
+    """Return the paths of the config's own W&B keys, by setting: `enable`, `mode`, `entity`, `project`,
+    `disable_artifact`.
 
-    Keys that the lab file names need not be in the config, but the table that they belong to must be.
+    Keys that the lab file names need not be in the config, but their parent table must be.
+
+    Raises:
+        LabError: The config has no place for a key that the lab file names.
     """
     if settings is None or settings.keys == "none":
         return {}
     if isinstance(settings.keys, dict):
-        return {what: _named(config, key) for what, key in settings.keys.items()}
+        return {setting: _locate_key(config, key) for setting, key in settings.keys.items()}
     return known_keys(config)
 
 
-def _named(config: Mapping[str, Any], key: str) -> Concrete:
-    places = find(config, key) or [(*at, parse(key)[-1]) for at in find_parents(config, key)]
-    if len(places) != 1:
-        raise LabError(f"track.wandb.keys: there is no place for {key} in the config", hint="name a key of the config")
-    return places[0]
+def _locate_key(config: Mapping[str, Any], key: str) -> Concrete:
+    paths = find(config, key) or [(*parent, parse(key)[-1]) for parent in find_parents(config, key)]
+    if len(paths) != 1:
+        raise LabError(f"track.wandb.keys: {key} does not fit into the config", hint="name a key of the config")
+    return paths[0]
 
 
 def known_keys(config: Mapping[str, Any]) -> dict[str, Concrete]:
-    """The W&B keys found by their names: those of the table `wandb` nearest to the top, or those at the top."""
-    table = min(_tables(config, ()), key=len, default=None)
+    """Return the W&B keys that are recognised by name: those of the topmost table `wandb`, else top-level keys."""
+    table = min(_wandb_tables(config, ()), key=len, default=None)
     if table is None:
-        return {what: (name,) for what, names in AT_TOP.items() for name in names
-                if name in config and (what != "enable" or isinstance(config[name], bool))}  # fmt: skip
-    return {what: (*table, name) for what, names in IN_TABLE.items() for name in names if has(config, (*table, name))}
+        return {setting: (name,) for setting, names in TOP_LEVEL_KEYS.items() for name in names
+                if name in config and (setting != "enable" or isinstance(config[name], bool))}  # fmt: skip
+    return {setting: (*table, name) for setting, names in TABLE_KEYS.items() for name in names
+            if has(config, (*table, name))}  # fmt: skip
 
 
-def _tables(config: Mapping[str, Any], trail: Concrete) -> Iterator[Concrete]:
+def _wandb_tables(config: Mapping[str, Any], parent: Concrete) -> Iterator[Concrete]:
     for key, value in config.items():
         if isinstance(value, Mapping):
             if key == TABLE:
-                yield (*trail, key)
-            yield from _tables(value, (*trail, key))
+                yield (*parent, key)
+            yield from _wandb_tables(value, (*parent, key))
 
 
 def values_of(settings: WandbConfig | None, config: Mapping[str, Any]) -> dict[Concrete, Any]:
-    """What is written into the config: a value for each of its W&B keys of which the lab file says anything."""
+    """Return the values to write into the config: one for each of its W&B keys that the lab file sets."""
     if settings is None:
         return {}
-    said = {
+    values = {
         "enable": settings.mode != "disabled",
         "mode": settings.mode,
         "entity": settings.entity,
@@ -86,80 +91,85 @@ def values_of(settings: WandbConfig | None, config: Mapping[str, Any]) -> dict[C
         "artifacts": settings.artifacts,
         "disable_artifact": not settings.artifacts,
     }
-    return {place: said[what] for what, place in find_keys(settings, config).items() if said[what] is not None}
+    keys = find_keys(settings, config)
+    return {path: values[setting] for setting, path in keys.items() if values[setting] is not None}
 
 
 def with_values(config: dict[str, Any], values: Mapping[Concrete, Any]) -> dict[str, Any]:
-    """A copy of the config with these values; the config itself if it has them already."""
-    if all(has(config, place) and get(config, place) == value for place, value in values.items()):
+    """Return a copy of the config with these values; the config itself if it already has them."""
+    if all(has(config, path) and get(config, path) == value for path, value in values.items()):
         return config
     changed = copy.deepcopy(config)
-    for place, value in values.items():
-        set_(changed, place, value)
+    for path, value in values.items():
+        set_(changed, path, value)
     return changed
 
 
-def without(config: Mapping[str, Any], places: Sequence[Concrete]) -> Mapping[str, Any]:
-    """A copy of the config without these keys; the config itself if it has none of them."""
-    there = [place for place in places if has(config, place)]
-    if not there:
+def without(config: Mapping[str, Any], paths: Sequence[Concrete]) -> Mapping[str, Any]:
+    """Return a copy of the config without these keys; the config itself if it has none of them."""
+    present = [path for path in paths if has(config, path)]
+    if not present:
         return config
-    left = copy.deepcopy(dict(config))
-    for place in there:
-        delete(left, place)
-    return left
+    reduced = copy.deepcopy(dict(config))
+    for path in present:
+        delete(reduced, path)
+    return reduced
 
 
 def why_not_online(
     settings: WandbConfig | None, launch: LaunchConfig, config: Mapping[str, Any], extra: Sequence[str] = ()
 ) -> str | None:
-    """Why a run of this config would not log to W&B online, with the key that says so; None if it would.
+    """Return why a run of this config would not log to W&B online, with the key responsible; None if it would.
 
     Args:
-        config: As the trainer gets it.
-        extra: The arguments that the command gets in addition.
+        settings: The W&B settings of the lab file; None: there are none.
+        launch: How the trainer is launched.
+        config: The config as the trainer gets it.
+        extra: Arguments added to the command.
     """
     if settings is not None and settings.mode != "online":
         return f"track.wandb.mode is {settings.mode}"
     words = [*launch.command, *extra]
     variable = launch.env.get("WANDB_MODE") or ("disabled" if launch.env.get("WANDB_DISABLED") else None)
     if variable in OFF:
-        return f"launch.env says WANDB_MODE: {variable}"
+        return f"launch.env sets WANDB_MODE: {variable}"
     keys = known_keys(config)
     if settings is not None and isinstance(settings.keys, dict):
         keys |= find_keys(settings, config)
     online = settings is not None
-    for what in ("enable", "mode"):
-        key = show(keys[what]) if what in keys else f"{TABLE}.{what}"
-        given = _argument(words, key)
-        if given is not None:
-            if (word := given.lower()) in OFF or word == "0":
-                return f"the command says {key}={given}"
-            online = online or (what == "mode" and given == "online")
-        elif what in keys and has(config, keys[what]):
-            value = get(config, keys[what])
-            if launch.config.as_ != "file" and launch.config.leaves_out(keys[what]):
-                if what == "enable":
+    for setting in ("enable", "mode"):
+        key = show(keys[setting]) if setting in keys else f"{TABLE}.{setting}"
+        argument = _option_value(words, key)
+        if argument is not None:
+            if (word := argument.lower()) in OFF or word == "0":
+                return f"the command sets {key}={argument}"
+            online = online or (setting == "mode" and argument == "online")
+        elif setting in keys and has(config, keys[setting]):
+            value = get(config, keys[setting])
+            if launch.config.as_ != "file" and launch.config.leaves_out(keys[setting]):
+                if setting == "enable":
                     return f"launch.config.skip keeps {key} from the trainer"
                 continue
             if isinstance(value, bool | str) and value in OFF:
                 return f"{key} is {OFF[value]} in the config"
             online = online or value == "online"
-    return None if online else "nothing says so"
+    return None if online else "nothing enables it"
 
 
-def _argument(words: Sequence[str], key: str) -> str | None:
-    """The last value that a command gives to an option, or to a Hydra key; `true` for an option without a value."""
+def _option_value(words: Sequence[str], key: str) -> str | None:
+    """Return the last value that a command gives to an option or a Hydra key; `true` for an option without a value;
+    None if it does not set it."""
     option = re.compile(rf"(?:--|\+{{0,2}}){re.escape(key).replace('_', '[-_]')}(?:=(.*))?", re.DOTALL)
-    found = None
+    value = None
     for word, following in zip(words, [*words[1:], "--"], strict=True):
         match = option.fullmatch(word)
         if match is not None and (word.startswith("--") or match[1] is not None):
-            found = match[1] if match[1] is not None else "true" if following.startswith("-") else following
-    return found
+            value = match[1] if match[1] is not None else "true" if following.startswith("-") else following
+    return value
 
 
 def wandb_environment(settings: WandbConfig | None, lab: Path, run_dir: str, study: str, run_id: str) -> dict[str, str]:
+    """Return the `WANDB_*` variables of a run; none without settings."""
     if settings is None:
         return {}
     cache = str(lab / CACHE)
@@ -179,13 +189,13 @@ def wandb_environment(settings: WandbConfig | None, lab: Path, run_dir: str, stu
     if settings.project:
         env["WANDB_PROJECT"] = settings.project
     if not settings.artifacts:
-        # What can be switched off from outside: uploads of models by Transformers, and of code by wandb itself.
+        # What can be disabled from outside: uploads of models by Transformers, and of code by wandb itself.
         env |= {"WANDB_LOG_MODEL": "false", "WANDB_DISABLE_CODE": "true"}
     return env
 
 
 def has_wandb_key(env: Mapping[str, str]) -> bool:
-    """Whether wandb would find a key: in the environment, or where `wandb login` puts it."""
+    """Return whether wandb would find an API key: in the environment, or where `wandb login` stores it."""
     if env.get("WANDB_API_KEY"):
         return True
     host = urlparse(env.get("WANDB_BASE_URL", DEFAULT_SERVER)).hostname or ""

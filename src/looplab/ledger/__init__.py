@@ -1,1 +1,1 @@
-"""Everything that happened: studies, rounds, proposals, runs, verdicts, and a hash-chained record of events."""
+"""The record of a lab: studies, rounds, proposals, runs and verdicts, with a hash-chained log of events."""

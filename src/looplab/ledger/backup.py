@@ -99,8 +99,8 @@ class _Immutable(Ledger):
         self.path = path
         self.journal = None
         self._head = None
-        self._fresh = []
-        self._place = None
+        self._unjournalled = []
+        self._file_id = None
         self._db = sqlite3.connect(f"{path.resolve().as_uri()}?immutable=1", uri=True, isolation_level=None)
         self._db.row_factory = sqlite3.Row
 

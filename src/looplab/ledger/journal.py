@@ -1,10 +1,10 @@
-"""The journal: every event of the ledger once more, as one line of JSON in an append-only file beside the database.
+"""The journal: a second copy of every event, one line of JSON each, in an append-only file next to the database.
 
-The chain survives the loss of the database: `looplab reindex` takes the events from here, and an engine that finds the
-database shorter than its journal (a damaged log, an old copy put back) does not start.
+With it, the chain survives the loss of the database: `looplab reindex` restores the events, and an engine does not
+start if the database is shorter than its journal (a damaged log, an old copy put back).
 
-A line is written after the commit, never before: an event in the journal was committed, and a journal that ends early
-is completed from the database. Several processes append, one at a time.
+A line is written after the commit, never before: every event in the journal was committed, and a journal that ends
+early is completed from the database. Several processes append, one at a time.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ NAME = "journal.jsonl"
 _DATA = b',"data":'
 _TAIL_BYTES = 1 << 16
 MAX_SEQ = (1 << 63) - 1
-"""The largest number that SQLite can hold."""
+"""Largest integer that SQLite can store."""
 MAX_LINE = 1 << 26
-"""Bytes of one event; a longer line was not written by the ledger."""
+"""Size limit of one event in bytes; a longer line was not written by the ledger."""
 
 
 class Link(NamedTuple):
@@ -35,10 +35,11 @@ class Link(NamedTuple):
     study: str
     run: str | None
     data: str
-    """Its JSON, byte for byte."""
+    """The payload as JSON, byte for byte."""
     hash: str
 
     def line(self) -> bytes:
+        """Return the event as a line of the journal."""
         head = dump_json(
             {"seq": self.seq, "at": self.at, "kind": self.kind, "study": self.study, "run": self.run, "hash": self.hash}
         )
@@ -46,13 +47,13 @@ class Link(NamedTuple):
 
     @classmethod
     def parse(cls, line: bytes) -> Link | None:
-        """Return the event of a line; None if it is not one."""
-        at = line.find(_DATA)
-        if at < 0 or not line.endswith(b"}"):
+        """Parse a line of the journal; None if it is not an event."""
+        split = line.find(_DATA)
+        if split < 0 or not line.endswith(b"}"):
             return None
         try:
-            head = load_json(line[:at] + b"}")
-            data = line[at + len(_DATA) : -1].decode()
+            head = load_json(line[:split] + b"}")
+            data = line[split + len(_DATA) : -1].decode()
             link = cls(head["seq"], head["at"], head["kind"], head["study"], head["run"], data, head["hash"])
         except (UntrustedError, UnicodeDecodeError, KeyError, TypeError):
             return None
@@ -60,22 +61,24 @@ class Link(NamedTuple):
 
 
 class Journal:
+    """The journal of a ledger; the file is opened on the first append."""
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor: int | None = None
-        self._end: tuple[int, int] | None = None  # size of the file, number of its last event, when last appended to
+        self._end: tuple[int, int] | None = None  # (file size, number of the last event) after the last append
 
     def last(self) -> tuple[int, str] | None:
-        """Return the number and hash of the last whole line; None if there is no journal or it has none."""
+        """Return number and hash of the last complete event; None if there is no journal, or no event in it."""
         try:
             with open_regular(self.path, follow=False) as file:
                 size = file.seek(0, os.SEEK_END)
                 span = min(size, _TAIL_BYTES)
                 while True:
                     file.seek(size - span)
-                    lines = file.read(span).split(b"\n")[:-1]  # what follows the last line break is torn
-                    whole = lines if span == size else lines[1:]
-                    for line in reversed(whole):
+                    lines = file.read(span).split(b"\n")[:-1]  # anything after the last line break is torn
+                    complete = lines if span == size else lines[1:]
+                    for line in reversed(complete):
                         link = Link.parse(line)
                         if link is not None:
                             return link.seq, link.hash
@@ -89,7 +92,7 @@ class Journal:
         return os.path.lexists(self.path)
 
     def read(self) -> Iterator[tuple[int, Link | None]]:
-        """Yield every line with its number from 1; None where it cannot be read. A torn last line is left out.
+        """Yield every line with its number, from 1; None for a damaged line. A torn last line is omitted.
 
         Raises:
             OSError, UntrustedError: The file cannot be opened.
@@ -108,7 +111,8 @@ class Journal:
                     yield number, Link.parse(line[:-1])
 
     def append(self, links: Sequence[Link]) -> bool:
-        """Append events that follow its last one; False: it is busy or elsewhere, and must be completed later."""
+        """Append events that directly follow the last one. Returns False if another process holds or has changed the
+        file; then call `complete`."""
         if self._end is None:
             return False
         with _Locked(self) as descriptor:
@@ -118,7 +122,8 @@ class Journal:
             return True
 
     def complete(self, after: Any) -> bool:
-        """Append what is missing; `after(seq)` returns the events after this one. False: it is busy."""
+        """Append all missing events; `after(seq)` returns the events after that number. Returns False if another
+        process holds the file."""
         with _Locked(self) as descriptor:
             if descriptor is None:
                 return False
@@ -135,25 +140,25 @@ class Journal:
     def _write(self, descriptor: int, links: Sequence[Link]) -> None:
         content = b"".join(link.line() for link in links)
         size = os.fstat(descriptor).st_size
-        rest = memoryview(content)
+        remaining = memoryview(content)
         try:
-            while rest:
-                rest = rest[os.write(descriptor, rest) :]
+            while remaining:
+                remaining = remaining[os.write(descriptor, remaining) :]
         except OSError:
-            os.ftruncate(descriptor, size)  # a part of a line would look like damage
+            os.ftruncate(descriptor, size)  # a partial line would look like damage
             raise
         self._end = (size + len(content), links[-1].seq)
 
     def _cut_torn_line(self, descriptor: int, size: int) -> None:
-        """Remove the end of a file after its last line break: a writer was killed in mid-write."""
-        at = size
-        while at > 0:
-            start = max(0, at - _TAIL_BYTES)
-            found = os.pread(descriptor, at - start, start).rfind(b"\n")
-            if found >= 0:
-                os.ftruncate(descriptor, start + found + 1)
+        """Truncate the file after its last line break: a writer was killed in the middle of a write."""
+        end = size
+        while end > 0:
+            start = max(0, end - _TAIL_BYTES)
+            line_break = os.pread(descriptor, end - start, start).rfind(b"\n")
+            if line_break >= 0:
+                os.ftruncate(descriptor, start + line_break + 1)
                 return
-            at = start
+            end = start
         os.ftruncate(descriptor, 0)
 
     def close(self) -> None:
@@ -162,11 +167,11 @@ class Journal:
         self._descriptor = self._end = None
 
     def open(self) -> int:
-        """Return a descriptor for appending; the file is opened again if another one is there now."""
+        """Return a descriptor for appending; reopens the file if it was replaced."""
         if self._descriptor is not None:
             try:
-                here, there = os.fstat(self._descriptor), os.stat(self.path, follow_symlinks=False)
-                if (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino):
+                opened, current = os.fstat(self._descriptor), os.stat(self.path, follow_symlinks=False)
+                if (opened.st_dev, opened.st_ino) == (current.st_dev, current.st_ino):
                     return self._descriptor
             except FileNotFoundError:
                 pass
@@ -177,11 +182,11 @@ class Journal:
 
 
 class _Locked:
-    """The journal for one writer; None if another one has it."""
+    """Locks the journal for one writer; yields its descriptor, or None if another process holds the lock."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._held: int | None = None
+        self._locked: int | None = None
 
     def __enter__(self) -> int | None:
         descriptor = self._journal.open()
@@ -189,9 +194,9 @@ class _Locked:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return None
-        self._held = descriptor
+        self._locked = descriptor
         return descriptor
 
     def __exit__(self, *_: object) -> None:
-        if self._held is not None:
-            fcntl.flock(self._held, fcntl.LOCK_UN)
+        if self._locked is not None:
+            fcntl.flock(self._locked, fcntl.LOCK_UN)

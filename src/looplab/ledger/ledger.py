@@ -1,12 +1,12 @@
-"""The ledger: one SQLite file (WAL) a lab, in which everything that happened is appended and chained by hashes.
+"""The ledger: one SQLite file (WAL mode) per lab, with an append-only, hash-chained log of events.
 
-Every change is made inside `with ledger.write():`, one transaction, and says what happened with `record`. The hash of
-an event covers its text and the hash of the event before it, so `verify` finds damage and edits and says where they
-are. It does not find a deliberate rewrite: whoever can write the file can compute all later hashes again. Only a head
-that was published elsewhere shows that (`anchors.py`). Several processes may write; SQLite lets one in at a time.
+Every change is made inside `with ledger.write():`, a transaction, and records an event with `record`. The hash of an
+event covers its text and the hash of the previous event, so `verify` finds and locates damage and edits. It does not
+detect a deliberate rewrite: anyone who can write the file can recompute all later hashes. Only a head that was
+published elsewhere reveals that (`anchors.py`). Several processes may write; SQLite serialises them.
 
-Every event is also a line of the journal beside the database (`journal.py`). A database that ends before its journal
-has lost events: it can be read, but nothing is written to it until `looplab reindex` has taken them from the journal.
+Every event is also a line of the journal next to the database (`journal.py`). A database that ends before its journal
+has lost events: it can be read, but not written until `looplab reindex` has restored them from the journal.
 """
 
 from __future__ import annotations
@@ -34,19 +34,24 @@ from looplab.untrusted import dump_json, load_own_json, read_bounded
 
 GENESIS = "0" * 64
 HEAD_FILE = "head"
-MAX_HEAD = 1_000
-"""Bytes of the file that notes the head."""
-BUSY_S = 30.0
-OWN_WORDS = {"planned", "launched", "proposed", "ended", "judged", "best", "round began", "round ended"}
-"""Events without texts from outside, or whose texts were redacted before; the others are looked at for secrets."""
+"""File next to the database that repeats the number and hash of the last event."""
+MAX_HEAD_BYTES = 1_000
+BUSY_TIMEOUT_S = 30.0
+"""Seconds to wait for the transaction of another process."""
+REDACTED_KINDS = {"planned", "launched", "proposed", "ended", "judged", "best", "round began", "round ended"}
+"""Events without external text, or whose text is already redacted; all others are searched for secrets."""
 CHECKPOINT_PAGES = 8000
-"""How far the log grows before it is folded into the database, which waits for the disk."""
+"""Pages in the write-ahead log before SQLite checkpoints it into the database, which waits for the disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
+    """One event of the chain."""
+
     seq: int
+    """Its number, from 1."""
     at: float
+    """Unix time in seconds."""
     kind: str
     study: str
     run: str | None
@@ -60,64 +65,71 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class BrokenLink:
-    """The first link of the chain that does not hold."""
+    """The first event that breaks the chain."""
 
     seq: int
     why: str
 
 
 def link(before: str, seq: int, at: float, kind: str, study: str, run: str | None, data: str) -> str:
-    """The hash of an event, from the hash of the one before and its own text."""
+    """Return the hash of an event: over the hash of the previous event and its own text."""
     text = f"{before}\n{seq}\n{at!r}\n{kind}\n{study}\n{run or ''}\n{data}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 class DamagedError(LabError):
-    """The ledger has lost events, is another one than it was, or is gone; nothing may be written to it."""
+    """The ledger has lost events, was replaced, or is missing; it must not be written."""
 
     exit_code = 1
 
 
-GONE = "the ledger is gone, but its journal is there"
-REPAIR = "`looplab verify` names the damage, `looplab reindex` repairs it from the journal and the run folders"
+MISSING = "the ledger is missing, but its journal exists"
+REPAIR = "`looplab verify` shows the damage, `looplab reindex` repairs it from the journal and the run folders"
 
 
 class Ledger:
     """A connection to the ledger of a lab.
 
     Args:
-        create: Create it if there is none, unless there once was one.
-        repair: Open it for `reindex`: also where events are missing.
+        path: The database file.
+        create: Create it if it does not exist, unless a journal shows that there was one.
+        repair: Open it for `reindex`, even if events are missing.
+
+    Raises:
+        DamagedError: The ledger is missing although its journal exists, or cannot be opened.
+        LabError: There is no ledger and `create` is False, or it was written by a newer version.
     """
 
     def __init__(self, path: Path, *, create: bool = True, repair: bool = False) -> None:
         self.path = path
         self._head: tuple[int, str] | None = None
-        self._seen = -1
-        self._fresh: list[Link] = []  # events of the open transaction
+        self._data_version = -1
+        self._unjournalled: list[Link] = []  # events that are not in the journal yet
         self._is_checked = True
-        self._place: tuple[int, int] | None = None
+        self._file_id: tuple[int, int] | None = None
         self.journal: Journal | None = Journal(path.with_name(journal.NAME))
         if not path.exists():
             if not repair and has_ledger(path):
-                raise DamagedError(GONE, file=path, hint="`looplab reindex` rebuilds it")
+                raise DamagedError(MISSING, file=path, hint="`looplab reindex` rebuilds it")
             if not create:
                 raise LabError("this lab has no ledger yet", hint="start with `looplab run`")
         if create:
             path.parent.mkdir(exist_ok=True)  # never the lab itself
-        with _opening(path):
-            self._db = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S)
+        with _raising_damaged(path):
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT_S)
             self._db.row_factory = sqlite3.Row
             self._prepare()
-            self._place = _place_of(path)
+            self._file_id = _file_id(path)
         self._is_checked = repair
 
     def _prepare(self) -> None:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
         if version > VERSION:
-            raise LabError(f"the ledger is of version {version}, this looplab knows {VERSION}", file=self.path)
+            raise LabError(
+                f"the ledger has version {version}, but this looplab supports only {VERSION}", file=self.path
+            )
         self._db.execute("PRAGMA journal_mode=WAL")
-        # A commit survives the death of any process. What a power cut may take back is bounded by `runs.durable`.
+        # A commit survives the death of any process. What a power failure may undo is bounded by `runs.durable`.
         self._db.execute("PRAGMA synchronous=NORMAL")
         self._db.execute("PRAGMA temp_store=MEMORY")
         self._db.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
@@ -130,20 +142,21 @@ class Ledger:
                 self._db.execute(f"PRAGMA user_version={VERSION}")
 
     def close(self) -> None:
+        """Note the head, complete the journal and close the connection."""
         if self._head is not None:
             self.note_head()
-        if self._fresh:
+        if self._unjournalled:
             self._write_journal()
         if self.journal is not None:
             self.journal.close()
         self._db.close()
 
     def is_replaced(self) -> bool:
-        """Return whether the file that is open is no longer the ledger: it was deleted, or another one put there."""
-        return self._place is not None and _place_of(self.path) != self._place
+        """Return whether the open file is no longer the ledger: it was deleted, or replaced by another file."""
+        return self._file_id is not None and _file_id(self.path) != self._file_id
 
     def note_head(self) -> None:
-        """Note beside the ledger where its chain ends now, so that an end lost by accident is seen."""
+        """Write the head of the chain to a file next to the ledger, so that a lost end is noticed."""
         with contextlib.suppress(OSError, sqlite3.Error):  # a disk that is full or read-only is reported elsewhere
             seq, digest = self.head()
             noted = self.noted_head()
@@ -151,19 +164,23 @@ class Ledger:
                 write_atomic(self.path.with_name(HEAD_FILE), f"{seq} {digest}\n".encode(), sync=False)
 
     def noted_head(self) -> tuple[int, str] | None:
-        """Return where the chain ended when that was last noted; None if nothing is, or nothing that can be true."""
+        """Return number and hash of the head that was last noted; None if there is none, or it is invalid."""
         try:
-            seq, digest = read_bounded(self.path.with_name(HEAD_FILE), MAX_HEAD).decode("ascii").split()
-            number = int(seq)
+            text, digest = read_bounded(self.path.with_name(HEAD_FILE), MAX_HEAD_BYTES).decode("ascii").split()
+            seq = int(text)
         except (OSError, ValueError):
             return None
-        return (number, digest) if 0 < number <= MAX_SEQ else None
+        return (seq, digest) if 0 < seq <= MAX_SEQ else None
 
     # -- writing
 
     @contextmanager
     def write(self) -> Iterator[None]:
-        """One transaction: all of it happens or nothing. May be nested; the outermost commits."""
+        """Run the block in one transaction. May be nested; the outermost block commits.
+
+        Raises:
+            DamagedError: The ledger was replaced, or has lost events.
+        """
         if self._db.in_transaction:
             yield
             return
@@ -171,41 +188,45 @@ class Ledger:
             raise DamagedError("the ledger was deleted or replaced while it was open", file=self.path, hint=REPAIR)
         self._db.execute("BEGIN IMMEDIATE")
         version = self.version()
-        if version != self._seen:
-            # Another process has written since: the end of the chain is read again.
-            self._head, self._seen = None, version
-        unwritten = len(self._fresh)
+        if version != self._data_version:
+            # Another process has written since: read the head again.
+            self._head, self._data_version = None, version
+        before = len(self._unjournalled)
         try:
             if not self._is_checked:
-                self._check_end()
+                self._check_head()
             yield
             self._db.execute("COMMIT")
         except BaseException:
             self._head = None
-            del self._fresh[unwritten:]  # the journal has only what was committed
+            del self._unjournalled[before:]  # only committed events go to the journal
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
-        if self._fresh:
+        if self._unjournalled:
             self._write_journal()
 
-    def _check_end(self) -> None:
-        """Compare the end of the chain with the journal and the noted head, once, before the first write.
+    def _check_head(self) -> None:
+        """Compare the head of the chain with the journal and the noted head, once, before the first write.
 
         Raises:
-            DamagedError: The chain ends before, or otherwise than, it did.
+            DamagedError: The chain is shorter than it was, or ends differently.
         """
         assert self.journal is not None
-        self._compare_end(self.noted_head(), self.journal.last())
+        self._compare_head(self.noted_head(), self.journal.last())
         self._is_checked = True
         if not self.journal.exists():
             if self._db.execute("INSERT OR IGNORE INTO meta VALUES (?, '1')", (JOURNALLED,)).rowcount == 0:
                 self.record("journal rewritten", "", why="the file was gone")
             self.journal.close()
 
-    def _compare_end(self, noted: tuple[int, str] | None, written: tuple[int, str] | None) -> None:
-        """Raise DamagedError if the chain does not have the noted head, or the last event of the journal."""
-        for where, last in ((f"noted in {HEAD_FILE}", noted), (f"in {journal.NAME}", written)):
+    def _compare_head(self, noted: tuple[int, str] | None, journalled: tuple[int, str] | None) -> None:
+        """Check that the chain contains the noted head and the last event of the journal.
+
+        Raises:
+            DamagedError: It does not.
+        """
+        for where, last in ((f"noted in {HEAD_FILE}", noted), (f"in {journal.NAME}", journalled)):
             if last is None:
                 continue
             seq, digest = last
@@ -214,44 +235,52 @@ class Ledger:
                 why = f"the ledger ends at event {self.head()[0]}, but event {seq} is {where}: events were lost"
                 raise DamagedError(why, file=self.path, hint=REPAIR)
             if row[0] != digest:
-                why = f"event {seq} is not the one {where}: the ledger was changed or is another one"
+                why = f"event {seq} is not the one {where}: the ledger was changed or replaced"
                 raise DamagedError(why, file=self.path, hint=REPAIR)
 
     def _write_journal(self) -> None:
-        """Append what was committed to the journal; what does not succeed now is made up for with the next commit."""
+        """Append committed events to the journal; if that fails, the next commit tries again."""
         if self.journal is None:
-            self._fresh.clear()
+            self._unjournalled.clear()
             return
         with contextlib.suppress(OSError):
-            if self.journal.append(self._fresh) or self.journal.complete(self._links_after):
-                self._fresh.clear()
+            if self.journal.append(self._unjournalled) or self.journal.complete(self._links_after):
+                self._unjournalled.clear()
 
     def complete_journal(self) -> None:
-        """Append to the journal what it lacks."""
+        """Append all events that the journal lacks."""
         if self.journal is not None and self.journal.complete(self._links_after):
-            self._fresh.clear()
+            self._unjournalled.clear()
 
     def _links_after(self, seq: int) -> Iterator[Link]:
         for row in self._db.execute("SELECT * FROM events WHERE seq > ? ORDER BY seq", (seq,)):
             yield Link(*row)
 
     def savepoint(self) -> _Savepoint:
-        """Inside a transaction: what is written in this block is undone if the block raises."""
+        """Return a context manager for a part of a transaction: if its block raises, that part is rolled back."""
         return _Savepoint(self)
 
     def record(self, kind: str, study: str, run: str | None = None, *, when: float | None = None, **data: Any) -> int:
-        """Append one event to the chain; the transaction must be open. `when`: None for now."""
+        """Append one event to the chain and return its number. A transaction must be open.
+
+        Args:
+            kind: What happened.
+            study: The study; empty: the whole lab.
+            run: The run; None: no single run.
+            when: Unix time; None: now.
+            data: The payload; secrets in it are redacted.
+        """
         assert self._db.in_transaction
         last, before = self._head or self.head()
         seq = last + 1
         at = time.time() if when is None else when
         text = dump_json(data, sort_keys=True)
-        if kind not in OWN_WORDS and redact_text(text) != text:  # what is in the chain can never be taken out
+        if kind not in REDACTED_KINDS and redact_text(text) != text:  # nothing can be removed from the chain later
             text = dump_json(redact_data(data), sort_keys=True)
         digest = link(before, seq, at, kind, study, run, text)
         event = Link(seq, at, kind, study, run, text, digest)
         self._db.execute("INSERT INTO events VALUES (?,?,?,?,?,?,?)", event)
-        self._fresh.append(event)
+        self._unjournalled.append(event)
         self._head = (seq, digest)
         return seq
 
@@ -259,9 +288,9 @@ class Ledger:
         return self._db.execute(sql, parameters)
 
     def sync(self) -> None:
-        """Wait until what is committed is on the disk, where a power cut cannot take it back."""
-        # The log alone: what was moved from it into the database is synced by SQLite, and closing another descriptor
-        # of the database would drop SQLite's locks.
+        """Wait until all commits are on disk and survive a power failure."""
+        # Only the write-ahead log: SQLite itself syncs what it checkpoints into the database, and closing another
+        # descriptor of the database would drop SQLite's locks.
         with contextlib.suppress(FileNotFoundError):
             descriptor = os.open(f"{self.path}-wal", os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -279,34 +308,36 @@ class Ledger:
         return row
 
     def events(self, study: str | None = None, run: str | None = None, after: int = 0) -> Iterator[Event]:
-        wanted, parameters = ["seq > ?"], [after]  # type: tuple[list[str], list[Any]]
+        """Yield events in order: those of a study or run (None: all), with numbers above `after`."""
+        conditions, parameters = ["seq > ?"], [after]  # type: tuple[list[str], list[Any]]
         if study is not None:
-            wanted.append("study = ?")
+            conditions.append("study = ?")
             parameters.append(study)
         if run is not None:
-            wanted.append("run = ?")
+            conditions.append("run = ?")
             parameters.append(run)
-        query = f"SELECT * FROM events WHERE {' AND '.join(wanted)} ORDER BY seq"  # noqa: S608 (fixed texts)
+        query = f"SELECT * FROM events WHERE {' AND '.join(conditions)} ORDER BY seq"  # noqa: S608 (fixed texts)
         for row in self._db.execute(query, parameters):
             yield Event.of(row)
 
     def version(self) -> int:
-        """A number that changes when another process has written."""
+        """Return a number that changes when another process has written."""
         return int(self._db.execute("PRAGMA data_version").fetchone()[0])
 
     def head(self) -> tuple[int, str]:
-        """The last link: its number and hash."""
+        """Return number and hash of the last event; (0, GENESIS) if there is none."""
         row = self._db.execute("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1").fetchone()
         return (row[0], row[1]) if row else (0, GENESIS)
 
     def id(self) -> str | None:
-        """The random id of the ledger, which a copy keeps; None: made by an older version and never anchored."""
+        """Return the random id of the ledger, which copies share; None if an older version created it and it was never
+        anchored."""
         row = self._db.execute("SELECT value FROM meta WHERE key='ledger'").fetchone()
         return row[0] if row else None
 
     @contextmanager
     def lenient(self) -> Iterator[None]:
-        """Read texts that are not UTF-8 with replacement characters instead of failing."""
+        """Read invalid UTF-8 with replacement characters instead of raising."""
         self._db.text_factory = lambda raw: raw.decode("utf-8", "replace")
         try:
             yield
@@ -314,7 +345,8 @@ class Ledger:
             self._db.text_factory = str
 
     def first_broken_link(self, *, noted: bool = True) -> BrokenLink | None:
-        """Walk the chain from its beginning; with `noted` it must also reach the noted head."""
+        """Walk the chain from the beginning and return its first defect; None: it is intact. With `noted` it must also
+        contain the noted head."""
         before, expected, head = GENESIS, 1, self.noted_head() if noted else None
         for row in self._db.execute("SELECT seq, at, kind, study, run, data, hash FROM events ORDER BY seq"):
             seq, at, kind, study, run, data, hash_ = row
@@ -333,22 +365,22 @@ class Ledger:
 
 
 class LedgerCopy(Ledger):
-    """A copy in memory of the ledger at `path`, empty if there is none; what is written to it is lost when it closes.
+    """An in-memory copy of the ledger at `path`, empty if there is none; writes to it are lost when it is closed.
 
-    The file is only read: an engine may be writing to it, and the reader needs no write permission in the lab.
+    The file itself is only read: an engine may be writing to it, and the reader may lack write permission in the lab.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._head = None
-        self._seen = -1
-        self._fresh = []
+        self._data_version = -1
+        self._unjournalled = []
         self._is_checked = True
         self.journal = None
-        self._place = None
-        # Before the copy: an engine may be writing, and notes what it has committed.
-        self._ends = self.noted_head(), Journal(path.with_name(journal.NAME)).last()
-        with _opening(path):
+        self._file_id = None
+        # Read before the copy is made: an engine may commit and note events meanwhile.
+        self._heads = self.noted_head(), Journal(path.with_name(journal.NAME)).last()
+        with _raising_damaged(path):
             self._db = sqlite3.connect(":memory:", isolation_level=None)
             self._db.row_factory = sqlite3.Row
             if path.exists():
@@ -356,27 +388,27 @@ class LedgerCopy(Ledger):
             self._prepare()
 
     def check_end(self) -> None:
-        """Compare the end of the copied chain with the journal and the noted head, as a ledger does before it is
-        written to.
+        """Compare the head of the copied chain with the journal and the noted head, as a ledger does before its first
+        write.
 
         Raises:
-            DamagedError: The chain ends before, or otherwise than, it did.
+            DamagedError: The chain is shorter than it was, ends differently, or is missing.
         """
         if not self.path.exists() and has_ledger(self.path):
-            raise DamagedError(GONE, file=self.path, hint="`looplab reindex` rebuilds it")
-        self._compare_end(*self._ends)
+            raise DamagedError(MISSING, file=self.path, hint="`looplab reindex` rebuilds it")
+        self._compare_head(*self._heads)
 
     def note_head(self) -> None:
-        """The end of a copy's chain is nobody's business."""
+        """Do nothing: the head of a copy is not the ledger's."""
 
 
 def has_ledger(path: Path) -> bool:
     """Return whether there is a ledger, or was one."""
-    return any(os.path.lexists(one) for one in (path, path.with_name(journal.NAME), path.with_name(HEAD_FILE)))
+    return any(os.path.lexists(file) for file in (path, path.with_name(journal.NAME), path.with_name(HEAD_FILE)))
 
 
 class _Savepoint:
-    """`Ledger.savepoint`. A class, since each run passes one: a generator would take several times as long."""
+    """See `Ledger.savepoint`. A class, because every run uses one and a generator is several times slower."""
 
     __slots__ = ("_before", "_ledger")
 
@@ -386,7 +418,7 @@ class _Savepoint:
     def __enter__(self) -> None:
         ledger = self._ledger
         assert ledger._db.in_transaction
-        self._before = ledger._head, len(ledger._fresh)
+        self._before = ledger._head, len(ledger._unjournalled)
         ledger._db.execute("SAVEPOINT attempt")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -397,18 +429,19 @@ class _Savepoint:
         if ledger._db.in_transaction:
             ledger._db.execute("ROLLBACK TO attempt")
             ledger._db.execute("RELEASE attempt")
-        ledger._head, unwritten = self._before
-        del ledger._fresh[unwritten:]
+        ledger._head, unjournalled = self._before
+        del ledger._unjournalled[unjournalled:]
 
 
 def open_for_reading(path: Path) -> Ledger:
-    """Open a ledger to look at it; a reader who may not write, or a read-only disk, gets a copy in memory."""
+    """Open a ledger for reading; without write permission, as an in-memory copy."""
     if not path.exists() or (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
         return Ledger(path, create=False)
     return LedgerCopy(path)
 
 
-def _place_of(path: Path) -> tuple[int, int] | None:
+def _file_id(path: Path) -> tuple[int, int] | None:
+    """Return device and inode of a file; None if it does not exist."""
     try:
         status = os.stat(path)
     except OSError:
@@ -417,19 +450,21 @@ def _place_of(path: Path) -> tuple[int, int] | None:
 
 
 @contextmanager
-def _opening(path: Path) -> Iterator[None]:
+def _raising_damaged(path: Path) -> Iterator[None]:
+    """Turn database errors into a DamagedError."""
     try:
         yield
     except sqlite3.DatabaseError as error:
         raise DamagedError(
             f"cannot open the ledger: {error}",
             file=path,
-            hint="is the folder writable and the disk not full? a damaged ledger is rebuilt by `looplab reindex`",
+            hint="check that the folder is writable and the disk is not full; `looplab reindex` rebuilds a damaged "
+            "ledger",
         ) from error
 
 
 def _copy_database(path: Path, target: sqlite3.Connection) -> None:
-    """Copy a database as it is at one moment, with SQLite's online backup."""
+    """Copy a consistent snapshot of a database, with SQLite's online backup."""
     wal = path.with_name(f"{path.name}-wal")
 
     def state() -> tuple[int, int, bool]:
@@ -438,12 +473,12 @@ def _copy_database(path: Path, target: sqlite3.Connection) -> None:
 
     def back_up(options: str) -> None:
         uri = f"{path.resolve().as_uri()}?mode=ro{options}"
-        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S)) as source:
+        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S)) as source:
             source.backup(target)
 
     before = state()
     if not os.access(path.parent, os.W_OK) and wal.exists():
-        # SQLite cannot read a log in a folder where it may not create its index: a copy can be read.
+        # SQLite cannot read a write-ahead log in a folder where it may not create the index; it can read a copy.
         with tempfile.TemporaryDirectory(prefix="looplab-") as scratch:
             for name in (path.name, wal.name):
                 shutil.copyfile(path.with_name(name), f"{scratch}/{name}")
@@ -451,8 +486,8 @@ def _copy_database(path: Path, target: sqlite3.Connection) -> None:
                 source.backup(target)
         return
     if not wal.exists():
-        # Nobody has it open. A reader in WAL mode would leave a -wal and a -shm file behind, or fail where it may not;
-        # an immutable database is read without them, but also without a lock: an engine may begin in this moment.
+        # Nobody has it open. A reader in WAL mode would leave -wal and -shm files behind, or fail without write
+        # permission. An immutable database needs neither, but takes no lock: an engine may start at this moment.
         with contextlib.suppress(sqlite3.DatabaseError):
             back_up("&immutable=1")
             if state() == before:

@@ -1,16 +1,16 @@
-"""The tables of the ledger. `events` is the record; the other tables are what it amounts to, for fast questions."""
+"""The tables of the ledger. `events` is the record; the other tables are derived from it, for fast queries."""
 
 from __future__ import annotations
 
 VERSION = 4
 
 JOURNALLED = "journal"
-"""The key of `meta` that says that the ledger has a journal; one of an older version gets it with its next event."""
+"""Key of `meta` that marks a ledger with a journal; a ledger of an older version gets both with its next event."""
 LAST_NUMBER = "last run: "
-"""How the keys of `meta` begin that hold the highest number of a study's runs, where the table has lost it."""
+"""Prefix of the keys of `meta` with the highest run number of a study, for tables that have lost it."""
 
 DRAW_ID = "INSERT OR IGNORE INTO meta VALUES ('ledger', lower(hex(randomblob(8))))"
-"""Give the ledger its random id, once. Ledgers of older versions get theirs with their first anchor."""
+"""Assign the ledger's random id, once. Ledgers of older versions get theirs with their first anchor."""
 
 TABLES = f"""
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -22,19 +22,19 @@ CREATE TABLE IF NOT EXISTS studies (
     objective TEXT,              -- metric name
     goal TEXT,                   -- max | min
     best TEXT,                   -- run id of the champion; without a judge, of the best measured run
-    judge_state TEXT             -- what the judge has decided so far
+    judge_state TEXT             -- state of the sequential tests, as JSON
 );
 
 CREATE TABLE IF NOT EXISTS rounds (
     study TEXT NOT NULL, n INTEGER NOT NULL, created REAL NOT NULL, closed REAL,
-    filled INTEGER NOT NULL DEFAULT 0,     -- 1: all its runs are decided on
+    filled INTEGER NOT NULL DEFAULT 0,     -- 1: all its runs are planned
     PRIMARY KEY (study, n)
 );
 
 CREATE TABLE IF NOT EXISTS proposals (
     id INTEGER PRIMARY KEY,
     study TEXT NOT NULL, round INTEGER, created REAL NOT NULL,
-    proposer TEXT NOT NULL, source TEXT,   -- source: names the proposal where it came from, never taken twice
+    proposer TEXT NOT NULL, source TEXT,   -- source: id of the proposal at its origin, accepted once
     parent TEXT, edits TEXT NOT NULL, reason TEXT NOT NULL, hypothesis TEXT NOT NULL DEFAULT '',
     status TEXT NOT NULL,                  -- waiting | accepted | rejected
     problems TEXT,                         -- why it was rejected
@@ -57,7 +57,7 @@ CREATE TABLE IF NOT EXISTS runs (
     seed INTEGER,
     twin TEXT,                             -- the run that it repeats
     warm TEXT,                             -- the run whose checkpoint it starts from
-    measured TEXT,                         -- hash of what it measured, without times and memory
+    measured TEXT,                         -- hash of its measurements, without times and memory
     PRIMARY KEY (study, n)
 );
 CREATE UNIQUE INDEX IF NOT EXISTS runs_id ON runs (study, id);
@@ -66,7 +66,7 @@ CREATE INDEX IF NOT EXISTS runs_measured ON runs (study, measured) WHERE measure
 CREATE INDEX IF NOT EXISTS runs_point ON runs (study, point);
 CREATE INDEX IF NOT EXISTS runs_objective ON runs (study, objective) WHERE objective IS NOT NULL;
 
-CREATE TABLE IF NOT EXISTS plans (          -- what a planned run will be; gone once its folder is there
+CREATE TABLE IF NOT EXISTS plans (          -- of planned runs; deleted once the run folder exists
     study TEXT NOT NULL, run TEXT NOT NULL, body TEXT NOT NULL, PRIMARY KEY (study, run)
 );
 
@@ -123,4 +123,4 @@ CREATE TABLE configs (hash TEXT PRIMARY KEY, body TEXT NOT NULL);
 ALTER TABLE studies RENAME COLUMN docket TO judge_state;
 """,
 }
-"""What makes the tables of a version into those of the next."""
+"""SQL that upgrades the tables of a version to the next."""

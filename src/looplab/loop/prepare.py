@@ -17,7 +17,7 @@ from looplab.config.lab import RUN_FOLDER
 from looplab.config.paths import get, has, leaves, show
 from looplab.errors import LabError
 from looplab.launch.base import LaunchSpec, Slot
-from looplab.launch.command import build_argv, fill, find_program, render, render_environment
+from looplab.launch.command import build_argv, fill_template, find_program, render, render_environment
 from looplab.launch.slots import slot_environment
 from looplab.launch.tracking import wandb_environment
 from looplab.ledger.plan import RunPlan
@@ -263,7 +263,7 @@ class Preparer:
             argv = build_argv(self._launch.command, variables, arguments, self._extra_of(plan), files_in, config)
         if start is not None and warm is not None:
             named = {**variables, "checkpoint": start["path"]}
-            argv += [fill(text, named, "warm_start.arguments", config) for text in warm.arguments]
+            argv += [fill_template(text, named, "warm_start.arguments", config) for text in warm.arguments]
         return argv
 
     def _extra_of(self, plan: RunPlan) -> Sequence[str]:
@@ -328,7 +328,10 @@ class Preparer:
         """What the lab file and the config tell the run; may hold secrets."""
         return {
             **render_environment(config, self._rendering),
-            **{name: fill(value, variables, f"launch.env.{name}", config) for name, value in self._launch.env.items()},
+            **{
+                name: fill_template(value, variables, f"launch.env.{name}", config)
+                for name, value in self._launch.env.items()
+            },
         }
 
 

@@ -1,4 +1,4 @@
-"""From a proposal to a decision: which config would really run, or why not. Writes nothing."""
+"""From a proposal to a decision: the config that will run, or every reason against it. Writes nothing."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from looplab.runs import folder
 from looplab.runs.redact import HIDDEN, hide_values, redact_argv
 
 PEOPLE = ("queue", "person")
-"""The proposers behind which people stand."""
+"""Proposers that stand for a person."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """A run that may be: its plan, where it comes from, and its role."""
+    """A run to be planned: its plan, its origin and its role."""
 
     plan: RunPlan
     config_hash: str
@@ -64,7 +64,7 @@ class Decision:
 
 
 class ProposalRejected(Exception):
-    """The guard said no."""
+    """The guard rejected a proposal, or it repeats a run."""
 
     def __init__(self, problems: tuple[Problem, ...]) -> None:
         self.problems = problems
@@ -79,11 +79,11 @@ def hash_point(
     *,
     config_hash: str | None = None,
 ) -> str:
-    """The hash of a config without its seed, and without the weights it begins with, which are told apart from it:
-    what differs only in chance is one point. Under other conditions it is another point.
+    """Return the hash of a config without its seed and without the weights it starts from: runs of one point differ by
+    chance only. Under other conditions it is another point.
 
     Args:
-        config_hash: The hash of the config, where it is known.
+        config_hash: The hash of the config, if it is known.
     """
     places = [] if seed is None else [seed]
     if warm is not None:
@@ -95,7 +95,7 @@ def hash_point(
 
 
 def with_value(config: Mapping[str, Any], place: Concrete, value: Any) -> dict[str, Any]:
-    """A copy of the config with another value; only what lies on the way to it is copied."""
+    """Return the config with another value in one place; only the path to it is copied."""
     changed: Any = dict(config)
     node = changed
     for part in place[:-1]:
@@ -106,7 +106,7 @@ def with_value(config: Mapping[str, Any], place: Concrete, value: Any) -> dict[s
 
 
 def base_key(setup: Setup, name: str | None, config: Mapping[str, Any], conditions: str) -> str:
-    """The name and the content of a base config, wherever it is logged, and the conditions under which it is run."""
+    """Return the identity of a base config: its name, its content without W&B keys, and the conditions."""
     return f"{name}@{hash_config(setup.untracked(config))}" + (CONDITIONS + conditions if conditions else "")
 
 
@@ -145,7 +145,7 @@ def decide_base(setup: Setup, base: Base) -> Decision:
 
 
 def decide_job(proposal: Proposal) -> Decision:
-    """A command that was handed in: it is run as it stands."""
+    """Decide on a submitted command, which is run as it is."""
     config = apply_edits({}, proposal.edits).config
     point = hash_config({key: value for key, value in config.items() if key != "timeout"})
     plan = RunPlan(
@@ -167,7 +167,11 @@ class Decider:
         self._configs: dict[str, tuple[dict[str, Any], str]] = {}
 
     def decide(self, proposal: Proposal) -> Decision:
-        """The decision, or `ProposalRejected` with every reason."""
+        """Decide on a proposal.
+
+        Raises:
+            ProposalRejected: With every reason.
+        """
         if proposal.proposer == JOB:
             return decide_job(proposal)
         if proposal.proposer == AGAIN and proposal.parent is not None and self._ledger is not None:
@@ -194,7 +198,7 @@ class Decider:
         except LabError as error:
             raise ProposalRejected((Problem(warm.source if warm else "", None, "warm start", str(error)),)) from None
         source = None if start is None else start["run"] or start["path"]
-        # Without a judge nobody asks whether a person's wish is a repetition.
+        # Without a judge, it does not matter whether a person repeats a run.
         matters = proposal.proposer not in PEOPLE or self._setup.study.judge is not None
         known = self._ledger.runs_of(point, source) if self._ledger is not None and matters else []
         if known and proposal.proposer not in PEOPLE:
@@ -238,7 +242,7 @@ class Decider:
         return tuple(redact_argv(self._setup.options.extra))
 
     def _describe_repeat(self, known: Sequence[str], config: Mapping[str, Any]) -> str:
-        """In which way a config repeats runs that there are already."""
+        """Describe how a config repeats earlier runs."""
         assert self._ledger is not None
         seed = self._setup.seed_of(config)
         exact = next((run for run in known if self._ledger.run(run).seed == seed), None)
@@ -302,7 +306,7 @@ class Decider:
         )
 
     def _origin(self, proposal: Proposal) -> tuple[str | None, Base, dict[str, Any]]:
-        """The run that the proposal starts from (None: a base), its base, and its config."""
+        """Return the run that the proposal starts from (None: a base config), its base, and its config."""
         name = proposal.parent
         if name == BEST:
             best = self._ledger.best() if self._ledger else None

@@ -1,7 +1,7 @@
 """The engine: propose → guard → launch → measure → record, until the budget is used or nothing is left to try.
 
 It may be killed between any two lines. What is decided is in the ledger before anything is started; what was started
-is in the run folders, written by processes that outlive the engine; a new engine begins by comparing the two.
+is in the run folders, written by processes that outlive the engine. A new engine starts by comparing the two.
 """
 
 from __future__ import annotations
@@ -67,59 +67,59 @@ from looplab.runs.redact import redact_text, remember, scrub_file
 from looplab.watch.watcher import Alarm
 
 TICK_S = 0.1
-"""How long the engine sleeps at most: what a person asks for is seen within this time."""
+"""Seconds that the engine sleeps at most: a person's request is noticed within this time."""
 GAUGE_S = 0.5
 WATCH_S = 0.2
-"""How often what a run measures is read: seldom, if only people look at it."""
+"""Seconds between two readings of a run's metrics: longer if only people look at them."""
 POINT_S = 0.2
 SHORT_S = 0.3
-"""Runs that take less than this on average are queued one behind the other on their slot."""
+"""Runs that take fewer seconds than this on average are prequeued on their slot."""
 RECENT = 50
-"""How many of the last runs are looked at for the code that ran last."""
+"""Recent runs that are searched for the code that ran last."""
 MAX_NAMED = 100
-"""Names of changed files or keys that an event holds."""
+"""Maximum number of changed files or keys in an event."""
 REMEMBERED = 1000
-"""How many of the last runs are looked at after a crash for what was not yet written in the lab book."""
+"""Recent runs that are checked after a crash for lines missing in the lab book."""
 HEARTBEAT_S = 5.0
 DEVICE_CHECK_S = 2.0
 WATCHED = "watch: "
-"""How the reason of a stop begins that a watch rule asked for."""
+"""Prefix of the reason when a watch rule stops a run."""
 LEFT_BEHIND = ("metrics.jsonl", "trainer_summary.json")
-"""What a trainer leaves in its folder that must not change afterwards."""
+"""Files of the trainer that must not change after the run has ended."""
 SATURATED = (0.0, 1.0, 100.0)
-"""Values that accuracies and success rates reach whatever the config: that two of them are equal says nothing."""
+"""Values at which accuracies and success rates saturate: two equal ones prove nothing."""
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 PORTION_S = 0.1
-"""Seconds for reading what runs have measured, before the engine looks at everything else again."""
+"""Seconds that reading metrics may take before the engine does everything else again."""
 
 
 class Ending(StrEnum):
-    """How an engine's work came to its end."""
+    """How an engine ended."""
 
     DONE = "done"
     DRAINED = "drained"
     STOPPED = "stopped"
     FAILED = "failed"
-    """No base config works: nothing could be compared."""
+    """No base config works, so nothing can be compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     ending: Ending
     why: str
-    """Why nothing more is tried."""
+    """Why nothing more is tried, in words."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far a study is."""
+    """Progress of a study."""
 
     done: int = 0
     failed: int = 0
     total: int | None = None
-    """How many runs there will be at most, where that is known."""
+    """Runs that there will be at most; None: unknown."""
     seconds: float = 0.0
-    """What the runs of this engine took together."""
+    """Total seconds of the runs of this engine."""
     timed: int = 0
 
     @property
@@ -129,7 +129,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A run whose folder is there."""
+    """A run that is prepared to be started."""
 
     run: RunRow
     order: LaunchSpec
@@ -137,13 +137,13 @@ class Ready:
 
 
 class HaltError(LabError):
-    """The engine cannot go on, but nothing is lost."""
+    """The engine cannot continue, but nothing is lost."""
 
     exit_code = 1
 
 
 class _Tolerant:
-    """`Engine._tolerant`. A class, since each run passes ten of them: a generator would take five times as long."""
+    """The context manager of `Engine._tolerant`; a class, since a generator would take five times as long."""
 
     __slots__ = ("_engine", "_run", "_what")
 
@@ -191,15 +191,15 @@ class Engine:
         if setup.study.warm_start is not None:
             self._models = ModelKeeper(setup.study.warm_start, self.folder, executor.wake, self.study)
         self._budget_used: str | None = None
-        self._printed: dict[str, str] = {}  # run → what it was measured by
+        self._printed: dict[str, str] = {}  # run → fingerprint of data and evaluator
         self._summaries = SummaryWriter(self.folder)
         self._free: deque[Slot] = deque(setup.slots)
         self._held: dict[str, Slot] = {}
-        self._doubt: str | None = None  # why the code of the last run is not known; reported once
+        self._doubt: str | None = None  # why the code of the last run is unknown; reported once
         self._code: tuple[str, Mapping[str, Any]] | None = None  # the run launched last, and its code
-        self._prepared: dict[str, Prepared] = {}  # run → the files that it was started with
-        self._prequeued: dict[str, Ready] = {}  # slot → the run that the executor starts there next, by itself
-        self._blocked: dict[str, float] = {}  # slot → when to look at its device again
+        self._prepared: dict[str, Prepared] = {}  # run → the files it was started with
+        self._prequeued: dict[str, Ready] = {}  # slot → the run that the executor starts there next
+        self._blocked: dict[str, float] = {}  # slot → when to check its device again
         self._adopting: set[str] = set()
         self._unreachable: set[str] = set()  # runs that may be alive on another host, or in another PID namespace
         self._stopping = False
@@ -207,11 +207,11 @@ class Engine:
         self._requests: list[str] = []
         remember({**os.environ, **setup.study.launch.env})
         self._finished: list[tuple[RunRow, Exit]] = []
-        self._ending: dict[str, list[str]] = {}  # run that has ended → notes on what its files are like
-        self._unread = False  # whether the time for reading ran out
-        self._why = ""  # why the engine ended, where the planner does not say it
+        self._ending: dict[str, list[str]] = {}  # ended run → notes on its files
+        self._unread = False  # whether the time for reading was used up
+        self._why = ""  # why the engine ended, unless the planner says it
         self._failed = False
-        self._configuration = self.study.configuration()  # its hash; verdicts name it
+        self._configuration = self.study.configuration()  # its hash, which verdicts refer to
         self._version = -1
         self._latest: RunRow | None = None
         self._pointers_due = False
@@ -219,10 +219,10 @@ class Engine:
         self._anchors: Publisher | None = None
         self._promoted = False
 
-    # -- the way of a study
+    # -- main loop
 
     def run(self) -> Outcome:
-        """Work until there is nothing more to do; the study's lock is held by the caller."""
+        """Run the study until nothing is left to do. The caller holds the study's lock."""
         objective = self.setup.study.objective
         complete_imports(self.study, self.folder)
         check_folders(self._ledger, self.setup.lab, self.study.name)
@@ -230,7 +230,7 @@ class Engine:
         at = objective.at if objective and is_full else None
         self.study.open(objective.metric if objective else None, objective.goal if objective else "min", at)
         configuration = resolved_configuration(self.setup)
-        if not is_full:  # its options are nobody's decision on how the study continues
+        if not is_full:  # its options do not decide how the study continues
             configuration["options"] = self.study.configured_options() or configuration["options"]
         before, self._configuration = self._configuration, self.study.configure(configuration)
         if is_full and before is not None and before != self._configuration:
@@ -253,9 +253,9 @@ class Engine:
         if switched is not None:
             self._tell(Note(switched))
         how = "failed"
-        gc.freeze()  # what was imported lives as long as the engine: no need to look through it again and again
+        gc.freeze()  # imported modules live as long as the engine: the collector need not scan them
         try:
-            self.study.take_commands()  # what was asked of an engine that is gone
+            self.study.take_commands()  # requests to an engine that is gone
             self._warn_of_agents()
             self._recover()
             last_heartbeat = time.monotonic()
@@ -294,7 +294,7 @@ class Engine:
             how = ending.value
             return Outcome(ending, self._why or self._planner.why)
         except OSError as error:
-            self._still_ours()  # then that is what is wrong
+            self._still_ours()  # which explains the error
             where = error.filename or self.folder
             if error.errno in FULL:
                 raise HaltError(_full(error.strerror or "", where)) from error
@@ -324,14 +324,14 @@ class Engine:
             self._place.close()
 
     def _still_ours(self) -> None:
-        """Stop if the lab, its ledger or the study's lock are no longer where they were: what is written from now on
+        """Raise HaltError if the lab, its ledger or the study's lock were moved or replaced: what is written from now on
         would be lost, or land in another lab. Trainings continue, and `resume` adopts them."""
         lost = self._place.lost()
         if lost is not None:
             raise HaltError(lost, hint="trainings that run continue; `looplab resume` at the lab's place adopts them")
 
     def _tell(self, news: EngineEvent) -> None:
-        """Told after the transaction: whoever listens may be slow, and the ledger must not wait for them."""
+        """Queue an event until the transaction has ended: the ledger must not wait for a slow listener."""
         self._news.append(news)
 
     def _tell_news(self) -> None:
@@ -341,22 +341,22 @@ class Engine:
             self._tell_now(item)
 
     def _note_now(self, text: str) -> None:
-        """For threads of the engine, which are never inside its transaction."""
+        """Emit a note at once; for threads of the engine, which are never inside its transaction."""
         self._tell_now(Note(text))
 
     def _log_line(self, line: str) -> None:
-        """A line for the lab book."""
+        """Queue a line for the lab book."""
         self._lines.append(line)
 
     def _warn(self, kind: str, text: str) -> None:
-        """Tell people about agents: in the terminal and the lab book, and an alarm by the alerts of the watch rules."""
+        """Report on agents: to listeners, in the lab book and, for an alarm, through the alerts of the watch rules."""
         self._tell(WARNINGS[kind](text))
         self._log_line(labbook.line(time.time(), kind, text, "", ""))
         if kind == "alarm" and self._monitor is not None:
             self._monitor.alert_all(text)
 
     def _warn_of_agents(self) -> None:
-        """Say once which agents of the study can write outside their folders."""
+        """Report once which agents of the study can write outside their folders."""
         if self.setup.options.jobs is not None or self.setup.options.asked_only:
             return
         for warning in agent_warnings(self.setup.study, self.setup.lab):
@@ -369,7 +369,7 @@ class Engine:
         return slot.name if slot else "-"
 
     def _is_over(self) -> bool:
-        """Whether nothing runs and nothing more will be started; asked after planning."""
+        """Return whether nothing runs and nothing more will be started; called after planning."""
         running = set(self.running)
         if self.draining or self._stopping:
             running -= self._unreachable  # they stay open, for an engine that can see them
@@ -382,7 +382,7 @@ class Engine:
     # -- after a crash
 
     def _recover(self) -> None:
-        """Compare the ledger with the folders: adopt what lives, take in what has ended, queue what never started."""
+        """Compare the ledger with the folders: adopt live runs, record ended ones, queue those that never started."""
         self.best = self.study.best()
         counts = self.study.counts()
         self.progress.done = sum(n for state, n in counts.items() if state not in ("planned", "running", IMPORTED))
@@ -397,7 +397,7 @@ class Engine:
             folder.sweep(record_dir)
             if run_dir.is_dir() and self._executor.adopt(run.id, run_dir, record_dir):
                 name = run.slot
-                if name is None:  # the engine was killed before it put that in the ledger
+                if name is None:  # the engine was killed before it recorded that
                     name = folder.read_json(run_dir, "run.json", strict=False).get("slot")
                 slot = slots.get(name or "")
                 if slot is not None and slot in self._free:
@@ -425,12 +425,12 @@ class Engine:
             for run_id, rule in self._monitor.recover(list(self.running.values())):
                 self._executor.stop(run_id, f"{WATCHED}{rule}", self.setup.study.launch.grace)
         if self._adopting:
-            # Those that ended meanwhile are told at once; the rest is alive.
+            # Runs that ended meanwhile are reported at once; the others are alive.
             self._listen(0.0)
             for run_id in (self._adopting & self.running.keys()) - self._unreachable:
                 self._tell(RunAdopted(f"run {run_id} is still at work: adopted", run_id))
         if self._study_judge is not None:
-            # What the judge asked of an engine that is gone is not recorded: it is worked out again.
+            # Requests of the judge are not recorded: they are computed again.
             with self._ledger.write():
                 self._judge([])
             self._summaries.write()
@@ -444,7 +444,7 @@ class Engine:
             self._note_in_book([run for run in ended if run.id in missing])
 
     def _plan(self) -> None:
-        """Decide on more runs if a slot is free and none is waiting for it."""
+        """Plan more runs if a slot is free and no run waits for it."""
         if self.draining or self._stopping:
             return
         self._planner.refresh()
@@ -457,7 +457,7 @@ class Engine:
             self._end_early(self._planner.failure)
 
     def _end_early(self, why: str) -> None:
-        """Start no more runs, and end with a failure when those that run have ended."""
+        """Start no more runs, and end with a failure when the current ones have ended."""
         self._drain()
         self._failed = True
         self._why = why
@@ -469,7 +469,7 @@ class Engine:
     # -- launch
 
     def _refresh_capsule(self) -> None:
-        """Ask git about the code before a transaction begins: that may take long."""
+        """Read the state of the code from git before a transaction begins: it may take long."""
         if self._planner.queue:
             self._preparer.refresh()
 
@@ -502,7 +502,7 @@ class Engine:
         self._alarm_if_code_changed(run, ready.prepared.code)
 
     def _alarm_if_code_changed(self, run: RunRow, code: Mapping[str, Any] | None) -> None:
-        """Raise an alarm if the lab's code is not that of the run before; inside the transaction."""
+        """Raise an alarm if the lab's code differs from that of the run before; inside the transaction."""
         if code is None:
             return
         if self._code is None:
@@ -520,14 +520,14 @@ class Engine:
             self._log_line(labbook.line(time.time(), "alarm", text, "", ""))
 
     def _last_code(self, run: RunRow) -> tuple[str, Mapping[str, Any]]:
-        """The last run that was launched before this one, and what its capsule says of its code."""
+        """Return the run that was launched before this one, and the code in its capsule."""
         for one in reversed(self.study.runs(limit=RECENT)):
             if one.id != run.id and one.role not in (IMPORTED, "reproduction") and one.slot is not None:
                 return one.id, folder.read_json(self.folder / one.id, "capsule.json", strict=False).get("code") or {}
         return "", {}
 
     def _alarm_if_reconfigured(self) -> None:
-        """Raise an alarm if the lab file was changed in what comparisons between runs depend on."""
+        """Raise an alarm if the lab file changed in a way that affects comparisons between runs."""
         last = self.study.configurations()[-1]
         keys = compared_changes(last.changes)
         if not keys:
@@ -539,7 +539,7 @@ class Engine:
         self._log_line(labbook.line(time.time(), "alarm", text, "", ""))
 
     def _prequeue(self) -> None:
-        """Where runs are short, hand over the next run of each slot while the slot is still busy."""
+        """If runs are short, hand over the next run of each slot while the slot is still busy."""
         mean = self.progress.mean_s
         if not self._planner.queue or mean is None or mean > SHORT_S or self.draining or self._stopping or self._paused:
             return
@@ -551,8 +551,8 @@ class Engine:
                     self._prequeued[slot.name] = ready
 
     def _prepare(self, slot: Slot) -> Ready | None:
-        """Make the folder of the next run; None when there is no more. One that cannot be prepared has failed, and the
-        next one takes its place."""
+        """Create the folder of the next run; None if none is queued. A run that cannot be prepared has failed, and the next
+        one takes its place."""
         while self._planner.queue:
             run = self._planner.queue.popleft()
             decision = self._planner.plans.get(run.id)
@@ -570,7 +570,7 @@ class Engine:
         return None
 
     def _is_blocked(self, slot: Slot, now: float) -> bool:
-        """Whether somebody else computes on the slot's device: then it is waited for, unless told to share."""
+        """Return whether another process computes on the slot's device, unless devices are shared."""
         if self._blocked.get(slot.name, 0.0) > now:
             return True
         if not slot.devices or not self.setup.devices.present or self.setup.share:
@@ -600,7 +600,7 @@ class Engine:
             with self._ledger.write():
                 for event in events:
                     self._handle_event(event)
-                # The next run first, the paperwork of the last one after: a device should not wait for a file.
+                # Start the next run before recording the last one: a device must not wait for a file.
                 self._launch()
                 until = time.monotonic() + PORTION_S
                 finished, self._finished = self._finished, []
@@ -662,7 +662,7 @@ class Engine:
                 self._free.append(slot)
 
     def _requeue(self, refused: Rejected) -> None:
-        """A run that was not started is planned again."""
+        """Put a run that was not started back into the queue."""
         for name, ready in list(self._prequeued.items()):
             if ready.run.id == refused.run_id:
                 self._planner.queue.appendleft(self._prequeued.pop(name).run)
@@ -677,12 +677,12 @@ class Engine:
         self._planner.queue.appendleft(run)
 
     def _tolerant(self, run: RunRow, what: str) -> _Tolerant:
-        """Make whatever goes wrong with the files of one run a note on that run, and record it. What concerns the whole
-        lab, such as a full disk, still ends the engine."""
+        """Turn any problem with the files of one run into a recorded note on that run. Problems of the whole lab, such as a
+        full disk, still end the engine."""
         return _Tolerant(self, run, what)
 
     def _note_problem(self, run: RunRow, what: str, error: BaseException) -> bool:
-        """Note what went wrong with the files of one run; False if it concerns more than that run."""
+        """Note a problem with the files of one run; return False if it concerns the whole lab."""
         if isinstance(error, sqlite3.Error) or not isinstance(error, Exception):
             return False
         if folder.concerns_lab(error, self.folder):
@@ -693,7 +693,7 @@ class Engine:
         return True
 
     def _has_read(self, run: RunRow, exit_: Exit, run_dir: Path, until: float) -> bool:
-        """Read what a run has left at its end; False if the time ran out, and the rest is read later."""
+        """Read the last metrics of an ended run; return False if the time was used up, and the rest is read later."""
         metrics = self.run_metrics.get(run.id)
         if run.id not in self._ending:
             notes = self._ending[run.id] = []
@@ -712,7 +712,7 @@ class Engine:
         return metrics is None or metrics.finish(exit_, until)
 
     def _record(self, run: RunRow, exit_: Exit, run_dir: Path) -> RunRow:
-        """Write down how a run ended and what it measured."""
+        """Record how a run ended and what it measured."""
         place = str(run_dir)
         is_there = os.path.isdir(place)
         metrics = self.run_metrics.pop(run.id, None)
@@ -726,7 +726,7 @@ class Engine:
         files: dict[str, str] = {}
         # After the last reading: a file that is replaced would be read again from its start.
         with self._tolerant(run, "hiding secrets"):
-            left = () if metrics is None else (log, *LEFT_BEHIND)  # else it has neither printed nor written anything
+            left = () if metrics is None else (log, *LEFT_BEHIND)  # None: it has neither printed nor written anything
             files = self._hide_secrets(run, run_dir, left) if is_there else {}
         print_ = self.setup.prints.digest()
         if print_:
@@ -793,7 +793,7 @@ class Engine:
         return row
 
     def _hide_secrets(self, run: RunRow, run_dir: Path, names: Sequence[str]) -> dict[str, str]:
-        """Take secrets out of files of an ended run; return the new hashes of its config files, if they had any."""
+        """Remove secrets from the files of an ended run; return the new hashes of config files that had some."""
         for name in names:  # under these names a trainer can leave anything
             with self._tolerant(run, f"hiding secrets in {name}"), contextlib.suppress(FileNotFoundError):
                 if os.stat(f"{run_dir}/{name}").st_size:
@@ -803,7 +803,7 @@ class Engine:
         return self._preparer.hide_secrets(run, self.study.config_of(run, run_dir))
 
     def _check_base(self, run: RunRow) -> None:
-        """Start no more runs once it is known that no base config works."""
+        """Start no more runs if no base config works."""
         setup = self.setup
         if run.role != "base" or setup.keep_going or setup.options.asked_only or not setup.is_unusable(run):
             return
@@ -841,8 +841,8 @@ class Engine:
         if prepared is not None:
             changes = folder.restore(run_dir, prepared.hashes, prepared.contents)
         elif folder.record_folder(run_dir) == run_dir:
-            return None  # an early version has started it
-        else:  # an earlier engine has started it, or nobody
+            return None  # started by an early version
+        else:  # started by an earlier engine, or by nobody
             os.makedirs(f"{run_dir}/{folder.RECORD}", exist_ok=True)
             recorded = self.study.launched_files(run.id)
             if self._preparer.hides(run):  # an engine was killed after it had hidden the secrets
@@ -868,7 +868,7 @@ class Engine:
     # -- judge
 
     def _judge(self, ended: list[RunRow]) -> None:
-        """Let the court look at what has ended, and write down what it decides; inside the transaction."""
+        """Let the judge evaluate the ended runs, and record what it decides; inside the transaction."""
         assert self._study_judge is not None
         for run in ended:
             self._study_judge.add_run(run, self._printed.pop(run.id, ""))
@@ -877,7 +877,7 @@ class Engine:
             self._record_judgement(judgement)
 
     def _discard_stopped(self, run: RunRow, rule: str) -> RunRow:
-        """A trial that a watch rule has ended is not measured, but it has had its chance."""
+        """Discard a trial that a watch rule stopped: it has no result, and is not tried again."""
         evidence = {
             "run": run.id,
             "verdict": "discard",
@@ -905,8 +905,7 @@ class Engine:
             self._pointers_due = self._promoted = True
 
     def _keep_models(self, copies: Sequence[KeptModel]) -> None:
-        """Record copies of checkpoints, and give them their names: after a crash in between, the next engine copies
-        again."""
+        """Record copies of checkpoints and name them; after a crash in between, the next engine copies again."""
         for copy in copies:
             with self._ledger.write(), self._tolerant(copy.run, "keeping its model"):
                 if copy.error is not None:
@@ -924,7 +923,7 @@ class Engine:
                 self._tell(Note(f"run {copy.run.id}: {note}", copy.run.id))
 
     def _recover_models(self, ended: Sequence[RunRow]) -> None:
-        """Copy what an engine that was killed had no time to copy or name."""
+        """Copy or name checkpoints that a killed engine had no time for."""
         assert self._models is not None
         folder.sweep(self.folder / MODELS)
         recorded = self.study.kept_files()
@@ -947,7 +946,7 @@ class Engine:
         return is_better(wanted, (objective, ours), (self.best.objective, theirs))
 
     def _update_pointers(self) -> None:
-        """LATEST and BEST; not more often than somebody could look at them."""
+        """Update LATEST and BEST."""
         self._pointers_updated = time.monotonic()
         if self._latest is not None:
             folder.point(self.folder, "LATEST", self._latest.id)
@@ -977,12 +976,12 @@ class Engine:
         every = GAUGE_S if self._monitor is None else WATCH_S
         alarms = []
         running = list(self.running.items())
-        if self._unread:  # those first that had no turn last time
+        if self._unread:  # first those that had no turn last time
             running.sort(key=lambda item: metrics.polled if (metrics := self.run_metrics.get(item[0])) else 0.0)
         self._unread = False
         for run_id, run in running:
             if run.started is None and run_id not in self._adopting:
-                continue  # it has only just begun
+                continue  # it has just started
             metrics = self.run_metrics.get(run_id)
             if metrics is None:
                 metrics = self.run_metrics[run_id] = RunMetrics(self.setup.study, self.folder / run_id, polled=now)
@@ -1002,7 +1001,7 @@ class Engine:
                     self._executor.stop(run.id, f"{WATCHED}{alarm.rule}", self.setup.study.launch.grace)
 
     def _look(self, run: RunRow, metrics: RunMetrics, batch: Batch) -> list[Alarm]:
-        """Return what the watch rules see in a run; rules that fail on what it measured are not asked again."""
+        """Return the alarms of the watch rules for a run; rules that fail on its metrics are not asked again."""
         assert self._monitor is not None
         if metrics.failed is not None:
             return []
@@ -1013,7 +1012,7 @@ class Engine:
             self._tell(AlarmRaised(f"run {run.id}: {metrics.failed}", run.id))
             return []
 
-    # -- what people ask
+    # -- requests
 
     def request(self, what: Literal["stop", "drain"]) -> None:
         """Ask the engine to end; may be called from a signal handler or another thread. It is done between two steps,
@@ -1021,7 +1020,7 @@ class Engine:
         self._requests.append(what)
 
     def _stop(self) -> None:
-        """End the running trainings; what is planned stays planned."""
+        """Stop the current runs; planned runs stay planned."""
         self._stopping = True
         self._why = "stopped"
         self._cancel_behind()
@@ -1029,20 +1028,20 @@ class Engine:
             self._executor.stop(run_id, "stop", self.setup.study.launch.grace)
 
     def _drain(self) -> None:
-        """Let the running trainings end; start no more."""
+        """Let the current runs end, and start no more."""
         self.draining = True
         self._why = "drained"
         self._cancel_behind()
 
     def _pause(self, paused: bool) -> None:
-        """Start nothing more until told to go on; what runs goes on."""
+        """Start no more runs until resumed; the current ones continue."""
         self._paused = paused
         if paused:
             self._cancel_behind()
         self._tell(Note("paused: starts nothing until `looplab resume`" if paused else "goes on"))
 
     def _veto(self, run_id: str, why: str) -> None:
-        """A person does not want this run: it is not started, or ended, and never the best."""
+        """Invalidate a run: do not start it, or stop it, and exclude it from being best."""
         for run in [run for run in self._planner.queue if run.id == run_id]:
             self._planner.queue.remove(run)
             now = time.time()

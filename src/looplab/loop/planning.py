@@ -1,4 +1,4 @@
-"""What is run next: the bases, what the judge asks for, what watch sent back, and what the proposers propose."""
+"""Planning: base configs, runs that the judge requests, runs that watch rules requeue, and proposals."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ WATCH = "watch"
 
 
 class Planner:
-    """Decides on runs; each is in the ledger before it is in the queue. Called inside a transaction."""
+    """Plans runs; each is in the ledger before it is in the queue. Called inside a transaction."""
 
     def __init__(self, setup: Setup, study: StudyLedger, decider: Decider, study_judge: StudyJudge | None,
                  tell: Listener, book: Callable[[str], None],
                  wake: Callable[[], None] = lambda: None, asks: list[Ask] | None = None,
                  warn: Callable[[str, str], None] = lambda kind, text: None) -> None:  # fmt: skip
-        """With `asks`, for a preview: no agent is called and no file is changed; the calls are noted there."""
+        """With `asks`, for a preview: no agent is called and no file is changed; the calls are collected there."""
         self.queue: deque[RunRow] = deque()
         """Decided on, waiting for a slot."""
         self.plans: dict[str, Decision] = {}
@@ -85,7 +85,7 @@ class Planner:
         )
 
     def recover(self, planned: list[RunRow]) -> None:
-        """What an engine before this one decided on, and a round in whose planning it was interrupted."""
+        """Take over the planned runs of an earlier engine, and a round whose planning was interrupted."""
         self._complete_book()
         self.queue = deque(sorted(planned, key=lambda run: run.n))
         if not (self._setup.keep_going or self._setup.options.asked_only):
@@ -100,7 +100,7 @@ class Planner:
             self._filling = (unfilled, self._setup.round_size - len(decided))
 
     def retry_base(self, run: RunRow) -> None:
-        """Plan a base config whose run was lost, failed or measured nothing once more, before everything else."""
+        """Plan a base config again whose run was lost, failed or measured nothing, before everything else."""
         done = base_runs(self._setup, self._study)
         base = next((base for base in self._bases if any(one.id == run.id for one in done.get(base.key, ()))), None)
         if base is None or self._room() <= 0:
@@ -112,17 +112,17 @@ class Planner:
 
     @property
     def thinking(self) -> bool:
-        """Whether a proposer is at it: then nothing to run does not mean that all is done."""
+        """Whether a proposer is still working, so that an empty queue does not mean the end."""
         return self._has_room and any(proposer.thinking for proposer in self._proposers)
 
     @property
     def resting(self) -> bool:
-        """Whether nobody has anything to propose until a proposer that failed is asked again."""
+        """Whether nothing can be proposed until a failed proposer is asked again."""
         return self._has_room and self._resting is not None
 
     @property
     def undecided(self) -> int:
-        """Runs of the current round that are decided on later, while its first ones run."""
+        """Runs of the current round that are planned later, while its first ones run."""
         return self._filling[1] if self._filling is not None else 0
 
     def close(self) -> None:
@@ -130,12 +130,12 @@ class Planner:
             proposer.close()
 
     def refresh(self) -> None:
-        """Read what people have written into files since. Called outside of any transaction, since it may take long."""
+        """Read proposal files that people changed. Called outside of any transaction, since it may take long."""
         for proposer in self._file_proposers:
             proposer.refresh(self._study)
 
     def plan(self, idle: bool, free: int) -> None:
-        """Decide on more runs if it is time to; `idle`: nothing runs or waits for its paperwork."""
+        """Plan more runs if it is time to; `idle`: nothing runs or waits to be recorded."""
         if self.queue:
             return
         self._follow_up(free)
@@ -187,7 +187,7 @@ class Planner:
         self._foresee(room if limit is None else min(room, (limit - used) * self._setup.round_size))
 
     def fill(self) -> None:
-        """Decide on a few more runs of a round, while its first ones are at work already."""
+        """Plan a few more runs of a round while its first ones run."""
         if self._filling is None or len(self.queue) >= AHEAD:
             return
         n, left = self._filling
@@ -199,7 +199,7 @@ class Planner:
                 self._study.fill_round(n)
 
     def _follow_up(self, free: int) -> None:
-        """What the open round still needs: replicates for the judge, and runs that watch sent back."""
+        """Plan what the open round still needs: replicates for the judge, and requeued runs."""
         wants = self._study_judge.requests if self._study_judge is not None else ()
         requeued = self._study.waiting(AHEAD, WATCH) if self._setup.study.watch else []
         requeued += self._study.waiting(AHEAD, AGAIN)
@@ -229,7 +229,7 @@ class Planner:
             room -= self._repeat(request, round_)
 
     def _repeat(self, request: RunRequest, round_: int) -> bool:
-        """Plan a run that the judge asks for."""
+        """Plan a run that the judge requests; return whether that was possible."""
         try:
             twin = self._study.run(self._study.runs_of(request.point, None if request.control else request.warm)[0])
             if request.control:
@@ -244,7 +244,7 @@ class Planner:
         return True
 
     def _book_round(self, n: int, count: int) -> None:
-        """A line on what was decided, and on what grounds."""
+        """Write a line in the lab book: what was decided, and why."""
         wanted = self._setup.study.objective
         seen = "nothing measured yet"
         best = self._study.best()
@@ -255,8 +255,11 @@ class Planner:
         self._book(labbook.line(time.time(), f"round {n} decided", seen, f"{count} run(s)", following))
 
     def _decide(self, round_: int | None, room: int) -> int:
-        """Fill up to `room` places with bases not run yet and with proposals that pass the guard. Without a number, a
-        round begins with the first of them."""
+        """Plan up to `room` runs: base configs that were not run yet, and proposals that pass the guard.
+
+        Args:
+            round_: The round; None: a new one begins with the first run.
+        """
         planned = 0
         if self._bases:
             self._bases = bases_to_run(self._setup, self._study, self._bases)
@@ -287,7 +290,7 @@ class Planner:
         return planned
 
     def _rest(self) -> None:
-        """Wait for a proposer that failed, if there is one: nobody else has anything to propose."""
+        """Wait for a failed proposer, if there is one: nobody else has anything to propose."""
         times = [one.retry_at for one in self._proposers if isinstance(one, FallibleProposer)]
         until = min((at for at in times if at is not None), default=None)
         if until is not None and self._resting is None and self.failure is None:
@@ -300,7 +303,7 @@ class Planner:
         return kept is not None and JudgeState.from_dict(kept) != JudgeState()
 
     def _plan_baseline(self, run: RunRow, base: Decision, round_: int) -> None:
-        """The noise first: the base with as many seeds as the judge needs, beside the first proposals."""
+        """Plan the noise floor: the base config with as many seeds as the judge needs."""
         assert self._study_judge is not None
         room = self._room()
         for k in range(1, min(self._study_judge.baseline_seeds, 1 + max(0, room))):
@@ -310,7 +313,7 @@ class Planner:
             self._take(decision, round_)
 
     def _foresee(self, room: int) -> None:
-        """How many runs there will be at most: what the budget leaves, or, if only people propose, what waits."""
+        """Estimate the number of runs: what the budget leaves or, if only people propose, what waits."""
         room -= len(self.queue)
         queues = [proposer for proposer in self._proposers if isinstance(proposer, QueueProposer)]
         if len(queues) == len(self._proposers):
@@ -344,13 +347,13 @@ class Planner:
         return ()
 
     def _report_call(self, call: str, why: str, outcome: str) -> None:
-        """Tell of a call of an agent that gave nothing usable."""
+        """Report an agent call without a usable answer."""
         why = clean_line(redact_text(why), MAX_PROBLEM)
         self._tell(Waiting(f"agent, call {call}: {why}; {outcome}"))
         self._book(_call_line(time.time(), call, why, outcome))
 
     def _complete_book(self) -> None:
-        """Write the lines of failed calls that an engine did not come to write."""
+        """Write lab-book lines of failed calls that a killed engine did not write."""
         failed = [call for call in self._study.agent_calls()[-CALLS_CHECKED:] if is_failed(call)]
         path = folder.study_folder(self._setup.lab, self._study.name)
         missing = set(labbook.missing(path, [call["call"] for call in failed], "agent call"))
@@ -360,7 +363,7 @@ class Planner:
                 self._book(_call_line(call["answer"]["at"], call["call"], f"the call failed: {why}", ""))
 
     def _propose(self, proposal: Proposal, round_: int | None) -> bool:
-        """Put a proposal before the guard; whether it became a run."""
+        """Check a proposal and plan its run; return whether it became one."""
         if proposal.id is None:
             edits, reason, hypothesis = redact_proposal(proposal.edits, proposal.reason, proposal.hypothesis)
             proposal = replace(proposal, edits=edits, reason=reason, hypothesis=hypothesis)
@@ -414,24 +417,24 @@ class Planner:
         return limit
 
     def _since(self, name: str) -> int:
-        """How many rounds or runs there were before the call that the limit is counted from."""
+        """Return the number of rounds or runs before the call from which the limit counts."""
         options = self._setup.options
         if getattr(options, name) is None:
             return 0
         return options.since_round if name == "rounds" else options.since_run
 
     def _used(self) -> BudgetUsage:
-        """What was used of the budget, which the study shares with the commands submitted to it."""
+        """Return what was used of the budget, which the study shares with its submitted commands."""
         usage = self._study.shared_usage()
         # A number of runs that a person says on the command line is about this study alone.
         return usage if self._setup.options.runs is None else replace(usage, runs=self._study.usage().runs)
 
     def spent(self, usage: BudgetUsage | None = None) -> str | None:
-        """Which budget of time is used, if one is."""
+        """Return which time budget is used up, in words; None: none is."""
         return time_spent(self._setup.study.budget, usage or self._used())
 
     def _left(self) -> str:
-        """What the budget leaves, in words."""
+        """Return what the budget leaves, in words."""
         usage = self._used()
         budget = self._setup.study.budget
         limits = [("rounds", usage.rounds, "round(s)"), ("runs", usage.runs, "run(s)")]
@@ -447,7 +450,7 @@ class Planner:
         return ", ".join(said) or "no limit is set"
 
     def _room(self) -> int:
-        """How many runs may still be planned; says why when there are none."""
+        """Return how many runs may still be planned; set `why` if there are none."""
         usage = self._used()
         spent = self.spent(usage)
         if spent is not None:
@@ -464,7 +467,7 @@ class Planner:
 
 
 def bases_to_run(setup: Setup, study: StudyLedger, bases: Sequence[Decision]) -> list[Decision]:
-    """Return those of the base configs that this call has to run: they were never run, or are wanted again."""
+    """Return the base configs that this call has to run: never run before, or wanted again."""
     done = base_runs(setup, study)
     if not setup.options.again:
         return [base for base in bases if base.key not in done]

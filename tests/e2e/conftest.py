@@ -106,7 +106,7 @@ class Done:
 
 
 class Running:
-    """A command that is at work."""
+    """A running command."""
 
     def __init__(self, process: subprocess.Popen[bytes], out: Path, err: Path) -> None:
         self.process = process
@@ -306,7 +306,7 @@ class LabFolder:
             begun = [(run / "metrics.jsonl").exists() and not file_of(run, "exit.json").exists() for run in self.runs()]
             return sum(begun) >= n
 
-        until(at_work, f"{n} training(s) at work")
+        until(at_work, f"{n} running training(s)")
 
     def until_ended(self, n: int) -> None:
         def ended() -> bool:
@@ -369,13 +369,13 @@ class LabFolder:
         return self._terminals[-1]
 
     def engine(self, study: str = "toy") -> int | None:
-        """The pid of the engine at work, as `status` tells it."""
+        """The pid of the running engine, as `status` reports it."""
         facts = self("status", "--study", study, "--json").json()
         pid: int | None = facts["studies"][0]["engine"]
         return pid
 
     def clear_away(self) -> None:
-        """End what a failed test may have left at work."""
+        """End processes that a failed test may have left running."""
         for terminal in self._terminals:
             terminal.clear_away()
         for running in self._started:

@@ -25,7 +25,7 @@ def trainings(lab) -> list[int]:
 
 
 def until_known(lab, until, n: int = 1) -> None:
-    """Until so many trainings are at work and it is written down which processes they are."""
+    """Wait until so many trainings run and their process.json is written."""
     lab.until_at_work(n)
     until(lambda: len(trainings(lab)) >= n, "process.json")
 

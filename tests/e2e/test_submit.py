@@ -60,7 +60,7 @@ def kill(running: Any) -> None:
 
 def test_a_command_is_run_and_what_it_prints_is_streamed(jobs: Any, until: Any) -> None:
     call = jobs.start("submit", "--", *PYTHON, "job.py", "gate=gate", "{as given}", "two words")
-    until(lambda: "began gate=gate {as given} two words\n" in call.out, "its first line, while it is at work")
+    until(lambda: "began gate=gate {as given} two words\n" in call.out, "its first line, while it runs")
     assert "the end" not in call.out
     jobs.open_gate()
     done = call.ended()
@@ -111,7 +111,7 @@ def test_it_waits_until_a_slot_is_free(jobs: Any, until: Any) -> None:
 
 def test_two_at_the_same_time_are_both_served(jobs: Any, until: Any) -> None:
     calls = [jobs.start("submit", "--", *PYTHON, "job.py", "gate=gate", f"n={n}") for n in (1, 2)]
-    until(lambda: times_run(jobs) == 2, "both at work in two slots")
+    until(lambda: times_run(jobs) == 2, "both running in two slots")
     jobs.open_gate()
     for call in calls:
         assert "the end" in call.ended().out

@@ -324,8 +324,8 @@ class Engine:
             self._place.close()
 
     def _still_ours(self) -> None:
-        """Raise HaltError if the lab, its ledger or the study's lock were moved or replaced: further writes would be lost,
-        or land in another lab. Trainings continue, and `resume` adopts them."""
+        """Raise HaltError if the lab, its ledger or the study's lock were moved or replaced: further writes would be
+        lost, or land in another lab. Trainings continue, and `resume` adopts them."""
         lost = self._place.lost()
         if lost is not None:
             raise HaltError(lost, hint="trainings that run continue; `looplab resume` at the lab's place adopts them")
@@ -677,8 +677,8 @@ class Engine:
         self._planner.queue.appendleft(run)
 
     def _tolerant(self, run: RunRow, what: str) -> _Tolerant:
-        """Turn any problem with the files of one run into a recorded note on that run. Problems of the whole lab, such as
-        a full disk, still end the engine."""
+        """Turn any problem with the files of one run into a recorded note on that run. Problems of the whole lab, such
+        as a full disk, still end the engine."""
         return _Tolerant(self, run, what)
 
     def _note_problem(self, run: RunRow, what: str, error: BaseException) -> bool:

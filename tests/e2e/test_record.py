@@ -421,8 +421,8 @@ def test_a_ledger_without_its_journal_begins_a_new_chain_and_says_so(done) -> No
     assert "3 run folder(s) but no runs in the ledger; `looplab reindex`" in done("status").out
     assert "5 run(s) and proposals missing from the chain" in done("reindex").out
     out = done("verify").out
-    assert "5 entries were taken from folders" in out
-    assert "the chain is new: nothing before that is proven" in out
+    assert "5 entries were restored from folders" in out
+    assert "the chain is new: nothing before it is proven" in out
     # From now on what was found is covered.
     (done.runs()[0] / "record/summary.json").write_text("{}")
     assert "summary.json: the file is not what it was" in done("verify", code=1).out

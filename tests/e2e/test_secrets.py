@@ -273,7 +273,7 @@ def test_doctor_names_secrets_without_printing_them_and_takes_them_out_of_files(
     assert KEY not in done.out
     assert files_with(lab.folder, KEY) == ["outputs/toy/model.bin"]
     assert (run / "record/train.log").read_text() == "the key is ***\nlr is 0.1\n"
-    assert "secrets were taken out of record/train.log" in lab("verify").out
+    assert "secrets were removed from record/train.log" in lab("verify").out
     (lab.folder / "outputs/toy/model.bin").unlink()
     assert "no secrets were found" in lab("doctor", "--secrets", env=env).out
 

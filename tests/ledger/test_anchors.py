@@ -21,7 +21,7 @@ from looplab.errors import LabError
 from looplab.ledger import anchors
 from looplab.ledger.anchors import Anchor, Publication, Publisher, parse_anchors, publish
 from looplab.ledger.ledger import GENESIS, Ledger, link
-from looplab.ledger.proof import WITHOUT, Proof, prove
+from looplab.ledger.proof import NO_ANCHOR, Proof, prove
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 needs_ssh = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="ssh-keygen is not installed")
@@ -148,8 +148,8 @@ def test_an_empty_ledger_has_nothing_to_anchor(tmp_path: Path) -> None:
 
 def test_without_anchors_nothing_is_proved_about_a_rewrite(place: Place) -> None:
     place.forge(2)
-    assert place.prove().sentence == WITHOUT
-    assert place.prove(git=False, file="anchors.txt").sentence == WITHOUT
+    assert place.prove().sentence == NO_ANCHOR
+    assert place.prove(git=False, file="anchors.txt").sentence == NO_ANCHOR
 
 
 def test_a_rewrite_lies_between_the_last_anchor_that_matches_and_the_first_that_does_not(place: Place) -> None:
@@ -231,9 +231,7 @@ def test_a_ledger_that_was_replaced_is_found(place: Place, tmp_path: Path) -> No
 def test_anchors_that_the_chain_mentions_must_be_there(place: Place) -> None:
     place.publish(file="anchors.txt")
     (place.folder / "anchors.txt").unlink()
-    assert "1 anchor(s) that the chain mentions are not there, the first of event 3" in why(
-        place.prove(file="anchors.txt")
-    )
+    assert "1 anchor(s) in the chain are missing here, the first of event 3" in why(place.prove(file="anchors.txt"))
 
 
 # -- where they go

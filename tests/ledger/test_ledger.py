@@ -434,7 +434,7 @@ def test_a_journal_that_a_killed_writer_left_is_completed(ledger: Ledger, spoil:
     assert journal_of(path) == links_of(again)
 
 
-def test_a_journal_that_was_deleted_is_written_again_and_that_is_recorded(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_deleted_journal_is_rewritten_and_that_is_recorded(ledger: Ledger, tmp_path: Path) -> None:
     fill(ledger, [("a", "s", {})])
     ledger.close()
     ledger.path.with_name("journal.jsonl").unlink()
@@ -443,7 +443,7 @@ def test_a_journal_that_was_deleted_is_written_again_and_that_is_recorded(ledger
     fill(again, [("b", "s", {})])
     assert [link.kind for link in journal_of(ledger.path)] == ["a", "journal rewritten", "b"]
     assert not audit(again, tmp_path).findings
-    assert any("the journal was written again" in note for note in audit(again, tmp_path).notes)
+    assert any("the journal was rewritten" in note for note in audit(again, tmp_path).notes)
 
 
 def test_a_ledger_that_has_lost_its_end_can_be_read_but_not_written(ledger: Ledger) -> None:

@@ -1,8 +1,8 @@
-"""Anchors: the head of the chain, published where whoever can write the ledger cannot change it.
+"""Anchors: the head of the chain, published out of reach of those who can write the ledger.
 
-A hash chain shows careless edits; whoever can write the file can compute all its hashes again. A head that is kept
+A hash chain reveals careless edits, but anyone who can write the file can recompute all hashes. A head that is kept
 elsewhere (a pushed git note, a file on another disk, a mail) fixes every event up to it. An anchor is one line, with
-the SSH signature of its first six fields if the lab file names a key:
+an SSH signature of its first six fields if the lab file names a key:
 
     looplab-anchor v1 <ledger id> <number of the event> <its hash> <UTC time> [<signature in base64>]
 """
@@ -34,20 +34,20 @@ from looplab.runs.programs import ProgramError, run_program
 from looplab.runs.redact import redact_argv, redact_text
 
 ANCHORED, FAILED = "anchored", "anchor failed"
-"""Events: where the head was published, and where it could not be."""
+"""Kinds of events: the head was published, or could not be."""
 NOTES = "refs/notes/looplab"
 NAMESPACE = "looplab"
-"""Of the signatures: one that was made for another purpose does not count."""
+"""Namespace of the signatures; one made for another purpose is not valid."""
 LINE = re.compile(
     r"looplab-anchor v1 ([0-9a-f]{16}) ([1-9][0-9]*) ([0-9a-f]{64}) (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)"
     r"(?: (U1NIU0lH[A-Za-z0-9+/]+=*))?(?=\s|$)"  # "SSHSIG" in base64
 )
 SHOWN_IN_NOTE = 64
-"""Lines in the note of one commit; the older ones are in the history of the notes, which is read, too."""
+"""Lines in the note of one commit; older ones are in the history of the notes, which is read as well."""
 TIMEOUT_S = 30.0
 """Seconds that git, ssh-keygen or a command may take."""
 CLOSE_S = 60.0
-"""Seconds that an engine waits at its end for the last anchor."""
+"""Seconds that a closing engine waits for the last anchor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,39 +55,44 @@ class Anchor:
     """The head of a ledger at one moment."""
 
     seq: int | None
-    """The number of the last event; None: only its hash is known."""
+    """Number of the last event; None: only its hash is known."""
     hash: str
-    """Of that event: 64 hex digits, or the first 12 or more of them if a person typed it."""
+    """Hash of that event: 64 hex digits, or at least the first 12 if typed by a person."""
     ledger: str | None = None
-    """The id of the ledger; None: not known."""
+    """Id of the ledger; None: unknown."""
     at: str | None = None
-    """UTC, by the clock of the machine that published it."""
+    """UTC time, by the clock of the publishing machine."""
     signature: str | None = None
-    """An SSH signature, in base64."""
+    """SSH signature, in base64; None: not signed."""
 
     @property
     def text(self) -> str:
-        """What is signed, without the newline at its end."""
+        """The signed text, without its trailing newline."""
         return f"looplab-anchor v1 {self.ledger} {self.seq} {self.hash} {self.at}"
 
     @property
     def line(self) -> str:
+        """The anchor as it is published."""
         return f"{self.text} {self.signature}" if self.signature else self.text
 
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What became of an anchor."""
+    """The result of publishing an anchor."""
 
     anchor: Anchor
     where: tuple[str, ...]
-    """Where it was published: `git`, `file PATH`, `command NAME`."""
+    """Targets it was published to: `git`, `file PATH`, `command NAME`."""
     problems: dict[str, str] = field(default_factory=dict)
-    """Why it was not published there; `sign`: why it is not signed."""
+    """Target → why publishing failed; `sign`: why it is not signed."""
 
 
 def head_anchor(ledger: Ledger) -> Anchor:
-    """The anchor of a ledger as it is now."""
+    """Return an anchor of the current head.
+
+    Raises:
+        LabError: The ledger has no events.
+    """
     if ledger.id() is None:
         with ledger.write():
             ledger.execute(DRAW_ID)
@@ -98,8 +103,8 @@ def head_anchor(ledger: Ledger) -> Anchor:
 
 
 def parse_anchors(text: str) -> list[Anchor]:
-    """All anchors in a text, each once. They are found inside other lines, too: quoted in a mail, marked as added in a
-    diff, or behind a line that was cut off by a full disk."""
+    """Return all distinct anchors in a text. They are also found inside other lines: quoted in a mail, added in a diff,
+    or after a line that a full disk truncated."""
     found = {match[0]: match for match in LINE.finditer(text)}
     return [Anchor(int(m[2]), m[3], m[1], m[4], m[5]) for m in found.values()]
 
@@ -115,14 +120,16 @@ def publish(
     only: Collection[str] | None = None,
     reported: Collection[str] = (),
 ) -> Publication:
-    """Publish the head wherever the lab file says, then record where. No transaction may be open.
+    """Publish the head to all configured targets, then record where. No transaction may be open.
 
-    A process that is killed in between leaves an anchor that the chain does not mention; that is harmless, and the next
-    one is published as usual.
+    A process that is killed in between leaves an anchor that the chain does not mention, which is harmless.
 
     Args:
-        only: The targets to publish to; None: all.
-        reported: Targets that are known to fail, which is not recorded again.
+        ledger: The ledger.
+        lab: The lab; relative paths in `configs` start here.
+        configs: Where to publish, and the key to sign with.
+        only: Targets to publish to; None: all.
+        reported: Targets whose failure is already recorded.
     """
     anchor = head_anchor(ledger)
     problems: dict[str, str] = {}
@@ -131,23 +138,23 @@ def publish(
             anchor = replace(anchor, signature=sign(anchor.text, lab / Path(key).expanduser()))
         except LabError as error:
             problems["sign"] = redact_text(str(error))
-    ledger.sync()  # after a power cut, an anchor of events that are gone would look like a rewrite
+    ledger.sync()  # after a power failure, an anchor of lost events would look like a rewrite
     where = []
-    for name, put in _targets(lab, configs).items():
+    for name, publish_line in _targets(lab, configs).items():
         if only is None or name in only:
             try:
-                put(anchor.line)
+                publish_line(anchor.line)
                 where.append(name)
             except (LabError, OSError) as error:
                 problems[name] = redact_text(str(error))
-    news = {name: why for name, why in problems.items() if name not in reported}
-    if where or news:
+    new_problems = {name: why for name, why in problems.items() if name not in reported}
+    if where or new_problems:
         with ledger.write():
             if where:
                 ledger.record(
                     ANCHORED, "", ledger=anchor.ledger, seq=anchor.seq, hash=anchor.hash, at=anchor.at, where=where
                 )
-            for name, why in news.items():
+            for name, why in new_problems.items():
                 ledger.record(FAILED, "", where=name, problem=why)
     return Publication(anchor, tuple(where), problems)
 
@@ -157,7 +164,7 @@ def file_of(lab: Path, config: AnchorConfig) -> Path | None:
 
 
 def _targets(lab: Path, configs: Sequence[AnchorConfig]) -> dict[str, Callable[[str], None]]:
-    """What publishes a line, by the name of where it goes."""
+    """Return the functions that publish a line, by the name of their target."""
     found: dict[str, Callable[[str], None]] = {}
     for config in configs:
         path = file_of(lab, config)
@@ -172,7 +179,7 @@ def _targets(lab: Path, configs: Sequence[AnchorConfig]) -> dict[str, Callable[[
 
 def _append(path: Path, line: str) -> None:
     data = f"{line}\n".encode()
-    # Its folder is not created: a share that is not mounted must be a problem, not a file on the wrong disk.
+    # The folder is not created: a missing mount must be an error, not a file on the wrong disk.
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         if os.write(descriptor, data) < len(data):
@@ -183,21 +190,21 @@ def _append(path: Path, line: str) -> None:
 
 
 def _annotate(lab: Path, line: str) -> None:
-    """Add the line to the note of HEAD. Neither the work tree nor the index is touched."""
+    """Add the line to the git note of HEAD. The work tree and the index are not touched."""
 
-    def ask(*args: str, ok: bool = False) -> str:
+    def run_git(*args: str, ok: bool = False) -> str:
         return git(lab, *NOBODY, *args, ok=ok, timeout=TIMEOUT_S, alone=True)
 
-    if not ask("rev-parse", "--verify", "--quiet", "HEAD", ok=True):
+    if not run_git("rev-parse", "--verify", "--quiet", "HEAD", ok=True):
         raise LabError("the lab is not in a git repository with a commit", file=lab)
-    with _locked(Path(ask("rev-parse", "--path-format=absolute", "--git-common-dir"))):
-        before = ask("notes", "--ref", NOTES, "show", "HEAD", ok=True).splitlines()
-        ask("notes", "--ref", NOTES, "add", "-f", "-m", "\n".join([*before[1 - SHOWN_IN_NOTE :], line]), "HEAD")
+    with _locked(Path(run_git("rev-parse", "--path-format=absolute", "--git-common-dir"))):
+        before = run_git("notes", "--ref", NOTES, "show", "HEAD", ok=True).splitlines()
+        run_git("notes", "--ref", NOTES, "add", "-f", "-m", "\n".join([*before[1 - SHOWN_IN_NOTE :], line]), "HEAD")
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Let one process of looplab at a time write notes: of two that git makes at once, it keeps one."""
+    """Serialise writers of notes: of two concurrent notes, git keeps only one."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):  # some network file systems cannot lock a folder
@@ -215,10 +222,10 @@ def _call(command: Sequence[str], lab: Path, line: str) -> None:
 
 
 class Publisher:
-    """Publishes from a thread of its own: when asked, every so often, and when closed.
+    """Publishes anchors from its own thread: on request, at an interval, and when closed.
 
-    A slow disk, git or command never holds up the engine, and what goes wrong is reported once, to `tell` and in the
-    chain, until it works again.
+    A slow disk, git or command never blocks the engine. A failing target is reported once, to `tell` and in the chain,
+    until it works again.
     """
 
     def __init__(self, ledger: Path, lab: Path, config: AnchorConfig, tell: Callable[[str], None]) -> None:
@@ -233,11 +240,11 @@ class Publisher:
         self._thread.start()
 
     def request(self) -> None:
-        """Publish the head soon; called after the transaction that it is about."""
+        """Publish the head soon. Call this after the transaction has committed."""
         self._due.set()
 
     def close(self) -> None:
-        """Publish a last time, and wait for that within reason."""
+        """Publish a last time; wait at most CLOSE_S seconds."""
         self._closing.set()
         self._due.set()
         self._thread.join(CLOSE_S)
@@ -247,17 +254,17 @@ class Publisher:
     def _run(self) -> None:
         last = False
         while not last:
-            asked = self._due.wait(self._config.every)
+            is_requested = self._due.wait(self._config.every)
             self._due.clear()
             last = self._closing.is_set()
-            self._publish(asked)
+            self._publish(is_requested=is_requested)
 
-    def _publish(self, asked: bool) -> None:
+    def _publish(self, *, is_requested: bool) -> None:
         try:
             with closing(Ledger(self._ledger, create=False)) as ledger:
                 only = None
-                if not asked and _last_kind(ledger) in (ANCHORED, FAILED):
-                    only = self._failing.keys()  # nothing has happened since: try what failed once more
+                if not is_requested and _last_kind(ledger) in (ANCHORED, FAILED):
+                    only = self._failing.keys()  # no new events: only retry what failed
                     if not only:
                         return
                 problems = publish(ledger, self._lab, [self._config], only=only, reported=self._failing).problems
@@ -286,7 +293,7 @@ def signer_of(anchor: Anchor, allowed: Path) -> str:
     """Return the principal of the allowed-signers file that signed an anchor.
 
     Raises:
-        LabError: Nobody who is allowed did, or the signature is of another text.
+        LabError: No allowed signer signed it, or the signature is for another text.
     """
     assert anchor.signature is not None
     assert anchor.at is not None

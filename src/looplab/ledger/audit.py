@@ -1,6 +1,6 @@
-"""Proving the record: the chain is whole, and tables and files are what it says.
+"""Audit the record: the chain is intact, and tables and files match it.
 
-Whatever is wrong is a finding with its place, never an exception: the audit exists for damaged ledgers.
+Every defect is a finding with its location, never an exception: the audit exists for damaged ledgers.
 """
 
 from __future__ import annotations
@@ -27,36 +27,43 @@ from looplab.runs import folder
 from looplab.untrusted import UntrustedError, read_bounded
 
 CLOCK_S = 10.0
-"""How far the time in a row may be from that of its event: early versions asked the clock twice."""
+"""Seconds by which the time in a row may differ from that of its event: early versions read the clock twice."""
 TIMES = frozenset({"created", "closed", "started", "ended", "began", "at"})
 OUTSIDE = (
     "checkpoints and other files of the trainer, except metrics.jsonl and trainer_summary.json; notes.md; reports; "
     "what people wrote in the lab book; of running runs, pid and start"
 )
-"""What the record does not cover, in words."""
-MAX_BOOK = 1 << 28
+"""What the record does not cover, for the output of `verify`."""
+MAX_LAB_BOOK_BYTES = 1 << 28
 DAMAGE = (sqlite3.DatabaseError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
-"""What reading damaged rows may raise."""
+"""Exceptions that reading damaged rows may raise."""
 _BOOK_LINE = re.compile(r"- \S+ \| run (\S+) \(round [^|]*+\|([^|]*+)\|([^|]*+)\|")
 _SHARED_NAME = re.compile(r"[^-]+-([0-9a-f]{16})(?:\.\w+)*")
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
+    """The result of an audit."""
+
     events: int
+    """Number of events in the chain."""
     head: str
+    """Hash of the last event."""
     files: int
+    """Number of files that were compared."""
     findings: tuple[Discrepancy, ...]
     notes: tuple[str, ...] = ()
-    """What is not wrong, but what somebody who believes the record should know."""
+    """What is not wrong, but worth knowing for a reader of the record."""
     outside: str = OUTSIDE
 
 
 def audit(ledger: Ledger, lab: Path, running: Collection[str] = ()) -> Audit:
-    """Walk the chain; then compare journal, tables and every recorded file with what the chain says of them.
+    """Walk the chain; then compare the journal, the tables and every recorded file with it.
 
     Args:
-        running: Studies with a running engine: their pointers may lag behind.
+        ledger: The ledger.
+        lab: The lab.
+        running: Studies with a running engine, whose pointers may lag behind.
     """
     findings: list[Discrepancy] = []
     seq, head, replay = 0, "", EventReplay()
@@ -112,7 +119,7 @@ def audit(ledger: Ledger, lab: Path, running: Collection[str] = ()) -> Audit:
 
 
 def audit_unreadable(path: Path, why: str) -> Audit:
-    """The audit of a ledger that cannot be opened: what its journal still proves."""
+    """Return the audit of a ledger that cannot be opened, with what its journal still proves."""
     findings = [Discrepancy("ledger", path.name, why)]
     notes = []
     last = Journal(path.with_name(journal.NAME)).last()
@@ -123,7 +130,7 @@ def audit_unreadable(path: Path, why: str) -> Audit:
 
 @contextmanager
 def _collecting(findings: list[Discrepancy], what: str, where: str) -> Iterator[None]:
-    """Turn what damaged data raises into a finding."""
+    """Turn the exceptions of damaged data into findings."""
     try:
         yield
     except DAMAGE as error:
@@ -171,11 +178,12 @@ def _compare_tables(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy
 
 
 def _differences(where: str, row: Mapping[str, Any] | sqlite3.Row, facts: Facts) -> Iterator[Discrepancy]:
-    for column, said in facts.items():
+    """Yield the columns in which a row differs from the chain."""
+    for column, recorded in facts.items():
         value = row[column]
-        if value == said:
+        if value == recorded:
             continue
-        if column in TIMES and value is not None and said is not None and abs(value - said) < CLOCK_S:
+        if column in TIMES and value is not None and recorded is not None and abs(value - recorded) < CLOCK_S:
             continue
         yield Discrepancy("table", where, f"{column} is {value!r} in the table, another in the chain")
 
@@ -189,27 +197,27 @@ def _compare_studies(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepanc
         row = dict(known[name])
         if "judge_state" in facts and row["judge_state"] is not None:
             row["judge_state"] = hash_text(row["judge_state"])
-        compared = {column: said for column, said in facts.items() if column in row}
+        compared = {column: value for column, value in facts.items() if column in row}
         yield from _differences(name, row, compared)
 
 
 def _compare_rounds(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
-    seen = set()
+    present = set()
     for row in ledger.rows("SELECT * FROM rounds"):
         key = (row["study"], row["n"])
-        seen.add(key)
+        present.add(key)
         if key in replay.rounds:
             yield from _differences(f"{row['study']} round {row['n']}", row, replay.rounds[key])
         elif all("rounds" in event.data for event in replay.rebuilds):
             yield Discrepancy("table", f"{row['study']} round {row['n']}", "the chain does not know it")
-    for study, n in replay.rounds.keys() - seen:
+    for study, n in replay.rounds.keys() - present:
         yield Discrepancy("table", f"{study} round {n}", "the chain knows it, the table does not")
 
 
 def _compare_proposals(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
-    seen = set()
+    present = set()
     for row in ledger.rows("SELECT * FROM proposals"):
-        seen.add(row["id"])
+        present.add(row["id"])
         where = f"proposal {row['id']}"
         facts = replay.proposals.get(row["id"])
         if facts is None:
@@ -217,28 +225,28 @@ def _compare_proposals(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepa
             continue
         problems = json.loads(row["problems"]) if row["problems"] else None
         yield from _differences(where, {**dict(row), "edits": json.loads(row["edits"]), "problems": problems}, facts)
-    for number in replay.proposals.keys() - seen:
+    for number in replay.proposals.keys() - present:
         yield Discrepancy("table", f"proposal {number}", "the chain knows it, the table does not")
 
 
 def _compare_runs(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
-    seen = set()
+    present = set()
     for row in ledger.rows("SELECT * FROM runs"):
         key = (row["study"], row["id"])
-        seen.add(key)
+        present.add(key)
         facts = replay.runs.get(key)
         if facts is None:
             yield Discrepancy("table", f"{row['study']}/{row['id']}", "the table knows the run, the chain does not")
             continue
         yield from _differences(f"{row['study']}/{row['id']}", row, facts)
-    for study, run in replay.runs.keys() - seen:
+    for study, run in replay.runs.keys() - present:
         yield Discrepancy("table", f"{study}/{run}", "the chain knows the run, the table does not")
 
 
 def _compare_plans(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
     for row in ledger.rows("SELECT study, run, body FROM plans"):
-        said = replay.plans.get((row["study"], row["run"]))
-        if said is not None and hash_text(row["body"]) != said:
+        recorded = replay.plans.get((row["study"], row["run"]))
+        if recorded is not None and hash_text(row["body"]) != recorded:
             yield Discrepancy("table", f"{row['study']}/{row['run']}", "its plan is not the one in the chain")
 
 
@@ -251,22 +259,22 @@ def _compare_configs(ledger: Ledger) -> Iterator[Discrepancy]:
 def _compare_verdicts(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
     found: dict[Key, list[Facts]] = {}
     for row in ledger.rows("SELECT study, run, at, verdict, evidence FROM verdicts ORDER BY rowid"):
-        one: Facts = {"at": row["at"], "verdict": row["verdict"], "evidence": json.loads(row["evidence"])}
-        found.setdefault((row["study"], row["run"]), []).append(one)
+        stored: Facts = {"at": row["at"], "verdict": row["verdict"], "evidence": json.loads(row["evidence"])}
+        found.setdefault((row["study"], row["run"]), []).append(stored)
     for study, run in found.keys() | replay.verdicts.keys():
-        rows, said = found.get((study, run), []), replay.verdicts.get((study, run), [])
+        rows, recorded = found.get((study, run), []), replay.verdicts.get((study, run), [])
         where = f"verdict on {study}/{run}"
-        if len(rows) != len(said):
-            yield Discrepancy("table", where, f"{len(rows)} in the table, {len(said)} in the chain")
-        for one, facts in zip(rows, said, strict=False):
-            yield from _differences(where, one, facts)
+        if len(rows) != len(recorded):
+            yield Discrepancy("table", where, f"{len(rows)} in the table, {len(recorded)} in the chain")
+        for verdict, facts in zip(rows, recorded, strict=False):
+            yield from _differences(where, verdict, facts)
 
 
 def _compare_sessions(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
     first = min(replay.sessions, default=None)
     for row in ledger.rows("SELECT * FROM sessions"):
         if first is None or row["id"] < first:
-            continue  # of an early version, which did not record the number
+            continue  # from an early version, which did not record the number
         facts = replay.sessions.get(row["id"])
         if facts is None:
             yield Discrepancy("table", f"session {row['id']}", "the chain does not know it")
@@ -337,8 +345,8 @@ def _compare_journal(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepanc
 
 
 def _only_noted_differs(ledger: Ledger) -> bool:
-    """Return whether the chain is whole and reaches the noted head, which is another event there: it was rewritten, and
-    the copies of it tell where."""
+    """Return whether the chain is intact and long enough, but has another event at the noted head: then it was
+    rewritten, and its copies show where."""
     noted = ledger.noted_head()
     return noted is not None and noted[0] <= ledger.head()[0] and ledger.first_broken_link(noted=False) is None
 
@@ -350,7 +358,7 @@ def _compare_backups(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepanc
         try:
             copied = read_hashes(path)
         except (OSError, *DAMAGE) as error:
-            if path.exists():  # else an engine has replaced it by a newer one
+            if path.exists():  # else an engine has replaced it with a newer one
                 replay.other_notes.append(f"{name} cannot be read: {error}")
             continue
         own = {row[0]: row[1] for row in ledger.rows("SELECT seq, hash FROM events")}
@@ -408,9 +416,9 @@ def _pointers(study: str, study_dir: Path, replay: EventReplay, notes: list[str]
 
 
 def _lab_book(study: str, study_dir: Path, ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
-    """Lines of the lab book that contradict the chain. People write in it too: other lines are theirs."""
+    """Yield lines of the lab book that contradict the chain. Lines that name no run are people's own."""
     try:
-        text = read_bounded(study_dir / "labbook.md", MAX_BOOK).decode(errors="replace")
+        text = read_bounded(study_dir / "labbook.md", MAX_LAB_BOOK_BYTES).decode(errors="replace")
     except (OSError, UntrustedError):
         return
     lines = {}
@@ -427,7 +435,7 @@ def _lab_book(study: str, study_dir: Path, ledger: Ledger, replay: EventReplay) 
         data = json.loads(row["data"])
         value = (data.get("ended") or {}).get("objective") if "planned" in data else data.get("objective")
         if "planned" in data and value is None:
-            continue  # taken from a folder that does not say it any more
+            continue  # restored from a folder that no longer states it
         objectives.setdefault(row["run"], set()).add("" if value is None else f"{value:.6g}")
     for match in lines.values():
         run, observed, outcome = match[1], match[2].strip(), match[3].strip()
@@ -444,7 +452,7 @@ def _lab_book(study: str, study_dir: Path, ledger: Ledger, replay: EventReplay) 
 
 
 def events_of(ledger: Ledger) -> Iterator[Event]:
-    """Yield the events as far as they can be read."""
+    """Yield events until the first one that cannot be read."""
     try:
         yield from ledger.events()
     except (*DAMAGE, LabError):

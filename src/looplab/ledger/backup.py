@@ -1,6 +1,6 @@
-"""Backups of the ledger: whole copies in `.looplab/backups`, made beside a running engine.
+"""Backups of the ledger: full copies in `.looplab/backups`, made while an engine runs.
 
-The journal has the events; a backup also has what events only name by a hash: the judge's state, plans of runs that
+The journal has the events. A backup also has what events only reference by hash: the judge's state, plans of runs that
 have not started, the options of the last engine.
 """
 
@@ -20,11 +20,11 @@ from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger
 
 FOLDER = "backups"
-KEPT = 3
-PAUSE_S = 600.0
-"""The shortest time between two backups; and they take at most a hundredth of the time."""
+MAX_BACKUPS = 3
+MIN_INTERVAL_S = 600.0
+"""Seconds between two backups, at least; longer if a backup takes more than a hundredth of that."""
 SMALL_BYTES = 64 << 20
-"""Ledgers up to this size are also copied when an engine ends."""
+"""Ledgers up to this size are also backed up when an engine ends."""
 
 
 def backups(path: Path) -> list[Path]:
@@ -33,13 +33,13 @@ def backups(path: Path) -> list[Path]:
 
 
 def back_up(path: Path) -> Path | None:
-    """Copy the ledger as it is at this moment; None if there is a backup of this state.
+    """Back up the current state of the ledger and return the copy; None if this state is already backed up.
 
     Raises:
         OSError, sqlite3.Error: It cannot be read, or the copy cannot be written.
     """
     folder = path.parent / FOLDER
-    if folder.is_symlink():  # old backups are deleted there
+    if folder.is_symlink():  # old backups in it are deleted
         raise OSError(errno.ELOOP, "is a link, not a folder of the lab", str(folder))
     folder.mkdir(exist_ok=True)
     for leftover in folder.glob(".tmp-*"):
@@ -54,23 +54,23 @@ def back_up(path: Path) -> Path | None:
         try:
             with contextlib.closing(sqlite3.connect(temporary)) as copy:
                 copy.execute("PRAGMA synchronous=FULL")
-                source.backup(copy)  # in one step: one that is interrupted by a writer begins again
+                source.backup(copy)  # in one step: a stepwise backup restarts when a writer interferes
             os.replace(temporary, target)
         finally:
             temporary.unlink(missing_ok=True)
     sync_folder(folder)
-    for old in backups(path)[KEPT:]:
+    for old in backups(path)[MAX_BACKUPS:]:
         old.unlink(missing_ok=True)
     return target
 
 
 def open_backup(backup: Path) -> sqlite3.Connection:
-    """Open a backup for reading, without creating files beside it."""
+    """Open a backup for reading, without creating files next to it."""
     return sqlite3.connect(f"{backup.resolve().as_uri()}?immutable=1", uri=True)
 
 
 def intact(backup: Path) -> bool:
-    """Return whether a backup can be opened and its chain is whole."""
+    """Return whether a backup can be opened and its chain is intact."""
     try:
         with contextlib.closing(open_backup(backup)) as db:
             if db.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
@@ -82,7 +82,7 @@ def intact(backup: Path) -> bool:
 
 
 def read_hashes(backup: Path) -> dict[int, str]:
-    """Return the hash of every event in a copy of a ledger, by its number, oldest first.
+    """Return the hash of every event in a copy of a ledger, by number, oldest first.
 
     Raises:
         OSError, sqlite3.Error: It cannot be read, or is not a ledger.
@@ -93,7 +93,7 @@ def read_hashes(backup: Path) -> dict[int, str]:
 
 
 class _Immutable(Ledger):
-    """A backup, opened without creating files beside it."""
+    """A backup, opened without creating files next to it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -106,7 +106,7 @@ class _Immutable(Ledger):
 
 
 class Backups:
-    """Backs up a ledger from a thread of its own, as long as an engine runs."""
+    """Backs up a ledger from its own thread while an engine runs."""
 
     def __init__(self, path: Path, tell: Callable[[str], None] = lambda problem: None) -> None:
         self._path = path
@@ -117,7 +117,7 @@ class Backups:
         self._thread.start()
 
     def close(self, *, copy: bool = True) -> None:
-        """Stop; with `copy`, a small ledger is copied once more."""
+        """Stop; with `copy`, make a last backup if the ledger is small or one is due."""
         self._closing.set()
         self._thread.join()
         with contextlib.suppress(OSError):
@@ -125,17 +125,17 @@ class Backups:
                 self._back_up()
 
     def _run(self) -> None:
-        pause = PAUSE_S
-        while not self._closing.wait(pause):
-            pause = max(PAUSE_S, 100 * self._back_up())
+        interval = MIN_INTERVAL_S
+        while not self._closing.wait(interval):
+            interval = max(MIN_INTERVAL_S, 100 * self._back_up())
 
     def _back_up(self) -> float:
-        """Make a backup; return how many seconds it took. A problem is reported, never raised."""
+        """Make a backup; return how many seconds it took. A failure is reported, never raised."""
         began = time.monotonic()
         try:
             back_up(self._path)
         except (OSError, sqlite3.Error) as error:
             self._tell(f"the ledger could not be backed up: {error}")
         took = time.monotonic() - began
-        self._due = time.monotonic() + max(PAUSE_S, 100 * took)
+        self._due = time.monotonic() + max(MIN_INTERVAL_S, 100 * took)
         return took

@@ -1,4 +1,4 @@
-"""The rules of a study: its resolved configuration, recorded whenever an engine starts with another one."""
+"""The resolved configuration of a study, recorded whenever an engine starts with a different one."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from looplab.ledger.ledger import Event
 from looplab.untrusted import dump_json, load_own_json
 
 CONFIGURED = "study configured"
-"""The kind of the event."""
-SHOWN = 6
-"""Changes that are named before the rest is only counted."""
+"""Kind of the event."""
+MAX_SHOWN = 6
+"""Changes that are listed before the rest is only counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A configuration of a study and how it differs from the one before."""
+    """A configuration of a study and how it differs from the previous one."""
 
     seq: int
-    """The number of the event."""
+    """Number of the event."""
     at: float
     hash: str
     body: dict[str, Any]
     changes: dict[str, dict[str, Any]]
-    """By dotted key: `old`, `new` or both. Empty for the first one."""
+    """Dotted key → `old`, `new` or both. Empty for the first configuration."""
 
     def describe(self) -> str:
         """Return the changes in one line: `judge.alpha 0.05 → 0.4`."""
         named = [
             f"{key.removeprefix('study.')} {_short(change.get('old'))} → {_short(change.get('new'))}"
-            for key, change in list(self.changes.items())[:SHOWN]
+            for key, change in list(self.changes.items())[:MAX_SHOWN]
         ]
-        rest = len(self.changes) - SHOWN
+        rest = len(self.changes) - MAX_SHOWN
         return ", ".join(named) + (f" and {rest} more" if rest > 0 else "")
 
 
 def storable(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the body as it is read back from the chain."""
+    """Return the body as the chain will return it: plain JSON types."""
     plain: dict[str, Any] = load_own_json(dump_json(dict(body)))
     return plain
 

@@ -1,6 +1,6 @@
-"""Secrets that were recorded nevertheless: where they are, and how they are taken out of files.
+"""Find secrets that were recorded by mistake, and remove them from files.
 
-What is in the chain of events cannot be taken out without breaking it. A secret there must be revoked.
+Nothing can be removed from the chain of events without breaking it. A secret in it must be revoked.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ SCRUBBED = "scrubbed"
 SHAPED = "it looks like a secret"
 CHUNK = 4 << 20
 OVERLAP = 1 << 16
-"""Bytes that are looked at twice, since a secret may lie across the border of two chunks."""
+"""Bytes that are searched twice, because a secret may cross the border of two chunks."""
 PEEK = 1 << 13
-"""Bytes by which text files are told from binary ones."""
+"""Bytes at the start of a file that are checked for NUL, the sign of a binary file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """A secret in a file or in the ledger; its value is never part of this."""
+    """A secret in a file or in the ledger, without its value."""
 
     what: str
     """file | binary | table | event"""
     where: str
     """The file relative to the lab, or the table and the row."""
     why: str
-    """By what it was recognised."""
+    """How it was recognised."""
 
 
 class SecretFinder:
-    """Recognises secrets: the values of an environment and those given, and everything that looks like one."""
+    """Recognises secrets: those of an environment, explicit values, and everything that looks like one."""
 
     def __init__(self, env: Mapping[str, str], values: Mapping[str, str] | None = None) -> None:
-        """`values`: further secrets, by what they are called in a report."""
+        """`values`: further secrets, by their label in a report."""
         self._labels: dict[str, str] = {}
         for label, value in (values or {}).items():
             self._labels[value] = f"the value of {label}"
@@ -55,7 +55,7 @@ class SecretFinder:
         remember(env, self._labels)
 
     def look_at_text(self, text: str) -> str | None:
-        """Return why the text has a secret; None if it has none."""
+        """Return how a secret in the text is recognised; None if there is none."""
         for value, label in self._labels.items():
             if value in text:
                 return label
@@ -76,7 +76,7 @@ class SecretFinder:
 
 
 def find_leaks(ledger: Ledger | None, lab: Path, finder: SecretFinder) -> Iterator[Leak]:
-    """Look through the ledger and all files that looplab and trainers have written."""
+    """Search the ledger and all files that looplab and trainers have written."""
     if ledger is not None:
         yield from _in_ledger(ledger, finder)
     running = set() if ledger is None else _running_configs(ledger, lab)
@@ -100,14 +100,14 @@ def _in_ledger(ledger: Ledger, finder: SecretFinder) -> Iterator[Leak]:
 
 
 def _running_configs(ledger: Ledger, lab: Path) -> set[Path]:
-    """The config files of runs that have not ended: they have the secrets that the trainer needs."""
+    """Return the config files of unfinished runs: they contain the secrets that the trainer needs."""
     rows = ledger.rows("SELECT study, id FROM runs WHERE state != 'ended'")
     names = ("config.json", "config.yaml", "config.toml")
     return {lab / "outputs" / study / run / RECORD / name for study, run in rows for name in names}
 
 
 def _files_below(root: Path) -> Iterator[Path]:
-    """All files but the ledger and checkouts of code, which is not looplab's."""
+    """Yield all files except the ledger and git checkouts."""
     for folder, folders, files in os.walk(root):
         if ".git" in folders or ".git" in files:
             folders.clear()
@@ -132,10 +132,10 @@ def _in_file(path: Path, lab: Path, finder: SecretFinder) -> Iterator[Leak]:
 
 
 def scrub(ledger: Ledger, lab: Path, leaks: list[Leak]) -> dict[str, dict[str, str | None]]:
-    """Take secrets out of text files; return the old and the new hash of each file that was rewritten.
+    """Remove secrets from text files; return the old and new hash of each rewritten file.
 
-    The event that explains the new hashes comes first: if this is interrupted before a file is replaced, the next call
-    replaces it by the same content.
+    The event that explains the new hashes is recorded first: after an interruption, the next call writes the same
+    content.
     """
     cleaned: dict[str, tuple[Path, dict[str, str | None]]] = {}
     for leak in leaks:
@@ -158,7 +158,7 @@ def scrub(ledger: Ledger, lab: Path, leaks: list[Leak]) -> dict[str, dict[str, s
 
 
 def _owner(ledger: Ledger, name: str) -> tuple[str, str | None, str]:
-    """The study and the run that a file belongs to, and its path relative to the run folder; else to the lab."""
+    """Return study, run and path in the run folder of a file; for other files ("", None, path in the lab)."""
     parts = Path(name).parts
     if len(parts) > 3 and parts[0] == "outputs":
         sql = "SELECT 1 FROM runs WHERE study=? AND id=?"
@@ -168,7 +168,7 @@ def _owner(ledger: Ledger, name: str) -> tuple[str, str | None, str]:
 
 
 def _write_clean(path: Path) -> Path:
-    """Write the file without secrets beside it; blocks end with a line, so that no secret is cut in two."""
+    """Write a copy of the file without secrets next to it. Blocks end at line breaks, so that no secret is split."""
     temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
     temporary.unlink(missing_ok=True)
     with open_regular(path, follow=False) as file, open(temporary, "xb") as clean:

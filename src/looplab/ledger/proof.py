@@ -1,4 +1,4 @@
-"""What the anchors of a ledger prove: compare them with its chain, and say where it was rewritten."""
+"""Compare the anchors of a ledger with its chain, and locate rewritten events."""
 
 from __future__ import annotations
 
@@ -20,27 +20,28 @@ from looplab.ledger.replay import Discrepancy
 from looplab.runs.git import git
 
 SQLITE = b"SQLite format 3\0"
-WITHOUT = "no anchor: detects accidental damage and careless edits, not a deliberate rewrite"
+NO_ANCHOR = "no anchor: detects accidental damage and careless edits, not a deliberate rewrite"
 HASH = re.compile(r"(?:([1-9][0-9]*):)?([0-9a-f]{12,64})")
 
 
 @dataclass(slots=True)
 class Proof:
-    """What came of the comparison."""
+    """The result of the comparison."""
 
     events: int
-    """How many events the ledger has."""
+    """Number of events in the ledger."""
     anchors: int = 0
-    """How many anchors match; of one event, one is counted."""
+    """Number of events with a matching anchor."""
     up_to: int = 0
-    """The last event that an anchor fixes, with all before it; 0: none."""
+    """Last event with a matching anchor, which fixes all before it; 0: none."""
     findings: list[Discrepancy] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
     def sentence(self) -> str:
+        """The result in one sentence."""
         if not self.anchors:
-            return WITHOUT
+            return NO_ANCHOR
         later = "; later events are protected only against accidental change" if self.up_to < self.events else ""
         return f"compared with {self.anchors} anchor{'s' * (self.anchors > 1)} up to event {self.up_to}{later}"
 
@@ -54,13 +55,19 @@ def prove(
     ledger_id: str | None = None,
     allowed: Path | None = None,
 ) -> Proof:
-    """Compare the ledger with anchors; the chain itself must have been walked already (`audit`).
+    """Compare the ledger with anchors; the chain itself must have been checked before (`audit`).
 
     Args:
-        against: Where the anchors are, as a person wrote it; empty: where the lab file says.
-        ledger_id: The ledger that is expected, if there are anchors of several. None: all anchors in `against` are
-            taken to be of this one. Else whoever can append to them could rewrite the ledger under a new id.
-        allowed: An allowed-signers file; then only anchors that one of them signed count.
+        ledger: The ledger.
+        lab: The lab.
+        configs: The anchor settings of the lab file.
+        against: Sources of anchors as given on the command line; empty: those of the lab file.
+        ledger_id: Id of the expected ledger, if there are anchors of several. None: all anchors in `against` must be of
+            this ledger; otherwise anyone who can append to them could rewrite the ledger under a new id.
+        allowed: Allowed-signers file; only anchors with a valid signature count. None: signatures are not checked.
+
+    Raises:
+        LabError: A source cannot be read or has no anchors, or there is no such file of allowed signers.
     """
     if allowed is not None and not allowed.is_file():
         raise LabError("there is no such file of allowed signers", file=allowed)
@@ -94,10 +101,10 @@ def prove(
 
 
 def read_anchors(given: str, lab: Path) -> list[Anchor]:
-    """Read what a person gave as --against; at least one anchor.
+    """Read the anchors of one `--against` argument; at least one.
 
     Raises:
-        LabError: It is none of what can be given, or holds no anchor.
+        LabError: The argument is invalid, or contains no anchor.
     """
     match = HASH.fullmatch(given.strip().lower())
     if match:
@@ -121,7 +128,7 @@ def read_anchors(given: str, lab: Path) -> list[Anchor]:
 
 
 def _read_file(path: Path) -> list[Anchor]:
-    """The anchors in a file; of a copy of the ledger or of its journal, every event is one."""
+    """Return the anchors in a file; in a copy of the ledger or its journal, every event is an anchor."""
     with path.open("rb") as file:
         if file.read(len(SQLITE)) == SQLITE:
             return [Anchor(seq, digest) for seq, digest in read_hashes(path).items()]
@@ -131,7 +138,7 @@ def _read_file(path: Path) -> list[Anchor]:
 
 
 def _read_notes(lab: Path, ref: str) -> list[Anchor]:
-    """All anchors that were ever in the notes, also those that are only in their history."""
+    """Return all anchors that were ever in the notes, including those only in their history."""
     commit = git(lab, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}", ok=True)
     if not commit:
         return []
@@ -154,7 +161,7 @@ def _read_notes(lab: Path, ref: str) -> list[Anchor]:
 
 
 def _configured(ledger: Ledger, lab: Path, configs: Sequence[AnchorConfig], proof: Proof) -> dict[str, list[Anchor]]:
-    """The anchors where the lab file says they are; those that the chain mentions must be there."""
+    """Return the anchors at the targets of the lab file; those that the chain mentions must be present."""
     # Before the anchors: a running engine publishes first, then records.
     recorded = [orjson.loads(row["data"]) for row in ledger.rows("SELECT data FROM events WHERE kind=?", (ANCHORED,))]
     sources: dict[str, list[Anchor]] = {}
@@ -170,17 +177,17 @@ def _configured(ledger: Ledger, lab: Path, configs: Sequence[AnchorConfig], proo
                 sources[name] = []
                 proof.notes.append(f"{name} cannot be read: {error.strerror}")
     for name, found in sources.items():
-        there = {(anchor.seq, anchor.hash) for anchor in found}
-        gone = [one for one in recorded if name in one["where"] and (one["seq"], one["hash"]) not in there]
-        if gone:
+        present = {(anchor.seq, anchor.hash) for anchor in found}
+        missing = [one for one in recorded if name in one["where"] and (one["seq"], one["hash"]) not in present]
+        if missing:
             fetch = f"; fetch the notes with `git fetch origin {NOTES}:{NOTES}`" if name == "git" else ""
-            why = f"{len(gone)} anchor(s) that the chain mentions are not there, the first of event {gone[0]['seq']}"
+            why = f"{len(missing)} anchor(s) in the chain are missing here, the first of event {missing[0]['seq']}"
             proof.findings.append(Discrepancy("anchor", name, why + fetch))
     return sources
 
 
 def _signed(anchors: Sequence[Anchor], allowed: Path, proof: Proof) -> list[Anchor]:
-    """Those anchors that an allowed signer signed."""
+    """Return the anchors with a valid signature of an allowed signer."""
     good = []
     unsigned = 0
     for anchor in anchors:
@@ -221,8 +228,8 @@ def _compare(ledger: Ledger, anchors: Sequence[Anchor], proof: Proof) -> None:
 
 
 def _first_rewritten(bad: Sequence[tuple[int, Anchor]], good: Collection[int], events: int) -> Discrepancy:
-    """Where the rewriting lies, as closely as anchors tell: after the last one that matches, up to the first that does
-    not. Later ones may match again, if the lab went on publishing after it was rewritten."""
+    """Locate the rewrite as closely as the anchors allow: after the last match, up to the first mismatch. Later anchors
+    may match again, if the lab continued to publish after the rewrite."""
     seq, first = min(bad, key=lambda one: one[0])
     when = f"anchored on {first.at}" if first.at else f"known by the hash {first.hash[:16]}"
     before = max((n for n in good if n < seq), default=0)

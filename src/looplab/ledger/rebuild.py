@@ -1,6 +1,6 @@
-"""Rebuilding the ledger: the chain from the database and its journal, the tables from the chain and the run folders.
+"""Rebuild the ledger: the chain from database, journal and backups; the tables from the chain and the run folders.
 
-Nothing is deleted: a database that cannot be read, and a chain that does not continue, are put aside.
+Nothing is deleted: an unreadable database, or one that contradicts the chain, is moved aside.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from looplab.runs import folder
 from looplab.untrusted import UntrustedError, dump_json
 
 MAX_DIGITS = 12
-"""Digits in the number of a run."""
+"""Digits in the number of a run, at most."""
 STAMPED = "%Y%m%d-%H%M%S"
 FILES = ("run.json", "config.json", "override.json", "config_diff.json", "capsule.json", "summary.json", "exit.json",
          "train.log")  # fmt: skip
-"""Files of a run's record whose hashes are recorded when the chain does not know the run."""
+"""Files of a run's record whose hashes are recorded if the run is not in the chain."""
 
 
 @dataclass(slots=True)
@@ -41,32 +41,37 @@ class Reindexed:
     """What `reindex` did."""
 
     runs: dict[str, int] = field(default_factory=dict)
-    """Runs by study, as found in the folders."""
+    """Study → number of run folders found."""
     recovered: int = 0
-    """Runs and proposals that the chain did not know, or knew otherwise, and that were taken from folders."""
+    """Runs and proposals that were restored from folders, because the chain lacked them or differed."""
     gone: dict[str, list[str]] = field(default_factory=dict)
-    """Runs by study that were started, and whose folder is gone; they stay in the table as lost."""
+    """Study → started runs whose folder is missing; they stay in the table as lost."""
     dropped: dict[str, list[str]] = field(default_factory=dict)
-    """Runs by study that were planned, never started, and lost with their plan; they are decided on again."""
+    """Study → runs that were planned, never started, and lost with their plan; they are planned again."""
     renumbered: dict[str, str] = field(default_factory=dict)
-    """Run folders with a number that another one has, and their new number."""
+    """Run folder with a duplicate number → its new number."""
     judged_again: list[str] = field(default_factory=list)
-    """Studies whose judge has lost its state, and judges all runs again."""
+    """Studies whose judge lost its state; all their runs are judged again."""
     events: int = 0
-    """Events that were taken from the journal."""
+    """Events that were restored from the journal or a backup."""
     events_lost: int = 0
-    """Events that were noted, and are neither in the database nor in the journal."""
+    """Events that were noted, but were found nowhere."""
     aside: list[str] = field(default_factory=list)
-    """Files that were put aside."""
+    """Files that were moved aside."""
     backup: str | None = None
-    """The backup that was taken for a ledger that was gone or damaged."""
+    """The backup that replaced a missing or damaged ledger; None: none was needed."""
 
 
 def restore(path: Path, lab: Path, backup: Path | None = None) -> Reindexed:
-    """Put the ledger aside, take a backup for it, and bring that up to date from the journal and the run folders.
+    """Replace the ledger by a backup, and bring that up to date from the journal and the run folders.
 
     Args:
-        backup: None: the newest one that is intact.
+        path: The ledger; it is moved aside.
+        lab: The lab.
+        backup: The backup; None: the newest intact one.
+
+    Raises:
+        LabError: There is no intact backup.
     """
     candidates = [backup] if backup is not None else backups(path)
     chosen = next((one for one in candidates if intact(one)), None)
@@ -87,9 +92,9 @@ def _copy_backup(backup: Path, path: Path) -> None:
 
 
 def reindex(path: Path, lab: Path, done: Reindexed | None = None) -> Reindexed:
-    """Bring back the chain, then rebuild the tables from it and from the run folders.
+    """Restore the chain, then rebuild the tables from it and from the run folders.
 
-    The caller holds the locks of all studies. After a crash in the middle it is run again.
+    The caller holds the locks of all studies. After a crash it can simply be run again.
     """
     done = done or Reindexed()
     _clear_names(path, done)
@@ -115,10 +120,10 @@ def reindex(path: Path, lab: Path, done: Reindexed | None = None) -> Reindexed:
 
 
 def _longest_chain(path: Path) -> list[Link]:
-    """Return the longest chain that database, journal and backups hold together; empty if the database has all of it.
+    """Return the longest chain that database, journal and backups have together; empty if the database has all of it.
 
-    An event that is damaged in one of them is taken from another. Where they contradict each other, the longer chain
-    of database and journal counts; backups only continue it.
+    An event that is damaged in one of them is taken from another. If database and journal contradict each other, the
+    longer chain wins; backups only extend it.
     """
     database = {one.seq: one for one in _database_links(path)}
     last = Journal(path.with_name(journal.NAME)).last()
@@ -133,7 +138,7 @@ def _longest_chain(path: Path) -> list[Link]:
 
 
 def _database_links(path: Path) -> Iterator[Link]:
-    """Yield the events of the database as far as they can be read."""
+    """Yield the readable events of the database."""
     with contextlib.suppress(LabError, sqlite3.DatabaseError), contextlib.closing(Ledger(path, create=False)) as ledger:
         yield from map(Link._make, ledger.rows("SELECT seq, at, kind, study, run, data, hash FROM events"))
 
@@ -158,7 +163,7 @@ def _last_of_backup(backup: Path) -> int:
 
 
 def _unbroken(sources: Sequence[Mapping[int, Link]]) -> list[Link]:
-    """Return events from the first on, each from the first source in which it continues the one before."""
+    """Return the chain from event 1, taking each event from the first source in which it continues the chain."""
     chain: list[Link] = []
     before = GENESIS
     while True:
@@ -172,20 +177,17 @@ def _unbroken(sources: Sequence[Mapping[int, Link]]) -> list[Link]:
 
 
 def _open_or_put_aside(path: Path, chain: Sequence[Link], done: Reindexed) -> Ledger:
-    """Return the ledger; a database that is damaged, or whose events contradict the longer chain, is put aside."""
+    """Open the ledger; a database that is damaged or contradicts the longest chain is moved aside first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         ledger = None
         try:
             ledger = Ledger(path, repair=True)
-            whole = [row[0] for row in ledger.rows("PRAGMA integrity_check(1)")] == ["ok"]
+            is_sound = [row[0] for row in ledger.rows("PRAGMA integrity_check(1)")] == ["ok"]
             broken = ledger.first_broken_link(noted=False)
-            known = ledger.head()[0]
-            if (
-                whole
-                and broken is None
-                and (not chain or known == 0 or _hash_at(ledger, known) == chain[known - 1].hash)
-            ):
+            last = ledger.head()[0]
+            is_prefix = not chain or last == 0 or _hash_at(ledger, last) == chain[last - 1].hash
+            if is_sound and broken is None and is_prefix:
                 return ledger
         except (LabError, sqlite3.DatabaseError, ValueError):
             pass
@@ -200,7 +202,7 @@ def _open_or_put_aside(path: Path, chain: Sequence[Link], done: Reindexed) -> Le
 
 
 def _is_prefix(backup: Path, chain: Sequence[Link]) -> bool:
-    """Return whether the chain continues that of the backup."""
+    """Return whether the chain of the backup is a prefix of `chain`."""
     with contextlib.closing(open_backup(backup)) as db:
         seq, digest = db.execute("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1").fetchone()
     return not chain or (seq <= len(chain) and chain[seq - 1].hash == digest)
@@ -212,7 +214,7 @@ def _hash_at(ledger: Ledger, seq: int) -> str | None:
 
 
 def _clear_names(path: Path, done: Reindexed) -> None:
-    """Put aside what is in the place of a file beside the ledger, but is not one: a folder, a pipe, a link."""
+    """Move aside anything that has the name of a ledger file but is not one: a folder, a pipe, a link."""
     for name in (HEAD_FILE, journal.NAME, FOLDER):
         one = path.with_name(name)
         with contextlib.suppress(FileNotFoundError):
@@ -223,7 +225,7 @@ def _clear_names(path: Path, done: Reindexed) -> None:
 
 
 def _aside(path: Path) -> Path:
-    """Return a name that is free, for a file that is put aside."""
+    """Return a free name to move a file aside to."""
     stamp = time.strftime(STAMPED, time.gmtime())
     number = 0
     while os.path.lexists(aside := path.with_name(f"{path.name}.damaged-{stamp}{f'-{number}' * (number > 0)}")):
@@ -232,10 +234,10 @@ def _aside(path: Path) -> Path:
 
 
 def put_aside(path: Path) -> list[str]:
-    """Rename the database with its log, which holds what was written last; return the new names."""
+    """Rename the database with its write-ahead log, which holds the last writes; return the new names."""
     aside = _aside(path)
     names = []
-    for suffix in ("-wal", "-shm", ""):  # the database last: until then nothing has happened to it
+    for suffix in ("-wal", "-shm", ""):  # the database last: an interruption before leaves it in place
         with contextlib.suppress(FileNotFoundError):
             os.rename(f"{path}{suffix}", f"{aside}{suffix}")
             names.append(f"{aside.name}{suffix}")
@@ -243,7 +245,7 @@ def put_aside(path: Path) -> list[str]:
 
 
 def _add_events(ledger: Ledger, chain: Sequence[Link]) -> int:
-    """Add the events that the database lacks; return how many."""
+    """Insert the events that the database lacks; return their number."""
     missing = [one for one in chain if one.seq > ledger.head()[0]]
     for one in missing:
         ledger.execute("INSERT INTO events VALUES (?,?,?,?,?,?,?)", one)
@@ -251,7 +253,7 @@ def _add_events(ledger: Ledger, chain: Sequence[Link]) -> int:
 
 
 def _rewrite_journal(ledger: Ledger, done: Reindexed) -> None:
-    """Write the journal again if it is not, line by line, the chain; the old one is put aside."""
+    """Rewrite the journal unless it matches the chain line by line; the old one is moved aside."""
     assert ledger.journal is not None
     known = {row[0]: row[1] for row in ledger.rows("SELECT seq, hash FROM events")}
     expected, same = 1, True
@@ -269,7 +271,7 @@ def _rewrite_journal(ledger: Ledger, done: Reindexed) -> None:
 
 
 def _put_foreign_backups_aside(ledger: Ledger) -> list[str]:
-    """Rename the backups that the chain does not continue, or that cannot be read; return their new names."""
+    """Rename the backups that are not prefixes of the chain, or cannot be read; return their new names."""
     known = {row[0]: row[1] for row in ledger.rows("SELECT seq, hash FROM events")}
     names = []
     for backup in backups(ledger.path):
@@ -313,8 +315,8 @@ def _rebuild_tables(ledger: Ledger, lab: Path, done: Reindexed) -> None:
         rows[key] = _row_of(key, run_dir, old.get(key, {}), replay)
         highest[key[0]] = max(highest.get(key[0], 0), rows[key]["n"])
         done.runs[key[0]] = done.runs.get(key[0], 0) + 1
-    _give_own_numbers(rows, highest, done)
-    _replace_rows(ledger, "runs", [_complete(key, row) for key, row in rows.items()])
+    _renumber_duplicates(rows, highest, done)
+    _replace_rows(ledger, "runs", [_with_key(key, row) for key, row in rows.items()])
     _rebuild_proposals(ledger, replay, done)
     for key, run_dir in folders.items():
         done.recovered += _recover_proposal(ledger, key, run_dir, rows[key])
@@ -344,7 +346,7 @@ def _run_folders(lab: Path) -> dict[Key, Path]:
 
 
 def _number_of(run: str) -> int:
-    """Return the number with which the id of a run begins; 0 if it does not."""
+    """Return the number at the start of a run id; 0 if there is none."""
     digits = run.partition("-")[0]
     return int(digits) if digits.isdecimal() and len(digits) <= MAX_DIGITS else 0
 
@@ -353,21 +355,21 @@ def _row_defaults(key: Key) -> Facts:
     return {"n": _number_of(key[1]), "reason": "", "devices": 1, "created": 0.0}
 
 
-def _complete(key: Key, row: Facts) -> Facts:
+def _with_key(key: Key, row: Facts) -> Facts:
     return {"study": key[0], "id": key[1], **row}
 
 
 def _row_of(key: Key, run_dir: Path, old: Facts, replay: EventReplay) -> Facts:
-    """The row of a run: from the chain where that knows it, else from its folder, which knows what happened since."""
-    said = replay.runs.get(key)
+    """Return the row of a run: from the chain, else from its folder, which also knows what happened since."""
+    recorded = replay.runs.get(key)
     about, summary, process, exit_ = (
-        _read(run_dir, name) for name in ("run.json", "summary.json", "process.json", "exit.json")
+        _read_json_or_empty(run_dir, name) for name in ("run.json", "summary.json", "process.json", "exit.json")
     )
     objective, verdict, devices = summary.get("objective"), summary.get("verdict"), about.get("devices")
     config_hash, proposer = _text(about, "config_hash") or "", _text(about, "proposer") or "?"
     row = {
-        "n": _number_of(key[1]) or _whole_number(about, "n") or 0,
-        "round": 0 if about.get("role") == IMPORTED else _whole_number(about, "round") or 1,
+        "n": _number_of(key[1]) or _integer(about, "n") or 0,
+        "round": 0 if about.get("role") == IMPORTED else _integer(about, "round") or 1,
         "proposal": None,
         "proposer": proposer,
         "parent": _text(about, "parent"),
@@ -377,32 +379,32 @@ def _row_of(key: Key, run_dir: Path, old: Facts, replay: EventReplay) -> Facts:
         "state": "ended" if _text(summary, "status") else "running",
         "status": _text(summary, "status"),
         "slot": _text(about, "slot"),
-        "pid": _whole_number(process, "pid"),
+        "pid": _integer(process, "pid"),
         "created": _number(about, "created") or 0.0,
         "started": _number(exit_, "started") or _number(process, "started"),
         "ended": _number(exit_, "ended"),
-        "exit_code": _whole_number(summary, "exit_code"),
-        "signal": _whole_number(summary, "signal"),
+        "exit_code": _integer(summary, "exit_code"),
+        "signal": _integer(summary, "signal"),
         "objective": _number(objective, "value") if isinstance(objective, dict) else None,
-        "verdict": _text(verdict, "verdict") if isinstance(verdict, dict) and not said else None,
+        "verdict": _text(verdict, "verdict") if isinstance(verdict, dict) and not recorded else None,
         "devices": max(1, len(devices) if isinstance(devices, list) else 1),
         "role": _text(about, "role") or ("base" if proposer == "base" else "trial"),
         "point": _text(about, "point") or config_hash,
-        "seed": _whole_number(about, "seed"),
+        "seed": _integer(about, "seed"),
         "twin": _text(about, "twin"),
         "warm": _text(about, "warm"),
         "measured": _text(summary, "measured"),
     }
-    if said is None:
+    if recorded is None:
         return row
-    happened = {"state", "status", "objective", "measured", "exit_code", "signal", "slot", "started", "ended"}
-    if said.get("state") == "ended":
-        happened = set()
-    known = {column: value for column, value in said.items() if column not in happened}
+    newer_in_folder = {"state", "status", "objective", "measured", "exit_code", "signal", "slot", "started", "ended"}
+    if recorded.get("state") == "ended":
+        newer_in_folder = set()
+    known = {column: value for column, value in recorded.items() if column not in newer_in_folder}
     return row | {column: old[column] for column in ("pid",) if old.get(column)} | known
 
 
-def _read(run_dir: Path, name: str) -> dict[str, Any]:
+def _read_json_or_empty(run_dir: Path, name: str) -> dict[str, Any]:
     try:
         return folder.read_json(run_dir, name)
     except (LabError, OSError):
@@ -410,12 +412,12 @@ def _read(run_dir: Path, name: str) -> dict[str, Any]:
 
 
 def _text(data: Mapping[str, Any], key: str) -> str | None:
-    """Return a text of a run's record; None if there is something else, which somebody else has written."""
+    """Return a string of a run's record; None if the value is missing or has another type."""
     value = data.get(key)
     return value if isinstance(value, str) else None
 
 
-def _whole_number(data: Mapping[str, Any], key: str) -> int | None:
+def _integer(data: Mapping[str, Any], key: str) -> int | None:
     value = data.get(key)
     return value if type(value) is int and abs(value) <= MAX_SEQ else None
 
@@ -425,8 +427,8 @@ def _number(data: Mapping[str, Any], key: str) -> float | None:
     return float(value) if isinstance(value, int | float) and abs(value) <= MAX_SEQ else None
 
 
-def _give_own_numbers(rows: dict[Key, Facts], highest: dict[str, int], done: Reindexed) -> None:
-    """Give a new number to all but the first run with the same one: an early fault, or folders copied in."""
+def _renumber_duplicates(rows: dict[Key, Facts], highest: dict[str, int], done: Reindexed) -> None:
+    """Renumber all but the first of several runs with the same number: an early bug, or folders copied in."""
     taken: set[tuple[str, int]] = set()
     for (study, run), row in sorted(rows.items(), key=lambda one: (one[0][0], one[1]["created"])):
         if (study, row["n"]) in taken or row["n"] < 1:
@@ -461,17 +463,17 @@ def _rebuild_proposals(ledger: Ledger, replay: EventReplay, done: Reindexed) -> 
 
 
 def _recover_proposal(ledger: Ledger, key: Key, run_dir: Path, row: Facts) -> int:
-    """Rebuild the proposal that a run was made from, so that it is not taken once more; return how many were."""
+    """Restore the proposal of a run, so that it is not accepted a second time; return how many were restored."""
     study, run = key
     if row["proposal"] is not None:
         return 0
-    about = _read(run_dir, "run.json")
+    about = _read_json_or_empty(run_dir, "run.json")
     source = _text(about, "source")
-    made_of = _read(run_dir, "override.json").get("edits")
-    edits = [edit for edit in made_of if isinstance(edit, str)] if isinstance(made_of, list) else []
+    overrides = _read_json_or_empty(run_dir, "override.json").get("edits")
+    edits = [edit for edit in overrides if isinstance(edit, str)] if isinstance(overrides, list) else []
     if source is not None:
         sql, parameters = "source=?", [source]
-    else:  # a person's or an agent's; the chain lost only that it became a run
+    else:  # from a person or an agent; the chain only lost that it became a run
         sql = "source IS NULL AND status='waiting' AND proposer=? AND reason=? AND edits=?"
         parameters = [row["proposer"], row["reason"], dump_json(edits)]
     sql = f"SELECT id, status FROM proposals WHERE study=? AND {sql} ORDER BY id"  # noqa: S608 (fixed texts)
@@ -480,31 +482,31 @@ def _recover_proposal(ledger: Ledger, key: Key, run_dir: Path, row: Facts) -> in
         accepted = (run, row["round"], known["id"])
         ledger.execute("UPDATE proposals SET status='accepted', run=?, round=? WHERE id=?", accepted)
         ledger.execute("UPDATE runs SET proposal=? WHERE study=? AND id=?", (known["id"], study, run))
-        row["proposal"] = known["id"]  # the event that recovers the run states it
+        row["proposal"] = known["id"]  # included in the event that recovers the run
     if known is not None or source is None:
         return 0
-    said = {"proposer": row["proposer"], "parent": row["parent"], "reason": row["reason"], "source": source,
-            "hypothesis": _text(about, "hypothesis") or "", "run": run}  # fmt: skip
-    columns = {"study": study, "round": row["round"], "created": row["created"], "status": "accepted", **said}
+    proposal = {"proposer": row["proposer"], "parent": row["parent"], "reason": row["reason"], "source": source,
+                "hypothesis": _text(about, "hypothesis") or "", "run": run}  # fmt: skip
+    columns = {"study": study, "round": row["round"], "created": row["created"], "status": "accepted", **proposal}
     columns["edits"] = dump_json(edits)
     names, marks = ", ".join(columns), ", ".join("?" * len(columns))
     cursor = ledger.execute(f"INSERT INTO proposals ({names}) VALUES ({marks})", tuple(columns.values()))  # noqa: S608
     row["proposal"] = cursor.lastrowid
     ledger.execute("UPDATE runs SET proposal=? WHERE study=? AND id=?", (cursor.lastrowid, study, run))
-    ledger.record("recovered", study, proposed={"proposal": cursor.lastrowid, "edits": edits, **said})
+    ledger.record("recovered", study, proposed={"proposal": cursor.lastrowid, "edits": edits, **proposal})
     return 1
 
 
 def _record_run(ledger: Ledger, key: Key, row: Facts, replay: EventReplay, run_dir: Path | None) -> int:
-    """Record the run as it is in the table now, unless the chain says the same; return how many were recorded."""
-    said = replay.runs.get(key)
-    if said is not None and all(row.get(column) == value for column, value in said.items()):
+    """Record the run as it is in the table, unless the chain has the same; return how many were recorded."""
+    recorded = replay.runs.get(key)
+    if recorded is not None and all(row.get(column) == value for column, value in recorded.items()):
         return 0
     ended = row["state"] == "ended"
     files = {}
     if run_dir is not None:
         names = [folder.record_name(run_dir, name) for name in FILES if ended or name not in ("exit.json", "train.log")]
-        files = {**replay.files.get(key, {}), **folder.hash_files(run_dir, names)} if said is None else {}
+        files = {**replay.files.get(key, {}), **folder.hash_files(run_dir, names)} if recorded is None else {}
     ledger.record(
         "recovered", *key, planned={name: row.get(column) for column, name in PLANNED.items()},
         ended={name: row.get(column) for column, name in ENDED.items()} if ended else None, state=row["state"],
@@ -514,14 +516,14 @@ def _record_run(ledger: Ledger, key: Key, row: Facts, replay: EventReplay, run_d
 
 
 def _rebuild_config(ledger: Ledger, run_dir: Path, config_hash: str) -> None:
-    with contextlib.suppress(LabError):  # the file is not what it was, or gone: the ledger's own config stays
+    with contextlib.suppress(LabError):  # the file is missing or was changed: keep the ledger's own config
         config = folder.read_config_of(run_dir, config_hash)
         ledger.execute("DELETE FROM configs WHERE hash=?", (config_hash,))
         keep_config(ledger, config_hash, config)
 
 
 def _rebuild_rounds(ledger: Ledger, replay: EventReplay, rows: Mapping[Key, Facts]) -> dict[str, list[int]]:
-    """Rebuild the rounds; return those that the chain does not know, by study."""
+    """Rebuild the rounds; return those that are not in the chain, by study."""
     old = {(row["study"], row["n"]): dict(row) for row in ledger.rows("SELECT * FROM rounds")}
     unknown: dict[str, list[int]] = {}
     rounds: dict[tuple[str, int], Facts] = {
@@ -555,7 +557,7 @@ def _rebuild_studies(
         found = [run for one, run in rows if one == study and replay.runs.get((one, run), {}).get("state") != "ended"]
         if best is None or (study, best) not in rows or found:
             with contextlib.suppress(OSError, ValueError):
-                # A run whose end the chain does not know may be the best one; the chain does not know that either.
+                # A run whose end is not in the chain may be the best one, which is not in the chain either.
                 pointed = folder.pointed(folder.study_folder(lab, study), "BEST")
                 best = pointed if "best" not in facts or pointed in found else best
             best = best if (study, best) in rows else None
@@ -570,8 +572,8 @@ def _rebuild_studies(
             "judge_state" in facts
             and (hash_text(judge_state) if judge_state is not None else None) != facts["judge_state"]
         ):
-            # The chain has only the hash of the judge's state. A lost or older state is of no use: all runs that are
-            # there are judged again from the beginning.
+            # The chain has only the hash of the judge's state. A lost or older state is useless: all remaining runs
+            # are judged again from the beginning.
             ledger.execute("UPDATE studies SET judge_state=NULL WHERE name=?", (study,))
             if facts["judge_state"] is not None:
                 ledger.execute("UPDATE runs SET verdict=NULL WHERE study=? AND verdict!='void'", (study,))
@@ -603,10 +605,10 @@ def _rebuild_rest(ledger: Ledger, replay: EventReplay) -> None:
 
 
 def check_folders(ledger: Ledger, lab: Path, study: str) -> None:
-    """Refuse a study in which runs would be given numbers that were given already.
+    """Check that all run folders of a study are in the ledger; otherwise run numbers would be assigned twice.
 
     Raises:
-        DamagedError: There are run folders that the ledger does not know.
+        DamagedError: There are run folders that are not in the ledger.
     """
     unknown = unknown_folders(ledger, lab, study)
     if unknown:
@@ -616,7 +618,7 @@ def check_folders(ledger: Ledger, lab: Path, study: str) -> None:
 
 
 def unknown_folders(ledger: Ledger, lab: Path, study: str) -> list[str]:
-    """Return the run folders of a study that the ledger does not know: it has lost events."""
+    """Return the run folders of a study that are not in the ledger, which has lost events."""
     study_dir = folder.study_folder(lab, study)
     try:
         names = [entry.name for entry in os.scandir(study_dir) if folder.can_be_run(entry.name)]

@@ -1,6 +1,6 @@
-"""Replay of the chain: what the tables and files must be, according to the events.
+"""Replay of the chain: the tables and files as the events define them.
 
-A column that an event does not state (events of older versions state fewer) is not in the replay, and is not compared.
+A column that no event states (older versions state fewer) is not in the replay, and is not compared.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ PLANNED = {"round": "round", "proposal": "proposal", "proposer": "proposer", "pa
            "devices": "devices", "point": "point", "seed": "seed"}  # fmt: skip
 ENDED = {"status": "status", "exit_code": "code", "signal": "signal", "objective": "objective", "measured": "measured",
          "ended": "ended"}  # fmt: skip
-"""Columns of a run with the names under which the chain states them."""
+"""Column of a run → its key in the payload."""
 _NULLABLE = ("twin", "warm")
-"""What `planned` leaves out if there is none."""
+"""Keys that `planned` omits if they are None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Discrepancy:
-    """Something that is not as it was recorded."""
+    """Something that differs from the record."""
 
     what: str
     """ledger | chain | table | file | folder | anchor"""
@@ -40,13 +40,13 @@ class Discrepancy:
 
 
 def hash_text(text: str) -> str:
-    """Return the short hash by which an event names a text that is in a table."""
+    """Return the short hash by which an event references a text in a table."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(slots=True)
 class EventReplay:
-    """What the chain says, row by row and file by file."""
+    """The state that the chain defines, row by row and file by file."""
 
     studies: dict[str, Facts] = field(default_factory=dict)
     rounds: dict[tuple[str, int], Facts] = field(default_factory=dict)
@@ -56,22 +56,22 @@ class EventReplay:
     verdicts: dict[Key, list[Facts]] = field(default_factory=dict)
     commands: list[Facts] = field(default_factory=list)
     plans: dict[Key, str] = field(default_factory=dict)
-    """Hashes of what planned runs will be."""
+    """Hashes of the plans of planned runs."""
     files: dict[Key, dict[str, str]] = field(default_factory=dict)
     kept: dict[str, dict[str, str]] = field(default_factory=dict)
-    """By study: files that belong to no single run, by their path in the study's folder."""
+    """Study → hashes of files that do not belong to a single run, by their path in the study's folder."""
     kept_before: dict[tuple[str, str], set[str]] = field(default_factory=dict)
-    """By study and path: the hashes of earlier versions of such files."""
+    """(study, path) → hashes of earlier versions of such files."""
     options: dict[str, str] = field(default_factory=dict)
-    """By study: what its last engine was started with, as it is stored."""
+    """Study → options of its last engine, as stored."""
     configured: dict[str, list[Event]] = field(default_factory=dict)
     rebuilds: list[Event] = field(default_factory=list)
     restored: list[str] = field(default_factory=list)
-    """Files that a run has changed, and the engine restored at its end."""
+    """Files that a run changed and the engine restored at its end, as notes."""
     other_notes: list[str] = field(default_factory=list)
 
     def apply(self, event: Event) -> Iterator[Discrepancy]:
-        """Take an event into account; yield what contradicts the events before it.
+        """Apply an event; yield what contradicts earlier events.
 
         Raises:
             KeyError, TypeError, AttributeError, ValueError: The event does not have the data of its kind.
@@ -126,7 +126,7 @@ class EventReplay:
             case "judge restarted":
                 self.restart_judge(study)
                 self.other_notes.append(
-                    f"study {study}: the judge began again at event {event.seq}, with its whole alpha: {data['why']}"
+                    f"study {study}: the judge restarted at event {event.seq}, with its full alpha: {data['why']}"
                 )
             case "record changed":
                 self.restored += [
@@ -137,7 +137,7 @@ class EventReplay:
             case "scrubbed":
                 names = ", ".join(data["files"])
                 whose = f" of run {event.run}" if event.run else ""
-                self.other_notes.append(f"secrets were taken out of {names}{whose}")
+                self.other_notes.append(f"secrets were removed from {names}{whose}")
             case "study configured":
                 self.configured.setdefault(study, []).append(event)
                 if hash_config(data["configuration"]) != data["hash"]:
@@ -166,7 +166,7 @@ class EventReplay:
                         self.kept_before.setdefault((study, path), set()).add(digest)
                 kept.update(data["paths"])
             case "journal rewritten":
-                self.other_notes.append(f"the journal was written again at event {event.seq}: {data['why']}")
+                self.other_notes.append(f"the journal was rewritten at event {event.seq}: {data['why']}")
             case "recovered":
                 self._recover(key, data)
             case "reindexed":
@@ -187,7 +187,7 @@ class EventReplay:
             self.proposals.setdefault(data["proposal"], {}).update(status="accepted", run=run, round=data["round"])
 
     def restart_judge(self, study: str) -> None:
-        """Forget the judge's verdicts on a study; those of people stay."""
+        """Forget the judge's verdicts on a study; vetoes by people stay."""
         self.studies.setdefault(study, {}).update(best=None, judge_state=None)
         for key, facts in self.runs.items():
             if key[0] == study and facts.get("verdict") != "void":
@@ -203,7 +203,7 @@ class EventReplay:
             yield Discrepancy("chain", f"event {event.seq}", why)
 
     def _recover(self, key: Key, data: Mapping[str, Any]) -> None:
-        """A run or a proposal that `reindex` took from its folder, since the chain did not know it, or otherwise."""
+        """Apply a run or proposal that `reindex` restored from its folder, because the chain lacked it or differed."""
         if "proposed" in data:
             self._propose(key[0], data["proposed"], {})
             self.proposals[data["proposed"]["proposal"]].update(status="accepted")
@@ -224,8 +224,8 @@ class EventReplay:
             self.files.pop(key, None)
 
     def _forget(self, data: Mapping[str, Any]) -> None:
-        """Runs that the rebuilt tables do not know: of an early version those whose folder was gone; now those that
-        had not started, whose plan was lost."""
+        """Remove runs that the rebuilt tables lack: runs that had not started and whose plan was lost; in early
+        versions, runs whose folder was missing."""
         for study, numbers in data.get("rounds", {}).items():
             for n in numbers:
                 self.rounds.setdefault((study, n), {})
@@ -242,6 +242,7 @@ class EventReplay:
                         self.proposals[facts["proposal"]].update(status="waiting", run=None, round=None)
 
     def notes(self) -> Iterator[str]:
+        """Yield what is not wrong, but worth knowing for a reader of the record."""
         yield from self.restored
         yield from self.other_notes
         for study, events in self.configured.items():
@@ -251,12 +252,12 @@ class EventReplay:
             lost = sum(map(len, {**event.data.get("lost", {}), **event.data.get("gone", {})}.values()))
             note = (
                 f"the tables were rebuilt at event {event.seq}: {event.data.get('recovered', 0)} "
-                f"entries were taken from folders, {lost} run(s) were lost"
+                f"entries were restored from folders, {lost} run(s) were lost"
             )
             if event.data.get("events_lost"):
                 note += f", {event.data['events_lost']} event(s) were lost"
             if event.data.get("new_chain"):
-                note += "; the chain is new: nothing before that is proven"
+                note += "; the chain is new: nothing before it is proven"
             yield note
 
 

@@ -1,6 +1,6 @@
-"""The judge at work in a study: ended runs go in, verdicts, a champion and wishes for more runs come out.
+"""The judge of a running study: ended runs go in; verdicts, a champion and run requests come out.
 
-The court itself is pure; this is where its judge_state is kept (in the ledger), and where the held-out metric is read.
+`Judge` itself is pure. This module stores its state in the ledger and reads the held-out metric for it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from looplab.runs import folder
 from looplab.runs.code import code_differences, name_files
 
 JUDGED = ("base", "trial", "replicate", "control")
+"""Roles of runs that the judge compares."""
 Key = tuple[str, str | None]
+"""Config hash without the seed (`RunRow.point`), and the run that the weights come from (None: no warm start)."""
 
 
 @dataclass(slots=True)
 class _Group:
-    """All ended runs of one config from one start."""
+    """All ended runs of one config with the same initial weights."""
 
     run: str
     n: int
@@ -41,6 +43,8 @@ class _Group:
 
 
 class StudyJudge:
+    """Evaluates the ended runs of a study and keeps the state of its judge in the ledger."""
+
     def __init__(self, study: StudyConfig, record: StudyLedger, outputs: Path) -> None:
         assert study.judge is not None
         assert study.objective is not None
@@ -61,7 +65,7 @@ class StudyJudge:
         self._groups: dict[Key, _Group] = {}
         self._costs: dict[str, float] = {}
         self._created: dict[str, float] = {}
-        self._codes: dict[str, Mapping[str, Any]] = {}  # run → what its capsule says of the code
+        self._codes: dict[str, Mapping[str, Any]] = {}  # run id → the `code` entry of its capsule
         self._configured: tuple[str | None, list[Configuration]] = (None, [])
         self._new = True
         self._conditions = ""
@@ -69,14 +73,21 @@ class StudyJudge:
 
     @property
     def baseline_seeds(self) -> int:
+        """Number of runs of the base before anything is judged."""
         return self._judge.settings.baseline_seeds if self._judge.settings.by == "test" else 1
 
     def add_run(self, run: RunRow, fingerprint: str = "") -> None:
-        """A run that has ended."""
+        """Add an ended run to the runs of its config.
+
+        Runs under other conditions and runs that the judge does not compare are ignored.
+
+        Args:
+            fingerprint: Hash of the data and the evaluator that the run used; empty if unknown.
+        """
         if run.conditions != self._conditions:
             return
         if run.role not in JUDGED or (run.status == "stopped" and run.role in ("base", "trial")):
-            return  # a trial that was stopped was not measured; a replicate that was counts, or it would come back
+            return  # a stopped trial has no valid result; a stopped replicate counts, or it would be requested again
         cost = (run.seconds or 0.0) * run.devices + self._costs.get(run.warm or "", 0.0)
         self._costs[run.id] = cost
         self._created[run.id] = run.created
@@ -91,19 +102,27 @@ class StudyJudge:
         self._new = True
 
     def load(self) -> None:
-        """Everything that has ended before this engine began, under the conditions of the study."""
+        """Add all runs that ended before this engine started, under the current conditions of the study."""
         self._conditions = current_conditions(self._study, self._record)
         others = {run.id for run in self._record.not_comparable()}
         for run in self._record.runs(state="ended"):
             if run.id in others:
-                continue  # measured by another objective, which says nothing about this one
+                continue  # measured by another objective, so not comparable
             summary = folder.read_json(self._outputs / run.id, "summary.json", strict=False)
             self.add_run(run, str(summary.get("fingerprint") or ""))
 
     def evaluate(self, open_runs: Iterable[RunRow] = ()) -> Judgement | None:
-        """Look at everything once more, if anything is new, and write down what was decided; inside a transaction.
+        """Judge all configs if a run was added since the last call, and store the judge's state.
 
-        A config whose first run has not ended is not looked at: its first run is the one it is selected by."""
+        Must be called inside a transaction. A config whose first run is still open is skipped, since the first run is
+        the one that a config is selected by.
+
+        Args:
+            open_runs: Planned and running runs of the study.
+
+        Returns:
+            The judgement, or None if there is no new run.
+        """
         if not self._new:
             return None
         self._new = False
@@ -122,7 +141,7 @@ class StudyJudge:
         return judgement
 
     def close(self) -> Judgement:
-        """Nothing more will be run: whoever waits for a verdict gets the only one that can be given."""
+        """Conclude all pending tests, because no more runs will follow."""
         judge_state = self._judge_state()
         judgement = self._with_differences(self._judge.close(judge_state, self._candidates()))
         if judgement.state != judge_state:
@@ -130,9 +149,12 @@ class StudyJudge:
         return judgement
 
     def _judge_state(self) -> JudgeState:
-        """Return what was decided so far. A run that is void since is not judged again, and its test is lost."""
-        kept = self._record.judge_state()
-        judge_state = JudgeState.from_dict(kept) if kept else JudgeState()
+        """Return the stored state, adjusted for runs that have become void since.
+
+        A void run is not judged again. Its test is dropped, and the alpha of that test counts as spent.
+        """
+        stored = self._record.judge_state()
+        judge_state = JudgeState.from_dict(stored) if stored else JudgeState()
         void = dict.fromkeys(self._record.void_runs(), "void")
         lost = [test for test in judge_state.tests if test.run in void]
         return replace(
@@ -143,30 +165,32 @@ class StudyJudge:
         )
 
     def _with_differences(self, judgement: Judgement) -> Judgement:
-        """The same decisions, with verdicts that say what differs between the two sides beside the config.
+        """Return the judgement with differences in code and lab file noted in its verdicts.
 
-        A changed evaluator makes numbers void; other code and another lab file may have changed what is compared, too.
+        Both may explain a difference between champion and challenger that is not due to the config.
         """
         verdicts = []
         for evidence in judgement.verdicts:
             groups = {group.run: group for group in self._groups.values()}
             sides = [groups[run] for run in (evidence.champion, evidence.run) if run in groups]
             runs = [score.run for group in sides for _, score in sorted(group.scores, key=lambda item: item[0])]
-            found = []
+            differences = []
             code = self._code_differences(runs)
             if code:
-                found.append(f"the code differs: {name_files(code)}")
+                differences.append(f"the code differs: {name_files(code)}")
             keys = self._lab_differences(runs)
             if keys:
-                found.append(f"lab.yaml differs: {name_files(keys)}")
-            if found:
-                said = " ".join(f"{text[0].upper()}{text[1:]} between the runs that are compared." for text in found)
-                evidence = replace(evidence, why=f"{evidence.why} {said}", flags=(*evidence.flags, *found))
+                differences.append(f"lab.yaml differs: {name_files(keys)}")
+            if differences:
+                notes = " ".join(
+                    f"{text[0].upper()}{text[1:]} between the runs that are compared." for text in differences
+                )
+                evidence = replace(evidence, why=f"{evidence.why} {notes}", flags=(*evidence.flags, *differences))
             verdicts.append(evidence)
         return replace(judgement, verdicts=tuple(verdicts))
 
     def _code_differences(self, runs: Sequence[str]) -> list[str]:
-        """The files that differ between the code of the first of these runs and that of the others."""
+        """Return the source files in which any of these runs differs from the first one."""
         names: dict[str, None] = {}
         for run in runs:
             if run not in self._codes:
@@ -179,7 +203,7 @@ class StudyJudge:
         return list(names)
 
     def _lab_differences(self, runs: Sequence[str]) -> list[str]:
-        """The keys of the lab file that were changed between the first and the last of these runs."""
+        """Return the keys of the lab file that changed between the first and the last of these runs."""
         times = [self._created[run] for run in runs if run in self._created]
         if not times:
             return []
@@ -190,14 +214,19 @@ class StudyJudge:
         return list(dict.fromkeys(key for one in between for key in compared_changes(one.changes)))
 
     def _candidates(self) -> list[Candidate]:
-        found = []
+        """Return the configs with the scores of their runs, oldest first."""
+        candidates = []
         for (point, warm), group in sorted(self._groups.items(), key=lambda item: item[1].n):
             scores = tuple(score for _, score in sorted(group.scores, key=lambda item: item[0]))
-            found.append(Candidate(point, group.run, scores, warm, group.control))
-        return found
+            candidates.append(Candidate(point, group.run, scores, warm, group.control))
+        return candidates
 
     def _held_out(self, champion: Candidate, challenger: Candidate) -> HeldOut | None:
-        """The held-out metric of both; asked for, and counted, only now."""
+        """Read the held-out metric of both candidates and charge one look to its budget.
+
+        Returns:
+            Values by seed, or by index where runs have no seed; None if the budget is used up.
+        """
         held_out = self._study.holdout
         assert held_out is not None
         asked = self._record.asked_held_out()
@@ -217,23 +246,35 @@ class StudyJudge:
     def _said(
         self, champion: Candidate, challenger: Candidate, there: Mapping[int, float], here: Mapping[int, float]
     ) -> str:
-        """What the held-out metric says of the two, pair by pair; the first run, which was selected, is left out."""
+        """Describe the paired comparison on the held-out metric.
+
+        The challenger's first run is left out: it was selected for its score, so its value is biased.
+
+        Args:
+            there: Values of the champion by seed.
+            here: Values of the challenger by seed.
+        """
         first = challenger.scores[0].seed
         common = [key for key in here if key in there and key != (0 if first is None else first)]
         if len(common) < 2:
             return f"{challenger.run} and {champion.run} have too few held-out values in common."
         sign = 1.0 if self._judge.settings.goal == "max" else -1.0
-        found = paired([sign * (here[key] - there[key]) for key in common])
-        low, high = found.interval()
-        word = "better" if found.effect >= 0 else "worse"
+        result = paired([sign * (here[key] - there[key]) for key in common])
+        low, high = result.interval()
+        word = "better" if result.effect >= 0 else "worse"
         return (
-            f"Held out, {challenger.run} is {word} than {champion.run} by {abs(found.effect):.4g} "
-            f"(95 % interval of the gain {low:.4g} to {high:.4g}, {found.n} pairs)."
+            f"Held out, {challenger.run} is {word} than {champion.run} by {abs(result.effect):.4g} "
+            f"(95 % interval of the gain {low:.4g} to {high:.4g}, {result.n} pairs)."
         )
 
     def last_look(self) -> str | None:
-        """At the end of a study that promoted nobody: what the held-out metric says of the most promising challenger.
-        It changes no verdict; without it, the study would end without an answer."""
+        """Compare the most promising challenger with the champion on the held-out metric, at the end of a study.
+
+        Done only if the held-out metric has not been read before. It changes no verdict.
+
+        Returns:
+            The comparison in words, or None if there is nothing to compare.
+        """
         judge_state = self._record.judge_state()
         if self._study.holdout is None or judge_state is None or self._record.asked_held_out():
             return None
@@ -250,23 +291,27 @@ class StudyJudge:
         return self._record.said_held_out()
 
     def _read(self, run: str) -> float | None:
+        """Return the held-out metric of a run, with its sign adapted to the objective's goal; None if not measured."""
         held_out = self._study.holdout
         assert held_out is not None
         goal = held_out.goal or (self._study.objective.goal if self._study.objective else "min")
         summariser = Summariser(Directions({held_out.metric: goal}), kept=check_at(held_out.at) or 1)
         summariser.add(reader_of(self._study, self._outputs / run, with_held_out=True).poll(final=True))
         value = objective_value(summariser, held_out.metric, held_out.at)
-        # The court compares both metrics with one goal.
-        turned = self._study.objective is not None and goal != self._study.objective.goal
-        return -value if turned and value is not None else value
+        # The judge applies the objective's goal to both metrics.
+        negate = self._study.objective is not None and goal != self._study.objective.goal
+        return -value if negate and value is not None else value
 
 
 def veto(record: StudyLedger, run: RunRow, why: str) -> str | None:
-    """A person does not believe a run: it is void. Gives the run that is best instead, where it was; in a
-    transaction."""
-    said = why or "a person's veto"
+    """Declare a run void on behalf of a person; must be called inside a transaction.
+
+    Returns:
+        The id of the run that is best instead; None if there is none, or if the vetoed run was not the best.
+    """
+    reason = why or "a person's veto"
     before = record.best()
-    evidence = {"run": run.id, "why": said, "verdict": "void", "flags": ["veto"]}
+    evidence = {"run": run.id, "why": reason, "verdict": "void", "flags": ["veto"]}
     record.judged(run.id, "void", {**evidence, "configuration": record.configuration()}, {})
     if before is None or before.id != run.id:
         return None
@@ -274,23 +319,30 @@ def veto(record: StudyLedger, run: RunRow, why: str) -> str | None:
     heirs = [record.run(run_id) for run_id in record.bests() if run_id not in void]
     heir = next((one for one in reversed(heirs) if one.conditions == run.conditions), None)
     record.set_best(heir.id if heir else None, heir.objective if heir else None)
-    kept = record.judge_state()
-    if kept is not None:
-        judge_state = JudgeState.from_dict(kept)
+    stored = record.judge_state()
+    if stored is not None:
+        judge_state = JudgeState.from_dict(stored)
         verdicts = tuple((one, "void" if one == run.id else verdict) for one, verdict in judge_state.verdicts)
         record.set_judge_state(replace(judge_state, champion=heir.id if heir else None, verdicts=verdicts).as_dict())
     return heir.id if heir else None
 
 
 class SummaryWriter:
-    """Puts verdicts into the summaries of runs: hashed in the transaction that gives the verdict, written after it."""
+    """Adds verdicts to the summaries of runs.
+
+    The new content is hashed inside the transaction that records the verdict, and written after the commit.
+    """
 
     def __init__(self, outputs: Path) -> None:
         self._outputs = outputs
         self._due: list[tuple[Path, str, bytes]] = []
 
     def add(self, run_id: str, evidence: Mapping[str, object]) -> dict[str, str]:
-        """Prepare the summary of a run with its verdict; return the hash that the file will have, by its path."""
+        """Prepare the summary of a run with its verdict.
+
+        Returns:
+            The SHA-256 that the file will have, by its path in the run folder; empty if nothing changes.
+        """
         run_dir = self._outputs / run_id
         summary = folder.read_json(run_dir, "summary.json", strict=False)
         if not summary or summary.get("verdict") == evidence:
@@ -301,12 +353,13 @@ class SummaryWriter:
         return {name: folder.hash_bytes(content)}
 
     def write(self) -> None:
+        """Write the prepared summaries; call it after the transaction is committed."""
         due, self._due = self._due, []
         for run_dir, name, content in due:
             try:
-                if not folder.is_linked(run_dir):  # else `verify` finds it
+                if not folder.is_linked(run_dir):  # `verify` reports a linked folder
                     write_atomic(run_dir / name, content, sync=False)
-            except OSError as error:  # the run's folder is gone or spoilt, which `verify` finds
+            except OSError as error:  # a missing or damaged run folder, which `verify` reports
                 if folder.concerns_lab(error, self._outputs):
                     raise
 
@@ -317,11 +370,14 @@ def record_judgement(
     configuration: str | None,
     files: Callable[[str, Mapping[str, object]], Mapping[str, str]] = lambda run, evidence: {},
 ) -> RunRow | None:
-    """Record the new verdicts and the champion, inside a transaction; return the champion if it is a new one.
+    """Record the new verdicts and the champion; must be called inside a transaction.
 
     Args:
-        configuration: the hash of the study's configuration, which the verdicts name.
-        files: returns the hashes of the run's files that show a verdict.
+        configuration: Hash of the study's configuration, stored with the verdicts.
+        files: Returns the new hashes of a run's files that contain its verdict.
+
+    Returns:
+        The champion if it has changed, else None.
     """
     for run, verdict, evidence in evidence_of(judgement, configuration):
         record.judged(run, verdict, evidence, files(run, evidence))
@@ -335,7 +391,7 @@ def record_judgement(
 
 
 def evidence_of(judgement: Judgement, configuration: str | None) -> list[tuple[str, str, dict[str, object]]]:
-    """The new verdicts: run, verdict, and what they rest on."""
+    """Return the new verdicts as tuples of run id, verdict and evidence."""
     return [
         (e.run, e.verdict.value, {**asdict(e), "verdict": e.verdict.value, "configuration": configuration})
         for e in judgement.verdicts

@@ -1,4 +1,4 @@
-"""Watch at work in a study: what is seen in a running run is written down, sent back to the queue, and told."""
+"""Monitoring of running runs: alarms are recorded, stop or requeue the run, and are sent as alerts."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ from looplab.watch.alert import send
 from looplab.watch.watcher import Alarm, RunSnapshot, Watcher, names
 
 REMEMBERED = 200
-"""How many ended runs a pruner is told of when an engine begins."""
+"""Number of ended runs that are replayed to a pruner when an engine starts."""
 
 ALERT_S = 15.0
+"""Seconds to wait for each pending alert when the engine ends."""
 
 
 class RunMonitor:
+    """Applies the watch rules of a study to its running runs."""
+
     def __init__(self, setup: Setup, record: StudyLedger, outputs: Path, tell: Listener) -> None:
         study = setup.study
         goals = dict(study.measure.goals)
@@ -50,11 +53,17 @@ class RunMonitor:
         self._told: set[str] = set()
         self._alerts: list[Thread] = []
         self.budgets = any(rule.budget for rule in study.watch)
-        """Whether anybody looks out for the budget."""
+        """Whether any rule watches the budget."""
 
     def recover(self, running: list[RunRow]) -> list[tuple[str, str]]:
-        """Tell the pruners of what has ended, and the rules of what they have seen already; gives the runs that were
-        to be stopped when an engine died, with the rule that wanted it."""
+        """Restore the state of pruners and rules after an engine restart.
+
+        Args:
+            running: Runs that are still running.
+
+        Returns:
+            Runs that a rule had decided to stop before the engine died, each with the name of that rule.
+        """
         if any(rule.prune for rule in self._study.watch):
             for run in self._record.runs(status="ok", limit=REMEMBERED):
                 if run.conditions != self._conditions:
@@ -70,30 +79,36 @@ class RunMonitor:
         return stopped
 
     def look(self, run: RunRow, metrics: RunMetrics, batch: Batch, budget_used: str | None) -> list[Alarm]:
+        """Check new measurements of a running run against the rules.
+
+        Args:
+            batch: Rows measured since the last call.
+            budget_used: Which budget is used up, in words; None if none is.
+        """
         started = run.started or run.created
         live = RunSnapshot(run.id, batch, metrics.step, started, max(metrics.grown, started), budget_used)
         alarms = self._watcher.look(live, clock.now())
         if run.role in ("base", "trial"):
             return alarms
-        # A repetition is wanted to its end, whatever it looks like on the way; only what has broken down is ended.
+        # Replicates run to their end, however they perform; only broken ones are stopped.
         return [alarm for alarm in alarms if alarm.rule not in self._impatient]
 
     def apply(self, run: RunRow, alarm: Alarm) -> None:
-        """Write down what was seen, with what follows from it; inside a transaction, before the run is ended."""
+        """Record an alarm and its consequences; must be called inside a transaction, before the run is stopped."""
         self._record.watched(run.id, alarm.rule, alarm.text, alarm.stops)
-        said = f"{alarm.rule}: {alarm.text}" + (f" — {alarm.note}" if alarm.note else "")
+        message = f"{alarm.rule}: {alarm.text}" + (f" — {alarm.note}" if alarm.note else "")
         if alarm.requeue:
-            said += f"; {self._requeue(run, alarm)}"
+            message += f"; {self._requeue(run, alarm)}"
         elif alarm.stops:
-            said += "; stopped"
-        self._tell(AlarmRaised(f"run {run.id}: {said}", run.id))
+            message += "; stopped"
+        self._tell(AlarmRaised(f"run {run.id}: {message}", run.id))
         if alarm.note:
             folder.add_note(self._outputs / run.id, f"{alarm.rule}: {alarm.text}: {alarm.note}")
         if alarm.alert is not None:
             self._alert(alarm.alert, {"study": run.study, **alarm.plain()})
 
     def alert_all(self, text: str) -> None:
-        """Send an alarm that is not about one run to everybody whom a rule alerts."""
+        """Send an alarm that does not concern a single run to every alert target of the rules, once each."""
         targets = [rule.alert for rule in self._study.watch if rule.alert is not None]
         for place, alert in enumerate(targets):
             if alert not in targets[:place]:
@@ -104,11 +119,12 @@ class RunMonitor:
         self._alerts.append(send(alert, payload, lambda why: self._tell(Note(why)), folder=self._lab))
 
     def close(self) -> None:
-        """Wait for alerts that are on their way."""
+        """Wait for pending alerts."""
         for thread in self._alerts:
             thread.join(ALERT_S)
 
     def _requeue(self, run: RunRow, alarm: Alarm) -> str:
+        """Propose the run again with the edits of the rule; return what was done, in words."""
         if run.role not in ("base", "trial"):
             return "stopped; a repetition is not tried again with edits"
         depth, before = 0, run
@@ -126,8 +142,14 @@ class RunMonitor:
         return f"tried again with {' '.join(edits)}" if id_ is not None else "sent back already"
 
     def ended(self, run: RunRow, metrics: RunMetrics | None, by_itself: bool) -> None:
-        """A run is over. What it measured since the last look is looked at too: a trainer that dies of a NaN may be
-        tried again with edits."""
+        """Pass a finished run to the pruners, after a check of its last measurements.
+
+        A run that crashes on a NaN, for example, can still be requeued with edits.
+
+        Args:
+            metrics: Its measurements; None if there are none.
+            by_itself: Whether the trainer exited on its own, so that the rules still apply.
+        """
         rest = metrics.rest if metrics is not None else {}
         if by_itself and metrics is not None:
             for batch in (rest, {}):

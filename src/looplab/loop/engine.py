@@ -132,7 +132,7 @@ class Ready:
     """A run that is prepared to be started."""
 
     run: RunRow
-    order: LaunchSpec
+    spec: LaunchSpec
     prepared: Prepared
 
 
@@ -484,7 +484,7 @@ class Engine:
             if ready is None:
                 self._free.append(slot)
                 continue
-            self._executor.start(ready.order)
+            self._executor.start(ready.spec)
             self._launched(ready, slot)
 
     def _launched(self, ready: Ready, slot: Slot) -> None:
@@ -547,7 +547,7 @@ class Engine:
             if slot.name not in self._prequeued:
                 ready = self._prepare(slot)
                 if ready is not None:
-                    self._executor.start(ready.order, after=run_id)
+                    self._executor.start(ready.spec, after=run_id)
                     self._prequeued[slot.name] = ready
 
     def _prepare(self, slot: Slot) -> Ready | None:
@@ -559,8 +559,8 @@ class Engine:
             plan = decision.plan if decision else self.study.plan_of(run.id)
             assert plan is not None
             try:
-                order, prepared = self._preparer.prepare(run, plan, slot)
-                return Ready(run, order, prepared)
+                spec, prepared = self._preparer.prepare(run, plan, slot)
+                return Ready(run, spec, prepared)
             except Exception as error:  # whatever its config contains, the others are run
                 if is_environmental(error):
                     raise

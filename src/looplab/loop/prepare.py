@@ -1,4 +1,4 @@
-"""From a planned run to its folder and the order for the executor."""
+"""From a planned run to its folder and its launch specification."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Preparer:
         self._capsules.refresh()
 
     def prepare(self, run: RunRow, plan: RunPlan, slot: Slot) -> tuple[LaunchSpec, Prepared]:
-        """Make the run's folder, whole; returns the order and the files of its record."""
+        """Create the run's folder; return its launch specification and the files of its record."""
         run_dir = self._outputs / run.id
         record_dir = run_dir / folder.RECORD
         plan = self._revealed(run, plan)
@@ -141,20 +141,21 @@ class Preparer:
             self._check_revealed(run, config)
         private = self._config_files() if job is None and self.hides(run) else ()
         prepared = Prepared(folder.create(run_dir, files, private=private), _by_path(files), unknown, own_code)
-        order = LaunchSpec(
-            run.id,
-            run_dir,
-            argv,
-            program,
-            cwd,
-            slot,
-            env,
-            min(filter(None, (self._launch.timeout, job and job.get("timeout"))), default=None),
-            self._launch.grace,
-            self._launch.cleanup_timeout,
-            record_dir,
+        limits = (self._launch.timeout, job and job.get("timeout"))
+        spec = LaunchSpec(
+            run_id=run.id,
+            run_dir=run_dir,
+            argv=argv,
+            path=program,
+            cwd=cwd,
+            slot=slot,
+            env=env,
+            timeout=min(filter(None, limits), default=None),
+            grace=self._launch.grace,
+            cleanup_timeout=self._launch.cleanup_timeout,
+            record_dir=record_dir,
         )
-        return order, prepared
+        return spec, prepared
 
     def rebuild(self, run: RunRow, plan: RunPlan | None) -> dict[str, bytes]:
         """The prepared files of a run of an earlier engine, as far as the ledger knows their content."""

@@ -89,9 +89,24 @@ def test_a_lab_file_that_a_person_changed_is_not_overwritten(tmp_path: Path) -> 
     ("wrong", "message"),
     [({"budget": {"rums": 3}}, "did you mean 'runs'"), ({"judge": object()}, "cannot be written")],
 )
-def test_a_mistake_in_a_definition_is_named(tmp_path: Path, wrong: dict[str, Any], message: str) -> None:
+def test_a_mistake_in_a_definition_is_named_and_leaves_the_lab_as_it_was(
+    tmp_path: Path, wrong: dict[str, Any], message: str
+) -> None:
+    define(tmp_path)
+    before = (tmp_path / "lab.yaml").read_text()
     with pytest.raises(LabError, match=message):
         define(tmp_path, **wrong)
+    assert (tmp_path / "lab.yaml").read_text() == before
+
+
+def test_a_name_cannot_lead_out_of_the_lab(tmp_path: Path) -> None:
+    (tmp_path / "lab").mkdir()
+    with pytest.raises(LabError, match="cannot be a study's name"):
+        looplab.create_study(
+            tmp_path / "lab", "../out", trainer=["true"], base=BASE, knobs=KNOBS, metric="loss", goal="min"
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["lab"]
+    assert not list((tmp_path / "lab").iterdir())
 
 
 def test_events_can_be_iterated_and_leaving_the_loop_stops_the_study(tmp_path: Path) -> None:

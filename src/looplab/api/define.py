@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from looplab.api.functions import find_target
-from looplab.config.files import dump_json, write_atomic
-from looplab.config.lab import LAB_FILE, load_lab
+from looplab.config.files import write_atomic
+from looplab.config.lab import LAB_FILE, check_definition
 from looplab.errors import LabError
 from looplab.untrusted import read_bounded
 
@@ -108,12 +108,13 @@ def create_study(
         "proposers": [{"search": "auto"}],
         **{key: value for key, value in sections.items() if value is not None},
     }
-    _write_lab_file(root / LAB_FILE, definition, overwrite=overwrite)
-    content = dump_json(dict(base))
+    text = _to_json(definition, LAB_FILE)
+    config = _to_json(base, f"{name}.json").encode()
+    check_definition(json.loads(text), root)  # before anything is written
+    _write_lab_file(root / LAB_FILE, text, overwrite=overwrite)
     path = root / f"{name}.json"
-    if not path.exists() or path.read_bytes() != content:
-        write_atomic(path, content)
-    load_lab(root)  # a mistake in the definition is reported now
+    if not path.exists() or path.read_bytes() != config:
+        write_atomic(path, config)
     return open_lab(root).study(name)
 
 
@@ -131,12 +132,15 @@ def _knob(spec: KnobSpec) -> dict[str, Any]:
     return dict(spec)
 
 
-def _write_lab_file(path: Path, definition: Mapping[str, Any], *, overwrite: bool) -> None:
-    """Write the lab file as JSON, which is YAML too."""
+def _to_json(data: Mapping[str, Any], file: str) -> str:
     try:
-        body = json.dumps(definition, indent=2, ensure_ascii=False) + "\n"
+        return json.dumps(dict(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     except (TypeError, ValueError) as error:
-        raise LabError(f"the definition of the study cannot be written to {LAB_FILE}: {error}") from None
+        raise LabError(f"the definition of the study cannot be written to {file}: {error}") from None
+
+
+def _write_lab_file(path: Path, body: str, *, overwrite: bool) -> None:
+    """Write the lab file: JSON, which is YAML too, below a line with its hash."""
     text = f"{MARK} {hashlib.sha256(body.encode()).hexdigest()}\n{body}"
     if path.exists():
         present = read_bounded(path, MAX_LAB_FILE).decode(errors="replace")

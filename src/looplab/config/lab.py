@@ -904,16 +904,34 @@ def load_lab(folder: Path) -> LabConfig:
     return LabConfig(folder, studies, lambda study, *keys: _line(document, places[study], keys), tuple(notes))
 
 
+def check_definition(study: Mapping[str, Any], folder: Path) -> StudyConfig:
+    """Check a study that is not in a file yet.
+
+    Raises:
+        LabError: Something in it is wrong.
+    """
+    try:
+        return StudyConfig.model_validate(dict(study), context={"folder": folder})
+    except ValidationError as error:
+        raise LabError("; ".join(_problems(error).values())) from None
+
+
+def _problems(error: ValidationError) -> dict[tuple[str | int, ...], str]:
+    """Return a sentence for each place that is wrong."""
+    found: dict[tuple[str | int, ...], str] = {}
+    for problem in error.errors():
+        where = tuple(_keys_of_loc(problem["loc"]))
+        if where not in found:  # each member of a union reports its own error: keep the first
+            found[where] = _describe_problem(problem, where)
+    return found
+
+
 def _check(block: dict[str, Any], at: tuple[str | int, ...], document: Document, path: Path) -> StudyConfig:
     try:
         return StudyConfig.model_validate(block, context={"folder": path.parent})
     except ValidationError as error:
-        problems: dict[tuple[str | int, ...], tuple[str, int | None]] = {}
-        for problem in error.errors():
-            where = tuple(_keys_of_loc(problem["loc"]))
-            if where not in problems:  # each member of a union reports its own error: keep the first
-                problems[where] = _describe_problem(problem, where), _line(document, at, where)
-        (first, line), *others = problems.values()
+        problems = [(message, _line(document, at, where)) for where, message in _problems(error).items()]
+        (first, line), *others = problems
         more = [f"; line {n}: {message}" if n not in (None, line) else f"; {message}" for message, n in others]
         raise LabError(first + "".join(more), file=path, line=line) from None
     except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:

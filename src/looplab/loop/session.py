@@ -139,9 +139,7 @@ class Session:
 
     def drive(self, setup: Setup) -> Outcome:
         """Run the engine to its end, with its executor, its reports and, in the main thread, its signals."""
-        failures: list[BaseException] = []
-        executor = self._make_executor()
-        writer = ReportWriter(setup.lab, self.ledger.path, setup.study, lambda problem: emit(Note(problem)))
+        failures: list[Exception] = []
         lock = threading.Lock()  # the report writer has threads of its own
 
         def emit(event: EngineEvent) -> None:
@@ -155,15 +153,18 @@ class Session:
                         failures.append(error)
                         self.request_stop()
 
-        engine = self.engine = Engine(setup, self.ledger, executor, emit)
-        self._executor = executor
-        with self._signals(), contextlib.closing(writer), contextlib.closing(executor):
+        with self._signals(), contextlib.ExitStack() as stack:
+            writer = ReportWriter(setup.lab, self.ledger.path, setup.study, lambda problem: emit(Note(problem)))
+            stack.callback(writer.close)
+            self._executor = self._make_executor()
+            stack.callback(self._executor.close)
+            self.engine = Engine(setup, self.ledger, self._executor, emit)
             for note in setup.notes:
                 emit(Note(note))
             if threading.current_thread() is threading.main_thread():
                 signals.warn_ctrl_c(lambda note: emit(Note(note)), "`looplab stop`, or SIGTERM")
             writer.catch_up(self.record)
-            outcome = engine.run()
+            outcome = self.engine.run()
         if failures:
             raise failures[0]
         return outcome
@@ -184,6 +185,8 @@ class Session:
 
         def handle(number: int, frame: object) -> None:
             nonlocal interrupts
+            if self.engine is None:
+                raise KeyboardInterrupt
             interrupts += number == signal.SIGINT
             if number == signal.SIGHUP:  # may come twice, from the shell and from the kernel
                 self._on_hangup()

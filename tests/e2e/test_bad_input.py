@@ -292,7 +292,7 @@ WORDS: dict[str, tuple[list[str], str]] = {
     "an unknown option": (["run", "--cfg", "x"], "--cfg"),
     "an unknown study": (["run", "--study", "toi"], "did you mean 'toy'"),
     "an unknown mode": (["run", "--mode", "slow"], "modes: quick"),
-    "a device twice": (["run", "--gpus", "0,0"], "named twice"),
+    "a device twice": (["run", "--gpus", "0,0"], "listed twice"),
     "more slots than devices": (["run", "--gpus", "0", "--concurrency", "3"], "more slots"),
     "no slots": (["run", "--concurrency", "0"], "--concurrency"),
     "no runs": (["run", "--runs", "0"], "--runs"),

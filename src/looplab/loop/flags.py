@@ -1,7 +1,7 @@
-"""The flags of `looplab run` that hold for one call: edits of every config (`--steps 2000`), W&B, who decides.
+"""Flags of `looplab run` that apply to one call: edits of every config (`--steps 2000`), W&B, and proposers.
 
-Runs of calls that train for other lengths, or with other arguments after `--`, are trained under other conditions. They
-are compared among themselves only: by the judge, as the best run, by search, rules and pruners.
+The training length and the arguments after `--` are the conditions of a run. Judge, best run, search, rules and pruners
+compare only runs with equal conditions.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from looplab.loop.setup import RunOptions, Setup
 
 LENGTH = "steps"
-"""The flag that says how long a run trains."""
+"""Flag that sets the training length."""
 DIGITS = 12
-"""Characters of the hash of the conditions in a run's `point`."""
+"""Length of the hash of the conditions in a run's `point`, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlagEdit:
-    """A flag of the call, as an edit of every config."""
+    """A flag of the call, translated into an edit of every config."""
 
     flag: str
     edit: str
     changes: bool
-    """Whether a base config has another value."""
+    """Whether the edit changes a value in any base config."""
 
     def describe(self) -> str:
         return f"{self.flag}: edit {self.edit}"
@@ -48,16 +48,16 @@ class FlagEdit:
 def edits_of_flags(
     keys_of_flags: Mapping[str, str], flags: Sequence[str], configs: Mapping[str, Mapping[str, Any]]
 ) -> list[FlagEdit]:
-    """Return the edits that flags such as `steps=2000` stand for.
+    """Translate flags such as `steps=2000` into edits.
 
     Args:
-        keys_of_flags: What the lab file says under `flags`.
-        configs: The base configs by their names; the key must be the same in all of them.
+        keys_of_flags: Config keys by flag, from `flags` in the lab file.
+        configs: Base configs by name; the key must be the same in all of them.
 
     Raises:
-        LabError: A config has no such key, or several.
+        LabError: A config has no such key, several, or another one than the other configs.
     """
-    found = []
+    edits = []
     for text in flags:
         name, _, value = text.partition("=")
         places = {
@@ -70,13 +70,21 @@ def edits_of_flags(
             raise LabError(f"--{name}: the configs have different keys for it: {named}", hint=_hint(name, keys[0]))
         values = {config_name: get(configs[config_name], place) for config_name, place in places.items()}
         edit = str(Edit(keys[0], Op.SET, int(value)))
-        found.append(FlagEdit(f"--{name} {value}", edit, any(now != int(value) for now in values.values())))
-    return found
+        edits.append(FlagEdit(f"--{name} {value}", edit, any(now != int(value) for now in values.values())))
+    return edits
 
 
 def _find_key(named: str | None, flag: str, config_name: str, config: Mapping[str, Any]) -> Concrete:
-    """The place that a flag edits: the one that the lab file names, else a key of its name: at the top, or the only
-    one."""
+    """Return the path that a flag edits.
+
+    This is the key that the lab file names, else a key with the flag's name that is at the top level or unique.
+
+    Args:
+        named: Key from the lab file; None if it names none.
+
+    Raises:
+        LabError: There is no such key, or several.
+    """
     if named is not None:
         places = find(config, named)
         if len(places) != 1:
@@ -93,13 +101,13 @@ def _find_key(named: str | None, flag: str, config_name: str, config: Mapping[st
         names = ", ".join(map(show, same))
         raise LabError(f"--{flag}: {config_name} has several such keys: {names}", hint=_hint(flag, show(same[0])))
     near = _near(flag, every)
-    said = f"; similar: {', '.join(near)}" if near else ""
+    suggestion = f"; similar: {', '.join(near)}" if near else ""
     hint = _hint(flag, near[0] if near else "KEY")
-    raise LabError(f"--{flag}: {config_name} has no key {_plain(flag)}{said}", hint=hint)
+    raise LabError(f"--{flag}: {config_name} has no key {_plain(flag)}{suggestion}", hint=hint)
 
 
 def _near(flag: str, places: Sequence[Concrete]) -> list[str]:
-    """Keys that the flag may mean: those whose last part contains a word of it, or is similar."""
+    """Return up to 6 keys that the flag may mean: their last component contains its first word, or is similar to it."""
     words = _plain(flag).split("_")
     last = {show(place): _plain(place[-1]) for place in places}
     holding = [key for key, name in last.items() if words[0] in name or words[0].rstrip("s") in name.split("_")]
@@ -112,10 +120,12 @@ def _hint(flag: str, key: str) -> str:
 
 
 def _is_number(value: Any) -> bool:
+    """Whether a value may be replaced by a number; None counts as an unset one."""
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def _plain(name: Any) -> str:
+    """Return a name in lower case, with underscores."""
     return str(name).replace("-", "_").lower()
 
 
@@ -123,7 +133,14 @@ def _plain(name: Any) -> str:
 
 
 def apply_options(study: StudyConfig, options: RunOptions) -> tuple[StudyConfig, list[str]]:
-    """Return the study as this call wants it, and a sentence on each change."""
+    """Apply the options of the call to the study.
+
+    Returns:
+        The changed study, and a sentence on each change.
+
+    Raises:
+        LabError: An option does not fit the study.
+    """
     update: dict[str, Any] = {}
     notes = []
     wandb = {
@@ -134,8 +151,8 @@ def apply_options(study: StudyConfig, options: RunOptions) -> tuple[StudyConfig,
     if wandb:
         given = study.track.wandb.model_dump() if study.track.wandb is not None else {}
         update["track"] = study.track.model_copy(update={"wandb": WandbConfig.model_validate({**given, **wandb})})
-        said = ", ".join(f"{key}: {value}" for key, value in wandb.items())
-        notes.append(f"{' '.join(_wandb_flags(options))}: track.wandb {{{said}}}")
+        settings = ", ".join(f"{key}: {value}" for key, value in wandb.items())
+        notes.append(f"{' '.join(_wandb_flags(options))}: track.wandb {{{settings}}}")
     if options.variants is not None:
         if all(entry.rules is None for entry in study.proposers):
             raise LabError(
@@ -158,6 +175,7 @@ def apply_options(study: StudyConfig, options: RunOptions) -> tuple[StudyConfig,
 
 
 def _wandb_flags(options: RunOptions) -> list[str]:
+    """Return the W&B flags of the call as they were written."""
     return [
         *(["--wandb-online"] if options.wandb_online else []),
         *([f"--wandb-entity {options.wandb_entity}"] if options.wandb_entity is not None else []),
@@ -169,7 +187,7 @@ def _wandb_flags(options: RunOptions) -> list[str]:
 
 
 def hash_conditions(extra: Sequence[str], edits: Sequence[FlagEdit]) -> str:
-    """Return a short hash of what runs must have in common to be compared; empty for a call without such flags."""
+    """Return a short hash of the conditions of a call; empty if it has no extra arguments and the default length."""
     length = [edit.edit for edit in edits if edit.changes and edit.flag.startswith(f"--{LENGTH} ")]
     if not extra and not length:
         return ""
@@ -177,7 +195,7 @@ def hash_conditions(extra: Sequence[str], edits: Sequence[FlagEdit]) -> str:
 
 
 def current_conditions(study: StudyConfig, record: StudyLedger) -> str:
-    """The conditions under which the study compares runs at the moment."""
+    """Return the conditions under which the study currently compares runs."""
     if study.judge is not None:
         return str((record.judge_state() or {}).get("conditions", ""))
     best = record.best()
@@ -186,18 +204,21 @@ def current_conditions(study: StudyConfig, record: StudyLedger) -> str:
 
 
 def switch_conditions(setup: Setup, record: StudyLedger) -> str | None:
-    """Compare from now on only runs under the conditions of this call; return a sentence if these are other ones.
+    """Switch the study to the conditions of this call.
 
-    What was decided under the former conditions is put aside and taken up again when they come back.
+    The judge's state under the former conditions is stored, and restored when they return.
+
+    Returns:
+        A sentence on the change; None if the conditions are the same or there are no runs yet.
     """
     now, before = setup.conditions, current_conditions(setup.study, record)
     if setup.options.alone or now == before:
         return None
     with record.ledger.write():
         if setup.study.judge is not None:
-            kept = record.judge_state() or {}
-            others = dict(kept.get("others", {}))
-            others[before] = {key: value for key, value in kept.items() if key not in ("conditions", "others")}
+            former = record.judge_state() or {}
+            others = dict(former.get("others", {}))
+            others[before] = {key: value for key, value in former.items() if key not in ("conditions", "others")}
             judge_state = others.pop(now, None) or JudgeState().as_dict()
             record.set_judge_state({**judge_state, "conditions": now, "others": others})
             champion = judge_state.get("champion")
@@ -214,25 +235,30 @@ def switch_conditions(setup: Setup, record: StudyLedger) -> str | None:
 
 
 def describe_conditions(setup: Setup) -> str:
+    """Return the conditions of this call as edits and arguments, with secrets hidden."""
     words = [*setup.edits, *redact_argv(setup.options.extra)]
     return " ".join(words) if setup.conditions else "no extra arguments"
 
 
 def best_run(study: StudyConfig, record: StudyLedger, conditions: str, outputs: Path) -> RunRow | None:
-    """Without a judge, the best run is the best measured one under these conditions that nobody has declared void."""
+    """Return the best run of a study without a judge; None if no run qualifies.
+
+    This is the successful run with the best objective under these conditions that is neither imported nor void. Ties
+    are broken by `objective.then`.
+    """
     measured = [
         run
         for run in record.runs(status="ok")
         if run.objective is not None and run.role != IMPORTED and run.verdict != "void" and run.conditions == conditions
     ]
-    wanted = study.objective
-    if wanted is None or not measured:
+    objective = study.objective
+    if objective is None or not measured:
         return None
-    best = (max if wanted.goal == "max" else min)(measured, key=lambda run: run.objective or 0.0)
+    best = (max if objective.goal == "max" else min)(measured, key=lambda run: run.objective or 0.0)
     value = best.objective or 0.0
-    for run in measured if wanted.then is not None else ():
+    for run in measured if objective.then is not None else ():
         if run.objective == best.objective:
-            ours, theirs = (tie_break_value(wanted.then, outputs / one.id) for one in (run, best))
-            if is_better(wanted, (value, ours), (value, theirs)):
+            ours, theirs = (tie_break_value(objective.then, outputs / one.id) for one in (run, best))
+            if is_better(objective, (value, ours), (value, theirs)):
                 best = run
     return best

@@ -1,8 +1,8 @@
-"""Importing runs of other tools into a study.
+"""Import of runs of other tools into a study.
 
-The folder of an imported run is prepared beside the others under a hidden name, then the ledger records the run, then
-the folder gets its name. After a crash in between, `complete_imports` finishes what the ledger knows and removes what
-it does not, so importing again imports nothing twice.
+The folder of an imported run is staged under a hidden name. The ledger then records the run, and the folder is renamed.
+After a crash, `complete_imports` finishes the imports that the ledger knows and removes the others, so that a repeated
+import never duplicates a run.
 """
 
 from __future__ import annotations
@@ -32,35 +32,37 @@ from looplab.runs.redact import HIDDEN, hide_values, redact_text, scrub_file
 from looplab.untrusted import UntrustedError, clean_line, open_regular
 
 MAX_COPY = 32 << 20
-"""Bytes of one file that is copied into the record; a larger one is only named, with its hash."""
+"""Maximum size of a copied file, in bytes; of a larger one only path, size and hash are recorded."""
 MAX_COPIES = 128 << 20
-"""Bytes of all copied files of a run."""
+"""Maximum total size of the copied files of a run, in bytes."""
 MAX_LOG = 8 << 20
+"""Maximum size of a copied train.log, in bytes."""
 MAX_NOTE = 1_000
+"""Maximum length of a note, in characters."""
 CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """The config of a foreign run as a config of the study."""
+    """The config of a foreign run, mapped to a config of the study."""
 
     config: dict[str, Any]
     known: tuple[str, ...]
-    """Knobs whose values the run's config says."""
+    """Knobs whose values are in the run's config."""
     assumed: tuple[str, ...]
-    """Knobs that it does not mention, taken from the base config; if it mentions none, nothing is."""
+    """Knobs that are missing there. Their values are from the base config; if all are missing, `config` is empty."""
     illegal: tuple[str, ...]
-    """Why the search cannot use it."""
+    """Why the guard rejects the config, so that a search cannot use it; empty if it is legal."""
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A run that was imported, or would be."""
+    """A run that was imported, or would be in a dry run."""
 
     source: str
     run: str
-    """Its id; empty if nothing was written."""
+    """Run id; empty if nothing was written."""
     objective: float | None
     fitted: Fitted
     notes: tuple[str, ...]
@@ -73,7 +75,11 @@ class Imported:
 
 
 def count_knobs(guard: Guard, mapped: Mapping[str, str]) -> Any:
-    """Return a function that counts the study's knobs in a config of another tool."""
+    """Return a function that counts the study's knobs in another tool's config.
+
+    Args:
+        mapped: Keys of the study by keys of the tool.
+    """
     theirs = {ours: name for name, ours in mapped.items()}
 
     def count(config: Mapping[str, Any]) -> int:
@@ -86,10 +92,10 @@ def count_knobs(guard: Guard, mapped: Mapping[str, str]) -> Any:
 
 
 def fit_config(run: ForeignRun, base: Base, guard: Guard, mapped: Mapping[str, str]) -> Fitted:
-    """Put the values of a foreign config into the study's base config, wherever the keys are known there.
+    """Copy the values of a foreign config into the study's base config, for all keys that the study knows.
 
     Args:
-        mapped: The tool's keys, with the study's keys.
+        mapped: Keys of the study by keys of the tool.
     """
     config = copy.deepcopy(base.config)
     theirs = {ours: name for name, ours in mapped.items()}
@@ -101,18 +107,18 @@ def fit_config(run: ForeignRun, base: Base, guard: Guard, mapped: Mapping[str, s
     known, assumed, notes = [], [], []
     for key in keys:
         name = theirs.get(key, key)
-        found = paths.find(run.config, name)
-        if not found and key in short and short[key] in run.config:
-            found = [(short[key],)]
+        places = paths.find(run.config, name)
+        if not places and key in short and short[key] in run.config:
+            places = [(short[key],)]
             notes.append(f"{short[key]} was taken for {key}")
-        value = paths.get(run.config, found[0]) if found else None
-        if not found or isinstance(value, dict) or not _put(config, key, value):
+        value = paths.get(run.config, places[0]) if places else None
+        if not places or isinstance(value, dict) or not _put(config, key, value):
             if key in knobs:
                 assumed.append(key)
             continue
         if key in knobs:
             known.append(key)
-    if not known:  # then nothing is known of its config
+    if not known:  # no knob matches, so its config is unknown
         return Fitted({}, (), tuple(assumed), (), tuple(notes))
     hidden, _ = hide_values(config)
     ruling = guard.admit(hidden)
@@ -123,13 +129,13 @@ def fit_config(run: ForeignRun, base: Base, guard: Guard, mapped: Mapping[str, s
 
 
 def _short_names(knobs: Iterable[str]) -> dict[str, str]:
-    """The last part of each knob's path, where no other knob has the same one."""
+    """Return the last component of each knob's path, if it is unique among the knobs."""
     last = {knob: knob.rpartition(".")[2] for knob in knobs}
     return {knob: name for knob, name in last.items() if list(last.values()).count(name) == 1}
 
 
 def _put(config: dict[str, Any], key: str, value: Any) -> bool:
-    """Set a key to a value in the type that it has; False if the value does not fit, or is a secret's place."""
+    """Set a key, keeping its type; return False if the value has another structure or the key holds a secret."""
     places = paths.find(config, key)
     if not places:
         *above, last = paths.parse(key)
@@ -154,7 +160,7 @@ def _put(config: dict[str, Any], key: str, value: Any) -> bool:
 
 
 def complete_imports(record: StudyLedger, outputs: Path) -> None:
-    """Finish imports that were interrupted; the caller holds the study's lock."""
+    """Finish or remove interrupted imports; the caller holds the study's lock."""
     for staged in sorted(outputs.glob(f"{folder.STAGED}*")):
         run = staged.name.removeprefix(folder.STAGED)
         row = record.ledger.one("SELECT role FROM runs WHERE study=? AND id=?", (record.name, run))
@@ -165,17 +171,17 @@ def complete_imports(record: StudyLedger, outputs: Path) -> None:
 
 
 def known_sources(record: StudyLedger, outputs: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the imported runs by the digest and by the path of what they were imported from."""
-    found = record.imports()
+    """Return the imported runs by the digest and by the path of their source."""
+    sources = record.imports()
     for run in record.runs(state="ended"):
-        if run.role == IMPORTED and run.id not in found:  # the events were lost, and the tables rebuilt from folders
-            found[run.id] = folder.read_json(outputs / run.id, "run.json", strict=False).get("imported") or {}
-    by_digest = {str(source.get("digest")): run for run, source in found.items()}
-    return by_digest, {str(source.get("path")): run for run, source in found.items()}
+        if run.role == IMPORTED and run.id not in sources:  # the events were lost, and the tables rebuilt from folders
+            sources[run.id] = folder.read_json(outputs / run.id, "run.json", strict=False).get("imported") or {}
+    by_digest = {str(source.get("digest")): run for run, source in sources.items()}
+    return by_digest, {str(source.get("path")): run for run, source in sources.items()}
 
 
 def import_run(setup: Setup, record: StudyLedger, run: ForeignRun, fitted: Fitted) -> Imported:
-    """Make a foreign run a run of the study; the caller holds the study's lock."""
+    """Import a foreign run into the study; the caller holds the study's lock."""
     outputs = folder.study_folder(setup.lab, setup.study.name)
     folder.make_study_folder(outputs)
     n = record.next_number()
@@ -221,16 +227,18 @@ def import_run(setup: Setup, record: StudyLedger, run: ForeignRun, fitted: Fitte
 
 
 def _seed(setup: Setup, config: Mapping[str, Any]) -> int | None:
+    """Return the seed in a config; None if it has no valid one."""
     with suppress(LabError):
         return setup.seed_of(config)
     return None
 
 
 def _summary(setup: Setup, run: ForeignRun, id_: str, notes: Sequence[str]) -> dict[str, Any]:
-    wanted = setup.study.objective
+    """Return the content of `summary.json` for an imported run."""
+    config = setup.study.objective
     objective = None
-    if wanted is not None:
-        objective = {"metric": wanted.metric, "goal": wanted.goal, "at": wanted.at, "value": run.objective}
+    if config is not None:
+        objective = {"metric": config.metric, "goal": config.goal, "at": config.at, "value": run.objective}
     return {
         "id": id_, "study": setup.study.name, "status": run.status, "exit_code": None, "signal": None,
         "reason": IMPORTED, "seconds": None, "steps": run.steps, "objective": objective, "verdict": None,
@@ -239,10 +247,10 @@ def _summary(setup: Setup, run: ForeignRun, id_: str, notes: Sequence[str]) -> d
 
 
 def _copy_files(run: ForeignRun, staged: Path) -> tuple[list[str], list[dict[str, Any]], list[str]]:
-    """Copy what a run measured into its new folder, without secrets.
+    """Copy the measurements and the log of a run into its staged folder, with secrets redacted.
 
     Returns:
-        The paths of the copies, files that are too large and only named (`path`, `bytes`, `sha256`), and notes.
+        Paths of the copies; files that are too large (`path`, `bytes`, `sha256`); and notes on failed copies.
     """
     copied: list[str] = []
     named: list[dict[str, Any]] = []
@@ -251,7 +259,7 @@ def _copy_files(run: ForeignRun, staged: Path) -> tuple[list[str], list[dict[str
     for file in run.files:
         name = os.path.relpath(file, run.source)
         if name.startswith((os.pardir, f"{folder.RECORD}{os.sep}")) and not name.endswith("train.log"):
-            continue  # of another looplab run: its config is in our record
+            continue  # the record of another looplab run, or a file outside of its folder
         if os.path.basename(name) == "train.log":
             name = f"{folder.RECORD}/train.log"
         try:
@@ -268,6 +276,7 @@ def _copy_files(run: ForeignRun, staged: Path) -> tuple[list[str], list[dict[str
 
 
 def _copy(source: Path, target: Path, limit: int) -> None:
+    """Copy at most `limit` bytes of a file, and redact secrets in the copy."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with open_regular(source) as file, target.open("xb") as out:
         while limit > 0 and (data := file.read(min(CHUNK, limit))):

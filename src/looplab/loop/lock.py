@@ -1,8 +1,8 @@
-"""One engine a study: a lock that dies with its holder.
+"""One engine per study: a lock that is released when its holder dies.
 
-The engine holds an exclusive lock on `.looplab/<study>.lock`, and a shared one on the folder `.looplab` itself, at a
-place of its own for each study: if somebody deletes the file, the next engine still sees the second lock. Whoever asks
-whether an engine runs takes no lock at all.
+The engine holds an exclusive lock on `.looplab/<study>.lock`, and a shared lock on the folder `.looplab` itself, at an
+offset that is specific to the study. If the file is deleted, the next engine still sees the second lock. A check for a
+running engine takes no lock.
 """
 
 from __future__ import annotations
@@ -24,22 +24,21 @@ from looplab.runs.disk import refuse_network_disk
 from looplab.untrusted import UntrustedError, open_descriptor
 
 INHERITED_S = 5.0
-"""How long a lock whose holder is gone is waited for: a child that a killed engine had just forked has it until it
-executes its program."""
+"""Seconds to wait for a lock whose holder is dead: a forked child shares the lock until it calls exec."""
 
 
 def _lock(descriptor: int) -> bool:
-    """Take the file exclusively; False: somebody else has it."""
-    wanted = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    """Try to lock the file exclusively; return False if another process holds it."""
+    request = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, wanted)
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, request)
     except (BlockingIOError, PermissionError):
         return False
     return True
 
 
 def _leads_to(path: Path, descriptor: int) -> bool:
-    """Whether the path is that of the open file."""
+    """Whether the path refers to the open file."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except OSError:
@@ -47,11 +46,12 @@ def _leads_to(path: Path, descriptor: int) -> bool:
 
 
 def _read_pid(descriptor: int) -> str:
+    """Return the pid in the lock file as text; may be empty."""
     return os.pread(descriptor, 100, 0).decode(errors="replace").strip()
 
 
 def _is_gone(holder: str) -> bool:
-    """Whether the process that has noted its pid in the lock does not exist any more."""
+    """Whether the process whose pid is in the lock file no longer exists; False if that is unknown."""
     try:
         os.kill(int(holder), 0)
     except (ProcessLookupError, OverflowError):
@@ -62,6 +62,13 @@ def _is_gone(holder: str) -> bool:
 
 
 class StudyLock:
+    """Context manager that holds the lock of a study.
+
+    Raises:
+        BusyError: Another engine holds it.
+        LabError: The lock file cannot be created or locked.
+    """
+
     def __init__(self, lab: Path, study: str) -> None:
         self._path = lab / ".looplab" / f"{study}.lock"
         self._study = study
@@ -71,19 +78,19 @@ class StudyLock:
         place = _place_of(self._study)
         try:
             with contextlib.suppress(FileExistsError):
-                self._path.parent.mkdir()  # without parents: a lab that was moved away is not made again
+                self._path.parent.mkdir()  # without parents, so that a lab that was moved away is not recreated
             refuse_network_disk(self._path.parent)
             self._folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            while not _leads_to(self._path, self._descriptor):  # again if the file was deleted before it was locked
+            while not _leads_to(self._path, self._descriptor):  # retry if the file was deleted before it was locked
                 self._close_file()
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
                 self._descriptor = os.open(self._path, flags, 0o644)
                 if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
                     raise OSError(errno.EINVAL, "it is not a file")
-                until = time.monotonic() + INHERITED_S
+                deadline = time.monotonic() + INHERITED_S
                 while not _lock(self._descriptor) or is_held(self._folder, place, 1):
                     holder = _read_pid(self._descriptor) or "unknown"
-                    if not _is_gone(holder) or time.monotonic() > until:
+                    if not _is_gone(holder) or time.monotonic() > deadline:
                         raise BusyError(
                             f"study {self._study!r} has an engine already (pid {holder})",
                             hint="see it with `looplab attach`, end it with `looplab stop`",
@@ -118,12 +125,12 @@ class StudyLock:
 
 
 def _place_of(study: str) -> int:
-    """The byte of the folder `.looplab` that stands for the study. Folders have no bytes, but locks on them do."""
+    """Return the offset of the study's lock on the folder `.looplab`; locks on folders have offsets, as on files."""
     return (len(study) << 32) + zlib.crc32(study.encode())
 
 
 def engine_pid(lab: Path, study: str) -> int | None:
-    """The pid of the engine that runs the study, 0 if its pid is not known, None if there is no engine."""
+    """Return the pid of the study's engine; 0 if an engine runs but its pid is unknown, None if none runs."""
     folder = lab / ".looplab"
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -138,7 +145,7 @@ def engine_pid(lab: Path, study: str) -> int | None:
     except (OSError, UntrustedError):
         return 0 if running else None
     try:
-        # The file is asked, too: not every file system has locks on folders.
+        # Check the file as well: not every file system supports locks on folders.
         if not running and not is_held(descriptor):
             return None
         text = _read_pid(descriptor)

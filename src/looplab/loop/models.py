@@ -1,7 +1,7 @@
 """The models that a study keeps: `models/best` and `models/latest`, copies of a run's checkpoint.
 
-A copy may take long, so it is made in a thread of its own, under a hidden name. The engine then records its hash and
-gives it its name. A trainer, or whoever else writes to a checkpoint afterwards, cannot change the copy.
+Copies can be slow, so a background thread makes them under a hidden name. The engine then records the hash and renames
+the copy. Later writes to the checkpoint do not affect it.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from looplab.runs import folder
 from looplab.untrusted import open_regular
 
 FICLONE = 0x40049409
-"""The request of Linux to share the blocks of a file until one side is changed."""
+"""Linux ioctl that clones a file copy-on-write."""
 CHUNK = 1 << 20
 TEMPORARY = ".tmp-model-"
 
 
 @dataclass(frozen=True, slots=True)
 class KeptModel:
-    """A copy that is ready to be recorded and named."""
+    """A finished copy, not yet recorded and renamed, or a failed one."""
 
     name: str
-    """best | latest"""
+    """`best` or `latest`."""
     run: RunRow
     temporary: Path | None = None
     target: Path | None = None
     digest: str = ""
     about: bytes = b""
     error: Exception | None = None
-    """Why there is no copy."""
+    """Why the copy failed; None if it succeeded."""
 
     @property
     def files(self) -> dict[str, str]:
-        """The SHA-256 of what `install` writes, by its path in the study's folder."""
+        """SHA-256 of the files that `install` writes, by path relative to the study's folder."""
         assert self.target is not None
         return {
             f"{MODELS}/{self.target.name}": self.digest,
@@ -52,7 +52,7 @@ class KeptModel:
         }
 
     def install(self) -> None:
-        """Give the copy its name."""
+        """Move the copy to its final name, and write its description."""
         assert self.temporary is not None
         assert self.target is not None
         os.replace(self.temporary, self.target)
@@ -60,10 +60,17 @@ class KeptModel:
 
 
 class ModelKeeper:
+    """Copies checkpoints in a background thread."""
+
     def __init__(
         self, warm: WarmStartConfig, outputs: Path, wake: Callable[[], None], record: StudyLedger | None = None
     ) -> None:
-        """With the record, checkpoints outside of the run folders are found too."""
+        """Create the keeper; its thread starts with the first request.
+
+        Args:
+            wake: Called from the thread after each copy.
+            record: Used to attribute checkpoints outside of the run folders to runs.
+        """
         self._warm = warm
         self._record = record
         self._outputs = outputs
@@ -76,12 +83,12 @@ class ModelKeeper:
         self._thread: threading.Thread | None = None
 
     def request(self, name: str, run: RunRow) -> None:
-        """Copy the checkpoint of a run soon; an earlier wish for this name that has not begun is dropped."""
-        try:  # here, since the ledger belongs to the engine's thread
+        """Queue a copy of a run's checkpoint; replaces a request for the same name that has not started."""
+        try:  # not in the worker: the ledger belongs to the engine's thread
             lab = self._outputs.parent.parent
             source = find_checkpoint(self._warm, lab, self._outputs, run, self._record)
         except (LabError, OSError):
-            return  # it left none
+            return  # the run has no checkpoint
         with self._changed:
             self._wanted[name] = (run, source)
             if self._thread is None:
@@ -90,20 +97,20 @@ class ModelKeeper:
             self._changed.notify_all()
 
     def take(self) -> list[KeptModel]:
-        """Return the copies that were made since the last call."""
+        """Return the copies finished since the last call."""
         with self._changed:
             ready, self._ready = self._ready, []
         return ready
 
     def finish(self) -> list[KeptModel]:
-        """Wait until all wishes are met; return the copies."""
+        """Wait for all requested copies; return those that were not taken yet."""
         with self._changed:
             while self._wanted or self._working:
                 self._changed.wait()
         return self.take()
 
     def close(self) -> None:
-        """Stop the thread, after the copy it is making."""
+        """Drop pending requests, and stop the thread after its current copy."""
         with self._changed:
             self._closed = True
             self._wanted.clear()
@@ -112,7 +119,11 @@ class ModelKeeper:
             self._thread.join()
 
     def is_current(self, name: str, run: RunRow, recorded: dict[str, str]) -> bool:
-        """Whether `models/<name>` is the recorded copy of this run's checkpoint, judged by its description."""
+        """Whether `models/<name>` is the recorded copy of this run's checkpoint, according to its description.
+
+        Args:
+            recorded: SHA-256 by path relative to the study's folder, from the ledger.
+        """
         path = self._outputs / MODELS / f"{name}.json"
         try:
             return (
@@ -122,6 +133,7 @@ class ModelKeeper:
             return False
 
     def _work(self) -> None:
+        """Copy requested checkpoints until the keeper is closed."""
         while True:
             with self._changed:
                 while not self._wanted and not self._closed:
@@ -130,14 +142,15 @@ class ModelKeeper:
                     return
                 name, (run, source) = self._wanted.popitem()
                 self._working = True
-            kept = self._copy(name, run, source)
+            model = self._copy(name, run, source)
             with self._changed:
-                self._ready.append(kept)
+                self._ready.append(model)
                 self._working = False
                 self._changed.notify_all()
             self._wake()
 
     def _copy(self, name: str, run: RunRow, source: Path) -> KeptModel:
+        """Copy one checkpoint; errors are returned in the result."""
         try:
             models = self._outputs / MODELS
             models.mkdir(exist_ok=True)
@@ -151,12 +164,12 @@ class ModelKeeper:
                 "objective": run.objective, "sha256": digest, "timestamp": run.ended,
             }  # fmt: skip
             return KeptModel(name, run, temporary, target, digest, dump_json(about, finite=True))
-        except Exception as error:  # noqa: BLE001 (the engine decides what it means)
+        except Exception as error:  # noqa: BLE001 (reported to the engine)
             return KeptModel(name, run, error=error)
 
 
 def copy_file(source: Path, target: Path) -> str:
-    """Copy a file, sharing its blocks where the file system can; return the SHA-256 of the copy."""
+    """Copy a file, as a copy-on-write clone if the file system supports it; return the SHA-256 of the copy."""
     total = hashlib.sha256()
     target.unlink(missing_ok=True)
     with open_regular(source) as file, target.open("xb+") as copy:

@@ -1,7 +1,7 @@
-"""Where the lab is: noticed while an engine runs, and remembered from one engine to the next.
+"""The location of the lab: monitored while an engine runs, and compared between engines.
 
-`.looplab/place` says where the lab was when an engine last ran: host, path and inode of its folder. A lab that was
-moved has the same inode elsewhere; a copy has another one while the original is still where it was.
+`.looplab/place` stores host, path and inode of the lab folder at the last engine start. A moved lab has the same inode
+at another path. A copy has another inode, and the original still exists.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from looplab.untrusted import dump_json, load_json, mend_text, read_bounded
 
 PLACE_FILE = "place"
 LONGEST = 1 << 16
+"""Maximum size of the place file, in bytes."""
 
 
 class PlaceMonitor:
-    """The lab folder, its ledger, the lock and the folder of the study, as they were when the engine began."""
+    """Detects that the lab folder, ledger, lock or study folder was moved or replaced since the engine started."""
 
     def __init__(self, lab: Path, study: str, ledger: Path) -> None:
-        self._lab = os.open(lab, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # so that its inode is not reused
+        self._lab = os.open(
+            lab, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+        )  # held open, so that its inode is not reused
         self._files: dict[str, tuple[str, os.stat_result]] = {}
         for path, what in ((lab, "the lab"), (ledger, "the ledger"), (ledger.with_name(f"{study}.lock"), "the lock")):
             with contextlib.suppress(FileNotFoundError):
@@ -33,7 +36,7 @@ class PlaceMonitor:
         self._linked = {str(path): os.path.islink(path) for path in (outputs.parent, outputs)}
 
     def lost(self) -> str | None:
-        """What is no longer in its place, as a sentence; None if all is as it was. Costs some microseconds."""
+        """Return what was moved or replaced, as a sentence; None if nothing was. Takes a few microseconds."""
         for path, (what, before) in self._files.items():
             try:
                 now = os.stat(path)
@@ -47,21 +50,23 @@ class PlaceMonitor:
         return None
 
     def close(self) -> None:
+        """Release the lab folder."""
         os.close(self._lab)
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """That a lab is elsewhere than it was."""
+    """A change of the lab's location since its last engine."""
 
     kind: str
     """`moved` or `copied`."""
     text: str
     was: dict[str, Any]
+    """Former location: `host`, `path` and `inode`."""
 
 
 def find_move(lab: Path) -> Move | None:
-    """Compare where the lab is with where its last engine ran; None if nothing is known, or all is as it was."""
+    """Compare the lab's location with that of its last engine; None if it is unchanged or unknown."""
     was, here = _read(lab), _here(lab)
     if was is None or (was["host"], was["path"]) == (here["host"], here["path"]):
         return None
@@ -76,7 +81,7 @@ def find_move(lab: Path) -> Move | None:
 
 
 def note_place(lab: Path, study: str, ledger: Ledger) -> Move | None:
-    """Record where the lab is, and that it was moved or copied if it was."""
+    """Record the lab's location, and return the move or copy since the last engine; None if there is none."""
     move, here = find_move(lab), _here(lab)
     if move is not None:
         with ledger.write():
@@ -87,16 +92,18 @@ def note_place(lab: Path, study: str, ledger: Ledger) -> Move | None:
 
 
 def _here(lab: Path) -> dict[str, Any]:
+    """Return the current location of the lab."""
     path = lab.resolve()
     return {"host": os.uname().nodename, "path": mend_text(str(path)), "inode": path.stat().st_ino}
 
 
 def _read(lab: Path) -> dict[str, Any] | None:
+    """Return the stored location of the lab; None if there is no valid one."""
     try:
-        found = load_json(read_bounded(lab / ".looplab" / PLACE_FILE, LONGEST))
+        stored = load_json(read_bounded(lab / ".looplab" / PLACE_FILE, LONGEST))
     except (OSError, ValueError):
         return None
-    if not isinstance(found, dict) or not isinstance(found.get("inode"), int):
+    if not isinstance(stored, dict) or not isinstance(stored.get("inode"), int):
         return None
-    texts = all(isinstance(found.get(key), str) for key in ("host", "path"))
-    return {key: found[key] for key in ("host", "path", "inode")} if texts else None
+    texts = all(isinstance(stored.get(key), str) for key in ("host", "path"))
+    return {key: stored[key] for key in ("host", "path", "inode")} if texts else None

@@ -1,4 +1,8 @@
+<<<<<<< HEAD
 """From a planned run to its folder and its launch specification."""
+=======
+"""Turn a planned run into a run folder and a launch spec for the executor."""
+>>>>>>> e6
 
 from __future__ import annotations
 
@@ -32,40 +36,40 @@ from looplab.runs.redact import HIDDEN, redact_argv, redact_env
 PREPARED = (
     "run.json", "config.json", "config.yaml", "config.toml", "override.json", "config_diff.json", "capsule.json"
 )  # fmt: skip
-"""The files that the record of a run may have before the run starts."""
+"""Files that the record of a run may contain before the run starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The files of a run's record before it starts, by their paths relative to the run folder."""
+    """Files of a run's record before the run starts, by path relative to the run folder."""
 
     hashes: dict[str, str]
-    """SHA-256"""
+    """SHA-256 by path."""
     contents: dict[str, bytes]
     doubt: str | None = None
-    """Why it is not known which code runs."""
+    """Why the exact code of the run is unknown; None if it is known."""
     code: Mapping[str, Any] | None = None
-    """What the capsule says of the lab's code; None: it runs other code."""
+    """The `code` entry of the capsule; None if the run uses code other than the lab's."""
 
 
 @dataclass(frozen=True, slots=True)
 class FilledCommand:
-    """How a run is started, as people see it: secrets are hidden."""
+    """Command and environment of a run for display, with secrets hidden."""
 
     argv: list[str]
     env: dict[str, str]
-    """What looplab adds to the environment of the engine."""
+    """Variables that looplab adds to the engine's environment."""
     folder: str
     """The run folder."""
     cwd: str
-    """The folder that the trainer starts in."""
+    """Working directory of the trainer."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 class Preparer:
-    """Prepares the runs of one study; what does not change between runs is worked out once."""
+    """Prepares the runs of one study; values that are the same for all runs are computed once."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
@@ -79,22 +83,33 @@ class Preparer:
         live = {"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1")}  # train.log grows as the trainer prints
         self._slot_env = {slot.name: {**live, **slot_environment(slot)} for slot in setup.slots}
         self._homes: dict[tuple[str, str], Path] = {}
-        """Where the names in a command are found, by lab and folder."""
+        """Folders that the paths in a command are relative to, by lab and `cwd`."""
         self._elsewhere: dict[Path, Capsules] = {}
         self._programs: dict[tuple[str, Path], str] = {}
 
     def refresh(self) -> None:
-        """Look at the code of the lab; `prepare` then starts no program for that."""
+        """Inspect the lab's code in advance, so that `prepare` need not run git."""
         self._capsules.refresh()
 
     def prepare(self, run: RunRow, plan: RunPlan, slot: Slot) -> tuple[LaunchSpec, Prepared]:
+<<<<<<< HEAD
         """Create the run's folder; return its launch specification and the files of its record."""
+=======
+        """Create the run folder with its record.
+
+        Returns:
+            The launch spec for the executor, and the files of the record.
+
+        Raises:
+            LabError: The run cannot be started, for example because a secret or its checkpoint is missing.
+        """
+>>>>>>> e6
         run_dir = self._outputs / run.id
         record_dir = run_dir / folder.RECORD
         plan = self._revealed(run, plan)
         config = plan.config
         lab = plan.place or str(self._setup.lab)
-        job = config if plan.is_job else None  # a submitted command: its config says what to run, and where
+        job = config if plan.is_job else None  # a submitted command: argv and cwd are in its config
         home = self._home(lab, job)
         cwd = run_dir if job is None and self._launch.cwd == RUN_FOLDER else home
         run_path = str(run_dir)
@@ -106,7 +121,7 @@ class Preparer:
         argv = self._fill_command(plan, run.base, variables, home)
         own = self._own_environment(run.id, run.seed, run.round, variables, slot)
         if job is not None:
-            del own["LOOPLAB_CONFIG"]  # its trainer has a config of its own
+            del own["LOOPLAB_CONFIG"]  # a submitted command has its own config
         given = self._given_environment(config, variables)
         env = {**own, **given}
         if (argv[0], home) not in self._programs:
@@ -141,6 +156,7 @@ class Preparer:
             self._check_revealed(run, config)
         private = self._config_files() if job is None and self.hides(run) else ()
         prepared = Prepared(folder.create(run_dir, files, private=private), _by_path(files), unknown, own_code)
+<<<<<<< HEAD
         limits = (self._launch.timeout, job and job.get("timeout"))
         spec = LaunchSpec(
             run_id=run.id,
@@ -154,21 +170,45 @@ class Preparer:
             grace=self._launch.grace,
             cleanup_timeout=self._launch.cleanup_timeout,
             record_dir=record_dir,
+=======
+        spec = LaunchSpec(
+            run.id,
+            run_dir,
+            argv,
+            program,
+            cwd,
+            slot,
+            env,
+            min(filter(None, (self._launch.timeout, job and job.get("timeout"))), default=None),
+            self._launch.grace,
+            self._launch.cleanup_timeout,
+            record_dir,
+>>>>>>> e6
         )
         return spec, prepared
 
     def rebuild(self, run: RunRow, plan: RunPlan | None) -> dict[str, bytes]:
-        """The prepared files of a run of an earlier engine, as far as the ledger knows their content."""
+        """Rebuild the prepared files of a run of an earlier engine from the ledger.
+
+        Args:
+            plan: The run's plan; None if the ledger no longer has it, so that only `run.json` can be rebuilt.
+
+        Returns:
+            Contents by path relative to the run folder.
+        """
         files = {"run.json": dump_json(_about(run, plan or RunPlan({})), finite=True)}
         if plan is not None:
             files |= self._planned_files(run, self._revealed(run, plan))
         return _by_path(files)
 
     def hide_secrets(self, run: RunRow, config: dict[str, Any]) -> dict[str, str]:
-        """Take the secrets out of the config files of a run that has ended; return the new hashes of these files.
+        """Remove the secrets from the config files of an ended run.
 
         Args:
-            config: The run's config in the ledger, where secrets are hidden.
+            config: The run's config from the ledger, with secrets hidden.
+
+        Returns:
+            The new SHA-256 of these files, by path relative to the run folder.
         """
         contents = self.hidden_files(config)
         for name, content in contents.items():
@@ -176,7 +216,7 @@ class Preparer:
         return {name: folder.hash_bytes(content) for name, content in contents.items()}
 
     def hidden_files(self, config: dict[str, Any]) -> dict[str, bytes]:
-        """The config files of a run whose secrets are hidden, by their paths relative to the run folder."""
+        """Return the contents of a run's config files for this config, by path relative to the run folder."""
         dumped = {
             name: dump_json(config) if name == "config.json" else dump_config(Path(name), config)
             for name in self._config_files()
@@ -187,31 +227,35 @@ class Preparer:
         return tuple(dict.fromkeys(("config.json", self._config_name)))
 
     def hides(self, run: RunRow) -> bool:
-        """Whether the config of a run has secrets."""
+        """Whether the base config of a run contains secrets."""
         return bool(self._setup.bases) and bool(self._setup.base(run.base).secrets)
 
     def _revealed(self, run: RunRow, plan: RunPlan) -> RunPlan:
-        """Return the plan with the config that the trainer gets, secrets included."""
+        """Return the plan with the config as the trainer receives it, secrets included."""
         if plan.is_job or not self.hides(run):
             return plan
         return replace(plan, config=self._setup.reveal(plan.config, self._setup.base(run.base)))
 
     def _check_revealed(self, run: RunRow, config: Mapping[str, Any]) -> None:
-        """Refuse to start a run whose config lacks a secret."""
+        """Check that every secret of the run's config could be restored.
+
+        Raises:
+            LabError: The base config no longer contains a secret of the run.
+        """
         base = self._setup.base(run.base)
-        lost = [
+        missing = [
             show(path)
             for path, value in leaves(config)
             if value == HIDDEN and not (has(base.config, path) and get(base.config, path) == HIDDEN)
         ]
-        if lost:
+        if missing:
             raise LabError(
-                f"{base.name} no longer has the secret {', '.join(lost)}",
+                f"{base.name} no longer has the secret {', '.join(missing)}",
                 hint="it is in no other place: write it there",
             )
 
     def _planned_files(self, run: RunRow, plan: RunPlan) -> dict[str, bytes]:
-        """Return the files that follow from the plan alone."""
+        """Return the record files that depend on the plan alone, by name."""
         override: dict[str, Any] = {
             "parent": run.parent, "base": run.base, "proposer": run.proposer, "edits": list(plan.edits),
         }  # fmt: skip
@@ -229,7 +273,7 @@ class Preparer:
     def command(
         self, run_id: str, plan: RunPlan, slot: Slot, *, base: str | None, seed: int | None, round_: int
     ) -> FilledCommand:
-        """The command that `prepare` would give this run, secrets hidden; touches no file."""
+        """Return the command that `prepare` would build for this run, with secrets hidden; writes no files."""
         run_dir = f"{self._outputs}/{run_id}"
         lab = plan.place or str(self._setup.lab)
         job = plan.config if plan.is_job else None
@@ -245,7 +289,11 @@ class Preparer:
         return FilledCommand(argv, {**own, **redact_env(given)}, run_dir, cwd)
 
     def _home(self, lab: str, job: Mapping[str, Any] | None) -> Path:
-        """The folder in which the names of a command are found."""
+        """Return the folder that the paths in a command are relative to.
+
+        Args:
+            job: The config of a submitted command; None for a run of the study's trainer.
+        """
         inner = "." if self._launch.cwd == RUN_FOLDER else self._launch.cwd
         where = (lab, job["cwd"] if job is not None else inner)
         if where not in self._homes:
@@ -253,6 +301,7 @@ class Preparer:
         return self._homes[where]
 
     def _fill_command(self, plan: RunPlan, base: str | None, variables: Mapping[str, str], home: Path) -> list[str]:
+        """Return the argv of a run, with all template variables filled in."""
         config, warm, start = plan.config, self._setup.study.warm_start, plan.start
         if plan.is_job:
             argv = list(config["argv"])
@@ -268,8 +317,11 @@ class Preparer:
         return argv
 
     def _extra_of(self, plan: RunPlan) -> Sequence[str]:
-        """The arguments that the run was decided on with, not those of today's call; secrets are known only from the
-        call."""
+        """Return the extra arguments that the run was planned with, which may differ from those of the current call.
+
+        Raises:
+            LabError: They contained a secret, and the current call does not repeat them.
+        """
         if plan.extra is None or list(plan.extra) == self._redacted_extra:
             return self._setup.options.extra
         if any(HIDDEN in word for word in plan.extra):
@@ -281,7 +333,7 @@ class Preparer:
         return redact_argv(self._setup.options.extra)
 
     def _capsules_of(self, cwd: Path) -> Capsules:
-        """For a command whose folder lies in a checkout of its own: the code is the one of that checkout."""
+        """Return the capsules of the checkout that contains `cwd`: the lab's own, or those of a separate checkout."""
         lab = self._setup.lab.resolve()
         root = next((folder for folder in (cwd, *cwd.parents) if folder == lab or (folder / ".git").exists()), lab)
         if root == lab:
@@ -309,7 +361,7 @@ class Preparer:
     def _own_environment(
         self, run_id: str, seed: int | None, round_: int, variables: Mapping[str, str], slot: Slot
     ) -> dict[str, str]:
-        """What looplab tells the run."""
+        """Return the variables that looplab itself sets for a run."""
         run_dir, study = variables["run_dir"], variables["study"]
         return {
             **self._slot_env[slot.name],
@@ -326,7 +378,7 @@ class Preparer:
         }
 
     def _given_environment(self, config: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, str]:
-        """What the lab file and the config tell the run; may hold secrets."""
+        """Return the variables that the lab file and the config set for a run; may contain secrets."""
         return {
             **render_environment(config, self._rendering),
             **{
@@ -337,7 +389,7 @@ class Preparer:
 
 
 def _about(run: RunRow, plan: RunPlan) -> dict[str, Any]:
-    """What `run.json` says by the ledger alone."""
+    """Return the fields of `run.json` that the ledger alone determines."""
     return {
         "id": run.id,
         "study": run.study,
@@ -364,4 +416,5 @@ def _about(run: RunRow, plan: RunPlan) -> dict[str, Any]:
 
 
 def _by_path(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return record files by path relative to the run folder, from record files by name."""
     return {f"{folder.RECORD}/{name}": content for name, content in files.items()}

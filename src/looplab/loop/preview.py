@@ -1,5 +1,7 @@
-"""What an engine would do next. The engine's own planner decides, on a copy of the ledger: nothing is written, started
-or asked of an agent."""
+"""Preview of an engine's next actions.
+
+The engine's own planner runs on a copy of the ledger: nothing is written or started, and no agent is called.
+"""
 
 from __future__ import annotations
 
@@ -25,52 +27,56 @@ from looplab.loop.setup import Base, Setup
 from looplab.runs import folder
 
 UNDRAWN = "xxxx"
-"""Stands for the random end of a run's id."""
+"""Placeholder for the random suffix of a run id."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """A run that would be started, or that an earlier engine left unfinished."""
+    """A run that would be started, or is unfinished."""
 
     row: RunRow
     plan: RunPlan
-    """Its plan as the ledger keeps it until the run has ended; empty if that is gone."""
+    """Plan from the ledger; empty if the ledger no longer has it."""
     slot: Slot
-    """Where it would run. Once all slots are taken, the one that it would have if they became free in turn."""
+    """Slot of the run. If all slots are taken, the one it would get if they became free in order."""
     command: FilledCommand | None
-    """With secrets hidden; None if it is not known."""
+    """Command with secrets hidden; None if it is unknown."""
     problem: str | None = None
-    """Why it could not be started."""
+    """Why the run could not be started; None if it could."""
 
     @property
     def argv(self) -> Sequence[str]:
+        """Arguments of its command; empty if they are unknown."""
         return self.command.argv if self.command is not None else ()
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
+    """What an engine would do next."""
+
     unfinished: tuple[PlannedRun, ...]
-    """Planned or running, from an engine that has stopped or still runs; they come first."""
+    """Planned and running runs of a stopped or running engine; they come first."""
     runs: tuple[PlannedRun, ...]
-    """What would be planned next, in this order."""
+    """Runs that would be planned next, in this order."""
     rejected: tuple[ProposalRow, ...]
     asks: tuple[Ask, ...]
-    """Agents that would be asked. What they would answer is not known."""
+    """Agent calls that would be made; their answers are unknown."""
     undecided: int
-    """Runs of the same round that are decided on later: while the first ones run, or when an agent has answered."""
+    """Number of runs of the round that are planned later: while the first ones run, or after an agent's answer."""
     notes: tuple[str, ...]
     why_none: str | None
-    """Why no run would be planned."""
+    """Why no run would be planned, in words; None if runs or agent calls are."""
 
 
 def preview(setup: Setup, ledger: LedgerCopy) -> Preview:
-    """Do on the copy what an engine does when it begins, up to its first planning.
+    """Repeat on the copy what an engine does at its start, up to its first planning.
 
     Raises:
         DamagedError: An engine would refuse to start.
+        LabError: Runs were measured by another objective.
     """
     ledger.check_end()
-    if engine_pid(setup.lab, setup.study.name) is None:  # else it makes folders meanwhile
+    if engine_pid(setup.lab, setup.study.name) is None:  # a running engine may be creating folders
         check_folders(ledger, setup.lab, setup.study.name)
     study = StudyLedger(ledger, setup.study.name)
     objective = setup.study.objective
@@ -97,7 +103,7 @@ def preview(setup: Setup, ledger: LedgerCopy) -> Preview:
     planner = Planner(setup, study, Decider(setup, study), study_judge, news.append, lambda line: None, asks=asks)
     before, _ = ledger.head()
     planner.recover([run for run in open_runs if run.state == "planned"])
-    for run in open_runs:  # they take the free slots first; what is left is a base that is run again
+    for run in open_runs:  # they get free slots first; only base configs that are run again remain
         if run in planner.queue:
             planner.queue.remove(run)
     free = max(0, len(setup.slots) - len(open_runs))
@@ -128,7 +134,7 @@ def preview(setup: Setup, ledger: LedgerCopy) -> Preview:
 
 
 def base_command(setup: Setup, base: Base) -> FilledCommand:
-    """How a run of the base would be started in the first slot, with secrets hidden."""
+    """Return the command of a run of the base config in the first slot, with secrets hidden."""
     decision = decide_base(setup, base)
     name = f"{1:04d}-{UNDRAWN}"
     return Preparer(setup).command(name, decision.plan, setup.slots[0], base=base.name, seed=decision.seed, round_=1)
@@ -137,7 +143,7 @@ def base_command(setup: Setup, base: Base) -> FilledCommand:
 def _place(
     setup: Setup, study: StudyLedger, unfinished: Sequence[RunRow], new: Sequence[RunRow]
 ) -> tuple[PlannedRun, ...]:
-    """Each run with its slot and its argv."""
+    """Return each run with its slot and command."""
     preparer = Preparer(setup)
     slots = {slot.name: slot for slot in setup.slots}
     taken = {run.slot for run in unfinished if run.state == "running"}

@@ -1,8 +1,8 @@
-"""A probe: short runs of every setting of a sweep, to find the highest throughput that is stable on this machine.
+"""Throughput probes: short runs of every setting of a sweep, to find the fastest stable one on this machine.
 
-A probe is a study of its own beside the real one, run by the same engine in one slot that has all cores and devices.
-Its settings wait in the ledger's queue like the proposals of a person; how many runs a setting still needs is counted
-anew each time, so a probe that was killed, or whose sweep was changed, goes on with what is missing.
+A probe is a separate study, run by the same engine in a single slot that has all cores and devices. Its settings are
+queued in the ledger like a person's proposals. Missing runs are counted on every start, so a probe that was killed, or
+whose sweep was changed, continues with the runs that are missing.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ MODE = "probe"
 STALLED = "stalled"
 NOT_A_NUMBER = "not a number"
 LEAST_ROWS = 4
-"""Half of the rows are measured, and one value has no variation."""
+"""Minimum number of rows: only the second half is used, and a variation needs two values."""
 MAX_CV = 0.2
-"""The coefficient of variation up to which a throughput counts as stable."""
+"""Coefficient of variation up to which a throughput counts as stable."""
 NEAR = 0.03
-"""Settings that are this near to the fastest are as good, and the cheapest of them is chosen."""
+"""Relative margin within which settings count as equally fast; the cheapest of them is chosen."""
 MOST = 1000
-"""Combinations of a sweep; more are a slip of the pen, or a matter for `search`."""
+"""Maximum number of combinations of a sweep; more are a mistake, or a case for `search`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +50,15 @@ class Setting:
     """One combination of the sweep."""
 
     values: Mapping[str, Any]
-    """The swept keys as the run really has them: normalised, and in the type of the config."""
+    """Values of the swept keys as the run uses them: normalised, and in the type of the config."""
     wanted: tuple[str, ...]
-    """The edits as the sweep says them."""
+    """Edits as written in the sweep."""
     config_hash: str | None
-    """None: it is not run."""
+    """None if the setting is not run."""
     skipped: str = ""
-    """Why it is not run."""
+    """Why the setting is not run; empty if it is."""
     is_base: bool = False
-    """Whether it is what the base config says."""
+    """Whether it equals the base config."""
 
     @property
     def name(self) -> str:
@@ -67,11 +67,12 @@ class Setting:
 
     @property
     def edits(self) -> tuple[str, ...]:
+        """Edits that turn the base config into this setting."""
         return tuple(str(Edit(key, Op.SET, value)) for key, value in self.values.items())
 
     @property
     def cost(self) -> tuple[float, tuple[float, ...]]:
-        """What is cheaper sorts first: the smaller product of the values, then the smaller first values."""
+        """Sort key, cheapest first: the product of the values, then the values themselves."""
         numbers = [
             float(v) if isinstance(v, int | float) and not isinstance(v, bool) else 1.0 for v in self.values.values()
         ]
@@ -80,35 +81,36 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class ProbeReading:
-    """What one run of a setting says."""
+    """Measured throughput of one run of a setting."""
 
     run: str
     mean: float | None
-    """Over the second half of its rows, when it has warmed up."""
+    """Mean over the second half of its rows, after the warm-up; None if not measured."""
     cv: float | None
-    """Their standard deviation, as a share of the mean."""
+    """Coefficient of variation of these rows; None if unknown."""
     rows: int
     trouble: str
-    """Why it tells nothing, or that it went wrong; empty if it is sound."""
+    """Why the reading is unusable; empty if it is sound."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A setting with all that its runs say."""
+    """A setting with the readings of all its runs."""
 
     setting: Setting
     readings: tuple[ProbeReading, ...]
     mean: float | None
-    """The median of the runs' means."""
+    """Median of the runs' means; None if there are none."""
     cv: float | None
-    """The median of the runs' variations, or the variation between the runs where that is larger."""
+    """Median coefficient of variation within the runs, or the one between the runs if that is larger."""
     trouble: str
-    """Why it is not stable; empty if it is."""
+    """Why the setting is not stable; empty if it is."""
     missing: int
-    """How many of its runs are still to be made."""
+    """Number of runs still to be made."""
 
     @property
     def rows(self) -> int:
+        """Smallest number of rows of any of its runs."""
         return min((reading.rows for reading in self.readings), default=0)
 
     @property
@@ -117,6 +119,7 @@ class Result:
 
     @property
     def status(self) -> str:
+        """The state of the setting, in words."""
         if self.setting.skipped:
             return f"not run: {self.setting.skipped}"
         if self.missing:
@@ -126,7 +129,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The setting to use."""
+    """The recommended setting."""
 
     result: Result
     reason: str
@@ -136,7 +139,7 @@ class Advice:
 
 
 class ProbeLab(LabConfig):
-    """The lab of a probe's study: what is wrong in it is told at its place in the real study."""
+    """The lab of a probe; errors are reported with their position in the real study."""
 
     def __init__(self, lab: LabConfig, real: StudyConfig, probe: StudyConfig) -> None:
         super().__init__(lab.folder, {probe.name: probe})
@@ -147,6 +150,11 @@ class ProbeLab(LabConfig):
 
 
 def probe_of(study: StudyConfig) -> ProbeConfig:
+    """Return the probe settings of a study.
+
+    Raises:
+        LabError: The study has none.
+    """
     if study.probe is None:
         raise LabError(
             f"study {study.name!r} does not say what to probe",
@@ -156,7 +164,15 @@ def probe_of(study: StudyConfig) -> ProbeConfig:
 
 
 def probe_name(lab: LabConfig, study: StudyConfig, ledger: Ledger | None, fresh: bool) -> str:
-    """The name of the study's latest probe (`drone.probe`, `drone.probe2`), or of the next one."""
+    """Return the name of the study's latest probe (`drone.probe`, `drone.probe2`).
+
+    Args:
+        ledger: None if the lab has no ledger yet.
+        fresh: Whether to return the name of a new probe instead.
+
+    Raises:
+        LabError: The lab has a study of that name.
+    """
     first = f"{study.name}.probe"
     names = {row["name"] for row in ledger.rows("SELECT name FROM studies")} if ledger is not None else set()
     number = 1
@@ -172,7 +188,14 @@ def probe_name(lab: LabConfig, study: StudyConfig, ledger: Ledger | None, fresh:
 
 
 def probe_study(study: StudyConfig, name: str, mode: str | None) -> StudyConfig:
-    """The study of a probe: as the real one is launched and guarded, but measured by its throughput alone."""
+    """Return the study of a probe: launch and guard of the real one, with the throughput as its only objective.
+
+    Args:
+        mode: Mode of the real study to apply; None: none.
+
+    Raises:
+        LabError: The mode is unknown, or the sweep cannot be run.
+    """
     probe = probe_of(study)
     if mode is not None and mode not in study.modes:
         known = ", ".join(study.modes) or "none"
@@ -187,13 +210,15 @@ def probe_study(study: StudyConfig, name: str, mode: str | None) -> StudyConfig:
         if path in study.derive:
             raise LabError(f"probe.sweep: {path} is derived from other keys ({study.derive[path]})",
                            hint="sweep those instead")  # fmt: skip
-    # A NaN in what the study does not watch (a mean before its first episode, say) says nothing about the speed.
+    # A NaN in a metric that the study does not watch, such as a mean before the first episode, is harmless here.
     numbers = [rule.nan for rule in study.watch if rule.nan] or [[probe.metric]]
     watch = [WatchRule(name=STALLED, stall=probe.stall)]
     watch += [WatchRule(name=NOT_A_NUMBER + (f" {n}" if n else ""), nan=nan) for n, nan in enumerate(numbers)]
     wandb = study.track.wandb
     if wandb is not None and wandb.mode == "online":
-        wandb = wandb.model_copy(update={"mode": "offline"})  # it may be what is measured from, but is not published
+        wandb = wandb.model_copy(
+            update={"mode": "offline"}
+        )  # its files may supply the metric, but probes are not published
     return study.model_copy(
         update={
             "name": name,
@@ -201,7 +226,7 @@ def probe_study(study: StudyConfig, name: str, mode: str | None) -> StudyConfig:
             "base": study.base[:1],
             "modes": {MODE: [*(study.modes[mode] if mode else ()), *probe.edits]},
             "objective": ObjectiveConfig(metric=probe.metric, goal="max", at="mean(10)"),
-            # The person wrote the sweep, so its keys may change; what is said of them as knobs holds all the same.
+            # Swept keys may change even if they are not knobs; if they are, their bounds still apply.
             "knobs": {**study.knobs, **{path: {} for path in probe.sweep if knobs.owner(path) is None}},
             "holdout": None,
             "proposers": [],
@@ -218,6 +243,7 @@ def probe_study(study: StudyConfig, name: str, mode: str | None) -> StudyConfig:
 
 
 def probe_options(options: RunOptions) -> RunOptions:
+    """Return the options of the call that also apply to a probe."""
     return RunOptions(
         cfgs=options.cfgs[:1], mode=MODE, gpus=options.gpus, share=options.share, extra=options.extra,
         informal=options.informal, keep_going=True,
@@ -225,10 +251,10 @@ def probe_options(options: RunOptions) -> RunOptions:
 
 
 def in_one_slot(setup: Setup) -> Setup:
-    """One run at a time, since two would disturb each other; it has all that the study's slots have."""
+    """Merge all slots into one, since concurrent runs would distort each other's throughput."""
     devices = tuple(dict.fromkeys(device for slot in setup.slots for device in slot.devices))
     cores: set[int] = set()
-    if all(slot.cores for slot in setup.slots):  # a slot without cores of its own may use all
+    if all(slot.cores for slot in setup.slots):  # a slot without assigned cores may use all
         cores = {core for slot in setup.slots for core in slot.cores}
     return replace(setup, slots=(Slot("all", devices, tuple(sorted(cores))),))
 
@@ -237,38 +263,39 @@ def in_one_slot(setup: Setup) -> Setup:
 
 
 def find_settings(setup: Setup, probe: ProbeConfig) -> list[Setting]:
-    """Every combination of the sweep, with what the guard says of it; the base is among them, or comes first."""
+    """Return every combination of the sweep, checked by the guard; the base config is included, or prepended."""
     base = setup.bases[0]
     base_hash = decide_base(setup, base).config_hash
     decider = Decider(setup, None)
-    found: list[Setting] = []
+    settings: list[Setting] = []
     known: dict[str, Setting] = {}
     for values in product(*probe.sweep.values()):
-        wanted = dict(zip(probe.sweep, values, strict=True))
-        edits = tuple(str(Edit(path, Op.SET, value)) for path, value in wanted.items())
+        swept = dict(zip(probe.sweep, values, strict=True))
+        edits = tuple(str(Edit(path, Op.SET, value)) for path, value in swept.items())
         try:
             decision = decider.decide(Proposal(edits, "", QueueProposer.name))
         except ProposalRejected as rejected:
-            found.append(Setting(wanted, edits, None, str(rejected)))
+            settings.append(Setting(swept, edits, None, str(rejected)))
             continue
-        real = {path: _standing(decision.plan.config, path, value) for path, value in wanted.items()}
+        real = {path: _standing(decision.plan.config, path, value) for path, value in swept.items()}
         twin = known.get(decision.config_hash)
         if twin is not None:
-            found.append(Setting(wanted, edits, None, f"it comes to the same as {twin.name}"))
+            settings.append(Setting(swept, edits, None, f"it comes to the same as {twin.name}"))
             continue
         setting = Setting(real, edits, decision.config_hash, is_base=decision.config_hash == base_hash)
         known[decision.config_hash] = setting
-        found.append(setting)
-    return found if base_hash in known else [_base_setting(base, probe, base_hash), *found]
+        settings.append(setting)
+    return settings if base_hash in known else [_base_setting(base, probe, base_hash), *settings]
 
 
 def _base_setting(base: Base, probe: ProbeConfig, config_hash: str) -> Setting:
+    """Return the setting of the base config itself."""
     values = {path: _standing(base.config, path, None) for path in probe.sweep if paths.find(base.config, path)}
     return Setting(values, (), config_hash, is_base=True)
 
 
 def _standing(config: dict[str, Any], path: str, otherwise: Any) -> Any:
-    """What stands at a swept path; where it stands for several places, the first."""
+    """Return the value at a swept path, or at its first match if it has wildcards; `otherwise` if there is none."""
     places = paths.find(config, path)
     return paths.get(config, places[0]) if places else otherwise
 
@@ -277,7 +304,7 @@ def _standing(config: dict[str, Any], path: str, otherwise: Any) -> Any:
 
 
 def says_something(outputs: Path, run: RunRow) -> bool:
-    """Whether an ended run tells about its setting; one that a person or a power cut ended does not."""
+    """Whether an ended run is evidence about its setting: not if a person stopped it, or if it was lost."""
     if run.status == "stopped":
         reason = folder.read_json(outputs / run.id, "summary.json", strict=False).get("reason") or ""
         return str(reason).startswith("watch: ")
@@ -285,25 +312,33 @@ def says_something(outputs: Path, run: RunRow) -> bool:
 
 
 def queue_up(setup: Setup, ledger: Ledger, settings: Sequence[Setting], repeats: int) -> int:
-    """Put every run that is missing in the ledger's queue, and take out what the sweep no longer has; gives how many
-    runs are to be made. The caller holds the study's lock."""
+    """Queue all missing runs, and withdraw those that the sweep no longer contains.
+
+    The caller holds the study's lock.
+
+    Args:
+        repeats: Number of runs of each setting.
+
+    Returns:
+        The number of runs still to be made.
+    """
     study = setup.study
     record = StudyLedger(ledger, study.name)
     outputs = folder.study_folder(setup.lab, study.name)
     assert study.objective is not None
     to_make = 0
-    # Reads a file of every run, so before the transaction; the lock is held, so nothing changes meanwhile.
+    # Done before the transaction, since it reads a file of every run; the lock prevents changes in between.
     done = [run.config_hash for run in record.runs(state="ended") if says_something(outputs, run)]
     with ledger.write():
         record.open(study.objective.metric, study.objective.goal)
-        wanted = {setting.config_hash for setting in settings if setting.config_hash is not None}
-        _withdraw(record, wanted)
+        hashes = {setting.config_hash for setting in settings if setting.config_hash is not None}
+        _withdraw(record, hashes)
         sources = [row.source for row in record.proposals() if row.source]
         waiting = [_hash_in(row.source) for row in record.proposals("waiting")]
         under_way = [run.config_hash for run in record.runs_open()]
         base = decide_base(setup, setup.bases[0])
         if base.key not in base_runs(setup, record):
-            waiting.append(base.config_hash)  # the engine begins with it
+            waiting.append(base.config_hash)  # the engine starts with it
         due: list[tuple[int, Setting, str]] = []
         for setting in settings:
             hash_ = setting.config_hash
@@ -314,8 +349,8 @@ def queue_up(setup: Setup, ledger: Ledger, settings: Sequence[Setting], repeats:
             taken = sum(1 for source in sources if _hash_in(source) == hash_)
             due += [(n, setting, f"probe:{hash_}:{taken + n - before + 1}") for n in range(before, repeats)]
             to_make += coming
-        # All settings once, then all once more: if the machine is slower for a while, that shows between the repeats
-        # of a setting, instead of making one setting look worse than another.
+        # Repeats are interleaved: a temporary slowdown of the machine then shows as variation between the repeats of a
+        # setting, and does not bias one setting against another.
         for _, setting, source in sorted(due, key=lambda entry: entry[0]):
             record.propose(QueueProposer.name, setting.wanted, setting.name, source=source)
         to_make += len(due)
@@ -323,11 +358,13 @@ def queue_up(setup: Setup, ledger: Ledger, settings: Sequence[Setting], repeats:
 
 
 def _hash_in(source: str | None) -> str:
+    """Return the config hash in a proposal's source, `probe:<hash>:<n>`; empty if there is none."""
     _, _, rest = (source or "").partition(":")
     return rest.partition(":")[0]
 
 
 def _withdraw(record: StudyLedger, wanted: set[str]) -> None:
+    """Reject waiting proposals and stop planned runs whose config hash is not in `wanted`."""
     why = "the sweep does not have it any more"
     for row in record.proposals("waiting"):
         if _hash_in(row.source) not in wanted:
@@ -340,10 +377,11 @@ def _withdraw(record: StudyLedger, wanted: set[str]) -> None:
             )  # fmt: skip
 
 
-# -- what came of it
+# -- its results
 
 
 def read_results(setup: Setup, record: StudyLedger, settings: Sequence[Setting], repeats: int) -> list[Result]:
+    """Return the result of every setting from its ended runs."""
     outputs = folder.study_folder(setup.lab, setup.study.name)
     readings: dict[str, list[ProbeReading]] = {}
     for run in record.runs(state="ended"):
@@ -353,6 +391,7 @@ def read_results(setup: Setup, record: StudyLedger, settings: Sequence[Setting],
 
 
 def _read(study: StudyConfig, run_dir: Path, run: RunRow) -> ProbeReading:
+    """Return the throughput of an ended run, or why it has none."""
     assert study.objective is not None
     metric = study.objective.metric
     batch = reader_of(study, run_dir).poll(final=run.signal is None)
@@ -364,6 +403,7 @@ def _read(study: StudyConfig, run_dir: Path, run: RunRow) -> ProbeReading:
 
 
 def _how_it_ended(study: StudyConfig, run_dir: Path, run: RunRow) -> str:
+    """Return how a run failed, in words; empty if it succeeded."""
     if run.status == "ok":
         return ""
     if run.status == "timeout":
@@ -376,7 +416,10 @@ def _how_it_ended(study: StudyConfig, run_dir: Path, run: RunRow) -> str:
 
 
 def judge_rows(values: Sequence[float], metric: str) -> tuple[float | None, float | None, str]:
-    """Mean and variation of the second half of a run's rows, and why they cannot be told where they cannot."""
+    """Return mean and coefficient of variation of the second half of a run's rows, and a problem (empty if none).
+
+    Mean and variation are None if they cannot be computed.
+    """
     late = [value for value in values[len(values) // 2 :] if math.isfinite(value)]
     mean = fmean(late) if late else None
     if mean is None:
@@ -389,8 +432,10 @@ def judge_rows(values: Sequence[float], metric: str) -> tuple[float | None, floa
 
 
 def judge_setting(setting: Setting, readings: Sequence[ProbeReading], repeats: int) -> Result:
-    """One verdict from all runs of a setting: a single one that went wrong is enough to distrust it, but one that was
-    only uneven is not, where the median is even."""
+    """Combine the runs of a setting into one result.
+
+    A single failed run makes the setting unstable. A single uneven one does not, if the median variation is low.
+    """
     missing = max(0, repeats - len(readings)) if setting.config_hash is not None else 0
     means = [reading.mean for reading in readings if reading.mean is not None]
     cvs = [reading.cv for reading in readings if reading.cv is not None]
@@ -408,7 +453,7 @@ def judge_setting(setting: Setting, readings: Sequence[ProbeReading], repeats: i
 
 
 def advise(results: Sequence[Result], metric: str) -> Advice | None:
-    """The fastest of the stable settings; where others are as fast within a small margin, the cheapest of those."""
+    """Return the cheapest stable setting within the margin `NEAR` of the fastest; None if no setting is stable."""
     stable = [result for result in results if result.stable and result.mean is not None]
     if not stable:
         return None
@@ -434,4 +479,5 @@ def _speed(result: Result) -> float:
 
 
 def rate(value: float) -> str:
+    """Format a throughput."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

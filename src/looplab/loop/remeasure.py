@@ -1,4 +1,4 @@
-"""Reading ended runs again after `measure` or the objective was corrected; the old values stay in the record."""
+"""Re-read ended runs after a correction of `measure` or the objective; the old values stay in the record."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from looplab.runs import folder
 from looplab.untrusted import read_bounded
 
 KEPT = ("cpu_s", "max_rss_mb", "fingerprint", "verdict")
-"""What a new summary takes over from the old one."""
+"""Keys that a new summary copies from the old one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remeasured:
-    """A run that was read again."""
+    """A run with its objective before and after it was re-read."""
 
     run: str
     before: float | None
     after: float | None
     note: str
-    """Why it has no objective, if it has none."""
+    """Notes on the run, such as why it has no objective; may be empty."""
 
     @property
     def changed(self) -> bool:
@@ -41,45 +41,45 @@ class Remeasured:
 
 
 def remeasure(setup: Setup, record: StudyLedger, runs: Sequence[RunRow]) -> list[Remeasured]:
-    """Read these runs again, then work out the best run, or let the judge start over.
+    """Re-read these runs, then update the best run, or restart the judge.
 
-    The caller holds the study's lock. May be repeated after a crash: what was done already changes nothing.
+    The caller holds the study's lock. Idempotent, so it can be repeated after a crash.
     """
     objective = setup.study.objective
     if objective is not None and record.open(objective.metric, objective.goal, objective.at):
-        runs = [record.run(run.id) for run in runs]  # what they had was another objective
+        runs = [record.run(run.id) for run in runs]  # re-read the rows: their objective was another one
     configuration = record.configure(resolved_configuration(setup))
     outputs = folder.study_folder(setup.lab, setup.study.name)
-    found = [_remeasure_run(setup, record, run, outputs / run.id) for run in runs if _is_ours(run)]
-    found += [_remeasure_import(setup, record, run, outputs / run.id) for run in runs if run.role == IMPORTED]
+    results = [_remeasure_run(setup, record, run, outputs / run.id) for run in runs if _is_ours(run)]
+    results += [_remeasure_import(setup, record, run, outputs / run.id) for run in runs if run.role == IMPORTED]
     if setup.study.judge is None:
         _find_best(setup, record, outputs)
-    elif any(one.changed for one in found if record.run(one.run).role != IMPORTED) or record.judge_state() is None:
+    elif any(one.changed for one in results if record.run(one.run).role != IMPORTED) or record.judge_state() is None:
         _judge_again(setup, record, outputs, configuration)
     best = record.best()
     if best is not None:
         folder.point(outputs, "BEST", best.id)
-    return found
+    return results
 
 
 def _is_ours(run: RunRow) -> bool:
-    """Whether a run ended well here."""
+    """Whether a run of this lab ended successfully."""
     return run.status == "ok" and run.role != IMPORTED
 
 
 def _remeasure_import(setup: Setup, record: StudyLedger, run: RunRow, run_dir: Path) -> Remeasured:
-    """Take the objective of an imported run from its summary, which has the names that `looplab import` was given."""
-    wanted = setup.study.objective
+    """Re-read the objective of an imported run from its summary, which uses the metric names of `looplab import`."""
+    config = setup.study.objective
     summary = folder.read_json(run_dir, "summary.json", strict=False)
-    if wanted is None or not summary:
+    if config is None or not summary:
         return Remeasured(run.id, run.objective, run.objective, "its summary is gone" if not summary else "")
     try:
-        value = objective_value(from_dict(summary.get("metrics", {})), wanted.metric, wanted.at)
-    except (LabError, TypeError, ValueError, AttributeError):  # mean(k) needs more than a summary has
+        value = objective_value(from_dict(summary.get("metrics", {})), config.metric, config.at)
+    except (LabError, TypeError, ValueError, AttributeError):  # mean(k) needs rows, which a summary does not have
         value = None
     if value == run.objective:
         return Remeasured(run.id, value, value, "")
-    objective = {"metric": wanted.metric, "goal": wanted.goal, "at": wanted.at, "value": value}
+    objective = {"metric": config.metric, "goal": config.goal, "at": config.at, "value": value}
     content = dump_json({**summary, "objective": objective}, finite=True)
     path = folder.record_file(run_dir, "summary.json")
     with record.ledger.write():
@@ -92,6 +92,7 @@ def _remeasure_import(setup: Setup, record: StudyLedger, run: RunRow, run_dir: P
 
 
 def _remeasure_run(setup: Setup, record: StudyLedger, run: RunRow, run_dir: Path) -> Remeasured:
+    """Re-read the measurements of a run of this lab, and update its summary and archive."""
     if not run_dir.is_dir():
         return Remeasured(run.id, run.objective, run.objective, "its folder is gone")
     if folder.is_linked(run_dir):
@@ -125,21 +126,25 @@ def _remeasure_run(setup: Setup, record: StudyLedger, run: RunRow, run_dir: Path
 
 
 def _keep_old(path: Path, run_dir: Path) -> str | None:
-    """Keep the summary as it was under a name of its own; return that, relative to the run folder."""
+    """Copy the old summary to `summary.<n>.json`.
+
+    Returns:
+        The path of the copy relative to the run folder; None if there is no summary.
+    """
     digest = folder.hash_file(path)
     if digest is None:
         return None
     number = 1
-    while os.path.lexists(kept := path.with_name(f"summary.{number}.json")):
-        if folder.hash_file(kept) == digest:
-            break  # kept before a crash
+    while os.path.lexists(copy := path.with_name(f"summary.{number}.json")):
+        if folder.hash_file(copy) == digest:
+            break  # copied before a crash
         number += 1
-    write_atomic(kept, read_bounded(path, folder.LARGEST_RECORD))
-    return str(kept.relative_to(run_dir))
+    write_atomic(copy, read_bounded(path, folder.LARGEST_RECORD))
+    return str(copy.relative_to(run_dir))
 
 
 def _find_best(setup: Setup, record: StudyLedger, outputs: Path) -> None:
-    """Without a judge, the best run is the best measured one that nobody has declared void."""
+    """Update the best run of a study without a judge: the one with the best objective that is not void."""
     best = best_run(setup.study, record, setup.conditions, outputs)
     now = record.best()
     if (best and best.id) != (now and now.id):
@@ -148,7 +153,7 @@ def _find_best(setup: Setup, record: StudyLedger, outputs: Path) -> None:
 
 
 def _judge_again(setup: Setup, record: StudyLedger, outputs: Path, configuration: str) -> None:
-    """Judge all runs from the beginning, since verdicts rest on values that are not true any more."""
+    """Judge all runs from scratch, since earlier verdicts are based on outdated values."""
     judge = StudyJudge(setup.study, record, outputs)
     summaries = SummaryWriter(outputs)
     with record.ledger.write():

@@ -1,7 +1,7 @@
-"""Running a run once more from its capsule: its code in a worktree of its own, its config, its seed.
+"""Reproduction of a run from its capsule: its code in a separate worktree, its config, and its seed.
 
-The capsule is used only if it is what the chain recorded. What cannot be brought back (packages, the machine, files
-that git never knew) is compared and reported.
+The capsule is used only if it matches the hash chain. Everything that cannot be restored (packages, the machine, files
+that were never in git) is compared and reported.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from looplab.runs.names import inside
 from looplab.untrusted import UntrustedError, load_json, read_bounded
 
 AGAIN = "again"
-"""The proposer of runs that repeat one exactly."""
+"""Proposer name of runs that reproduce another one."""
 GIT_S = 60.0
+"""Timeout of a git command, in seconds."""
 MOST_BYTES = 64 << 20
-"""Of a capsule or a config."""
+"""Maximum size of a capsule or config, in bytes."""
 USED = ("capsule.json", "config.json")
-"""What a reproduction takes from the record of a run."""
+"""Files from a run's record that a reproduction uses."""
 SHARED = re.compile(rf"{folder.SHARED}/(?:code|packages)-([0-9a-f]{{16}})\.(?:patch|json)")
 OWN = ((".looplab",), ("outputs",))
 """Folders of a lab that are never copied into a checkout."""
 
 
 def read_capsule(record: StudyLedger, outputs: Path, run: str) -> dict[str, Any]:
-    """The capsule of a run, compared with the chain and checked in its form, before anything of it is used.
+    """Read the capsule of a run, and validate its hash and structure.
 
     Raises:
-        LabError: A file is not what was recorded when the run was launched, or the capsule is not one.
+        LabError: A file differs from what was recorded at launch, or the capsule is malformed.
     """
     run_dir = folder.require(outputs / run)
     recorded = record.launched_files(run)
@@ -70,7 +71,7 @@ def read_capsule(record: StudyLedger, outputs: Path, run: str) -> dict[str, Any]
 
 
 def _problem(capsule: object) -> str | None:
-    """What is wrong with the form of a capsule; None: nothing."""
+    """Return what is wrong with the structure of a capsule, in words; None if it is valid."""
     if not isinstance(capsule, dict):
         return "it is not an object"
     for key, kind in (("program", str), ("machine", dict), ("argv", list)):
@@ -98,41 +99,52 @@ def _problem(capsule: object) -> str | None:
 
 
 def _check_shared(outputs: Path, name: str | None) -> None:
-    """A shared file has its hash in its name."""
+    """Check that the content of a shared file matches the hash in its name; None is ignored.
+
+    Raises:
+        LabError: The file is missing or was changed.
+    """
     match = SHARED.fullmatch(name or "")
     if match is not None and (folder.hash_file(outputs / match[0]) or "")[:16] != match[1]:
         raise LabError("is missing, or not what it was when it was written", file=outputs / match[0])
 
 
 def place_of(lab: Path, run_id: str) -> Path | None:
-    """The lab as it was at the time of the run, where it was brought back."""
+    """Return the lab inside the checkout of a run's code; None if there is no checkout."""
     link = lab / ".looplab" / "again" / run_id / "lab"
     return link.resolve() if link.exists() else None
 
 
 def checkout(lab: Path, outputs: Path, run_id: str, capsule: Mapping[str, Any]) -> list[str]:
-    """Check the run's code out beside the lab, if it is another than today's; says what was done."""
+    """Check out the run's code below `.looplab/again`, if it differs from the current code.
+
+    Returns:
+        What was done and what could not be restored, in words.
+
+    Raises:
+        LabError: The code cannot be restored exactly, or git failed.
+    """
     code = capsule.get("code") or {}
     commit = code.get("commit")
     unknown = doubt(code)
     if commit is None:
         return [f"{unknown or 'the lab was not in git'}: the code is the one that is here now"]
     today = Capsules(lab, outputs).code()
-    told = [unknown] if unknown else []
-    told += [
+    notes = [unknown] if unknown else []
+    notes += [
         f"{name}, outside of the lab, had uncommitted changes that were not kept"
         for name in code.get("elsewhere") or ()
     ]
     same = (today["commit"], today.get("patch")) == (commit, code.get("patch"))
     if same and not unknown and not doubt(today) and not code.get("elsewhere") and not today.get("elsewhere"):
         then, now = (side.get("left_out") or {} for side in (code, today))
-        told += [
+        notes += [
             f"{name} has changed since; its content is not kept, since it is made for secrets"
             for name in {**then, **now}
             if then.get(name) != now.get(name)
         ]
         changes = ", with its uncommitted changes" if code.get("patch") else ""
-        return [*told, f"the code is as it was ({commit[:12]}{changes})"]
+        return [*notes, f"the code is as it was ({commit[:12]}{changes})"]
     if code.get("redacted"):
         raise LabError(
             f"the uncommitted changes of this run held secrets, which were not kept: {', '.join(code['redacted'])}",
@@ -147,10 +159,10 @@ def checkout(lab: Path, outputs: Path, run_id: str, capsule: Mapping[str, Any]) 
     if code.get("patch"):
         _git(checkout, "apply", "--binary", "--whitespace=nowarn", "--", str(outputs.resolve() / code["patch"]))
     place = checkout / lab.resolve().relative_to(top.resolve())
-    told += [
+    notes += [
         f"the code of {commit[:12]} was checked out{', with its uncommitted changes' if code.get('patch') else ''}"
     ]
-    told += [
+    notes += [
         f"{name} had uncommitted changes that were not kept: it is made for secrets"
         for name in code.get("left_out") or ()
     ]
@@ -159,47 +171,48 @@ def checkout(lab: Path, outputs: Path, run_id: str, capsule: Mapping[str, Any]) 
     for name in named:
         own = tree.parts_of(name)[len(below) :][:1] in OWN
         if not own and not os.path.lexists(checkout / name) and tree.copy(top, checkout, name):
-            told.append(f"{name} was never in git: taken as it is now")
+            notes.append(f"{name} was never in git: taken as it is now")
     more = (code.get("untracked_count") or 0) - len(named)
     if more > 0:
-        told.append(f"{more} more file(s) were never in git and are not named in the capsule: they are missing")
+        notes.append(f"{more} more file(s) were never in git and are not named in the capsule: they are missing")
     for name in capsule.get("data") or {}:
         if not os.path.lexists(place / name) and (lab / name).exists():
             with tree.open_parent(place, name, create=True) as (parent, last):
                 os.symlink(inside(lab, name, "data"), last, dir_fd=parent)
     os.symlink(place, home / "lab")
-    return told
+    return notes
 
 
 def drop(lab: Path, run_id: str) -> None:
-    """Remove what was checked out."""
+    """Remove the checkout of a run."""
     home, name = lab / ".looplab", f"again/{run_id}"
     if (home / name / "tree").exists():
-        tree.make_writable(home, f"{name}/tree")  # an error if a link is in the way
+        tree.make_writable(home, f"{name}/tree")  # raises if a symlink is in the path
         git(lab, "worktree", "remove", "--force", "--", str(home / name / "tree"), ok=True, timeout=GIT_S)
     if home.exists():
         tree.remove(home, name)
 
 
 def differences(lab: Path, outputs: Path, capsule: Mapping[str, Any], data: Fingerprints) -> list[str]:
-    """What is not as it was, beside the code."""
+    """Return the differences between the recorded and the current environment, except for code, in words."""
     now = Capsules(lab, outputs, data).make([], capsule["program"], {}, {})
-    found = []
+    changes = []
     for name, digest in (capsule.get("data") or {}).items():
         if now["data"].get(name) != digest:
-            found.append(f"{name} has changed")
+            changes.append(f"{name} has changed")
     before, after = (side.get("python") or {} for side in (capsule, now))
     if before.get("version") != after.get("version"):
-        found.append(f"Python was {before.get('version')}, is {after.get('version')}")
+        changes.append(f"Python was {before.get('version')}, is {after.get('version')}")
     if before.get("packages") != after.get("packages"):
-        found.append("other packages are installed: " + (_packages(outputs, before, after) or "not known which"))
+        changes.append("other packages are installed: " + (_packages(outputs, before, after) or "not known which"))
     for part in ("cpu", "gpus"):
         if capsule["machine"].get(part) != now["machine"].get(part):
-            found.append(f"{part}: was {capsule['machine'].get(part)}, is {now['machine'].get(part)}")
-    return found
+            changes.append(f"{part}: was {capsule['machine'].get(part)}, is {now['machine'].get(part)}")
+    return changes
 
 
 def _packages(outputs: Path, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """Return the packages that differ, in words; empty if unknown."""
     lists = []
     for side in (before, after):
         name = side.get("packages")

@@ -1,4 +1,4 @@
-"""What an engine needs before it begins: the study, its bases, its guard, its proposers, its slots, checked at once."""
+"""Everything that an engine needs before it starts, checked up front: study, base configs, guard, proposers, slots."""
 
 from __future__ import annotations
 
@@ -38,20 +38,21 @@ if TYPE_CHECKING:
     from looplab.decide.agent import Ask
 
 SEEDS = ("seed", "random_seed")
+"""Names under which a config may have its random seed."""
 FIRST_SEED = 1
-"""The seed of a first run where the config has none and `{seed}` in the command or the environment passes it."""
+"""Seed of the first run if the config has none and `{seed}` in the command or environment passes it."""
 MAX_SEED = 1 << 62
-"""The ledger holds 64 bits, and replicates count up from the seed of the first run."""
+"""Exclusive upper limit: the ledger stores 64 bits, and replicates count up from the seed of the first run."""
 SEED_VARIABLE = "{seed}"
 CALL_OPTIONS = ("flags", "wandb_online", "wandb_entity", "wandb_project", "decide", "variants")
-"""Options of one call that are recorded with the study's configuration if they are given."""
+"""Options of a single call that are recorded with the study's configuration if given."""
 ANSWER = "proposals/next_config.json"
-"""Where people write what the autopilot tries next, unless an agent's `answer` says another file."""
+"""File from which the autopilot reads its next config, unless an agent's `answer` names another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What a person says on the command line; kept with the study, so that `resume` goes on in the same way."""
+    """Command-line options of `looplab run`, stored with the study so that `resume` continues with the same ones."""
 
     cfgs: tuple[str, ...] = ()
     mode: str | None = None
@@ -63,33 +64,33 @@ class RunOptions:
     share: bool | None = None
     extra: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
-    """Edits of every config by their flags, such as `steps=2000`."""
+    """Flags that edit every config, such as `steps=2000`."""
     wandb_online: bool = False
     wandb_entity: str | None = None
     wandb_project: str | None = None
     decide: bool | None = None
-    """False: only what people named or proposed is run."""
+    """Whether rules, search and agents propose runs; False: only people do. None: as configured."""
     variants: int | None = None
-    """Proposals that one run may lead to by rules."""
+    """Maximum number of proposals that rules derive from one run; None: as configured."""
     again: bool = False
-    """Run the base configs once more, although they were run before."""
+    """Run the base configs again even if they have been run before."""
     since_run: int = 0
     since_round: int = 0
-    """The last run and round before the call, from which its `runs` and `rounds` are counted."""
+    """Last run and round before the call; its `runs` and `rounds` are counted from there."""
     alone: bool = False
-    """One config, once: what the study compares stays as it is."""
+    """Run one config once, without a change to the conditions under which the study compares runs."""
     informal: bool = False
-    """Run without what the study requires of a formal run."""
+    """Run even if the requirements for a formal run are not met."""
     autopilot: bool = False
     """One proposal at a time."""
     asked_only: bool = False
-    """Run what was asked for by name, and begin no round."""
+    """Run only what was asked for explicitly; start no round."""
     keep_going: bool = False
-    """Continue although no base config works."""
+    """Continue even if no base config works."""
     stop_on_failure: bool = False
     """End the study when an agent gives up."""
     jobs: int | None = None
-    """Run submitted commands; the number is the process as long as which the engine stays, 0 for none."""
+    """Run submitted commands. The engine stays alive as long as the process with this pid (0: no such process)."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -108,32 +109,38 @@ COMPARED = (
     "judge", "deterministic", "objective", "holdout", "measure", "seed", "evaluator", "data", "normalise", "derive",
     "warm_start", "launch.command", "launch.env", "launch.config", "launch.cwd",
 )  # fmt: skip
-"""Keys of the lab file on which it depends whether runs can be compared; the others decide what is run, and when."""
+"""Keys of the lab file that affect whether runs are comparable; all others only decide what is run, and when."""
 
 
 def compared_changes(changes: Iterable[str]) -> list[str]:
-    """Return the keys of a lab file, from keys of the configuration, without those that do not affect comparisons."""
+    """Return the changed lab-file keys that affect whether runs are comparable.
+
+    Args:
+        changes: Changed keys of the resolved configuration, such as `study.judge.alpha`.
+    """
     keys = (key.removeprefix("study.") for key in changes if key.startswith("study."))
     return [key for key in keys if any(key == one or key.startswith(f"{one}.") for one in COMPARED)]
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A config that a person gave."""
+    """A base config of the study."""
 
     name: str
-    """Its path inside the lab."""
+    """Path relative to the lab."""
     config: dict[str, Any]
-    """With the mode's edits, normalised and derived: what a run of it really uses."""
+    """The config as a run uses it: with the mode's edits, normalised, and with derived keys."""
     notes: tuple[str, ...] = ()
     secrets: Mapping[Concrete, Any] = field(default_factory=dict)
-    """The values that are hidden in `config`, by their places. Only the config file of a running run has them."""
+    """Values that are hidden in `config`, by path. Only the config file of a running run contains them."""
     tracked: Mapping[str, bool] = field(default_factory=dict)
-    """The W&B keys that `track` writes, with whether the config file lacks them."""
+    """W&B keys that `track` writes; True if the config file lacks the key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
+    """The checked inputs of an engine."""
+
     lab: Path
     study: StudyConfig
     options: RunOptions
@@ -143,22 +150,22 @@ class Setup:
     devices: Devices
     share: bool
     seed: Concrete | None
-    """The key of the random seed in the config; None where the config has none that reaches the trainer."""
+    """Path of the random seed in the config; None if the config has none that reaches the trainer."""
     prints: Fingerprints
-    """The data and what measures: runs under other ones cannot be compared."""
+    """Fingerprints of the data and the evaluator; runs with different ones are not comparable."""
     notes: tuple[str, ...] = field(default=())
     edits: tuple[str, ...] = ()
-    """What the flags of this call change in every config."""
+    """Edits that the flags of this call make to every config."""
     conditions: str = ""
-    """Runs are compared only with runs of the same conditions: arguments of the trainer, number of steps."""
+    """Hash of the extra arguments and the number of steps; only runs with equal conditions are compared."""
 
     @property
     def keep_going(self) -> bool:
-        """Whether the study continues although no base config works."""
+        """Whether the study continues even if no base config works."""
         return self.options.keep_going or self.study.keep_going
 
     def is_unusable(self, run: RunRow) -> bool:
-        """Whether a run has ended and nothing can be compared with it."""
+        """Whether a run has ended without a result that others can be compared with."""
         if run.state != "ended":
             return False
         if run.status == "ok":
@@ -167,7 +174,7 @@ class Setup:
 
     @property
     def seed_route(self) -> str | None:
-        """How a seed reaches the trainer, in words; None: not at all."""
+        """How the seed reaches the trainer, in words; None if it does not."""
         if self.seed is not None:
             return f"{show(self.seed)} in the config"
         launch = self.study.launch
@@ -176,7 +183,11 @@ class Setup:
         return next((f"{SEED_VARIABLE} in launch.env.{k}" for k, v in launch.env.items() if SEED_VARIABLE in v), None)
 
     def seed_of(self, config: Mapping[str, Any]) -> int | None:
-        """The seed that a run of this config gets; None where no seed reaches the trainer."""
+        """Return the seed of a run of this config; None if no seed reaches the trainer.
+
+        Raises:
+            LabError: The seed is too large.
+        """
         if self.seed is None:
             return FIRST_SEED if self.seed_route is not None else None
         value: Any = get(config, self.seed) if has(config, self.seed) else None
@@ -189,13 +200,14 @@ class Setup:
         return int(value)
 
     def base(self, name: str | None) -> Base:
+        """Return the base config with this name, or the first one if there is none."""
         for base in self.bases:
             if base.name == name:
                 return base
         return self.bases[0]
 
     def reveal(self, config: dict[str, Any], base: Base) -> dict[str, Any]:
-        """Return a config of the ledger as the trainer gets it: with the secrets that the base config has now."""
+        """Return a config from the ledger with its secrets filled in from the base config."""
         if not base.secrets:
             return config
         revealed = copy.deepcopy(config)
@@ -205,42 +217,52 @@ class Setup:
         return revealed
 
     def track(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Return the config with the W&B keys as the lab file says them now, whatever an earlier run was told."""
+        """Return the config with the W&B keys that the lab file sets now, whatever an earlier run used."""
         return with_values(config, values_of(self.study.track.wandb, config))
 
     def untracked(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the config without the W&B keys that `track` writes: where a run is logged does not change it."""
+        """Return the config without the W&B keys that `track` writes, since they do not affect training."""
         return without(config, list(values_of(self.study.track.wandb, config)))
 
     @property
     def round_size(self) -> int:
+        """Number of runs in a round."""
         if self.options.autopilot:
             return 1
         return self.study.round_size or max(len(self.slots), len(self.bases))
 
 
 def make_guard(study: StudyConfig) -> Guard:
+    """Return the guard for the knobs and constraints of a study."""
     knobs = {path: Knob.make(path, spec) for path, spec in study.knobs.items()}
     return Guard(knobs, [(n.set, n.to) for n in study.normalise], study.derive, study.constraints)
 
 
 def base_paths(lab: Path, study: StudyConfig, options: RunOptions) -> dict[str, Path]:
-    """The files of the base configs by their names, in order."""
+    """Return the files of the base configs by name, in order.
+
+    Raises:
+        LabError: There is no base config, one is named twice, or one is outside of the lab.
+    """
     names = options.cfgs or tuple(study.base)
     if not names:
         raise LabError(f"study {study.name!r} has no base config", hint="name one in lab.yaml (base:) or with --cfgs")
-    found = [inside(lab, name, "base config") for name in names]
-    shown = [str(path.relative_to(lab.resolve())) for path in found]
+    files = [inside(lab, name, "base config") for name in names]
+    shown = [str(path.relative_to(lab.resolve())) for path in files]
     twice = {name for name in shown if shown.count(name) > 1}
     if twice:
         raise LabError(f"a base config is named twice: {', '.join(sorted(twice))}")
-    return dict(zip(shown, found, strict=True))
+    return dict(zip(shown, files, strict=True))
 
 
 def load_bases(
     lab: Path, study: StudyConfig, options: RunOptions, guard: Guard, more_edits: Sequence[str] = ()
 ) -> tuple[Base, ...]:
-    """The base configs, in order, with the edits of the mode and `more_edits`."""
+    """Read the base configs, in order, with the edits of the mode and `more_edits` applied.
+
+    Raises:
+        LabError: The mode is unknown, or the guard rejects a config.
+    """
     paths = base_paths(lab, study, options)
     if options.mode is not None and options.mode not in study.modes:
         known = ", ".join(study.modes) or "none"
@@ -266,7 +288,14 @@ def load_bases(
 def _tracked(
     study: StudyConfig, guard: Guard, config: dict[str, Any]
 ) -> tuple[dict[str, Any], list[str], dict[str, bool]]:
-    """The config with its W&B keys as `track` says them, notes about it, and the keys with whether they are new."""
+    """Set the W&B keys of a config as `track` says.
+
+    Returns:
+        The config, notes about the changes, and the W&B keys (True: the config did not have the key before).
+
+    Raises:
+        LabError: A W&B key is also a knob.
+    """
     wandb = study.track.wandb
     values = values_of(wandb, config)
     taken = [show(place) for place in values if guard.is_knob(show(place))]
@@ -290,6 +319,7 @@ def _tracked(
 
 
 def plan_slots(study: StudyConfig, options: RunOptions, devices: Devices) -> tuple[Slot, ...]:
+    """Return the slots of an engine; options of the call take precedence over the lab file."""
     settings = study.slots
     gpus: Sequence[str]
     if options.gpus is not None:
@@ -305,22 +335,22 @@ def plan_slots(study: StudyConfig, options: RunOptions, devices: Devices) -> tup
 
 
 def parse_cores(share: str | list[int]) -> list[int]:
-    """`[0, 1]`, or a text such as `0-3,8`."""
+    """Return the core numbers in a list such as `[0, 1]` or a string such as `0-3,8`."""
     if not isinstance(share, str):
         return list(share)
     cores: list[int] = []
     for part in share.split(","):
-        found = re.fullmatch(r"\s*([0-9]{1,5})\s*(?:-\s*([0-9]{1,5})\s*)?", part)
-        if found is None:
+        match = re.fullmatch(r"\s*([0-9]{1,5})\s*(?:-\s*([0-9]{1,5})\s*)?", part)
+        if match is None:
             raise LabError(f"slots.cores: {share!r} is not a list of cores", hint="write 0-3 or 0,2,4")
-        cores.extend(range(int(found[1]), int(found[2] or found[1]) + 1))
+        cores.extend(range(int(match[1]), int(match[2] or match[1]) + 1))
     return cores
 
 
 def missing_for_formal(
     study: StudyConfig, slots: Sequence[Slot], devices: Devices, bases: Sequence[Base] = (), extra: Sequence[str] = ()
 ) -> list[str]:
-    """What the study requires and this run would not have."""
+    """Return the unmet requirements for a formal run, in words."""
     missing = []
     if study.require.gpu:
         known = set(devices.ids()) if devices.present else set()
@@ -340,8 +370,12 @@ def missing_for_formal(
 
 
 def prepare(lab: LabConfig, study: StudyConfig, options: RunOptions) -> Setup:
-    """Check everything that can be checked before anything is written or started."""
-    study, told = apply_options(study, options)
+    """Check everything that can be checked before anything is written or started.
+
+    Raises:
+        LabError: A check failed, or a requirement for a formal run is not met.
+    """
+    study, option_notes = apply_options(study, options)
     guard = make_guard(study)
     flags = []
     if options.flags:
@@ -369,7 +403,7 @@ def prepare(lab: LabConfig, study: StudyConfig, options: RunOptions) -> Setup:
     notes = tuple(f"{base.name}: {note}" for base in bases for note in base.notes)
     if not in_git(lab.folder):
         notes += (NO_GIT,)
-    notes = (*(flag.describe() for flag in flags), *told, *notes)
+    notes = (*(flag.describe() for flag in flags), *option_notes, *notes)
     with lab.at(study, "watch"):
         held_out = study.holdout.metric if study.holdout is not None else None
         check_watch(study.watch, study.objective, held_out, guard, [base.config for base in bases])
@@ -384,17 +418,18 @@ def prepare(lab: LabConfig, study: StudyConfig, options: RunOptions) -> Setup:
 
 
 def resolved_configuration(setup: Setup) -> dict[str, Any]:
-    """Return everything that decides what is run and what is believed, defaults included, without secrets.
+    """Return everything that determines which runs are made and how they are judged, with defaults, without secrets.
 
-    Which devices and how many slots are used is left out: it changes how fast a study is, not what it finds."""
+    Devices and slots are left out: they affect the speed of a study, not its results.
+    """
     study = setup.study.model_dump(mode="json", by_alias=True, exclude={"slots"})
     study["launch"]["command"] = redact_argv(study["launch"]["command"])
     study["launch"]["env"] = redact_env(study["launch"]["env"])
-    said = setup.options
+    given = setup.options
     options = {
-        "mode": said.mode, "rounds": said.rounds, "runs": said.runs, "continuous": said.continuous,
-        "extra": redact_argv(said.extra), "informal": said.informal, "autopilot": said.autopilot,
-        **{name: value for name in CALL_OPTIONS if (value := getattr(said, name)) not in (None, False, ())},
+        "mode": given.mode, "rounds": given.rounds, "runs": given.runs, "continuous": given.continuous,
+        "extra": redact_argv(given.extra), "informal": given.informal, "autopilot": given.autopilot,
+        **{name: value for name in CALL_OPTIONS if (value := getattr(given, name)) not in (None, False, ())},
     }  # fmt: skip
     files = [entry.rules or (entry.agent and entry.agent.prompt) for entry in setup.study.proposers]
     return {
@@ -407,8 +442,13 @@ def resolved_configuration(setup: Setup) -> dict[str, Any]:
 
 
 def find_cwd(lab: Path, cwd: str) -> Path:
-    """Return the folder from which the names in a command are found: the one that the trainer starts in, and the lab
-    for a trainer that starts in its run folder."""
+    """Return the folder that the paths in a command are relative to.
+
+    This is the trainer's working directory, or the lab if the trainer starts in its run folder.
+
+    Raises:
+        LabError: The folder does not exist, or is outside of the lab.
+    """
     folder = inside(lab, "." if cwd == RUN_FOLDER else cwd, "launch.cwd")
     if not folder.is_dir():
         raise LabError(f"launch.cwd: the lab has no folder {cwd}", hint=f"`cwd: {RUN_FOLDER}` is the run folder")
@@ -416,25 +456,35 @@ def find_cwd(lab: Path, cwd: str) -> Path:
 
 
 def find_prints(lab: LabConfig, study: StudyConfig) -> Fingerprints:
-    """The data and what measures; an error if some of it is missing."""
-    printed = []
+    """Return the fingerprints of the study's data and evaluator.
+
+    Raises:
+        LabError: One of the files does not exist.
+    """
+    files = []
     for what in ("data", "evaluator"):
         for name in getattr(study, what):
             path = inside(lab.folder, name, what)
             if not path.exists():
                 raise LabError(f"{what}: {name} does not exist", file=lab.folder / "lab.yaml")
-            printed.append(path)
-    return Fingerprints(lab.folder, printed)
+            files.append(path)
+    return Fingerprints(lab.folder, files)
 
 
 def find_seed(study: StudyConfig, base: Base) -> Concrete | None:
-    """The key of the seed in the config: the one that the lab file names, else the key of that name nearest to the
-    top. None if it does not reach the trainer, because the key is left out of the flags or variables."""
+    """Return the path of the seed in the config; None if the config has none that reaches the trainer.
+
+    The key that the lab file names takes precedence; otherwise the least nested key with a name from `SEEDS` is used.
+    A key that is left out of the trainer's flags or variables does not reach the trainer.
+
+    Raises:
+        LabError: The key that the lab file names is not a single integer.
+    """
     if study.seed is not None:
-        found = find(base.config, study.seed)
-        if len(found) != 1 or not _is_whole(get(base.config, found[0])):
+        places = find(base.config, study.seed)
+        if len(places) != 1 or not _is_whole(get(base.config, places[0])):
             raise LabError(f"seed: {study.seed} is no whole number in {base.name}", hint="name the key of the seed")
-        return found[0]
+        return places[0]
     named = [path for path, value in leaves(base.config) if str(path[-1]).lower() in SEEDS and _is_whole(value)]
     nearest = min(named, key=len, default=None)
     if nearest is None or _reaches(study, nearest):
@@ -443,7 +493,7 @@ def find_seed(study: StudyConfig, base: Base) -> Concrete | None:
 
 
 def _reaches(study: StudyConfig, seed: Concrete) -> bool:
-    """Whether the value of this key is passed on, by the config or by `{seed}`."""
+    """Whether the value of this key reaches the trainer, through the config or `{seed}`."""
     launch = study.launch
     templates = (*launch.command, *launch.env.values())
     return not launch.config.leaves_out(seed) or any(SEED_VARIABLE in text for text in templates)
@@ -454,14 +504,14 @@ def _is_whole(value: Any) -> bool:
 
 
 def unsearched(setup: Setup) -> set[str]:
-    """The keys that a search leaves alone: the seed, which changes nothing but luck, and where weights come from."""
+    """Return the keys that are excluded from a search: the seed, and those of the warm start."""
     warm = setup.study.warm_start
     keys = {show(setup.seed)} if setup.seed is not None else set()
     return keys | ({warm.mode, warm.source} if warm is not None else set())
 
 
 def agent_warnings(study: StudyConfig, lab: Path) -> list[str]:
-    """Which agents of a study can write outside their folders on this machine, in words."""
+    """Return a warning for each agent that can write outside of its folder on this machine."""
     agents = [entry.agent for entry in study.proposers if entry.agent is not None]
     if not agents:
         return []
@@ -483,15 +533,15 @@ def make_proposers(
     report: Callable[[str, str, str], None] = lambda call, why, outcome: None,
     tell: Callable[[str, str], None] = lambda kind, text: None,
 ) -> tuple[Proposer, ...]:
-    """The proposers in the order in which they are asked: people always come first.
+    """Return the proposers in the order in which they are polled; people always come first.
 
     Args:
-        left: Returns what the budget leaves, in words.
-        wake: Called by a proposer that has finished thinking.
-        asks: For a preview, which calls no agent and leaves all files as they are: where it notes the calls.
+        left: Returns the remaining budget, in words.
+        wake: Called by a proposer when its proposals are ready.
+        asks: Collects the agent calls of a preview, which calls no agent and changes no files; None: a real run.
         check: Returns why a proposal would be rejected.
-        report: Told of every call of an agent that failed and every answer that was refused.
-        tell: Gets what people must know of agents: its kind (`note` or `alarm`) and a sentence.
+        report: Called for every failed agent call and every rejected answer.
+        tell: Called with messages about agents for people: kind (`note` or `alarm`) and text.
     """
     if setup.options.jobs is not None:
         from looplab.loop.submitting import JobQueue
@@ -535,7 +585,7 @@ def make_proposers(
     if answers:
         from looplab.decide.next_config import NextConfig
 
-        # The file itself may be anything that an agent has left there, a link too; it is opened without following it.
+        # An agent may have left anything at this path, even a symlink; the file is opened without following links.
         files = {inside(setup.lab, Path(answer).parent, "answer") / Path(answer).name for answer in answers}
         people += [NextConfig(file, outputs, base, guard=setup.guard, clears=asks is None) for file in sorted(files)]
     if len(others) > 1 and study.mix == "bandit":
@@ -548,8 +598,11 @@ def make_proposers(
 def make_stand_in(
     setup: Setup, history: History, check: Callable[[Proposal], Sequence[Problem]] | None
 ) -> Proposer | None:
-    """A search that proposes while an agent fails, where no other proposer is configured; None where nothing can be
-    searched, or the packages for it are not installed."""
+    """Return a search that proposes in place of a failing agent if no other proposer is configured.
+
+    Returns:
+        The proposer, or None if there is nothing to search or the required packages are not installed.
+    """
     from looplab.decide.search import SearchProposer
     from looplab.decide.stand_in import StandIn
 

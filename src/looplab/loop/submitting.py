@@ -1,17 +1,17 @@
-"""Commands that somebody hands in with `looplab submit`: they are run like every run of the study.
+"""Commands submitted with `looplab submit`, executed like the runs of the study.
 
-They are the runs of a study of its own, `<study>.jobs`, with the slots, limits, measures and budget of the real one.
-The config of such a run is the command: its arguments, its folder, and the files it names. An engine runs them in the
-background, ends when it has had nothing to do for a while, and is started again by whoever needs it.
+They are runs of a separate study, `<study>.jobs`, with the slots, limits, measures and budget of the real one. The
+config of such a run is the command: its arguments, working directory, and the files that it names. An engine runs them
+in the background, exits when it has been idle for a while, and is started again on demand.
 
-Between the engine of the study and the one of its commands this holds, and no more:
-- A device is used by one of them at a time: its lock is held by the training itself. Whoever finds it held tries again
-  every few seconds; there is no queue between the two, so a study that is never idle can keep a command waiting.
-- Slots without a device have no lock. Each engine keeps to its own number of them, both number their cores alike, and
-  so a core may have a run of each.
-- The budget is one: what commands use (runs, device-hours, and wall-clock time, where time that both engines were at
-  work counts once) is missing for the study, and the other way round. `run --runs N` counts the study's own runs only.
-  Each engine goes by the lab file as it was when the engine began.
+The engine of the study and the engine of its commands share resources only as follows:
+- A device is used by one engine at a time, since the training process holds its lock. An engine that finds a device
+  locked retries every few seconds. There is no queue between the two: a study that is never idle can starve a command.
+- Slots without a device have no lock. Each engine has its own set of them with the same core numbers, so a core may
+  serve one run of each engine.
+- The budget is shared: runs, device-hours and wall-clock time of commands are charged to the study, and vice versa.
+  Time during which both engines run counts once. `run --runs N` counts only the study's own runs. Each engine uses the
+  lab file as it was when the engine started.
 """
 
 from __future__ import annotations
@@ -45,21 +45,25 @@ from looplab.runs.redact import redact_argv
 from looplab.untrusted import append_own, real_path
 
 JOB = "job"
-"""The proposer of runs that are a command."""
+"""Proposer name of submitted commands."""
 IDLE_S = 5.0
-"""How long an engine without work waits for more."""
+"""Seconds that an idle engine waits for more commands before it exits."""
 LIMITS = ("timeout", "budget")
-"""The watch rules that hold for any command; the others speak of what the study's own trainer measures."""
+"""Kinds of watch rules that apply to any command; the others depend on metrics of the study's own trainer."""
 STOPPED = ("stopped", "drained")
 OWN = ("LOOPLAB_LOCK_DIR", "LOOPLAB_DEBUG")
-"""Of looplab's variables, those that are meant for an engine. The others mark what belongs to a run."""
+"""LOOPLAB_* variables that an engine inherits; the others describe a single run."""
 
 
 # -- the study of the commands
 
 
 def jobs_study(lab: LabConfig, study: StudyConfig) -> StudyConfig:
-    """The study of the commands: launched, limited and measured as the real one, but with nothing to decide."""
+    """Return the study of the submitted commands: like the real one, but without knobs, proposers and judge.
+
+    Raises:
+        LabError: The lab already has a study of that name.
+    """
     name = study.name + JOBS_SUFFIX
     if name in lab.studies:
         raise LabError(
@@ -94,36 +98,45 @@ def jobs_study(lab: LabConfig, study: StudyConfig) -> StudyConfig:
 
 
 def jobs_setup(lab: LabConfig, study: StudyConfig, said: RunOptions, owner_pid: int = 0) -> Setup:
-    """What the engine of the commands needs; in the slots that the last `run` of the study was told to use."""
-    made = jobs_study(lab, study)
+    """Return the setup for the engine of the commands.
+
+    Args:
+        said: Options of the study's last `run`; its slots are used here too.
+        owner_pid: Process for which the engine stays alive; 0: none.
+    """
+    jobs = jobs_study(lab, study)
     options = RunOptions(
         continuous=True, concurrency=said.concurrency, gpus=said.gpus, share=said.share, informal=True, jobs=owner_pid
     )
     devices = Devices()
-    share = made.slots.share if said.share is None else said.share
-    slots = plan_slots(made, options, devices)
-    prints = find_prints(lab, made)
-    return Setup(lab.folder, made, options, make_guard(made), (), slots, devices, share, None, prints)
+    share = jobs.slots.share if said.share is None else said.share
+    slots = plan_slots(jobs, options, devices)
+    prints = find_prints(lab, jobs)
+    return Setup(lab.folder, jobs, options, make_guard(jobs), (), slots, devices, share, None, prints)
 
 
 class JobQueue:
-    """Hands over the commands that wait, and keeps the engine there for a while when there are none; for longer, as
-    long as its patron lives, a process that means to send more."""
+    """Proposes the waiting commands, and keeps an idle engine alive for `IDLE_S` seconds.
+
+    If an owner process is given, the engine stays alive as long as that process, which may submit more commands.
+    """
 
     name = JOB
     problem: str | None = None
 
     def __init__(self, owner_pid: int) -> None:
         self._owner_pid = (owner_pid, supervisor.start_ticks(owner_pid)) if owner_pid else None
-        self._last = clock.now()  # when there was last anything to do
+        self._last = clock.now()  # when there was last work to do
 
     @property
     def thinking(self) -> bool:
+        """Whether the engine should wait for more commands."""
         if self._owner_pid is not None and supervisor.start_ticks(self._owner_pid[0]) == self._owner_pid[1]:
             return True
         return clock.now() - self._last < IDLE_S
 
     def propose(self, study: StudyLedger, n: int) -> list[Proposal]:
+        """Return up to n waiting commands, oldest first."""
         rows = study.waiting(n, JOB)
         ended = study.ledger.one("SELECT max(ended) FROM runs WHERE study=?", (study.name,))
         now = clock.now()
@@ -131,14 +144,14 @@ class JobQueue:
         return [waiting(row) for row in rows]
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: the queue holds no resources."""
 
 
 def start_engine(lab: Path, study: str, owner_pid: int = 0) -> subprocess.Popen[bytes]:
-    """Start the engine of a study's commands in a session of its own; it ends by itself.
+    """Start the engine of a study's commands in its own session; it exits by itself when idle.
 
-    A process that is ended with all its descendants (an agent under its supervisor) must not start it. Another process
-    does, and names the process for which the engine stays alive (`owner_pid`).
+    A process that is killed together with its descendants, such as an agent under its supervisor, must not start the
+    engine itself. Another process starts it and passes the pid for which it stays alive (`owner_pid`; 0: none).
     """
     argv = [sys.executable, "-m", "looplab", "submit", "--serve", str(owner_pid), "--lab", str(lab), "--study", study]
     env = {name: value for name, value in os.environ.items() if not name.startswith("LOOPLAB_") or name in OWN}
@@ -151,6 +164,7 @@ def start_engine(lab: Path, study: str, owner_pid: int = 0) -> subprocess.Popen[
 
 
 def engine_log(lab: Path, study: str) -> Path:
+    """Return the log file of the engine of a study's commands."""
     return lab / ".looplab" / f"{study}{JOBS_SUFFIX}.log"
 
 
@@ -159,36 +173,45 @@ def engine_log(lab: Path, study: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class SubmittedJob:
-    """A command as it was handed in."""
+    """A submitted command."""
 
     argv: tuple[str, ...]
     program: str
-    """Where the caller's PATH has it: the engine may have another."""
+    """Path of the executable, resolved with the caller's PATH, since the engine's may differ."""
     cwd: str
-    """Relative to the lab."""
+    """Working directory, relative to the lab."""
     files: Mapping[str, str]
-    """The files of the lab that it names, with the hashes of their content."""
+    """SHA-256 of the lab files among its arguments, by path relative to the lab."""
 
     @property
     def call(self) -> str:
-        """The same for calls of the same command in the same folder."""
+        """Hash of arguments and working directory, equal for identical calls."""
         return hashlib.sha256(canonical_json({"argv": self.argv, "cwd": self.cwd})).hexdigest()[:16]
 
     def is_as(self, files: Mapping[str, str]) -> bool:
-        """Whether the files that the same call named before are still what they were. One that was not there then
-        does not matter: it is what the command has written, and not what it was made of."""
+        """Whether the files of an earlier identical call are unchanged.
+
+        Files that did not exist then are ignored: they are outputs of the command, not inputs.
+
+        Args:
+            files: SHA-256 by path, from the earlier call.
+        """
         return all(self.files.get(name) == digest for name, digest in files.items())
 
     def edits(self, timeout: float | None) -> tuple[str, ...]:
-        """The config of its run, as edits on nothing."""
-        # A program looks for itself under the name that it was called by: `python` finds its packages in that way.
+        """Return the config of its run, as edits of an empty config.
+
+        Args:
+            timeout: Seconds that the command may run; None: no limit of its own.
+        """
+        # Keep the path that the program was called by: `python` locates its packages relative to it.
         argv = list(self.argv) if "/" in self.argv[0] else [self.program, *self.argv[1:]]
         config = {"argv": argv, "cwd": self.cwd, "files": dict(self.files), "timeout": timeout}
         return tuple(str(Edit(key, Op.NEW, value)) for key, value in config.items() if value is not None)
 
 
 def home_of(folder: Path) -> Path:
-    """The lab's own folder, where `folder` is one of the lab's checkouts below its .looplab."""
+    """Return the lab that a folder belongs to if it is in a checkout below `.looplab`, else the folder itself."""
     for parent in reversed((folder, *folder.parents)):
         if parent.name == ".looplab" and (parent.parent / LAB_FILE).exists():
             return parent.parent
@@ -196,7 +219,14 @@ def home_of(folder: Path) -> Path:
 
 
 def make_job(lab: Path, cwd: Path, argv: Sequence[str], env: Mapping[str, str]) -> SubmittedJob:
-    """Look at a command before it is handed in; `env` is what the lab file gives to every run."""
+    """Check a command before it is submitted.
+
+    Args:
+        env: Variables that the lab file sets for every run.
+
+    Raises:
+        LabError: The command is empty, contains a secret, is outside of the lab, or its program is not found.
+    """
     if not argv or not argv[0]:
         raise LabError("no command is given", hint="looplab submit -- python train.py --lr 0.1")
     if redact_argv(argv) != list(argv):
@@ -217,22 +247,22 @@ def make_job(lab: Path, cwd: Path, argv: Sequence[str], env: Mapping[str, str]) 
 
 
 def _named_files(lab: Path, cwd: Path, argv: Sequence[str]) -> dict[str, str]:
-    """The files of the lab among the arguments; also as `--config=file`."""
-    found = {}
+    """Return the SHA-256 of lab files among the arguments (also `--config=file`), by path relative to the lab."""
+    hashes = {}
     for word in argv:
         for name in {word, word.partition("=")[2]} - {""}:
             try:
                 path = real_path(cwd / name)
                 digest = hash_file(path) if path.is_relative_to(lab) and path.is_file() else None
-            except (OSError, ValueError):  # no path at all: too long, or with a NUL
+            except (OSError, ValueError):  # not a valid path: too long, or with a NUL
                 continue
             if digest is not None:
-                found[os.path.relpath(path, lab)] = digest
-    return found
+                hashes[os.path.relpath(path, lab)] = digest
+    return hashes
 
 
 def submit(record: StudyLedger, job: SubmittedJob, reason: str, timeout: float | None) -> int:
-    """Put a command in the queue; gives its number."""
+    """Queue a command; return the id of its proposal."""
     source = f"{JOB}:{job.call}:{random_suffix(8)}"
     proposal = record.propose(JOB, job.edits(timeout), reason, source=source)
     assert proposal is not None
@@ -240,7 +270,10 @@ def submit(record: StudyLedger, job: SubmittedJob, reason: str, timeout: float |
 
 
 def find_job(record: StudyLedger, job: SubmittedJob) -> int | None:
-    """The last identical command, if it waits, runs, or has come to an end that nobody was told of."""
+    """Return the proposal id of the last identical command if the caller should wait for it instead of a new run.
+
+    This is the case if it is waiting, running, or has ended without its result being reported. Else None.
+    """
     rows = record.ledger.rows(
         "SELECT id, status, run, edits FROM proposals WHERE study=? AND source LIKE ? ORDER BY id DESC",
         (record.name, f"{JOB}:{job.call}:%"),
@@ -255,7 +288,11 @@ def find_job(record: StudyLedger, job: SubmittedJob) -> int | None:
 
 
 def run_of(record: StudyLedger, proposal: int) -> RunRow | None:
-    """The run that a command has become; None as long as it waits. An error if it was refused."""
+    """Return the run of a submitted command; None while it waits.
+
+    Raises:
+        LabError: The command was rejected.
+    """
     row = record.ledger.one("SELECT status, problems, run FROM proposals WHERE id=?", (proposal,))
     assert row is not None
     if row["status"] == "rejected":
@@ -266,7 +303,7 @@ def run_of(record: StudyLedger, proposal: int) -> RunRow | None:
 
 
 def before(record: StudyLedger, proposal: int) -> int:
-    """How many commands wait for a slot in front of this one."""
+    """Return the number of commands that are ahead of this one in the queue."""
     waiting_before = "SELECT count(*) FROM proposals WHERE study=?1 AND id<?2 AND status='waiting'"
     planned_before = "SELECT count(*) FROM runs WHERE study=?1 AND proposal<?2 AND state='planned'"
     rows = [record.ledger.rows(sql, (record.name, proposal)) for sql in (waiting_before, planned_before)]
@@ -274,18 +311,19 @@ def before(record: StudyLedger, proposal: int) -> int:
 
 
 def was_told(record: StudyLedger, run: str) -> bool:
+    """Whether the result of a run has been reported to a caller."""
     sql = "SELECT 1 FROM events WHERE study=? AND run=? AND kind='told'"
     return record.ledger.one(sql, (record.name, run)) is not None
 
 
 def note_told(record: StudyLedger, run: RunRow) -> None:
-    """Somebody has seen how the run ended; from now on the same command is a new run."""
+    """Record that the result of a run was reported; the next identical command starts a new run."""
     with record.ledger.write():
         record.ledger.record("told", record.name, run.id)
 
 
 def exit_code(run: RunRow) -> int:
-    """What the command's caller gets: its own exit code, or what a shell would say."""
+    """Return the exit code for the caller: the command's own, 124 after a timeout, or 128 + signal as in a shell."""
     if run.status == "timeout":
         return 124
     if run.signal is not None:
@@ -297,7 +335,7 @@ def exit_code(run: RunRow) -> int:
 
 
 def time_spent(budget: BudgetConfig, usage: BudgetUsage) -> str | None:
-    """Which budget of time is used, if one is."""
+    """Return which time budget is used up, in words; None if neither is."""
     if budget.wall is not None and usage.wall >= budget.wall:
         return f"the wall-clock budget of {budget.wall:g} s is used"
     if budget.device_hours is not None and usage.device_hours >= budget.device_hours:
@@ -306,7 +344,11 @@ def time_spent(budget: BudgetConfig, usage: BudgetUsage) -> str | None:
 
 
 def refusal(budget: BudgetConfig, record: StudyLedger, runs: int | None = None) -> str | None:
-    """Return why nothing more is run, or None; `runs` is the limit that a person gave for this study alone."""
+    """Return why no more runs are started, in words; None if the budget allows more.
+
+    Args:
+        runs: Limit of the current call, which counts only this study's own runs; None: the budget's limit applies.
+    """
     usage = record.shared_usage()
     limit, used = (budget.runs, usage.runs) if runs is None else (runs, record.usage().runs)
     if limit is not None and used >= limit:
@@ -315,7 +357,7 @@ def refusal(budget: BudgetConfig, record: StudyLedger, runs: int | None = None) 
 
 
 def refuse(record: StudyLedger, proposal: int, why: str) -> bool:
-    """Take a proposal out of the queue; False if it has just become a run."""
+    """Reject a waiting proposal; return False if it has become a run in the meantime."""
     with record.ledger.write():
         if run_of(record, proposal) is not None:
             return False

@@ -1,4 +1,4 @@
-"""Warm starts: which weights a run begins with, checked and recorded."""
+"""Warm starts: find, check and record the initial weights of a run."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ from looplab.runs import folder
 from looplab.untrusted import real_path
 
 CONTINUE = "continue"
+"""Value of the mode key in a config that asks for a warm start."""
 CLOCK_STEP_S = 0.05
-"""How much the time of a file may differ from the clock: the kernel's clock for files moves in steps."""
+"""Tolerance for file times, in seconds: the kernel's clock for file times is coarse."""
 MODELS = "models"
+"""Folder of the study with copies of the best and the latest checkpoint."""
 
 
 def value_at(config: Mapping[str, Any], path: str) -> Any:
+    """Return the value at a path, or at its first match; None if there is none."""
     places = find(config, path)
     return get(config, places[0]) if places else None
 
@@ -31,14 +34,24 @@ def value_at(config: Mapping[str, Any], path: str) -> Any:
 def resolve(
     warm: WarmStartConfig | None, config: Mapping[str, Any], lab: Path, outputs: Path, record: StudyLedger | None
 ) -> dict[str, Any] | None:
-    """The weights that a run of this config begins with: `run` (None: of no run of this study), `path`, `sha256`.
-    None: it begins afresh. A LabError says what is not there."""
+    """Find the initial weights for a run of this config.
+
+    Args:
+        record: None if the study has no ledger yet.
+
+    Returns:
+        `asked` (the value in the config), `run` (None if the weights are not from a run of this study), `path` and
+        `sha256`. None if the run starts from scratch.
+
+    Raises:
+        LabError: The weights do not exist, or may not be used.
+    """
     if warm is None or value_at(config, warm.mode) != CONTINUE:
         return None
     asked = str(value_at(config, warm.source) or "latest")
     try:
         run, path = _find(asked, warm, lab, outputs, record)
-    except (OSError, RuntimeError, ValueError) as error:  # not a path: too long, with a NUL, or the home of nobody
+    except (OSError, RuntimeError, ValueError) as error:  # not a valid path: too long, with a NUL, or an unknown ~user
         raise LabError(f"{warm.source}: {asked[:200]!r} cannot be read: {error}") from None
     digest = folder.hash_file(path)
     if digest is None:
@@ -49,6 +62,11 @@ def resolve(
 def _find(
     asked: str, warm: WarmStartConfig, lab: Path, outputs: Path, record: StudyLedger | None
 ) -> tuple[str | None, Path]:
+    """Return the run (None if not of this study) and the file that `asked` refers to.
+
+    Args:
+        asked: `best`, `latest`, a file or a run id.
+    """
     if asked == "best":
         best = record.best() if record is not None else None
         if best is None:
@@ -75,12 +93,12 @@ def _find(
 
 
 def _roots(warm: WarmStartConfig, lab: Path) -> list[Path]:
-    """The folders from which weights may be taken."""
+    """Return the folders from which weights may be loaded."""
     return [lab.resolve(), *(Path(folder).expanduser().resolve() for folder in warm.allow)]
 
 
 def _check_allowed(path: Path, warm: WarmStartConfig, lab: Path) -> None:
-    """Refuse a file outside of the lab, unless the lab file allows its folder."""
+    """Raise a LabError for a file outside of the lab, unless the lab file allows its folder."""
     if not any(path.is_relative_to(root) for root in _roots(warm, lab)):
         raise LabError(
             f"{warm.source}: {path} leads out of the lab",
@@ -91,35 +109,38 @@ def _check_allowed(path: Path, warm: WarmStartConfig, lab: Path) -> None:
 def find_checkpoint(
     warm: WarmStartConfig, lab: Path, outputs: Path, run: RunRow, record: StudyLedger | None = None
 ) -> Path:
-    """The weights that a run left: of the first pattern that matches anything, the newest file.
+    """Return the checkpoint of a run: the newest match of the first pattern that has any.
 
     Args:
-        record: Tells which other runs were running at the same time. Where several write to one folder, nobody knows
-            whose files are there.
+        record: Used to detect runs that overlapped in time: if several write to one shared folder, the owner of a
+            file is unknown.
+
+    Raises:
+        LabError: There is no checkpoint, or its owner is unknown.
     """
     for pattern in warm.checkpoint:
         if os.path.isabs(pattern):
-            found = _shared(pattern, warm, lab, run, record)
+            matches = _shared(pattern, warm, lab, run, record)
         else:
-            found = [
+            matches = [
                 path
                 for place in (outputs / run.id, outputs / run.id / "out")
                 for path in _matches(place, pattern)
                 if path.is_relative_to(outputs.resolve())
             ]
-        if found:
-            return max(found, key=lambda path: (_changed_at(path), path.name))
+        if matches:
+            return max(matches, key=lambda path: (_changed_at(path), path.name))
     raise LabError(f"run {run.id} left no {' or '.join(warm.checkpoint)}", hint="see warm_start.checkpoint in lab.yaml")
 
 
 def _matches(place: Path, pattern: str) -> list[Path]:
-    """The regular files that match a pattern below a folder; a name without wildcards is taken as it is."""
+    """Return the regular files below a folder that match a pattern; a name without wildcards is used as is."""
     named = place.glob(pattern) if glob.has_magic(pattern) else [place / pattern]
-    return [found for path in named if (found := real_path(path)).is_file()]
+    return [file for path in named if (file := real_path(path)).is_file()]
 
 
 def _changed_at(path: Path) -> float:
-    """When a file was last written, in seconds since 1970; 0 if it is gone by now."""
+    """Return the modification time of a file in Unix seconds; 0 if the file is gone."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -127,7 +148,11 @@ def _changed_at(path: Path) -> float:
 
 
 def _shared(pattern: str, warm: WarmStartConfig, lab: Path, run: RunRow, record: StudyLedger | None) -> list[Path]:
-    """The files outside of the run folder that were written while the run was running, and no other run."""
+    """Return the files outside of the run folder that were written while this run was running.
+
+    Raises:
+        LabError: Another run was running at the same time, or a file is in a folder that is not allowed.
+    """
     if run.started is None or run.ended is None:
         return []
     for other in record.runs() if record is not None else []:
@@ -138,16 +163,16 @@ def _shared(pattern: str, warm: WarmStartConfig, lab: Path, run: RunRow, record:
                 hint="let the trainer write below {run_dir}, or run one at a time (slots: {count: 1})",
             )
     root = Path(pattern).anchor
-    found = []
+    files = []
     for path in _matches(Path(root), str(Path(pattern).relative_to(root))):
         _check_allowed(path, warm, lab)
         if run.started - CLOCK_STEP_S <= _changed_at(path) <= run.ended + CLOCK_STEP_S:
-            found.append(path)
-    return found
+            files.append(path)
+    return files
 
 
 def _owner(path: Path, outputs: Path) -> str | None:
-    """The run of this study that left the file, if one did."""
+    """Return the run of this study whose folder contains the file; None if there is none."""
     if not path.is_relative_to(outputs.resolve()):
         return None
     name = path.relative_to(outputs.resolve()).parts[0]
@@ -155,7 +180,7 @@ def _owner(path: Path, outputs: Path) -> str | None:
 
 
 def continued(warm: WarmStartConfig, config: dict[str, Any], start: Mapping[str, Any]) -> dict[str, Any]:
-    """The same config, beginning with these weights."""
+    """Set the config to start from these weights; changes it in place and returns it."""
     for key, value in ((warm.mode, CONTINUE), (warm.source, start["path"])):
         for place in find(config, key):
             set_(config, place, value)
@@ -163,7 +188,11 @@ def continued(warm: WarmStartConfig, config: dict[str, Any], start: Mapping[str,
 
 
 def check_start(start: Mapping[str, Any]) -> None:
-    """The weights must be what they were when the run was decided on."""
+    """Check that the weights are unchanged since the run was planned.
+
+    Raises:
+        LabError: The checkpoint is gone or has changed.
+    """
     digest = folder.hash_file(start["path"])
     if digest != start["sha256"]:
         what = "is gone" if digest is None else "has changed since the run was decided on"

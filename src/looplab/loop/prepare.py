@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""From a planned run to its folder and its launch specification."""
-=======
 """Turn a planned run into a run folder and a launch spec for the executor."""
->>>>>>> e6
 
 from __future__ import annotations
 
@@ -92,9 +88,6 @@ class Preparer:
         self._capsules.refresh()
 
     def prepare(self, run: RunRow, plan: RunPlan, slot: Slot) -> tuple[LaunchSpec, Prepared]:
-<<<<<<< HEAD
-        """Create the run's folder; return its launch specification and the files of its record."""
-=======
         """Create the run folder with its record.
 
         Returns:
@@ -103,7 +96,6 @@ class Preparer:
         Raises:
             LabError: The run cannot be started, for example because a secret or its checkpoint is missing.
         """
->>>>>>> e6
         run_dir = self._outputs / run.id
         record_dir = run_dir / folder.RECORD
         plan = self._revealed(run, plan)
@@ -156,7 +148,6 @@ class Preparer:
             self._check_revealed(run, config)
         private = self._config_files() if job is None and self.hides(run) else ()
         prepared = Prepared(folder.create(run_dir, files, private=private), _by_path(files), unknown, own_code)
-<<<<<<< HEAD
         limits = (self._launch.timeout, job and job.get("timeout"))
         spec = LaunchSpec(
             run_id=run.id,
@@ -170,20 +161,6 @@ class Preparer:
             grace=self._launch.grace,
             cleanup_timeout=self._launch.cleanup_timeout,
             record_dir=record_dir,
-=======
-        spec = LaunchSpec(
-            run.id,
-            run_dir,
-            argv,
-            program,
-            cwd,
-            slot,
-            env,
-            min(filter(None, (self._launch.timeout, job and job.get("timeout"))), default=None),
-            self._launch.grace,
-            self._launch.cleanup_timeout,
-            record_dir,
->>>>>>> e6
         )
         return spec, prepared
 

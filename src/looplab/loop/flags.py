@@ -55,7 +55,7 @@ def edits_of_flags(
         configs: Base configs by name; the key must be the same in all of them.
 
     Raises:
-        LabError: A config has no such key, several, or another one than the other configs.
+        LabError: A config has no such key or several, or the key differs between configs.
     """
     edits = []
     for text in flags:

@@ -25,9 +25,7 @@ class PlaceMonitor:
     """Detects that the lab folder, ledger, lock or study folder was moved or replaced since the engine started."""
 
     def __init__(self, lab: Path, study: str, ledger: Path) -> None:
-        self._lab = os.open(
-            lab, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-        )  # held open, so that its inode is not reused
+        self._lab = os.open(lab, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # keeps its inode from being reused
         self._files: dict[str, tuple[str, os.stat_result]] = {}
         for path, what in ((lab, "the lab"), (ledger, "the ledger"), (ledger.with_name(f"{study}.lock"), "the lock")):
             with contextlib.suppress(FileNotFoundError):

@@ -76,7 +76,7 @@ class Preparer:
         self._config_name = f"config.{self._rendering.format if self._rendering.as_ == 'file' else 'json'}"
         self._capsules = Capsules(setup.lab, self._outputs, setup.prints)
         self._host = socket.gethostname()
-        live = {"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1")}  # train.log grows as the trainer prints
+        live = {"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1")}  # keeps train.log up to date
         self._slot_env = {slot.name: {**live, **slot_environment(slot)} for slot in setup.slots}
         self._homes: dict[tuple[str, str], Path] = {}
         """Folders that the paths in a command are relative to, by lab and `cwd`."""
@@ -322,6 +322,7 @@ class Preparer:
     def _variables(
         self, run_id: str, seed: int | None, run_dir: str, config_file: str, slot: Slot, lab: str
     ) -> dict[str, str]:
+        """Return the template variables of a run's command and environment."""
         return {
             "run_dir": run_dir,
             "out_dir": run_dir if self._launch.output_dir == "run" else f"{run_dir}/out",

@@ -62,6 +62,7 @@ class Setting:
 
     @property
     def name(self) -> str:
+        """The values, in words."""
         shown = ", ".join(f"{key}={value}" for key, value in self.values.items())
         return f"{shown} (the base)".lstrip() if self.is_base else shown
 
@@ -115,6 +116,7 @@ class Result:
 
     @property
     def stable(self) -> bool:
+        """Whether all runs were made and the throughput is stable."""
         return self.mean is not None and not self.trouble and not self.missing
 
     @property
@@ -191,7 +193,7 @@ def probe_study(study: StudyConfig, name: str, mode: str | None) -> StudyConfig:
     """Return the study of a probe: launch and guard of the real one, with the throughput as its only objective.
 
     Args:
-        mode: Mode of the real study to apply; None: none.
+        mode: Mode of the real study to apply; None: no mode.
 
     Raises:
         LabError: The mode is unknown, or the sweep cannot be run.
@@ -216,9 +218,7 @@ def probe_study(study: StudyConfig, name: str, mode: str | None) -> StudyConfig:
     watch += [WatchRule(name=NOT_A_NUMBER + (f" {n}" if n else ""), nan=nan) for n, nan in enumerate(numbers)]
     wandb = study.track.wandb
     if wandb is not None and wandb.mode == "online":
-        wandb = wandb.model_copy(
-            update={"mode": "offline"}
-        )  # its files may supply the metric, but probes are not published
+        wandb = wandb.model_copy(update={"mode": "offline"})  # a source of the metric, but probes are not published
     return study.model_copy(
         update={
             "name": name,
@@ -475,6 +475,7 @@ def advise(results: Sequence[Result], metric: str) -> Advice | None:
 
 
 def _speed(result: Result) -> float:
+    """Return the mean throughput; 0 if not measured."""
     return result.mean or 0.0
 
 

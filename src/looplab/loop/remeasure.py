@@ -47,7 +47,7 @@ def remeasure(setup: Setup, record: StudyLedger, runs: Sequence[RunRow]) -> list
     """
     objective = setup.study.objective
     if objective is not None and record.open(objective.metric, objective.goal, objective.at):
-        runs = [record.run(run.id) for run in runs]  # re-read the rows: their objective was another one
+        runs = [record.run(run.id) for run in runs]  # fetched again: `open` has cleared the old objective
     configuration = record.configure(resolved_configuration(setup))
     outputs = folder.study_folder(setup.lab, setup.study.name)
     results = [_remeasure_run(setup, record, run, outputs / run.id) for run in runs if _is_ours(run)]

@@ -226,6 +226,7 @@ def _packages(outputs: Path, before: Mapping[str, Any], after: Mapping[str, Any]
 
 
 def _git(where: Path, *args: str) -> str:
+    """Run git; failures are raised as a LabError with a hint."""
     try:
         return git(where, *args, timeout=GIT_S)
     except GitError as error:

@@ -288,7 +288,7 @@ def load_bases(
 def _tracked(
     study: StudyConfig, guard: Guard, config: dict[str, Any]
 ) -> tuple[dict[str, Any], list[str], dict[str, bool]]:
-    """Set the W&B keys of a config as `track` says.
+    """Set the W&B keys of a config to the values from `track`.
 
     Returns:
         The config, notes about the changes, and the W&B keys (True: the config did not have the key before).
@@ -500,6 +500,7 @@ def _reaches(study: StudyConfig, seed: Concrete) -> bool:
 
 
 def _is_whole(value: Any) -> bool:
+    """Whether a value is an integer; bool does not count."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 

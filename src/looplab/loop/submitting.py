@@ -204,7 +204,7 @@ class SubmittedJob:
         Args:
             timeout: Seconds that the command may run; None: no limit of its own.
         """
-        # Keep the path that the program was called by: `python` locates its packages relative to it.
+        # argv[0] must be a path: `python`, for example, locates its packages relative to it.
         argv = list(self.argv) if "/" in self.argv[0] else [self.program, *self.argv[1:]]
         config = {"argv": argv, "cwd": self.cwd, "files": dict(self.files), "timeout": timeout}
         return tuple(str(Edit(key, Op.NEW, value)) for key, value in config.items() if value is not None)

@@ -304,7 +304,7 @@ def test_an_answer_of_an_unconfined_agent_is_compared_after_a_crash_too(lab: Any
 
 def test_an_agent_has_a_folder_of_its_own(lab: Any) -> None:
     agent = Misbehaving(lab, "pass", answer="next_config.json")
-    assert "a folder of its own" in lab("autopilot", "--runs", "1", code=2).err
+    assert "in its own folder" in lab("autopilot", "--runs", "1", code=2).err
     assert agent.rates() == []
 
 

@@ -44,7 +44,7 @@ def test_missing_settings_have_their_defaults(tmp_path: Path) -> None:
         ("frozen:", "frozn:", 1, "did you mean 'frozen'"),
         ("  metric: survival_rate\n", "", 3, "'evaluate.metric' is missing"),
         ("  values:", "  valuse:", 6, "did you mean 'values'"),
-        ("wall: 2h", "wall: soon", 7, "no duration"),
+        ("wall: 2h", "wall: soon", 7, "not a duration"),
         ('"{result}"', '"{output}"', 4, "{output} is unknown"),
         ("[evaluate.py]", "[../evaluate.py]", 1, "leads out of the lab"),
         ("alpha: 0.1", "alpha: 0.7", 8, "judge.alpha"),

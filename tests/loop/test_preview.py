@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from looplab.config.files import hash_config
 from looplab.config.lab import load_lab
 from looplab.launch.base import Ended, Exit, LaunchEvent, LaunchSpec, Started
 from looplab.ledger.ledger import Ledger, LedgerCopy
@@ -264,7 +265,7 @@ def ask_for_more(folder: Path, chance: random.Random) -> None:
         jobs = StudyLedger(ledger, "toy.jobs")
         with ledger.write():
             round_ = jobs.open_round() or jobs.begin_round()
-            jobs.plan(round=round_, proposal=None, proposer="job", parent=None, base="job", reason="", config_hash="0",
+            jobs.plan(round=round_, proposal=None, proposer="job", parent=None, base="job", reason="", config_hash=hash_config({}),
                       devices=1, plan=RunPlan({}))  # fmt: skip
     ledger.close()
 

@@ -175,9 +175,12 @@ class FileSnapshot:
                 done[change.path] = False
                 continue
             try:
-                _put_aside(change.path, quarantine / _relative(change.path, self.guarded.lab))
-                if content is not None:
-                    before = self._stamps[path]
+                # A file that is replaced is copied first: it must never be missing, in case the engine is killed here.
+                before = self._stamps.get(path)
+                is_replaced = content is not None and before is not None and before.link is None
+                aside = _copy_aside if is_replaced and _is_plain_file(path) else _put_aside
+                aside(change.path, quarantine / _relative(change.path, self.guarded.lab))
+                if content is not None and before is not None:
                     change.path.parent.mkdir(parents=True, exist_ok=True)
                     if before.link is not None:
                         with contextlib.suppress(FileExistsError):
@@ -305,6 +308,17 @@ def _relative(path: Path, lab: Path) -> Path:
     return path.relative_to(lab) if path.is_relative_to(lab) else Path(*path.parts[1:])
 
 
+def _is_plain_file(path: str) -> bool:
+    """Return whether there is a regular file, not a link to one."""
+    stamp = Stamp.of(path)
+    return stamp is not None and stamp.link is None and stat.S_ISREG(stamp.kind)
+
+
+def _copy_aside(path: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(path, target, follow_symlinks=False)
+
+
 def _put_aside(path: Path, target: Path) -> None:
     if os.path.lexists(path):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -419,7 +433,8 @@ class CallGuard:
         if self._snapshot is None:
             return {}
         # A restored file looks unchanged: record the finding first, in case the engine is killed here.
-        self._save(call, {"ended": list(self._ended), "files": {}, "points": self._pointers, "void": void})
+        files_before = self._snapshot.digests()
+        self._save(call, {"ended": list(self._ended), "files": files_before, "points": self._pointers, "void": void})
         points = {self._outputs / name: run for name, run in _pointing(record).items() if run is not None}
         files = [change for change in blamed if change.path not in points]
         restored = self._snapshot.restore(files, self._lab / ".looplab" / QUARANTINE / call)

@@ -111,8 +111,12 @@ def test_a_kill_while_files_are_restored_loses_none(lab: Path, monkeypatch: pyte
         void = again.rule(record, "call-1")
     assert void is not None  # the answer counts for nothing
     assert (lab / "train.py").exists()
+    events = record.ledger.events("toy")
+    recorded = [file for event in events if event.kind == "files changed" for file in event.data["files"]]
+    assert {file["path"] for file in recorded} == {"train.py", "helper.py", "sitecustomize.py"}
     if when == "before the record":
         assert is_as_before(lab)
+        assert all(file["restored"] for file in recorded)
     else:
         assert "NOT restored: " in void  # said, since the content was in the killed engine's memory
 

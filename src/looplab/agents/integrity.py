@@ -359,6 +359,7 @@ class CallGuard:
         self._changes: list[GuardedChange] = []
         self._pointers: dict[str, str | None] = {}
         self._void = ""  # what an earlier engine found
+        self._restored_before: list[GuardedChange] = []  # what it found, and may have restored
         self._incomplete_reported = False  # whether it was reported that not all files are compared
         self.looks_only = False
         """Whether to restore and record nothing, for a preview."""
@@ -366,7 +367,7 @@ class CallGuard:
     def prepare(self, record: StudyLedger) -> None:
         """Read which runs have ended: nothing writes to them any more."""
         self._ended = tuple(run.id for run in reversed(record.runs(state="ended", limit=NEWEST)))
-        self._changes, self._void = [], ""
+        self._changes, self._void, self._restored_before = [], "", []
 
     def begin(self, call: str) -> None:
         """Take a snapshot before the agent is called."""
@@ -387,6 +388,7 @@ class CallGuard:
         try:
             state = load_json(read_bounded(self._state(call), LARGEST_STATE))
             self._void = str(state.get("void", ""))
+            self._restored_before = [GuardedChange(Path(path), how) for path, how in state.get("changes", ())]
             self._ended = tuple(state["ended"])
             self._pointers = dict(state["points"])
             guarded = guarded_files(self._lab, self._outputs, self._study, self._ended, self._answer)
@@ -416,6 +418,11 @@ class CallGuard:
             self._incomplete_reported = True
             self._tell("note", "the lab has too many files to compare all of them before and after a call of an agent")
         void = self._void
+        remaining = {change.path for change in changes}
+        restored_before = [change for change in self._restored_before if change.path not in remaining]
+        if restored_before:  # by an engine that was killed before it recorded that
+            files = self._listed(restored_before, {change.path: True for change in restored_before})
+            record.files_changed(call, by="agent", confined=self._confinement.by, files=files)
         if blamed:
             void = f"{self._names(blamed)} while the agent ran: its answer is void"
             restored = self._restore(record, call, blamed, void)
@@ -425,7 +432,7 @@ class CallGuard:
         if void:
             record.alarm(None, void, call=call)
             self._tell("alarm", void)
-        self._changes, self._pointers, self._void = [], {}, ""
+        self._changes, self._pointers, self._void, self._restored_before = [], {}, "", []
         self._state(call).unlink(missing_ok=True)
         return void or None
 
@@ -434,7 +441,9 @@ class CallGuard:
             return {}
         # A restored file looks unchanged: record the finding first, in case the engine is killed here.
         files_before = self._snapshot.digests()
-        self._save(call, {"ended": list(self._ended), "files": files_before, "points": self._pointers, "void": void})
+        found = [(str(change.path), change.how) for change in blamed]
+        state = {"ended": list(self._ended), "files": files_before, "points": self._pointers}
+        self._save(call, {**state, "void": void, "changes": found})
         points = {self._outputs / name: run for name, run in _pointing(record).items() if run is not None}
         files = [change for change in blamed if change.path not in points]
         restored = self._snapshot.restore(files, self._lab / ".looplab" / QUARANTINE / call)

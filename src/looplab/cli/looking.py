@@ -20,7 +20,8 @@ from looplab.config.lab import StudyConfig
 from looplab.errors import LabError
 from looplab.launch.local import Where, read_exit, read_process, where_is
 from looplab.ledger.ledger import GENESIS, Ledger, has_ledger
-from looplab.ledger.study import IMPORTED, JOBS_SUFFIX, BudgetUsage, RunRow, StudyLedger
+from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import IMPORTED, JOBS_SUFFIX, BudgetUsage, RunRow
 from looplab.loop.lock import engine_pid
 from looplab.loop.place import find_move
 from looplab.measure.run_metrics import tie_break_value

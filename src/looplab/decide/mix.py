@@ -17,6 +17,7 @@ from itertools import chain
 
 from looplab.decide.base import FallibleProposer, Proposal, Proposer, ask
 from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import StudyView
 
 HALF_LIFE = 20.0
 """Decided runs after which a reward counts half."""
@@ -156,7 +157,7 @@ def _interleave(received: Mapping[int, Sequence[Proposal]], order: Sequence[int]
     return [*proposals, *chain.from_iterable(left.values())]
 
 
-def credit(study: StudyLedger, names: Sequence[str] | None = None) -> dict[str, Credit]:
+def credit(study: StudyView, names: Sequence[str] | None = None) -> dict[str, Credit]:
     """Return the record of each proposer; None: of all that have proposed anything."""
     counted = study.ledger.rows("SELECT proposer, count(*) FROM proposals WHERE study=? GROUP BY 1", (study.name,))
     proposals = {row[0]: int(row[1]) for row in counted}
@@ -193,7 +194,7 @@ def credit(study: StudyLedger, names: Sequence[str] | None = None) -> dict[str, 
     }
 
 
-def _outcomes(study: StudyLedger) -> list[tuple[str, str]]:
+def _outcomes(study: StudyView) -> list[tuple[str, str]]:
     """Return the proposer and the outcome of every proposed run, in the order in which they were planned."""
     row = study.ledger.one("SELECT goal, judge_state FROM studies WHERE name=?", (study.name,))
     maximize = row is not None and row["goal"] == "max"

@@ -35,7 +35,7 @@ from looplab.decide.history import History, PastRun
 from looplab.errors import LabError
 from looplab.guard.guard import Guard
 from looplab.guard.knobs import KnobTable, show_value
-from looplab.ledger.study import IMPORTED, RunRow, StudyLedger
+from looplab.ledger.view import IMPORTED, RunRow, StudyView
 from looplab.measure.names import MetricNames
 from looplab.measure.summary import to_dict
 
@@ -105,7 +105,7 @@ class RulesProposer:
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
 
-    def propose(self, study: StudyLedger, n: int) -> list[Proposal]:
+    def propose(self, study: StudyView, n: int) -> list[Proposal]:
         self._reload()
         state = self._state(study)
         if n <= 0 or state == self._idle_state:
@@ -141,7 +141,7 @@ class RulesProposer:
         except LabError as error:
             self._file_error = str(error)
 
-    def _state(self, study: StudyLedger) -> tuple[Any, ...]:
+    def _state(self, study: StudyView) -> tuple[Any, ...]:
         """Return what the proposals depend on: while it is unchanged, a study without proposals gets none."""
         sql = (
             "SELECT (SELECT count(*) FROM runs WHERE study=?1 AND state='ended'), (SELECT count(*) FROM runs WHERE"
@@ -152,7 +152,7 @@ class RulesProposer:
     # -- from runs to proposals
 
     def _propose_on_runs(
-        self, study: StudyLedger, ended: Sequence[PastRun], n: int, reasons: NoProposalReasons
+        self, study: StudyView, ended: Sequence[PastRun], n: int, reasons: NoProposalReasons
     ) -> list[Proposal]:
         view, tried = _StudyView.read(study, ended, reasons), self._tried_configs(study, ended)
         proposals: list[Proposal] = []
@@ -173,7 +173,7 @@ class RulesProposer:
                     break
         return proposals
 
-    def _tried_configs(self, study: StudyLedger, ended: Sequence[PastRun]) -> set[str]:
+    def _tried_configs(self, study: StudyView, ended: Sequence[PastRun]) -> set[str]:
         """Return the hashes of all configs that were run or are planned."""
         for past in ended:
             if past.run.id not in self._hashes and past.run.role != IMPORTED:
@@ -294,7 +294,7 @@ class _StudyView:
     reasons: NoProposalReasons
 
     @classmethod
-    def read(cls, study: StudyLedger, ended: Sequence[PastRun], reasons: NoProposalReasons) -> _StudyView:
+    def read(cls, study: StudyView, ended: Sequence[PastRun], reasons: NoProposalReasons) -> _StudyView:
         sql = "SELECT goal, (SELECT coalesce(max(n), 0) FROM rounds WHERE study=name) FROM studies WHERE name=?"
         goal, round_ = study.ledger.one(sql, (study.name,)) or ("min", 0)
         fired: dict[str, dict[str, bool]] = {}

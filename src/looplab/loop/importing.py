@@ -21,7 +21,8 @@ from looplab.config import paths
 from looplab.config.files import dump_json, hash_config
 from looplab.errors import LabError
 from looplab.guard.guard import Guard
-from looplab.ledger.study import IMPORTED, StudyLedger
+from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import IMPORTED
 from looplab.loop.decision import hash_point
 from looplab.loop.setup import Base, Setup
 from looplab.measure.foreign import ForeignRun

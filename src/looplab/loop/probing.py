@@ -26,7 +26,8 @@ from looplab.errors import LabError
 from looplab.guard.knobs import KnobTable
 from looplab.launch.base import Slot
 from looplab.ledger.ledger import Ledger
-from looplab.ledger.study import RunRow, StudyLedger
+from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import RunRow
 from looplab.loop.decision import Decider, ProposalRejected, base_runs, decide_base
 from looplab.loop.setup import Base, RunOptions, Setup, make_guard
 from looplab.measure.discover import reader_of

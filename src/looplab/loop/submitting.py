@@ -36,7 +36,8 @@ from looplab.errors import LabError
 from looplab.launch import supervisor
 from looplab.launch.command import find_program
 from looplab.launch.devices import Devices
-from looplab.ledger.study import JOBS_SUFFIX, BudgetUsage, RunRow, StudyLedger
+from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import JOBS_SUFFIX, BudgetUsage, RunRow
 from looplab.loop.setup import RunOptions, Setup, find_prints, make_guard, plan_slots
 from looplab.runs import clock
 from looplab.runs.folder import hash_file

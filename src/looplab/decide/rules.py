@@ -143,11 +143,7 @@ class RulesProposer:
 
     def _state(self, study: StudyView) -> tuple[Any, ...]:
         """Return what the proposals depend on: while it is unchanged, a study without proposals gets none."""
-        sql = (
-            "SELECT (SELECT count(*) FROM runs WHERE study=?1 AND state='ended'), (SELECT count(*) FROM runs WHERE"
-            " study=?1), (SELECT best FROM studies WHERE name=?1), (SELECT max(n) FROM rounds WHERE study=?1)"
-        )
-        return (self._stamp, *study.ledger.rows(sql, (study.name,))[0])
+        return (self._stamp, *study.progress())
 
     # -- from runs to proposals
 
@@ -295,17 +291,15 @@ class _StudyView:
 
     @classmethod
     def read(cls, study: StudyView, ended: Sequence[PastRun], reasons: NoProposalReasons) -> _StudyView:
-        sql = "SELECT goal, (SELECT coalesce(max(n), 0) FROM rounds WHERE study=name) FROM studies WHERE name=?"
-        goal, round_ = study.ledger.one(sql, (study.name,)) or ("min", 0)
+        *_, round_ = study.progress()
         fired: dict[str, dict[str, bool]] = {}
         last: dict[str, int] = {}
-        sql = "SELECT source, status, round FROM proposals WHERE study=? AND source >= ? AND source < ?"
-        for row in study.ledger.rows(sql, (study.name, f"{NAME}:", f"{NAME};")):
-            _, run, key = row["source"].split(":", 2)
-            accepted = fired.setdefault(run, {})[key] = row["status"] != "rejected"
+        for proposal, in_round in study.proposals_from(NAME):
+            _, run, key = (proposal.source or "").split(":", 2)
+            accepted = fired.setdefault(run, {})[key] = proposal.status != "rejected"
             if accepted:
-                last[key] = max(last.get(key, 0), row["round"] or round_)
-        return cls(ended, fired, last, round_, goal or "min", study.best(), reasons)
+                last[key] = max(last.get(key, 0), in_round or round_)
+        return cls(ended, fired, last, round_, study.goal(), study.best(), reasons)
 
     def in_order(self) -> list[PastRun]:
         """Return the runs that rules are evaluated on: newest round first, best run of a round first."""

@@ -253,8 +253,7 @@ class SearchProposer:
             return []
         self.problem, self._note = self._note, None
         points, taken = self._collect_points(study)
-        sql = "SELECT count(*) FROM proposals WHERE study=? AND proposer=?"
-        n_proposed = int(study.ledger.rows(sql, (study.name, self.name))[0][0])
+        n_proposed = study.count_proposals(self.name)
         proposals: list[Proposal] = []
         for count in range(n_proposed, n_proposed + n):
             proposal = self._sample_proposal(count, points, taken)

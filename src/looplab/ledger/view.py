@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -185,6 +185,17 @@ class StudyView:
         )
         return [(at, (body.get("study") or {}).get("objective") or {}) for at, body in bodies]
 
+    def goal(self) -> str:
+        """Return whether the objective is minimised or maximised: `min` or `max`."""
+        row = self.ledger.one("SELECT goal FROM studies WHERE name=?", (self.name,))
+        return (row["goal"] if row is not None else None) or "min"
+
+    def events_of(self, kind: str, run: str | None = None) -> list[dict[str, Any]]:
+        """Return the data of all events of a kind, oldest first, each with its `run`."""
+        sql = "SELECT run, data FROM events WHERE study=? AND kind=? AND (?3 IS NULL OR run=?3) ORDER BY seq"
+        rows = self.ledger.rows(sql, (self.name, kind, run))
+        return [{**load_own_json(row["data"]), "run": row["run"]} for row in rows]
+
     def objective(self) -> str | None:
         """Return the metric by which the runs in the table were measured."""
         row = self.ledger.one("SELECT objective FROM studies WHERE name=?", (self.name,))
@@ -273,7 +284,58 @@ class StudyView:
             raise LabError(f"there is no proposal {number}")
         return _proposal(row)
 
+    def count_proposals(self, proposer: str | None = None) -> int:
+        """Return how many proposals there were, of one proposer or of all."""
+        sql = "SELECT count(*) FROM proposals WHERE study=?1 AND (?2 IS NULL OR proposer=?2)"
+        return int(self.ledger.rows(sql, (self.name, proposer))[0][0])
+
+    def proposals_by_proposer(self) -> dict[str, int]:
+        """Return how many proposals each proposer made, by name."""
+        sql = "SELECT proposer, count(*) FROM proposals WHERE study=? GROUP BY proposer ORDER BY proposer"
+        return {row[0]: int(row[1]) for row in self.ledger.rows(sql, (self.name,))}
+
+    def last_proposers(self, names: Sequence[str], limit: int) -> list[str]:
+        """Return who made the last proposals, oldest first, of these proposers."""
+        sql = (
+            "SELECT proposer FROM proposals WHERE study=? AND proposer IN (SELECT value FROM json_each(?))"
+            " ORDER BY id DESC LIMIT ?"
+        )
+        return [row[0] for row in self.ledger.rows(sql, (self.name, json.dumps(list(names)), limit))][::-1]
+
+    def proposals_from(self, prefix: str) -> list[tuple[ProposalRow, int | None]]:
+        """Return the proposals whose source begins with `prefix:`, oldest first, each with its round."""
+        sql = "SELECT * FROM proposals WHERE study=? AND source >= ? AND source < ? ORDER BY id"
+        rows = self.ledger.rows(sql, (self.name, f"{prefix}:", f"{prefix};"))
+        return [(_proposal(row), row["round"]) for row in rows]
+
+    def count_before(self, proposal: int) -> int:
+        """Return how many proposals and planned runs are ahead of a proposal in the queue."""
+        queries = (
+            "SELECT count(*) FROM proposals WHERE study=?1 AND id<?2 AND status='waiting'",
+            "SELECT count(*) FROM runs WHERE study=?1 AND proposal<?2 AND state='planned'",
+        )
+        return sum(int(self.ledger.rows(sql, (self.name, proposal))[0][0]) for sql in queries)
+
     # -- runs
+
+    def progress(self) -> tuple[int, int, str | None, int]:
+        """Return the number of ended runs, of all runs, the best run, and the last round: what proposals depend on."""
+        sql = (
+            "SELECT (SELECT count(*) FROM runs WHERE study=?1 AND state='ended'), (SELECT count(*) FROM runs WHERE"
+            " study=?1), (SELECT best FROM studies WHERE name=?1), (SELECT max(n) FROM rounds WHERE study=?1)"
+        )
+        ended, runs, best, round_ = self.ledger.rows(sql, (self.name,))[0]
+        return ended, runs, best, round_ or 0
+
+    def last_end(self) -> float | None:
+        """Return when the last run ended; None: none has."""
+        row = self.ledger.one("SELECT max(ended) FROM runs WHERE study=?", (self.name,))
+        return row[0] if row is not None else None
+
+    def find_run(self, run: str) -> RunRow | None:
+        """Return a run by its id; None if there is none."""
+        row = self.ledger.one(f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND id=?", (self.name, run))  # noqa: S608
+        return _run(row) if row is not None else None
 
     def imports(self) -> dict[str, dict[str, Any]]:
         """Return where the imported runs came from, by run: `kind`, `path`, `digest`."""

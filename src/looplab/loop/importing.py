@@ -164,8 +164,8 @@ def complete_imports(record: StudyLedger, outputs: Path) -> None:
     """Finish or remove interrupted imports; the caller holds the study's lock."""
     for staged in sorted(outputs.glob(f"{folder.STAGED}*")):
         run = staged.name.removeprefix(folder.STAGED)
-        row = record.ledger.one("SELECT role FROM runs WHERE study=? AND id=?", (record.name, run))
-        if row is not None and row["role"] == IMPORTED and not (outputs / run).exists():
+        row = record.find_run(run)
+        if row is not None and row.role == IMPORTED and not (outputs / run).exists():
             os.rename(staged, outputs / run)
         else:
             shutil.rmtree(staged, ignore_errors=True)

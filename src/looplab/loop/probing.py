@@ -177,7 +177,7 @@ def probe_name(lab: LabConfig, study: StudyConfig, ledger: Ledger | None, fresh:
         LabError: The lab has a study of that name.
     """
     first = f"{study.name}.probe"
-    names = {row["name"] for row in ledger.rows("SELECT name FROM studies")} if ledger is not None else set()
+    names = ledger.studies() if ledger is not None else set()
     number = 1
     while (f"{first}{number + 1}") in names:
         number += 1

@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
 from looplab.config.lab import StudyConfig
 from looplab.decide.mix import Credit, credit
 from looplab.judge import stats
@@ -374,14 +372,13 @@ def mix_facts(record: StudyView, rows: Sequence[RunRow]) -> MixFacts | None:
     """Return the record of each proposer; None if there are no proposals."""
     weights: list[tuple[int, dict[str, float]]] = []
     made = 0
-    for event in _events(record, "mix"):
+    for event in record.events_of("mix"):
         weights.append((made, event.get("weights", {})))
         made += sum(event.get("chosen", {}).values())
     if weights and made > weights[-1][0]:
         weights.append((made, weights[-1][1]))
     repeats = {row.proposer for row in rows if row.role == "reproduction"}
-    sql = "SELECT DISTINCT proposer FROM proposals WHERE study=? ORDER BY proposer"
-    names = [row[0] for row in record.ledger.rows(sql, (record.name,)) if row[0] not in repeats]
+    names = [name for name in record.proposals_by_proposer() if name not in repeats]
     return MixFacts(credit(record, names), tuple(weights)) if names else None
 
 
@@ -413,7 +410,7 @@ def watched(record: StudyView) -> tuple[Watched, ...]:
     return tuple(
         Watched(event["run"], wording.plain(event.get("rule", "")), wording.plain(event.get("text", "")),
                 bool(event.get("stops")))
-        for event in _events(record, "watched")
+        for event in record.events_of("watched")
     )  # fmt: skip
 
 
@@ -421,10 +418,5 @@ def reproduced(record: StudyView) -> tuple[Reproduced, ...]:
     """Return the reproductions, in order."""
     return tuple(
         Reproduced(event["run"], event.get("again", ""), bool(event.get("same")), wording.plain(event.get("why", "")))
-        for event in _events(record, "reproduced")
+        for event in record.events_of("reproduced")
     )
-
-
-def _events(record: StudyView, kind: str) -> list[dict[str, Any]]:
-    sql = "SELECT run, data FROM events WHERE study=? AND kind=? ORDER BY seq"
-    return [{**orjson.loads(row["data"]), "run": row["run"]} for row in record.ledger.rows(sql, (record.name, kind))]

@@ -23,7 +23,8 @@ from pathlib import Path
 
 from looplab.ledger.audit import audit
 from looplab.ledger.ledger import Ledger
-from looplab.ledger.study import StudyLedger, is_failed
+from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import is_failed
 
 LAB = """
 study: night

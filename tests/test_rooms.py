@@ -78,3 +78,14 @@ def test_class_names_are_unique_in_the_package() -> None:
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, []).append(str(file.relative_to(ROOT)))
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}
+
+
+def test_sql_is_written_in_the_ledger_only() -> None:
+    statement = re.compile(r"\"(SELECT|INSERT|UPDATE|DELETE|CREATE|PRAGMA) ")
+    places = [
+        str(file.relative_to(ROOT))
+        for room in ROOMS
+        for file in (ROOT / room).rglob("*.py")
+        if room != "ledger" and statement.search(file.read_text())
+    ]
+    assert places == ["report/tables.py"]  # DuckDB, over tables that the ledger gave

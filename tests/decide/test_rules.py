@@ -19,7 +19,8 @@ from looplab.guard.guard import Guard
 from looplab.guard.knobs import Knob, KnobTable
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.plan import RunPlan
-from looplab.ledger.study import RunRow, StudyLedger
+from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import RunRow
 from looplab.measure.base import Curve
 from looplab.measure.summary import Summariser, to_dict
 

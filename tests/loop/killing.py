@@ -14,7 +14,8 @@ from looplab.config.lab import load_lab
 from looplab.launch.local import LocalExecutor
 from looplab.ledger.audit import audit
 from looplab.ledger.ledger import Ledger
-from looplab.ledger.study import RunRow, StudyLedger
+from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import RunRow
 from looplab.loop.engine import Engine
 from looplab.loop.lock import StudyLock
 from looplab.loop.setup import RunOptions, prepare

@@ -17,7 +17,8 @@ import pytest
 from looplab.config.lab import load_lab
 from looplab.launch.base import Delayed, Ended, Exit, LaunchEvent, LaunchSpec, Started
 from looplab.ledger.ledger import Ledger
-from looplab.ledger.study import RunRow, StudyLedger
+from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import RunRow
 from looplab.loop import engine as engine_module
 from looplab.loop.engine import Ending, Engine, HaltError
 from looplab.loop.events import EngineEvent

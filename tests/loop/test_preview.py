@@ -19,7 +19,8 @@ from looplab.config.lab import load_lab
 from looplab.launch.base import Ended, Exit, LaunchEvent, LaunchSpec, Started
 from looplab.ledger.ledger import Ledger, LedgerCopy
 from looplab.ledger.plan import RunPlan
-from looplab.ledger.study import RunRow, StudyLedger
+from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import RunRow
 from looplab.loop.engine import Engine
 from looplab.loop.preview import UNDRAWN, Preview, preview
 from looplab.loop.setup import RunOptions, Setup, prepare

@@ -16,7 +16,8 @@ from looplab.config.lab import StudyConfig, load_lab
 from looplab.launch.base import Exit
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.plan import RunPlan
-from looplab.ledger.study import RunRow, StudyLedger
+from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import RunRow
 from looplab.loop.judging import StudyJudge, evidence_of
 from looplab.measure.run_metrics import RunMetrics, summarise
 from looplab.runs import folder

@@ -7,7 +7,8 @@ import pytest
 
 from looplab.config.lab import load_lab
 from looplab.ledger.plan import RunPlan
-from looplab.ledger.study import JOBS_SUFFIX, StudyLedger
+from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import JOBS_SUFFIX
 from looplab.report.facts import StudyFacts, find_wandb, study_facts
 from looplab.runs.logs import read_tail
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from looplab.config.lab import LabConfig, StudyConfig, find_lab, load_lab
 from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger, open_for_reading
-from looplab.ledger.study import RunRow, StudyLedger
+from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import RunRow
 from looplab.loop.events import EngineEvent, Listener
 from looplab.loop.session import Session, SessionResult, check_study, options_to_resume, relative_to_lab, stop_study
 from looplab.loop.setup import RunOptions, Setup

@@ -16,7 +16,7 @@ from looplab.config.paths import show
 from looplab.errors import BusyError, LabError
 from looplab.ledger.leaks import SecretFinder, find_leaks, scrub
 from looplab.ledger.ledger import Ledger
-from looplab.ledger.study import JOBS_SUFFIX
+from looplab.ledger.view import JOBS_SUFFIX
 from looplab.loop.lock import engine_pid
 from looplab.runs.redact import SHORTEST, hide_values
 

@@ -9,7 +9,8 @@ from looplab.cli import output
 from looplab.config.lab import LAB_FILE, LabConfig, StudyConfig, find_lab, load_lab
 from looplab.ledger import ledger as ledgers
 from looplab.ledger.ledger import Ledger
-from looplab.ledger.study import JOBS_SUFFIX, StudyLedger
+from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import JOBS_SUFFIX
 from looplab.runs.folder import study_folder
 
 

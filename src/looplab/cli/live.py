@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from looplab.cli import output
-from looplab.ledger.study import RunRow
+from looplab.ledger.view import RunRow
 from looplab.untrusted import clean_line, clean_text
 
 if TYPE_CHECKING:

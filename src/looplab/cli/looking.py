@@ -20,7 +20,8 @@ from looplab.config.lab import StudyConfig
 from looplab.errors import LabError
 from looplab.launch.local import Where, read_exit, read_process, where_is
 from looplab.ledger.ledger import GENESIS, Ledger, has_ledger
-from looplab.ledger.study import IMPORTED, JOBS_SUFFIX, BudgetUsage, RunRow, StudyLedger
+from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import IMPORTED, JOBS_SUFFIX, BudgetUsage, RunRow
 from looplab.loop.lock import engine_pid
 from looplab.loop.place import find_move
 from looplab.measure.run_metrics import tie_break_value
@@ -40,7 +41,7 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
     ledger = open_for_reading(lab) if has_ledger(lab.ledger_path) else None
     studies = [find_study(lab, name)] if name else list(lab.studies.values())
     if name is None and ledger is not None:
-        known = {row["name"] for row in ledger.rows("SELECT name FROM studies")} - set(lab.studies)
+        known = ledger.studies() - set(lab.studies)
         studies += [find_study(lab, study + JOBS_SUFFIX) for study in lab.studies if study + JOBS_SUFFIX in known]
     all_facts = [_study_status(lab.folder, study, ledger) for study in studies]
     if json:

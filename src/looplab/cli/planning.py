@@ -14,7 +14,8 @@ from looplab.cli.labs import open_lab
 from looplab.config.lab import LabConfig, StudyConfig
 from looplab.errors import LabError
 from looplab.ledger.ledger import LedgerCopy
-from looplab.ledger.study import ProposalRow, StudyLedger
+from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import ProposalRow
 from looplab.loop.decision import PEOPLE
 from looplab.loop.prepare import FilledCommand
 from looplab.loop.preview import PlannedRun, Preview, preview

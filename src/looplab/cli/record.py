@@ -16,7 +16,7 @@ from looplab.ledger import anchors, rebuild
 from looplab.ledger import audit as auditing
 from looplab.ledger.ledger import DamagedError, Ledger
 from looplab.ledger.proof import Proof, prove
-from looplab.ledger.study import JOBS_SUFFIX
+from looplab.ledger.view import JOBS_SUFFIX
 from looplab.loop.lock import engine_pid
 
 

@@ -15,7 +15,8 @@ from looplab.cli.running import TerminalSession
 from looplab.errors import LabError
 from looplab.judge.reproduce import compare
 from looplab.judge.stats import pooled_spread
-from looplab.ledger.study import IMPORTED, RunRow, StudyLedger
+from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import IMPORTED, RunRow
 from looplab.loop import remeasure as remeasuring
 from looplab.loop import reproduce as reproducing
 from looplab.loop.lock import StudyLock, engine_pid

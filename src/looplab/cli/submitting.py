@@ -19,7 +19,8 @@ from looplab.cli import output
 from looplab.config.lab import LabConfig, StudyConfig, find_lab, load_lab, parse_duration
 from looplab.errors import BusyError, LabError
 from looplab.ledger.ledger import Ledger
-from looplab.ledger.study import RunRow, StudyLedger
+from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import RunRow
 from looplab.loop import submitting
 from looplab.loop.lock import engine_pid
 from looplab.loop.setup import RunOptions

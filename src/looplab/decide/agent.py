@@ -37,7 +37,8 @@ from looplab.decide.history import History
 from looplab.decide.prompt import SCHEMA, notes_section, read_template, render_prompt
 from looplab.errors import LabError
 from looplab.guard.guard import Guard, Problem
-from looplab.ledger.study import RunRow, StudyLedger
+from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import RunRow, StudyView
 from looplab.runs import clock
 from looplab.runs.redact import redact_data, redact_proposal, redact_text, remember
 from looplab.untrusted import MAX_TEXT, UntrustedError, clean_line, load_json, mend, mend_text, read_bounded
@@ -610,7 +611,7 @@ def spec_of(settings: AgentConfig, lab: Path) -> AgentSpec:
     )  # fmt: skip
 
 
-def account_of(study: StudyLedger) -> Account:
+def account_of(study: StudyView) -> Account:
     """Return what agents have cost in this study."""
     account = Account()
     for call in study.agent_calls():

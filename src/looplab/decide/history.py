@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from looplab.errors import LabError
-from looplab.ledger.study import RunRow, StudyLedger
+from looplab.ledger.view import RunRow, StudyView
 from looplab.measure.summary import MetricSummary, from_dict
 from looplab.runs import folder
 
@@ -27,7 +27,7 @@ class PastRun:
 class History:
     """The ended runs of one study, read incrementally."""
 
-    def __init__(self, study: StudyLedger, outputs: Path, conditions: str = "") -> None:
+    def __init__(self, study: StudyView, outputs: Path, conditions: str = "") -> None:
         """`conditions`: those of the present call; runs made under others are not comparable and left out."""
         self._study = study
         self._outputs = outputs

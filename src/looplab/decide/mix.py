@@ -8,7 +8,6 @@ choice depends on the seed and the ledger alone.
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +16,7 @@ from itertools import chain
 
 from looplab.decide.base import FallibleProposer, Proposal, Proposer, ask
 from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import StudyView
 
 HALF_LIFE = 20.0
 """Decided runs after which a reward counts half."""
@@ -123,15 +123,8 @@ class Mix:
 
     def _allocate(self, study: StudyLedger, credits: Mapping[str, Credit], n: int) -> list[list[int]]:
         """Return, for each of `n` proposals, the indices of the proposers in the order in which to ask them."""
-        ledger = study.ledger
-        n_proposed = ledger.rows("SELECT count(*) FROM proposals WHERE study=?", (study.name,))[0][0]
-        rng = random.Random(f"{self._seed}:{n_proposed}")  # noqa: S311 (not a secret)
-        sql = (
-            "SELECT proposer FROM proposals WHERE study=? AND proposer IN (SELECT value FROM json_each(?))"
-            " ORDER BY id DESC LIMIT ?"
-        )
-        rows = ledger.rows(sql, (study.name, json.dumps(self._names), self._turn - 1))
-        recent = [row["proposer"] for row in reversed(rows)]
+        rng = random.Random(f"{self._seed}:{study.count_proposals()}")  # noqa: S311 (not a secret)
+        recent = study.last_proposers(self._names, self._turn - 1)
         ranking = []
         for _ in range(n):
             sampled = {index: credits[one.name].draw(rng) for index, one in enumerate(self._proposers)}
@@ -156,10 +149,9 @@ def _interleave(received: Mapping[int, Sequence[Proposal]], order: Sequence[int]
     return [*proposals, *chain.from_iterable(left.values())]
 
 
-def credit(study: StudyLedger, names: Sequence[str] | None = None) -> dict[str, Credit]:
+def credit(study: StudyView, names: Sequence[str] | None = None) -> dict[str, Credit]:
     """Return the record of each proposer; None: of all that have proposed anything."""
-    counted = study.ledger.rows("SELECT proposer, count(*) FROM proposals WHERE study=? GROUP BY 1", (study.name,))
-    proposals = {row[0]: int(row[1]) for row in counted}
+    proposals = study.proposals_by_proposer()
     names = tuple(names if names is not None else proposals)
     outcomes: dict[str, Counter[str]] = {name: Counter() for name in names}
     decided: list[tuple[str, float]] = []
@@ -193,13 +185,12 @@ def credit(study: StudyLedger, names: Sequence[str] | None = None) -> dict[str, 
     }
 
 
-def _outcomes(study: StudyLedger) -> list[tuple[str, str]]:
+def _outcomes(study: StudyView) -> list[tuple[str, str]]:
     """Return the proposer and the outcome of every proposed run, in the order in which they were planned."""
-    row = study.ledger.one("SELECT goal, judge_state FROM studies WHERE name=?", (study.name,))
-    maximize = row is not None and row["goal"] == "max"
+    maximize = study.goal() == "max"
     runs = [run for run in study.runs() if run.state != "ended" or run.started is not None]  # others never started
     replicated = {run.point for run in runs if run.role == "replicate"}
-    judged = (row is not None and row["judge_state"] is not None) or any(run.verdict for run in runs)
+    judged = study.judge_state() is not None or any(run.verdict for run in runs)
     outcomes: dict[str, str] = {}
     best_value: float | None = None
     for run in sorted(runs, key=lambda run: (run.ended is None, run.ended or 0.0, run.n)):

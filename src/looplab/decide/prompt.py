@@ -13,7 +13,7 @@ from looplab.decide.history import History, PastRun
 from looplab.errors import LabError
 from looplab.guard.guard import Guard
 from looplab.guard.knobs import show_value
-from looplab.ledger.study import IMPORTED, RunRow, StudyLedger, sibling_study
+from looplab.ledger.view import IMPORTED, RunRow, StudyView, sibling_study
 from looplab.measure.discover import reader_of
 from looplab.runs import folder
 from looplab.untrusted import clean_line, clean_text, read_bounded
@@ -117,7 +117,7 @@ def read_template(path: Path | None) -> str:
 
 
 def render_prompt(
-    template: str, study: StudyConfig, guard: Guard, record: StudyLedger, history: History, outputs: Path, *,
+    template: str, study: StudyConfig, guard: Guard, record: StudyView, history: History, outputs: Path, *,
     parent: RunRow | None, parent_config: Mapping[str, Any], n: int, answer: str, budget: str,
     refused: Sequence[str] = (),
 ) -> str:  # fmt: skip
@@ -184,14 +184,14 @@ def _section(title: str, lines: Sequence[str], max_length: int | None = None) ->
     return f"\n# {title}\n" + "".join(f"- {line}\n" for line in shown) if shown else ""
 
 
-def notes_section(record: StudyLedger) -> str:
+def notes_section(record: StudyView) -> str:
     """Return people's notes to agents as a section of the prompt; an empty string if there are none."""
     return _section("Notes from the people of this lab (newest last)", record.said(), MAX_NOTE)
 
 
-def _rejected(record: StudyLedger) -> list[str]:
+def _rejected(record: StudyView) -> list[str]:
     """Return the latest rejected proposals of all proposers, and the latest rejected submitted commands."""
-    jobs = StudyLedger(record.ledger, sibling_study(record.name)).proposals("rejected")[-SHOWN // 3 :]
+    jobs = StudyView(record.ledger, sibling_study(record.name)).proposals("rejected")[-SHOWN // 3 :]
     rows = record.proposals("rejected")[-SHOWN:]
     named = [(f"{' '.join(row.edits)} (by {row.proposer})", row) for row in rows]
     named += [(f"the submitted command {' '.join(row.edits)}", row) for row in jobs]
@@ -202,7 +202,7 @@ def _rejected(record: StudyLedger) -> list[str]:
     ]
 
 
-def _verdicts(record: StudyLedger, outputs: Path) -> list[str]:
+def _verdicts(record: StudyView, outputs: Path) -> list[str]:
     """Return the outcome of the agent's own latest proposals: the verdict, and what was measured."""
     verdicts = record.verdicts()
     lines = []
@@ -224,14 +224,14 @@ def _verdicts(record: StudyLedger, outputs: Path) -> list[str]:
     return lines
 
 
-def _against_parent(record: StudyLedger, run: RunRow) -> str:
+def _against_parent(record: StudyView, run: RunRow) -> str:
     parent = None
     with contextlib.suppress(LabError):
         parent = record.run(run.parent) if run.parent is not None else None
     return f" (its parent, run {parent.id}: {parent.objective:.6g})" if parent and parent.objective is not None else ""
 
 
-def _champion(record: StudyLedger, metric: str) -> str:
+def _champion(record: StudyView, metric: str) -> str:
     best = record.best()
     if best is None:
         return "none yet; nothing has been measured"

@@ -20,7 +20,8 @@ from looplab.config.edits import parse_edit
 from looplab.config.files import canonical_json, read_config, read_document
 from looplab.decide.base import Proposal, describe_error
 from looplab.errors import LabError
-from looplab.ledger.study import ProposalRow, StudyLedger
+from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import ProposalRow
 from looplab.runs.folder import hash_bytes, hash_file
 
 KEYS = {"edits", "reason", "hypothesis", "parent"}

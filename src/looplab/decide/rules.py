@@ -35,7 +35,7 @@ from looplab.decide.history import History, PastRun
 from looplab.errors import LabError
 from looplab.guard.guard import Guard
 from looplab.guard.knobs import KnobTable, show_value
-from looplab.ledger.study import IMPORTED, RunRow, StudyLedger
+from looplab.ledger.view import IMPORTED, RunRow, StudyView
 from looplab.measure.names import MetricNames
 from looplab.measure.summary import to_dict
 
@@ -105,7 +105,7 @@ class RulesProposer:
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
 
-    def propose(self, study: StudyLedger, n: int) -> list[Proposal]:
+    def propose(self, study: StudyView, n: int) -> list[Proposal]:
         self._reload()
         state = self._state(study)
         if n <= 0 or state == self._idle_state:
@@ -141,18 +141,14 @@ class RulesProposer:
         except LabError as error:
             self._file_error = str(error)
 
-    def _state(self, study: StudyLedger) -> tuple[Any, ...]:
+    def _state(self, study: StudyView) -> tuple[Any, ...]:
         """Return what the proposals depend on: while it is unchanged, a study without proposals gets none."""
-        sql = (
-            "SELECT (SELECT count(*) FROM runs WHERE study=?1 AND state='ended'), (SELECT count(*) FROM runs WHERE"
-            " study=?1), (SELECT best FROM studies WHERE name=?1), (SELECT max(n) FROM rounds WHERE study=?1)"
-        )
-        return (self._stamp, *study.ledger.rows(sql, (study.name,))[0])
+        return (self._stamp, *study.progress())
 
     # -- from runs to proposals
 
     def _propose_on_runs(
-        self, study: StudyLedger, ended: Sequence[PastRun], n: int, reasons: NoProposalReasons
+        self, study: StudyView, ended: Sequence[PastRun], n: int, reasons: NoProposalReasons
     ) -> list[Proposal]:
         view, tried = _StudyView.read(study, ended, reasons), self._tried_configs(study, ended)
         proposals: list[Proposal] = []
@@ -173,7 +169,7 @@ class RulesProposer:
                     break
         return proposals
 
-    def _tried_configs(self, study: StudyLedger, ended: Sequence[PastRun]) -> set[str]:
+    def _tried_configs(self, study: StudyView, ended: Sequence[PastRun]) -> set[str]:
         """Return the hashes of all configs that were run or are planned."""
         for past in ended:
             if past.run.id not in self._hashes and past.run.role != IMPORTED:
@@ -294,18 +290,16 @@ class _StudyView:
     reasons: NoProposalReasons
 
     @classmethod
-    def read(cls, study: StudyLedger, ended: Sequence[PastRun], reasons: NoProposalReasons) -> _StudyView:
-        sql = "SELECT goal, (SELECT coalesce(max(n), 0) FROM rounds WHERE study=name) FROM studies WHERE name=?"
-        goal, round_ = study.ledger.one(sql, (study.name,)) or ("min", 0)
+    def read(cls, study: StudyView, ended: Sequence[PastRun], reasons: NoProposalReasons) -> _StudyView:
+        *_, round_ = study.progress()
         fired: dict[str, dict[str, bool]] = {}
         last: dict[str, int] = {}
-        sql = "SELECT source, status, round FROM proposals WHERE study=? AND source >= ? AND source < ?"
-        for row in study.ledger.rows(sql, (study.name, f"{NAME}:", f"{NAME};")):
-            _, run, key = row["source"].split(":", 2)
-            accepted = fired.setdefault(run, {})[key] = row["status"] != "rejected"
+        for proposal, in_round in study.proposals_from(NAME):
+            _, run, key = (proposal.source or "").split(":", 2)
+            accepted = fired.setdefault(run, {})[key] = proposal.status != "rejected"
             if accepted:
-                last[key] = max(last.get(key, 0), row["round"] or round_)
-        return cls(ended, fired, last, round_, goal or "min", study.best(), reasons)
+                last[key] = max(last.get(key, 0), in_round or round_)
+        return cls(ended, fired, last, round_, study.goal(), study.best(), reasons)
 
     def in_order(self) -> list[PastRun]:
         """Return the runs that rules are evaluated on: newest round first, best run of a round first."""

@@ -26,7 +26,7 @@ from looplab.decide.history import History
 from looplab.errors import LabError
 from looplab.guard.guard import Guard, Problem
 from looplab.guard.knobs import Knob, KnobTable
-from looplab.ledger.study import IMPORTED, ProposalRow, RunRow, StudyLedger
+from looplab.ledger.view import IMPORTED, ProposalRow, RunRow, StudyView
 
 if TYPE_CHECKING:
     import numpy as np
@@ -247,14 +247,13 @@ class SearchProposer:
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
 
-    def propose(self, study: StudyLedger, n: int) -> list[Proposal]:
+    def propose(self, study: StudyView, n: int) -> list[Proposal]:
         if self._sampler is None:
             self.problem = "no knob can be searched" + (f" ({self._note})" if self._note else "; name some in knobs:")
             return []
         self.problem, self._note = self._note, None
         points, taken = self._collect_points(study)
-        sql = "SELECT count(*) FROM proposals WHERE study=? AND proposer=?"
-        n_proposed = int(study.ledger.rows(sql, (study.name, self.name))[0][0])
+        n_proposed = study.count_proposals(self.name)
         proposals: list[Proposal] = []
         for count in range(n_proposed, n_proposed + n):
             proposal = self._sample_proposal(count, points, taken)
@@ -306,7 +305,7 @@ class SearchProposer:
 
     # -- observations
 
-    def _collect_points(self, study: StudyLedger) -> tuple[list[SearchPoint], set[bytes]]:
+    def _collect_points(self, study: StudyView) -> tuple[list[SearchPoint], set[bytes]]:
         """Return all points so far, ordered by their first run, and the keys of the configs that were run."""
         runs: list[tuple[RunRow, Params | None]] = []
         for past in self._history.ended():
@@ -355,7 +354,7 @@ class SearchProposer:
     def _key(self, config: dict[str, Any]) -> bytes:
         return canonical_json(self._guard.knob_values(self._guard.with_defaults(config)))
 
-    def _rejected_points(self, study: StudyLedger) -> Iterator[Params]:
+    def _rejected_points(self, study: StudyView) -> Iterator[Params]:
         """Yield the points inside the ranges that the guard rejected, whoever proposed them."""
         for row in study.proposals(status="rejected"):
             if row.id not in self._rejected_params:

@@ -14,7 +14,7 @@ from looplab.decide.base import BEST, Proposal
 from looplab.decide.history import History
 from looplab.decide.search import Axis, SearchProposer
 from looplab.guard.guard import Guard, Problem
-from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import StudyView
 
 MAX_DRAWS = 64
 """Steps that are tried before there is nothing to propose."""
@@ -36,7 +36,7 @@ class StandIn:
         self._history = history
         self._check = check
 
-    def propose(self, study: StudyLedger, n: int) -> list[Proposal]:
+    def propose(self, study: StudyView, n: int) -> list[Proposal]:
         proposals = [one for one in self._search.propose(study, n) if not self._check(one)]
         self.problem = self._search.problem
         return proposals or self._step(study)
@@ -44,10 +44,9 @@ class StandIn:
     def close(self) -> None:
         self._search.close()
 
-    def _step(self, study: StudyLedger) -> list[Proposal]:
+    def _step(self, study: StudyView) -> list[Proposal]:
         """Return a change of one knob of the champion, drawn with the number of proposals so far as the seed."""
-        sql = "SELECT count(*) FROM proposals WHERE study=? AND proposer=?"
-        rng = random.Random(int(study.ledger.rows(sql, (study.name, self.name))[0][0]))  # noqa: S311 (no secret)
+        rng = random.Random(study.count_proposals(self.name))  # noqa: S311 (no secret)
         best = study.best()
         past = next((one for one in reversed(self._history.ended()) if best and one.run.id == best.id), None)
         values = self._guard.knob_values(past.config) if past is not None else {}

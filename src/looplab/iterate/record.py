@@ -344,12 +344,10 @@ class VersionLedger:
                 self._head = self.ledger.head()
 
     def _read_rows(self, after: int = 0) -> dict[int, tuple[Any, ...]]:
-        sql = "SELECT seq, at, kind, study, run, data, hash FROM events WHERE study=? AND seq>? ORDER BY seq"
-        return {row[0]: tuple(row) for row in self.ledger.rows(sql, (STUDY, after))}
+        return {row[0]: row for row in self.ledger.event_rows(STUDY, after)}
 
     def _hash_of(self, seq: int) -> str:
-        row = self.ledger.one("SELECT hash FROM events WHERE seq=?", (seq,))
-        return row[0] if row else GENESIS
+        return self.ledger.hash_of(seq) or GENESIS
 
     def _identity(self) -> tuple[int, int] | None:
         """Return device and inode of the ledger; None if there is no file."""

@@ -30,7 +30,7 @@ from looplab.iterate.record import Attempt, Call, VersionHistory, VersionLedger,
 from looplab.iterate.settings import FILE, IterateConfig
 from looplab.iterate.verdict import interval, judge
 from looplab.judge.base import Verdict
-from looplab.ledger.study import JOBS_SUFFIX
+from looplab.ledger.view import JOBS_SUFFIX
 from looplab.loop.lock import engine_pid
 from looplab.loop.submitting import start_engine
 from looplab.runs.tree import copy as copy_below

@@ -307,6 +307,20 @@ class Ledger:
         row: sqlite3.Row | None = self._db.execute(sql, parameters).fetchone()
         return row
 
+    def event_rows(self, study: str, after: int = 0) -> list[tuple[Any, ...]]:
+        """Return the events of a study as they are stored: number, time, kind, study, run, data as text, hash."""
+        sql = "SELECT seq, at, kind, study, run, data, hash FROM events WHERE study=? AND seq>? ORDER BY seq"
+        return [tuple(row) for row in self.rows(sql, (study, after))]
+
+    def hash_of(self, seq: int) -> str | None:
+        """Return the hash of an event; None if there is none with this number."""
+        row = self.one("SELECT hash FROM events WHERE seq=?", (seq,))
+        return row[0] if row is not None else None
+
+    def studies(self) -> set[str]:
+        """Return the names of all studies, those of submitted commands and probes included."""
+        return {row[0] for row in self.rows("SELECT name FROM studies")}
+
     def events(self, study: str | None = None, run: str | None = None, after: int = 0) -> Iterator[Event]:
         """Yield events in order: those of a study or run (None: all), with numbers above `after`."""
         conditions, parameters = ["seq > ?"], [after]  # type: tuple[list[str], list[Any]]

@@ -24,7 +24,8 @@ from looplab.ledger.journal import MAX_SEQ, Journal, Link
 from looplab.ledger.ledger import GENESIS, HEAD_FILE, REPAIR, DamagedError, Ledger, link
 from looplab.ledger.replay import ENDED, PLANNED, EventReplay, Facts, Key, hash_text
 from looplab.ledger.schema import JOURNALLED, LAST_NUMBER
-from looplab.ledger.study import IMPORTED, keep_config
+from looplab.ledger.study import keep_config
+from looplab.ledger.view import IMPORTED
 from looplab.runs import folder
 from looplab.untrusted import UntrustedError, dump_json
 

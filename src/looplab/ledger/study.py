@@ -1,173 +1,28 @@
-"""One study in the ledger: what was proposed, planned, run and ended, and how much of its budget is used."""
+"""Writing the record of one study; reading is in `view.py`."""
 
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 from looplab.config.files import dump_json as dump_config
 from looplab.config.files import hash_config
-from looplab.errors import LabError
-from looplab.ledger.configuration import CONFIGURED, Configuration, configurations, storable
-from looplab.ledger.ledger import Event, Ledger
+from looplab.ledger.configuration import CONFIGURED, storable
+from looplab.ledger.ledger import Ledger
 from looplab.ledger.plan import RunPlan
 from looplab.ledger.replay import hash_text
-from looplab.ledger.schema import LAST_NUMBER
+from looplab.ledger.view import (
+    IMPORTED,
+    RunRow,
+    StudyView,
+)
 from looplab.runs import clock, folder
 from looplab.runs.names import run_id as new_run_id
 from looplab.runs.redact import redact_data, redact_proposal, redact_text
 from looplab.untrusted import dump_json, load_own_json, mend_text, shorten
-
-JOBS_SUFFIX = ".jobs"
-"""The commands submitted to a study are the runs of a study of this name."""
-IMPORTED = "imported"
-"""The role of runs that another tool made and recorded. They are hints for search, agents and rules; they are never
-judged, repeated or counted in a budget."""
-CONDITIONS = "+"
-"""Separates the hash of the config from that of the conditions in a run's `point`."""
-MAX_RUN_DIGITS = 18
-"""Digits of the number of a run; SQLite holds 64 bits."""
-
-
-def sibling_study(study: str) -> str:
-    """Return the name of the study that shares its budget with this one: its submitted commands, or the reverse."""
-    return study.removesuffix(JOBS_SUFFIX) if study.endswith(JOBS_SUFFIX) else study + JOBS_SUFFIX
-
-
-def is_failed(call: Mapping[str, Any]) -> bool:
-    """Whether a call of `agent_calls` has failed by itself; one that looplab has ended has not."""
-    answer = call["answer"]
-    return answer is not None and not answer["ok"] and not answer.get("interrupted")
-
-
-@dataclass(frozen=True, slots=True)
-class RunRow:
-    """A run, as the ledger knows it."""
-
-    study: str
-    id: str
-    n: int
-    """The number of the run in its study, from 1."""
-    round: int
-    proposal: int | None
-    proposer: str
-    parent: str | None
-    """The run it starts from; None: a base config."""
-    base: str | None
-    """The base config at the root of its ancestry."""
-    reason: str
-    config_hash: str
-    state: str
-    """planned | running | ended"""
-    status: str | None
-    """Once ended: ok | failed | stopped | timeout | lost"""
-    slot: str | None
-    pid: int | None
-    created: float
-    started: float | None
-    ended: float | None
-    exit_code: int | None
-    signal: int | None
-    objective: float | None
-    verdict: str | None
-    devices: int
-    role: str
-    """base | trial | replicate | control | reproduction | imported"""
-    point: str
-    """The hash of its config without the seed: runs of one point differ by chance only. Ends with `+` and the hash of
-    the conditions if the call had some: arguments for the trainer, another number of steps."""
-    seed: int | None
-    twin: str | None
-    """The run that it repeats."""
-    warm: str | None
-    """The run whose checkpoint it starts from."""
-
-    def over(
-        self,
-        status: str,
-        code: int | None,
-        signal: int | None,
-        started: float | None,
-        ended: float,
-        objective: float | None,
-    ) -> RunRow:
-        """The same run, ended. Written out, since `dataclasses.replace` takes three times as long."""
-        return RunRow(
-            self.study, self.id, self.n, self.round, self.proposal, self.proposer, self.parent, self.base, self.reason,
-            self.config_hash, "ended", status, self.slot, self.pid, self.created, started or self.started, ended, code,
-            signal, objective, self.verdict, self.devices, self.role, self.point, self.seed, self.twin, self.warm,
-        )  # fmt: skip
-
-    @property
-    def conditions(self) -> str:
-        """A hash of the conditions that it was trained under; runs of other ones are not compared with it."""
-        return self.point.partition(CONDITIONS)[2]
-
-    @property
-    def base_key(self) -> str:
-        """The name and the content of its base config, and the conditions; for runs of a base."""
-        return f"{self.base}@{self.config_hash}" + (CONDITIONS + self.conditions if self.conditions else "")
-
-    @property
-    def seconds(self) -> float | None:
-        return None if self.started is None else max(0.0, (self.ended or clock.now()) - self.started)
-
-
-@dataclass(frozen=True, slots=True)
-class ProposalRow:
-    """A proposal that waits for its turn, or what became of it."""
-
-    id: int
-    proposer: str
-    source: str | None
-    parent: str | None
-    """A run, `best`, or None for the base."""
-    edits: tuple[str, ...]
-    reason: str
-    hypothesis: str
-    status: str
-    problems: tuple[dict[str, Any], ...]
-    run: str | None
-    created: float
-
-
-@dataclass(frozen=True, slots=True)
-class BudgetUsage:
-    """What a study has used so far, over all its engines."""
-
-    rounds: int
-    runs: int
-    wall: float
-    """Seconds during which an engine was at work."""
-    device_hours: float
-
-
-_RUN_COLUMNS = ", ".join(field.name for field in fields(RunRow))
-
-
-def _run(row: sqlite3.Row) -> RunRow:
-    return RunRow(*row)
-
-
-def _proposal(row: sqlite3.Row) -> ProposalRow:
-    return ProposalRow(
-        row["id"],
-        row["proposer"],
-        row["source"],
-        row["parent"],
-        tuple(load_own_json(row["edits"])),
-        row["reason"],
-        row["hypothesis"],
-        row["status"],
-        tuple(load_own_json(row["problems"])) if row["problems"] else (),
-        row["run"],
-        row["created"],
-    )
 
 
 def keep_config(ledger: Ledger, config_hash: str, config: Mapping[str, Any]) -> None:
@@ -175,11 +30,8 @@ def keep_config(ledger: Ledger, config_hash: str, config: Mapping[str, Any]) -> 
     ledger.execute("INSERT OR IGNORE INTO configs VALUES (?,?)", (config_hash, dump_config(config).decode()))
 
 
-class StudyLedger:
-    def __init__(self, ledger: Ledger, study: str) -> None:
-        self.ledger = ledger
-        self.name = study
-        self._planned = 0  # the number of the last planned run, once known
+class StudyLedger(StudyView):
+    """Reads and writes one study. Every change is an event in the chain, in the same transaction."""
 
     def open(self, objective: str | None, goal: str, at: str | None = None) -> int:
         """Make the study known; what it is measured by may change between engines, and that is recorded.
@@ -221,34 +73,6 @@ class StudyLedger:
                 self.restart_judge("the objective was changed")
         return lost
 
-    def _recorded_at(self) -> str | None:
-        """Return where on the curve the objective is according to the last recorded configuration."""
-        recorded = self._recorded_objectives()
-        return recorded[-1][1].get("at") if recorded else None
-
-    def _recorded_objectives(self) -> list[tuple[float, dict[str, Any]]]:
-        """Return the objectives of all recorded configurations with their times, oldest first."""
-        sql = "SELECT at, data FROM events WHERE study=? AND kind='study configured' ORDER BY seq"  # there is an index
-        bodies = (
-            (row["at"], load_own_json(row["data"])["configuration"]) for row in self.ledger.rows(sql, (self.name,))
-        )
-        return [(at, (body.get("study") or {}).get("objective") or {}) for at, body in bodies]
-
-    def objective(self) -> str | None:
-        """Return the metric by which the runs in the table were measured."""
-        row = self.ledger.one("SELECT objective FROM studies WHERE name=?", (self.name,))
-        return row["objective"] if row is not None else None
-
-    def objective_changed_at(self) -> float:
-        """Return when an engine last started with another objective than the one before; 0: never."""
-        changed, before = 0.0, None
-        for at, objective in self._recorded_objectives():
-            now = (objective.get("metric"), objective.get("at"))
-            if before not in (None, now):
-                changed = at
-            before = now
-        return changed
-
     def configure(self, body: Mapping[str, Any]) -> str:
         """Record the configuration that an engine starts with, if it is not the last one; return its hash."""
         kept = storable(redact_data(body))
@@ -257,22 +81,6 @@ class StudyLedger:
             if digest != self.configuration():
                 self.ledger.record(CONFIGURED, self.name, hash=digest, configuration=kept)
         return digest
-
-    def configuration(self) -> str | None:
-        """Return the hash of the last recorded configuration."""
-        sql = "SELECT data FROM events WHERE study=? AND kind='study configured' ORDER BY seq DESC LIMIT 1"
-        row = self.ledger.one(sql, (self.name,))
-        return load_own_json(row["data"])["hash"] if row else None
-
-    def configured_options(self) -> dict[str, Any] | None:
-        """Return the options in the last recorded configuration."""
-        found = self.configurations()
-        return found[-1].body.get("options") if found else None
-
-    def configurations(self) -> list[Configuration]:
-        """Return all recorded configurations, oldest first."""
-        sql = "SELECT * FROM events WHERE study=? AND kind='study configured' ORDER BY seq"
-        return configurations(map(Event.of, self.ledger.rows(sql, (self.name,))))
 
     # -- options of the last call
 
@@ -286,22 +94,7 @@ class StudyLedger:
                 self.ledger.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (key, text))
                 self.ledger.record("options", self.name, text=text)
 
-    def saved_options(self) -> Any:
-        """Return the options of the last call as they were saved; None if there was none.
-
-        Raises:
-            ValueError: They cannot be read.
-        """
-        row = self.ledger.one("SELECT value FROM meta WHERE key=?", (f"options:{self.name}",))
-        return json.loads(row["value"]) if row is not None else None
-
     # -- rounds
-
-    def open_round(self) -> int | None:
-        row = self.ledger.one(
-            "SELECT n FROM rounds WHERE study=? AND closed IS NULL ORDER BY n DESC LIMIT 1", (self.name,)
-        )
-        return row["n"] if row else None
 
     def begin_round(self) -> int:
         row = self.ledger.one("SELECT coalesce(max(n), 0) + 1 FROM rounds WHERE study=?", (self.name,))
@@ -315,11 +108,6 @@ class StudyLedger:
     def fill_round(self, n: int) -> None:
         """All runs of the round are decided on."""
         self.ledger.execute("UPDATE rounds SET filled=1 WHERE study=? AND n=?", (self.name, n))
-
-    def unfilled_round(self) -> int | None:
-        """A round in whose planning an engine was interrupted."""
-        row = self.ledger.one("SELECT n FROM rounds WHERE study=? AND closed IS NULL AND filled=0", (self.name,))
-        return row["n"] if row else None
 
     def close_round(self, n: int) -> None:
         now = time.time()
@@ -376,39 +164,8 @@ class StudyLedger:
             )
             return cursor.lastrowid
 
-    def has_source(self, source: str) -> bool:
-        """Whether a proposal of this source was ever taken."""
-        return self.ledger.one("SELECT 1 FROM proposals WHERE study=? AND source=?", (self.name, source)) is not None
-
-    def queue_taken(self, file: str) -> str | None:
-        """The hash of a queue file all of whose entries are in the ledger, when that was last so."""
-        row = self.ledger.one("SELECT value FROM meta WHERE key=?", (f"queue:{self.name}:{file}",))
-        return row["value"] if row is not None else None
-
     def note_queue_taken(self, file: str, digest: str) -> None:
         self.ledger.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (f"queue:{self.name}:{file}", digest))
-
-    def waiting(self, limit: int, proposer: str | None = None) -> list[ProposalRow]:
-        """Proposals in the queue, oldest first."""
-        sql = (
-            "SELECT * FROM proposals WHERE study=?1 AND status='waiting' AND (?2 IS NULL OR proposer=?2)"
-            " ORDER BY id LIMIT ?3"
-        )
-        return [_proposal(row) for row in self.ledger.rows(sql, (self.name, proposer, limit))]
-
-    def count_waiting(self) -> int:
-        sql = "SELECT count(*) FROM proposals WHERE study=? AND status='waiting'"
-        return int(self.ledger.rows(sql, (self.name,))[0][0])
-
-    def proposals(self, status: str | None = None) -> list[ProposalRow]:
-        sql = "SELECT * FROM proposals WHERE study=? AND (? IS NULL OR status=?) ORDER BY id"
-        return [_proposal(row) for row in self.ledger.rows(sql, (self.name, status, status))]
-
-    def proposal(self, number: int) -> ProposalRow:
-        row = self.ledger.one("SELECT * FROM proposals WHERE id=?", (number,)) if 0 <= number < 1 << 63 else None
-        if row is None:
-            raise LabError(f"there is no proposal {number}")
-        return _proposal(row)
 
     def reject(self, proposal: int, problems: Sequence[Mapping[str, Any]]) -> None:
         """The guard said no, and why."""
@@ -521,75 +278,10 @@ class StudyLedger:
             source=dict(source),
         )  # fmt: skip
 
-    def imports(self) -> dict[str, dict[str, Any]]:
-        """Return where the imported runs came from, by run: `kind`, `path`, `digest`."""
-        sql = "SELECT run, data FROM events WHERE study=? AND kind=? ORDER BY seq"
-        return {run: load_own_json(data)["source"] for run, data in self.ledger.rows(sql, (self.name, IMPORTED))}
-
-    def next_number(self) -> int:
-        """Return the number of the next run; only for whoever holds the study's lock."""
-        return (self._planned or self._last_run()) + 1
-
-    def _last_run(self) -> int:
-        """The number of the last run; also of one that was planned, never started, and lost with its plan."""
-        sql = (
-            "SELECT max(coalesce((SELECT max(n) FROM runs WHERE study=?1), 0),"
-            " coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE key=?2), 0))"
-        )
-        return int(self.ledger.rows(sql, (self.name, LAST_NUMBER + self.name))[0][0])
-
-    def plan_of(self, run: str) -> RunPlan | None:
-        """Return the plan of a run; None once the run has ended and it is forgotten."""
-        sql = (
-            "SELECT plans.body, configs.body AS config FROM plans JOIN runs ON runs.study=plans.study AND id=plans.run"
-            " LEFT JOIN configs ON hash=config_hash WHERE plans.study=? AND plans.run=?"
-        )
-        row = self.ledger.one(sql, (self.name, run))
-        if row is None:
-            return None
-        config = json.loads(row["config"]) if row["config"] is not None else None  # also reads ints beyond 64 bits
-        return RunPlan.from_dict(json.loads(row["body"]), config)
-
-    def config_of(self, run: RunRow, run_dir: Path) -> dict[str, Any]:
-        """The config of a run.
-
-        Args:
-            run_dir: The run's folder, for runs of early versions, whose config is not in the ledger.
-
-        Raises:
-            LabError: Neither the ledger nor the folder has it as it was when the run was planned.
-        """
-        row = self.ledger.one("SELECT body FROM configs WHERE hash=?", (run.config_hash,))
-        return json.loads(row["body"]) if row is not None else folder.read_config_of(run_dir, run.config_hash)
-
     def launched(self, run: str, slot: str, files: Mapping[str, str]) -> None:
         """The run's folder is there and the executor has its order."""
         self.ledger.execute("UPDATE runs SET state='running', slot=? WHERE study=? AND id=?", (slot, self.name, run))
         self.ledger.record("launched", self.name, run, slot=slot, files=dict(files))
-
-    def launched_files(self, run: str) -> dict[str, str]:
-        """The SHA-256 of the files that the run had when it was last launched; where secrets were taken out of one of
-        them since, its SHA-256 after that."""
-        sql = (
-            "SELECT kind, data FROM events WHERE study=? AND run=? AND kind IN ('launched', 'ended', 'scrubbed')"
-            " ORDER BY seq"
-        )
-        files: dict[str, str] = {}
-        for kind, text in self.ledger.rows(sql, (self.name, run)):
-            recorded = load_own_json(text)["files"]
-            files = (
-                recorded if kind == "launched" else files | {name: recorded[name] for name in files if name in recorded}
-            )
-        return files
-
-    def recorded_files(self, run: str) -> dict[str, str]:
-        """The SHA-256 of all files of a run that must not change, by their path in the run folder."""
-        files: dict[str, str] = {}
-        sql = "SELECT data FROM events WHERE study=? AND (run=? OR kind='archived') ORDER BY seq"
-        for (text,) in self.ledger.rows(sql, (self.name, run)):
-            data = load_own_json(text)
-            files |= data.get("files") or data.get("runs", {}).get(run, {})
-        return files
 
     def record_changed(self, run: str, changes: Sequence[folder.RecordChange]) -> None:
         """Recorded files that the run itself has changed."""
@@ -671,23 +363,6 @@ class StudyLedger:
         if paths:
             self.ledger.record("kept", self.name, paths=dict(paths))
 
-    def kept_files(self) -> dict[str, str]:
-        """Return the last recorded SHA-256 of files that belong to no single run, by path in the study's folder."""
-        sql = "SELECT data FROM events WHERE study=? AND kind='kept' ORDER BY seq"
-        files: dict[str, str] = {}
-        for row in self.ledger.rows(sql, (self.name,)):
-            files |= load_own_json(row["data"])["paths"]
-        return files
-
-    def same_measurement(self, run: RunRow, measured: str) -> RunRow | None:
-        """Return the first run of another config that measured exactly the same."""
-        sql = (
-            f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND measured=? AND point!=?"  # noqa: S608 (fixed texts)
-            " ORDER BY n LIMIT 1"
-        )
-        row = self.ledger.one(sql, (self.name, measured, run.point))
-        return _run(row) if row else None
-
     def unreadable(self, run: str, what: str, why: str) -> None:
         """Record what of a run could not be read, measured or written down; `what` is a file or a step."""
         self.ledger.record("unreadable", self.name, run, what=what, why=why)
@@ -696,145 +371,11 @@ class StudyLedger:
         """Record something that a person must look at before the results are believed."""
         self.ledger.record("alarm", self.name, run, text=text, **data)
 
-    def alarms(self) -> list[dict[str, Any]]:
-        """Return the alarms, oldest first, each with its `run` and `text`."""
-        sql = "SELECT run, data FROM events WHERE study=? AND kind='alarm' ORDER BY seq"
-        return [{"run": run, **load_own_json(data)} for run, data in self.ledger.rows(sql, (self.name,))]
-
-    def bests(self) -> list[str]:
-        """The runs that were ever best, in that order."""
-        sql = "SELECT run FROM events WHERE study=? AND kind='best' AND run IS NOT NULL ORDER BY seq"
-        return [row["run"] for row in self.ledger.rows(sql, (self.name,))]
-
     def set_best(self, run: str | None, objective: float | None) -> None:
         self.ledger.execute("UPDATE studies SET best=? WHERE name=?", (run, self.name))
         self.ledger.record("best", self.name, run, objective=objective)
 
-    def best(self) -> RunRow | None:
-        row = self.ledger.one("SELECT best FROM studies WHERE name=?", (self.name,))
-        return self.run(row["best"]) if row and row["best"] else None
-
-    def run(self, name: str) -> RunRow:
-        """A run by its id, its number, or the beginning of its id; LATEST and BEST are names too."""
-        name = mend_text(name)
-        where, parameters = "id=?", (self.name, name)  # type: tuple[str, tuple[Any, ...]]
-        if name.upper() == "LATEST":
-            where = "n=(SELECT max(n) FROM runs WHERE study=?1 AND role!='imported')"
-            parameters = (self.name,)
-        elif name.upper() == "BEST":
-            where, parameters = "id=(SELECT best FROM studies WHERE name=?1)", (self.name,)
-        elif name.isdecimal() and len(name) <= MAX_RUN_DIGITS:
-            where, parameters = "n=?", (self.name, int(name))
-        sql = f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND {where}"  # noqa: S608 (fixed texts)
-        row = self.ledger.one(sql, parameters)
-        if row is None and len(name) >= 4:
-            sql = f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND substr(id, 1, ?)=?"  # noqa: S608
-            rows = self.ledger.rows(sql, (self.name, len(name), name))
-            if len(rows) > 1:
-                raise LabError(f"{name!r} could be any of {', '.join(r['id'] for r in rows[:5])}")
-            row = rows[0] if rows else None
-        if row is None:
-            known = self.ledger.rows("SELECT id FROM runs WHERE study=? ORDER BY n DESC LIMIT 3", (self.name,))
-            hint = f"the latest are {', '.join(r['id'] for r in known)}" if known else "the study has no runs yet"
-            raise LabError(f"study {self.name!r} has no run {name!r}", hint=hint)
-        return _run(row)
-
-    def runs(
-        self, *, state: str | None = None, status: str | None = None, round: int | None = None, limit: int | None = None
-    ) -> list[RunRow]:
-        """Runs, oldest first; with `limit` the newest of them."""
-        where, parameters = ["study=?"], [self.name]  # type: tuple[list[str], list[Any]]
-        for name, value in (("state", state), ("status", status), ("round", round)):
-            if value is not None:
-                where.append(f"{name}=?")
-                parameters.append(value)
-        order = "n"
-        if state is not None and state != "ended":  # there is an index of the unfinished runs
-            where.append("state!='ended'")
-            order = "+n"  # else SQLite would walk all runs in this order
-        sql = f"SELECT {_RUN_COLUMNS} FROM runs WHERE {' AND '.join(where)} ORDER BY {order}"  # noqa: S608 (fixed texts)
-        if limit is not None:
-            sql += " DESC LIMIT ?"
-            parameters.append(limit)
-        found = [_run(row) for row in self.ledger.rows(sql, parameters)]
-        return found[::-1] if limit is not None else found
-
-    def leaders(self, goal: str, limit: int) -> list[RunRow]:
-        """The best measured runs, best first."""
-        order = "DESC" if goal == "max" else "ASC"
-        sql = (
-            f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND objective IS NOT NULL"  # noqa: S608 (fixed texts)
-            " AND role!='imported'"
-            f" ORDER BY objective {order}, n LIMIT ?"
-        )
-        return [_run(row) for row in self.ledger.rows(sql, (self.name, limit))]
-
-    def counts(self) -> dict[str, int]:
-        """How many runs stand where: planned, running, ok, failed, …; imported ones are counted as such."""
-        sql = "SELECT state, status, role='imported', count(*) FROM runs WHERE study=? GROUP BY 1, 2, 3"
-        counts: dict[str, int] = {}
-        for state, status, imported, number in self.ledger.rows(sql, (self.name,)):
-            name = IMPORTED if imported else status if state == "ended" else state
-            counts[name] = counts.get(name, 0) + number
-        return counts
-
-    def has_result(self, *, measured: bool) -> bool:
-        """Return whether any run ended well; with `measured`, also with an objective."""
-        sql = (
-            "SELECT 1 FROM runs WHERE study=? AND status='ok' AND role!='imported' AND (objective IS NOT NULL OR ?)"
-            " LIMIT 1"
-        )
-        return self.ledger.one(sql, (self.name, not measured)) is not None
-
-    def not_comparable(self) -> list[RunRow]:
-        """Runs that ended well, were measured by another objective, and were not measured again since."""
-        changed = self.objective_changed_at()
-        if not changed:
-            return []
-        sql = (
-            f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND status='ok' AND objective IS NULL"  # noqa: S608 (fixed)
-            " AND coalesce(ended, 0) < ? ORDER BY n"
-        )
-        return [_run(row) for row in self.ledger.rows(sql, (self.name, changed))]
-
-    def runs_open(self) -> list[RunRow]:
-        """Runs that are decided on or at work."""
-        sql = f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND state != 'ended' ORDER BY n"  # noqa: S608 (fixed)
-        return [_run(row) for row in self.ledger.rows(sql, (self.name,))]
-
-    def runs_of(self, point: str, warm: str | None = None) -> list[str]:
-        """The runs of a config, whatever their seeds, that began with these weights; without imported ones."""
-        sql = "SELECT id FROM runs WHERE study=? AND point=? AND warm IS ? AND role!='imported' ORDER BY n"
-        return [row["id"] for row in self.ledger.rows(sql, (self.name, point, warm))]
-
-    def runs_by(self, proposer: str, limit: int) -> list[RunRow]:
-        """The last runs that somebody proposed, oldest first, without what repeats them."""
-        sql = (
-            f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND proposer=? AND role='trial'"  # noqa: S608 (fixed texts)
-            " ORDER BY n DESC LIMIT ?"
-        )
-        return [_run(row) for row in self.ledger.rows(sql, (self.name, proposer, limit))][::-1]
-
-    def begun_with(self, warm: str | None) -> RunRow:
-        """The first run that began with these weights."""
-        row = self.ledger.one("SELECT id FROM runs WHERE study=? AND warm=? ORDER BY n", (self.name, warm))
-        if row is None:
-            raise LabError(f"no run began with {warm}")
-        return self.run(row["id"])
-
-    def base_runs(self) -> dict[str, list[RunRow]]:
-        """Return the runs of the base configs, oldest first, by their `base_key`."""
-        sql = f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND role='base' ORDER BY n"  # noqa: S608 (fixed texts)
-        found: dict[str, list[RunRow]] = {}
-        for run in map(_run, self.ledger.rows(sql, (self.name,))):
-            found.setdefault(run.base_key, []).append(run)
-        return found
-
-    # -- what the judge has decided
-
-    def judge_state(self) -> dict[str, Any] | None:
-        row = self.ledger.one("SELECT judge_state FROM studies WHERE name=?", (self.name,))
-        return load_own_json(row["judge_state"]) if row and row["judge_state"] else None
+    # -- verdicts
 
     def set_judge_state(self, judge_state: Mapping[str, Any]) -> None:
         """Keep what the judge has decided; under which conditions, and what it decided under others, stays."""
@@ -862,72 +403,14 @@ class StudyLedger:
             "judged", self.name, run, when=now, verdict=verdict, evidence=dict(evidence), files=dict(files)
         )
 
-    def verdicts(self) -> dict[str, dict[str, Any]]:
-        """The last verdict on each run with its evidence, in the order in which they were given."""
-        sql = "SELECT run, at, verdict, evidence FROM verdicts WHERE study=? ORDER BY rowid"
-        found: dict[str, dict[str, Any]] = {}
-        for row in self.ledger.rows(sql, (self.name,)):
-            found.pop(row["run"], None)
-            found[row["run"]] = {**load_own_json(row["evidence"]), "verdict": row["verdict"], "at": row["at"]}
-        return found
-
-    def void_runs(self) -> list[str]:
-        """Return the runs whose last verdict is `void`."""
-        return [
-            row[0] for row in self.ledger.rows("SELECT id FROM runs WHERE study=? AND verdict='void'", (self.name,))
-        ]
-
     def watched(self, run: str, rule: str, text: str, stops: bool) -> None:
         """What a watch rule saw in a running run."""
         self.ledger.record("watched", self.name, run, rule=rule, text=text, stops=stops)
 
-    def watched_rules(self, run: str) -> list[tuple[str, bool]]:
-        """The watch rules that have fired on a run, and whether they wanted it ended."""
-        sql = "SELECT data FROM events WHERE study=? AND run=? AND kind='watched' ORDER BY seq"
-        seen = (load_own_json(row["data"]) for row in self.ledger.rows(sql, (self.name, run)))
-        return [(data["rule"], data["stops"]) for data in seen]
-
-    def asked_held_out(self) -> int:
-        """How often the held-out metric was read so far."""
-        sql = "SELECT count(*) FROM events WHERE study=? AND kind='held-out read'"
-        return int(self.ledger.rows(sql, (self.name,))[0][0])
-
     def ask_held_out(self, champion: str, challenger: str, n: int, text: str) -> None:
         self.ledger.record("held-out read", self.name, challenger, against=champion, n=n, text=text)
 
-    def said_held_out(self) -> str | None:
-        """What the held-out metric said when it was last read."""
-        sql = "SELECT data FROM events WHERE study=? AND kind='held-out read' ORDER BY seq DESC LIMIT 1"
-        row = self.ledger.one(sql, (self.name,))
-        return load_own_json(row["data"]).get("text") if row is not None else None
-
-    # -- budget
-
-    def usage(self) -> BudgetUsage:
-        rounds = self.ledger.rows("SELECT count(*) FROM rounds WHERE study=?", (self.name,))[0][0]
-        wall = self.ledger.rows(
-            "SELECT coalesce(sum(max(0, coalesce(ended, seen) - began)), 0) FROM sessions WHERE study=?", (self.name,)
-        )[0][0]
-        hours, imported = self.ledger.rows(  # where nothing was started, the term is NULL and is not summed
-            "SELECT coalesce(sum(max(0, coalesce(ended, ?) - started) * devices), 0) / 3600.0,"
-            " coalesce(sum(role='imported'), 0) FROM runs WHERE study=?",
-            (clock.now(), self.name),
-        )[0]
-        return BudgetUsage(rounds, self._last_run() - imported, float(wall), float(hours))
-
-    def shared_usage(self) -> BudgetUsage:
-        """Return what the study and the commands submitted to it have used of their common budget."""
-        own, other = self.usage(), StudyLedger(self.ledger, sibling_study(self.name)).usage()
-        if not other.runs and not other.wall:
-            return own
-        wall, until = 0.0, 0.0
-        sql = "SELECT began, coalesce(ended, seen) FROM sessions WHERE study IN (?,?) ORDER BY began"
-        for began, last in self.ledger.rows(sql, (self.name, sibling_study(self.name))):
-            wall += max(0.0, last - max(began, until))
-            until = max(until, last)
-        return BudgetUsage(own.rounds, own.runs + other.runs, wall, own.device_hours + other.device_hours)
-
-    # -- engines
+    # -- sessions
 
     def begin_session(self, host: str, pid: int, ticks: int) -> int:
         now = clock.now()  # in all columns: what a session used does not depend on the machine's clock
@@ -951,27 +434,6 @@ class StudyLedger:
             self.ledger.execute("UPDATE sessions SET seen=?, ended=?, how=? WHERE id=?", (now, now, how, session))
             self.ledger.record("engine ended", self.name, when=now, session=session, how=how, why=shorten(why))
 
-    def last_event(self, kind: str) -> int:
-        """The number of the study's last event of a kind; 0 if there is none."""
-        row = self.ledger.one("SELECT max(seq) FROM events WHERE study=? AND kind=?", (self.name, kind))
-        return int(row[0] or 0) if row is not None else 0
-
-    def failed_because(self) -> str | None:
-        """Why the last engine ended before its work was done; None if it did not, or is running."""
-        last = self.last_session()
-        if last is None or last["ended"] is None or last["how"] != "failed":
-            return None
-        sql = "SELECT data FROM events WHERE study=? AND kind='engine ended' ORDER BY seq DESC LIMIT 1"
-        row = self.ledger.one(sql, (self.name,))
-        return (load_own_json(row["data"]).get("why") if row is not None else None) or None
-
-    def last_session(self) -> sqlite3.Row | None:
-        return self.ledger.one("SELECT * FROM sessions WHERE study=? ORDER BY id DESC LIMIT 1", (self.name,))
-
-    def last_session_ended(self) -> bool:
-        last = self.last_session()
-        return last is None or last["ended"] is not None
-
     # -- agents
 
     def asked_agent(self, call: str, **data: Any) -> None:
@@ -988,32 +450,12 @@ class StudyLedger:
         """Files of the lab that were changed while an agent was asked; `by` says by whom."""
         self.ledger.record("files changed", self.name, call=call, **data)
 
-    def agent_calls(self) -> list[dict[str, Any]]:
-        """All calls, oldest first: what was asked, with what was answered under `answer` (None: not yet). Both have the
-        number (`seq`) and the time (`at`) of their event."""
-        sql = (
-            "SELECT seq, at, kind, data FROM events WHERE study=? AND kind IN ('agent asked', 'agent answered')"
-            " ORDER BY seq"
-        )
-        calls: dict[str, dict[str, Any]] = {}
-        for seq, at, kind, text in self.ledger.rows(sql, (self.name,)):
-            data = {**load_own_json(text), "seq": seq, "at": at}
-            if kind == "agent asked":
-                calls[data["call"]] = {**data, "answer": None}
-            elif data["call"] in calls:
-                calls[data["call"]]["answer"] = data
-        return list(calls.values())
-
     def say(self, text: str) -> None:
         """What a person wants agents to know."""
         with self.ledger.write():
             self.ledger.record("said", self.name, text=shorten(text))
 
-    def said(self, limit: int = 20) -> list[str]:
-        sql = "SELECT data FROM events WHERE study=? AND kind='said' ORDER BY seq DESC LIMIT ?"
-        return [load_own_json(row["data"])["text"] for row in self.ledger.rows(sql, (self.name, limit))][::-1]
-
-    # -- what people ask of a running engine
+    # -- requests to a running engine
 
     def command(self, what: str, **data: Any) -> None:
         now, data = time.time(), redact_data(data)
@@ -1023,12 +465,6 @@ class StudyLedger:
                 (self.name, now, what, dump_json(data)),
             )
             self.ledger.record("asked", self.name, when=now, what=what, **data)
-
-    def is_paused(self) -> bool:
-        """Whether the last word to the engine was to pause."""
-        sql = "SELECT what FROM commands WHERE study=? AND what IN ('pause', 'resume') ORDER BY id DESC LIMIT 1"
-        row = self.ledger.one(sql, (self.name,))
-        return row is not None and row["what"] == "pause"
 
     def take_commands(self) -> list[tuple[str, dict[str, Any]]]:
         rows = self.ledger.rows("SELECT id, what, data FROM commands WHERE study=? AND done IS NULL", (self.name,))

@@ -16,7 +16,8 @@ from looplab.decide.base import BEST, Proposal
 from looplab.errors import LabError
 from looplab.guard.guard import Problem
 from looplab.ledger.plan import RunPlan
-from looplab.ledger.study import CONDITIONS, RunRow, StudyLedger
+from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import CONDITIONS, RunRow
 from looplab.loop.reproduce import AGAIN, place_of
 from looplab.loop.setup import Base, Setup
 from looplab.loop.submitting import JOB

@@ -31,7 +31,8 @@ from looplab.ledger.anchors import Publisher
 from looplab.ledger.backup import Backups
 from looplab.ledger.ledger import REPAIR, DamagedError, Ledger
 from looplab.ledger.rebuild import check_folders
-from looplab.ledger.study import IMPORTED, RunRow, StudyLedger
+from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import IMPORTED, RunRow
 from looplab.loop.decision import Decider, base_runs, decide_base
 from looplab.loop.events import (
     AlarmRaised,

@@ -18,7 +18,8 @@ from looplab.config.lab import StudyConfig, WandbConfig
 from looplab.config.paths import Concrete, find, get, leaves, show
 from looplab.errors import LabError
 from looplab.judge.base import JudgeState
-from looplab.ledger.study import IMPORTED, RunRow, StudyLedger
+from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import IMPORTED, RunRow
 from looplab.measure.run_metrics import is_better, tie_break_value
 from looplab.runs.folder import hash_bytes, study_folder
 from looplab.runs.redact import redact_argv

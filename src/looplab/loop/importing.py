@@ -21,7 +21,8 @@ from looplab.config import paths
 from looplab.config.files import dump_json, hash_config
 from looplab.errors import LabError
 from looplab.guard.guard import Guard
-from looplab.ledger.study import IMPORTED, StudyLedger
+from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import IMPORTED
 from looplab.loop.decision import hash_point
 from looplab.loop.setup import Base, Setup
 from looplab.measure.foreign import ForeignRun
@@ -163,8 +164,8 @@ def complete_imports(record: StudyLedger, outputs: Path) -> None:
     """Finish or remove interrupted imports; the caller holds the study's lock."""
     for staged in sorted(outputs.glob(f"{folder.STAGED}*")):
         run = staged.name.removeprefix(folder.STAGED)
-        row = record.ledger.one("SELECT role FROM runs WHERE study=? AND id=?", (record.name, run))
-        if row is not None and row["role"] == IMPORTED and not (outputs / run).exists():
+        row = record.find_run(run)
+        if row is not None and row.role == IMPORTED and not (outputs / run).exists():
             os.rename(staged, outputs / run)
         else:
             shutil.rmtree(staged, ignore_errors=True)

@@ -16,7 +16,8 @@ from looplab.judge.base import Candidate, HeldOut, Judgement, JudgeSettings, Jud
 from looplab.judge.judge import Judge
 from looplab.judge.stats import paired
 from looplab.ledger.configuration import Configuration
-from looplab.ledger.study import RunRow, StudyLedger
+from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import RunRow
 from looplab.loop.flags import current_conditions
 from looplab.loop.setup import compared_changes
 from looplab.measure.discover import reader_of

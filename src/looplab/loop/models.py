@@ -17,7 +17,8 @@ from pathlib import Path
 from looplab.config.files import dump_json, write_atomic
 from looplab.config.lab import WarmStartConfig
 from looplab.errors import LabError
-from looplab.ledger.study import RunRow, StudyLedger
+from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import RunRow
 from looplab.loop.warm_start import MODELS, find_checkpoint
 from looplab.runs import folder
 from looplab.untrusted import open_regular

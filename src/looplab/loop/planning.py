@@ -22,7 +22,8 @@ from looplab.decide.queue import QueueProposer, waiting
 from looplab.errors import LabError
 from looplab.guard.guard import Problem
 from looplab.judge.base import JudgeState, RunRequest
-from looplab.ledger.study import BudgetUsage, RunRow, StudyLedger, is_failed
+from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import BudgetUsage, RunRow, is_failed
 from looplab.loop.decision import PEOPLE, Decider, Decision, ProposalRejected, base_runs, decide_base
 from looplab.loop.events import Listener, Note, ProposalRefused, RoundEnded, RoundPlanned, Waiting
 from looplab.loop.judging import StudyJudge

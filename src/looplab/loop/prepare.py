@@ -21,7 +21,7 @@ from looplab.launch.command import build_argv, fill_template, find_program, rend
 from looplab.launch.slots import slot_environment
 from looplab.launch.tracking import wandb_environment
 from looplab.ledger.plan import RunPlan
-from looplab.ledger.study import RunRow
+from looplab.ledger.view import RunRow
 from looplab.loop.setup import FIRST_SEED, SEEDS, Setup
 from looplab.loop.warm_start import check_start
 from looplab.runs import folder

@@ -15,7 +15,8 @@ from looplab.launch.base import Slot
 from looplab.ledger.ledger import LedgerCopy
 from looplab.ledger.plan import RunPlan
 from looplab.ledger.rebuild import check_folders
-from looplab.ledger.study import ProposalRow, RunRow, StudyLedger
+from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import ProposalRow, RunRow
 from looplab.loop.decision import Decider, decide_base
 from looplab.loop.events import EngineEvent
 from looplab.loop.flags import switch_conditions

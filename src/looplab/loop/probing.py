@@ -26,7 +26,8 @@ from looplab.errors import LabError
 from looplab.guard.knobs import KnobTable
 from looplab.launch.base import Slot
 from looplab.ledger.ledger import Ledger
-from looplab.ledger.study import RunRow, StudyLedger
+from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import RunRow
 from looplab.loop.decision import Decider, ProposalRejected, base_runs, decide_base
 from looplab.loop.setup import Base, RunOptions, Setup, make_guard
 from looplab.measure.discover import reader_of
@@ -176,7 +177,7 @@ def probe_name(lab: LabConfig, study: StudyConfig, ledger: Ledger | None, fresh:
         LabError: The lab has a study of that name.
     """
     first = f"{study.name}.probe"
-    names = {row["name"] for row in ledger.rows("SELECT name FROM studies")} if ledger is not None else set()
+    names = ledger.studies() if ledger is not None else set()
     number = 1
     while (f"{first}{number + 1}") in names:
         number += 1

@@ -11,7 +11,8 @@ from looplab.config.files import dump_json, write_atomic
 from looplab.errors import LabError
 from looplab.judge.base import JudgeState
 from looplab.launch.base import Exit
-from looplab.ledger.study import IMPORTED, RunRow, StudyLedger
+from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import IMPORTED, RunRow
 from looplab.loop.flags import best_run
 from looplab.loop.judging import StudyJudge, SummaryWriter, record_judgement
 from looplab.loop.setup import Setup, resolved_configuration

@@ -28,7 +28,8 @@ from looplab.launch.base import Executor
 from looplab.launch.command import find_program
 from looplab.launch.local import LocalExecutor, stop_without_engine
 from looplab.ledger.ledger import Ledger, LedgerCopy
-from looplab.ledger.study import RunRow, StudyLedger
+from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import RunRow
 from looplab.loop.decision import base_runs, decide_base
 from looplab.loop.engine import Ending, Engine, Outcome
 from looplab.loop.events import EngineEvent, Listener, Note, RunEnded

@@ -26,7 +26,7 @@ from looplab.launch.command import check_templates, find_program
 from looplab.launch.devices import Devices
 from looplab.launch.slots import make_slots
 from looplab.launch.tracking import find_keys, has_wandb_key, values_of, why_not_online, with_values, without
-from looplab.ledger.study import RunRow
+from looplab.ledger.view import RunRow
 from looplab.loop.flags import apply_options, edits_of_flags, hash_conditions
 from looplab.runs.capsule import Fingerprints, in_git
 from looplab.runs.folder import hash_file

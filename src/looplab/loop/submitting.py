@@ -25,8 +25,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from looplab.config.edits import Edit, Op, apply_edits
 from looplab.config.files import canonical_json
 from looplab.config.lab import LAB_FILE, BudgetConfig, ConfigRendering, LabConfig, Require, StudyConfig
@@ -36,7 +34,8 @@ from looplab.errors import LabError
 from looplab.launch import supervisor
 from looplab.launch.command import find_program
 from looplab.launch.devices import Devices
-from looplab.ledger.study import JOBS_SUFFIX, BudgetUsage, RunRow, StudyLedger
+from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import JOBS_SUFFIX, BudgetUsage, RunRow
 from looplab.loop.setup import RunOptions, Setup, find_prints, make_guard, plan_slots
 from looplab.runs import clock
 from looplab.runs.folder import hash_file
@@ -138,9 +137,8 @@ class JobQueue:
     def propose(self, study: StudyLedger, n: int) -> list[Proposal]:
         """Return up to n waiting commands, oldest first."""
         rows = study.waiting(n, JOB)
-        ended = study.ledger.one("SELECT max(ended) FROM runs WHERE study=?", (study.name,))
         now = clock.now()
-        self._last = now if rows else min(now, max(self._last, (ended and ended[0]) or 0.0))
+        self._last = now if rows else min(now, max(self._last, study.last_end() or 0.0))
         return [waiting(row) for row in rows]
 
     def close(self) -> None:
@@ -274,17 +272,14 @@ def find_job(record: StudyLedger, job: SubmittedJob) -> int | None:
 
     This is the case if it is waiting, running, or has ended without its result being reported. Else None.
     """
-    rows = record.ledger.rows(
-        "SELECT id, status, run, edits FROM proposals WHERE study=? AND source LIKE ? ORDER BY id DESC",
-        (record.name, f"{JOB}:{job.call}:%"),
-    )
-    same = (row for row in rows if job.is_as(apply_edits({}, orjson.loads(row["edits"])).config["files"]))
+    rows = (proposal for proposal, _ in reversed(record.proposals_from(f"{JOB}:{job.call}")))
+    same = (row for row in rows if job.is_as(apply_edits({}, row.edits).config["files"]))
     row = next(same, None)
-    if row is None or row["status"] == "rejected":
+    if row is None or row.status == "rejected":
         return None
-    if row["run"] is not None and record.run(row["run"]).state == "ended" and was_told(record, row["run"]):
+    if row.run is not None and record.run(row.run).state == "ended" and was_told(record, row.run):
         return None
-    return int(row["id"])
+    return row.id
 
 
 def run_of(record: StudyLedger, proposal: int) -> RunRow | None:
@@ -293,27 +288,20 @@ def run_of(record: StudyLedger, proposal: int) -> RunRow | None:
     Raises:
         LabError: The command was rejected.
     """
-    row = record.ledger.one("SELECT status, problems, run FROM proposals WHERE id=?", (proposal,))
-    assert row is not None
-    if row["status"] == "rejected":
-        raise LabError(
-            "the command was refused: " + "; ".join(str(p["message"]) for p in orjson.loads(row["problems"]))
-        )
-    return record.run(row["run"]) if row["run"] is not None else None
+    row = record.proposal(proposal)
+    if row.status == "rejected":
+        raise LabError("the command was refused: " + "; ".join(str(p["message"]) for p in row.problems))
+    return record.run(row.run) if row.run is not None else None
 
 
 def before(record: StudyLedger, proposal: int) -> int:
     """Return the number of commands that are ahead of this one in the queue."""
-    waiting_before = "SELECT count(*) FROM proposals WHERE study=?1 AND id<?2 AND status='waiting'"
-    planned_before = "SELECT count(*) FROM runs WHERE study=?1 AND proposal<?2 AND state='planned'"
-    rows = [record.ledger.rows(sql, (record.name, proposal)) for sql in (waiting_before, planned_before)]
-    return sum(int(row[0][0]) for row in rows)
+    return record.count_before(proposal)
 
 
 def was_told(record: StudyLedger, run: str) -> bool:
     """Whether the result of a run has been reported to a caller."""
-    sql = "SELECT 1 FROM events WHERE study=? AND run=? AND kind='told'"
-    return record.ledger.one(sql, (record.name, run)) is not None
+    return bool(record.events_of("told", run))
 
 
 def note_told(record: StudyLedger, run: RunRow) -> None:

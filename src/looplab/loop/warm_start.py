@@ -13,7 +13,8 @@ from typing import Any
 from looplab.config.lab import WarmStartConfig
 from looplab.config.paths import find, get, set_
 from looplab.errors import LabError
-from looplab.ledger.study import RunRow, StudyLedger
+from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import RunRow
 from looplab.runs import folder
 from looplab.untrusted import real_path
 

@@ -10,7 +10,8 @@ from looplab.config.edits import parse_edit
 from looplab.config.lab import AlertConfig
 from looplab.decide.rules import resolve
 from looplab.guard.knobs import KnobTable
-from looplab.ledger.study import RunRow, StudyLedger
+from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import RunRow
 from looplab.loop.events import AlarmRaised, Listener, Note
 from looplab.loop.planning import WATCH
 from looplab.loop.setup import Setup

@@ -11,7 +11,7 @@ from typing import Any
 from looplab.config.lab import RUN_FOLDER, ObjectiveConfig, StudyConfig, TieBreak
 from looplab.errors import LabError
 from looplab.launch.base import Exit
-from looplab.ledger.study import RunRow
+from looplab.ledger.view import RunRow
 from looplab.measure.base import Batch, merge
 from looplab.measure.discover import Reader, describe, reader_of
 from looplab.measure.missing import explain_missing

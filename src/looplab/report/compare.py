@@ -12,7 +12,7 @@ from typing import Any
 from looplab.config import paths
 from looplab.config.lab import StudyConfig
 from looplab.errors import LabError
-from looplab.ledger.study import RunRow, StudyLedger
+from looplab.ledger.view import RunRow, StudyView
 from looplab.measure.base import Batch, Curve
 from looplab.measure.summary import Directions, MetricSummary, Summariser, from_dict
 from looplab.report import curves, html, wording
@@ -58,7 +58,7 @@ class RunComparison:
     """Curves of each run, thinned."""
 
 
-def compare(outputs: Path, study: StudyConfig, record: StudyLedger, names: Sequence[str]) -> RunComparison:
+def compare(outputs: Path, study: StudyConfig, record: StudyView, names: Sequence[str]) -> RunComparison:
     """Compare the named runs.
 
     Raises:

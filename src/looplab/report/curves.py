@@ -7,7 +7,7 @@ from math import isfinite
 from pathlib import Path
 
 from looplab.config.lab import StudyConfig
-from looplab.ledger.study import RunRow
+from looplab.ledger.view import RunRow
 from looplab.measure.base import Batch, Curve
 from looplab.measure.discover import reader_of
 from looplab.report.facts import RunFacts, StudyFacts

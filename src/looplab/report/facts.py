@@ -20,7 +20,7 @@ from looplab.config.lab import ObjectiveConfig, StudyConfig, TieBreak
 from looplab.errors import LabError
 from looplab.guard.knobs import Knob, KnobTable
 from looplab.ledger.plan import RunPlan
-from looplab.ledger.study import IMPORTED, ProposalRow, RunRow, StudyLedger, is_failed
+from looplab.ledger.view import IMPORTED, ProposalRow, RunRow, StudyView, is_failed
 from looplab.measure.discover import reader_of
 from looplab.measure.summary import Directions, MetricSummary, Summariser, from_dict, objective_value
 from looplab.report import wording
@@ -270,7 +270,7 @@ class StudyFacts:
         return [knob for knob in self.knobs if knob.varies]
 
 
-def study_facts(lab: Path, study: StudyConfig, record: StudyLedger) -> StudyFacts:
+def study_facts(lab: Path, study: StudyConfig, record: StudyView) -> StudyFacts:
     """Collect the facts of a study as of now."""
     outputs = folder.study_folder(lab, study.name)
     table = KnobTable([Knob.make(path, spec) for path, spec in study.knobs.items()])
@@ -349,7 +349,7 @@ def study_facts(lab: Path, study: StudyConfig, record: StudyLedger) -> StudyFact
     )
 
 
-def alarms_of(record: StudyLedger, judge: Judged | None) -> tuple[str, ...]:
+def alarms_of(record: StudyView, judge: Judged | None) -> tuple[str, ...]:
     """Return the alarms of the study and of its judge."""
     raised = tuple(wording.plain(alarm["text"]) for alarm in record.alarms())
     return raised + (judge.alarms if judge is not None else ())
@@ -390,7 +390,7 @@ class _Files:
     problems: list[str]
 
     @classmethod
-    def read(cls, run_dir: Path, row: RunRow, record: StudyLedger) -> _Files:
+    def read(cls, run_dir: Path, row: RunRow, record: StudyView) -> _Files:
         problems: list[str] = []
 
         def load(name: str, read: Callable[[], dict[str, Any]] | None = None) -> dict[str, Any]:
@@ -587,7 +587,7 @@ def _champions(judge: Judged, runs: Sequence[RunFacts], places: Mapping[str, int
 
 
 def _best(
-    record: StudyLedger, runs: Sequence[RunFacts], places: Mapping[str, int], best_so_far: Sequence[Best]
+    record: StudyView, runs: Sequence[RunFacts], places: Mapping[str, int], best_so_far: Sequence[Best]
 ) -> RunFacts | None:
     """Return the ledger's best run, unless it was chosen by another objective."""
     try:
@@ -622,7 +622,7 @@ def _grows_by_factors(numbers: Sequence[float]) -> bool:
     return max(steps) >= 2 * min(steps) and max(factors) <= 1.3 * min(factors)
 
 
-def _budget(study: StudyConfig, record: StudyLedger) -> tuple[BudgetFacts, ...]:
+def _budget(study: StudyConfig, record: StudyView) -> tuple[BudgetFacts, ...]:
     """Return the usage of each budget as the engine counts it, including submitted commands and agents.
 
     Limits of rounds and runs from the command line replace the budget's, and are about this study alone.

@@ -11,13 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
 from looplab.config.lab import StudyConfig
 from looplab.decide.mix import Credit, credit
 from looplab.judge import stats
 from looplab.judge.judge import LEAST_SPREAD
-from looplab.ledger.study import IMPORTED, RunRow, StudyLedger
+from looplab.ledger.view import IMPORTED, RunRow, StudyView
 from looplab.report import wording
 
 CHALLENGERS = ("base", "trial")
@@ -251,7 +249,7 @@ class Judged:
         return lines
 
 
-def judged(study: StudyConfig, record: StudyLedger, found: Mapping[str, ReplicatedConfig]) -> Judged | None:
+def judged(study: StudyConfig, record: StudyView, found: Mapping[str, ReplicatedConfig]) -> Judged | None:
     """Return the state of a study's judge; None if it has no judge."""
     if study.judge is None or study.objective is None:
         return None
@@ -301,7 +299,7 @@ def judged(study: StudyConfig, record: StudyLedger, found: Mapping[str, Replicat
     )
 
 
-def judged_now(study: StudyConfig, record: StudyLedger) -> Judged | None:
+def judged_now(study: StudyConfig, record: StudyView) -> Judged | None:
     """Like `judged`, for the runs in the ledger."""
     return judged(study, record, points(record.runs())) if study.judge else None
 
@@ -370,18 +368,17 @@ class MixFacts:
     """(earlier proposals of the mix, share of each proposer); empty if the study has no mix."""
 
 
-def mix_facts(record: StudyLedger, rows: Sequence[RunRow]) -> MixFacts | None:
+def mix_facts(record: StudyView, rows: Sequence[RunRow]) -> MixFacts | None:
     """Return the record of each proposer; None if there are no proposals."""
     weights: list[tuple[int, dict[str, float]]] = []
     made = 0
-    for event in _events(record, "mix"):
+    for event in record.events_of("mix"):
         weights.append((made, event.get("weights", {})))
         made += sum(event.get("chosen", {}).values())
     if weights and made > weights[-1][0]:
         weights.append((made, weights[-1][1]))
     repeats = {row.proposer for row in rows if row.role == "reproduction"}
-    sql = "SELECT DISTINCT proposer FROM proposals WHERE study=? ORDER BY proposer"
-    names = [row[0] for row in record.ledger.rows(sql, (record.name,)) if row[0] not in repeats]
+    names = [name for name in record.proposals_by_proposer() if name not in repeats]
     return MixFacts(credit(record, names), tuple(weights)) if names else None
 
 
@@ -408,23 +405,18 @@ class Reproduced:
     why: str
 
 
-def watched(record: StudyLedger) -> tuple[Watched, ...]:
+def watched(record: StudyView) -> tuple[Watched, ...]:
     """Return the matches of watch rules, in order."""
     return tuple(
         Watched(event["run"], wording.plain(event.get("rule", "")), wording.plain(event.get("text", "")),
                 bool(event.get("stops")))
-        for event in _events(record, "watched")
+        for event in record.events_of("watched")
     )  # fmt: skip
 
 
-def reproduced(record: StudyLedger) -> tuple[Reproduced, ...]:
+def reproduced(record: StudyView) -> tuple[Reproduced, ...]:
     """Return the reproductions, in order."""
     return tuple(
         Reproduced(event["run"], event.get("again", ""), bool(event.get("same")), wording.plain(event.get("why", "")))
-        for event in _events(record, "reproduced")
+        for event in record.events_of("reproduced")
     )
-
-
-def _events(record: StudyLedger, kind: str) -> list[dict[str, Any]]:
-    sql = "SELECT run, data FROM events WHERE study=? AND kind=? ORDER BY seq"
-    return [{**orjson.loads(row["data"]), "run": row["run"]} for row in record.ledger.rows(sql, (record.name, kind))]

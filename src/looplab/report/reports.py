@@ -8,7 +8,7 @@ from typing import Any
 
 from looplab.config.files import write_atomic
 from looplab.config.lab import StudyConfig
-from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import StudyView
 from looplab.report import curves, html, markdown
 from looplab.report.facts import RunFacts, StudyFacts, study_facts
 from looplab.report.importance import LABEL, Importance, Share, importance
@@ -21,7 +21,7 @@ MAX_FOREST_POINTS = 200
 MARKDOWN, HTML, SUMMARY = "report.md", "report.html", "summary.json"
 
 
-def write_reports(lab: Path, study: StudyConfig, record: StudyLedger, *, plots: bool = False) -> list[Path]:
+def write_reports(lab: Path, study: StudyConfig, record: StudyView, *, plots: bool = False) -> list[Path]:
     """Write all reports, with `plots` also PNG plots if matplotlib is installed; return their paths."""
     return write(study_facts(lab, study, record), study, plots=plots)
 

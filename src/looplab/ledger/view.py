@@ -1,0 +1,657 @@
+"""Reading the record of one study: its runs, proposals, verdicts, budget and sessions."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from looplab.errors import LabError
+from looplab.ledger.configuration import Configuration, configurations
+from looplab.ledger.ledger import Event, Ledger
+from looplab.ledger.plan import RunPlan
+from looplab.ledger.schema import LAST_NUMBER
+from looplab.runs import clock, folder
+from looplab.untrusted import load_own_json, mend_text
+
+JOBS_SUFFIX = ".jobs"
+"""The commands submitted to a study are the runs of a study of this name."""
+IMPORTED = "imported"
+"""The role of runs that another tool made and recorded. They are hints for search, agents and rules; they are never
+judged, repeated or counted in a budget."""
+CONDITIONS = "+"
+"""Separates the hash of the config from that of the conditions in a run's `point`."""
+MAX_RUN_DIGITS = 18
+"""Digits of the number of a run; SQLite holds 64 bits."""
+
+
+def sibling_study(study: str) -> str:
+    """Return the name of the study that shares its budget with this one: its submitted commands, or the reverse."""
+    return study.removesuffix(JOBS_SUFFIX) if study.endswith(JOBS_SUFFIX) else study + JOBS_SUFFIX
+
+
+def is_failed(call: Mapping[str, Any]) -> bool:
+    """Whether a call of `agent_calls` has failed by itself; one that looplab has ended has not."""
+    answer = call["answer"]
+    return answer is not None and not answer["ok"] and not answer.get("interrupted")
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """A run, as the ledger knows it."""
+
+    study: str
+    id: str
+    n: int
+    """The number of the run in its study, from 1."""
+    round: int
+    proposal: int | None
+    proposer: str
+    parent: str | None
+    """The run it starts from; None: a base config."""
+    base: str | None
+    """The base config at the root of its ancestry."""
+    reason: str
+    config_hash: str
+    state: str
+    """planned | running | ended"""
+    status: str | None
+    """Once ended: ok | failed | stopped | timeout | lost"""
+    slot: str | None
+    pid: int | None
+    created: float
+    started: float | None
+    ended: float | None
+    exit_code: int | None
+    signal: int | None
+    objective: float | None
+    verdict: str | None
+    devices: int
+    role: str
+    """base | trial | replicate | control | reproduction | imported"""
+    point: str
+    """The hash of its config without the seed: runs of one point differ by chance only. Ends with `+` and the hash of
+    the conditions if the call had some: arguments for the trainer, another number of steps."""
+    seed: int | None
+    twin: str | None
+    """The run that it repeats."""
+    warm: str | None
+    """The run whose checkpoint it starts from."""
+
+    def over(
+        self,
+        status: str,
+        code: int | None,
+        signal: int | None,
+        started: float | None,
+        ended: float,
+        objective: float | None,
+    ) -> RunRow:
+        """The same run, ended. Written out, since `dataclasses.replace` takes three times as long."""
+        return RunRow(
+            self.study, self.id, self.n, self.round, self.proposal, self.proposer, self.parent, self.base, self.reason,
+            self.config_hash, "ended", status, self.slot, self.pid, self.created, started or self.started, ended, code,
+            signal, objective, self.verdict, self.devices, self.role, self.point, self.seed, self.twin, self.warm,
+        )  # fmt: skip
+
+    @property
+    def conditions(self) -> str:
+        """A hash of the conditions that it was trained under; runs of other ones are not compared with it."""
+        return self.point.partition(CONDITIONS)[2]
+
+    @property
+    def base_key(self) -> str:
+        """The name and the content of its base config, and the conditions; for runs of a base."""
+        return f"{self.base}@{self.config_hash}" + (CONDITIONS + self.conditions if self.conditions else "")
+
+    @property
+    def seconds(self) -> float | None:
+        return None if self.started is None else max(0.0, (self.ended or clock.now()) - self.started)
+
+
+@dataclass(frozen=True, slots=True)
+class ProposalRow:
+    """A proposal that waits for its turn, or what became of it."""
+
+    id: int
+    proposer: str
+    source: str | None
+    parent: str | None
+    """A run, `best`, or None for the base."""
+    edits: tuple[str, ...]
+    reason: str
+    hypothesis: str
+    status: str
+    problems: tuple[dict[str, Any], ...]
+    run: str | None
+    created: float
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetUsage:
+    """What a study has used so far, over all its engines."""
+
+    rounds: int
+    runs: int
+    wall: float
+    """Seconds during which an engine was at work."""
+    device_hours: float
+
+
+_RUN_COLUMNS = ", ".join(field.name for field in fields(RunRow))
+
+
+def _run(row: sqlite3.Row) -> RunRow:
+    return RunRow(*row)
+
+
+def _proposal(row: sqlite3.Row) -> ProposalRow:
+    return ProposalRow(
+        row["id"],
+        row["proposer"],
+        row["source"],
+        row["parent"],
+        tuple(load_own_json(row["edits"])),
+        row["reason"],
+        row["hypothesis"],
+        row["status"],
+        tuple(load_own_json(row["problems"])) if row["problems"] else (),
+        row["run"],
+        row["created"],
+    )
+
+
+class StudyView:
+    """Reads one study. Proposers, reports and pages get it; nothing here writes."""
+
+    def __init__(self, ledger: Ledger, study: str) -> None:
+        self.ledger = ledger
+        self.name = study
+        self._planned = 0  # number of the last planned run, once known
+
+    def _recorded_at(self) -> str | None:
+        """Return where on the curve the objective is according to the last recorded configuration."""
+        recorded = self._recorded_objectives()
+        return recorded[-1][1].get("at") if recorded else None
+
+    def _recorded_objectives(self) -> list[tuple[float, dict[str, Any]]]:
+        """Return the objectives of all recorded configurations with their times, oldest first."""
+        sql = "SELECT at, data FROM events WHERE study=? AND kind='study configured' ORDER BY seq"  # there is an index
+        bodies = (
+            (row["at"], load_own_json(row["data"])["configuration"]) for row in self.ledger.rows(sql, (self.name,))
+        )
+        return [(at, (body.get("study") or {}).get("objective") or {}) for at, body in bodies]
+
+    def goal(self) -> str:
+        """Return whether the objective is minimised or maximised: `min` or `max`."""
+        row = self.ledger.one("SELECT goal FROM studies WHERE name=?", (self.name,))
+        return (row["goal"] if row is not None else None) or "min"
+
+    def events_of(self, kind: str, run: str | None = None) -> list[dict[str, Any]]:
+        """Return the data of all events of a kind, oldest first, each with its `run`."""
+        sql = "SELECT run, data FROM events WHERE study=? AND kind=? AND (?3 IS NULL OR run=?3) ORDER BY seq"
+        rows = self.ledger.rows(sql, (self.name, kind, run))
+        return [{**load_own_json(row["data"]), "run": row["run"]} for row in rows]
+
+    def objective(self) -> str | None:
+        """Return the metric by which the runs in the table were measured."""
+        row = self.ledger.one("SELECT objective FROM studies WHERE name=?", (self.name,))
+        return row["objective"] if row is not None else None
+
+    def objective_changed_at(self) -> float:
+        """Return when an engine last started with another objective than the one before; 0: never."""
+        changed, before = 0.0, None
+        for at, objective in self._recorded_objectives():
+            now = (objective.get("metric"), objective.get("at"))
+            if before not in (None, now):
+                changed = at
+            before = now
+        return changed
+
+    def configuration(self) -> str | None:
+        """Return the hash of the last recorded configuration."""
+        sql = "SELECT data FROM events WHERE study=? AND kind='study configured' ORDER BY seq DESC LIMIT 1"
+        row = self.ledger.one(sql, (self.name,))
+        return load_own_json(row["data"])["hash"] if row else None
+
+    def configured_options(self) -> dict[str, Any] | None:
+        """Return the options in the last recorded configuration."""
+        found = self.configurations()
+        return found[-1].body.get("options") if found else None
+
+    def configurations(self) -> list[Configuration]:
+        """Return all recorded configurations, oldest first."""
+        sql = "SELECT * FROM events WHERE study=? AND kind='study configured' ORDER BY seq"
+        return configurations(map(Event.of, self.ledger.rows(sql, (self.name,))))
+
+    # -- options of the last call
+
+    def saved_options(self) -> Any:
+        """Return the options of the last call as they were saved; None if there was none.
+
+        Raises:
+            ValueError: They cannot be read.
+        """
+        row = self.ledger.one("SELECT value FROM meta WHERE key=?", (f"options:{self.name}",))
+        return json.loads(row["value"]) if row is not None else None
+
+    # -- rounds
+
+    def open_round(self) -> int | None:
+        row = self.ledger.one(
+            "SELECT n FROM rounds WHERE study=? AND closed IS NULL ORDER BY n DESC LIMIT 1", (self.name,)
+        )
+        return row["n"] if row else None
+
+    def unfilled_round(self) -> int | None:
+        """A round in whose planning an engine was interrupted."""
+        row = self.ledger.one("SELECT n FROM rounds WHERE study=? AND closed IS NULL AND filled=0", (self.name,))
+        return row["n"] if row else None
+
+    # -- proposals
+
+    def has_source(self, source: str) -> bool:
+        """Whether a proposal of this source was ever taken."""
+        return self.ledger.one("SELECT 1 FROM proposals WHERE study=? AND source=?", (self.name, source)) is not None
+
+    def queue_taken(self, file: str) -> str | None:
+        """The hash of a queue file all of whose entries are in the ledger, when that was last so."""
+        row = self.ledger.one("SELECT value FROM meta WHERE key=?", (f"queue:{self.name}:{file}",))
+        return row["value"] if row is not None else None
+
+    def waiting(self, limit: int, proposer: str | None = None) -> list[ProposalRow]:
+        """Proposals in the queue, oldest first."""
+        sql = (
+            "SELECT * FROM proposals WHERE study=?1 AND status='waiting' AND (?2 IS NULL OR proposer=?2)"
+            " ORDER BY id LIMIT ?3"
+        )
+        return [_proposal(row) for row in self.ledger.rows(sql, (self.name, proposer, limit))]
+
+    def count_waiting(self) -> int:
+        sql = "SELECT count(*) FROM proposals WHERE study=? AND status='waiting'"
+        return int(self.ledger.rows(sql, (self.name,))[0][0])
+
+    def proposals(self, status: str | None = None) -> list[ProposalRow]:
+        sql = "SELECT * FROM proposals WHERE study=? AND (? IS NULL OR status=?) ORDER BY id"
+        return [_proposal(row) for row in self.ledger.rows(sql, (self.name, status, status))]
+
+    def proposal(self, number: int) -> ProposalRow:
+        row = self.ledger.one("SELECT * FROM proposals WHERE id=?", (number,)) if 0 <= number < 1 << 63 else None
+        if row is None:
+            raise LabError(f"there is no proposal {number}")
+        return _proposal(row)
+
+    def count_proposals(self, proposer: str | None = None) -> int:
+        """Return how many proposals there were, of one proposer or of all."""
+        sql = "SELECT count(*) FROM proposals WHERE study=?1 AND (?2 IS NULL OR proposer=?2)"
+        return int(self.ledger.rows(sql, (self.name, proposer))[0][0])
+
+    def proposals_by_proposer(self) -> dict[str, int]:
+        """Return how many proposals each proposer made, by name."""
+        sql = "SELECT proposer, count(*) FROM proposals WHERE study=? GROUP BY proposer ORDER BY proposer"
+        return {row[0]: int(row[1]) for row in self.ledger.rows(sql, (self.name,))}
+
+    def last_proposers(self, names: Sequence[str], limit: int) -> list[str]:
+        """Return who made the last proposals, oldest first, of these proposers."""
+        sql = (
+            "SELECT proposer FROM proposals WHERE study=? AND proposer IN (SELECT value FROM json_each(?))"
+            " ORDER BY id DESC LIMIT ?"
+        )
+        return [row[0] for row in self.ledger.rows(sql, (self.name, json.dumps(list(names)), limit))][::-1]
+
+    def proposals_from(self, prefix: str) -> list[tuple[ProposalRow, int | None]]:
+        """Return the proposals whose source begins with `prefix:`, oldest first, each with its round."""
+        sql = "SELECT * FROM proposals WHERE study=? AND source >= ? AND source < ? ORDER BY id"
+        rows = self.ledger.rows(sql, (self.name, f"{prefix}:", f"{prefix};"))
+        return [(_proposal(row), row["round"]) for row in rows]
+
+    def count_before(self, proposal: int) -> int:
+        """Return how many proposals and planned runs are ahead of a proposal in the queue."""
+        queries = (
+            "SELECT count(*) FROM proposals WHERE study=?1 AND id<?2 AND status='waiting'",
+            "SELECT count(*) FROM runs WHERE study=?1 AND proposal<?2 AND state='planned'",
+        )
+        return sum(int(self.ledger.rows(sql, (self.name, proposal))[0][0]) for sql in queries)
+
+    # -- runs
+
+    def progress(self) -> tuple[int, int, str | None, int]:
+        """Return the number of ended runs, of all runs, the best run, and the last round: what proposals depend on."""
+        sql = (
+            "SELECT (SELECT count(*) FROM runs WHERE study=?1 AND state='ended'), (SELECT count(*) FROM runs WHERE"
+            " study=?1), (SELECT best FROM studies WHERE name=?1), (SELECT max(n) FROM rounds WHERE study=?1)"
+        )
+        ended, runs, best, round_ = self.ledger.rows(sql, (self.name,))[0]
+        return ended, runs, best, round_ or 0
+
+    def last_end(self) -> float | None:
+        """Return when the last run ended; None: none has."""
+        row = self.ledger.one("SELECT max(ended) FROM runs WHERE study=?", (self.name,))
+        return row[0] if row is not None else None
+
+    def find_run(self, run: str) -> RunRow | None:
+        """Return a run by its id; None if there is none."""
+        row = self.ledger.one(f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND id=?", (self.name, run))  # noqa: S608
+        return _run(row) if row is not None else None
+
+    def imports(self) -> dict[str, dict[str, Any]]:
+        """Return where the imported runs came from, by run: `kind`, `path`, `digest`."""
+        sql = "SELECT run, data FROM events WHERE study=? AND kind=? ORDER BY seq"
+        return {run: load_own_json(data)["source"] for run, data in self.ledger.rows(sql, (self.name, IMPORTED))}
+
+    def next_number(self) -> int:
+        """Return the number of the next run; only for whoever holds the study's lock."""
+        return (self._planned or self._last_run()) + 1
+
+    def _last_run(self) -> int:
+        """The number of the last run; also of one that was planned, never started, and lost with its plan."""
+        sql = (
+            "SELECT max(coalesce((SELECT max(n) FROM runs WHERE study=?1), 0),"
+            " coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE key=?2), 0))"
+        )
+        return int(self.ledger.rows(sql, (self.name, LAST_NUMBER + self.name))[0][0])
+
+    def plan_of(self, run: str) -> RunPlan | None:
+        """Return the plan of a run; None once the run has ended and it is forgotten."""
+        sql = (
+            "SELECT plans.body, configs.body AS config FROM plans JOIN runs ON runs.study=plans.study AND id=plans.run"
+            " LEFT JOIN configs ON hash=config_hash WHERE plans.study=? AND plans.run=?"
+        )
+        row = self.ledger.one(sql, (self.name, run))
+        if row is None:
+            return None
+        config = json.loads(row["config"]) if row["config"] is not None else None  # also reads ints beyond 64 bits
+        return RunPlan.from_dict(json.loads(row["body"]), config)
+
+    def config_of(self, run: RunRow, run_dir: Path) -> dict[str, Any]:
+        """The config of a run.
+
+        Args:
+            run_dir: The run's folder, for runs of early versions, whose config is not in the ledger.
+
+        Raises:
+            LabError: Neither the ledger nor the folder has it as it was when the run was planned.
+        """
+        row = self.ledger.one("SELECT body FROM configs WHERE hash=?", (run.config_hash,))
+        return json.loads(row["body"]) if row is not None else folder.read_config_of(run_dir, run.config_hash)
+
+    def launched_files(self, run: str) -> dict[str, str]:
+        """The SHA-256 of the files that the run had when it was last launched; where secrets were taken out of one of
+        them since, its SHA-256 after that."""
+        sql = (
+            "SELECT kind, data FROM events WHERE study=? AND run=? AND kind IN ('launched', 'ended', 'scrubbed')"
+            " ORDER BY seq"
+        )
+        files: dict[str, str] = {}
+        for kind, text in self.ledger.rows(sql, (self.name, run)):
+            recorded = load_own_json(text)["files"]
+            files = (
+                recorded if kind == "launched" else files | {name: recorded[name] for name in files if name in recorded}
+            )
+        return files
+
+    def recorded_files(self, run: str) -> dict[str, str]:
+        """The SHA-256 of all files of a run that must not change, by their path in the run folder."""
+        files: dict[str, str] = {}
+        sql = "SELECT data FROM events WHERE study=? AND (run=? OR kind='archived') ORDER BY seq"
+        for (text,) in self.ledger.rows(sql, (self.name, run)):
+            data = load_own_json(text)
+            files |= data.get("files") or data.get("runs", {}).get(run, {})
+        return files
+
+    def kept_files(self) -> dict[str, str]:
+        """Return the last recorded SHA-256 of files that belong to no single run, by path in the study's folder."""
+        sql = "SELECT data FROM events WHERE study=? AND kind='kept' ORDER BY seq"
+        files: dict[str, str] = {}
+        for row in self.ledger.rows(sql, (self.name,)):
+            files |= load_own_json(row["data"])["paths"]
+        return files
+
+    def same_measurement(self, run: RunRow, measured: str) -> RunRow | None:
+        """Return the first run of another config that measured exactly the same."""
+        sql = (
+            f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND measured=? AND point!=?"  # noqa: S608 (fixed texts)
+            " ORDER BY n LIMIT 1"
+        )
+        row = self.ledger.one(sql, (self.name, measured, run.point))
+        return _run(row) if row else None
+
+    def alarms(self) -> list[dict[str, Any]]:
+        """Return the alarms, oldest first, each with its `run` and `text`."""
+        sql = "SELECT run, data FROM events WHERE study=? AND kind='alarm' ORDER BY seq"
+        return [{"run": run, **load_own_json(data)} for run, data in self.ledger.rows(sql, (self.name,))]
+
+    def bests(self) -> list[str]:
+        """The runs that were ever best, in that order."""
+        sql = "SELECT run FROM events WHERE study=? AND kind='best' AND run IS NOT NULL ORDER BY seq"
+        return [row["run"] for row in self.ledger.rows(sql, (self.name,))]
+
+    def best(self) -> RunRow | None:
+        row = self.ledger.one("SELECT best FROM studies WHERE name=?", (self.name,))
+        return self.run(row["best"]) if row and row["best"] else None
+
+    def run(self, name: str) -> RunRow:
+        """A run by its id, its number, or the beginning of its id; LATEST and BEST are names too."""
+        name = mend_text(name)
+        where, parameters = "id=?", (self.name, name)  # type: tuple[str, tuple[Any, ...]]
+        if name.upper() == "LATEST":
+            where = "n=(SELECT max(n) FROM runs WHERE study=?1 AND role!='imported')"
+            parameters = (self.name,)
+        elif name.upper() == "BEST":
+            where, parameters = "id=(SELECT best FROM studies WHERE name=?1)", (self.name,)
+        elif name.isdecimal() and len(name) <= MAX_RUN_DIGITS:
+            where, parameters = "n=?", (self.name, int(name))
+        sql = f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND {where}"  # noqa: S608 (fixed texts)
+        row = self.ledger.one(sql, parameters)
+        if row is None and len(name) >= 4:
+            sql = f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND substr(id, 1, ?)=?"  # noqa: S608
+            rows = self.ledger.rows(sql, (self.name, len(name), name))
+            if len(rows) > 1:
+                raise LabError(f"{name!r} could be any of {', '.join(r['id'] for r in rows[:5])}")
+            row = rows[0] if rows else None
+        if row is None:
+            known = self.ledger.rows("SELECT id FROM runs WHERE study=? ORDER BY n DESC LIMIT 3", (self.name,))
+            hint = f"the latest are {', '.join(r['id'] for r in known)}" if known else "the study has no runs yet"
+            raise LabError(f"study {self.name!r} has no run {name!r}", hint=hint)
+        return _run(row)
+
+    def runs(
+        self, *, state: str | None = None, status: str | None = None, round: int | None = None, limit: int | None = None
+    ) -> list[RunRow]:
+        """Runs, oldest first; with `limit` the newest of them."""
+        where, parameters = ["study=?"], [self.name]  # type: tuple[list[str], list[Any]]
+        for name, value in (("state", state), ("status", status), ("round", round)):
+            if value is not None:
+                where.append(f"{name}=?")
+                parameters.append(value)
+        order = "n"
+        if state is not None and state != "ended":  # there is an index of the unfinished runs
+            where.append("state!='ended'")
+            order = "+n"  # else SQLite would walk all runs in this order
+        sql = f"SELECT {_RUN_COLUMNS} FROM runs WHERE {' AND '.join(where)} ORDER BY {order}"  # noqa: S608 (fixed texts)
+        if limit is not None:
+            sql += " DESC LIMIT ?"
+            parameters.append(limit)
+        found = [_run(row) for row in self.ledger.rows(sql, parameters)]
+        return found[::-1] if limit is not None else found
+
+    def counts(self) -> dict[str, int]:
+        """How many runs stand where: planned, running, ok, failed, …; imported ones are counted as such."""
+        sql = "SELECT state, status, role='imported', count(*) FROM runs WHERE study=? GROUP BY 1, 2, 3"
+        counts: dict[str, int] = {}
+        for state, status, imported, number in self.ledger.rows(sql, (self.name,)):
+            name = IMPORTED if imported else status if state == "ended" else state
+            counts[name] = counts.get(name, 0) + number
+        return counts
+
+    def has_result(self, *, measured: bool) -> bool:
+        """Return whether any run ended well; with `measured`, also with an objective."""
+        sql = (
+            "SELECT 1 FROM runs WHERE study=? AND status='ok' AND role!='imported' AND (objective IS NOT NULL OR ?)"
+            " LIMIT 1"
+        )
+        return self.ledger.one(sql, (self.name, not measured)) is not None
+
+    def not_comparable(self) -> list[RunRow]:
+        """Runs that ended well, were measured by another objective, and were not measured again since."""
+        changed = self.objective_changed_at()
+        if not changed:
+            return []
+        sql = (
+            f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND status='ok' AND objective IS NULL"  # noqa: S608 (fixed)
+            " AND coalesce(ended, 0) < ? ORDER BY n"
+        )
+        return [_run(row) for row in self.ledger.rows(sql, (self.name, changed))]
+
+    def runs_open(self) -> list[RunRow]:
+        """Runs that are decided on or at work."""
+        sql = f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND state != 'ended' ORDER BY n"  # noqa: S608 (fixed)
+        return [_run(row) for row in self.ledger.rows(sql, (self.name,))]
+
+    def runs_of(self, point: str, warm: str | None = None) -> list[str]:
+        """The runs of a config, whatever their seeds, that began with these weights; without imported ones."""
+        sql = "SELECT id FROM runs WHERE study=? AND point=? AND warm IS ? AND role!='imported' ORDER BY n"
+        return [row["id"] for row in self.ledger.rows(sql, (self.name, point, warm))]
+
+    def runs_by(self, proposer: str, limit: int) -> list[RunRow]:
+        """The last runs that somebody proposed, oldest first, without what repeats them."""
+        sql = (
+            f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND proposer=? AND role='trial'"  # noqa: S608 (fixed texts)
+            " ORDER BY n DESC LIMIT ?"
+        )
+        return [_run(row) for row in self.ledger.rows(sql, (self.name, proposer, limit))][::-1]
+
+    def begun_with(self, warm: str | None) -> RunRow:
+        """The first run that began with these weights."""
+        row = self.ledger.one("SELECT id FROM runs WHERE study=? AND warm=? ORDER BY n", (self.name, warm))
+        if row is None:
+            raise LabError(f"no run began with {warm}")
+        return self.run(row["id"])
+
+    def base_runs(self) -> dict[str, list[RunRow]]:
+        """Return the runs of the base configs, oldest first, by their `base_key`."""
+        sql = f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND role='base' ORDER BY n"  # noqa: S608 (fixed texts)
+        found: dict[str, list[RunRow]] = {}
+        for run in map(_run, self.ledger.rows(sql, (self.name,))):
+            found.setdefault(run.base_key, []).append(run)
+        return found
+
+    # -- verdicts
+
+    def judge_state(self) -> dict[str, Any] | None:
+        row = self.ledger.one("SELECT judge_state FROM studies WHERE name=?", (self.name,))
+        return load_own_json(row["judge_state"]) if row and row["judge_state"] else None
+
+    def verdicts(self) -> dict[str, dict[str, Any]]:
+        """The last verdict on each run with its evidence, in the order in which they were given."""
+        sql = "SELECT run, at, verdict, evidence FROM verdicts WHERE study=? ORDER BY rowid"
+        found: dict[str, dict[str, Any]] = {}
+        for row in self.ledger.rows(sql, (self.name,)):
+            found.pop(row["run"], None)
+            found[row["run"]] = {**load_own_json(row["evidence"]), "verdict": row["verdict"], "at": row["at"]}
+        return found
+
+    def void_runs(self) -> list[str]:
+        """Return the runs whose last verdict is `void`."""
+        return [
+            row[0] for row in self.ledger.rows("SELECT id FROM runs WHERE study=? AND verdict='void'", (self.name,))
+        ]
+
+    def watched_rules(self, run: str) -> list[tuple[str, bool]]:
+        """The watch rules that have fired on a run, and whether they wanted it ended."""
+        sql = "SELECT data FROM events WHERE study=? AND run=? AND kind='watched' ORDER BY seq"
+        seen = (load_own_json(row["data"]) for row in self.ledger.rows(sql, (self.name, run)))
+        return [(data["rule"], data["stops"]) for data in seen]
+
+    def asked_held_out(self) -> int:
+        """How often the held-out metric was read so far."""
+        sql = "SELECT count(*) FROM events WHERE study=? AND kind='held-out read'"
+        return int(self.ledger.rows(sql, (self.name,))[0][0])
+
+    def said_held_out(self) -> str | None:
+        """What the held-out metric said when it was last read."""
+        sql = "SELECT data FROM events WHERE study=? AND kind='held-out read' ORDER BY seq DESC LIMIT 1"
+        row = self.ledger.one(sql, (self.name,))
+        return load_own_json(row["data"]).get("text") if row is not None else None
+
+    # -- budget
+
+    def usage(self) -> BudgetUsage:
+        rounds = self.ledger.rows("SELECT count(*) FROM rounds WHERE study=?", (self.name,))[0][0]
+        wall = self.ledger.rows(
+            "SELECT coalesce(sum(max(0, coalesce(ended, seen) - began)), 0) FROM sessions WHERE study=?", (self.name,)
+        )[0][0]
+        hours, imported = self.ledger.rows(  # where nothing was started, the term is NULL and is not summed
+            "SELECT coalesce(sum(max(0, coalesce(ended, ?) - started) * devices), 0) / 3600.0,"
+            " coalesce(sum(role='imported'), 0) FROM runs WHERE study=?",
+            (clock.now(), self.name),
+        )[0]
+        return BudgetUsage(rounds, self._last_run() - imported, float(wall), float(hours))
+
+    def shared_usage(self) -> BudgetUsage:
+        """Return what the study and the commands submitted to it have used of their common budget."""
+        own, other = self.usage(), StudyView(self.ledger, sibling_study(self.name)).usage()
+        if not other.runs and not other.wall:
+            return own
+        wall, until = 0.0, 0.0
+        sql = "SELECT began, coalesce(ended, seen) FROM sessions WHERE study IN (?,?) ORDER BY began"
+        for began, last in self.ledger.rows(sql, (self.name, sibling_study(self.name))):
+            wall += max(0.0, last - max(began, until))
+            until = max(until, last)
+        return BudgetUsage(own.rounds, own.runs + other.runs, wall, own.device_hours + other.device_hours)
+
+    # -- sessions
+
+    def last_event(self, kind: str) -> int:
+        """The number of the study's last event of a kind; 0 if there is none."""
+        row = self.ledger.one("SELECT max(seq) FROM events WHERE study=? AND kind=?", (self.name, kind))
+        return int(row[0] or 0) if row is not None else 0
+
+    def failed_because(self) -> str | None:
+        """Why the last engine ended before its work was done; None if it did not, or is running."""
+        last = self.last_session()
+        if last is None or last["ended"] is None or last["how"] != "failed":
+            return None
+        sql = "SELECT data FROM events WHERE study=? AND kind='engine ended' ORDER BY seq DESC LIMIT 1"
+        row = self.ledger.one(sql, (self.name,))
+        return (load_own_json(row["data"]).get("why") if row is not None else None) or None
+
+    def last_session(self) -> sqlite3.Row | None:
+        return self.ledger.one("SELECT * FROM sessions WHERE study=? ORDER BY id DESC LIMIT 1", (self.name,))
+
+    def last_session_ended(self) -> bool:
+        last = self.last_session()
+        return last is None or last["ended"] is not None
+
+    # -- agents
+
+    def agent_calls(self) -> list[dict[str, Any]]:
+        """All calls, oldest first: what was asked, with what was answered under `answer` (None: not yet). Both have the
+        number (`seq`) and the time (`at`) of their event."""
+        sql = (
+            "SELECT seq, at, kind, data FROM events WHERE study=? AND kind IN ('agent asked', 'agent answered')"
+            " ORDER BY seq"
+        )
+        calls: dict[str, dict[str, Any]] = {}
+        for seq, at, kind, text in self.ledger.rows(sql, (self.name,)):
+            data = {**load_own_json(text), "seq": seq, "at": at}
+            if kind == "agent asked":
+                calls[data["call"]] = {**data, "answer": None}
+            elif data["call"] in calls:
+                calls[data["call"]]["answer"] = data
+        return list(calls.values())
+
+    def said(self, limit: int = 20) -> list[str]:
+        sql = "SELECT data FROM events WHERE study=? AND kind='said' ORDER BY seq DESC LIMIT ?"
+        return [load_own_json(row["data"])["text"] for row in self.ledger.rows(sql, (self.name, limit))][::-1]
+
+    # -- requests to a running engine
+
+    def is_paused(self) -> bool:
+        """Whether the last word to the engine was to pause."""
+        sql = "SELECT what FROM commands WHERE study=? AND what IN ('pause', 'resume') ORDER BY id DESC LIMIT 1"
+        row = self.ledger.one(sql, (self.name,))
+        return row is not None and row["what"] == "pause"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
 from looplab.config.lab import STUDY_NAME
 from looplab.errors import LabError
+from looplab.untrusted import real_path
 
 ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"  # without characters that are easily confused
 _LETTERS = (ALPHABET * 8).encode()
@@ -32,8 +34,10 @@ def check_name(name: object, what: str) -> str:
 def inside(root: Path, path: str | Path, what: str) -> Path:
     """Return the path as an absolute path below `root`; raise LabError if it leads out of the lab."""
     try:
-        full = (root / path).resolve()
-    except (ValueError, OSError, RuntimeError) as error:  # a NUL, too long, a loop of links
+        full = real_path(root / path)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            os.stat(full)  # fails for a loop of links, which not every Python reports when it resolves a path
+    except (ValueError, OSError) as error:  # a NUL, too long, a loop of links
         raise LabError(f"{what}: {str(path)[:80]!r} is not a path: {error}") from None
     if not full.is_relative_to(root.resolve()):
         raise LabError(f"{what}: {path} leads out of the lab {root}", hint="keep what the lab uses inside its folder")

@@ -16,7 +16,7 @@ ROOMS = (
 WING = {"trainkit": {"trainkit"}, "rl": {"trainkit", "rl"}, "recipes": {"trainkit", "rl", "recipes"}}
 TRAINS_ITSELF = {"api": {"trainkit"}}
 """The caller of ask and tell is the trainer."""
-EVERYBODY = {"errors", "signals", "untrusted"}
+EVERYBODY = {"errors", "plugins", "signals", "untrusted"}
 
 
 def imports(file: Path) -> set[str]:

@@ -96,7 +96,7 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 @app.command()
 def init(
-    recipe: Annotated[str, typer.Argument(help="Which recipe to start from.")] = "quickstart",
+    recipe: Annotated[str, typer.Argument(help="A recipe, a folder with a lab, or a git URL.")] = "quickstart",
     folder: Annotated[Path | None, typer.Argument(help="The folder (default: the recipe's name).")] = None,
     json: Json = False,
 ) -> None:

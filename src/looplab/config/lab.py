@@ -23,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from looplab import plugins
 from looplab.config.edits import parse_edit
 from looplab.config.expression import compile_expression
 from looplab.config.files import Document, read_document
@@ -277,7 +278,7 @@ class AgentConfig(Section):
 
 
 class ProposerConfig(Section):
-    """One proposer: exactly one of queue, rules, search, agent."""
+    """One proposer: exactly one of queue, rules, search, agent, or a plug-in by its name."""
 
     queue: InLab | None = None
     """Proposals by people, from a file or from `looplab propose`."""
@@ -287,6 +288,18 @@ class ProposerConfig(Section):
     agent: AgentConfig | None = None
     variants: int = Field(1, ge=1)
     """`rules`: maximum number of proposals per run."""
+    plugin: str | None = None
+    """The name of a plug-in (`looplab.proposers`); in the lab file, its name is the key."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """`plugin`: its arguments."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plugin(cls, data: Any) -> Any:
+        unknown = [key for key in data if key not in cls.model_fields] if isinstance(data, dict) else []
+        if len(unknown) == 1 and len(data) == 1 and unknown[0] in plugins.names("proposers"):
+            return {"plugin": unknown[0], "options": data[unknown[0]] or {}}
+        return data
 
     @model_validator(mode="before")
     @classmethod
@@ -299,7 +312,7 @@ class ProposerConfig(Section):
 
     @model_validator(mode="after")
     def _one_of_them(self) -> ProposerConfig:
-        kinds = self.model_fields_set & {"queue", "rules", "search", "agent"}
+        kinds = self.model_fields_set & {"queue", "rules", "search", "agent", "plugin"}
         if len(kinds) != 1:
             raise ValueError("a proposer is one of queue, rules, search, agent; give each its own entry")
         if "variants" in self.model_fields_set and self.rules is None:

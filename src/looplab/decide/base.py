@@ -9,12 +9,19 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from looplab.errors import LabError
+from looplab.guard.guard import Guard
 from looplab.ledger.study import StudyLedger
+from looplab.ledger.view import StudyView
 from looplab.untrusted import clean_line
+
+if TYPE_CHECKING:
+    from looplab.decide.history import PastRun
 
 FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 """Error numbers of an unusable disk."""
@@ -40,6 +47,24 @@ class Proposal:
     """Its number in the ledger; None if it is not recorded yet."""
     source: str | None = None
     """An idempotency key: the study accepts one proposal per source. None: no check."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerContext:
+    """What a proposer of another package is made with."""
+
+    lab: Path
+    guard: Guard
+    """Knows the knobs and checks configs: `guard.knobs`, `guard.check(config, edits)`."""
+    base: Mapping[str, Any]
+    """The first base config."""
+    metric: str | None
+    """The objective; None: the study has none."""
+    goal: Literal["min", "max"]
+    ended: Callable[[], Sequence[PastRun]]
+    """Returns the ended runs with their configs and metrics, oldest first."""
+    wake: Callable[[], None]
+    """Call it, from any thread, when proposals are ready: the engine then asks again at once."""
 
 
 class Proposer(Protocol):
@@ -70,6 +95,52 @@ class Proposer(Protocol):
 
     def close(self) -> None:
         """Release all resources. Nothing is called afterwards."""
+        ...
+
+
+class PluginProposer:
+    """A proposer of another package, which reads the study and cannot write to it."""
+
+    def __init__(
+        self, name: str, make: Callable[..., ExternalProposer], context: ProposerContext, options: Mapping[str, Any]
+    ) -> None:
+        """
+        Raises:
+            LabError: The plug-in does not accept its options.
+        """
+        self.name = name
+        self.problem: str | None = None
+        try:
+            self._proposer = make(context, **options)
+        except LabError:
+            raise
+        except Exception as error:
+            raise LabError(f"the proposer {name!r} cannot be made: {describe_error(error)}") from error
+
+    @property
+    def thinking(self) -> bool:
+        return bool(getattr(self._proposer, "thinking", False))
+
+    def propose(self, study: StudyView, n: int) -> list[Proposal]:
+        self.problem = None
+        found = self._proposer.propose(StudyView(study.ledger, study.name), n)
+        return [replace(proposal, proposer=self.name, id=None) for proposal in found[:n]]
+
+    def close(self) -> None:
+        close = getattr(self._proposer, "close", None)
+        if close is not None:
+            close()
+
+
+class ExternalProposer(Protocol):
+    """A proposer from another package (entry point group `looplab.proposers`).
+
+    Usually a class; it is called with a `ProposerContext` and the options in the lab file. It may also have `thinking`
+    and `close`, as in `Proposer`.
+    """
+
+    def propose(self, study: StudyView, n: int) -> list[Proposal]:
+        """Return up to `n` proposals, quickly; see `Proposer.propose`."""
         ...
 
 

@@ -11,11 +11,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from looplab import plugins
 from looplab.config.edits import apply_edits
 from looplab.config.files import hash_config, read_config
 from looplab.config.lab import RUN_FOLDER, LabConfig, SearchConfig, StudyConfig
 from looplab.config.paths import Concrete, find, get, has, leaves, show
-from looplab.decide.base import Proposal, Proposer
+from looplab.decide.base import PluginProposer, Proposal, Proposer, ProposerContext
 from looplab.decide.history import History
 from looplab.decide.queue import QueueProposer
 from looplab.errors import LabError
@@ -578,6 +579,19 @@ def make_proposers(
             if alone:
                 named["stand_in"] = lambda: make_stand_in(setup, history, check)
             others.append(AgentProposer(*known, **named) if asks is None else UnaskedAgent(*known, asks=asks, **named))
+        elif entry.plugin is not None:
+            objective = study.objective
+            context = ProposerContext(
+                lab=setup.lab,
+                guard=setup.guard,
+                base=base,
+                metric=objective.metric if objective else None,
+                goal=objective.goal if objective else "min",
+                ended=history.ended,
+                wake=wake,
+            )
+            make = plugins.load("proposers", entry.plugin)
+            others.append(PluginProposer(entry.plugin, make, context, entry.options))
         else:
             queue = inside(setup.lab, entry.queue, "queue") if entry.queue else None
             people.append(QueueProposer(queue, background=asks is None))

@@ -71,6 +71,21 @@ class MetricSource(Protocol):
         ...
 
 
+class SourcePlugin(Protocol):
+    """A kind of metric source from another package (entry point group `looplab.sources`); usually a class.
+
+    `measure.sources` in the lab file names it: its place in that list is its rank. Its sources have its name as `kind`.
+    """
+
+    def matches(self, name: str) -> bool:
+        """Return whether a file of this name, in the run folder or below it, is of this kind."""
+        ...
+
+    def __call__(self, path: Path) -> MetricSource:
+        """Return the source for a file."""
+        ...
+
+
 def merge(into: Batch, new: Batch) -> None:
     """Append the points of `new` to `into`."""
     for name, curve in new.items():

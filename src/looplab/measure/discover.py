@@ -10,9 +10,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from looplab import plugins
 from looplab.config.lab import StudyConfig
 from looplab.errors import LabError
-from looplab.measure.base import Batch, Curve, MetricSource
+from looplab.measure.base import Batch, Curve, MetricSource, SourcePlugin
 from looplab.measure.json_file import JsonFile
 from looplab.measure.splits import KIND_OF
 from looplab.measure.summary import ALIASES
@@ -103,6 +104,7 @@ class Reader:
         "_last_steps",
         "_owners",
         "_paths",
+        "_plugins",
         "_preference",
         "_ranks",
         "_record",
@@ -136,6 +138,9 @@ class Reader:
         self._run_dir = os.fspath(run_dir)
         self._hidden = hidden
         self._ranks, self._fallbacks = _ranks(kinds)
+        self._plugins: dict[str, SourcePlugin] = {
+            kind: plugins.load("sources", kind) for kind in self._ranks if kind not in _auto_ranks
+        }
         if isinstance(aliases, str):
             aliases = ALIASES
         self._rename = {other: name for name, others in (aliases or {}).items() for other in others}
@@ -180,7 +185,7 @@ class Reader:
                 self._failed.add(entry.path)
                 continue
             if batch:
-                if kind in CURVES:
+                if kind in CURVES or kind in self._plugins:
                     self._has_curves = True
                 self._merge(entry, batch, out)
             if source.behind:
@@ -310,11 +315,17 @@ class Reader:
         """
         if name == "train.log":
             return "stdout" if (folder == self._record if self._record else depth == 0) else None
-        return None if folder == self._record else kind_of(name)
+        if folder == self._record:
+            return None
+        found = kind_of(name)
+        if found is None or found not in self._ranks:
+            return next((kind for kind, plugin in self._plugins.items() if plugin.matches(name)), found)
+        return found
 
     def _add(self, kind: str, path: str, folder: str) -> None:
         self._paths.add(path)
-        source = _open_source(kind, Path(path), self._stdout_patterns)
+        plugin = self._plugins.get(kind)
+        source = plugin(Path(path)) if plugin is not None else _open_source(kind, Path(path), self._stdout_patterns)
         series = os.path.basename(path) if kind in ("jsonl", "csv") else ""
         self._entries.append(_Entry(self._ranks[kind], path, series, self._prefix(kind, folder), source))
         self._entries.sort(key=lambda entry: (entry.rank, entry.path))
@@ -415,7 +426,8 @@ def _ranks(kinds: Sequence[str] | Literal["auto"]) -> tuple[dict[str, int], froz
     if kinds == "auto":
         return _auto_ranks, frozenset({"stdout", "wandb_summary"})
     for kind in kinds:
-        if kind not in KINDS:
-            raise LabError(f"measure has no source {kind!r}", hint=f"use auto or some of: {', '.join(KINDS)}")
+        if kind not in KINDS and kind not in plugins.names("sources"):
+            known = ", ".join((*KINDS, *plugins.names("sources")))
+            raise LabError(f"measure has no source {kind!r}", hint=f"use auto or some of: {known}")
     parts = [part for kind in kinds for part in _PARTS.get(kind, (kind,))]
     return {part: rank for rank, part in enumerate(parts)}, frozenset({"wandb_summary"})

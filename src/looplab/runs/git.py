@@ -46,7 +46,7 @@ NAMES_PROGRAM = re.compile(
 )
 RUNS_PROGRAMS = {"add", "apply", "commit", "diff", "log", "merge", "notes", "push", "status", "worktree"}
 """Commands that may run such programs."""
-PROTOCOLS = {"push": "file:git:http:https:ssh"}
+PROTOCOLS = dict.fromkeys(("clone", "push"), "file:git:http:https:ssh")
 """Protocols of the commands that may contact another repository. No other command may, not even to fetch objects that
 a partial clone lacks: the repository's configuration names the source and the program."""
 HARMLESS = r"^core\.(autocrlf|eol|filemode|symlinks|ignorecase|excludesfile)$"

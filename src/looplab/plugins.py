@@ -1,0 +1,51 @@
+"""Plug-ins: what other packages add to looplab by entry points.
+
+    [project.entry-points."looplab.sources"]
+    mlflow = "looplab_mlflow:MlflowSource"
+
+A plug-in is used where a lab file names it, and imported only then. It cannot replace what looplab itself provides.
+`docs/extend.md` has the contract of each group.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from looplab.errors import LabError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+PREFIX = "looplab."
+
+
+@cache
+def _entry_points(group: str) -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points
+
+    return {entry.name: entry for entry in entry_points(group=PREFIX + group)}
+
+
+def names(group: str) -> list[str]:
+    """Return the names of the installed plug-ins of a group, such as `sources`."""
+    return sorted(_entry_points(group))
+
+
+def load(group: str, name: str) -> Any:
+    """Import a plug-in.
+
+    Raises:
+        LabError: There is none of this name, or it cannot be imported.
+    """
+    entry = _entry_points(group).get(name)
+    if entry is None:
+        raise LabError(f"no plug-in {name!r} is installed for {PREFIX}{group}")
+    try:
+        return entry.load()
+    except Exception as error:  # whatever the package does when it is imported
+        package = entry.dist.name if entry.dist is not None else entry.value
+        raise LabError(
+            f"the plug-in {name!r} of {package} cannot be imported: {type(error).__name__}: {error}",
+            hint="update or uninstall the package",
+        ) from error

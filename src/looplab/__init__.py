@@ -13,18 +13,21 @@ if TYPE_CHECKING:
     from looplab.api.frames import load
     from looplab.api.study import Lab, Run, RunVerdict, Study
     from looplab.api.study import open_lab as open
+    from looplab.decide.optuna_sampler import GaussianProcessSampler
     from looplab.errors import BusyError, LabError
     from looplab.loop.events import AlarmRaised, EngineEvent, RunEnded, RunLaunched, VerdictGiven
 
 __all__ = [
-    "AlarmRaised", "AskTell", "BusyError", "Choice", "EngineEvent", "Float", "Int", "Lab", "LabError", "Run",
-    "RunEnded", "RunLaunched", "RunVerdict", "Study", "Trial", "VerdictGiven", "create_study", "load", "open",
+    "AlarmRaised", "AskTell", "BusyError", "Choice", "EngineEvent", "Float", "GaussianProcessSampler", "Int", "Lab",
+    "LabError", "Run", "RunEnded", "RunLaunched", "RunVerdict", "Study", "Trial", "VerdictGiven", "create_study",
+    "load", "open",
 ]  # fmt: skip
 
 _HOMES = {
     "AskTell": "api.ask_tell", "Trial": "api.ask_tell",
     "Choice": "api.define", "Float": "api.define", "Int": "api.define", "create_study": "api.define",
     "Lab": "api.study", "Run": "api.study", "RunVerdict": "api.study", "Study": "api.study", "open": "api.study",
+    "GaussianProcessSampler": "decide.optuna_sampler",
     "BusyError": "errors", "LabError": "errors", "load": "api.frames",
     "AlarmRaised": "loop.events", "EngineEvent": "loop.events", "RunEnded": "loop.events",
     "RunLaunched": "loop.events", "VerdictGiven": "loop.events",

@@ -32,6 +32,29 @@ def names(group: str) -> list[str]:
     return sorted(_entry_points(group))
 
 
+def make(group: str, name: str, *args: Any, **options: Any) -> Any:
+    """Import a plug-in and call it.
+
+    Args:
+        args: What looplab passes to every plug-in of the group.
+        options: The user's options from the lab file.
+
+    Raises:
+        LabError: It cannot be imported, or raises; usually because it does not accept its options.
+    """
+    factory = load(group, name)
+    try:
+        return factory(*args, **options)
+    except LabError:
+        raise
+    except Exception as error:
+        shown = ", ".join(options) or "none"
+        raise LabError(
+            f"the plug-in {name!r} ({PREFIX}{group}) cannot be used: {type(error).__name__}: {error}",
+            hint=f"check its options in the lab file (given: {shown})",
+        ) from error
+
+
 def load(group: str, name: str) -> Any:
     """Import a plug-in.
 

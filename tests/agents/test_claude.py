@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from looplab.agents import claude
 from looplab.agents.base import (
     AgentEvent,
     AgentSpec,
@@ -21,6 +20,7 @@ from looplab.agents.base import (
     Trouble,
     Usage,
 )
+from looplab.agents.claude import ClaudeAdapter
 from looplab.agents.lines import decode
 from looplab.errors import LabError
 
@@ -48,7 +48,7 @@ RESULT = {
 
 def read(*records: dict[str, Any] | str) -> list[AgentEvent]:
     lines = [record if isinstance(record, str) else json.dumps(record) for record in records]
-    return [event for line in lines for event in claude.events(decode(line) or {})]
+    return [event for line in lines for event in ClaudeAdapter().events(decode(line) or {})]
 
 
 def assistant(*blocks: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -186,16 +186,16 @@ def test_what_is_not_known_means_nothing(record: Any) -> None:
 
 
 def test_the_command_line_is_safe_unless_danger_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
-    args = claude.argv(AgentSpec("claude", model="opus"), Request(schema={"type": "object"}, usd=2))
+    args = ClaudeAdapter().argv(AgentSpec("claude", model="opus"), Request(schema={"type": "object"}, usd=2))
     assert args[:4] == ["-p", "--output-format", "stream-json", "--verbose"]
     assert args[4:8] == ["--permission-mode", "acceptEdits", "--allowedTools", "Read,Glob,Grep"]
     assert args[8:] == ["--model", "opus", "--json-schema", '{"type": "object"}', "--max-budget-usd", "2.000000"]
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    assert "--dangerously-skip-permissions" in claude.argv(AgentSpec("claude", dangerous=True), Request())
+    assert "--dangerously-skip-permissions" in ClaudeAdapter().argv(AgentSpec("claude", dangerous=True), Request())
 
 
 def test_root_is_told_before_the_start_that_claude_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 0)
     with pytest.raises(LabError, match="root"):
-        claude.argv(AgentSpec("claude", dangerous=True), Request())
-    assert claude.argv(AgentSpec("claude", dangerous=True), Request(env={"IS_SANDBOX": "1"}))
+        ClaudeAdapter().argv(AgentSpec("claude", dangerous=True), Request())
+    assert ClaudeAdapter().argv(AgentSpec("claude", dangerous=True), Request(env={"IS_SANDBOX": "1"}))

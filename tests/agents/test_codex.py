@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from looplab.agents import codex
 from looplab.agents.base import (
     AgentEvent,
     AgentSpec,
@@ -21,11 +20,12 @@ from looplab.agents.base import (
     Trouble,
     Usage,
 )
+from looplab.agents.codex import CodexAdapter, last_message_file
 from looplab.agents.lines import decode
 
 
 def read(*lines: str) -> list[AgentEvent]:
-    return [event for line in lines for event in codex.events(decode(line) or {})]
+    return [event for line in lines for event in CodexAdapter().events(decode(line) or {})]
 
 
 def item(kind: str, **fields: Any) -> str:
@@ -192,19 +192,19 @@ def test_what_is_not_known_means_nothing(line: str) -> None:
 
 
 def test_the_command_line_is_safe_unless_danger_is_meant() -> None:
-    assert codex.argv(AgentSpec("codex", model="gpt-5"), Request(writable=("/tmp/a b",))) == [
+    assert CodexAdapter().argv(AgentSpec("codex", model="gpt-5"), Request(writable=("/tmp/a b",))) == [
         "exec", "--json", "--skip-git-repo-check", "--sandbox", "workspace-write",
         "-c", "sandbox_workspace_write.exclude_slash_tmp=true",
         "-c", "sandbox_workspace_write.exclude_tmpdir_env_var=true",
         "-c", 'sandbox_workspace_write.writable_roots=["/tmp/a b"]', "--model", "gpt-5", "-",
     ]  # fmt: skip
-    dangerous = codex.argv(AgentSpec("codex", dangerous=True), Request(resume="01a1"))
+    dangerous = CodexAdapter().argv(AgentSpec("codex", dangerous=True), Request(resume="01a1"))
     assert dangerous[-4:] == ["--dangerously-bypass-approvals-and-sandbox", "resume", "01a1", "-"]
     assert "--sandbox" not in dangerous
 
 
 def test_the_file_of_the_last_message_is_found_in_the_arguments() -> None:
-    assert codex.last_message_file(("-c", "x=1", "-o", "out.txt")) == "out.txt"
-    assert codex.last_message_file(("--output-last-message=out.txt",)) == "out.txt"
-    assert codex.last_message_file(("-o",)) is None
-    assert codex.last_message_file(()) is None
+    assert last_message_file(("-c", "x=1", "-o", "out.txt")) == "out.txt"
+    assert last_message_file(("--output-last-message=out.txt",)) == "out.txt"
+    assert last_message_file(("-o",)) is None
+    assert last_message_file(()) is None

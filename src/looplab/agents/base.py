@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 Record = Mapping[str, Any]
 """One decoded line of an agent's stream."""
@@ -120,7 +120,8 @@ class TokenPrice:
 class AgentSpec:
     """Which agent, and what it may do. By default it can write only to its folder."""
 
-    cli: Literal["codex", "claude", "command"]
+    cli: str
+    """`codex`, `claude`, `command`, or the name of a plug-in."""
     model: str | None = None
     """None: the agent's own default."""
     binary: str | None = None
@@ -231,11 +232,28 @@ class Request:
     """Folders that it may write to, in addition to its own."""
 
 
-class Adapter(Protocol):
-    """One kind of agent. Modules implement it with these functions."""
+class AgentAdapter:
+    """One kind of agent: how its program is called, and what the lines of its output mean.
+
+    Plug-ins (entry point group `looplab.agents`) are subclasses; `argv` and `events` are all that most of them need. An
+    agent whose program reads a prompt from stdin and prints its answer needs no adapter: `cli: command`.
+    """
+
+    program = ""
+    """The usual name of its program."""
+    install_hint = "set its full path with `binary`"
+    """What to do if the program is not found."""
+    reports_usd = False
+    """Whether it reports dollars, so that a limit on them can be enforced without a price."""
+    confines_itself = False
+    """Whether its program has a sandbox of its own, which does not work inside another one."""
+    prints_text = False
+    """Whether its output is its answer, rather than a stream of JSON lines."""
+    max_prompt_bytes: int | None = None
+    """The longest prompt that it reads; None: no limit."""
 
     def argv(self, spec: AgentSpec, request: Request) -> list[str]:
-        """Return the command line, without the program.
+        """Return the command line, without the program. The prompt is passed on stdin, unless `wants_prompt_file`.
 
         Args:
             spec: The agent and what it may do.
@@ -244,6 +262,7 @@ class Adapter(Protocol):
         Raises:
             LabError: The agent does not support, or must not be given, what the spec asks for.
         """
+        raise NotImplementedError
 
     def events(self, record: Record) -> list[AgentEvent]:
         """Return the events of one line of its stream; empty for unknown lines.
@@ -251,6 +270,14 @@ class Adapter(Protocol):
         Args:
             record: The decoded line.
         """
+        return []
+
+    def check(self, spec: AgentSpec) -> None:
+        """Raise LabError if an agent cannot be called with these settings."""
+
+    def find_program(self, spec: AgentSpec) -> str:
+        """Return the name or the path of its program."""
+        return spec.binary or self.program
 
     def side_log(self, session: str, env: Mapping[str, str]) -> Path | None:
         """Return the file in which the agent reports its usage while it runs; None if its stream has it.
@@ -259,6 +286,30 @@ class Adapter(Protocol):
             session: Id of the session.
             env: Environment of the agent.
         """
+        return None
+
+    def state_paths(self, env: Mapping[str, str]) -> list[Path]:
+        """Return the existing folders and files in which its program stores sessions and credentials.
+
+        Missing folders are created, as the program itself would do.
+        """
+        return []
+
+    def asks_permission(self, spec: AgentSpec) -> bool:
+        """Return whether its own permissions restrict what it can change, where nothing else does."""
+        return False
+
+    def keeps_session(self, spec: AgentSpec) -> bool:
+        """Return whether a call can be continued by a later one with the id that `Start` reports."""
+        return not self.prints_text
+
+    def wants_prompt_file(self, spec: AgentSpec) -> bool:
+        """Return whether the prompt is passed as a file, `Request.prompt_file`."""
+        return False
+
+    def stale_answer(self, spec: AgentSpec) -> str | None:
+        """Return a file, relative to its folder, that an earlier call may have left and that is removed; None: none."""
+        return None
 
 
 # -- helpers of adapters

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from looplab.agents.base import (
+    AgentAdapter,
     AgentEvent,
     AgentSpec,
     Command,
@@ -35,53 +36,71 @@ from looplab.agents.base import (
 )
 from looplab.errors import LabError
 
-LONGEST_PROMPT = 10_000_000
-"""Bytes that it reads from stdin."""
 WRITES_FILES = {"Write", "Edit", "MultiEdit", "NotebookEdit"}
 EXIT_CODE = re.compile(r"Exit code (\d+)")
 
 
-def argv(spec: AgentSpec, request: Request) -> list[str]:
-    args = ["-p", "--output-format", "stream-json", "--verbose"]
-    if spec.dangerous:
-        if os.geteuid() == 0 and "IS_SANDBOX" not in request.env:
-            raise LabError(
-                "claude does not run as root without permissions",
-                hint="remove `dangerous`, run looplab as another user, or, in a container, pass env IS_SANDBOX",
-            )
-        args += ["--dangerously-skip-permissions"]
-    else:
-        args += ["--permission-mode", spec.permission_mode]
-    if spec.allowed_tools:
-        args += ["--allowedTools", ",".join(spec.allowed_tools)]
-    if spec.model:
-        args += ["--model", spec.model]
-    if request.schema is not None:
-        args += ["--json-schema", json.dumps(request.schema)]
-    if request.usd is not None and not request.resume:
-        args += ["--max-budget-usd", f"{request.usd:.6f}"]
-    if request.resume:
-        args += ["--resume", request.resume]
-    return [*args, *spec.extra_args]
+class ClaudeAdapter(AgentAdapter):
+    """`claude -p`."""
 
+    program = "claude"
+    install_hint = "install it with `npm install -g @anthropic-ai/claude-code`, or set its path with `binary`"
+    reports_usd = True
+    max_prompt_bytes = 10_000_000
 
-def side_log(session: str, env: Mapping[str, str]) -> Path | None:
-    return None
+    def argv(self, spec: AgentSpec, request: Request) -> list[str]:
+        args = ["-p", "--output-format", "stream-json", "--verbose"]
+        if spec.dangerous:
+            if os.geteuid() == 0 and "IS_SANDBOX" not in request.env:
+                raise LabError(
+                    "claude does not run as root without permissions",
+                    hint="remove `dangerous`, run looplab as another user, or, in a container, pass env IS_SANDBOX",
+                )
+            args += ["--dangerously-skip-permissions"]
+        else:
+            args += ["--permission-mode", spec.permission_mode]
+        if spec.allowed_tools:
+            args += ["--allowedTools", ",".join(spec.allowed_tools)]
+        if spec.model:
+            args += ["--model", spec.model]
+        if request.schema is not None:
+            args += ["--json-schema", json.dumps(request.schema)]
+        if request.usd is not None and not request.resume:
+            args += ["--max-budget-usd", f"{request.usd:.6f}"]
+        if request.resume:
+            args += ["--resume", request.resume]
+        return [*args, *spec.extra_args]
 
+    def events(self, record: Record) -> list[AgentEvent]:
+        kind = record.get("type")
+        if kind == "system":
+            return _system(record)
+        if kind == "assistant":
+            return _assistant(record)
+        if kind == "user":
+            return _user(record)
+        if kind == "rate_limit_event":
+            return _rate_limit(part_of(record, "rate_limit_info"))
+        if kind == "result":
+            return _result(record)
+        return []
 
-def events(record: Record) -> list[AgentEvent]:
-    kind = record.get("type")
-    if kind == "system":
-        return _system(record)
-    if kind == "assistant":
-        return _assistant(record)
-    if kind == "user":
-        return _user(record)
-    if kind == "rate_limit_event":
-        return _rate_limit(part_of(record, "rate_limit_info"))
-    if kind == "result":
-        return _result(record)
-    return []
+    def state_paths(self, env: Mapping[str, str]) -> list[Path]:
+        if not env.get("HOME"):
+            return []
+        folder = Path(env.get("CLAUDE_CONFIG_DIR") or Path(env["HOME"], ".claude"))
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError:
+            return []
+        settings = Path(env["HOME"], ".claude.json")
+        return [folder, settings] if settings.is_file() else [folder]
+
+    def asks_permission(self, spec: AgentSpec) -> bool:
+        return "Bash" not in spec.allowed_tools
+
+    def keeps_session(self, spec: AgentSpec) -> bool:
+        return "--no-session-persistence" not in spec.extra_args
 
 
 def _system(record: Record) -> list[AgentEvent]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from looplab.agents.base import (
+    AgentAdapter,
     AgentEvent,
     AgentSpec,
     Command,
@@ -32,30 +33,74 @@ from looplab.agents.base import (
 )
 
 
-def argv(spec: AgentSpec, request: Request) -> list[str]:
-    args = ["exec", "--json", "--skip-git-repo-check"]
-    if spec.dangerous:
-        args += ["--dangerously-bypass-approvals-and-sandbox"]
-    else:
-        args += ["--sandbox", spec.sandbox]
-        # By default its commands may write to /tmp and $TMPDIR, where a lab may be, and to folders in config.toml.
-        settings = {
-            "exclude_slash_tmp": True,
-            "exclude_tmpdir_env_var": True,
-            "writable_roots": [*map(str, request.writable)],
-        }
-        for name, value in settings.items():
-            args += ["-c", f"sandbox_workspace_write.{name}={json.dumps(value, ensure_ascii=False)}"]
-        if spec.network:
-            args += ["-c", "sandbox_workspace_write.network_access=true"]
-    if spec.model:
-        args += ["--model", spec.model]
-    if request.schema_file:
-        args += ["--output-schema", str(request.schema_file)]
-    args += spec.extra_args
-    if request.resume:
-        args += ["resume", request.resume]
-    return [*args, "-"]
+class CodexAdapter(AgentAdapter):
+    """`codex exec --json`."""
+
+    program = "codex"
+    install_hint = "install it with `npm install -g @openai/codex`, or set its path with `binary`"
+    confines_itself = True
+
+    def argv(self, spec: AgentSpec, request: Request) -> list[str]:
+        args = ["exec", "--json", "--skip-git-repo-check"]
+        if spec.dangerous:
+            args += ["--dangerously-bypass-approvals-and-sandbox"]
+        else:
+            args += ["--sandbox", spec.sandbox]
+            # By default its commands may write to /tmp and $TMPDIR, where a lab may be, and to folders in config.toml.
+            settings = {
+                "exclude_slash_tmp": True,
+                "exclude_tmpdir_env_var": True,
+                "writable_roots": [*map(str, request.writable)],
+            }
+            for name, value in settings.items():
+                args += ["-c", f"sandbox_workspace_write.{name}={json.dumps(value, ensure_ascii=False)}"]
+            if spec.network:
+                args += ["-c", "sandbox_workspace_write.network_access=true"]
+        if spec.model:
+            args += ["--model", spec.model]
+        if request.schema_file:
+            args += ["--output-schema", str(request.schema_file)]
+        args += spec.extra_args
+        if request.resume:
+            args += ["resume", request.resume]
+        return [*args, "-"]
+
+    def events(self, record: Record) -> list[AgentEvent]:
+        kind = record.get("type")
+        if kind == "thread.started":
+            return [Start(text_of(record.get("thread_id")))]
+        if kind in ("item.started", "item.completed"):
+            return _item(part_of(record, "item"), done=kind == "item.completed")
+        if kind == "turn.completed":
+            return [*_usage(part_of(record, "usage")), End(True)]
+        if kind == "turn.failed":
+            return _failed(text_of(part_of(record, "error")) or "the turn failed")
+        if kind == "error":  # also for requests that it retries: only a failed turn is the end
+            text = text_of(record.get("message"))
+            return [Trouble(text, rate_limited=is_rate_limit(text))]
+        if isinstance(record.get("msg"), Mapping):
+            return _old_event(record["msg"])
+        if kind == "event_msg":  # a line of the thread's own file
+            return _old_event(part_of(record, "payload"))
+        if kind == "command":
+            return _old_command(record)
+        if kind == "message":
+            text = text_of(record)
+            return [Message(text)] if text and record.get("role", "assistant") == "assistant" else []
+        return []
+
+    def side_log(self, session: str, env: Mapping[str, str]) -> Path | None:
+        home = Path(env.get("CODEX_HOME") or Path(env.get("HOME", "/"), ".codex"))
+        # The name is checked: it comes from the agent and becomes a pattern.
+        if not session.replace("-", "").isalnum():
+            return None
+        return next((home / "sessions").glob(f"*/*/*/rollout-*{session}.jsonl"), None)
+
+    def keeps_session(self, spec: AgentSpec) -> bool:
+        return "--ephemeral" not in spec.extra_args
+
+    def stale_answer(self, spec: AgentSpec) -> str | None:
+        return last_message_file(spec.extra_args)
 
 
 def last_message_file(args: tuple[str, ...]) -> str | None:
@@ -68,39 +113,6 @@ def last_message_file(args: tuple[str, ...]) -> str | None:
         if name in ("-o", "--output-last-message"):
             return value if equals else next(iter(args[index + 1 :]), None)
     return None
-
-
-def side_log(session: str, env: Mapping[str, str]) -> Path | None:
-    home = Path(env.get("CODEX_HOME") or Path(env.get("HOME", "/"), ".codex"))
-    # The name is checked: it comes from the agent and becomes a pattern.
-    if not session.replace("-", "").isalnum():
-        return None
-    return next((home / "sessions").glob(f"*/*/*/rollout-*{session}.jsonl"), None)
-
-
-def events(record: Record) -> list[AgentEvent]:
-    kind = record.get("type")
-    if kind == "thread.started":
-        return [Start(text_of(record.get("thread_id")))]
-    if kind in ("item.started", "item.completed"):
-        return _item(part_of(record, "item"), done=kind == "item.completed")
-    if kind == "turn.completed":
-        return [*_usage(part_of(record, "usage")), End(True)]
-    if kind == "turn.failed":
-        return _failed(text_of(part_of(record, "error")) or "the turn failed")
-    if kind == "error":  # also for requests that it retries: only a failed turn is the end
-        text = text_of(record.get("message"))
-        return [Trouble(text, rate_limited=is_rate_limit(text))]
-    if isinstance(record.get("msg"), Mapping):
-        return _old_event(record["msg"])
-    if kind == "event_msg":  # a line of the thread's own file
-        return _old_event(part_of(record, "payload"))
-    if kind == "command":
-        return _old_command(record)
-    if kind == "message":
-        text = text_of(record)
-        return [Message(text)] if text and record.get("role", "assistant") == "assistant" else []
-    return []
 
 
 def _item(item: Mapping[str, Any], done: bool) -> list[AgentEvent]:

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from looplab.agents.adapters import adapter_names, find_adapter
 from looplab.agents.base import AgentEvent, AgentSession, Answer, Command, End, Message, Output, Summary, Trouble, Usage
 from looplab.agents.lines import LONGEST_RECORD, Lines, decode
-from looplab.agents.run import ADAPTERS
 from looplab.errors import LabError
 
-Kind = Literal["codex", "claude", "command"]
 CHUNK = 1 << 20
 CODEX = {"command", "message", "error", "event_msg", "session_meta"}
 CLAUDE = {"system", "assistant", "user", "result", "stream_event", "rate_limit_event"}
 
 
-def kind_of(path: Path) -> Kind:
+def kind_of(path: Path) -> str:
     """Return the kind of agent that wrote this log."""
     for record in _records(path):
         kind = record.get("type")
-        if kind == "looplab.start" and record.get("cli") in ADAPTERS:
-            return record["cli"]  # type: ignore[no-any-return]
+        if kind == "looplab.start" and record.get("cli") in adapter_names():
+            return str(record["cli"])
         if isinstance(record.get("msg"), dict) or str(kind).startswith(("thread.", "turn.", "item.")) or kind in CODEX:
             return "codex"
         if kind in CLAUDE:
@@ -32,7 +31,7 @@ def kind_of(path: Path) -> Kind:
 
 def read_log(path: Path) -> Iterator[AgentEvent]:
     """Yield the events of a log, in order. Unreadable lines (an incomplete last one) and unknown ones are skipped."""
-    adapter = ADAPTERS[kind_of(path)]
+    adapter = find_adapter(kind_of(path))
     ended = False
     for record in _records(path):
         kind = record.get("type")

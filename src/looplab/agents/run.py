@@ -23,10 +23,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
-from looplab.agents import claude, codex, command, confine
+from looplab.agents import command, confine
 from looplab.agents.account import Meter, plus, priced
+from looplab.agents.adapters import find_adapter
 from looplab.agents.base import (
-    Adapter,
     AgentEvent,
     AgentSession,
     AgentSpec,
@@ -47,14 +47,12 @@ from looplab.agents.base import (
 from looplab.agents.bounded import BoundedLog
 from looplab.agents.lines import Scrubber, decode
 from looplab.agents.process import MARK, AgentProcess
-from looplab.agents.sandbox import confinement_of, state_of, writable_folders
+from looplab.agents.sandbox import confinement_of, writable_folders
 from looplab.errors import LabError
 from looplab.measure.tail import LineTail
 from looplab.runs.redact import redact_argv
 from looplab.untrusted import append_own
 
-ADAPTERS: dict[str, Adapter] = {"codex": codex, "claude": claude, "command": command}
-PACKAGES = {"codex": "@openai/codex", "claude": "@anthropic-ai/claude-code"}
 PASSED_ON = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TERM", "TMPDIR", "TZ",
     "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR",
@@ -81,9 +79,9 @@ def check_spec(spec: AgentSpec, limits: Limits | None = None) -> None:
             f"{risky[0]!r} lets the agent do anything on this machine",
             hint="set `dangerous: true` if this is intended, and only on a disposable machine",
         )
-    if spec.cli == "command" and not spec.command:
-        raise LabError("an agent with `cli: command` needs a command", hint="command: [my-agent, '{prompt_file}']")
-    if limits is not None and limits.usd is not None and spec.cli != "claude" and spec.price is None:
+    adapter = find_adapter(spec.cli)
+    adapter.check(spec)
+    if limits is not None and limits.usd is not None and not adapter.reports_usd and spec.price is None:
         raise LabError(
             f"{spec.cli} does not report dollars, so a limit of ${limits.usd:g} cannot be enforced",
             hint="set its price per million tokens, or limit tokens instead",
@@ -92,12 +90,11 @@ def check_spec(spec: AgentSpec, limits: Limits | None = None) -> None:
 
 def find_program(spec: AgentSpec, path: str | None) -> str:
     """Return the full path of the agent's program; raise LabError if it is not found."""
-    name = spec.command[0] if spec.cli == "command" else spec.binary or spec.cli
+    adapter = find_adapter(spec.cli)
+    name = adapter.find_program(spec)
     found = shutil.which(name, path=path)
     if found is None:
-        package = PACKAGES.get(spec.cli)
-        hint = f"install it with `npm install -g {package}`, or set its path with `binary`" if package else None
-        raise LabError(f"the agent's program {name!r} was not found", hint=hint or "set its full path")
+        raise LabError(f"the agent's program {name!r} was not found", hint=adapter.install_hint)
     return os.path.abspath(found)
 
 
@@ -163,8 +160,12 @@ def run_agent(
     limits = limits or Limits()
     environ = os.environ if environ is None else environ
     check_spec(spec, limits)
-    if spec.cli == "claude" and len(prompt.encode("utf-8", "replace")) > claude.LONGEST_PROMPT:
-        raise LabError("the prompt is longer than the 10 MB that claude reads", hint="put long content into files")
+    limit = find_adapter(spec.cli).max_prompt_bytes
+    if limit is not None and len(prompt.encode("utf-8", "replace")) > limit:
+        raise LabError(
+            f"the prompt is longer than the {limit // 1_000_000} MB that {spec.cli} reads",
+            hint="put long content into files",
+        )
     if not cwd.is_dir():
         raise LabError(f"the agent's folder {cwd} does not exist")
     with tempfile.TemporaryDirectory(prefix="looplab-agent-", ignore_cleanup_errors=True) as scratch:
@@ -192,7 +193,7 @@ class _AgentCall:
         self.limits = limits
         self.cwd = cwd
         self.log = log.absolute()
-        self.adapter = ADAPTERS[spec.cli]
+        self.adapter = find_adapter(spec.cli)
         self.env = {**agent_env(spec, environ), **extra_env, MARK: str(self.log)}
         self.program = find_program(spec, environ.get("PATH"))
         self.scrubber = Scrubber({**environ, **extra_env}, spec.env)
@@ -219,11 +220,11 @@ class _AgentCall:
             resume.id if resume else None, schema, usd=self.limits.usd, env=self.env, writable=tuple(map(str, folders))
         )
         if self.confinement.by == "kernel":
-            self.writable = [self.cwd, *folders, *state_of(self.spec, self.env)]
+            self.writable = [self.cwd, *folders, *self.adapter.state_paths(self.env)]
         if schema is not None:
             request = replace(request, schema_file=scratch / "schema.json")
             (scratch / "schema.json").write_text(json.dumps(schema))
-        if self.spec.cli == "command" and command.wants_prompt_file(self.spec):
+        if self.adapter.wants_prompt_file(self.spec):
             request = replace(request, prompt_file=scratch / "prompt.md")
             (scratch / "prompt.md").write_text(prompt, encoding="utf-8", errors="replace")
         argv = [self.program, *self.adapter.argv(self.spec, request)]
@@ -231,9 +232,9 @@ class _AgentCall:
         waited, attempt, state = 0.0, 0, None
         while True:
             attempt += 1
-            old = codex.last_message_file(self.spec.extra_args) if self.spec.cli == "codex" else None
-            if old is not None:
-                (self.cwd / old).unlink(missing_ok=True)
+            stale = self.adapter.stale_answer(self.spec)
+            if stale is not None:
+                (self.cwd / stale).unlink(missing_ok=True)
             state = self._attempt(argv, "" if request.prompt_file else prompt, resume, state)
             self.spent = plus(self.spent, priced(state.meter.usage, self.spec.price))
             pause = self._pause(state, attempt, waited, chance)
@@ -245,7 +246,7 @@ class _AgentCall:
             if self.stop.is_set():
                 state.why = "stopped"
                 return self._end(state, attempt)
-            if state.progress and state.session and not self._keeps_no_session():
+            if state.progress and state.session and self.adapter.keeps_session(self.spec):
                 # Its work is in the session; a new one would repeat it.
                 resume, prompt = AgentSession(state.session, state.meter.total), CONTINUE
                 argv = [self.program, *self.adapter.argv(self.spec, replace(request, resume=state.session))]
@@ -262,10 +263,6 @@ class _AgentCall:
             state.why = f"rate limit, still after {attempt} attempts: {state.why}"
             return None
         return pause
-
-    def _keeps_no_session(self) -> bool:
-        """Whether it does not store sessions."""
-        return self.spec.cli == "command" or bool({"--ephemeral", "--no-session-persistence"} & {*self.spec.extra_args})
 
     # -- one attempt
 
@@ -286,7 +283,7 @@ class _AgentCall:
                 if stream == "stderr":
                     state.last_error = line if line.strip() else state.last_error
                     err.add(line)
-                elif self.spec.cli == "command":
+                elif self.adapter.prints_text:
                     printed.add(line)
                     out.add(line)
                     count += 1
@@ -300,7 +297,7 @@ class _AgentCall:
                 else:
                     out.add(line)
         state.last_error = self.scrubber.text(state.last_error[:MAX_PRINTED]).strip()
-        if self.spec.cli == "command":
+        if self.adapter.prints_text:
             if count:
                 state.add(Message(self.scrubber.text(printed.last())))
                 state.counts = state.counts[0] + count - 1, *state.counts[1:]
@@ -364,7 +361,7 @@ class _AgentCall:
     @contextlib.contextmanager
     def _files(self) -> Iterator[tuple[BoundedLog, BoundedLog]]:
         limit = self.limits.log_bytes
-        render = self._printed if self.spec.cli == "command" else self.scrubber.text
+        render = self._printed if self.adapter.prints_text else self.scrubber.text
         errors = self.log.with_suffix(".stderr")
         with (
             BoundedLog(self.log, limit, render, _omitted_record) as out,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from looplab.agents.adapters import find_adapter
 from looplab.agents.base import AgentSpec
 from looplab.agents.confine import COMPLETE, landlock_version
 from looplab.errors import LabError
@@ -21,7 +21,7 @@ class Confinement:
     """How an agent is confined."""
 
     by: Literal["kernel", "own", "none"]
-    """kernel: Landlock, set up by looplab; own: the sandbox of codex."""
+    """kernel: Landlock, set up by looplab; own: the sandbox of its program."""
     warning: str = ""
     """What the user must know; empty if the agent can change only its folders."""
 
@@ -36,19 +36,20 @@ def confinement_of(spec: AgentSpec) -> Confinement:
     if spec.dangerous:
         why = "DANGEROUS: the agent runs without a sandbox and can do anything that this user can do"
         return Confinement("none", f"{why} (`dangerous: true`)")
-    if spec.cli == "codex" or spec.confines_itself:
+    adapter = find_adapter(spec.cli)
+    if adapter.confines_itself or spec.confines_itself:
         changed = [arg for arg in (*spec.extra_args, *spec.command[1:]) if _changes_sandbox(arg)]
         if not changed:
             return Confinement("own")
-        return Confinement("own", f"codex's own sandbox is changed by {changed[0]!r}: the agent may be able to write "
-                                  "outside its folder")  # fmt: skip
+        what = f"the sandbox of {spec.cli} is changed by {changed[0]!r}"
+        return Confinement("own", f"{what}: the agent may be able to write outside its folder")
     version = landlock_version()
     if version >= COMPLETE:
         return Confinement("kernel")
     if version:
         return Confinement("kernel", f"this kernel has Landlock {version}, which cannot stop the agent from truncating "
                                      "files outside its folder (Linux 6.2 can)")  # fmt: skip
-    limited = spec.cli == "claude" and "Bash" not in spec.allowed_tools
+    limited = adapter.asks_permission(spec)
     what = "only its own permissions restrict it" if limited else "it can change any of your files"
     return Confinement("none", f"the kernel has no Landlock, so the agent ({spec.cli}) is NOT confined: {what}")
 
@@ -56,22 +57,6 @@ def confinement_of(spec: AgentSpec) -> Confinement:
 def _changes_sandbox(arg: str) -> bool:
     name = arg.partition("=")[0]
     return name in SANDBOX_ARGUMENTS or any(word in arg for word in SANDBOX_SETTINGS)
-
-
-def state_of(spec: AgentSpec, env: Mapping[str, str]) -> list[Path]:
-    """Return the folders and files in which the agent's program stores sessions and credentials.
-
-    Missing folders are created, as the program itself would do.
-    """
-    if spec.cli != "claude" or not env.get("HOME"):
-        return []
-    folder = Path(env.get("CLAUDE_CONFIG_DIR") or Path(env["HOME"], ".claude"))
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError:
-        return []
-    settings = Path(env["HOME"], ".claude.json")
-    return [folder, settings] if settings.is_file() else [folder]
 
 
 def writable_folders(spec: AgentSpec, cwd: Path) -> list[Path]:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from looplab import signals
-from looplab.agents.run import ADAPTERS
+from looplab.agents.adapters import find_adapter
 from looplab.cli import output
 from looplab.cli.labs import open_for_reading
 from looplab.config.files import write_atomic
@@ -37,8 +37,8 @@ def iterate(
     first, last = _range(start, end)
     lab = reading.find_folder(folder, os.environ)
     settings = reading.load(lab)
-    if agent is not None and agent not in ADAPTERS:
-        raise LabError(f"there is no agent {agent!r}", hint=f"one of {', '.join(ADAPTERS)}")
+    if agent is not None:
+        find_adapter(agent)  # raises if there is none
     overrides = {key: value for key, value in (("cli", agent), ("model", model)) if value is not None}
     chosen = (
         reading.VersionAgent.model_validate({**settings.agent.model_dump(), **overrides})

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -111,6 +111,21 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _one_of(group: str, *built_in: str) -> AfterValidator:
+    """Validate that a text names something that looplab, or a plug-in of this group, provides."""
+
+    def check(name: str) -> str:
+        if name not in built_in and name not in plugins.names(group):
+            known = [*built_in, *plugins.names(group)]
+            near = difflib.get_close_matches(name, known, 1)
+            meant = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{name!r} is not one of {', '.join(known)}{meant}")
+        return name
+
+    return AfterValidator(check)
+
+
+AgentName = Annotated[str, _one_of("agents", "codex", "claude", "command")]
 Duration = Annotated[float, BeforeValidator(parse_duration)]
 EditText = Annotated[str, _parsed_by(parse_edit)]
 ExpressionText = Annotated[str, _parsed_by(compile_expression)]
@@ -123,6 +138,27 @@ class Section(BaseModel):
     """Base of all sections of the lab file: immutable, no unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class PluggableSection(Section):
+    """A section in which the name of a plug-in may be a key, with the plug-in's arguments as its value."""
+
+    group: ClassVar[str]
+    """The entry point group."""
+    plugin: str | None = None
+    """The name of the plug-in; None: none is used."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """`plugin`: its arguments."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plugin(cls, data: Any) -> Any:
+        unknown = [key for key in data if key not in cls.model_fields] if isinstance(data, dict) else []
+        named = [key for key in unknown if key in plugins.names(cls.group)]
+        if len(named) != 1:
+            return data
+        data = dict(data)
+        return {"plugin": named[0], "options": data.pop(named[0]) or {}, **data}
 
 
 class ConfigRendering(Section):
@@ -221,7 +257,9 @@ class NormaliseConfig(Section):
 class SearchConfig(Section):
     """An optimiser over the knobs as a proposer."""
 
-    sampler: Literal["auto", "tpe", "cmaes", "gp", "random", "grid", "qmc"] = "auto"
+    sampler: Annotated[str, _one_of("samplers", "auto", "tpe", "cmaes", "gp", "random", "grid", "qmc")] = "auto"
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of a sampler from a plug-in."""
     seed: int = 0
     startup: int | None = Field(None, ge=1)
     """Measured runs before the sampler relies on its model; None: the sampler's default."""
@@ -238,7 +276,7 @@ class PriceConfig(Section):
 class AgentConfig(Section):
     """A coding agent as a proposer; it never starts training itself."""
 
-    cli: Literal["codex", "claude", "command"] = "codex"
+    cli: AgentName = "codex"
     model: str | None = None
     binary: str | None = None
     command: list[str] = Field(default_factory=list)
@@ -277,8 +315,10 @@ class AgentConfig(Section):
     price: PriceConfig | None = None
 
 
-class ProposerConfig(Section):
+class ProposerConfig(PluggableSection):
     """One proposer: exactly one of queue, rules, search, agent, or a plug-in by its name."""
+
+    group = "proposers"
 
     queue: InLab | None = None
     """Proposals by people, from a file or from `looplab propose`."""
@@ -288,18 +328,6 @@ class ProposerConfig(Section):
     agent: AgentConfig | None = None
     variants: int = Field(1, ge=1)
     """`rules`: maximum number of proposals per run."""
-    plugin: str | None = None
-    """The name of a plug-in (`looplab.proposers`); in the lab file, its name is the key."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """`plugin`: its arguments."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _plugin(cls, data: Any) -> Any:
-        unknown = [key for key in data if key not in cls.model_fields] if isinstance(data, dict) else []
-        if len(unknown) == 1 and len(data) == 1 and unknown[0] in plugins.names("proposers"):
-            return {"plugin": unknown[0], "options": data[unknown[0]] or {}}
-        return data
 
     @model_validator(mode="before")
     @classmethod
@@ -363,8 +391,10 @@ class PruneConfig(Section):
     """`hyperband`: in rows of the metric; None: Optuna's `auto`."""
 
 
-class AlertConfig(Section):
-    """Where an alarm is sent: a command or a webhook."""
+class AlertConfig(PluggableSection):
+    """Where an alarm is sent: a command, a webhook, or a plug-in by its name."""
+
+    group = "alerts"
 
     command: list[str] | None = Field(None, min_length=1)
     """An argv that receives the alarm as JSON on stdin."""
@@ -373,7 +403,7 @@ class AlertConfig(Section):
 
     @model_validator(mode="after")
     def _one_of_them(self) -> AlertConfig:
-        if (self.command is None) == (self.webhook is None):
+        if len([target for target in (self.command, self.webhook, self.plugin) if target is not None]) != 1:
             raise ValueError("an alert is a command or a webhook")
         if self.webhook is not None and not self.webhook.startswith(("http://", "https://")):
             raise ValueError("a webhook must begin with http:// or https://")
@@ -383,8 +413,10 @@ class AlertConfig(Section):
 WATCH_KINDS = ("when", "nan", "diverge", "stall", "timeout", "plateau", "budget", "prune")
 
 
-class WatchRule(Section):
-    """A condition on running runs, and the action to take when it holds."""
+class WatchRule(PluggableSection):
+    """A condition on running runs, which may be that of a plug-in, and the action to take when it holds."""
+
+    group = "conditions"
 
     name: str | None = None
     """Name in messages; None: a label of the condition."""
@@ -412,14 +444,14 @@ class WatchRule(Section):
 
     @model_validator(mode="after")
     def _one_of_them(self) -> WatchRule:
-        kinds = [name for name in WATCH_KINDS if getattr(self, name) not in (None, False)]
+        kinds = [name for name in (*WATCH_KINDS, "plugin") if getattr(self, name) not in (None, False)]
         if len(kinds) != 1:
             raise ValueError(f"a watch rule has exactly one of {', '.join(WATCH_KINDS)}")
         return self
 
     @property
     def kind(self) -> str:
-        return next(name for name in WATCH_KINDS if getattr(self, name) not in (None, False))
+        return self.plugin or next(name for name in WATCH_KINDS if getattr(self, name) not in (None, False))
 
     @property
     def stops(self) -> bool:
@@ -525,6 +557,26 @@ class SlotsConfig(Section):
     per_gpu: int = Field(1, ge=1)
     cores: Literal["auto", "none"] | list[str | list[int]] = "auto"
     share: bool = False
+
+
+class ExecutorConfig(PluggableSection):
+    """What starts the runs: this machine (`local`), or a plug-in by its name."""
+
+    group = "executors"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, data: Any) -> Any:
+        if isinstance(data, str):
+            return {} if data == "local" else {"plugin": data}
+        return data
+
+    @model_validator(mode="after")
+    def _exists(self) -> ExecutorConfig:
+        if self.plugin is not None and self.plugin not in plugins.names(self.group):
+            known = ", ".join(["local", *plugins.names(self.group)])
+            raise ValueError(f"there is no executor {self.plugin!r}; installed: {known}")
+        return self
 
 
 class BudgetConfig(Section):
@@ -746,6 +798,7 @@ class StudyConfig(Section):
     """None: no verdicts; the best run is only a hint."""
     round_size: int | None = Field(None, ge=1)
     slots: SlotsConfig = Field(default_factory=SlotsConfig)
+    executor: ExecutorConfig = Field(default_factory=ExecutorConfig)
     budget: BudgetConfig = Field(default_factory=BudgetConfig)
     measure: MeasureConfig = Field(default_factory=MeasureConfig)
     track: TrackConfig = Field(default_factory=TrackConfig)

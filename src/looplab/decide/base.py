@@ -101,21 +101,10 @@ class Proposer(Protocol):
 class PluginProposer:
     """A proposer of another package, which reads the study and cannot write to it."""
 
-    def __init__(
-        self, name: str, make: Callable[..., ExternalProposer], context: ProposerContext, options: Mapping[str, Any]
-    ) -> None:
-        """
-        Raises:
-            LabError: The plug-in does not accept its options.
-        """
+    def __init__(self, name: str, proposer: ExternalProposer) -> None:
         self.name = name
         self.problem: str | None = None
-        try:
-            self._proposer = make(context, **options)
-        except LabError:
-            raise
-        except Exception as error:
-            raise LabError(f"the proposer {name!r} cannot be made: {describe_error(error)}") from error
+        self._proposer = proposer
 
     @property
     def thinking(self) -> bool:

@@ -13,9 +13,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from looplab import plugins
 from looplab.config.edits import Edit, EditError, Op, apply_edits
 from looplab.config.files import canonical_json
 from looplab.config.lab import SearchConfig
@@ -428,18 +430,18 @@ def make_sampler(
     """Return the sampler that the settings name."""
     if settings.sampler == "grid":
         return _grid(axes)
-    uniform = _Uniform(settings, axes)
+    uniform = Uniform(settings, axes)
     if settings.sampler in ("random", "qmc"):
         return uniform
     if settings.sampler == "auto":
         return _Auto(settings, axes, goal, repairer)
     models: dict[str, Callable[..., _Model]] = {"tpe": _Tpe, "gp": _Gp, "cmaes": _Cma}
-    return _AfterStartup(settings, uniform, models[settings.sampler](settings, axes, goal))
+    return _AfterStartup(settings, uniform, models.get(settings.sampler, _Plugin)(settings, axes, goal))
 
 
 def check_packages(settings: SearchConfig) -> None:
     """Raise a LabError that names the packages that the sampler needs and that are not installed."""
-    missing = [name for name in NEEDS[settings.sampler] if not _is_installed(name)]
+    missing = [name for name in NEEDS.get(settings.sampler, ("optuna", "scipy")) if not _is_installed(name)]
     if missing:
         packages = "looplab[search]" if missing != ["torch"] else "torch"
         without = "grid, random, qmc and auto work without Optuna" if "optuna" in missing else ""
@@ -483,7 +485,7 @@ def _grid(axes: Sequence[Axis]) -> Sampler:
     return draw
 
 
-class _Uniform:
+class Uniform:
     """Uniform draws: independent ones, or a scrambled Sobol sequence, which leaves no gaps."""
 
     def __init__(self, settings: SearchConfig, axes: Sequence[Axis]) -> None:
@@ -533,7 +535,7 @@ def _describe(points: Sequence[SearchPoint]) -> str:
 class _AfterStartup:
     """A model, preceded by a space-filling startup phase."""
 
-    def __init__(self, settings: SearchConfig, uniform: _Uniform, model: _Model) -> None:
+    def __init__(self, settings: SearchConfig, uniform: Uniform, model: _Model) -> None:
         self._settings = settings
         self._startup = settings.startup or OPTUNA_STARTUP
         self._uniform = uniform
@@ -545,7 +547,7 @@ class _AfterStartup:
             yield from _startup_draws(self._uniform(count, points, refused), measured, self._startup)
         if self._settings.sampler == "tpe" and count % LOCAL_PERIOD == LOCAL_PERIOD - 1:
             yield from itertools.islice(self._around_best(count, points, measured), MAX_DRAWS // 4)
-        basis = f"{NAMES[self._settings.sampler]} on {_describe(points)}"
+        basis = f"{NAMES.get(self._settings.sampler, self._settings.sampler)} on {_describe(points)}"
         for trial in itertools.count():
             yield Drawn(self._model.draw(generator(self._settings.seed, count, trial), points, refused), basis)
 
@@ -581,12 +583,12 @@ class _Auto:
 
         self._settings = settings
         self._startup = settings.startup or GP_STARTUP
-        self._uniform = _Uniform(settings, axes)
+        self._uniform = Uniform(settings, axes)
         self._acquisition = AcquisitionOptimizer(axes, -1.0 if goal == "max" else 1.0, repairer)
         self._repairer = repairer
         self._axes = axes
         self._goal: Literal["max", "min"] = goal
-        self._random = _Uniform(settings.model_copy(update={"sampler": "random"}), axes)
+        self._random = Uniform(settings.model_copy(update={"sampler": "random"}), axes)
         self._with_optuna = _is_installed("optuna")
         self._tpe: Sampler | None = None
 
@@ -687,6 +689,21 @@ class _Tpe(_Model):
 
         sampler = TPESampler(seed=rng.randint(2**31), n_startup_trials=0, n_ei_candidates=EI_CANDIDATES)
         return self._ask(sampler, [*points, *refused])
+
+
+class _Plugin(_Model):
+    """A sampler of another package (entry point group `looplab.samplers`).
+
+    The plug-in is called for each draw as `make(seed=…, **options)` and returns an Optuna sampler.
+    """
+
+    def __init__(self, settings: SearchConfig, axes: Sequence[Axis], goal: Literal["max", "min"]) -> None:
+        super().__init__(settings, axes, goal)
+        self._make = partial(plugins.make, "samplers", settings.sampler, **settings.options)
+        self._make(seed=settings.seed)  # reports wrong options at once
+
+    def draw(self, rng: np.random.RandomState, points: list[SearchPoint], refused: list[SearchPoint]) -> Params:
+        return self._ask(self._make(seed=rng.randint(2**31)), [*points, *refused])
 
 
 class _Gp(_Model):

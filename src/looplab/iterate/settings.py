@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from looplab.agents.base import AgentSpec, Limits, TokenPrice
 from looplab.config.files import Document, read_document
-from looplab.config.lab import Duration, Effect, InLab, PriceConfig, Section, Texts, TextsInLab, parse_effect
+from looplab.config.lab import AgentName, Duration, Effect, InLab, PriceConfig, Section, Texts, TextsInLab, parse_effect
 from looplab.errors import LabError
 from looplab.untrusted import real_path
 
@@ -98,7 +98,7 @@ class VersionJudging(Section):
 class VersionAgent(Section):
     """The agent that writes the versions."""
 
-    cli: Literal["codex", "claude", "command"] = "codex"
+    cli: AgentName = "codex"
     model: str | None = None
     binary: str | None = None
     command: list[str] = Field(default_factory=list)

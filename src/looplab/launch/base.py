@@ -142,6 +142,14 @@ class Delayed:
 LaunchEvent = Started | Ended | Rejected | Unreachable | Delayed
 
 
+@dataclass(frozen=True, slots=True)
+class ExecutorContext:
+    """What an executor of another package (entry point group `looplab.executors`) is made with, before its options."""
+
+    lab: Path
+    study: str
+
+
 class Executor(Protocol):
     """Starts, stops and adopts runs. All methods return immediately, except `poll`."""
 

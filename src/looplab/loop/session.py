@@ -26,7 +26,8 @@ from looplab.errors import BusyError, LabError
 from looplab.guard.knobs import Knob
 from looplab.launch.base import Executor
 from looplab.launch.command import find_program
-from looplab.launch.local import LocalExecutor, stop_without_engine
+from looplab.launch.executors import make_executor
+from looplab.launch.local import stop_without_engine
 from looplab.ledger.ledger import Ledger, LedgerCopy
 from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import RunRow
@@ -77,7 +78,7 @@ class Session:
         study: The study's configuration; `<study>.jobs` and probes have their own.
         listeners: Called with each event of the engine, in its thread. An exception in one stops the study and is
             raised again when the engine has ended.
-        executor: Makes the executor of an engine.
+        executor: Makes the executor of an engine; None: the one that the study names.
         on_hangup: Called when the terminal was closed.
     """
 
@@ -87,7 +88,7 @@ class Session:
         study: StudyConfig,
         *,
         listeners: Sequence[Listener] = (),
-        executor: Callable[[], Executor] = LocalExecutor,
+        executor: Callable[[], Executor] | None = None,
         on_hangup: Callable[[], None] = lambda: None,
     ) -> None:
         self.lab = lab
@@ -95,7 +96,7 @@ class Session:
         self.engine: Engine | None = None
         """The engine, once it runs."""
         self._listeners = list(listeners)
-        self._make_executor = executor
+        self._make_executor = executor or (lambda: make_executor(lab.folder, study))
         self._on_hangup = on_hangup
         self._open = contextlib.ExitStack()
 

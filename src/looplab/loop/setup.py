@@ -590,8 +590,8 @@ def make_proposers(
                 ended=history.ended,
                 wake=wake,
             )
-            make = plugins.load("proposers", entry.plugin)
-            others.append(PluginProposer(entry.plugin, make, context, entry.options))
+            made = plugins.make("proposers", entry.plugin, context, **entry.options)
+            others.append(PluginProposer(entry.plugin, made))
         else:
             queue = inside(setup.lab, entry.queue, "queue") if entry.queue else None
             people.append(QueueProposer(queue, background=asks is None))

@@ -1,4 +1,4 @@
-"""External alerts: a command that receives the alarm as JSON on stdin, or a webhook that receives it as a POST.
+"""External alerts: a command that receives the alarm as JSON on stdin, a webhook that receives it, or a plug-in.
 
 Alerts are sent in the background; they never block the engine or raise into it. Failures go to a callback. A webhook's
 address may contain a secret, so messages name only its host.
@@ -12,10 +12,11 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 
+from looplab import plugins
 from looplab.config.lab import AlertConfig
 from looplab.runs.programs import ProgramError, run_program
 
@@ -43,7 +44,9 @@ def send(
     text = json.dumps(payload, allow_nan=False)
 
     def deliver() -> None:
-        if alert.command is not None:
+        if alert.plugin is not None:
+            problem = _call_plugin(alert, payload)
+        elif alert.command is not None:
             problem = _run_command(alert.command, text, folder, timeout)
         else:
             assert alert.webhook is not None
@@ -54,6 +57,30 @@ def send(
     thread = threading.Thread(target=deliver, name="alert", daemon=True)
     thread.start()
     return thread
+
+
+class AlertPlugin(Protocol):
+    """Sends alarms somewhere (entry point group `looplab.alerts`); usually a class, made with its options."""
+
+    def send(self, alarm: Mapping[str, Any]) -> None:
+        """Send an alarm, in a thread of its own; raise if that fails.
+
+        Args:
+            alarm: `study`, `rule`, `text` and, if it concerns a run, `run`, `step`, `values`, `stops`, `requeue`,
+                `note`.
+        """
+        ...
+
+
+def _call_plugin(alert: AlertConfig, payload: Mapping[str, Any]) -> str | None:
+    assert alert.plugin is not None
+    try:
+        sender: AlertPlugin = plugins.make("alerts", alert.plugin, **alert.options)
+        sender.send(payload)
+    except Exception as error:  # noqa: BLE001 (whatever another package raises must not end the engine)
+        # The message may contain an address with a secret: name only the type, as for webhooks.
+        return f"the alert {alert.plugin} failed: {type(error).__name__}"
+    return None
 
 
 def _run_command(command: Sequence[str], text: str, folder: Path | None, timeout: float) -> str | None:

@@ -19,6 +19,7 @@ from looplab.config.lab import DivergeConfig, PlateauConfig
 from looplab.measure.base import Batch, Curve
 from looplab.measure.names import FIELDS, MetricNames
 from looplab.measure.summary import Directions, Goal, MetricSummary, Summariser
+from looplab.untrusted import clean_line
 
 if TYPE_CHECKING:
     from looplab.watch.pruner import Pruner
@@ -56,11 +57,24 @@ class Match:
     """The numbers by name."""
 
 
+@dataclass(frozen=True, slots=True)
+class ConditionContext:
+    """What a condition of another package (entry point group `looplab.conditions`) is made with, before its options."""
+
+    run_id: str
+    directions: Directions
+    """Says of each metric whether it is minimised or maximised: `directions.goal("loss")`."""
+    objective: str | None
+    """The study's objective; None: it has none."""
+
+
 class Condition(Protocol):
     """One condition on one run."""
 
-    unable: str | None
-    """Why it cannot be evaluated yet, such as a metric that was not measured; None: it can."""
+    @property
+    def unable(self) -> str | None:
+        """Why it cannot be evaluated yet, such as a metric that was not measured; None: it can."""
+        ...
 
     def look(self, run: RunSnapshot, now: float) -> Match | None:
         """Process the new rows and the elapsed time; return a match if the condition holds.
@@ -301,6 +315,28 @@ class BudgetUsed:
 
     def look(self, run: RunSnapshot, now: float) -> Match | None:
         return None if run.budget_used is None else Match(run.budget_used, run.step)
+
+
+class PluginCondition:
+    """A condition of another package. If it raises, it is not asked again about this run, and the reason is reported
+    when the run ends."""
+
+    def __init__(self, condition: Condition) -> None:
+        self._condition = condition
+        self._failure: str | None = None
+
+    @property
+    def unable(self) -> str | None:
+        return self._failure or self._condition.unable
+
+    def look(self, run: RunSnapshot, now: float) -> Match | None:
+        if self._failure is not None:
+            return None
+        try:
+            return self._condition.look(run, now)
+        except Exception as error:  # noqa: BLE001 (whatever another package raises must not end the engine)
+            self._failure = clean_line(f"it failed: {type(error).__name__}: {error}", 1_000)
+            return None
 
 
 class PrunerCondition:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from looplab import plugins
 from looplab.config.expression import compile_expression
 from looplab.config.lab import AlertConfig, ObjectiveConfig, WatchRule
 from looplab.errors import LabError
@@ -17,11 +18,13 @@ from looplab.measure.summary import Directions, Goal
 from looplab.watch.conditions import (
     BudgetUsed,
     Condition,
+    ConditionContext,
     Diverged,
     ExpressionCondition,
     Match,
     NotFinite,
     Plateau,
+    PluginCondition,
     PrunerCondition,
     RunSnapshot,
     Stalled,
@@ -195,6 +198,10 @@ class Watcher:
             return PrunerCondition(run_id, _pruned(rule, self._objective), pruner)
         if rule.budget:
             return BudgetUsed()
+        if rule.plugin is not None:
+            objective = self._objective.metric if self._objective is not None else None
+            context = ConditionContext(run_id, self._directions, objective)
+            return PluginCondition(plugins.make("conditions", rule.plugin, context, **rule.options))
         return NotFinite(rule.nan if isinstance(rule.nan, list) else None)
 
     def _pruner(self, rule: WatchRule) -> Pruner:
@@ -243,6 +250,11 @@ def check(
     """
     for name, rule in zip(names(rules), rules, strict=True):
         _check_prune(name, rule, objective)
+        if rule.plugin is not None:
+            context = ConditionContext("", Directions(), objective.metric if objective is not None else None)
+            plugins.make("conditions", rule.plugin, context, **rule.options)
+        if rule.alert is not None and rule.alert.plugin is not None:
+            plugins.make("alerts", rule.alert.plugin, **rule.alert.options)
         if rule.when is not None and not compile_expression(rule.when).names:
             raise LabError(
                 f"the watch rule {name!r} reads nothing: its value never changes",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -54,9 +55,99 @@ def test_a_recipe_and_a_source_of_another_package_are_used(installed: dict[str, 
     status = json.loads(call(installed, "status", "--lab", str(lab), "--json"))["studies"][0]
     assert status["counts"] == {"ok": 6}
     rows = json.loads(call(installed, "query", "SELECT proposer FROM runs ORDER BY n", "--lab", str(lab), "--json"))
-    assert [row["proposer"] for row in rows] == ["base", *["step"] * 5]
+    assert [row["proposer"] for row in rows] == ["base", *["halving"] * 5]
     assert status["best"]["objective"] < 1.2
     assert "is whole" in call(installed, "verify", "--lab", str(lab))
+
+
+PARROT = """#!{python}
+import json, sys
+assert "What you may change" in sys.stdin.read()
+answer = {{"proposals": [{{"edits": ["x@set=0.5"], "reason": "I heard it"}}]}}
+print(json.dumps({{"say": json.dumps(answer)}}))
+print(json.dumps({{"done": True, "tokens": 12}}))
+"""
+LAB = """
+study: {study}
+launch: {{command: ["{{python}}", train.py]}}
+base: base.json
+objective: {{metric: loss, goal: min}}
+measure: {{sources: [tsv]}}
+knobs:
+  x: {{type: float, low: -2, high: 2}}
+proposers: {proposers}
+executor: {{listing: {{file: started.txt}}}}
+watch:
+  - jump: {{factor: 0.4}}
+    alert: {{file: {{path: {alarms}}}}}
+slots: {{count: 2, gpus: none}}
+budget: {{runs: {runs}}}
+"""
+
+
+def test_a_study_uses_a_plug_in_of_every_kind(installed: dict[str, str], tmp_path: Path) -> None:
+    lab, parrot, alarms = tmp_path / "lab", tmp_path / "parrot", tmp_path / "alarms.txt"
+    call(installed, "init", "parabola", str(lab))
+    parrot.write_text(PARROT.format(python=sys.executable))
+    parrot.chmod(0o755)
+    learns = "[{halving: {knob: x}}, {search: {sampler: hill, startup: 2, options: {width: 0.2}}}]"
+    asks = f"[{{agent: {{cli: parrot, binary: {parrot}}}}}]"
+    for study, proposers, runs in (("learns", learns, 10), ("asks", asks, 2)):
+        (lab / "lab.yaml").write_text(LAB.format(study=study, proposers=proposers, alarms=alarms, runs=runs))
+        call(installed, "check", "--lab", str(lab))
+        call(installed, "run", "--lab", str(lab))
+    query = "SELECT proposer, count(*) AS n FROM runs GROUP BY proposer"
+    rows = json.loads(call(installed, "query", query, "--lab", str(lab), "--json"))
+    counts = {row["proposer"]: row["n"] for row in rows}
+    assert set(counts) == {"base", "halving", "search", "agent"}, counts
+    assert sum(counts.values()) == 12
+    ended = [line for line in (lab / "started.txt").read_text().splitlines() if line.startswith("Ended")]
+    assert len(ended) == 12
+    assert "loss jumped from" in alarms.read_text()
+    assert "is whole" in call(installed, "verify", "--lab", str(lab))
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("executor: {listing: {nonsense: 1}}", "the plug-in 'listing' (looplab.executors) cannot be used"),
+        ("executor: nowhere", "there is no executor 'nowhere'; installed: local, listing"),
+        ("watch: [{jump: {nonsense: 1}}]", "the plug-in 'jump' (looplab.conditions) cannot be used"),
+        ("watch: [{jump: {}, nan: true}]", "a watch rule has exactly one of"),
+        ("watch: [{nan: true, alert: {file: {}}}]", "the plug-in 'file' (looplab.alerts) cannot be used"),
+        ("proposers: [{search: {sampler: hill, options: {nonsense: 1}}}]", "the plug-in 'hill' (looplab.samplers)"),
+        ("proposers: [{search: {sampler: hil}}]", "did you mean 'hill'?"),
+        ("proposers: [{agent: {cli: parot}}]", "did you mean 'parrot'?"),
+    ],
+)
+def test_a_mistake_in_the_options_of_a_plug_in_is_reported(
+    installed: dict[str, str], tmp_path: Path, line: str, told: str
+) -> None:
+    lab = tmp_path / "lab"
+    call(installed, "init", "parabola", str(lab))
+    text = (lab / "lab.yaml").read_text()
+    key = line.partition(":")[0]
+    kept = [row for row in text.splitlines() if not row.startswith(f"{key}:")]
+    (lab / "lab.yaml").write_text("\n".join([*kept, line]) + "\n")
+    assert told in " ".join(call(installed, "run", "--lab", str(lab), code=2).split())
+
+
+def test_the_example_passes_the_contracts(installed: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, str(EXAMPLE / "tests")]
+    done = subprocess.run(command, env=installed, capture_output=True, text=True, cwd=EXAMPLE)
+    assert done.returncode == 0, done.stdout
+    assert "65 passed" in done.stdout
+
+
+def test_the_page_shows_the_files_of_the_example() -> None:
+    page = (EXAMPLE.parents[1] / "docs/extend.md").read_text()
+    for name, text in re.findall(r"`examples/plugins/(\S+)`:\n\n```\w+\n(.*?)```", page, re.DOTALL):
+        assert (EXAMPLE / name).read_text() == text, name
+    groups = re.findall(
+        r'^\[project.entry-points."looplab\.(\w+)"\]', (EXAMPLE / "pyproject.toml").read_text(), re.MULTILINE
+    )
+    for group in groups:
+        assert f"`looplab.{group}`" in page, group
 
 
 def test_without_the_package_the_source_is_unknown(installed: dict[str, str], tmp_path: Path) -> None:
@@ -64,7 +155,7 @@ def test_without_the_package_the_source_is_unknown(installed: dict[str, str], tm
     call(installed, "init", "parabola", str(lab))
     told = call(dict(os.environ), "check", "--lab", str(lab), code=2)
     assert "lab.yaml:" in told
-    assert "unknown key 'proposers.0.step'" in told or "measure has no source 'tsv'" in told
+    assert "unknown key 'proposers.0.halving'" in told or "measure has no source 'tsv'" in told
 
 
 def test_a_plug_in_that_cannot_be_imported_is_an_error_that_names_it(installed: dict[str, str], tmp_path: Path) -> None:

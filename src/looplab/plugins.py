@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 PREFIX = "looplab."
 
 
+_registered: dict[str, dict[str, Any]] = {}
+"""Plug-ins of this process, by group and name."""
+
+
 @cache
 def _entry_points(group: str) -> dict[str, EntryPoint]:
     from importlib.metadata import entry_points
@@ -28,8 +32,16 @@ def _entry_points(group: str) -> dict[str, EntryPoint]:
 
 
 def names(group: str) -> list[str]:
-    """Return the names of the installed plug-ins of a group, such as `sources`."""
-    return sorted(_entry_points(group))
+    """Return the names of the available plug-ins of a group, such as `sources`."""
+    return sorted({*_entry_points(group), *_registered.get(group, ())})
+
+
+def register(group: str, name: str, plugin: Any) -> None:
+    """Make a plug-in available in this process without installing a package, for tests and notebooks.
+
+    The command line, and engines in other processes, do not know it.
+    """
+    _registered.setdefault(group, {})[name] = plugin
 
 
 def make(group: str, name: str, *args: Any, **options: Any) -> Any:
@@ -61,6 +73,8 @@ def load(group: str, name: str) -> Any:
     Raises:
         LabError: There is none of this name, or it cannot be imported.
     """
+    if name in _registered.get(group, ()):
+        return _registered[group][name]
     entry = _entry_points(group).get(name)
     if entry is None:
         raise LabError(f"no plug-in {name!r} is installed for {PREFIX}{group}")

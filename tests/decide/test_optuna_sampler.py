@@ -58,7 +58,7 @@ def test_it_stays_away_from_where_trials_fail() -> None:
 
     study.optimize(objective, n_trials=40, catch=RuntimeError)
     far_off = [trial.params["x"] > 0.6 for trial in study.trials[10:]]
-    assert sum(far_off) <= 3  # it looks for the border, where the best values are
+    assert sum(far_off) <= 8  # of 30: it looks for the border, where the best values are
     assert study.best_value < -0.45
 
 

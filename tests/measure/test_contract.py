@@ -1,31 +1,26 @@
-"""What every source promises, whatever its format: see `looplab.measure.base`."""
+"""What every source promises (`looplab.testing`), for each of looplab's own, and that none reads a byte twice."""
 
 from __future__ import annotations
 
 import json
 import os
 import struct
-import tempfile
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf, isnan, nan
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from looplab.measure import tail
-from looplab.measure.base import Batch, MetricSource, merge
+from looplab.measure.base import MetricSource
 from looplab.measure.csv import CsvSource
 from looplab.measure.jsonl import JsonlSource
 from looplab.measure.stdout import StdoutSource
 from looplab.measure.tensorboard import TensorBoardSource
 from looplab.measure.wandb_legacy import WandbHistorySource
 from looplab.measure.wandb_log import BLOCK, WandbSource
-
-Rows = list[dict[str, float]]
+from looplab.testing.sources import Rows, SourceContract, expected, plain, rows
 
 
 @dataclass(frozen=True)
@@ -143,160 +138,41 @@ KINDS = [
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 
 
-def plain(batch: Batch) -> dict[str, list[tuple[float, float | str]]]:
-    """Comparable: NaN becomes a word."""
-    return {
-        name: [(step, "nan" if isnan(value) else value) for step, value in zip(curve.steps, curve.values, strict=True)]
-        for name, curve in batch.items()
-    }
+class _KindContract(SourceContract):
+    kind: Kind
+
+    def open_source(self, path: Path) -> MetricSource:
+        return self.kind.open(path)
+
+    def encode(self, rows: Rows) -> list[bytes]:
+        return self.kind.encode(rows)
 
 
-def rows(count: int, start: int = 0) -> Rows:
-    made = []
-    for step in range(start, start + count):
-        row = {"step": step, "loss": 1 / 2 ** (step % 20), "acc": step / 64}
-        if step % 3 == 0:
-            del row["acc"]
-        made.append(row)
-    return made
+class TestJsonl(_KindContract):
+    kind = KINDS[0]
 
 
-def expected(made: Rows) -> dict[str, list[tuple[float, float | str]]]:
-    found: dict[str, list[tuple[float, float | str]]] = {}
-    for row in made:
-        for name in ("loss", "acc"):
-            if name in row:
-                found.setdefault(name, []).append((row["step"], row[name]))
-    return found
+class TestCsv(_KindContract):
+    kind = KINDS[1]
+    detects_damage = False
 
 
-def read_in_cuts(kind: Kind, path: Path, data: bytes, cuts: list[int]) -> tuple[Batch, MetricSource]:
-    """Everything a source returns while the file grows from cut to cut."""
-    path.write_bytes(b"")
-    source = kind.open(path)
-    all_points: Batch = {}
-    before = 0
-    for cut in [*sorted(cut % (len(data) + 1) for cut in cuts), len(data)]:
-        with path.open("ab") as file:
-            file.write(data[before:cut])
-        before = cut
-        merge(all_points, source.poll())
-    return all_points, source
+class TestStdout(_KindContract):
+    kind = KINDS[2]
+    detects_damage = False
 
 
-@each_kind
-def test_all_that_was_written_comes_out_once_in_order(kind: Kind, tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"".join(kind.encode(rows(300))))
-    source = kind.open(path)
-    assert plain(source.poll()) == expected(rows(300))
-    assert source.skipped == 0
-    assert not source.behind
-    assert source.poll() == {}
+class TestWandb(_KindContract):
+    kind = KINDS[3]
 
 
-@each_kind
-@settings(max_examples=25, deadline=None)
-@given(cuts=st.lists(st.integers(0, 1 << 30), max_size=12), count=st.integers(0, 60))
-def test_however_a_file_is_cut_into_polls_the_points_are_the_same(kind: Kind, cuts: list[int], count: int) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        points, source = read_in_cuts(kind, Path(folder) / "file", b"".join(kind.encode(rows(count))), cuts)
-    assert plain(points) == expected(rows(count))
-    assert source.skipped == 0
+class TestWandbHistory(_KindContract):
+    kind = KINDS[4]
 
 
-@each_kind
-@settings(max_examples=40, deadline=None)
-@given(
-    cuts=st.lists(st.integers(0, 1 << 30), max_size=6),
-    at=st.integers(0, 1 << 30),
-    garbage=st.binary(min_size=1, max_size=90),
-    insert=st.booleans(),
-)
-def test_damage_reads_the_same_however_it_is_cut_and_never_fails(
-    kind: Kind, cuts: list[int], at: int, garbage: bytes, insert: bool
-) -> None:
-    data = b"".join(kind.encode(rows(40)))
-    at %= len(data)
-    data = data[:at] + garbage + data[at if insert else at + len(garbage) :]
-    with tempfile.TemporaryDirectory() as folder:
-        whole, one = read_in_cuts(kind, Path(folder) / "whole", data, [])
-        parts, other = read_in_cuts(kind, Path(folder) / "parts", data, cuts)
-    assert plain(whole) == plain(parts)
-    assert one.skipped == other.skipped
-
-
-@each_kind
-def test_garbage_in_the_middle_is_skipped_and_counted_and_the_rest_is_read(kind: Kind, tmp_path: Path) -> None:
-    records = kind.encode(rows(30))
-    middle = len(records[10]) // 2
-    records[10] = records[10][: middle - 4] + b"\xff\x00{[~" * 2 + records[10][middle + 6 :]
-    path = tmp_path / "file"
-    path.write_bytes(b"".join(records))
-    source = kind.open(path)
-    found = plain(source.poll())
-    clean = expected([row for row in rows(30) if row["step"] != 10])
-    assert [point for point in found["loss"] if point[0] != 10] == clean["loss"]
-    assert [point for point in found["acc"] if point[0] != 10] == clean["acc"]
-    if kind.name not in ("stdout", "csv"):  # in text, half a line is still a line, and a bad cell is a missing one
-        assert source.skipped >= 1
-        assert (10, rows(30)[10]["loss"]) not in found["loss"] or (10, rows(30)[10]["acc"]) not in found["acc"]
-
-
-@each_kind
-def test_a_torn_tail_waits_for_its_rest(kind: Kind, tmp_path: Path) -> None:
-    *head, last = kind.encode(rows(5))
-    path = tmp_path / "file"
-    path.write_bytes(b"".join(head) + last[:-1])
-    source = kind.open(path)
-    points = source.poll()
-    assert plain(points)["loss"] == expected(rows(4))["loss"] or kind.name == "tensorboard"
-    assert source.poll() == {}
-    with path.open("ab") as file:
-        file.write(last[-1:])
-    merge(points, source.poll())
-    assert plain(points) == expected(rows(5))
-    assert source.skipped == 0
-
-
-@each_kind
-def test_a_missing_file_is_an_empty_batch_and_is_read_when_it_comes(kind: Kind, tmp_path: Path) -> None:
-    source = kind.open(tmp_path / "file")
-    assert source.poll() == {}
-    (tmp_path / "file").write_bytes(b"".join(kind.encode(rows(3))))
-    assert plain(source.poll()) == expected(rows(3))
-
-
-@each_kind
-def test_an_empty_file_is_an_empty_batch(kind: Kind, tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    source = kind.open(tmp_path / "file")
-    assert source.poll() == {}
-    assert source.skipped == 0
-
-
-def truncate_and_write(path: Path, data: bytes) -> None:
-    path.write_bytes(data)
-
-
-def replace(path: Path, data: bytes) -> None:
-    new = path.with_suffix(".new")
-    new.write_bytes(data)
-    new.replace(path)
-
-
-@each_kind
-@pytest.mark.parametrize("rewrite", [truncate_and_write, replace])
-@pytest.mark.parametrize("count", [3, 90], ids=["shorter", "longer"])
-def test_a_rewritten_file_is_read_from_its_start(
-    kind: Kind, rewrite: Callable[[Path, bytes], None], count: int, tmp_path: Path
-) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"".join(kind.encode(rows(30))))
-    source = kind.open(path)
-    source.poll()
-    rewrite(path, b"".join(kind.encode(rows(count, start=100))))
-    assert plain(source.poll()) == expected(rows(count, start=100))
+class TestTensorBoard(_KindContract):
+    kind = KINDS[5]
+    has_records_per_metric = True
 
 
 @each_kind
@@ -337,21 +213,6 @@ def test_a_poll_without_news_does_not_even_open_the_file(
 
     monkeypatch.setattr("looplab.measure.tail.os.open", refuse)
     assert source.poll() == {}
-
-
-@each_kind
-def test_numbers_that_are_not_finite_are_kept_as_such(kind: Kind, tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    made: Rows = [
-        {"step": 0, "loss": nan},
-        {"step": 1, "loss": inf},
-        {"step": 2, "loss": -inf},
-        {"step": 3, "loss": 1.0},
-    ]
-    path.write_bytes(b"".join(kind.encode(made)))
-    source = kind.open(path)
-    assert plain(source.poll()) == {"loss": [(0, "nan"), (1, inf), (2, -inf), (3, 1.0)]}
-    assert source.skipped == 0
 
 
 @each_kind

@@ -182,8 +182,8 @@ class Study:
         """Run the study here until it is done, as `looplab run` does.
 
         Args:
-            rounds: Rounds to run; None: what the budget leaves.
-            runs: Runs to run; None: what the budget leaves.
+            rounds: Rounds that the study has at its end, with those of earlier calls; None: the budget alone counts.
+            runs: Runs that the study has at its end, in the same way.
             configs: Base configs, instead of those of the lab file.
             callbacks: Called with each event (`looplab.RunEnded`, …). An exception in one stops the study and is
                 raised again when its runs have ended.

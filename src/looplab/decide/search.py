@@ -436,7 +436,11 @@ def make_sampler(
     if settings.sampler == "auto":
         return _Auto(settings, axes, goal, repairer)
     models: dict[str, Callable[..., _Model]] = {"tpe": _Tpe, "gp": _Gp, "cmaes": _Cma}
-    return _AfterStartup(settings, uniform, models.get(settings.sampler, _Plugin)(settings, axes, goal))
+    if settings.sampler in models:
+        return _AfterStartup(settings, uniform, models[settings.sampler](settings, axes, goal))
+    make = partial(plugins.make, "samplers", settings.sampler, **settings.options)
+    make(seed=settings.seed)  # reports wrong options at once
+    return _AfterStartup(settings, uniform, OptunaModel(settings, axes, goal, make))
 
 
 def check_packages(settings: SearchConfig) -> None:
@@ -691,16 +695,22 @@ class _Tpe(_Model):
         return self._ask(sampler, [*points, *refused])
 
 
-class _Plugin(_Model):
-    """A sampler of another package (entry point group `looplab.samplers`).
+class OptunaModel(_Model):
+    """Any Optuna sampler, made anew for each draw; plug-ins of the entry point group `looplab.samplers` are used so."""
 
-    The plug-in is called for each draw as `make(seed=…, **options)` and returns an Optuna sampler.
-    """
-
-    def __init__(self, settings: SearchConfig, axes: Sequence[Axis], goal: Literal["max", "min"]) -> None:
+    def __init__(
+        self,
+        settings: SearchConfig,
+        axes: Sequence[Axis],
+        goal: Literal["max", "min"],
+        make: Callable[..., BaseSampler],
+    ) -> None:
+        """
+        Args:
+            make: Called with the keyword `seed`.
+        """
         super().__init__(settings, axes, goal)
-        self._make = partial(plugins.make, "samplers", settings.sampler, **settings.options)
-        self._make(seed=settings.seed)  # reports wrong options at once
+        self._make = make
 
     def draw(self, rng: np.random.RandomState, points: list[SearchPoint], refused: list[SearchPoint]) -> Params:
         return self._ask(self._make(seed=rng.randint(2**31)), [*points, *refused])

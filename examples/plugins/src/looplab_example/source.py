@@ -20,7 +20,7 @@ class TsvSource(LineSource):
         if self.header is None:
             self.header = cells
             return None
-        return {name: float(cell) for name, cell in zip(self.header, cells, strict=True)}
+        return {name: float(cell) for name, cell in zip(self.header, cells, strict=True) if cell}
 
     def on_restart(self) -> None:
         self.header = None

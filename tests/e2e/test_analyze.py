@@ -67,7 +67,10 @@ def test_every_kind_of_run_folder_is_found_newest_first(lab, outputs: Path) -> N
     ]
 
 
-def test_a_run_is_summarised_under_canonical_names(lab, outputs: Path) -> None:
+def test_a_run_is_summarised_under_the_names_of_the_lab(lab, outputs: Path) -> None:
+    assert set(analyze(lab)["outputs/train/loop_1/00_base_ab12"]) == {"ot_pi_sum", "loss", "steps"}
+    aliases = {"train/loss": ["loss"], "train/ot_pi_sum": ["ot_pi_sum"]}
+    lab.configure(measure={"aliases": aliases, "goals": {"train/ot_pi_sum": "max"}})
     found = analyze(lab)
     base = found["outputs/train/loop_1/00_base_ab12"]
     assert base["steps"] == 4
@@ -145,6 +148,7 @@ def wandb_env(lab, server) -> dict[str, str]:
 
 def test_the_runs_of_a_project_are_summarised(lab) -> None:
     rows = [{"_step": n, "l1_loss": 1.0 - n / 10} for n in range(10)]
+    lab.configure(measure={"aliases": {"train/l1_loss": "l1_loss"}})
     runs = [
         stand_in.ServedRun("7r5j8h63", rows=rows),
         stand_in.ServedRun("h5ktqxph", state="crashed", created="2026-02-01T00:00:00Z"),
@@ -208,4 +212,4 @@ def test_the_table_shows_the_objective_of_the_lab_before_all_else(lab) -> None:
     assert json.loads(lab("status", "--json").out)["studies"][0]["metric"] == "loss"
     lab.write("elsewhere/a/metrics.jsonl", json.dumps({"step": 1, "success_rate": 1, "loss": 2, "aa": 3}) + "\n")
     heading = lab("analyze", "offline", "--outputs-root", "elsewhere").out.splitlines()[0]
-    assert heading.index("train/loss (") < heading.index("success_rate (") < heading.index("aa (")
+    assert heading.index("loss (") < heading.index("success_rate (") < heading.index("aa (")

@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from looplab.errors import LabError
 from looplab.measure.base import Curve
 from looplab.measure.summary import (
-    ALIASES,
-    GROUPS,
     Directions,
     MetricSummary,
     Summariser,
@@ -126,8 +124,6 @@ def test_summaries_survive_json(values: list[float], tail: int) -> None:
 @pytest.mark.parametrize(
     ("metric", "goal"),
     [
-        ("train/ot_pi_sum", "max"),
-        ("train/ot_pi_diag", "max"),
         ("train/lr", "max"),
         ("train/loss", "min"),
         ("eval/offline_eval/avg_l1", "min"),
@@ -211,11 +207,3 @@ def test_a_mean_needs_the_values_it_is_of() -> None:
 def test_an_objective_at_an_unknown_place_is_an_error(at: str) -> None:
     with pytest.raises(LabError, match="first, last, best"):
         check_at(at)
-
-
-def test_the_canonical_metrics_are_fourteen_and_every_one_is_in_a_group() -> None:
-    assert len(ALIASES) == 14
-    assert sorted(name for names in GROUPS.values() for name in names) == sorted(ALIASES)
-    others = [other for names in ALIASES.values() for other in names]
-    assert len(others) == len(set(others))
-    assert set(others).isdisjoint(ALIASES)

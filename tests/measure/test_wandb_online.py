@@ -26,14 +26,13 @@ SCRIPT = """
 import json, sys
 from dataclasses import asdict
 from looplab.errors import LabError
-from looplab.measure.summary import ALIASES
 from looplab.measure.wandb_online import fetch_config, fetch_runs
 
 def answer(what, *words):
     try:
         if what == "config":
             return fetch_config(*words)
-        return [asdict(run) for run in fetch_runs(*words, aliases=ALIASES)]
+        return [asdict(run) for run in fetch_runs(*words, aliases={"train/loss": ["loss"]}, goals={"mass": "max"})]
     except LabError as error:
         return {"error": error.message, "hint": error.hint}
 
@@ -79,7 +78,7 @@ def test_runs_come_newest_first_with_summaries_over_their_whole_history(fetch: F
             2500, loss=lambda n: abs(n - 1777) / 100, nested=lambda n: {"a": n}, h=lambda n: {"_type": "histogram"}
         ),
     )
-    new = ServedRun("new", rows=steps(3, **{"train/ot_pi_sum": float}), created="2026-02-02T00:00:00Z", state="running")
+    new = ServedRun("new", rows=steps(3, **{"mass": float}), created="2026-02-02T00:00:00Z", state="running")
     with StandIn([old, new]) as server:
         (found,) = fetch(server.url, ("runs", "team", "proj", 10))
         assert server.strange == []
@@ -89,7 +88,7 @@ def test_runs_come_newest_first_with_summaries_over_their_whole_history(fetch: F
         ("old", "name-of-old", "finished"),
     ]
     assert found[0]["url"].endswith("/team/proj/runs/new")
-    assert found[0]["metrics"]["train/ot_pi_sum"]["best"] == 2  # more is better
+    assert found[0]["metrics"]["mass"]["best"] == 2  # more is better
     assert found[1]["steps"] == 2499
     assert set(found[1]["metrics"]) == {"train/loss", "nested.a"}
     loss = found[1]["metrics"]["train/loss"]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 pytest.importorskip("ot")
 
+from looplab.config.lab import load_lab  # noqa: E402
 from looplab.recipes.act_ot import demos, ot_loss, pairs  # noqa: E402
 
 LABEL_ONLY = {"name": "action", "term": "action_lbl", "weight_label": 0.5, "dim_slice": [0, 2]}
@@ -228,3 +229,15 @@ def test_a_chunk_ends_with_its_episode() -> None:
     second = made.select_episodes(1, 2)
     assert second.episodes == 1
     assert np.array_equal(second.states, made.states[last + 1 :])
+
+
+# --- the lab file
+
+
+def test_the_metrics_have_unambiguous_aliases_and_every_one_is_in_a_group() -> None:
+    measure = load_lab(Path(demos.__file__).parent).study(None).measure
+    assert len(measure.aliases) == 14
+    assert sorted(name for names in measure.groups.values() for name in names) == sorted(measure.aliases)
+    others = [other for names in measure.aliases.values() for other in names]
+    assert len(others) == len(set(others))
+    assert set(others).isdisjoint(measure.aliases)

@@ -11,6 +11,7 @@ from typing import Any
 
 from looplab.cli import output
 from looplab.config.files import dump_json, write_atomic
+from looplab.config.lab import MeasureConfig, find_lab, load_lab
 from looplab.errors import LabError
 
 COLUMNS = 5
@@ -33,11 +34,12 @@ Summaries = dict[str, dict[str, Any]]
 
 def offline(outputs_root: Path, limit: int, out_json: Path | None, json: bool) -> None:
     from looplab.measure.folders import FolderReading, find_runs, summarise_many
-    from looplab.measure.summary import ALIASES, to_dict
+    from looplab.measure.summary import to_dict
 
     if not outputs_root.is_dir():
         raise LabError(f"there is no folder {outputs_root}", hint="--outputs-root names the folder with the runs")
-    reading = FolderReading(aliases=ALIASES)
+    measure, objectives = _lab_names()
+    reading = FolderReading(aliases=measure.aliases, goals=measure.goals)
     found = sorted(find_runs(outputs_root), key=lambda run: _last_change(run, reading), reverse=True)
     runs = found[:limit]
     summaries: Summaries = {}
@@ -46,22 +48,23 @@ def offline(outputs_root: Path, limit: int, out_json: Path | None, json: bool) -
         summaries[str(run)] = _entry(to_dict(metrics), last)
     if not summaries:
         raise LabError(f"no runs found below {outputs_root}", hint=f"a run folder contains {RUN_FILES}")
-    _print_summaries(summaries, out_json, json)
+    _print_summaries(summaries, _choose_columns(summaries, objectives, measure.aliases), out_json, json)
     if not json and len(found) > limit:
         output.say(f"the newest {limit} of {len(found)} folders; --limit shows more")
 
 
 def wandb(entity: str, project: str, limit: int, out_json: Path | None, json: bool) -> None:
-    from looplab.measure.summary import ALIASES, to_dict
+    from looplab.measure.summary import to_dict
     from looplab.measure.wandb_online import fetch_runs
 
+    measure, objectives = _lab_names()
     summaries: Summaries = {}
-    for run in fetch_runs(entity, project, limit, ALIASES):
+    for run in fetch_runs(entity, project, limit, measure.aliases, measure.goals):
         about = {"name": run.name, "state": run.state, "url": run.url}
         summaries[f"{entity}/{project}/{run.id}"] = _entry(to_dict(run.metrics), run.steps) | about
     if not summaries:
         raise LabError(f"{entity}/{project} has no runs")
-    _print_summaries(summaries, out_json, json)
+    _print_summaries(summaries, _choose_columns(summaries, objectives, measure.aliases), out_json, json)
 
 
 def fetch_config(entity: str, project: str, runs: Sequence[str], out_dir: Path, json: bool) -> None:
@@ -97,13 +100,12 @@ def _entry(metrics: Mapping[str, Any], steps: float | None) -> dict[str, Any]:
     return entry
 
 
-def _print_summaries(summaries: Summaries, out_json: Path | None, json: bool) -> None:
+def _print_summaries(summaries: Summaries, shown: Sequence[str], out_json: Path | None, json: bool) -> None:
     if out_json is not None:
         _write_json(out_json, summaries)
     if json:
         output.print_json(summaries)
         return
-    shown = _choose_columns(summaries, _objectives())
     rows = []
     for name, entry in summaries.items():
         note = entry.get("note")
@@ -114,28 +116,26 @@ def _print_summaries(summaries: Summaries, out_json: Path | None, json: bool) ->
         output.say(f"{len(summaries)} run(s) written to {out_json}")
 
 
-def _objectives() -> list[str]:
-    """Objectives of the current lab; empty outside of a lab."""
-    from looplab.config.lab import find_lab, load_lab
-    from looplab.measure.summary import ALIASES
-
+def _lab_names() -> tuple[MeasureConfig, list[str]]:
+    """Return the aliases and goals of the current lab's studies, and their objectives; empty outside of a lab."""
     try:
-        studies = load_lab(find_lab(Path.cwd())).studies.values()
+        folder = find_lab(Path.cwd())
     except LabError:
-        return []
-    named = [study.objective.metric for study in studies if study.objective is not None]
-    return named + [name for name, others in ALIASES.items() if not set(named).isdisjoint(others)]
+        return MeasureConfig(), []
+    studies = load_lab(folder).studies.values()
+    aliases = {name: others for study in studies for name, others in study.measure.aliases.items()}
+    goals = {name: goal for study in studies for name, goal in study.measure.goals.items()}
+    objectives = [study.objective.metric for study in studies if study.objective is not None]
+    return MeasureConfig(aliases=aliases, goals=goals), objectives
 
 
-def _choose_columns(summaries: Summaries, objectives: Sequence[str] = ()) -> list[str]:
+def _choose_columns(summaries: Summaries, objectives: Sequence[str], aliases: Mapping[str, Any]) -> list[str]:
     """Choose the metrics of the table; metrics that fewer than half of the runs have come last.
 
-    Objectives come first, then what people look for in any training (success, reward, accuracy, loss), then canonical
-    names, then the most common metrics, the longest curves first.
+    Objectives come first, then what people look for in any training (success, reward, accuracy, loss), then metrics
+    with aliases, then the most common metrics, the longest curves first.
     """
-    from looplab.measure.summary import ALIASES
-
-    order = {name: rank for rank, name in enumerate(ALIASES)}
+    order = {name: rank for rank, name in enumerate(aliases)}
     counts: Counter[str] = Counter()
     points: Counter[str] = Counter()
     for entry in summaries.values():

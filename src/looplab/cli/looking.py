@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -247,7 +248,7 @@ def show(folder: Path | None, name: str | None, run_name: str, json: bool) -> No
     if changes.get("base"):
         _show_diff(changes["base"], "base", run.id)
     if summary.get("metrics"):
-        _show_metrics(summary["metrics"])
+        _show_metrics(summary["metrics"], context.study.measure.groups)
 
 
 def _point_of(record: StudyLedger, run: RunRow) -> ReplicatedConfig | None:
@@ -266,23 +267,20 @@ def _point_as_dict(point: ReplicatedConfig) -> dict[str, Any]:
     }
 
 
-def _show_metrics(metrics: dict[str, Any]) -> None:
-    """Print one row per metric: canonical metrics by group, then the others."""
-    from looplab.measure.summary import GROUPS, group_of
-
+def _show_metrics(metrics: dict[str, Any], groups: Mapping[str, Sequence[str]]) -> None:
+    """Print one row per metric: by group (`measure.groups`), then those without a group."""
     keys = ("first", "last", "best", "best_step", "n")
-    order = [*GROUPS, None]
-    grouped = any(group_of(name) for name in metrics)
-    names = sorted(metrics, key=lambda name: order.index(group_of(name))) if grouped else list(metrics)
+    group_of = {name: group for group, names in groups.items() for name in names if name in metrics}
+    order = [*groups, None]
     output.table(
-        (*(("group",) if grouped else ()), "metric", *keys),
+        (*(("group",) if group_of else ()), "metric", *keys),
         [
             (
-                *((group_of(name) or "-",) if grouped else ()),
+                *((group_of.get(name, "-"),) if group_of else ()),
                 name,
                 *(output.number(metrics[name].get(key), 6) for key in keys),
             )
-            for name in names
+            for name in sorted(metrics, key=lambda name: order.index(group_of.get(name)))
         ],
     )
 

@@ -421,7 +421,7 @@ class WatchRule(PluggableSection):
     name: str | None = None
     """Name in messages; None: a label of the condition."""
     when: ExpressionText | None = None
-    """An expression over `step`, `seconds` and the metrics: `step >= 300 and train.ot_pi_sum < 1e-6`."""
+    """An expression over `step`, `seconds` and the metrics: `step >= 300 and train.loss > 10`."""
     nan: bool | Texts = False
     """NaN or infinity in any metric, or in the listed ones."""
     diverge: DivergeConfig | None = None
@@ -606,7 +606,10 @@ class MeasureConfig(Section):
     """Where metrics come from and which way they improve."""
 
     sources: Literal["auto"] | list[str] = "auto"
-    aliases: Literal["act_ot"] | dict[str, Texts] = Field(default_factory=dict)
+    aliases: dict[str, Texts] = Field(default_factory=dict)
+    """Metrics, each with the other names that trainers use for it, in order of preference."""
+    groups: dict[str, Texts] = Field(default_factory=dict)
+    """Groups of metrics, in which `looplab show` lists them."""
     stdout: Texts = Field(default_factory=list)
     goals: dict[str, Literal["max", "min"]] = Field(default_factory=dict)
 

@@ -107,8 +107,9 @@ NO_GIT = (
     "(`git init`, then commit)"
 )
 COMPARED = (
-    "judge", "deterministic", "objective", "holdout", "measure", "seed", "evaluator", "data", "normalise", "derive",
-    "warm_start", "launch.command", "launch.env", "launch.config", "launch.cwd",
+    "judge", "deterministic", "objective", "holdout", "measure.sources", "measure.aliases", "measure.stdout",
+    "measure.goals", "seed", "evaluator", "data", "normalise", "derive", "warm_start",
+    "launch.command", "launch.env", "launch.config", "launch.cwd",
 )  # fmt: skip
 """Keys of the lab file that affect whether runs are comparable; all others only decide what is run, and when."""
 

@@ -16,7 +16,6 @@ from looplab.errors import LabError
 from looplab.measure.base import Batch, Curve, MetricSource, SourcePlugin
 from looplab.measure.json_file import JsonFile
 from looplab.measure.splits import KIND_OF
-from looplab.measure.summary import ALIASES
 from looplab.runs.folder import RECORD
 from looplab.untrusted import UntrustedError, clean_line, mend_text
 
@@ -120,7 +119,7 @@ class Reader:
         self,
         run_dir: Path | str,
         kinds: Sequence[str] | Literal["auto"] = "auto",
-        aliases: Mapping[str, Sequence[str]] | Literal["act_ot"] | None = None,
+        aliases: Mapping[str, Sequence[str]] | None = None,
         stdout_patterns: Sequence[str] = (),
         hidden: Collection[str] = (),
     ) -> None:
@@ -141,8 +140,6 @@ class Reader:
         self._plugins: dict[str, SourcePlugin] = {
             kind: plugins.load("sources", kind) for kind in self._ranks if kind not in _auto_ranks
         }
-        if isinstance(aliases, str):
-            aliases = ALIASES
         self._rename = {other: name for name, others in (aliases or {}).items() for other in others}
         self._preference = {other: rank for others in (aliases or {}).values() for rank, other in enumerate(others, 1)}
         self._stdout_patterns = stdout_patterns

@@ -22,7 +22,7 @@ from looplab.config.lab import StudyConfig
 from looplab.errors import LabError
 from looplab.measure.discover import Reader, describe
 from looplab.measure.folders import find_runs, names_in
-from looplab.measure.summary import ALIASES, Directions, MetricSummary, Summariser, check_at, objective_value
+from looplab.measure.summary import Directions, MetricSummary, Summariser, check_at, objective_value
 from looplab.untrusted import UntrustedError, clean_line, dump_json, mend, real_path
 
 CONFIGS = (
@@ -162,9 +162,7 @@ def _why_no_metrics(path: Path) -> str:
 
 
 def _aliases(study: StudyConfig, mapped: Mapping[str, str]) -> dict[str, list[str]]:
-    named = ALIASES if study.measure.aliases == "act_ot" else study.measure.aliases
-    assert not isinstance(named, str)
-    aliases = {name: list(others) for name, others in named.items()}
+    aliases = {name: list(others) for name, others in study.measure.aliases.items()}
     for theirs, ours in mapped.items():
         aliases.setdefault(ours, []).insert(0, theirs)
     return aliases

@@ -1,4 +1,4 @@
-"""Names of metrics in expressions: `train.ot_pi_sum.last` is the last value of `train/ot_pi_sum`."""
+"""Names of metrics in expressions: `train.loss.last` is the last value of `train/loss`."""
 
 from __future__ import annotations
 

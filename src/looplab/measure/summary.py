@@ -7,7 +7,6 @@ import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import pairwise
 from math import isfinite
 from typing import Any, Literal
 
@@ -19,51 +18,8 @@ Goal = Literal["max", "min"]
 KEPT = 100
 """The number of last values of each metric that a summariser keeps for `mean(k)`, by default."""
 
-ALIASES: dict[str, tuple[str, ...]] = {
-    "train/loss": ("loss", "train_loss"),
-    "train/l1_loss": ("l1_loss",),
-    "train/kld_loss": ("kld_loss",),
-    "train/ot_loss": ("ot_loss", "train/ot_ot_loss", "train/ot"),
-    "train/ot_pi_sum": ("ot_pi_sum", "train/ot_ot_pi_sum"),
-    "train/ot_pi_diag": ("ot_pi_diag", "train/ot_ot_pi_diag"),
-    "train/ot_cost/img_third_person": (
-        "ot_cost/img_third_person",
-        "train/ot_ot_cost/observation.images.third_person_cam_color",
-    ),
-    "train/ot_cost/img_side": ("ot_cost/img_side", "train/ot_ot_cost/observation.images.side_cam_color"),
-    "train/ot_cost/img_ee": ("ot_cost/img_ee", "train/ot_ot_cost/observation.images.ee_cam_color"),
-    "train/ot_cost/action_lbl": (
-        "ot_cost/action_lbl",
-        "train/ot_ot_cost/action",
-        "train/ot_ot_cost/observation.state",
-    ),
-    "train/grad_norm": ("grad_norm",),
-    "train/lr": ("lr",),
-    "eval/offline_eval/avg_loss": ("offline_eval/avg_loss",),
-    "eval/offline_eval/avg_l1": ("offline_eval/avg_l1",),
-}
-"""Canonical metric names of the optimal-transport recipe, each with the other names that trainers used."""
-
-GROUPS: dict[str, tuple[str, ...]] = {
-    "losses": ("train/loss", "train/l1_loss", "train/kld_loss", "train/ot_loss"),
-    "transport": ("train/ot_pi_sum", "train/ot_pi_diag"),
-    "costs": tuple(name for name in ALIASES if name.startswith("train/ot_cost/")),
-    "optimiser": ("train/grad_norm", "train/lr"),
-    "evaluation": ("eval/offline_eval/avg_loss", "eval/offline_eval/avg_l1"),
-}
-"""The canonical names in groups, for tables."""
-_GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
-
-
-def group_of(metric: str) -> str | None:
-    """Return the group of a canonical name; None if it has none."""
-    return _GROUP_OF.get(metric)
-
-
 _MAX_WORDS = frozenset(
     {
-        "pi_sum",
-        "pi_diag",
         "accuracy",
         "acc",
         "reward",
@@ -148,8 +104,7 @@ def _goal_by_name(metric: str) -> Goal:
         words = [
             word for word in re.split(r"[^a-z0-9]+", re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "_", part).lower()) if word
         ]
-        pairs = [f"{first}_{second}" for first, second in pairwise(words)]
-        if "survival" in words or not _MAX_WORDS.isdisjoint(pairs):
+        if "survival" in words:
             return "max"
         for word in reversed(words):
             for form in (word, word.rstrip("0123456789")):

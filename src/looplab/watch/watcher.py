@@ -55,7 +55,7 @@ class Alarm:
     alert: AlertConfig | None
     """Where to send an alert."""
     text: str
-    """A sentence with the numbers: `step 320: train.ot_pi_sum = 2.6e-85 (step >= 300 and train.ot_pi_sum < 1e-6)`."""
+    """A sentence with the numbers: `step 320: train.loss = 12.5 (step >= 300 and train.loss > 10)`."""
     step: float | None
     """Step at which it fired; None: no row yet."""
     values: Mapping[str, Any]

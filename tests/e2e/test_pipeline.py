@@ -35,7 +35,7 @@ if config["fail"] == stage:
     print("something broke", flush=True)
     sys.exit(4)
 if stage == "eval":
-    with open(os.path.join(run_dir, out, "main_results_single.csv"), "w") as file:
+    with open(os.path.join(run_dir, out, "results.csv"), "w") as file:
         file.write(f"split,acc\\n{config['task']['eval_split']},0.5\\n")
     if config["ablate"]:
         with open(os.path.join(run_dir, out, "ablation.csv"), "w") as file:
@@ -68,9 +68,14 @@ STUDY: dict[str, Any] = {
         "memory": stage("memory", "memory", "select"),
         "eval": stage("eval", "tables", "memory", "ablate"),
     },
+    "suite": {
+        "fields": {"name": "task.dataset", "eval_split": "task.eval_split"},
+        "run_name": "outputs.run_name",
+        "tables": {"results.csv": "tables/results.csv", "ablation.csv": "tables/ablation.csv"},
+    },
     "case": {
-        "command": ["{python}", "case.py", "{run_dir}", "{example_ids}", "{max_new_tokens}", "{methods}", "{tag}"],
-        "defaults": {"max_new_tokens": 256, "methods": "greedy,esm"},
+        "command": ["{python}", "case.py", "{run_dir}", "{example_ids}", "{tokens}", "{methods}", "{tag}"],
+        "defaults": {"tokens": 256, "methods": "greedy,other"},
         "after": ["memory"],
     },
     "slots": {"gpus": "none", "count": 2},
@@ -198,13 +203,13 @@ def test_a_suite_pins_one_dataset_to_one_device_and_makes_one_table(toy: Any) ->
     for of_device in spans.values():
         of_device.sort()
         assert all(a[1] < b[0] for a, b in pairwise(of_device))
-    rows = table(toy, "suite_main_results.csv")
+    rows = table(toy, "results.csv")
     assert [row["dataset"] for row in rows] == ["gsm8k", "svamp", "math500"]
     assert [row["split"] for row in rows] == ["dev", "test", "dev"]
     assert rows[0]["run"] == "tiny_gsm8k/s"
-    rows = table(toy, "suite_ablation_long.csv")
+    rows = table(toy, "ablation.csv")
     assert [(row["dataset"], row["variant"]) for row in rows] == [("svamp", "no_memory"), ("svamp", "no_probing")]
-    assert "suite_main_results.csv" in done.out
+    assert "results.csv" in done.out
     for dataset in ("gsm8k", "svamp", "math500"):
         config = json.loads((toy.folder / f"outputs/tiny_{dataset}/s/config_resolved.json").read_text())
         assert config["task"]["dataset"] == dataset
@@ -216,7 +221,7 @@ def test_a_dataset_that_fails_does_not_stop_the_others(toy: Any) -> None:
     done = toy("suite", "--config", "configs/suite.yaml", "--slots", "1", code=1)
     assert "svamp: failed: select: exit code 4" in done.out
     assert "svamp | something broke" in done.out
-    assert [row["dataset"] for row in table(toy, "suite_main_results.csv")] == ["gsm8k", "math500"]
+    assert [row["dataset"] for row in table(toy, "results.csv")] == ["gsm8k", "math500"]
     told = toy("suite", "--config", "configs/suite.yaml", "--json", code=1).json()  # the same suite, found again
     assert [job["status"] for job in told["jobs"]] == ["complete", "failed", "complete"]
     assert {stage["how"] for stage in told["jobs"][0]["stages"]} == {"skipped"}
@@ -236,7 +241,7 @@ def test_a_killed_suite_goes_on_and_starts_nothing_twice(toy: Any, until: Callab
     second.ended(0)
     begun = [path.read_text() for path in toy.folder.glob("outputs/tiny_*/*/*/begun")]
     assert begun == ["x"] * 12
-    assert len(table(toy, "suite_main_results.csv")) == 3
+    assert len(table(toy, "results.csv")) == 3
     told = toy(*call, "--json").json()
     assert {stage["how"] for job in told["jobs"] for stage in job["stages"]} == {"skipped"}
 
@@ -287,10 +292,25 @@ def test_a_case_prints_the_file_that_it_made(toy: Any) -> None:
     toy("stage", "--config", "configs/c.yaml", *ALL)
     path = Path(toy(*call).out.strip())
     assert path.name == "dbg_T256.md"
-    assert path.read_text() == "# 0,6 greedy,esm"
-    told = toy(*call, "--max-new-tokens", "8", "--methods", "greedy", "--json").json()
+    assert path.read_text() == "# 0,6 greedy,other"
+    told = toy(*call, "--tokens=8", "--methods", "greedy", "--json").json()
     assert [Path(name).name for name in told["files"]] == ["dbg_T8.md"]
-    assert "pass --tag" in toy(*call[:-2], code=2).err
+
+
+def test_a_case_takes_the_options_that_its_command_names(toy: Any) -> None:
+    toy("stage", "--config", "configs/c.yaml", *ALL)
+    call = ("case", "--config", "configs/c.yaml")
+    assert "pass --example-ids, or set case.defaults.example_ids" in toy(*call, code=2).err
+    call += ("--example-ids", "0")
+    assert "pass --tag" in toy(*call, code=2).err
+    assert "no option --tokns (did you mean --tokens?)" in toy(*call, "--tokns", "8", "--tag", "x", code=2).err
+    assert "no option --run-dir" in toy(*call, "--run-dir", "x", code=2).err
+    assert "--tokens needs a value" in toy(*call, "--tag", "x", "--tokens", code=2).err
+    assert "unexpected argument 'x'" in toy(*call, "x", code=2).err
+    assert not list(toy.folder.glob("outputs/**/cases"))
+    command = ["{python}", "case.py", "{run_dir}", "{mine.K}", "", "", "{tag}"]
+    toy.write("lab.yaml", json.dumps({**STUDY, "case": {"command": command}}))
+    assert Path(toy(*call[:3], "--tag", "own").out.strip()).read_text() == "# 8 "
 
 
 # -- a study whose runs are pipelines
@@ -300,7 +320,7 @@ def test_without_a_launch_a_run_of_the_study_is_all_of_its_stages(toy: Any) -> N
     toy.write("lab.yaml", json.dumps({**STUDY, "base": "configs/c.yaml"}))
     toy("run", "--informal")
     (run,) = toy.runs()
-    assert (run / "pipeline" / "tables" / "main_results_single.csv").exists()
+    assert (run / "pipeline" / "tables" / "results.csv").exists()
     assert toy.read(run, "exit.json")["code"] == 0
 
 
@@ -321,5 +341,5 @@ def test_the_page_about_pipelines_works_as_printed(lab: Any) -> None:
     assert "mine: skipped" in said[3]
     assert "rerun: eval.beta 1.0 → 2.0" in said[3]
     assert said[4].endswith("case.md\n")
-    table = (lab.folder / "outputs/_suite/first/tables/suite_main_results.csv").read_text()
+    table = (lab.folder / "outputs/_suite/first/tables/results.csv").read_text()
     assert table == "dataset,run,rows,score\nfew,tiny_few/first,2,2.0\nmany,tiny_many/first,20,20.0\n"

@@ -88,7 +88,7 @@ def evaluate(config, run_dir):
         text = file.read()
     (run_dir / "tables").mkdir(exist_ok=True)
     result = f"{text} {config['eval']['beta']}"
-    (run_dir / "tables" / "main_results_single.csv").write_text(f"acc\\n{result}\\n")
+    (run_dir / "tables" / "results.csv").write_text(f"acc\\n{result}\\n")
     print("eval says", result)
 """
 LAB: dict[str, Any] = {
@@ -98,6 +98,11 @@ LAB: dict[str, Any] = {
         "run_id": "{outputs.run_id}",
         "artifacts": "eval.artifact_run_dir",
         "fits": ["model"],
+    },
+    "suite": {
+        "fields": {"name": "task.dataset", "template": "prompt.template", "eval_split": "task.eval_split"},
+        "run_name": "outputs.run_name",
+        "tables": {"results.csv": "tables/results.csv", "ablation.csv": "tables/ablation.csv"},
     },
     "stages": {
         "mine": {
@@ -180,7 +185,7 @@ class Toy:
         return {done.stage: done.how for done in one.done}
 
     def table(self, run: RunFolder | None = None) -> str:
-        return ((run or self.runs[0]).path / "tables" / "main_results_single.csv").read_text()
+        return ((run or self.runs[0]).path / "tables" / "results.csv").read_text()
 
 
 @pytest.fixture

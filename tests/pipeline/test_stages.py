@@ -251,7 +251,7 @@ def test_one_offline_run_serves_many_online_ones(toy: Any) -> None:
     for run in runs:
         config = json.loads((run / "config_resolved.json").read_text())
         assert config["eval"]["artifact_run_dir"] == f"outputs/toy/{offline}"
-        assert "41 7 0" in (run / "tables" / "main_results_single.csv").read_text()
+        assert "41 7 0" in (run / "tables" / "results.csv").read_text()
     toy("mine", "select", "memory", new=True)
     assert eval_only(toy, "outputs/toy/latest", "eval.beta@set=3") == {"eval": "complete"}  # of the new latest
 

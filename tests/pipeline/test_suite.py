@@ -62,6 +62,9 @@ def run(made: Suite, *slots: Slot) -> dict[str, str]:
         ({"datasets": [{"name": "a"}, {"name": "b"}], "run_name": "task.other"}, "the same run folder"),
         ({"datasets": [{"name": "a"}], "config": "config.json"}, "keep one of them"),
         ({"datasets": [{"name": "a"}], "tables": {"../x.csv": "y"}}, "not the name of a CSV file"),
+        ({"datasets": [{"name": "a"}], "fields": "x"}, "suite.fields"),
+        ({"datasets": [{"name": "a"}], "run_name": None, "run_name_prefix": "b"}, "run_name_prefix needs run_name"),
+        ({"datasets": [{"name": "a"}, {"name": "b"}], "run_name": None}, "the same run folder"),
     ],
 )
 def test_mistakes_are_reported_before_anything_starts(toy: Any, block: dict[str, Any], message: str) -> None:
@@ -70,20 +73,29 @@ def test_mistakes_are_reported_before_anything_starts(toy: Any, block: dict[str,
     assert not (toy.folder / "outputs").exists()
 
 
-def test_the_short_names_of_a_dataset_reach_their_config_keys(toy: Any) -> None:
-    entry = {"name": "svamp", "prompt_template": "svamp_0shot", "data_root": "d", "train_split": "train",
-             "eval_split": "test", "max_train_examples": 10, "max_eval_examples": None}  # fmt: skip
-    again = {"name": "svamp", "label": "short", "max_new_tokens": 64}
-    made = suite(toy, {"run_name_prefix": "tiny", "datasets": [entry, again]}, "s")
+def test_short_names_of_the_lab_file_and_of_the_suite_reach_their_config_keys(toy: Any) -> None:
+    entry = {"name": "svamp", "template": "svamp_0shot", "eval_split": "test", "tokens": None}
+    again = {"name": "svamp", "label": "short", "tokens": 64}
+    block = {"run_name_prefix": "tiny", "fields": {"tokens": "decode.tokens"}, "datasets": [entry, again]}
+    made = suite(toy, block, "s")
     config = made.jobs[0].plan.config
-    assert config["task"] == {"dataset": "svamp", "data_root": "d", "train_split": "train", "eval_split": "test",
-                              "max_train_examples": 10, "max_eval_examples": None}  # fmt: skip
-    assert config["prompt"]["template"] == "svamp_0shot"
+    assert config["task"] == {"dataset": "svamp", "data_root": "datasets", "eval_split": "test"}
+    assert (config["prompt"]["template"], config["decode"]["tokens"]) == ("svamp_0shot", None)
     assert made.jobs[0].run.path == toy.folder / "outputs" / "tiny_svamp" / "s"
     assert made.jobs[1].plan.config["task"]["dataset"] == "svamp"
-    assert made.jobs[1].plan.config["decode"] == {"max_new_tokens": 64}
+    assert made.jobs[1].plan.config["decode"] == {"tokens": 64}
     assert made.jobs[1].run.path == toy.folder / "outputs" / "tiny_short" / "s"
     assert made.folder == toy.folder / "outputs" / "_suite" / "s"
+
+
+def test_without_declarations_a_suite_edits_only_what_its_datasets_say(toy: Any) -> None:
+    study = {key: value for key, value in json.loads((toy.folder / "lab.yaml").read_text()).items() if key != "suite"}
+    (toy.folder / "lab.yaml").write_text(json.dumps(study))
+    made = suite(toy, {"datasets": [{"name": "a", "edits": ["seed@set=8"]}]}, "s")
+    assert made.jobs[0].plan.config == {**BASE, "seed": 8}
+    assert made.settings.tables == {}
+    with pytest.raises(LabError, match="unknown key 'template'; define it in fields"):
+        suite(toy, {"datasets": [{"name": "a", "template": "x"}]}, "s")
 
 
 def test_the_same_suite_is_found_again_and_another_one_is_not(toy: Any) -> None:
@@ -108,9 +120,9 @@ def test_tables_are_made_of_what_is_complete_with_the_names_in_front(toy: Any) -
     made = suite(toy, {"datasets": datasets}, "s")
     made.folder.mkdir(parents=True)
     assert run(made) == {"a": "complete", "b": "failed", "c": "complete"}
-    table = (made.folder / "tables" / "suite_main_results.csv").read_text()
+    table = (made.folder / "tables" / "results.csv").read_text()
     assert table == "dataset,label,run,acc\na,a,a/s,7 0 1\na,c,c/s,7 0 2\n"
-    assert not (made.folder / "tables" / "suite_ablation_long.csv").exists()
+    assert not (made.folder / "tables" / "ablation.csv").exists()
     summary = json.loads((made.folder / "summary.json").read_text())
     assert [job["status"] for job in summary["jobs"]] == ["complete", "failed", "complete"]
     assert "mine ends " in summary["jobs"][1]["tail"]

@@ -769,7 +769,7 @@ def stage(
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
-    """Run stages of a pipeline: mine, select, memory, eval.
+    """Run stages of a pipeline, as declared in the lab file.
 
     Complete and unchanged stages are skipped, interrupted ones are resumed. Without --run-id, later stages continue the
     latest run, and first stages resume an interrupted run or begin a new one. Ctrl-C stops the stage.
@@ -801,24 +801,24 @@ def suite(
     staging.suite(lab, study, config, gpus, slots, suite_id, new, force, share, json)
 
 
-@app.command()
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def case(
+    context: typer.Context,
     config: Config,
     run_id: RunId = None,
-    example_ids: Annotated[str | None, typer.Option("--example-ids", help="0,6", show_default=False)] = None,
-    max_new_tokens: Annotated[int | None, typer.Option("--max-new-tokens", min=1, show_default=False)] = None,
-    methods: Annotated[str | None, typer.Option("--methods", help="greedy,esm", show_default=False)] = None,
     tag: Annotated[str | None, typer.Option("--tag", help="The name of its files.", show_default=False)] = None,
     edit: Edits = None,
     lab: LabOption = None,
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
-    """Examine a few examples closely; prints the files it wrote."""
+    """Examine a few examples closely; prints the files it wrote.
+
+    Every {name} in case.command of the lab file is an option, too: --example-ids 0,6 for {example_ids}.
+    """
     from looplab.cli import staging
 
-    options = {"example_ids": example_ids, "max_new_tokens": max_new_tokens, "methods": methods, "tag": tag}
-    staging.case(lab, study, config, run_id, edit or [], options, json)
+    staging.case(lab, study, config, run_id, edit or [], tag, context.args, json)
 
 
 # -- the record

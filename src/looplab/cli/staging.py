@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from looplab.errors import LabError
 from looplab.launch.devices import Devices
 from looplab.launch.local import LocalExecutor
 from looplab.loop.setup import RunOptions, plan_slots
-from looplab.pipeline.case import run_case
+from looplab.pipeline.case import TAG, run_case
 from looplab.pipeline.folder import RunFolder
 from looplab.pipeline.plan import choose_run, make_plan, pick_stages, read_call_config
 from looplab.pipeline.runner import HERE, StageRun, StopRequest, drive
@@ -272,8 +272,9 @@ def _draw_suite(runs: Sequence[StageRun]) -> RenderableType:
 
 def case(
     folder: Path | None, name: str | None, config: Path, run_id: str | None, edits: Sequence[str],
-    options: Mapping[str, Any], json: bool,
+    tag: str | None, words: Sequence[str], json: bool,
 ) -> None:  # fmt: skip
+    options = {**_case_options(words), **({TAG: tag} if tag is not None else {})}
     lab = open_lab(folder)
     with_case = [study for study in lab.studies.values() if study.case is not None]
     study = with_case[0] if name is None and len(with_case) == 1 else lab.study(name)
@@ -281,8 +282,7 @@ def case(
         raise LabError(f"study {study.name!r} has no case", file=lab.folder / "lab.yaml", hint="see `case` in the docs")
     plan = make_plan(lab, study, read_call_config(lab.folder, config, edits), str(config), (), edits)
     run = choose_run(plan, run_id)
-    settings = {key: value for key, value in options.items() if value is not None}
-    code, files = run_case(plan, run, settings, quiet=json)
+    code, files = run_case(plan, run, options, quiet=json)
     if json:
         output.print_json({"run": run.name, "exit_code": code, "files": [str(path) for path in files]})
     for path in files if not json else ():
@@ -293,3 +293,19 @@ def case(
         sys.exit(INTERRUPTED if code in interrupted else FAILED)
     if not files and not json:
         output.warn(f"the case wrote no file matching {', '.join(study.case.outputs)} in {run.path}")
+
+
+def _case_options(words: Sequence[str]) -> dict[str, str]:
+    """Return `--some-name value` and `--some-name=value` as {"some_name": "value"}."""
+    options = {}
+    rest = iter(words)
+    for word in rest:
+        flag, equals, value = word.partition("=")
+        name = flag.removeprefix("--").replace("-", "_")
+        if not flag.startswith("--") or not name:
+            raise LabError(f"unexpected argument {word!r}", hint="options of a case are written --name value")
+        given = value if equals else next(rest, None)
+        if given is None:
+            raise LabError(f"{flag} needs a value")
+        options[name] = given
+    return options

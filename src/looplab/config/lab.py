@@ -721,11 +721,29 @@ class PipelineConfig(Section):
     """For every stage."""
 
 
+class SuiteConfig(Section):
+    """How the datasets of a suite reach the config; a suite file may set the same keys."""
+
+    fields: dict[str, str] = Field(default_factory=dict)
+    """Short names of config keys in the entries of datasets; `name`: the key that receives the dataset's name."""
+    run_name: str | None = None
+    """Config key that is set to `<prefix>_<name>`, and is part of `pipeline.root`; None: no key is set."""
+    tables: dict[str, str] = Field(default_factory=dict)
+    """Maps each table of the suite, a CSV file, to the table of a run that it collects."""
+
+    @model_validator(mode="after")
+    def _tables_are_files(self) -> SuiteConfig:
+        for table in self.tables:
+            if Path(table).name != table or not table.endswith(".csv"):
+                raise ValueError(f"tables: {table!r} is not the name of a CSV file")
+        return self
+
+
 class CaseConfig(Section):
     """What `looplab case` runs: a close look at a few examples."""
 
     command: list[str] = Field(min_length=1)
-    """Like a stage's, with {example_ids} {max_new_tokens} {methods} {tag} in addition."""
+    """Like a stage's. Each other {name} is an option: `--name value`."""
     defaults: dict[str, str | int | float] = Field(default_factory=dict)
     """Values of options that are not passed."""
     after: Texts = Field(default_factory=list)
@@ -816,6 +834,7 @@ class StudyConfig(Section):
     """Continue even if no base config works."""
     pipeline: PipelineConfig = Field(default_factory=PipelineConfig)
     stages: dict[str, StageConfig] = Field(default_factory=dict)
+    suite: SuiteConfig = Field(default_factory=SuiteConfig)
     case: CaseConfig | None = None
 
     @property

@@ -2,40 +2,64 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import signal
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from looplab import signals
 from looplab.config.files import dump_json, write_atomic
+from looplab.config.paths import find
 from looplab.errors import LabError
 from looplab.launch.base import Slot
 from looplab.pipeline.folder import RunFolder
-from looplab.pipeline.plan import VARIABLE, PipelinePlan, check_artifacts, fill_argv, fill_template, find_stage_program
+from looplab.pipeline.plan import (
+    COMMAND_VARIABLES,
+    VARIABLE,
+    PipelinePlan,
+    check_artifacts,
+    fill_argv,
+    fill_template,
+    find_stage_program,
+)
 
-OPTIONS = ("example_ids", "max_new_tokens", "methods", "tag")
+TAG = "tag"
+"""Option that names the files of a case."""
 
 
-def case_argv(plan: PipelinePlan, run: RunFolder, config: Path, options: Mapping[str, Any]) -> list[str]:
-    """Return the command; values on the command line take precedence over `case.defaults`."""
+def case_argv(plan: PipelinePlan, run: RunFolder, config: Path, options: Mapping[str, str]) -> list[str]:
+    """Return the command; values on the command line take precedence over `case.defaults`.
+
+    Raises:
+        LabError: An option is not a {name} of the command, or a {name} has no value.
+    """
     case = plan.study.case
     assert case is not None
-    values = {name: str(value) for name, value in {**case.defaults, **options}.items() if value is not None}
-    for part in case.command:
-        for match in VARIABLE.finditer(part):
-            if match[1] in OPTIONS and match[1] not in values:
-                raise LabError(
-                    f"case.command needs {{{match[1]}}}",
-                    hint=f"pass --{match[1].replace('_', '-')}, or set case.defaults.{match[1]} in lab.yaml",
-                )
+    values = {**{name: str(value) for name, value in case.defaults.items()}, **options}
+    named = [match[1] for part in case.command for match in VARIABLE.finditer(part) if match[1]]
+    known = [name for name in dict.fromkeys([*named, TAG]) if name not in COMMAND_VARIABLES]
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {_flag(near[0])}?" if near else f"it has {', '.join(map(_flag, known))}"
+            raise LabError(f"the case has no option {_flag(name)}", hint=hint)
+    for name in named:
+        if name in known and name not in values and not find(plan.config, name):
+            raise LabError(
+                f"case.command needs {{{name}}}",
+                hint=f"pass {_flag(name)}, or set case.defaults.{name} in lab.yaml",
+            )
     return fill_argv(case.command, plan, run, Slot("here"), {"config": str(config), **values}, "case")
 
 
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def run_case(
-    plan: PipelinePlan, run: RunFolder, options: Mapping[str, Any], *, quiet: bool = False
+    plan: PipelinePlan, run: RunFolder, options: Mapping[str, str], *, quiet: bool = False
 ) -> tuple[int, list[Path]]:
     """Run the case in the foreground; return its exit code and the files that it wrote."""
     case = plan.study.case
@@ -46,7 +70,7 @@ def run_case(
         why = plan.why_not_fresh(stage, run)
         if why is not None:
             raise LabError(f"the case needs {stage} of run {run.name}: {why}", hint=f"run {stage} first")
-    tag = str(options.get("tag") or case.defaults.get("tag") or "case")
+    tag = str(options.get(TAG) or case.defaults.get(TAG) or "case")
     config = run.path / "cases" / f".{tag.replace('/', '_')}.config.json"
     argv = case_argv(plan, run, config, options)
     variables = {"run_dir": str(run.path), "run_id": run.name, "lab": str(plan.lab)}

@@ -27,6 +27,8 @@ from looplab.runs.folder import study_folder
 from looplab.runs.names import check_name, inside
 
 VARIABLE = re.compile(r"\{\{|\}\}|\{([A-Za-z_][\w.-]*)\}")
+COMMAND_VARIABLES = frozenset({"python", "config", "run_dir", "run_id", "stage", "lab", "study", "slot", "devices"})
+"""Names that looplab itself replaces in commands."""
 LATEST_ID = "latest"
 
 

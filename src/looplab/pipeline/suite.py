@@ -21,8 +21,7 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator, model_
 
 from looplab.config.edits import Edit, Op, apply_edits, parse_edit
 from looplab.config.files import Document, canonical_json, dump_json, plain, read_config, read_document, write_atomic
-from looplab.config.lab import STUDY_NAME, LabConfig, Section, StudyConfig
-from looplab.config.paths import find
+from looplab.config.lab import STUDY_NAME, LabConfig, Section, StudyConfig, SuiteConfig
 from looplab.errors import BusyError, LabError
 from looplab.pipeline.fingerprint import Hashes
 from looplab.pipeline.folder import RunFolder, make_id, read_record
@@ -31,21 +30,6 @@ from looplab.pipeline.runner import StageRun
 from looplab.runs import tree
 from looplab.runs.names import check_name, inside
 from looplab.untrusted import open_regular
-
-FIELDS = {
-    "prompt_template": "prompt.template",
-    "data_root": "task.data_root",
-    "train_split": "task.train_split",
-    "eval_split": "task.eval_split",
-    "max_train_examples": "task.max_train_examples",
-    "max_eval_examples": "task.max_eval_examples",
-    "max_new_tokens": "decode.max_new_tokens",
-    "generator": "task.generator",
-}
-"""Short names for config keys in the entry of a dataset."""
-NAME_KEY = "task.dataset"
-"""Key that receives the name of the dataset, if the config has it."""
-TABLES = {"suite_main_results.csv": "tables/main_results_single.csv", "suite_ablation_long.csv": "tables/ablation.csv"}
 
 
 class Dataset(Section):
@@ -80,36 +64,29 @@ class Dataset(Section):
         return edits
 
 
-class SuiteSettings(Section):
+class SuiteSettings(SuiteConfig):
     """The block `suite:` of a suite file; the other keys are the base config, unless `config` names a file."""
 
     datasets: list[Dataset] = Field(min_length=1)
     config: str | None = None
     run_name_prefix: str = ""
-    run_name: str = "outputs.run_name"
-    """Config key that is set to `<prefix>_<name>`."""
     stages: list[str] = Field(default_factory=list)
     gpus: list[int | str] | str | None = None
-    fields: dict[str, str] = Field(default_factory=dict)
-    """More short names for config keys; `name` is the key that receives the dataset's name."""
-    tables: dict[str, str] = Field(default_factory=lambda: dict(TABLES))
-    """Maps each table of the suite to the table of a run that it collects."""
 
     @model_validator(mode="after")
     def _check(self) -> SuiteSettings:
         names = [dataset.called for dataset in self.datasets]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"datasets: {twice[0]} is named twice; set a label for each")
-        known = [*FIELDS, *self.fields]
+        known = [name for name in self.fields if name != "name"]
         for dataset in self.datasets:
             for key in dataset.model_extra or {}:
                 if key not in known:
                     near = difflib.get_close_matches(key, [*known, "edits", "label"], 1)
                     hint = f", did you mean {near[0]!r}?" if near else "; define it in fields, or use edits"
                     raise ValueError(f"datasets: {dataset.called} has the unknown key {key!r}{hint}")
-        for table in self.tables:
-            if Path(table).name != table or not table.endswith(".csv"):
-                raise ValueError(f"tables: {table!r} is not the name of a CSV file")
+        if self.run_name_prefix and self.run_name is None:
+            raise ValueError("run_name_prefix needs run_name, the config key that it is written to")
         return self
 
 
@@ -209,14 +186,14 @@ def _rows(job: SuiteJob, source: str) -> list[dict[str, str]]:
 # -- reading suite files
 
 
-def read_suite(path: Path, lab: Path) -> tuple[SuiteSettings, dict[str, Any], str]:
+def read_suite(path: Path, lab: Path, defaults: SuiteConfig) -> tuple[SuiteSettings, dict[str, Any], str]:
     """Return the settings, the base config, and the file that holds it."""
     document = read_document(path)
     data = document.plain()
     if not isinstance(data.get("suite"), dict):
         raise LabError("has no block `suite:`", file=path, hint="see docs/pipeline.md")
     try:
-        settings = SuiteSettings.model_validate(data["suite"])
+        settings = SuiteSettings.model_validate(_with_defaults(data["suite"], defaults))
     except ValidationError as error:
         raise _lab_error(document, error) from None
     base = {key: value for key, value in data.items() if key != "suite"}
@@ -232,6 +209,14 @@ def read_suite(path: Path, lab: Path) -> tuple[SuiteSettings, dict[str, Any], st
         )
     file = inside(lab, settings.config, "suite.config")
     return settings, read_config(file), str(file)
+
+
+def _with_defaults(block: dict[str, Any], defaults: SuiteConfig) -> dict[str, Any]:
+    """Return the block with the lab file's defaults; short names are added to those of the lab file."""
+    merged = {**defaults.model_dump(exclude_unset=True), **block}
+    if isinstance(block.get("fields"), dict):
+        merged["fields"] = {**defaults.fields, **block["fields"]}
+    return merged
 
 
 def _lab_error(document: Document, error: ValidationError) -> LabError:
@@ -251,13 +236,14 @@ def _lab_error(document: Document, error: ValidationError) -> LabError:
 
 def dataset_config(settings: SuiteSettings, base: Mapping[str, Any], dataset: Dataset) -> Any:
     """Return the config of one dataset: the base, then its name, its short names, the run name, and its edits."""
-    fields = {**FIELDS, **settings.fields}
+    fields = settings.fields
     edits: list[Edit | str] = []
-    if "name" in settings.fields or find(base, NAME_KEY):
-        edits.append(Edit(settings.fields.get("name", NAME_KEY), Op.NEW, dataset.name))
+    if "name" in fields:
+        edits.append(Edit(fields["name"], Op.NEW, dataset.name))
     edits += [Edit(fields[key], Op.NEW, value) for key, value in (dataset.model_extra or {}).items()]
-    prefix = f"{settings.run_name_prefix}_" if settings.run_name_prefix else ""
-    edits.append(Edit(settings.run_name, Op.NEW, f"{prefix}{dataset.called}"))
+    if settings.run_name is not None:
+        prefix = f"{settings.run_name_prefix}_" if settings.run_name_prefix else ""
+        edits.append(Edit(settings.run_name, Op.NEW, f"{prefix}{dataset.called}"))
     try:
         return apply_edits(base, [*edits, *dataset.edits]).config
     except LabError as error:
@@ -275,7 +261,7 @@ def make_suite(lab: LabConfig, study: StudyConfig, path: Path, suite_id: str | N
         new: Create a new suite even if an equal one exists.
     """
     file = path if path.exists() or not (lab.folder / path).exists() else lab.folder / path
-    settings, base, source = read_suite(file, lab.folder)
+    settings, base, source = read_suite(file, lab.folder, study.suite)
     if suite_id is not None:
         check_name(suite_id, "a suite's id")
     stages = pick_stages(study, settings.stages)
@@ -307,7 +293,7 @@ def make_suite(lab: LabConfig, study: StudyConfig, path: Path, suite_id: str | N
             raise LabError(
                 f"the datasets {places[job.run.path]} and {job.name} have the same run folder {job.run.path}",
                 file=file,
-                hint=f"use {{{settings.run_name}}} in pipeline.root of lab.yaml, or set suite.run_name",
+                hint="set suite.run_name, a config key, and use it in pipeline.root of lab.yaml",
             )
         places[job.run.path] = job.name
     return Suite(chosen, folder / chosen, settings, tuple(jobs), key)

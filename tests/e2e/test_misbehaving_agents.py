@@ -203,7 +203,12 @@ def warm(lab: Any) -> Any:
     save = 'os.makedirs(run_dir + "/checkpoints"); open(run_dir + "/checkpoints/best.pt", "w").write("weights")\n'
     lab.write("train.py", train.replace("time.sleep(config", save + "time.sleep(config"))
     lab.base(autopilot={"resume_mode": "fresh", "resume_from": "latest"})
-    lab.configure(warm_start={})
+    lab.configure(
+        warm_start={
+            "mode": "autopilot.resume_mode", "from": "autopilot.resume_from", "checkpoint": "checkpoints/best.pt",
+            "arguments": [],
+        }
+    )  # fmt: skip
     return lab
 
 

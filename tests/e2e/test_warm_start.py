@@ -23,6 +23,12 @@ with open(os.environ["LOOPLAB_METRICS"], "a") as file:
     print(json.dumps({"step": 1, "score": weights}), file=file)
 '''
 CONTINUE = "autopilot.resume_mode@set=continue"
+WARM_START: dict[str, Any] = {
+    "mode": "autopilot.resume_mode",
+    "from": "autopilot.resume_from",
+    "checkpoint": ["checkpoints/best.pt", "checkpoints/latest.pt"],
+    "arguments": ["--load-model-path", "{checkpoint}"],
+}
 
 
 @pytest.fixture
@@ -37,7 +43,7 @@ def warm(lab: Any) -> Any:
             "autopilot.resume_mode": {"choices": ["fresh", "continue"]},
             "autopilot.resume_from": {"type": "str"},
         },
-        warm_start={},
+        warm_start=WARM_START,
         round_size=1,
         budget={"rounds": 2},
     )
@@ -84,7 +90,7 @@ with open(os.path.join(folder, "puffer_176.pt"), "w") as file:
 
 def test_of_the_checkpoints_that_match_a_pattern_the_newest_counts(warm: Any) -> None:
     warm.write("train.py", TRAIN + AFTERWARDS)
-    warm.configure(warm_start={"checkpoint": ["weights/*.pt", "checkpoints/*.pt"]})
+    warm.configure(warm_start={**WARM_START, "checkpoint": ["weights/*.pt", "checkpoints/*.pt"]})
     warm.queue([CONTINUE])
     warm("run")
     first, second = warm.runs()
@@ -99,7 +105,7 @@ def test_equally_old_checkpoints_go_by_name(warm: Any) -> None:
     for name in ("b.pt", "c.pt", "a.pt"):
         (first / name).write_text("5.0")
         os.utime(first / name, (1e9, 1e9))
-    warm.configure(warm_start={"checkpoint": ["?.pt"]})
+    warm.configure(warm_start={**WARM_START, "checkpoint": ["?.pt"]})
     warm.queue([CONTINUE])
     warm("run")
     assert warm.read(warm.runs()[1], "run.json")["warm_start"]["path"].endswith("/c.pt")
@@ -114,7 +120,7 @@ def test_weights_from_outside_are_taken_where_the_lab_file_allows_it(warm: Any, 
     refused = warm("run").out
     assert "leads out of the lab" in refused
     assert f"allow: [{outside.parent}]" in refused
-    warm.configure(warm_start={"allow": [str(outside.parent)]})
+    warm.configure(warm_start={**WARM_START, "allow": [str(outside.parent)]})
     warm.queue([*resume, "x@set=0.5"])
     warm("run", "--rounds", "4")
     start = warm.read(warm.runs()[-1], "run.json")["warm_start"]
@@ -127,7 +133,7 @@ def test_a_link_out_of_an_allowed_folder_is_refused(warm: Any, tmp_path: Path) -
     (tmp_path / "secret").write_text("7.0")
     (tmp_path / "allowed").mkdir()
     (tmp_path / "allowed/model.pt").symlink_to(tmp_path / "secret")
-    warm.configure(warm_start={"allow": [str(tmp_path / "allowed")]})
+    warm.configure(warm_start={**WARM_START, "allow": [str(tmp_path / "allowed")]})
     warm.queue([CONTINUE, f"autopilot.resume_from@set={tmp_path}/allowed/model.pt"])
     assert "leads out of the lab" in warm("run").out
 
@@ -145,7 +151,7 @@ def test_a_trainer_that_writes_to_a_folder_of_its_own_is_followed_there(warm: An
     os.utime(shared / "older.pt", (1e9, 1e9))
     warm.write("train.py", SHARED)
     launch = {"command": ["{python}", "-S", "train.py"], "env": {"SHARED": str(shared)}}
-    settings = {"checkpoint": [f"{shared}/*.pt"], "allow": [str(shared)]}
+    settings = {**WARM_START, "checkpoint": [f"{shared}/*.pt"], "allow": [str(shared)]}
     warm.configure(launch=launch, warm_start=settings, slots={"count": 1})
     warm.queue([CONTINUE, "autopilot.resume_from@set=best"])
     warm("run")

@@ -500,18 +500,18 @@ class JudgeConfig(Section):
 class WarmStartConfig(Section):
     """How a run starts from the weights of another run."""
 
-    mode: str = "autopilot.resume_mode"
+    mode: str
     """Config key with the value `fresh` or `continue`."""
-    source: str = Field("autopilot.resume_from", alias="from")
+    source: str = Field(alias="from")
     """Config key that names the source: `latest`, `best`, a run, or a path inside the lab or `allow`."""
-    checkpoint: Texts = Field(default_factory=lambda: ["checkpoints/best.pt", "checkpoints/latest.pt"])
+    checkpoint: Texts = Field(min_length=1)
     """Where a run saves its weights: names or patterns (`experiments/*.pt`) below its folder; for a trainer that writes
     elsewhere, absolute patterns below the lab or `allow`. The first pattern with a match counts, and its newest match
     is used."""
     allow: list[str] = Field(default_factory=list)
     """Folders outside the lab from which weights may be loaded."""
-    arguments: Texts = Field(default_factory=lambda: ["--load-model-path", "{checkpoint}"])
-    """Arguments appended to the trainer's command."""
+    arguments: Texts
+    """Arguments appended to the trainer's command, with {checkpoint}."""
 
     @model_validator(mode="after")
     def _outside_is_absolute(self) -> WarmStartConfig:

@@ -167,7 +167,7 @@ def probe_of(study: StudyConfig) -> ProbeConfig:
 
 
 def probe_name(lab: LabConfig, study: StudyConfig, ledger: Ledger | None, fresh: bool) -> str:
-    """Return the name of the study's latest probe (`drone.probe`, `drone.probe2`).
+    """Return the name of the study's latest probe (`<study>.probe`, `<study>.probe2`).
 
     Args:
         ledger: None if the lab has no ledger yet.

@@ -178,7 +178,7 @@ def test_mistakes_are_told(versions: Any) -> None:
 
 
 def test_folders_come_from_the_environment_and_arguments_reach_the_agent(versions: Any, tmp_path: Path) -> None:
-    env = {"FISH_RL_WORKDIR": str(versions.folder), "CODEX_RUN_LOG_DIR": "codex_runs"}
+    env = {"LOOPLAB_WORKDIR": str(versions.folder), "LOOPLAB_RUN_LOG_DIR": "codex_runs"}
     versions("iterate", "2", "2", "--", "--search", cwd=tmp_path, env=env)
     (log,) = (versions.folder / "codex_runs").glob("*.jsonl")
     assert re.fullmatch(r"v1-to-v2-\d{8}-\d{6}\.jsonl", log.name)

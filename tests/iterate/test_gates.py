@@ -16,7 +16,7 @@ from looplab.iterate import gates
 from looplab.iterate.gates import GateFinding, Measured
 from looplab.iterate.settings import Evaluate, Schedule, Smoke
 
-SECTIONS = ["Plan", "Observations", "Runs", "Results", "Learning"]
+SECTIONS = [["Plan", "计划"], ["Observations", "观察"], ["Runs", "运行"], ["Results", "结果"], ["Learning"]]
 ENGLISH = "# v2\n## Plan\na\n## Observations\nb\n## Runs\n### one\nc\n## Results\nd\n## Learning\ne\n"
 CHINESE = "# v2\n## 实验计划\n甲\n## 观察\n乙\n## 运行记录\n丙\n## 结果（指标）\n丁\n## Learning & 下一步\n戊\n"
 
@@ -31,7 +31,7 @@ def document(folder: Path, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("text", [ENGLISH, CHINESE])
-def test_a_document_with_all_sections_passes_in_english_and_chinese(tmp_path: Path, text: str) -> None:
+def test_a_document_with_all_sections_passes_whichever_heading_they_have(tmp_path: Path, text: str) -> None:
     assert document(tmp_path, text) == []
 
 

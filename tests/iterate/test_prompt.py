@@ -20,9 +20,9 @@ def settings(**more: object) -> IterateConfig:
 
 
 def test_the_prompt_says_what_to_read_to_write_and_to_leave_alone(tmp_path: Path) -> None:
-    text = prompt.make(settings(min_parallel_envs=128), 3, 2, tmp_path, submit=True)
+    text = prompt.make(settings(instructions=["Use 128 ponds.", "Be quick."]), 3, 2, tmp_path, submit=True)
     for words in (
-        "version v3", "SOP.md", "experiments/v2/dev_v2.md", "experiments/v3/dev_v3.md", "at least 128 parallel",
+        "version v3", "SOP.md", "experiments/v2/dev_v2.md", "experiments/v3/dev_v3.md", "3. Train. Use 128 ponds. Be quick.\n",
         "Plan, Observations, Runs, Results, Learning", "`uv venv venv` if it is missing", "`uv pip install`",
         "looplab submit -- python experiments/v3/train.py ...`", "evaluate.py are read-only",
         "experiments/v3/artifacts/plots/*.png", "survival_rate (max)", "`git status --short`", '"v3 done"',

@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from looplab import recipes
+from looplab.iterate import gates, prompt
+from looplab.iterate import settings as versions
 
 RECIPE = Path(recipes.__file__).parent / "fish"
 sys.path.insert(0, str(RECIPE))  # the modules of the lab import each other by name
@@ -296,3 +298,18 @@ def test_a_school_has_one_row_per_fish() -> None:
         if (terminated | truncated).all():
             break
     assert (terminated | truncated).all()
+
+
+# -- the settings of its versions
+
+
+def test_the_lab_names_its_variables_headings_and_instructions(tmp_path: Path) -> None:
+    found = versions.load(RECIPE, {"EXPERIMENTS_ROOT": "experiments/more", "CODEX_RUN_LOG_DIR": "codex_runs"})
+    assert (found.experiments, found.logs) == ("experiments/more", "codex_runs")
+    environ = {"CODEX_BIN": "/opt/codex", "CODEX_APPROVAL_FLAGS": "--yolo", "CODEX_JSON_FLAGS": ""}
+    assert versions.read_flags(environ, found.environment) == versions.Flags("/opt/codex", ("--yolo",), ())
+    assert "3. Train. Use at least 64 parallel environments.\n" in prompt.make(found, 2, 1, RECIPE, submit=True)
+    document = tmp_path / "dev_v2.md"
+    document.write_text("# v2\n## 实验计划\n甲\n## 观察\n乙\n## 运行记录\n丙\n## 结果（指标）\n丁\n## 经验\n戊\n")
+    assert all(finding.ok for finding in gates.check_document(document, found.sections))
+    assert all(finding.ok for finding in gates.check_document(RECIPE / "experiments/v1/dev_v1.md", found.sections))

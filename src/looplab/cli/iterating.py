@@ -45,7 +45,7 @@ def iterate(
         if overrides
         else settings.agent
     )
-    spec = reading.make_spec(chosen, reading.read_flags(os.environ), extra)
+    spec = reading.make_spec(chosen, reading.read_flags(os.environ, settings.environment), extra)
     options = IterateOptions(settings.retries if retries is None else retries, continue_on_failure)
     with StudyLock(lab, STUDY), contextlib.closing(Ledger(lab / ".looplab" / "ledger.db")) as ledger:
         record = VersionLedger(ledger)

@@ -20,14 +20,6 @@ from looplab.iterate import trial
 from looplab.iterate.settings import Evaluate, Schedule, Smoke
 from looplab.untrusted import load_json, read_bounded, real_path
 
-ALIASES = {
-    "plan": ("计划", "启动"),
-    "observations": ("observation", "观察"),
-    "runs": ("运行", "run log"),
-    "results": ("result", "结果", "指标"),
-    "learning": ("learnings", "lessons", "学习", "经验", "总结", "教训"),
-}
-"""Alternative headings of each section."""
 HEADING = re.compile(r"(#{1,6})\s+(.*?)\s*#*\s*")
 SHOWN_CHARS = 3000
 """Characters of a command's output in a finding."""
@@ -78,10 +70,9 @@ def sections_of(text: str) -> list[tuple[str, str]]:
     return found
 
 
-def section(text: str, name: str) -> str | None:
-    """Return the body of the named section, in English or Chinese; None if there is none."""
-    words = (name.lower(), *ALIASES.get(name.lower(), ()))
-    bodies = [body for title, body in sections_of(text) if any(word in title.lower() for word in words)]
+def section(text: str, headings: Sequence[str]) -> str | None:
+    """Return the body of the section whose title contains one of the headings; None if there is none."""
+    bodies = [body for title, body in sections_of(text) if any(one.lower() in title.lower() for one in headings)]
     return max(bodies, key=_text_length, default=None)
 
 
@@ -91,7 +82,8 @@ def _text_length(body: str) -> int:
     return sum(len(re.sub(r"[\W_]", "", line)) for line in plain.splitlines() if not HEADING.fullmatch(line))
 
 
-def check_document(path: Path, sections: Sequence[str]) -> list[GateFinding]:
+def check_document(path: Path, sections: Sequence[Sequence[str]]) -> list[GateFinding]:
+    """Check that the document has all sections; each is given by its alternative headings."""
     try:
         text = read_bounded(path, MAX_FILE_BYTES).decode()
     except FileNotFoundError:
@@ -99,13 +91,14 @@ def check_document(path: Path, sections: Sequence[str]) -> list[GateFinding]:
     except (OSError, ValueError) as error:
         return [GateFinding(False, "document", f"{path.name} cannot be read: {error}")]
     found = []
-    for name in sections:
-        body = section(text, name)
+    for headings in sections:
+        body = section(text, headings)
         if body is None:
-            found.append(GateFinding(False, "document", f"{path.name} has no section {name!r}"))
+            found.append(GateFinding(False, "document", f"{path.name} has no section {headings[0]!r}"))
         elif not _text_length(body):
-            found.append(GateFinding(False, "document", f"the section {name!r} of {path.name} is empty"))
-    return found or [GateFinding(True, "document", f"{path.name} has {', '.join(sections)}")]
+            found.append(GateFinding(False, "document", f"the section {headings[0]!r} of {path.name} is empty"))
+    names = ", ".join(headings[0] for headings in sections)
+    return found or [GateFinding(True, "document", f"{path.name} has {names}")]
 
 
 # -- the files

@@ -26,7 +26,7 @@ Do, in this order:
    Runs: every command with its settings. Results: what they measured. Learning: what the next version should know.
 2. Write {version}/train.py{from_previous}. It writes only to {version}/artifacts/ (checkpoints, logs,
    tb_logs, plots, media): curves in plots/, a picture or video in media/.
-3. Train. Use at least {min_parallel_envs} parallel environments.{submit}{venv}
+3. Train.{instructions}{submit}{venv}
 
 Programs, not your own report, check the following when you are done:
 {checks}
@@ -72,12 +72,12 @@ def make(settings: IterateConfig, number: int, previous: int | None, lab: Path, 
         "looplab": _command(),
         "venv": VENV if settings.venv else "",
         "checks": "\n".join(f"- {line}" for line in _checks(settings, document)),
-        "sections": ", ".join(settings.sections),
+        "sections": _names(settings),
         "frozen": ", ".join(settings.frozen) or "frozen files",
         "sop": settings.sop,
         "previous": before,
         "from_previous": source,
-        "min_parallel_envs": str(settings.min_parallel_envs),
+        "instructions": "".join(f" {sentence}" for sentence in settings.instructions),
         "document": document,
         "version": version,
         "X": str(number),
@@ -93,9 +93,13 @@ def _command() -> str:
     return str(own) if own.exists() else "looplab"
 
 
+def _names(settings: IterateConfig) -> str:
+    return ", ".join(headings[0] for headings in settings.sections)
+
+
 def _checks(settings: IterateConfig, document: str) -> list[str]:
     """Describe the gates for the agent."""
-    checks = [f"{document} has the sections {', '.join(settings.sections)}"]
+    checks = [f"{document} has the sections {_names(settings)}"]
     if settings.smoke:
         checks.append(f"`{' '.join(settings.smoke.command)}` succeeds within {settings.smoke.timeout:g} s")
     checks += [f"a non-empty file matches {{version}}/{pattern}" for pattern in settings.artifacts]

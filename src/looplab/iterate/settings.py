@@ -21,15 +21,17 @@ from looplab.untrusted import real_path
 FILE = "iterate.yaml"
 VARIABLES = {"python", "version", "number", "scratch", "result", "lab"}
 """Variables that commands may use in braces."""
-OVERRIDES = {
-    "binary": ("LOOPLAB_AGENT_BIN", "CODEX_BIN"),
-    "approval": ("LOOPLAB_APPROVAL_FLAGS", "CODEX_APPROVAL_FLAGS"),
-    "json": ("LOOPLAB_JSON_FLAGS", "CODEX_JSON_FLAGS"),
-    "logs": ("LOOPLAB_RUN_LOG_DIR", "CODEX_RUN_LOG_DIR"),
-    "experiments": ("LOOPLAB_EXPERIMENTS_ROOT", "EXPERIMENTS_ROOT"),
-    "workdir": ("LOOPLAB_WORKDIR", "FISH_RL_WORKDIR"),
+Setting = Literal["experiments", "logs", "binary", "approval_flags", "json_flags"]
+OVERRIDES: dict[Setting, str] = {
+    "experiments": "LOOPLAB_EXPERIMENTS_ROOT",
+    "logs": "LOOPLAB_RUN_LOG_DIR",
+    "binary": "LOOPLAB_AGENT_BIN",
+    "approval_flags": "LOOPLAB_APPROVAL_FLAGS",
+    "json_flags": "LOOPLAB_JSON_FLAGS",
 }
-"""Environment variables per setting; the first one that is set wins. An empty value means no flags."""
+"""Environment variable of each setting. Empty flags mean no flags."""
+WORKDIR = "LOOPLAB_WORKDIR"
+"""Environment variable with the folder of the lab."""
 UNSAFE_FLAGS = ("--dangerously-bypass-approvals-and-sandbox", "--yolo")
 Sandbox = Literal["read-only", "workspace-write", "danger-full-access"]
 SANDBOXES: dict[str, Sandbox] = {
@@ -134,14 +136,18 @@ class IterateConfig(Section):
     """Files and folders that the agent must not change; `iterate.yaml` is always one of them."""
     sop: InLab = "SOP.md"
     """Standard operating procedure that the agent reads first."""
-    sections: Texts = Field(default_factory=lambda: ["Plan", "Observations", "Runs", "Results", "Learning"])
-    """Sections that `dev_vX.md` must have; none may be empty."""
+    sections: list[Annotated[Texts, Field(min_length=1)]] = Field(
+        default_factory=lambda: [["Plan"], ["Observations"], ["Runs"], ["Results"], ["Learning"]]
+    )
+    """Sections that `dev_vX.md` must have, each a heading or a list of alternatives; none may be empty. The tour shows
+    the last one."""
     smoke: Smoke | None = None
     evaluate: Evaluate
     artifacts: Texts = Field(default_factory=list)
     """Patterns below the version's folder; each must match a non-empty file."""
     schedule: Schedule | None = None
-    min_parallel_envs: int = Field(64, ge=1)
+    instructions: Texts = Field(default_factory=list)
+    """Sentences about the training, for the prompt."""
     agent: VersionAgent = Field(default_factory=VersionAgent)
     retries: int = Field(1, ge=0)
     """Number of times the agent may fix a version that does not pass a gate."""
@@ -158,6 +164,8 @@ class IterateConfig(Section):
     push: bool = False
     """Whether to push the lab's branch after each version."""
     judge: VersionJudging = Field(default_factory=VersionJudging)
+    environment: dict[Setting, str] = Field(default_factory=dict)
+    """More environment variables that override settings; looplab's own (`OVERRIDES`) take precedence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,14 +177,14 @@ class Flags:
     json: tuple[str, ...] | None = None
 
 
-def override(name: str, environ: Mapping[str, str]) -> str | None:
-    """Return the environment's value for a setting; None if no variable is set."""
-    return next((environ[variable] for variable in OVERRIDES[name] if variable in environ), None)
+def _variable(name: Setting, environ: Mapping[str, str], more: Mapping[Setting, str]) -> str | None:
+    """Return the environment variable that overrides a setting; None if none is set."""
+    return next((variable for variable in (OVERRIDES[name], more.get(name, "")) if variable in environ), None)
 
 
 def find_folder(folder: Path | None, environ: Mapping[str, str]) -> Path:
     """Search upwards for `iterate.yaml`, from the folder, else the environment's, else here; return its folder."""
-    start = (folder or Path(override("workdir", environ) or ".")).resolve()
+    start = (folder or Path(environ.get(WORKDIR) or ".")).resolve()
     for candidate in (start, *start.parents):
         if (candidate / FILE).exists():
             return candidate
@@ -197,27 +205,32 @@ def load(folder: Path, environ: Mapping[str, str] | None = None) -> IterateConfi
     except ValidationError as error:
         raise _lab_error(document, error) from None
     overrides = {}
-    if experiments := override("experiments", environ):
-        inside = real_path(folder / experiments)
+    if (variable := _variable("experiments", environ, settings.environment)) and environ[variable]:
+        inside = real_path(folder / environ[variable])
         if not inside.is_relative_to(folder.resolve()) or inside == folder.resolve():
-            raise LabError(f"EXPERIMENTS_ROOT={experiments} is not a folder inside the lab {folder}")
+            raise LabError(f"{variable}={environ[variable]} is not a folder inside the lab {folder}")
         overrides["experiments"] = str(inside.relative_to(folder.resolve()))
-    if logs := override("logs", environ):
-        overrides["logs"] = logs
+    if (variable := _variable("logs", environ, settings.environment)) and environ[variable]:
+        overrides["logs"] = environ[variable]
     return settings.model_copy(update=overrides)
 
 
-def read_flags(environ: Mapping[str, str]) -> Flags:
-    """Read the settings of the agent's program from the environment."""
+def read_flags(environ: Mapping[str, str], more: Mapping[Setting, str] | None = None) -> Flags:
+    """Read the settings of the agent's program from the environment.
 
-    def words(name: str) -> tuple[str, ...] | None:
-        text = override(name, environ)
+    Args:
+        more: More variables; see `IterateConfig.environment`.
+    """
+
+    def words(name: Setting) -> tuple[str, ...] | None:
+        variable = _variable(name, environ, more or {})
         try:
-            return None if text is None else tuple(shlex.split(text))
+            return None if variable is None else tuple(shlex.split(environ[variable]))
         except ValueError as error:
-            raise LabError(f"{' or '.join(OVERRIDES[name])}: {error}") from None
+            raise LabError(f"{variable}: {error}") from None
 
-    return Flags(override("binary", environ) or None, words("approval"), words("json"))
+    binary = _variable("binary", environ, more or {})
+    return Flags((binary and environ[binary]) or None, words("approval_flags"), words("json_flags"))
 
 
 def make_spec(agent: VersionAgent, flags: Flags, extra: Sequence[str] = ()) -> AgentSpec:

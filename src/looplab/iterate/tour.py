@@ -71,7 +71,7 @@ def tour(lab: Path, settings: IterateConfig, versions: Sequence[VersionFacts]) -
     for facts in versions:
         before = [number for number in existing if number < facts.version]
         folder = experiments / f"v{facts.version}"
-        parts.append(_version(facts, folder, experiments / f"v{before[-1]}" if before else None))
+        parts.append(_version(facts, folder, experiments / f"v{before[-1]}" if before else None, settings))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
@@ -148,7 +148,7 @@ def number_with_interval(facts: VersionFacts) -> str:
     return f"{facts.value:.4g} [{facts.low:.4g}, {facts.high:.4g}]"
 
 
-def _version(facts: VersionFacts, folder: Path, before: Path | None) -> str:
+def _version(facts: VersionFacts, folder: Path, before: Path | None, settings: IterateConfig) -> str:
     name = f"v{facts.version}"
     verdict = verdict_of(facts)
     shown = "" if verdict == "-" else f' <span class="{escape(verdict)}">{escape(verdict)}</span>'
@@ -161,9 +161,9 @@ def _version(facts: VersionFacts, folder: Path, before: Path | None) -> str:
     change = compare(before / "train.py", folder / "train.py") if before is not None and folder.is_dir() else None
     if change is not None and before is not None:
         parts.append(_change(change, before.name))
-    learning = section(text_of(folder / f"dev_{name}.md", MAX_TEXT), "Learning")
-    if learning:
-        parts.append(f'<h3>Learning</h3><div class="text">{escape(learning)}</div>')
+    for headings in settings.sections[-1:]:
+        if body := section(text_of(folder / f"dev_{name}.md", MAX_TEXT), headings):
+            parts.append(f'<h3>{escape(headings[0])}</h3><div class="text">{escape(body)}</div>')
     parts.extend(_pictures(folder))
     return f"<section>{''.join(parts)}</section>"
 

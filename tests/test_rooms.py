@@ -89,3 +89,23 @@ def test_sql_is_written_in_the_ledger_only() -> None:
         if room != "ledger" and statement.search(file.read_text())
     ]
     assert places == ["report/tables.py"]  # DuckDB, over tables that the ledger gave
+
+
+RECIPE_WORDS = re.compile(
+    r"act_?ot|\besm\b|drone|fish|mario|ot_pi|ot_cost|max_new_tokens|prompt_template|main_results|task\.dataset"
+    r"|resume_mode|load-model-path|min_parallel_envs|CODEX_(?!HOME)|x_pos|[\u4e00-\u9fff]",
+    re.IGNORECASE,
+)
+EXAMPLE = re.compile(r"looplab (init|recipe|stage|case)\b[^\"`]*")
+"""Examples in help texts and hints may name a recipe."""
+
+
+def test_the_core_knows_nothing_of_the_recipes() -> None:
+    files = [path for path in ROOT.rglob("*") if path.suffix in {".py", ".js", ".css", ".html", ".c"}]
+    found = [
+        f"{file.relative_to(ROOT)}: {match[0]}"
+        for file in files
+        if "recipes" not in file.relative_to(ROOT).parts
+        for match in RECIPE_WORDS.finditer(EXAMPLE.sub("", file.read_text()))
+    ]
+    assert found == []

@@ -104,6 +104,7 @@ def settings(agent: dict[str, Any], beside: Path, **more: Any) -> dict[str, Any]
     return {
         "experiments": "experiments",
         "frozen": ["evaluate.py", "SOP.md"],
+        "sections": ["Plan", ["Observations", "观察"], "Runs", "Results", "Learning"],
         "smoke": {
             "command": ["{python}", "-S", "{version}/train.py", "--smoke", "--out", "{scratch}"],
             "timeout": 30,

@@ -370,7 +370,7 @@ of `sum`, `count`, `mean`, `max`, `last` and `episode_max`. Other fields come fr
     writer = MetricsWriter(trainkit.Logger("metrics.jsonl"), extra_fields=FIELDS)
     to_parquet("metrics.jsonl", "metrics.parquet", extra_fields=FIELDS)
 
-The recipe `mario` declares the position and the reward shaping of its game this way, in `mario/metrics.py`.
+Recipes declare the metrics of their own games this way.
 """
 
 if __name__ == "__main__":

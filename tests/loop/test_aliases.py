@@ -11,6 +11,7 @@ import pytest
 
 from looplab.config.lab import load_lab
 from looplab.errors import LabError
+from looplab.loop.setup import compared_changes
 
 LOOPLAB = Path(sys.executable).with_name("looplab")
 LAB = """
@@ -41,3 +42,8 @@ def test_aliases_have_no_names_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "lab.yaml").write_text(LAB.replace("{train/l1_loss: l1, train/mass: [total, mass]}", "standard"))
     with pytest.raises(LabError, match=r"measure\.aliases takes keys with values, not 'standard'"):
         load_lab(tmp_path)
+
+
+def test_groups_do_not_change_what_runs_are_compared_by() -> None:
+    changes = ["study.measure.groups.losses", "study.measure.aliases.loss", "study.measure.goals.mass"]
+    assert compared_changes(changes) == ["measure.aliases.loss", "measure.goals.mass"]

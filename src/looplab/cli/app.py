@@ -814,7 +814,7 @@ def case(
 ) -> None:
     """Examine a few examples closely; prints the files it wrote.
 
-    Every {name} in case.command of the lab file is an option, too: --example-ids 0,6 for {example_ids}.
+    Each {name} of case.command in the lab file is an option, too: --name VALUE.
     """
     from looplab.cli import staging
 

@@ -338,70 +338,52 @@ def put(parent: Any, key: str | int, value: Any) -> None:
     The YAML reader attaches the comment lines below a block to the block's last child. They usually describe what
     follows, so they stay below the new child.
     """
-    if isinstance(parent, list):
-        new = key == len(parent)
-        last = len(parent) - 1 if parent else None
-    else:
-        new = key not in parent
-        last = next(reversed(parent), None) if hasattr(parent, "ca") else None
-    below = _take_comment_below(parent, last) if new and last is not None and not isinstance(value, dict | list) else ""
-    if new and isinstance(parent, list):
+    keys = _keys(parent)
+    if isinstance(parent, list) and key == len(parent):
         parent.append(value)
     else:
         parent[key] = value
-    if below:
-        _put_comment_below(parent, key, below)
+    if keys and key not in keys and not isinstance(value, dict | list):
+        _move_comment_below(parent, keys[-1], key)
 
 
 def take_out(parent: Any, key: str | int) -> None:
     """Delete a child; the comment lines below it stay if there is a previous child to attach them to."""
-    keys = list(parent) if isinstance(parent, dict) else list(range(len(parent)))
-    at = keys.index(key)
-    below = _take_comment_below(parent, key) if at else ""
+    keys = _keys(parent)
+    if at := keys.index(key):
+        _move_comment_below(parent, key, keys[at - 1], needs="#")
     del parent[key]
-    if "#" in below:
-        _put_comment_below(parent, keys[at - 1], below)
 
 
-def _comment_holder(node: Any, key: Any) -> tuple[Any, Any, int]:
-    """Return the innermost last node of a child, to which the comment below the child is attached, and its slot."""
-    inner = node[key]
-    while _is_block(inner):
-        node, key = inner, next(reversed(inner)) if isinstance(inner, dict) else len(inner) - 1
-        inner = node[key]
-    return node, key, 2 if isinstance(node, dict) else 0
+def _keys(node: Any) -> list[Any]:
+    return list(node if isinstance(node, dict) else range(len(node)))
 
 
-def _is_block(node: Any) -> bool:
-    return bool(hasattr(node, "ca") and isinstance(node, dict | list) and node) and not node.fa.flow_style()
-
-
-def _take_comment_below(parent: Any, key: Any) -> str:
+def _move_comment_below(parent: Any, source: Any, target: Any, *, needs: str = "") -> None:
+    """Move the comment and blank lines below one child of a YAML node below another, if they contain `needs`."""
     if not hasattr(parent, "ca"):
-        return ""
-    node, key, place = _comment_holder(parent, key)
-    comments = node.ca.items.get(key)
-    token = comments[place] if comments else None
-    if token is None:
-        return ""
-    inline, _, below = token.value.partition("\n")
-    if inline:
-        token.value = inline + "\n"
-    else:
-        comments[place] = None
-    return str(below)
-
-
-def _put_comment_below(parent: Any, key: Any, below: str) -> None:
+        return
+    comments, slot = _comments_of_last(parent, source)
+    inline, _, below = comments[slot].value.partition("\n") if comments[slot] else ("", "", "")
+    if not below or needs not in below:
+        return
     from ruamel.yaml.error import CommentMark
     from ruamel.yaml.tokens import CommentToken
 
-    node, key, place = _comment_holder(parent, key)
-    comments = node.ca.items.setdefault(key, [None] * 4)
-    if comments[place] is None:
-        comments[place] = CommentToken("\n" + below, CommentMark(0), None)
-    else:
-        comments[place].value += below
+    comments[slot].value = inline + "\n"
+    if not inline:
+        comments[slot] = None
+    comments, slot = _comments_of_last(parent, target)
+    if comments[slot] is None:
+        comments[slot] = CommentToken("\n", CommentMark(0), None)
+    comments[slot].value += below
+
+
+def _comments_of_last(node: Any, key: Any) -> tuple[list[Any], int]:
+    """Return the comments of a child's innermost last node, to which the lines below the child are attached."""
+    while hasattr(inner := node[key], "ca") and inner and not inner.fa.flow_style():
+        node, key = inner, _keys(inner)[-1]
+    return node.ca.items.setdefault(key, [None] * 4), 2 if isinstance(node, dict) else 0
 
 
 def _form(path: Path) -> str:
@@ -452,60 +434,32 @@ def _mapping(path: Path, text: str, data: Any) -> dict[str, Any]:
     raise LabError(f"has {kind} at the top level", file=path, line=line, hint="a config is a mapping of keys to values")
 
 
-_LONG_INT = re.compile(r"\d{19}")
-_MAYBE_KEY = re.compile(r'"\s*:')
-_STRING_OR_BRACE = re.compile(r'"([^"\\]*+(?:\\.[^"\\]*+)*+)"(\s*:)?|[{}]', re.DOTALL)
-
-
 def _parse_json(path: Path, text: str) -> Any:
-    import orjson
+    def mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        data = dict(pairs)
+        if len(data) < len(pairs):
+            keys = [key for key, _ in pairs]
+            raise _duplicate_key_error(path, text, next(key for key in keys if keys.count(key) > 1))
+        return data
 
     try:
-        # orjson converts ints beyond 64 bits to floats, and rejects NaN and lone surrogates.
-        data = mend(json.loads(text)) if _LONG_INT.search(text) else check_depth(orjson.loads(text))
+        return mend(json.loads(text, object_pairs_hook=mapping))
+    except json.JSONDecodeError as error:
+        raise LabError(f"broken JSON: {error.msg}", file=path, line=error.lineno) from None
     except UntrustedError:
         raise
-    except ValueError:
-        try:
-            data = mend(json.loads(text))
-        except json.JSONDecodeError as error:
-            raise LabError(f"broken JSON: {error.msg}", file=path, line=error.lineno) from None
-        except UntrustedError:
-            raise
-        except ValueError as error:
-            raise LabError(f"broken JSON: {error}", file=path) from None
-    # Every key has a quote and a colon in the text: if the counts agree, no duplicate key was dropped.
-    if len(_MAYBE_KEY.findall(text)) != _count_keys(data):
-        _reject_duplicate_keys(path, text)
-    return data
+    except ValueError as error:
+        raise LabError(f"broken JSON: {error}", file=path) from None
 
 
-def _count_keys(data: Any) -> int:
-    count = 0
-    stack = [data]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, dict):
-            count += len(node)
-            stack.extend(value for value in node.values() if isinstance(value, dict | list))
-        elif isinstance(node, list):
-            stack.extend(value for value in node if isinstance(value, dict | list))
-    return count
-
-
-def _reject_duplicate_keys(path: Path, text: str) -> None:
-    open_objects: list[set[str]] = []
-    for token in _STRING_OR_BRACE.finditer(text):
-        if token[0] == "{":
-            open_objects.append(set())
-        elif token[0] == "}":
-            open_objects.pop()
-        elif token[2]:
-            key = json.loads(f'"{token[1]}"') if "\\" in token[1] else token[1]
-            if key in open_objects[-1]:
-                line = text.count("\n", 0, token.start()) + 1
-                raise LabError(f"the key {key!r} occurs twice", file=path, line=line, hint="keep one of the two")
-            open_objects[-1].add(key)
+def _duplicate_key_error(path: Path, text: str, key: str) -> LabError:
+    """Return the error for a key that occurs twice; JSON is YAML, whose parser knows the line."""
+    error = LabError(f"the key {key!r} occurs twice", file=path, hint="keep one of the two")
+    try:
+        _parse_yaml(path, text, "safe")
+    except LabError as found:
+        return found if found.message == error.message else error
+    return error
 
 
 def _parse_toml(path: Path, text: str) -> dict[str, Any]:

@@ -108,12 +108,12 @@ WRONG: dict[str, tuple[dict, str, list[str]]] = {
     "a bound that is no number": (
         {"knobs": {"train.lr": {"type": "float", "low": float("nan")}}},
         "knobs",
-        ["train.lr: low must be finite"],
+        ["train.lr: low takes a finite number"],
     ),
     "an unknown key of a knob": (
         {"knobs": {"train.lr": {"type": "float", "lowe": 0}}},
         "knobs",
-        ["train.lr: unknown key lowe", "did you mean low?"],
+        ["train.lr: unknown key 'lowe'", "did you mean 'low'?"],
     ),
     "a knob upside down": ({"knobs": {"train.lr": {"low": 2, "high": 1}}}, "knobs", ["low 2 is above high 1"]),
     "a bad edit in a mode": (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import math
 import re
-import reprlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,11 +13,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
-    ValidationError,
     ValidationInfo,
     model_validator,
 )
@@ -26,8 +22,9 @@ from pydantic import (
 from looplab import plugins
 from looplab.config.edits import parse_edit
 from looplab.config.expression import compile_expression
-from looplab.config.files import Document, read_document
+from looplab.config.files import read_document
 from looplab.config.renamed import rename_keys
+from looplab.config.validation import Section, check_section, line_of
 from looplab.errors import LabError
 from looplab.untrusted import real_path
 
@@ -132,12 +129,6 @@ ExpressionText = Annotated[str, _parsed_by(compile_expression)]
 InLab = Annotated[str, AfterValidator(check_inside)]
 Texts = Annotated[list[str], BeforeValidator(_as_list)]
 TextsInLab = Annotated[list[InLab], BeforeValidator(_as_list)]
-
-
-class Section(BaseModel):
-    """Base of all sections of the lab file: immutable, no unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
 class PluggableSection(Section):
@@ -975,11 +966,11 @@ def load_lab(folder: Path) -> LabConfig:
     for raw_block, at in blocks:
         block, old_keys = rename_keys(raw_block)
         for (section, key), new in old_keys.items():
-            line = _line(document, at, (section, key))
+            line = line_of(document, at, (section, key))
             notes[
                 f"{path.name}:{line}: {section}.{key} is now {section}.{new}; the old name works in this release only"
             ] = None
-        study = _check(block, at, document, path)
+        study = check_section(StudyConfig, block, document, at=at)
         if study.name in studies:
             raise LabError(
                 f"two studies have the name {study.name!r}",
@@ -989,7 +980,7 @@ def load_lab(folder: Path) -> LabConfig:
             )
         studies[study.name] = study
         places[study.name] = at
-    return LabConfig(folder, studies, lambda study, *keys: _line(document, places[study], keys), tuple(notes))
+    return LabConfig(folder, studies, lambda study, *keys: line_of(document, places[study], keys), tuple(notes))
 
 
 def check_definition(study: Mapping[str, Any], folder: Path) -> StudyConfig:
@@ -998,111 +989,4 @@ def check_definition(study: Mapping[str, Any], folder: Path) -> StudyConfig:
     Raises:
         LabError: Something in it is wrong.
     """
-    try:
-        return StudyConfig.model_validate(dict(study), context={"folder": folder})
-    except ValidationError as error:
-        raise LabError("; ".join(_problems(error).values())) from None
-
-
-def _problems(error: ValidationError) -> dict[tuple[str | int, ...], str]:
-    """Return a sentence for each place that is wrong."""
-    found: dict[tuple[str | int, ...], str] = {}
-    for problem in error.errors():
-        where = tuple(_keys_of_loc(problem["loc"]))
-        if where not in found:  # each member of a union reports its own error: keep the first
-            found[where] = _describe_problem(problem, where)
-    return found
-
-
-def _check(block: dict[str, Any], at: tuple[str | int, ...], document: Document, path: Path) -> StudyConfig:
-    try:
-        return StudyConfig.model_validate(block, context={"folder": path.parent})
-    except ValidationError as error:
-        problems = [(message, _line(document, at, where)) for where, message in _problems(error).items()]
-        (first, line), *others = problems
-        more = [f"; line {n}: {message}" if n not in (None, line) else f"; {message}" for message, n in others]
-        raise LabError(first + "".join(more), file=path, line=line) from None
-    except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
-        # A value of a type that no check expects.
-        raise LabError(f"a value cannot be used: {error}", file=path, line=_line(document, at, ())) from None
-
-
-def _keys_of_loc(loc: Sequence[str | int]) -> Iterator[str | int]:
-    """Yield the keys of a pydantic location without the types between them (`list[int]`, `function-after[…]`)."""
-    for part in loc:
-        if isinstance(part, int) or not re.fullmatch(r"[a-z-]+\[.*\]|int|str|list|function-\w+", part, re.DOTALL):
-            yield part
-
-
-def _line(document: Document, at: Sequence[str | int], where: Sequence[str | int]) -> int | None:
-    """Return the line of the deepest key of `where` that exists in the file.
-
-    Looks in the study's own block, then in the common keys; falls back to the first line of the block.
-    """
-    for start in (tuple(at), ()):
-        for end in range(len(where), 0, -1):
-            line = document.line_of((*start, *where[:end]))
-            if line is not None:
-                return line
-    return document.line_of(tuple(at)) if at else None
-
-
-_EXPECTED = {
-    "int_parsing": "a whole number",
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_parsing": "a number",
-    "float_type": "a number",
-    "bool_parsing": "true or false",
-    "bool_type": "true or false",
-    "string_type": "text",
-    "list_type": "a list",
-    "dict_type": "keys with values",
-    "model_type": "keys with values",
-    "greater_than": "a number above {gt}",
-    "greater_than_equal": "a number of at least {ge}",
-    "literal_error": "{expected}",
-    "too_short": "at least {min_length} entry",
-}
-
-
-def _describe_problem(problem: Mapping[str, Any], where: Sequence[str | int]) -> str:
-    key = ".".join(str(part) for part in where)
-    kind, value = problem["type"], problem["input"]
-    if kind == "extra_forbidden":
-        near = difflib.get_close_matches(str(where[-1]), _known_keys(where), 1, 0.6)
-        return f"unknown key {key!r}" + (f", did you mean {near[0]!r}?" if near else "")
-    if kind == "missing":
-        return f"{key!r} is missing"
-    if kind in _EXPECTED:
-        message = f"takes {_EXPECTED[kind].format(**problem.get('ctx', {}))}, not {reprlib.repr(value)}"
-        if kind == "string_type" and value is not None:
-            message += "; put it in quotes" if not isinstance(value, dict) else ', as in "{config}" with its quotes'
-        return f"{key} {message}" if key else message
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    return f"{key}: {message}" if key else message
-
-
-def _known_keys(where: Sequence[str | int]) -> list[str]:
-    """Return the keys that are valid next to the last key of `where`."""
-    model: Any = StudyConfig
-    for part in where[:-1]:
-        if isinstance(part, int):  # an index: the model is that of the list's entries
-            continue
-        field = next((f for n, f in model.model_fields.items() if part in (n, f.alias)), None)
-        inner = (
-            [t for t in _leaf_types(field.annotation) if isinstance(t, type) and issubclass(t, Section)]
-            if field
-            else []
-        )
-        if not inner:
-            return []
-        model = inner[0]
-    return [f.alias or n for n, f in model.model_fields.items()]
-
-
-def _leaf_types(annotation: Any) -> list[Any]:
-    from typing import get_args
-
-    args = get_args(annotation)
-    return [t for a in args for t in _leaf_types(a)] if args else [annotation]
+    return check_section(StudyConfig, dict(study), folder=folder)

@@ -23,13 +23,14 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
 from looplab.config import paths
 from looplab.config.edits import Edit, EditError, Op, apply_edits, parse_edit
 from looplab.config.expression import Expression, ExpressionError, MissingName, compile_expression
-from looplab.config.files import Document, canonical_json, read_document
-from looplab.config.lab import EditText, ExpressionText, Section
+from looplab.config.files import canonical_json, read_document
+from looplab.config.lab import EditText, ExpressionText
+from looplab.config.validation import Section, check_section
 from looplab.decide.base import Proposal
 from looplab.decide.history import History, PastRun
 from looplab.errors import LabError
@@ -498,32 +499,12 @@ def read_rules(path: Path) -> tuple[Rule, ...]:
         raise LabError("a rules file must contain a list `rules:` and nothing else", file=path)
     rules: list[Rule] = []
     for i, entry in enumerate(listed):
-        try:
-            rule = RuleSection.model_validate(entry).to_rule()
-        except ValidationError as error:
-            raise _validation_error(document, i, error) from None
+        rule = check_section(RuleSection, entry, document, at=("rules", i), label=f"rule {i + 1}: ").to_rule()
         if any(other.name == rule.name for other in rules):
             line = document.line_of(("rules", i))
             raise LabError(f"two rules have the name {rule.name!r}", file=path, line=line, hint="rename one")
         rules.append(rule)
     return tuple(sorted(rules, key=lambda rule: -rule.priority))
-
-
-def _validation_error(document: Document, index: int, error: ValidationError) -> LabError:
-    """Return the first mistake in a rule as an error with its line."""
-    problem = error.errors()[0]
-    loc = tuple(part for part in problem["loc"] if isinstance(part, int) or part in RuleSection.model_fields)
-    lines = (document.line_of(("rules", index, *loc[:end])) for end in range(len(loc), -1, -1))
-    line = next((line for line in lines if line is not None), None)
-    key, message, hint = ".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, "), None
-    if problem["type"] == "extra_forbidden":
-        line = document.line_of(("rules", index, *problem["loc"])) or line
-        message, hint = f"unknown key {key!r}", f"known: {', '.join(RuleSection.model_fields)}"
-    elif problem["type"] == "missing":
-        message = f"{key!r} is missing"
-    else:
-        message = f"{key}: {message}" if key else message
-    return LabError(f"rule {index + 1}: {message}", file=document.path, line=line, hint=hint)
 
 
 # --- rules.py ------------------------------------------------------------------------------------------------------

@@ -6,12 +6,14 @@ import builtins
 import copy
 import difflib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from looplab.config import paths
 from looplab.config.paths import Concrete
+from looplab.config.validation import Section, check_section
 from looplab.errors import LabError
 
 Kind = Literal["int", "float", "bool", "str"]
@@ -20,41 +22,96 @@ _PYTHON: dict[str, builtins.type] = {"int": int, "float": float, "bool": bool, "
 MAX_CACHED = 4_096
 """Maximum number of paths in the cache of a knob table."""
 
-_SPEC = ("type", "low", "high", "log", "step", "choices", "default")
-NO_DEFAULT: Any = object()
-"""Default of a knob without one: the value that the trainer uses for a missing key is unknown."""
-_SYNONYMS = {"min": "low", "max": "high", "values": "choices", "options": "choices", "scale": "log", "dtype": "type"}
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)] | Annotated[int, Field(strict=True)]
 
 
-@dataclass(frozen=True, slots=True)
-class Knob:
-    """The legal values of one key."""
+class KnobSection(Section):
+    """A knob's entry in the lab file."""
 
-    path: str
-    """Dotted path; `*` matches every child."""
+    SYNONYMS: ClassVar[Mapping[str, str]] = {
+        "min": "low", "max": "high", "values": "choices", "options": "choices", "scale": "log", "dtype": "type",
+    }  # fmt: skip
+
     type: Kind | None = None
     """None: the type of the choices, or else of the value in the config."""
-    low: float | None = None
+    low: Number | None = None
     """Smallest legal value; None: no limit."""
-    high: float | None = None
+    high: Number | None = None
     """Largest legal value; None: no limit."""
-    log: bool = False
+    log: bool = Field(False, strict=True)
     """Whether a search samples on a log scale; does not affect which values are legal."""
-    step: float | None = None
+    step: Number | None = Field(None, gt=0)
     """Spacing of the legal values, from `low` or from 0; None: any value."""
-    choices: tuple[Any, ...] | None = None
+    choices: tuple[Any, ...] | None = Field(None, min_length=1)
     """The only legal values; None: not restricted to a list."""
-    default: Any = NO_DEFAULT
-    """Value that the trainer uses if the config lacks the key."""
+    default: Any = None
+    """Value that the trainer uses if the config lacks the key; unknown if it is not set."""
+
+    @field_validator("low", "high", "step")
+    @classmethod
+    def _whole(cls, value: float | None, info: ValidationInfo) -> float | None:
+        if value is None or info.data.get("type") != "int":
+            return value
+        if not _is_whole(value):
+            raise ValueError(f"an int needs a whole number, not {show_value(value)}")
+        return int(value)
+
+    @field_validator("choices")
+    @classmethod
+    def _coerced_choices(cls, choices: tuple[Any, ...] | None, info: ValidationInfo) -> tuple[Any, ...]:
+        if choices is None:
+            raise ValueError("null is not a list")
+        kind = info.data.get("type")
+        checked = [(c, None) if c is None else Knob.model_construct(type=kind).check(c) for c in choices]
+        for _, problem in checked:
+            if problem:
+                raise ValueError(f"a choice does not fit{f' the type {kind}' if kind else ''}: {problem}")
+        return tuple(choice for choice, _ in checked)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        limits = [key for key in ("low", "high", "step") if getattr(self, key) is not None] + ["log"] * self.log
+        if self.type in ("bool", "str") and limits:
+            raise ValueError(f"{limits[0]} is for numbers, but the type is {self.type}")
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise ValueError(f"low {show_value(self.low)} is above high {show_value(self.high)}")
+        if self.log and (self.low is None or self.low <= 0):
+            raise ValueError("log needs a low above 0")
+        if self.log and self.step is not None:
+            raise ValueError("log and step do not go together; remove one")
+        if self.choices is not None and limits:
+            raise ValueError(f"choices and {limits[0]} do not go together; remove one")
+        return self
+
+
+class Knob(KnobSection):
+    """The legal values of one key."""
+
+    path: str = ""
+    """Dotted path; `*` matches every child."""
 
     @property
     def has_default(self) -> bool:
-        return self.default is not NO_DEFAULT
+        return "default" in self.model_fields_set
 
     @classmethod
     def make(cls, path: str, spec: Mapping[str, Any]) -> Knob:
         """Build a knob from its entry in a lab file; raise LabError if the entry is invalid."""
-        return _KnobParser(path, spec).knob()
+        if not path or "" in paths.parse(path):
+            raise LabError(f"{path!r} is not a path for a knob", hint="as in train.learning_rate")
+        label = f"knob {path}: "
+        section = check_section(KnobSection, spec, label=label)
+        knob = cls.model_construct(path=path, **{key: getattr(section, key) for key in section.model_fields_set})
+        if not knob.has_default:
+            return knob
+        if paths.is_wildcard(paths.parse(path)[-1]):
+            raise LabError(f"{label}a path that ends in `*` cannot have a default", hint="name the keys")
+        default, problem = knob.check(knob.default, knob.default)
+        if default is None and (knob.choices is None or None not in knob.choices):
+            problem = "null is not a value; remove the default, or make null one of the choices"
+        if problem is not None or isinstance(default, dict | list):
+            raise LabError(f"{label}its default is not legal: {problem or 'it is not a single value'}")
+        return knob.model_copy(update={"default": default})
 
     def python_type(self, like: Any = None) -> builtins.type | None:
         """Return the Python type of its values if the config has the value `like`; None: any type."""
@@ -314,108 +371,6 @@ class KnobTable:
         near = [name for name in names if name in known][:3]
         prefix = path.rpartition(".")[0] + "."
         return near or [key for _, key, _, _ in self._all if key.startswith(prefix)][:3]
-
-
-class _KnobParser:
-    """Checks the entry of one knob in the lab file."""
-
-    def __init__(self, path: str, spec: Mapping[str, Any]) -> None:
-        self.path = path
-        if not isinstance(path, str) or not path or "" in paths.parse(path):
-            raise LabError(f"{path!r} is not a path for a knob", hint="as in train.learning_rate")
-        if not isinstance(spec, Mapping):
-            raise self.error(f"{show_value(spec)} does not define legal values", "as in {type: float, low: 0, high: 1}")
-        self.spec = spec
-
-    def error(self, message: str, hint: str | None = None) -> LabError:
-        return LabError(f"knob {self.path}: {message}", hint=hint)
-
-    def knob(self) -> Knob:
-        self.no_unknown_keys()
-        kind = self.kind()
-        low, high, step = (self.number(key, kind) for key in ("low", "high", "step"))
-        log = self.spec.get("log", False)
-        if not isinstance(log, bool):
-            raise self.error(f"log must be true or false, not {show_value(log)}")
-        limits = [key for key in ("low", "high", "step") if self.spec.get(key) is not None] + ["log"] * log
-        if kind in ("bool", "str") and limits:
-            raise self.error(f"{limits[0]} is for numbers, but the type is {kind}")
-        if low is not None and high is not None and low > high:
-            raise self.error(f"low {show_value(low)} is above high {show_value(high)}")
-        if log and (low is None or low <= 0):
-            raise self.error("log needs a low above 0")
-        if step is not None and step <= 0:
-            raise self.error(f"step must be above 0, not {show_value(step)}")
-        if log and step is not None:
-            raise self.error("log and step do not go together", "remove one")
-        choices = self.choices(kind)
-        if choices is not None and limits:
-            raise self.error(f"choices and {limits[0]} do not go together", "remove one")
-        knob = Knob(self.path, kind, low, high, log, step, choices)
-        return replace(knob, default=self.default(knob)) if "default" in self.spec else knob
-
-    def default(self, knob: Knob) -> Any:
-        value = self.spec["default"]
-        if paths.is_wildcard(paths.parse(self.path)[-1]):
-            raise self.error("a path that ends in `*` cannot have a default", "name the keys")
-        coerced, problem = knob.check(value, value)
-        if value is None and (knob.choices is None or None not in knob.choices):
-            problem = "null is not a value; remove the default, or make null one of the choices"
-        if problem is not None or isinstance(value, dict | list):
-            raise self.error(f"its default is not legal: {problem or 'it is not a single value'}")
-        return coerced
-
-    def no_unknown_keys(self) -> None:
-        for key in self.spec:
-            if key not in _SPEC:
-                close = _SYNONYMS.get(str(key)) or next(iter(difflib.get_close_matches(str(key), _SPEC, n=1)), None)
-                hint = f"did you mean {close}?" if close else f"there are {', '.join(_SPEC)}"
-                raise self.error(f"unknown key {key}", hint)
-
-    def kind(self) -> Kind | None:
-        kind = self.spec.get("type")
-        if kind is None:
-            return None
-        if not isinstance(kind, str) or kind not in _PYTHON:
-            close = difflib.get_close_matches(str(kind), _PYTHON, n=1, cutoff=0.5)
-            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(_PYTHON)}"
-            raise self.error(f"unknown type {show_value(kind)}", hint)
-        return cast(Kind, kind)
-
-    def number(self, key: str, kind: Kind | None) -> float | None:
-        value = self.spec.get(key)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.error(f"{key} must be a number, not {show_value(value)}")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise self.error(f"{key} must be finite, not {show_value(value)}", "remove it for no limit")
-        if kind == "int":
-            if not _is_whole(value):
-                raise self.error(f"{key} must be a whole number for an int, not {show_value(value)}")
-            return int(value)
-        return value
-
-    def choices(self, kind: Kind | None) -> tuple[Any, ...] | None:
-        listed = self.spec.get("choices")
-        if listed is None:
-            if "choices" in self.spec:
-                raise self.error("choices is empty")
-            return None
-        if isinstance(listed, str | Mapping) or not isinstance(listed, Sequence):
-            raise self.error(f"choices must be a list, not {show_value(listed)}")
-        if not listed:
-            raise self.error("choices is empty")
-        typed = Knob(self.path, kind)
-        choices = []
-        for choice in listed:
-            if not _all_finite(choice):
-                raise self.error(f"choice {show_value(choice)} is not finite")
-            problem = None if choice is None else typed.problem(choice)
-            if problem:
-                raise self.error(f"a choice does not fit the type {kind}: {problem}")
-            choices.append(None if choice is None else typed.coerce(choice))
-        return tuple(choices)
 
 
 def show_value(value: Any) -> str:

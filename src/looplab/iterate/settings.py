@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from looplab.agents.base import AgentSpec, Limits, TokenPrice
-from looplab.config.files import Document, read_document
-from looplab.config.lab import AgentName, Duration, Effect, InLab, PriceConfig, Section, Texts, TextsInLab, parse_effect
+from looplab.config.files import read_document
+from looplab.config.lab import AgentName, Duration, Effect, InLab, PriceConfig, Texts, TextsInLab, parse_effect
+from looplab.config.validation import Section, check_section
 from looplab.errors import LabError
 from looplab.untrusted import real_path
 
@@ -200,10 +200,7 @@ def load(folder: Path, environ: Mapping[str, str] | None = None) -> IterateConfi
     environ = os.environ if environ is None else environ
     path = folder / FILE
     document = read_document(path)
-    try:
-        settings = IterateConfig.model_validate(document.plain(), context={"folder": folder})
-    except ValidationError as error:
-        raise _lab_error(document, error) from None
+    settings = check_section(IterateConfig, document.plain(), document)
     overrides = {}
     if (variable := _variable("experiments", environ, settings.environment)) and environ[variable]:
         inside = real_path(folder / environ[variable])
@@ -285,33 +282,3 @@ def _with_approval_flags(spec: AgentSpec, flags: tuple[str, ...]) -> AgentSpec:
 
 def limits_of(agent: VersionAgent) -> Limits:
     return Limits(agent.wall, agent.tokens, agent.usd, retries=agent.retries, log_bytes=agent.log_mb << 20)
-
-
-def _lab_error(document: Document, error: ValidationError) -> LabError:
-    """Return the first error, with its line."""
-    problem = error.errors()[0]
-    where = [
-        part for part in problem["loc"] if isinstance(part, int) or "[" not in part
-    ]  # without pydantic's own labels
-    line = next((n for end in range(len(where), 0, -1) if (n := document.line_of(tuple(where[:end])))), None)
-    key = ".".join(map(str, where))
-    if problem["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(where[-1]), _keys(where[:-1]), 1)
-        message = f"unknown key {key!r}" + (f", did you mean {near[0]!r}?" if near else "")
-    elif problem["type"] == "missing":
-        message = f"{key!r} is missing"
-    else:
-        message = f"{key}: {str(problem['msg']).removeprefix('Value error, ')}"
-    return LabError(message, file=document.path, line=line)
-
-
-def _keys(where: Sequence[str | int]) -> list[str]:
-    """Return the known keys at a path of the config."""
-    model: Any = IterateConfig
-    for part in where:
-        field = model.model_fields.get(str(part))
-        kinds = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else []
-        model = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
-        if model is None:
-            return []
-    return list(model.model_fields)

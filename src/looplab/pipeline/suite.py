@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from looplab.config.edits import Edit, Op, apply_edits, parse_edit
-from looplab.config.files import Document, canonical_json, dump_json, plain, read_config, read_document, write_atomic
-from looplab.config.lab import STUDY_NAME, LabConfig, Section, StudyConfig, SuiteConfig
+from looplab.config.files import canonical_json, dump_json, plain, read_config, read_document, write_atomic
+from looplab.config.lab import STUDY_NAME, LabConfig, StudyConfig, SuiteConfig
+from looplab.config.validation import Section, check_section
 from looplab.errors import BusyError, LabError
 from looplab.pipeline.fingerprint import Hashes
 from looplab.pipeline.folder import RunFolder, make_id, read_record
@@ -88,6 +89,14 @@ class SuiteSettings(SuiteConfig):
         if self.run_name_prefix and self.run_name is None:
             raise ValueError("run_name_prefix needs run_name, the config key that it is written to")
         return self
+
+
+class SuiteFile(Section):
+    """A suite file; its other keys are the base config."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    suite: SuiteSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,10 +201,8 @@ def read_suite(path: Path, lab: Path, defaults: SuiteConfig) -> tuple[SuiteSetti
     data = document.plain()
     if not isinstance(data.get("suite"), dict):
         raise LabError("has no block `suite:`", file=path, hint="see docs/pipeline.md")
-    try:
-        settings = SuiteSettings.model_validate(_with_defaults(data["suite"], defaults))
-    except ValidationError as error:
-        raise _lab_error(document, error) from None
+    block = _with_defaults(data["suite"], defaults)
+    settings = check_section(SuiteFile, {"suite": block}, document).suite
     base = {key: value for key, value in data.items() if key != "suite"}
     if settings.config is None:
         if not base:
@@ -217,21 +224,6 @@ def _with_defaults(block: dict[str, Any], defaults: SuiteConfig) -> dict[str, An
     if isinstance(block.get("fields"), dict):
         merged["fields"] = {**defaults.fields, **block["fields"]}
     return merged
-
-
-def _lab_error(document: Document, error: ValidationError) -> LabError:
-    problem = error.errors()[0]
-    where = [part for part in ("suite", *problem["loc"]) if isinstance(part, int) or "[" not in part]
-    line = next((n for end in range(len(where), 0, -1) if (n := document.line_of(tuple(where[:end])))), None)
-    key = ".".join(map(str, where))
-    if problem["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(where[-1]), list(SuiteSettings.model_fields), 1)
-        message = f"unknown key {key!r}" + (f", did you mean {near[0]!r}?" if near else "")
-    elif problem["type"] == "missing":
-        message = f"{key!r} is missing"
-    else:
-        message = f"{key}: {str(problem['msg']).removeprefix('Value error, ')}"
-    return LabError(message, file=document.path, line=line)
 
 
 def dataset_config(settings: SuiteSettings, base: Mapping[str, Any], dataset: Dataset) -> Any:

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -766,12 +767,10 @@ def check_stages(stages: Mapping[str, StageConfig]) -> None:
                         f"stages.{name} and stages.{writer} both write {output}: an output must have one writer"
                     )
             outputs.append((output, name))
-    ordered: set[str] = set()
-    while len(ordered) < len(stages):
-        ready = [name for name, stage in stages.items() if name not in ordered and ordered.issuperset(stage.after)]
-        if not ready:
-            raise ValueError(f"stages wait for each other: {', '.join(n for n in stages if n not in ordered)}")
-        ordered.update(ready)
+    try:
+        TopologicalSorter({name: stage.after for name, stage in stages.items()}).prepare()
+    except CycleError as error:
+        raise ValueError(f"stages wait for each other: {', '.join(n for n in stages if n in error.args[1])}") from None
 
 
 STAGES_AS_TRAINER = [

@@ -7,6 +7,7 @@ import copy
 import difflib
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -62,7 +63,7 @@ class KnobSection(Section):
         if choices is None:
             raise ValueError("null is not a list")
         kind = info.data.get("type")
-        checked = [(c, None) if c is None else Knob.model_construct(type=kind).check(c) for c in choices]
+        checked = [(c, None) if c is None else Knob("", kind).check(c) for c in choices]
         for _, problem in checked:
             if problem:
                 raise ValueError(f"a choice does not fit{f' the type {kind}' if kind else ''}: {problem}")
@@ -84,15 +85,20 @@ class KnobSection(Section):
         return self
 
 
-class Knob(KnobSection):
-    """The legal values of one key."""
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """The legal values of one key; the fields are those of its entry in the lab file."""
 
-    path: str = ""
+    path: str
     """Dotted path; `*` matches every child."""
-
-    @property
-    def has_default(self) -> bool:
-        return "default" in self.model_fields_set
+    type: Kind | None = None
+    low: float | None = None
+    high: float | None = None
+    log: bool = False
+    step: float | None = None
+    choices: tuple[Any, ...] | None = None
+    default: Any = None
+    has_default: bool = False
 
     @classmethod
     def make(cls, path: str, spec: Mapping[str, Any]) -> Knob:
@@ -101,7 +107,7 @@ class Knob(KnobSection):
             raise LabError(f"{path!r} is not a path for a knob", hint="as in train.learning_rate")
         label = f"knob {path}: "
         section = check_section(KnobSection, spec, label=label)
-        knob = cls.model_construct(path=path, **{key: getattr(section, key) for key in section.model_fields_set})
+        knob = cls(path=path, has_default="default" in section.model_fields_set, **dict(section))
         if not knob.has_default:
             return knob
         if paths.is_wildcard(paths.parse(path)[-1]):
@@ -111,7 +117,7 @@ class Knob(KnobSection):
             problem = "null is not a value; remove the default, or make null one of the choices"
         if problem is not None or isinstance(default, dict | list):
             raise LabError(f"{label}its default is not legal: {problem or 'it is not a single value'}")
-        return knob.model_copy(update={"default": default})
+        return replace(knob, default=default)
 
     def python_type(self, like: Any = None) -> builtins.type | None:
         """Return the Python type of its values if the config has the value `like`; None: any type."""

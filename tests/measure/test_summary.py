@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from looplab.config.lab import parse_at
 from looplab.errors import LabError
 from looplab.measure.base import Curve
 from looplab.measure.summary import (
     Directions,
     MetricSummary,
     Summariser,
-    check_at,
     from_dict,
     objective_value,
     to_dict,
@@ -206,4 +206,4 @@ def test_a_mean_needs_the_values_it_is_of() -> None:
 @pytest.mark.parametrize("at", ["", "mean", "mean(0)", "mean(-1)", "median", "max"])
 def test_an_objective_at_an_unknown_place_is_an_error(at: str) -> None:
     with pytest.raises(LabError, match="first, last, best"):
-        check_at(at)
+        parse_at(at)

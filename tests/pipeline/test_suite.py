@@ -125,7 +125,7 @@ def test_tables_are_made_of_what_is_complete_with_the_names_in_front(toy: Any) -
     assert not (made.folder / "tables" / "ablation.csv").exists()
     summary = json.loads((made.folder / "summary.json").read_text())
     assert [job["status"] for job in summary["jobs"]] == ["complete", "failed", "complete"]
-    assert "mine ends " in summary["jobs"][1]["tail"]
+    assert "mine ends" in summary["jobs"][1]["tail"]
 
 
 def test_a_dataset_waits_for_a_device_that_somebody_holds(toy: Any, tmp_path: Any, monkeypatch: Any) -> None:

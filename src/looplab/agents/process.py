@@ -18,8 +18,7 @@ from typing import IO
 from looplab.agents import supervisor as agent_supervisor
 from looplab.agents.lines import Lines
 from looplab.errors import LabError
-from looplab.launch import supervisor
-from looplab.launch.local import is_zombie
+from looplab.launch import procfs, supervisor
 
 MARK = "LOOPLAB_AGENT_LOG"
 """Environment variable that identifies the processes of an agent: the path of its log."""
@@ -163,7 +162,7 @@ def _tag_of(mark: str) -> int:
 def _is_marked(pid: int, mark: str) -> bool:
     if supervisor.tag_on(pid) == _tag_of(mark):
         return True
-    return os.fsencode(f"{MARK}={mark}") in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return os.fsencode(f"{MARK}={mark}") in procfs.environ(pid)
 
 
 def kill_marked(mark: str) -> None:
@@ -172,10 +171,10 @@ def kill_marked(mark: str) -> None:
     found = True
     while found and time.monotonic() < give_up:  # repeat: one of them may have started another
         found = False
-        for name in filter(str.isdigit, os.listdir("/proc")):
+        for pid in procfs.pids():
             with contextlib.suppress(OSError):
-                if int(name) != os.getpid() and _is_marked(int(name), mark) and not is_zombie(int(name)):
-                    os.kill(int(name), signal.SIGKILL)
+                if pid != os.getpid() and _is_marked(pid, mark) and not procfs.is_zombie(pid):
+                    os.kill(pid, signal.SIGKILL)
                     found = True
         if found:
             time.sleep(agent_supervisor.CHECK_S)

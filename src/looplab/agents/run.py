@@ -106,12 +106,13 @@ def agent_env(spec: AgentSpec, environ: Mapping[str, str]) -> dict[str, str]:
     return {name: environ[name] for name in (*PASSED_ON, *spec.env) if name in environ}
 
 
-def new_log(folder: Path, name: str) -> Path:
-    """Create a new, empty log `<timestamp>-<name>.jsonl`."""
+def new_log(folder: Path, name: str, *, time_last: bool = False) -> Path:
+    """Create a new, empty log `<timestamp>-<name>.jsonl`, with `time_last` `<name>-<timestamp>.jsonl`."""
     folder.mkdir(parents=True, exist_ok=True)
     stamp = time.strftime("%Y%m%d-%H%M%S")
+    stem = f"{name}-{stamp}" if time_last else f"{stamp}-{name}"
     for number in range(1, 10_000):
-        path = folder / (f"{stamp}-{name}.jsonl" if number == 1 else f"{stamp}-{name}-{number}.jsonl")
+        path = folder / (f"{stem}.jsonl" if number == 1 else f"{stem}-{number}.jsonl")
         with contextlib.suppress(FileExistsError):
             path.touch(exist_ok=False)
             return path

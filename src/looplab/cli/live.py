@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from looplab.cli import output
 from looplab.ledger.view import RunRow
+from looplab.runs.clock import format_seconds
 from looplab.untrusted import clean_line, clean_text
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class LiveView:
                 row.run.id,
                 output.number(row.step, 7),
                 output.number(row.objective),
-                output.seconds(row.run.seconds),
+                format_seconds(row.run.seconds),
                 Text(clean_line(row.run.reason, 200), style="dim"),
             )
         bar = Table.grid(padding=(0, 1))
@@ -106,7 +107,7 @@ class LiveView:
         if now.total:
             cells.append(ProgressBar(total=now.total, completed=now.done, width=30))
         if now.left_s is not None:
-            cells.append(Text(f"about {output.seconds(now.left_s)} left"))
+            cells.append(Text(f"about {format_seconds(now.left_s)} left"))
         if now.failed:
             cells.append(Text(f"{now.failed} failed", style="red"))
         if now.best is not None:

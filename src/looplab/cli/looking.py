@@ -29,6 +29,7 @@ from looplab.measure.run_metrics import tie_break_value
 from looplab.report.facts import ARGUMENTS, alarms_of, describe_calls, unusable_calls
 from looplab.report.judged import ReplicatedConfig, judged_now, points, watched
 from looplab.runs import folder as run_folder
+from looplab.runs.clock import format_seconds
 from looplab.runs.folder import record_folder, run_folders, study_folder
 from looplab.runs.logs import LogStream, seek_last_lines
 from looplab.untrusted import UntrustedError, open_regular
@@ -64,7 +65,7 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
         used, agents = facts["used"], Account.from_dict(facts["agents"])
         output.say("  " + ", ".join(f"{number} {state}" for state, number in sorted(facts["counts"].items())))
         output.say(
-            f"  used: {used['rounds']} round(s), {used['runs']} run(s), {output.seconds(used['wall'])} wall,"
+            f"  used: {used['rounds']} round(s), {used['runs']} run(s), {format_seconds(used['wall'])} wall,"
             f" {used['device_hours']:.3g} device-hours"
             + (f", agents: {agents.tokens:,} tokens and ${agents.usd:.2f}" if agents.calls else "")
             + (f"; {facts['waiting']} proposal(s) waiting" if facts["waiting"] else "")
@@ -117,7 +118,7 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
                     "unknown" if run.id in facts["unreachable"] else _status_word(run),
                     output.number(run.objective),
                     *((run.verdict or _repeats(run) or "-",) if judged else ()),
-                    output.seconds(run.seconds),
+                    format_seconds(run.seconds),
                     run.reason,
                 )
                 for run in rows.values()
@@ -224,7 +225,7 @@ def show(folder: Path | None, name: str | None, run_name: str, json: bool) -> No
     when = _when(run.created)
     output.say(f"run {run.id} of {run.study}, round {run.round}, {when}")
     how = f" (exit code {run.exit_code})" if run.exit_code else f" (signal {run.signal})" if run.signal else ""
-    output.say(f"  {_status_word(run)}{how}" + (f" in {output.seconds(run.seconds)}" if run.seconds else ""))
+    output.say(f"  {_status_word(run)}{how}" + (f" in {format_seconds(run.seconds)}" if run.seconds else ""))
     output.say(f"  by {run.proposer}: {run.reason}")
     output.say(f"  from {run.parent or run.base}" + (f", slot {run.slot}" if run.slot else ""))
     output.say(f"  {run_dir}")
@@ -316,11 +317,7 @@ def logs(folder: Path | None, name: str | None, run_name: str, follow: bool, lin
             while not over:
                 # Check before reading the log to its end. `exit.json` exists even if no engine has updated the ledger.
                 over = not follow or (path.parent / "exit.json").exists() or context.record.run(run.id).state == "ended"
-                grown = False
-                for portion in stream.portions(final=over):
-                    output.show_log(portion)
-                    grown = True
-                if not (over or grown):
+                if not output.show_growth(stream, final=over) and not over:
                     time.sleep(0.1)
     except UntrustedError as error:
         raise LabError(str(error), file=path) from error

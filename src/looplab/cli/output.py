@@ -8,9 +8,12 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from looplab.untrusted import clean_line, clean_text, dump_json, escape_json
+
+if TYPE_CHECKING:
+    from looplab.runs.logs import LogStream
 
 COLOURS = {
     "ok": "green", "failed": "red", "lost": "red", "timeout": "yellow", "stopped": "yellow",
@@ -70,6 +73,15 @@ def show_log(text: str) -> None:
     sys.stdout.flush()
 
 
+def show_growth(log: LogStream, *, final: bool) -> bool:
+    """Print what is new in a log; return whether there was anything."""
+    grown = False
+    for portion in log.portions(final=final):
+        show_log(portion)
+        grown = True
+    return grown
+
+
 def mute(*streams: int) -> None:
     """Redirect these file descriptors to /dev/null."""
     devnull = os.open(os.devnull, os.O_WRONLY)
@@ -116,18 +128,6 @@ def _safe_json(text: str) -> str:
 def number(value: float | None, digits: int = 5) -> str:
     """Format a number with so many significant digits; None: `-`."""
     return "-" if value is None else f"{value:.{digits}g}"
-
-
-def seconds(value: float | None) -> str:
-    """Format a duration in seconds: `4.2s`, `3m05s`, `2h07m`; None: `-`."""
-    if value is None:
-        return "-"
-    if value < 60:
-        return f"{value:.1f}s"
-    minutes, rest = divmod(int(value), 60)
-    if minutes < 60:
-        return f"{minutes}m{rest:02d}s"
-    return f"{minutes // 60}h{minutes % 60:02d}m"
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None) -> None:

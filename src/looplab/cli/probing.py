@@ -24,6 +24,7 @@ from looplab.loop.lock import engine_pid
 from looplab.loop.probing import Advice, Result, Setting
 from looplab.loop.session import check_study
 from looplab.loop.setup import RunOptions, Setup, make_guard
+from looplab.runs.clock import format_seconds
 from looplab.runs.folder import record_file, record_folder, study_folder
 
 BUSY = 0.3
@@ -113,7 +114,7 @@ def _show_settings(settings: list[Setting], json: bool) -> None:
 
 def _announce(setup: Setup, config: ProbeConfig, settings: list[Setting], runs_left: int, slots: int) -> None:
     runnable = sum(1 for setting in settings if setting.config_hash is not None)
-    at_most = output.seconds(runs_left * (config.timeout + setup.study.launch.grace))
+    at_most = format_seconds(runs_left * (config.timeout + setup.study.launch.grace))
     output.say(
         f"probe of {runnable} setting(s), {len(settings) - runnable} skipped: {runs_left} run(s), one at a time, "
         f"at most {at_most}"

@@ -33,6 +33,7 @@ from looplab.loop.session import (
     stop_study,
 )
 from looplab.loop.setup import RunOptions, Setup
+from looplab.runs.clock import format_seconds
 from looplab.runs.folder import record_file
 from looplab.untrusted import real_path
 
@@ -212,7 +213,7 @@ def show_leaders(record: StudyLedger, study: StudyConfig, limit: int = 12) -> No
                 point.run.status or point.run.state,
                 point.shown if point.mean is not None else "-",
                 *((point.run.verdict or "-",) if study.judge else ()),
-                output.seconds(point.run.seconds),
+                format_seconds(point.run.seconds),
                 point.run.reason,
             )
             for point in shown

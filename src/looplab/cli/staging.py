@@ -24,6 +24,7 @@ from looplab.pipeline.folder import RunFolder
 from looplab.pipeline.plan import choose_run, make_plan, pick_stages, read_call_config
 from looplab.pipeline.runner import HERE, StageRun, StopRequest, drive
 from looplab.pipeline.suite import Suite, make_runs, make_suite
+from looplab.runs.clock import format_seconds
 from looplab.runs.names import inside
 from looplab.untrusted import clean_text
 
@@ -150,7 +151,7 @@ def _draw_stage(stage_run: StageRun) -> RenderableType:
     if stage_run.stage is None:
         return Text("")
     return Text(
-        f"{stage_run.stage}  {output.seconds(time.time() - stage_run.since)}  {stage_run.run.path}", style="cyan"
+        f"{stage_run.stage}  {format_seconds(time.time() - stage_run.since)}  {stage_run.run.path}", style="cyan"
     )
 
 
@@ -245,7 +246,7 @@ def _row(run: StageRun) -> tuple[str, ...]:
         what = ", ".join(f"{done.stage} {done.how}" for done in run.done)
     started = run.state != "waiting"
     return (run.name, run.state, run.slot.name if started else "-", run.stage or "-",
-            output.seconds(spent) if started else "-", what)  # fmt: skip
+            format_seconds(spent) if started else "-", what)  # fmt: skip
 
 
 def _table(runs: Sequence[StageRun]) -> None:

@@ -25,14 +25,13 @@ from looplab.loop import submitting
 from looplab.loop.lock import engine_pid
 from looplab.loop.setup import RunOptions
 from looplab.runs import folder as runs
-from looplab.runs.logs import LogStream
-from looplab.runs.redact import redact_text
-from looplab.untrusted import UntrustedError, open_descriptor, open_regular
+from looplab.runs.clock import format_seconds
+from looplab.runs.logs import LogStream, read_tail
+from looplab.untrusted import UntrustedError, open_descriptor
 
 POLL_S = 0.1
 ANNOUNCE_S = 1.0
 """Seconds before a wait is announced, and between checks of the budget."""
-TAIL = 20
 """Number of last log lines in the JSON."""
 MAX_KILLED = 3
 """Number of killed engines that one call replaces; their trainings continue."""
@@ -225,11 +224,11 @@ class Caller:
                 "metrics": summary.get("metrics", {}),
                 "notes": notes,
                 "folder": str(folder),
-                "tail": _tail(runs.record_file(folder, "train.log")),
+                "tail": read_tail(runs.record_file(folder, "train.log")).splitlines(),
             }
             output.print_json(payload)
             return
-        how_long = f" after {output.seconds(run.seconds)}" if run.seconds is not None else ""
+        how_long = f" after {format_seconds(run.seconds)}" if run.seconds is not None else ""
         objective = self._context.study.objective
         measured = f", {objective.metric} {run.objective:.6g}" if objective and run.objective is not None else ""
         unmeasured = "was not measured"  # a command need not measure the study's objective
@@ -330,19 +329,7 @@ class Stream:
             except (FileNotFoundError, UntrustedError):
                 return False
             self._log = LogStream(self._file)
-        grown = False
-        for portion in self._log.portions(final=final):
-            output.show_log(portion)
-            grown = True
+        grown = output.show_growth(self._log, final=final)
         if final:
             self._file.close()
         return grown
-
-
-def _tail(log: Path) -> list[str]:
-    try:
-        with open_regular(log, follow=False) as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 65536))
-            return redact_text(file.read().decode(errors="replace")).splitlines()[-TAIL:]
-    except (OSError, UntrustedError):
-        return []

@@ -61,10 +61,16 @@ def check_study_name(name: str) -> str:
     return name
 
 
-def check_at(text: str) -> str:
-    if not re.fullmatch(r"first|last|best|mean\([1-9][0-9]{0,2}\)", text):
-        raise ValueError(f"{text!r} is not a valid `at`; write first, last, best or mean(5)")
-    return text
+def parse_at(text: str) -> int | None:
+    """Return the k of `mean(k)`; None for `first`, `last` and `best`.
+
+    Raises:
+        LabError: The text is none of these.
+    """
+    match = re.fullmatch(r"first|last|best|mean\(([1-9][0-9]{0,2})\)", text)
+    if match is None:
+        raise LabError(f"{text!r} is not a valid `at`", hint="write first, last, best or mean(5)")
+    return int(match[1]) if match[1] else None
 
 
 def check_inside(path: str, info: ValidationInfo) -> str:
@@ -126,6 +132,7 @@ def _one_of(group: str, *built_in: str) -> AfterValidator:
 AgentName = Annotated[str, _one_of("agents", "codex", "claude", "command")]
 Duration = Annotated[float, BeforeValidator(parse_duration)]
 EditText = Annotated[str, _parsed_by(parse_edit)]
+At = Annotated[str, _parsed_by(parse_at)]
 ExpressionText = Annotated[str, _parsed_by(compile_expression)]
 InLab = Annotated[str, AfterValidator(check_inside)]
 Texts = Annotated[list[str], BeforeValidator(_as_list)]
@@ -221,7 +228,7 @@ class TieBreak(Section):
 
     metric: str
     goal: Literal["max", "min"]
-    at: Annotated[str, AfterValidator(check_at)] = "last"
+    at: At = "last"
 
 
 class ObjectiveConfig(Section):
@@ -229,7 +236,7 @@ class ObjectiveConfig(Section):
 
     metric: str
     goal: Literal["max", "min"]
-    at: Annotated[str, AfterValidator(check_at)] = "last"
+    at: At = "last"
     then: TieBreak | None = None
 
     @model_validator(mode="after")
@@ -536,7 +543,7 @@ class HoldoutConfig(Section):
     metric: str
     goal: Literal["max", "min"] | None = None
     """None: the objective's goal."""
-    at: Annotated[str, AfterValidator(check_at)] = "last"
+    at: At = "last"
     budget: int = Field(10, ge=1)
     """Maximum number of reads in the whole study."""
 
@@ -826,6 +833,19 @@ class StudyConfig(Section):
     stages: dict[str, StageConfig] = Field(default_factory=dict)
     suite: SuiteConfig = Field(default_factory=SuiteConfig)
     case: CaseConfig | None = None
+
+    @property
+    def goals(self) -> dict[str, Literal["max", "min"]]:
+        """Direction of each metric for which the lab file names one."""
+        objective = self.objective
+        targets = [target for target in (objective and objective.then, objective) if target is not None]
+        return {**self.measure.goals, **{target.metric: target.goal for target in targets}}
+
+    @property
+    def last_values(self) -> int:
+        """Number of last values of a metric that the objective and its tie-break are computed from."""
+        objective = self.objective
+        return max([1, *(parse_at(t.at) or 1 for t in (objective, objective and objective.then) if t is not None)])
 
     @property
     def judge_rule(self) -> Literal["test", "ratchet", "deterministic"] | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from looplab.agents.base import AgentEvent, AgentSession, AgentSpec, Answer, Com
 from looplab.agents.confine import landlock_version
 from looplab.agents.log import read_end
 from looplab.agents.process import kill_marked
-from looplab.agents.run import check_spec, find_program, run_agent
+from looplab.agents.run import check_spec, find_program, new_log, run_agent
 from looplab.agents.sandbox import confinement_of
 from looplab.config.files import canonical_json, dump_json, write_atomic
 from looplab.config.lab import load_lab
@@ -276,7 +275,7 @@ class Iteration:
             text.append(prompt.make_retry(attempt.findings[ask - 1], number))
         if earlier is not None and earlier.interrupted:
             text.append(prompt.INTERRUPTED)
-        log = new_log(self.logs, number)
+        log = new_log(self.logs, f"v{number - 1}-to-v{number}", time_last=True)
         retry = f" again (retry {ask - 1} of {self.options.retries})" if ask > 1 else ""
         self.tell(f"v{number}: asking {self.spec.cli}{retry}; log {os.path.relpath(log, self.lab)}")
         self.ledger.asked(log.stem, version=number, ask=ask, log=str(log), cli=self.spec.cli, n=1, attempt=attempt.n,
@@ -565,20 +564,6 @@ class Iteration:
         self.ledger.record(
             "version failed", number, how=how, why=why, branch=branch, commit=self.repo.commit_of(branch)
         )
-
-
-def new_log(folder: Path, number: int) -> Path:
-    """Create a new, empty log `v2-to-v3-<timestamp>.jsonl`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    name = f"v{number - 1}-to-v{number}-{time.strftime('%Y%m%d-%H%M%S')}"
-    for n in range(1, 1000):
-        path = folder / (f"{name}.jsonl" if n == 1 else f"{name}-{n}.jsonl")
-        try:
-            path.touch(exist_ok=False)
-        except FileExistsError:
-            continue
-        return path
-    raise LabError(f"too many logs named {name}", file=folder)
 
 
 def _short(text: str) -> str:

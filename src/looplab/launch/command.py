@@ -28,8 +28,18 @@ VARIABLES = ("run_dir", "out_dir", "config", "run_id", "study", "lab", "slot", "
 """Variables that a template may use."""
 CONFIG_PLACEHOLDERS = ("{flags}", "{overrides}")
 """Placeholders for the rendered config in a command."""
-VARIABLE = re.compile(r"\{\{|\}\}|\{(?:([A-Za-z_][A-Za-z0-9_]*)|config\.([^{}\s]+))\}")
-"""`{name}`, or `{config.KEY}` for a value of the config."""
+VARIABLE = re.compile(r"\{\{|\}\}|\{(config\.[^{}\s]+|[A-Za-z_][\w.-]*)\}")
+"""`{name}`, or `{config.KEY}` for a value of the config; `{{` and `}}` are literal braces."""
+
+
+def replace_variables(template: str, value_of: Callable[[str], str | None]) -> str:
+    """Replace each `{name}` by its value; None leaves it as it is."""
+
+    def replace(match: re.Match[str]) -> str:
+        value = match[0][0] if match[1] is None else value_of(match[1])
+        return match[0] if value is None else value
+
+    return VARIABLE.sub(replace, template)
 
 
 def fill_template(
@@ -44,12 +54,11 @@ def fill_template(
         LabError: A variable is unknown, or the config does not have the key.
     """
 
-    def replace(match: re.Match[str]) -> str:
-        name, key = match.groups()
-        if key is not None:
-            return match.group(0) if config is None else _format_value(_config_value(config, key, where))
-        if name is None:
-            return match.group(0)[0]
+    def value_of(name: str) -> str | None:
+        if name.startswith("config."):
+            return None if config is None else _format_value(_config_value(config, name[7:], where))
+        if not name.isidentifier():
+            return None
         if name not in variables:
             known = ", ".join("{" + known + "}" for known in sorted(variables))
             raise LabError(
@@ -57,7 +66,7 @@ def fill_template(
             )
         return variables[name]
 
-    return VARIABLE.sub(replace, template)
+    return replace_variables(template, value_of)
 
 
 def _config_value(config: Mapping[str, Any], key: str, where: str) -> Any:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from itertools import takewhile
-from pathlib import Path
 from types import ModuleType
+
+from looplab.launch import procfs
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +73,13 @@ class Devices:
 
 def _is_ours(pid: int) -> bool:
     try:
-        return any(
-            item.startswith(b"LOOPLAB_RUN_DIR=") for item in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        )
+        return any(item.startswith(b"LOOPLAB_RUN_DIR=") for item in procfs.environ(pid))
     except OSError:
         return False
 
 
 def _process_name(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
+        return procfs.name(pid)
     except OSError:
         return "a process"

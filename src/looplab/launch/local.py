@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 
 from looplab.errors import LabError
-from looplab.launch import supervisor
+from looplab.launch import procfs, supervisor
 from looplab.launch.base import Delayed, Ended, Exit, LaunchEvent, LaunchSpec, Rejected, Started, Unreachable
 from looplab.runs import clock
 from looplab.runs.disk import network_disk
@@ -160,15 +160,8 @@ def read_exit(record_dir: Path) -> Exit | None:
 
 def is_alive(pid: int, ticks: int, boot: str) -> bool:
     """Return whether this exact process is alive; the start time and boot id guard against a reused pid."""
-    return boot == supervisor.boot_id() and ticks != 0 and supervisor.start_ticks(pid) == ticks and not is_zombie(pid)
-
-
-def is_zombie(pid: int) -> bool:
-    """Return whether the process is a zombie or does not exist."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
-    except (OSError, IndexError):
-        return True
+    is_same = boot == supervisor.boot_id() and ticks != 0 and supervisor.start_ticks(pid) == ticks
+    return is_same and not procfs.is_zombie(pid)
 
 
 def where_is(process: dict[str, Any] | None, record_dir: Path) -> Where:
@@ -204,25 +197,21 @@ def find_by_mark(run_dir: Path, record_dir: Path | None = None) -> list[int]:
     run_tag = supervisor.tag_of(str(record_dir or run_dir))
     mark = os.fsencode(f"LOOPLAB_RUN_DIR={run_dir}")
     found = []
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            pid = int(entry.name)
-            tag = supervisor.tag_on(pid)
-            with contextlib.suppress(OSError):
-                if tag and tag != run_tag:
-                    continue
-                is_marked = mark in Path(entry.path, "environ").read_bytes().split(b"\0")
-                if is_marked or (tag and not _is_supervisor(Path(entry.path))):
-                    os.kill(pid, 0)  # raises for a process of another user, which cannot be signalled
-                    if not is_zombie(pid):
-                        found.append((supervisor.start_ticks(pid), pid))
+    for pid in procfs.pids():
+        tag = supervisor.tag_on(pid)
+        with contextlib.suppress(OSError):
+            if tag and tag != run_tag:
+                continue
+            if mark in procfs.environ(pid) or (tag and not _is_supervisor(pid)):
+                os.kill(pid, 0)  # raises for a process of another user, which cannot be signalled
+                if not procfs.is_zombie(pid):
+                    found.append((supervisor.start_ticks(pid), pid))
     return [pid for _, pid in sorted(found)]
 
 
-def _is_supervisor(process: Path) -> bool:
-    """Return whether a process (a folder in /proc) was started as a supervisor."""
-    argv = (process / "cmdline").read_bytes().split(b"\0")
-    return any(word.endswith(b"/looplab/launch/supervisor.py") for word in argv[:4])
+def _is_supervisor(pid: int) -> bool:
+    """Return whether a process was started as a supervisor."""
+    return any(word.endswith(b"/looplab/launch/supervisor.py") for word in procfs.argv(pid)[:4])
 
 
 def signal_groups(pids: Iterable[int], number: int) -> None:
@@ -298,8 +287,8 @@ def _describe_process(pid: int) -> dict[str, Any]:
     """Return what `process.json` would hold for a process that was found by its mark; pid 0: for a dead one."""
     parent = 0
     with contextlib.suppress(OSError, IndexError):
-        parent = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
-        if b"/launch/supervisor.py\0" not in Path(f"/proc/{parent}/cmdline").read_bytes():
+        parent = procfs.parent(pid)
+        if not _is_supervisor(parent):
             parent = 0
     return {
         "pid": pid,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from looplab.config.files import dump_json, write_atomic
-from looplab.config.lab import StudyConfig
+from looplab.config.lab import StudyConfig, parse_at
 from looplab.judge.base import Candidate, HeldOut, Judgement, JudgeSettings, JudgeState, RunRequest, Score
 from looplab.judge.judge import Judge
 from looplab.judge.stats import paired
@@ -22,7 +22,7 @@ from looplab.loop.flags import current_conditions
 from looplab.loop.setup import compared_changes
 from looplab.measure.discover import reader_of
 from looplab.measure.run_metrics import tie_break_value
-from looplab.measure.summary import Directions, Summariser, check_at, objective_value
+from looplab.measure.summary import Directions, Summariser, objective_value
 from looplab.runs import folder
 from looplab.runs.code import code_differences, name_files
 
@@ -296,7 +296,7 @@ class StudyJudge:
         held_out = self._study.holdout
         assert held_out is not None
         goal = held_out.goal or (self._study.objective.goal if self._study.objective else "min")
-        summariser = Summariser(Directions({held_out.metric: goal}), kept=check_at(held_out.at) or 1)
+        summariser = Summariser(Directions({held_out.metric: goal}), kept=parse_at(held_out.at) or 1)
         summariser.add(reader_of(self._study, self._outputs / run, with_held_out=True).poll(final=True))
         value = objective_value(summariser, held_out.metric, held_out.at)
         # The judge applies the objective's goal to both metrics.

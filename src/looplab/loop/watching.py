@@ -35,9 +35,6 @@ class RunMonitor:
 
     def __init__(self, setup: Setup, record: StudyLedger, outputs: Path, tell: Listener) -> None:
         study = setup.study
-        goals = dict(study.measure.goals)
-        if study.objective is not None:
-            goals[study.objective.metric] = study.objective.goal
         self._study = study
         self._record = record
         self._outputs = outputs
@@ -45,7 +42,7 @@ class RunMonitor:
         self._conditions = setup.conditions
         self._knobs = KnobTable(setup.guard.knobs.values())
         self._tell = tell
-        self._watcher = Watcher(study.watch, Directions(goals), study.objective)
+        self._watcher = Watcher(study.watch, Directions(study.goals), study.objective)
         self._impatient = {
             name
             for name, rule in zip(names(study.watch), study.watch, strict=True)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import orjson
 
+from looplab.config.files import write_atomic
 from looplab.measure.discover import Reader
 from looplab.measure.summary import Directions, Goal, MetricSummary, Summariser
 
@@ -183,11 +184,7 @@ class _Cache:
 
     def save(self) -> None:
         runs = {name: entry for name, entry in self._runs.items() if (self._root / name).is_dir()}
-        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
-        temporary.unlink(missing_ok=True)
-        with temporary.open("xb") as file:
-            file.write(orjson.dumps({**self._head, "runs": runs}))
-        temporary.replace(self._path)
+        write_atomic(self._path, orjson.dumps({**self._head, "runs": runs}), sync=False)
 
     def _name(self, run_dir: Path) -> str:
         """Return the run's path relative to the cache, so that the whole tree can be moved."""

@@ -22,7 +22,7 @@ from looplab.config.lab import StudyConfig
 from looplab.errors import LabError
 from looplab.measure.discover import Reader, describe
 from looplab.measure.folders import find_runs, names_in
-from looplab.measure.summary import Directions, MetricSummary, Summariser, check_at, objective_value
+from looplab.measure.summary import Directions, MetricSummary, Summariser, objective_value
 from looplab.untrusted import UntrustedError, clean_line, dump_json, mend, real_path
 
 CONFIGS = (
@@ -125,7 +125,7 @@ def read_folder(path: Path, study: StudyConfig, mapped: Mapping[str, str], count
 def _read_folder(path: Path, study: StudyConfig, mapped: Mapping[str, str], count: Count) -> ForeignRun | Unreadable:
     hidden = (study.holdout.metric,) if study.holdout is not None else ()
     reader = Reader(path, "auto", _aliases(study, mapped), study.measure.stdout, hidden)
-    summariser = Summariser(Directions(_goals(study)), kept=_tail_length(study))
+    summariser = Summariser(Directions(study.goals), kept=study.last_values)
     summariser.add(reader.poll(final=True))
     while reader.behind:
         summariser.add(reader.poll(final=True))
@@ -166,15 +166,6 @@ def _aliases(study: StudyConfig, mapped: Mapping[str, str]) -> dict[str, list[st
     for theirs, ours in mapped.items():
         aliases.setdefault(ours, []).insert(0, theirs)
     return aliases
-
-
-def _goals(study: StudyConfig) -> dict[str, Any]:
-    goals = dict(study.measure.goals)
-    return goals | ({study.objective.metric: study.objective.goal} if study.objective is not None else {})
-
-
-def _tail_length(study: StudyConfig) -> int:
-    return (check_at(study.objective.at) or 1) if study.objective is not None else 1
 
 
 def _configs(

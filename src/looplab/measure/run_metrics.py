@@ -15,7 +15,7 @@ from looplab.ledger.view import RunRow
 from looplab.measure.base import Batch, merge
 from looplab.measure.discover import Reader, describe, reader_of
 from looplab.measure.missing import explain_missing
-from looplab.measure.summary import Directions, Summariser, check_at, objective_value, to_dict
+from looplab.measure.summary import Directions, Summariser, objective_value, to_dict
 from looplab.runs import clock
 from looplab.runs.folder import RECORD, read_json, record_file
 from looplab.runs.logs import read_tail
@@ -44,18 +44,8 @@ class RunMetrics:
     """Whether everything was read after the run had ended."""
 
     def __post_init__(self) -> None:
-        measure = self.study.measure
-        objective = self.study.objective
-        goals = dict(measure.goals)
-        n_last = 1
-        if objective is not None:
-            n_last = check_at(objective.at) or 1
-            if objective.then is not None:
-                goals[objective.then.metric] = objective.then.goal
-                n_last = max(n_last, check_at(objective.then.at) or 1)
-            goals[objective.metric] = objective.goal
         self.reader = reader_of(self.study, self.run_dir)
-        self.summariser = Summariser(Directions(goals), kept=n_last)
+        self.summariser = Summariser(Directions(self.study.goals), kept=self.study.last_values)
 
     def poll(self, final: bool = False, until: float | None = None) -> Batch:
         """Read and return new points; for the arguments see `MetricSource.poll`.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from math import isfinite
 from typing import Any, Literal
 
+from looplab.config.lab import parse_at
 from looplab.errors import LabError
 from looplab.measure.base import Batch, Curve
 
@@ -292,23 +293,6 @@ class Summariser:
         return objective_value(self, metric, f"mean({k})")
 
 
-_MEAN = re.compile(r"mean\(\s*([1-9]\d*)\s*\)")
-
-
-def check_at(at: str) -> int | None:
-    """Return the k of `mean(k)`; None for `first`, `last` and `best`.
-
-    Raises:
-        LabError: `at` is none of these.
-    """
-    if at in ("first", "last", "best"):
-        return None
-    match = _MEAN.fullmatch(at)
-    if match is None:
-        raise LabError(f"objective.at is {at!r}", hint="use first, last, best, or mean(k), for example mean(10)")
-    return int(match[1])
-
-
 def objective_value(
     measured: Summariser | Mapping[str, MetricSummary] | Mapping[str, Curve],
     metric: str,
@@ -327,7 +311,7 @@ def objective_value(
     Raises:
         LabError: `at` is not valid, or the summary has too few last values.
     """
-    k = check_at(at)
+    k = parse_at(at)
     if isinstance(measured, Summariser):
         summary = measured.summary(metric, tail=k or 0)
     else:

@@ -14,10 +14,10 @@ from looplab.config.files import dump_json, write_atomic
 from looplab.config.paths import find
 from looplab.errors import LabError
 from looplab.launch.base import Slot
+from looplab.launch.command import VARIABLE
 from looplab.pipeline.folder import RunFolder
 from looplab.pipeline.plan import (
     COMMAND_VARIABLES,
-    VARIABLE,
     PipelinePlan,
     check_artifacts,
     fill_argv,

@@ -19,14 +19,13 @@ from looplab.config.lab import LabConfig, StageConfig, StudyConfig
 from looplab.config.paths import diff, find, get, parse, same, set_
 from looplab.errors import LabError
 from looplab.launch.base import Slot
-from looplab.launch.command import find_program
+from looplab.launch.command import VARIABLE, find_program, replace_variables
 from looplab.pipeline import fingerprint
 from looplab.pipeline.fingerprint import Hashes, Parts
 from looplab.pipeline.folder import CONFIG, RunFolder, latest, make_id, need_latest, read_record, runs_below
 from looplab.runs.folder import study_folder
 from looplab.runs.names import check_name, inside
 
-VARIABLE = re.compile(r"\{\{|\}\}|\{([A-Za-z_][\w.-]*)\}")
 COMMAND_VARIABLES = frozenset({"python", "config", "run_dir", "run_id", "stage", "lab", "study", "slot", "devices"})
 """Names that looplab itself replaces in commands."""
 LATEST_ID = "latest"
@@ -36,11 +35,10 @@ def fill_template(template: str, config: Mapping[str, Any], variables: Mapping[s
     """Replace `{name}` by a variable or by the config's value at that dotted key; None if a value is null."""
     null = False
 
-    def replace(match: re.Match[str]) -> str:
+    def value_of(name: str) -> str | None:
         nonlocal null
-        name = match.group(1)
-        if name is None:
-            return match.group(0)[0]
+        if not re.fullmatch(r"[\w.-]+", name):
+            return None
         if name in variables:
             return variables[name]
         places = find(config, name)
@@ -56,7 +54,7 @@ def fill_template(template: str, config: Mapping[str, Any], variables: Mapping[s
         null = null or value is None
         return str(value)
 
-    text = VARIABLE.sub(replace, template)
+    text = replace_variables(template, value_of)
     return None if null else text
 
 

@@ -30,7 +30,9 @@ from looplab.pipeline import fingerprint
 from looplab.pipeline.folder import CONFIG, RunFolder, point_latest, read_record, unpoint_latest
 from looplab.pipeline.plan import PipelinePlan, fill_template, find_stage_program
 from looplab.runs import clock, tree
+from looplab.runs.clock import format_seconds
 from looplab.runs.folder import sweep
+from looplab.runs.logs import TAIL_LINES, read_tail
 from looplab.runs.redact import known_secrets, redact_argv, redact_text, scrub_file
 from looplab.untrusted import UntrustedError, append_own, open_regular
 
@@ -38,7 +40,6 @@ POLL_S = 0.1
 """Seconds between two polls of the executor."""
 BLOCKED_S = 1.0
 """Seconds until a start that was rejected because its device is in use is retried."""
-TAIL = 20
 """Lines of output shown for a failed stage."""
 HERE = Slot("here")
 """Slot without pinning: the devices and cores of this process."""
@@ -220,7 +221,7 @@ class StageRun:
             if (self.run.path / "stages" / f"{stage}.begun.json").exists():
                 self._clean_up(stage)  # interrupted right after its end; otherwise the files may be a later stage's
             self.done.append(StageResult(stage, "skipped", "unchanged", made["seconds"]))
-            self.say(f"{stage}: skipped, complete and unchanged (took {_format_duration(made['seconds'])})")
+            self.say(f"{stage}: skipped, complete and unchanged (took {format_seconds(made['seconds'])})")
             return None
         resume = begun is not None and begun["fingerprint"] == digest and begun["state"] != "clearing"
         self._begin(stage, parts, digest, why, resume=resume)
@@ -368,12 +369,12 @@ class StageRun:
             )
         else:
             run.write(f"stages/{stage}.begun.json", {**begun, "state": "ended", "why": why})
-        self._stamp(f"{stage} {'complete' if why is None else f'not complete: {why}'}, {_format_duration(seconds)}")
+        self._stamp(f"{stage} {'complete' if why is None else f'not complete: {why}'}, {format_seconds(seconds)}")
         scrub_file(run.log, known_secrets())
         self._clean_up(stage)
         if why is None:
             self.done.append(StageResult(stage, "complete", begun["why"], seconds))
-            self.say(f"{stage}: complete in {_format_duration(seconds)}")
+            self.say(f"{stage}: complete in {format_seconds(seconds)}")
         else:
             self.say(f"{stage}: not complete: {why}")
         return why
@@ -416,25 +417,15 @@ class StageRun:
             self.write(redact_text(new.decode(errors="replace")))
         return bool(new)
 
-    def tail(self, lines: int = TAIL) -> list[str]:
+    def tail(self, lines: int = TAIL_LINES) -> list[str]:
         """Return the last lines of the stage's output."""
-        try:
-            with self.run.log.open("rb") as file:
-                file.seek(max(int(self._begun.get("log_at", 0)), file.seek(0, os.SEEK_END) - 65536))
-                return redact_text(file.read().decode(errors="replace")).splitlines()[-lines:]
-        except FileNotFoundError:
-            return []
+        return read_tail(self.run.log, lines, start=int(self._begun.get("log_at", 0))).splitlines()
 
 
 def _last_byte(path: Path) -> bytes:
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read()
-
-
-def _format_duration(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{seconds:.1f}s" if seconds < 60 else f"{minutes // 60}h{minutes % 60:02d}m{rest:02d}s"
 
 
 # -- many runs

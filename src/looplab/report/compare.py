@@ -71,10 +71,7 @@ def compare(outputs: Path, study: StudyConfig, record: StudyView, names: Sequenc
     for row in rows:
         if row.state == "planned":
             raise LabError(f"run {row.id} has not started yet", hint="see `looplab status`")
-    goals = dict(study.measure.goals)
-    if study.objective:
-        goals[study.objective.metric] = study.objective.goal
-    directions = Directions(goals)
+    directions = Directions(study.goals)
     batches = [curves.read(outputs, row, study) for row in rows]
     summaries = [_summaries(outputs, row, batch, directions) for row, batch in zip(rows, batches, strict=True)]
     configs = [{**record.config_of(row, outputs / row.id), **_arguments(outputs, row)} for row in rows]

@@ -36,7 +36,7 @@ from looplab.report.judged import (
     reproduced,
     watched,
 )
-from looplab.runs import folder
+from looplab.runs import clock, folder
 from looplab.runs.logs import read_tail
 from looplab.untrusted import UntrustedError, open_regular
 
@@ -460,10 +460,7 @@ def _facts(study: StudyConfig, outputs: Path, file: _Files, knobs: dict[str, Any
 
 
 def _measured_so_far(study: StudyConfig, run_dir: Path) -> dict[str, MetricSummary]:
-    goals = dict(study.measure.goals)
-    if study.objective:
-        goals[study.objective.metric] = study.objective.goal
-    summariser = Summariser(Directions(goals), kept=1)
+    summariser = Summariser(Directions(study.goals), kept=1)
     summariser.add(reader_of(study, run_dir).poll())
     return summariser.result()
 
@@ -640,7 +637,7 @@ def _budget(study: StudyConfig, record: StudyView) -> tuple[BudgetFacts, ...]:
     parts = [
         one("rounds", used.rounds, rounds, lambda n: f"{n:g}"),
         one("runs", used.runs - submitted, runs, lambda n: f"{n:g}"),
-        one("wall clock", used.wall, limits.wall, wording.seconds),
+        one("wall clock", used.wall, limits.wall, clock.format_seconds),
         one("device hours", used.device_hours, limits.device_hours, lambda n: f"{n:.3g}"),
     ]
     if submitted:

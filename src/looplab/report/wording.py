@@ -52,18 +52,6 @@ def bars(values: Sequence[float]) -> str:
     return "".join("▁▂▃▄▅▆▇█"[min(7, max(0, int(8 * one)))] for one in values)
 
 
-def seconds(value: float | None) -> str:
-    """Return a duration: `4.2 s`, `3 min 05 s`, `2 h 07 min`."""
-    if value is None:
-        return NOTHING
-    if value < 60:
-        return f"{value:.1f} s"
-    minutes, rest = divmod(int(value), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
-
-
 def moment(at: float) -> str:
     """Return a Unix time as UTC text."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")

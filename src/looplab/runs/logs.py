@@ -15,7 +15,7 @@ PORTION = 1 << 20
 LONGEST_PART = 1 << 20
 """Maximum number of characters of an incomplete line."""
 BLOCK = 1 << 16
-TAIL_LINES, TAIL_BYTES = 20, 1 << 14
+TAIL_LINES, TAIL_BYTES = 20, 1 << 16
 LONGEST_END = 16 << 20
 """Bytes at the end of a log that are searched for its last lines."""
 
@@ -65,16 +65,19 @@ def seek_last_lines(file: BinaryIO, lines: int) -> None:
     file.seek(size - sum(map(len, last_lines)))
 
 
-def read_tail(log: Path, lines: int = TAIL_LINES) -> str:
-    """Return the last lines of a log as a terminal shows them (a progress bar in its last state); empty: no log."""
+def read_tail(log: Path, lines: int = TAIL_LINES, *, start: int = 0) -> str:
+    """Return the last lines of a log as a terminal shows them (a progress bar in its last state); empty: no log.
+
+    Args:
+        start: Offset of the part of the log that is looked at.
+    """
     try:
         with open_regular(log, follow=False) as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - TAIL_BYTES))
+            begin = file.seek(max(start, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             text = file.read().decode(errors="replace")
     except (OSError, UntrustedError):
         return ""
-    if size > TAIL_BYTES:
+    if begin > start:
         text = text.partition("\n")[2] or text
     shown = [line.rstrip("\r").rpartition("\r")[2] for line in text.rstrip().split("\n")[-lines:]]
     return "\n".join(redact_text(clean_text(line)).rstrip() for line in shown)

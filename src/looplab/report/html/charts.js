@@ -37,11 +37,11 @@ function signed(value) {
 
 function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
-  if (seconds < 60) return seconds.toFixed(1) + " s";
+  if (seconds < 60) return seconds.toFixed(1) + "s";
   const minutes = Math.floor(seconds / 60);
   const two = (number) => String(Math.floor(number)).padStart(2, "0");
-  if (minutes < 60) return `${minutes} min ${two(seconds % 60)} s`;
-  return `${Math.floor(minutes / 60)} h ${two(minutes % 60)} min`;
+  if (minutes < 60) return `${minutes}m${two(seconds % 60)}s`;
+  return `${Math.floor(minutes / 60)}h${two(minutes % 60)}m`;
 }
 
 const count = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;

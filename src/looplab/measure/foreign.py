@@ -183,9 +183,9 @@ def _configs(
                 notes.append(f"{os.path.relpath(file, path)} cannot be read: {describe(error)}")
     for file in sources:
         if file.suffix == ".wandb":
-            from looplab.measure.wandb_log import read_wandb_meta
+            from looplab.measure.wandb_log import read_wandb_config
 
-            config = mend(read_wandb_meta(file).config)
+            config = mend(read_wandb_config(file))
             if config:
                 yield config, os.path.relpath(file, path), file
         elif file.name.startswith("events.out.tfevents."):

@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from struct import Struct
-from typing import Any, TypeVar
+from typing import Any
 from zlib import crc32
 
 import orjson
@@ -29,11 +28,9 @@ _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _KIND_CRC = [crc32(bytes([kind])) for kind in range(5)]
 
 # Field numbers of W&B's records, and the encoded tags (number and wire type) of some.
-_HISTORY, _SUMMARY, _CONFIG, _RUN, _EXIT = 2, 3, 5, 17, 18
+_HISTORY, _CONFIG, _RUN = 2, 5, 17
 _NUM_TAG, _HISTORY_TAG, _SUMMARY_TAG, _STEP_TAG = 0x08, 0x12, 0x1A, 0x12
 _VALUE_JSON_TAG = b"\x82\x01"
-
-Name = TypeVar("Name")
 
 
 class RecordLog:
@@ -194,9 +191,7 @@ class WandbSource:
         return name
 
 
-def _split_items(
-    data: bytes, start: int, end: int, known: Mapping[bytes, Name]
-) -> tuple[list[Name], list[bytes]] | None:
+def _split_items(data: bytes, start: int, end: int, known: Mapping[bytes, str]) -> tuple[list[str], list[bytes]] | None:
     """Return names and JSON values of a message if all its names are known and all its items are short; else None.
 
     Such a message is split at the tag between name and value, which is several times faster than decoding. In a long
@@ -276,116 +271,21 @@ def _without_media(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if not name.startswith(media)} if media else row
 
 
-@dataclass(slots=True)
-class WandbRun:
-    """Metadata, config and summary of a W&B run."""
-
-    id: str = ""
-    """The id in `run-<id>.wandb`."""
-    entity: str = ""
-    """The user or team; empty if an offline run named none."""
-    project: str = ""
-    """The project."""
-    name: str = ""
-    """The display name."""
-    group: str = ""
-    """The group, if any."""
-    job_type: str = ""
-    """The job type, if any."""
-    notes: str = ""
-    """Notes, if any."""
-    tags: list[str] = field(default_factory=list)
-    """Tags, if any."""
-    sweep_id: str = ""
-    """The sweep the run belongs to, if any."""
-    started: float | None = None
-    """Start time in seconds since the epoch; None if not known."""
-    exit_code: int | None = None
-    """Exit code; None if there is none, as for a run that was killed or is still running."""
-    config: dict[str, Any] = field(default_factory=dict)
-    """The config including later changes, without W&B's own entry."""
-    summary: dict[str, Any] = field(default_factory=dict)
-    """The last value of each metric, or what the run set instead; nested as it was logged."""
-
-
-_RUN_TEXTS = {1: "id", 2: "entity", 3: "project", 6: "group", 7: "job_type", 8: "name", 9: "notes", 12: "sweep_id"}
-
-
-def read_wandb_meta(path: Path) -> WandbRun:
-    """Return metadata, config and summary of a run from its `.wandb` file; damaged records are skipped."""
-    reader = _MetaReader()
-    log = RecordLog(path, lambda: None)
-    for records in log.blocks():
+def read_wandb_config(path: Path) -> dict[str, Any]:
+    """Return the config of a run with its later changes, without W&B's own entry; damaged records are skipped."""
+    config: dict[str, Any] = {}
+    for records in RecordLog(path, config.clear).blocks():
         for record in records:
-            try:
-                reader.add(record)
-            except (ValueError, IndexError, RecursionError):
-                continue
-    return reader.result()
-
-
-class _MetaReader:
-    """Collects the metadata in the records of a log; values are parsed once, at the end."""
-
-    def __init__(self) -> None:
-        self._run = WandbRun()
-        self._known: dict[bytes, tuple[str, ...]] = {}
-        self._logged: dict[tuple[str, ...], bytes] = {}
-        self._summary: dict[tuple[str, ...], bytes] = {}
-
-    def result(self) -> WandbRun:
-        for path, value in (self._logged | self._summary).items():
-            with suppress(ValueError, RecursionError):
-                _set_nested(self._run.summary, path, _parse_json(value))
-        self._run.config.pop("_wandb", None)
-        self._run.summary.pop("_wandb", None)
-        return self._run
-
-    def add(self, record: bytes) -> None:
-        for part in wire.fields(record):
-            if part.number == _HISTORY:
-                self._add_values(record, part, self._logged)
-            elif part.number == _SUMMARY:
-                self._add_values(record, part, self._summary)
-            elif part.number == _CONFIG:
-                _apply_update(record, part, self._run.config)
-            elif part.number == _RUN:
-                _add_run(record, part, self._run)
-            elif part.number == _EXIT:
-                codes = [inner.value for inner in wire.fields(record, part.start, part.end) if inner.number == 1]
-                self._run.exit_code = wire.signed(codes[0]) if codes else 0
-
-    def _add_values(self, record: bytes, message: wire.WireField, into: dict[tuple[str, ...], bytes]) -> None:
-        items = _split_items(record, message.start, message.end, self._known)
-        if items is not None:
-            into.update(zip(*items, strict=True))
-            return
-        for part in wire.fields(record, message.start, message.end):
-            if part.kind != wire.LENGTH:
-                continue
-            names, value, key = _decode_item(record, part)
-            path = tuple(names)
-            if part.number == 2:
-                into.pop(path, None)  # a removed entry; in a history, the step, which has no name
-            elif part.number == 1:
-                into[path] = json.dumps(value).encode()
-                if key:
-                    self._known[key] = path
-
-
-def _add_run(record: bytes, message: wire.WireField, run: WandbRun) -> None:
-    for part in wire.fields(record, message.start, message.end):
-        if part.number in _RUN_TEXTS:
-            setattr(run, _RUN_TEXTS[part.number], wire.text(record, part))
-        elif part.number == 4:
-            _apply_update(record, part, run.config)
-        elif part.number == 5:
-            _apply_update(record, part, run.summary)
-        elif part.number == 10:
-            run.tags.append(wire.text(record, part))
-        elif part.number == 17:
-            seconds = {inner.number: inner.value for inner in wire.fields(record, part.start, part.end)}
-            run.started = seconds.get(1, 0) + seconds.get(2, 0) / 1e9
+            with suppress(ValueError, IndexError, RecursionError):
+                for part in wire.fields(record):
+                    if part.number == _CONFIG:
+                        _apply_update(record, part, config)
+                    elif part.number == _RUN:
+                        for inner in wire.fields(record, part.start, part.end):
+                            if inner.number == 4:
+                                _apply_update(record, inner, config)
+    config.pop("_wandb", None)
+    return config
 
 
 def _apply_update(record: bytes, message: wire.WireField, values: dict[str, Any]) -> None:

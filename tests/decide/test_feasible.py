@@ -85,4 +85,4 @@ def test_act_ot_searches_the_keys_that_a_config_from_elsewhere_lacks() -> None:
     assert {"ot.no_window", "ot.sharpness"} <= {axis.path for axis in axes}
     assert left_out == []
     ruling = guard.check(short, ["ot.sharpness@add=2"])
-    assert ruling.require()["ot"]["sharpness"] == 2.0
+    assert ruling.config["ot"]["sharpness"] == 2.0

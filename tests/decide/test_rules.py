@@ -131,7 +131,7 @@ class Lab:
                     accepted.proposer, accepted.edits, accepted.reason, parent=accepted.parent, source=accepted.source
                 )
                 assert id_ is not None
-                config = make_guard().check(self.config(accepted.parent or ""), accepted.edits).require()
+                config = make_guard().check(self.config(accepted.parent or ""), accepted.edits).config
             round_ = self.study.open_round() or self.study.begin_round()
             run = self.study.plan(
                 round=round_, proposal=id_, proposer="x", parent=None, base="b", reason="",

@@ -69,7 +69,7 @@ class Lab:
     def plan(self, proposal: Proposal) -> tuple[str, dict[str, Any]]:
         with self.ledger.write():
             number = self.study.propose(proposal.proposer, proposal.edits, proposal.reason, parent=proposal.parent)
-            config = self.guard.check(self.base, proposal.edits).require()
+            config = self.guard.check(self.base, proposal.edits).config
             run = self.study.plan(
                 round=self.round, proposal=number, proposer=proposal.proposer, parent=None, base="b", reason="",
                 config_hash=canonical_json(config).decode(), devices=1, plan=RunPlan(config),

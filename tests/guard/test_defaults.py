@@ -37,7 +37,7 @@ def guard(derive: dict[str, str] | None = None, *constraints: str) -> Guard:
 )
 def test_an_edit_starts_from_the_default_of_a_key_that_the_config_lacks(edit: str, place: Any, value: Any) -> None:
     ruling = guard().check(BASE, [edit])
-    config: Any = ruling.require()
+    config: Any = ruling.config
     for part in place:
         config = config[part]
     assert config == value
@@ -46,26 +46,26 @@ def test_an_edit_starts_from_the_default_of_a_key_that_the_config_lacks(edit: st
 
 
 def test_only_what_was_changed_is_added() -> None:
-    changed = guard().check(BASE, ["ot.topk@set=3"]).require()
+    changed = guard().check(BASE, ["ot.topk@set=3"]).config
     assert changed == {**BASE, "ot": {"reg": 0.1, "topk": 3}}
-    assert guard().admit(BASE).require() == BASE
+    assert guard().admit(BASE).config == BASE
 
 
 def test_to_set_the_default_changes_nothing() -> None:
     ruling = guard().check(BASE, ["ot.topk@set=8", "ot.sampling.sharpness@set=2"])
-    assert ruling.require() == BASE
+    assert ruling.config == BASE
     assert not ruling.changes
     assert "changes nothing" in ruling.ineffective
 
 
 def test_an_empty_mapping_of_the_config_stays() -> None:
     config = {**BASE, "ot": {"reg": 0.1, "sampling": {}}}
-    assert guard().check(config, ["lr@set=0.2"]).require() == {**config, "lr": 0.2}
+    assert guard().check(config, ["lr@set=0.2"]).config == {**config, "lr": 0.2}
 
 
 def test_constraints_and_derived_keys_read_defaults() -> None:
     ruled = guard({"ot.reg": "ot.topk / 10"}, "ot.topk < 20")
-    assert ruled.admit(BASE).require()["ot"] == {"reg": 0.8}
+    assert ruled.admit(BASE).config["ot"] == {"reg": 0.8}
     assert ruled.check(BASE, ["ot.topk@set=30"]).problems[0].rule == "constraint"
 
 

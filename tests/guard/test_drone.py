@@ -102,12 +102,12 @@ def test_the_full_profile_is_admitted_as_it_is() -> None:
     assert ruling.config == FULL
     assert ruling.config is not FULL
     assert ruling.changes == ()
-    assert ruling.require()["train"]["batch_size"] == 28672
+    assert ruling.config["train"]["batch_size"] == 28672
 
 
 def test_the_quick_profile_derives_its_batch() -> None:
     ruling = GUARD.check(FULL, ["vec.num_envs@set=4", "vec.num_workers@set=4", "train.total_timesteps@set=1e6"])
-    train = ruling.require()["train"]
+    train = ruling.config["train"]
     assert (train["batch_size"], train["minibatch_size"], train["max_minibatch_size"]) == (2048, 2048, 2048)
     assert type(train["batch_size"]) is int
     assert (train["total_timesteps"], type(train["total_timesteps"])) == (1_000_000, int)
@@ -124,7 +124,7 @@ def test_the_quick_profile_derives_its_batch() -> None:
 
 def test_environments_are_rounded_up_to_the_workers_with_a_note() -> None:
     ruling = GUARD.check(FULL, ["vec.num_envs@set=30", "vec.num_workers@set=4"])
-    config = ruling.require()
+    config = ruling.config
     assert config["vec"]["num_envs"] == 32
     assert config["train"]["batch_size"] == 4 * 8 * 32 * 16
     assert "vec.num_envs 30 → 32: ceil_to(vec.num_envs, vec.num_workers)" in ruling.notes
@@ -155,8 +155,8 @@ def test_without_the_normaliser_the_constraint_shows_its_values() -> None:
 
 def test_a_whole_number_is_a_fine_learning_rate() -> None:
     ruling = GUARD.check(FULL, ["train.learning_rate@set=1"])
-    assert ruling.require()["train"]["learning_rate"] == 1.0
-    assert type(ruling.require()["train"]["learning_rate"]) is float
+    assert ruling.config["train"]["learning_rate"] == 1.0
+    assert type(ruling.config["train"]["learning_rate"]) is float
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_every_problem_is_reported_at_once() -> None:
 
 def test_an_edit_of_a_derived_key_is_overridden_with_a_note() -> None:
     ruling = GUARD.check(FULL, ["train.batch_size@set=4096", "vec.num_envs@set=28"])
-    assert ruling.require()["train"]["batch_size"] == 14336
+    assert ruling.config["train"]["batch_size"] == 14336
     assert any("train.batch_size is derived: 4096 → 14336" in note for note in ruling.notes)
     right = GUARD.check(FULL, ["train.batch_size@set=14336", "vec.num_envs@set=28"])
     assert right.ok
@@ -311,7 +311,7 @@ def test_what_the_guard_lets_pass_is_legal_and_what_it_does_is_repeatable(edits:
         assert ruling.config is None
         assert all(problem.message for problem in ruling.problems)
         return
-    config = ruling.require()
+    config = ruling.config
     for path, value in GUARD.knob_values(config).items():
         assert KNOBS[path].problem(value) is None
         assert type(value) is KNOBS[path].python_type()

@@ -41,8 +41,8 @@ def knob(**spec: Any) -> Knob:
 def test_a_legal_value_is_coerced_to_the_type_of_the_knob(spec: dict[str, Any], value: Any, coerced: Any) -> None:
     made = knob(**spec)
     assert made.problem(value) is None
-    assert made.coerce(value) == coerced
-    assert type(made.coerce(value)) is type(coerced)
+    assert made.check(value)[0] == coerced
+    assert type(made.check(value)[0]) is type(coerced)
     assert made.nearest(value) == coerced
 
 
@@ -92,9 +92,9 @@ def test_without_a_type_the_value_in_the_config_decides() -> None:
         == "0.5 is not a whole number (the config has 3; to allow it, give the knob `type: float`)"
     )
     assert free.problem(0.5, like=3.0) is None
-    assert free.coerce(4, like=3.0) == 4.0
-    assert type(free.coerce(4, like=3.0)) is float
-    assert type(free.coerce(4)) is int
+    assert free.check(4, like=3.0)[0] == 4.0
+    assert type(free.check(4, like=3.0)[0]) is float
+    assert type(free.check(4)[0]) is int
     assert free.python_type(3) is int
     assert free.python_type(3.0) is float
     assert free.python_type() is None

@@ -189,8 +189,8 @@ def test_a_run_that_ends_in_nan_has_no_last_value() -> None:
 def test_nan_before_the_end_is_left_out_of_the_mean() -> None:
     summariser = Summariser()
     summariser.add({"x": Curve([0, 1, 2], [1.0, nan, 3.0])})
-    assert summariser.mean("x", 3) == 2.0
-    assert summariser.mean("y", 3) is None
+    assert objective_value(summariser, "x", "mean(3)") == 2.0
+    assert objective_value(summariser, "y", "mean(3)") is None
 
 
 def test_the_best_of_a_curve_follows_the_goal() -> None:

@@ -369,9 +369,9 @@ def test_the_lab_admits_its_profiles_and_derives_the_batch() -> None:
         study.constraints,
     )
     full, quick = json.loads(FULL.read_text()), json.loads(QUICK.read_text())
-    assert guard.admit(full).require() == full
-    assert guard.admit(apply_edits(full, [parse_edit(edit) for edit in study.modes["quick"]]).config).require() == quick
-    odd = guard.check(quick, ["vec.num_workers@set=3", "train.bptt_horizon@set=8"]).require()
+    assert guard.admit(full).config == full
+    assert guard.admit(apply_edits(full, [parse_edit(edit) for edit in study.modes["quick"]]).config).config == quick
+    odd = guard.check(quick, ["vec.num_workers@set=3", "train.bptt_horizon@set=8"]).config
     assert (odd["vec"]["num_envs"], odd["train"]["batch_size"]) == (6, 4 * 8 * 6 * 8)
     refused = guard.check(quick, ["train.learning_rat@set=0.1", "train.gamma@set=2"]).problems
     assert {problem.rule for problem in refused} == {"not a knob", "knob range"}

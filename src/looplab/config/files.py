@@ -139,11 +139,6 @@ class Document:
         write_atomic(path, _dump(self.data if form == self.form else self.plain(), form, path, self.style), sync=sync)
 
 
-def write_config(path: Path, data: Any, *, sync: bool = True) -> None:
-    """Write plain data in the format of the path's suffix."""
-    write_atomic(path, dump_config(path, data), sync=sync)
-
-
 def dump_config(path: Path, data: Any) -> bytes:
     """Return plain data as bytes in the format of the path's suffix."""
     return _dump(data, _form(path), path, YamlStyle())

@@ -63,23 +63,6 @@ class Ruling:
     def ok(self) -> bool:
         return not self.problems
 
-    def require(self) -> dict[str, Any]:
-        """Return the config, or raise GuardError with all problems."""
-        if self.config is None:
-            raise GuardError(self.problems)
-        return self.config
-
-
-class GuardError(LabError):
-    """A rejected config, with all reasons."""
-
-    def __init__(self, problems: Sequence[Problem]) -> None:
-        self.problems = tuple(problems)
-        lines = [problem.message for problem in self.problems]
-        super().__init__(
-            lines[0] if len(lines) == 1 else "\n".join([f"{len(lines)} problems:", *(f"- {x}" for x in lines)])
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class _Rule:

@@ -127,12 +127,11 @@ class Knob:
         """Return why a value is not legal, or None. `like`, the config's value, matters only without a type."""
         return self.check(value, like)[1]
 
-    def coerce(self, value: Any, like: Any = None) -> Any:
-        """Return a legal value in the knob's type: 1 becomes 1.0 for a float, 3.0 becomes 3 for an int."""
-        return self.check(value, like)[0]
-
     def check(self, value: Any, like: Any = None) -> tuple[Any, str | None]:
-        """Return a value in the knob's type and why it is not legal, or None: `coerce` and `problem` in one."""
+        """Return a value in the knob's type and why it is not legal, or None.
+
+        1 becomes 1.0 for a float, and 3.0 becomes 3 for an int.
+        """
         if self.choices is not None:
             for choice in self.choices:
                 if choice == value and isinstance(choice, bool) == isinstance(value, bool):

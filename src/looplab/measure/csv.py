@@ -7,13 +7,12 @@ import re
 from pathlib import Path
 
 from looplab.measure.base import Batch
-from looplab.measure.rows import RowAccumulator
-from looplab.measure.tail import LineTail
+from looplab.measure.lines import LineSource
 
 DELIMITERS = ",;\t"
 
 
-class CsvSource:
+class CsvSource(LineSource):
     """Each column is a metric; a cell that is not a number is missing.
 
     A header that is repeated in mid-file (by a restarted trainer that appends) is not a row. Some loggers rewrite the
@@ -22,13 +21,9 @@ class CsvSource:
     """
 
     kind = "csv"
-    problem: str | None = None
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.skipped = 0
-        self._lines = LineTail(path, self._restart)
-        self._rows = RowAccumulator()
+        super().__init__(path)
         self._header: tuple[str, ...] = ()
         self._header_line = ""
         self._delimiter = ","
@@ -36,23 +31,13 @@ class CsvSource:
         self._previous: tuple[tuple[str, ...], int] | None = None
         self._repeats = 0
 
-    @property
-    def behind(self) -> bool:
-        return self._lines.behind
-
-    def poll(self, final: bool = False, until: float | None = None) -> Batch:
-        batch: Batch = {}
-        for lines in self._lines.blocks(final, until):
-            self._fold([line for raw in lines if (line := raw.decode("utf-8", "replace").rstrip("\r")).strip()], batch)
-        return batch
-
-    def _restart(self) -> None:
+    def on_restart(self) -> None:
         self._previous = (self._header, self._returned)
         self._header = ()
         self._returned = 0
-        self._rows.reset()
 
-    def _fold(self, lines: list[str], batch: Batch) -> None:
+    def _fold(self, raw_lines: list[bytes], batch: Batch) -> None:
+        lines = [line for raw in raw_lines if (line := raw.decode("utf-8", "replace").rstrip("\r")).strip()]
         start = 0
         for index, line in enumerate(lines):
             if not self._header:

@@ -29,11 +29,11 @@ class LineSource:
     kind = ""
     problem: str | None = None
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, rows: RowAccumulator | None = None, carriage_returns: bool = False) -> None:
         self.path = path
         self.skipped = 0
-        self._lines = LineTail(path, self._restart)
-        self._rows = RowAccumulator()
+        self._lines = LineTail(path, self._restart, carriage_returns=carriage_returns)
+        self._rows = rows or RowAccumulator()
 
     @staticmethod
     def matches(name: str) -> bool:
@@ -59,8 +59,12 @@ class LineSource:
         """Return the points written since the last call; see `MetricSource.poll`."""
         batch: Batch = {}
         for lines in self._lines.blocks(final, until):
-            self._rows.fold_rows([row for line in lines if (row := self._parse(line)) is not None], batch)
+            self._fold(lines, batch)
         return batch
+
+    def _fold(self, raw_lines: list[bytes], batch: Batch) -> None:
+        """Add the points of some lines to a batch."""
+        self._rows.fold_rows([row for line in raw_lines if (row := self._parse(line)) is not None], batch)
 
     def _parse(self, line: bytes) -> dict[str, Any] | None:
         try:

@@ -9,11 +9,11 @@ from math import isfinite
 from pathlib import Path
 
 from looplab.measure.base import Batch, Curve
+from looplab.measure.lines import LineSource
 from looplab.measure.patterns import Groups, Patterns
 from looplab.measure.printed import NUMBER, RANK, Step, has_step, is_bare_heading, read_heading, read_line, scaled
 from looplab.measure.rows import STEP_NAMES
 from looplab.measure.splits import kind_of_split
-from looplab.measure.tail import LineTail
 
 MAX_LINE = 4096
 """Bytes of a line that are read; the rest is ignored."""
@@ -22,7 +22,7 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)"
 _IN_NUMBERS = "+-.,:/%" + string.ascii_letters + string.digits
 
 
-class StdoutSource:
+class StdoutSource(LineSource):
     """Metrics in printed text.
 
     The step of a line is its `step`, `iter`, `epoch` … in any form (`step: 100`, `Epoch 3/10`, `iter=1.2K`). A line
@@ -31,33 +31,20 @@ class StdoutSource:
     """
 
     kind = "stdout"
-    problem: str | None = None
 
     def __init__(self, path: Path, patterns: Sequence[str] = ()) -> None:
-        self.path = path
-        self.skipped = 0
+        super().__init__(path, carriage_returns=True)
         self._patterns = Patterns(patterns) if patterns else None
-        self._lines = LineTail(path, self._restart, carriage_returns=True)
-        self._restart()
+        self.on_restart()
 
-    @property
-    def behind(self) -> bool:
-        return self._lines.behind
+    def _fold(self, raw_lines: list[bytes], batch: Batch) -> None:
+        texts = [_decode(line) for line in raw_lines if line and not line.isspace()]
+        found = [None] * len(texts) if self._patterns is None else self._patterns.find(texts)
+        for text, matches in zip(texts, found, strict=True):
+            self._add_line(text, matches, batch)
+        self.problem = self._patterns.problem if self._patterns is not None else None
 
-    def poll(self, final: bool = False, until: float | None = None) -> Batch:
-        batch: Batch = {}
-        for lines in self._lines.blocks(final, until):
-            texts = [_decode(line) for line in lines if line and not line.isspace()]
-            if self._patterns is None:
-                for text in texts:
-                    self._add_line(text, None, batch)
-                continue
-            for text, matches in zip(texts, self._patterns.find(texts), strict=True):
-                self._add_line(text, matches, batch)
-            self.problem = self._patterns.problem
-        return batch
-
-    def _restart(self) -> None:
+    def on_restart(self) -> None:
         self._rank = len(STEP_NAMES)
         self._last_step: float | None = None
         self._matching_lines = 0

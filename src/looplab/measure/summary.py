@@ -288,10 +288,6 @@ class Summariser:
         running = self._running.get(metric)
         return None if running is None else running.result(tail)
 
-    def mean(self, metric: str, k: int) -> float | None:
-        """Return the mean of the last `k` values, or of all if there are fewer; see `objective_value`."""
-        return objective_value(self, metric, f"mean({k})")
-
 
 def objective_value(
     measured: Summariser | Mapping[str, MetricSummary] | Mapping[str, Curve],

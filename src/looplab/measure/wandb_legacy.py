@@ -16,7 +16,7 @@ class WandbHistorySource(JsonlSource):
 
     def __init__(self, path: Path) -> None:
         super().__init__(
-            path, RowAccumulator(".", step_names=("_step", "train/optimization step", "optimization step"))
+            path, rows=RowAccumulator(".", step_names=("_step", "train/optimization step", "optimization step"))
         )
 
 

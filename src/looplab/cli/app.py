@@ -19,65 +19,35 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-LabOption = Annotated[
-    Path | None, typer.Option("--lab", help="The lab's folder (default: the lab you are in).", show_default=False)
-]
-StudyOption = Annotated[
-    str | None, typer.Option("--study", help="The study, if the lab has several.", show_default=False)
-]
+LabOption = Annotated[Path | None, typer.Option("--lab", help="The lab's folder (default: the lab you are in).")]
+StudyOption = Annotated[str | None, typer.Option("--study", help="The study, if the lab has several.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RunName = Annotated[str, typer.Argument(help="A run: its id, its number, LATEST or BEST.")]
-Cfgs = Annotated[
-    list[Path] | None, typer.Option("--cfgs", help="Base configs, instead of those in lab.yaml.", show_default=False)
-]
-Mode = Annotated[str | None, typer.Option("--mode", help="A mode of the study: edits on the base.", show_default=False)]
-Rounds = Annotated[
-    int | None,
-    typer.Option("--rounds", min=1, help="Rounds in total; with new --cfgs, from now on.", show_default=False),
-]
-Runs = Annotated[
-    int | None,
-    typer.Option("--runs", min=1, help="Runs in total; with new --cfgs, from now on.", show_default=False),
-]
+Cfgs = Annotated[list[Path] | None, typer.Option("--cfgs", help="Base configs, instead of those in lab.yaml.")]
+Mode = Annotated[str | None, typer.Option("--mode", help="A mode of the study: edits on the base.")]
+Rounds = Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds in total; with new --cfgs, from now on.")]
+Runs = Annotated[int | None, typer.Option("--runs", min=1, help="Runs in total; with new --cfgs, from now on.")]
 Continuous = Annotated[bool, typer.Option("--continuous", help="A free slot gets the next proposal at once.")]
-Concurrency = Annotated[int | None, typer.Option("--concurrency", min=1, help="How many slots.", show_default=False)]
-Gpus = Annotated[
-    list[str] | None, typer.Option("--gpus", help="Devices: 0,1,2,3; `none` for none.", show_default=False)
-]
+Concurrency = Annotated[int | None, typer.Option("--concurrency", min=1, help="How many slots.")]
+Gpus = Annotated[list[str] | None, typer.Option("--gpus", help="Devices: 0,1,2,3; `none` for none.")]
 Share = Annotated[bool | None, typer.Option("--share/--no-share", help="Also use devices that others use.")]
 Informal = Annotated[bool, typer.Option("--informal", help="Run without what the study requires of a formal run.")]
 KeepGoing = Annotated[bool, typer.Option("--keep-going", help="Continue although no base config works.")]
 Extra = Annotated[
     list[str] | None,
-    typer.Option(
-        "--extra", "--extra-args", help="An argument for the trainer; so is all that follows `--`.", show_default=False
-    ),
+    typer.Option("--extra", "--extra-args", help="An argument for the trainer; so is all that follows `--`."),
 ]
-Steps = Annotated[
-    int | None, typer.Option("--steps", min=1, help="Edit: the config's key for steps.", show_default=False)
-]
-LogFreq = Annotated[
-    int | None, typer.Option("--log-freq", min=0, help="Edit: the config's key log_freq.", show_default=False)
-]
-EvalFreq = Annotated[
-    int | None, typer.Option("--eval-freq", min=0, help="Edit: the config's key eval_freq.", show_default=False)
-]
+Steps = Annotated[int | None, typer.Option("--steps", min=1, help="Edit: the config's key for steps.")]
+LogFreq = Annotated[int | None, typer.Option("--log-freq", min=0, help="Edit: the config's key log_freq.")]
+EvalFreq = Annotated[int | None, typer.Option("--eval-freq", min=0, help="Edit: the config's key eval_freq.")]
 WandbOnline = Annotated[bool, typer.Option("--wandb-online", help="track.wandb.mode: online, for this call.")]
-WandbEntity = Annotated[
-    str | None, typer.Option("--wandb-entity", help="track.wandb.entity, for this call.", show_default=False)
-]
-WandbProject = Annotated[
-    str | None, typer.Option("--wandb-project", help="track.wandb.project, for this call.", show_default=False)
-]
+WandbEntity = Annotated[str | None, typer.Option("--wandb-entity", help="track.wandb.entity, for this call.")]
+WandbProject = Annotated[str | None, typer.Option("--wandb-project", help="track.wandb.project, for this call.")]
 Decide = Annotated[
-    bool | None,
-    typer.Option(
-        "--decide/--no-decide", help="Whether rules, search and agents decide on further runs.", show_default=False
-    ),
+    bool | None, typer.Option("--decide/--no-decide", help="Whether rules, search and agents decide on further runs.")
 ]
 VariantsPerRun = Annotated[
-    int | None,
-    typer.Option("--variants-per-run", min=1, help="Proposals that rules may derive from one run.", show_default=False),
+    int | None, typer.Option("--variants-per-run", min=1, help="Proposals that rules may derive from one run.")
 ]
 Again = Annotated[bool, typer.Option("--again", help="Run configs again that were run before.")]
 
@@ -260,7 +230,7 @@ def attach(lab: LabOption = None, study: StudyOption = None, json: Json = False)
 
 @app.command()
 def stop(
-    run: Annotated[str | None, typer.Argument(help="Only this run.", show_default=False)] = None,
+    run: Annotated[str | None, typer.Argument(help="Only this run.")] = None,
     drain: Annotated[bool, typer.Option("--drain", help="Let the current runs finish, and start no more.")] = False,
     lab: LabOption = None,
     study: StudyOption = None,
@@ -278,12 +248,10 @@ def stop(
 @app.command(context_settings={"allow_interspersed_args": False})
 def submit(
     command: Annotated[
-        list[str] | None, typer.Argument(help="After `--`: a program and its arguments. No shell.", show_default=False)
+        list[str] | None, typer.Argument(help="After `--`: a program and its arguments. No shell.")
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="What it is for.", show_default=False)] = None,
-    timeout: Annotated[
-        str | None, typer.Option("--timeout", help="End it after this time: 90, 30m, 2h.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="What it is for.")] = None,
+    timeout: Annotated[str | None, typer.Option("--timeout", help="End it after this time: 90, 30m, 2h.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Run it again, whatever became of the last call.")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait for its end.")] = False,
     serve: Annotated[int | None, typer.Option("--serve", hidden=True)] = None,
@@ -398,9 +366,7 @@ def veto(
 @app.command("agent-log")
 def agent_log(
     log: Annotated[str | None, typer.Argument(help="A log in agent_runs (default: the newest).")] = None,
-    only: Annotated[
-        str | None, typer.Option("--only", help="commands, outputs, messages, or final.", show_default=False)
-    ] = None,
+    only: Annotated[str | None, typer.Option("--only", help="commands, outputs, messages, or final.")] = None,
     lab: LabOption = None,
     json: Json = False,
 ) -> None:
@@ -430,19 +396,13 @@ def propose(
 
 @app.command("import")
 def import_(
-    folders: Annotated[
-        list[Path] | None, typer.Argument(help="Folders with recorded runs.", show_default=False)
-    ] = None,
+    folders: Annotated[list[Path] | None, typer.Argument(help="Folders with recorded runs.")] = None,
     optuna: Annotated[
-        str | None,
-        typer.Option("--optuna", help="An Optuna storage: sqlite:///x.db, or a journal file.", show_default=False),
+        str | None, typer.Option("--optuna", help="An Optuna storage: sqlite:///x.db, or a journal file.")
     ] = None,
-    optuna_study: Annotated[
-        str | None, typer.Option("--optuna-study", help="Which of its studies.", show_default=False)
-    ] = None,
+    optuna_study: Annotated[str | None, typer.Option("--optuna-study", help="Which of its studies.")] = None,
     map_: Annotated[
-        list[str] | None,
-        typer.Option("--map", help="THEIRS=OURS: another name of a metric or a config key.", show_default=False),
+        list[str] | None, typer.Option("--map", help="THEIRS=OURS: another name of a metric or a config key.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be imported.")] = False,
     lab: LabOption = None,
@@ -465,14 +425,12 @@ def import_(
 @app.command()
 def edit(
     base: Annotated[Path | None, typer.Argument(help="The config to start from.")] = None,
-    base_cfg: Annotated[Path | None, typer.Option("--base-cfg", help="The same as BASE.", show_default=False)] = None,
+    base_cfg: Annotated[Path | None, typer.Option("--base-cfg", help="The same as BASE.")] = None,
     reason: Annotated[str, typer.Option("--reason", help="Why; recorded with the variant.")] = "",
     change: Annotated[
         list[str] | None, typer.Option("--change", "--changes", help="An edit: path@op=value. Several may follow.")
     ] = None,
-    out_dir: Annotated[
-        Path | None, typer.Option("--out-dir", help="Where the variant goes.", show_default=False)
-    ] = None,
+    out_dir: Annotated[Path | None, typer.Option("--out-dir", help="Where the variant goes.")] = None,
     run: Annotated[bool, typer.Option("--run", "--exec", help="Run it at once, and nothing else.")] = False,
     extra: Extra = None,
     steps: Steps = None,
@@ -623,10 +581,8 @@ def query(
 
 @app.command()
 def export(
-    csv: Annotated[Path | None, typer.Option("--csv", help="Into this folder, as CSV.", show_default=False)] = None,
-    parquet: Annotated[
-        Path | None, typer.Option("--parquet", help="Into this folder, as Parquet.", show_default=False)
-    ] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", help="Into this folder, as CSV.")] = None,
+    parquet: Annotated[Path | None, typer.Option("--parquet", help="Into this folder, as Parquet.")] = None,
     lab: LabOption = None,
     study: StudyOption = None,
     json: Json = False,
@@ -648,7 +604,7 @@ analyze = typer.Typer(
 app.add_typer(analyze, name="analyze")
 Entity = Annotated[str, typer.Option("--entity", help="The W&B entity.")]
 Project = Annotated[str, typer.Option("--project", help="The W&B project.")]
-OutJson = Annotated[Path | None, typer.Option("--out-json", help="Also write the summaries here.", show_default=False)]
+OutJson = Annotated[Path | None, typer.Option("--out-json", help="Also write the summaries here.")]
 
 
 @analyze.command("offline")
@@ -698,14 +654,12 @@ def fetch_config(
 @app.command()
 def iterate(
     start: Annotated[str, typer.Argument(help="The first version to make; or `status`: what became of them.")],
-    end: Annotated[int | None, typer.Argument(help="The last version (default: START).", show_default=False)] = None,
-    extra: Annotated[
-        list[str] | None, typer.Argument(help="After `--`: further arguments of the agent.", show_default=False)
-    ] = None,
+    end: Annotated[int | None, typer.Argument(help="The last version (default: START).")] = None,
+    extra: Annotated[list[str] | None, typer.Argument(help="After `--`: further arguments of the agent.")] = None,
     agent: Annotated[
         str | None, typer.Option("--agent", help="codex, claude or command, instead of iterate.yaml's.")
     ] = None,
-    model: Annotated[str | None, typer.Option("--model", help="The agent's model.", show_default=False)] = None,
+    model: Annotated[str | None, typer.Option("--model", help="The agent's model.")] = None,
     retries: Annotated[
         int | None, typer.Option("--retries", min=0, help="How often it may correct what a gate refused.")
     ] = None,
@@ -727,9 +681,7 @@ def iterate(
 
 @app.command()
 def tour(
-    out: Annotated[
-        Path | None, typer.Option("--out", help="The file (default: outputs/tour.html).", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The file (default: outputs/tour.html).")] = None,
     lab: LabOption = None,
     json: Json = False,
 ) -> None:
@@ -742,15 +694,10 @@ def tour(
 # -- pipelines
 
 
-Config = Annotated[Path, typer.Option("--config", help="The config.", show_default=False)]
-RunId = Annotated[
-    str | None,
-    typer.Option("--run-id", help="The run: its name, or `latest`.", show_default=False),
-]
+Config = Annotated[Path, typer.Option("--config", help="The config.")]
+RunId = Annotated[str | None, typer.Option("--run-id", help="The run: its name, or `latest`.")]
 NewRun = Annotated[bool, typer.Option("--new", help="Begin a new one, whatever exists.")]
-Edits = Annotated[
-    list[str] | None, typer.Option("--edit", help="An edit on the config: path@op=value.", show_default=False)
-]
+Edits = Annotated[list[str] | None, typer.Option("--edit", help="An edit on the config: path@op=value.")]
 Force = Annotated[bool, typer.Option("--force", help="Also run stages that are complete and unchanged.")]
 
 
@@ -763,7 +710,7 @@ def stage(
     edit: Edits = None,
     force: Force = False,
     run_dir: Annotated[
-        Path | None, typer.Option("--run-dir", help="The run folder itself, outside of any root.", show_default=False)
+        Path | None, typer.Option("--run-dir", help="The run folder itself, outside of any root.")
     ] = None,
     lab: LabOption = None,
     study: StudyOption = None,
@@ -781,10 +728,10 @@ def stage(
 
 @app.command()
 def suite(
-    config: Annotated[Path, typer.Option("--config", help="The suite's file.", show_default=False)],
+    config: Annotated[Path, typer.Option("--config", help="The suite's file.")],
     gpus: Gpus = None,
-    slots: Annotated[int | None, typer.Option("--slots", min=1, help="How many slots.", show_default=False)] = None,
-    suite_id: Annotated[str | None, typer.Option("--id", help="The suite's id.", show_default=False)] = None,
+    slots: Annotated[int | None, typer.Option("--slots", min=1, help="How many slots.")] = None,
+    suite_id: Annotated[str | None, typer.Option("--id", help="The suite's id.")] = None,
     new: NewRun = False,
     force: Force = False,
     share: Share = None,
@@ -806,7 +753,7 @@ def case(
     context: typer.Context,
     config: Config,
     run_id: RunId = None,
-    tag: Annotated[str | None, typer.Option("--tag", help="The name of its files.", show_default=False)] = None,
+    tag: Annotated[str | None, typer.Option("--tag", help="The name of its files.")] = None,
     edit: Edits = None,
     lab: LabOption = None,
     study: StudyOption = None,
@@ -830,17 +777,14 @@ def verify(
         list[str] | None,
         typer.Option(
             help="Anchors: HASH, NUMBER:HASH, an anchor line, a file of them, git or git:REF, or a copy of the journal "
-            "or of the ledger.",
-            show_default=False,
+            "or of the ledger."
         ),
     ] = None,
     ledger_id: Annotated[
-        str | None,
-        typer.Option(help="Which ledger is expected, where there are anchors of several.", show_default=False),
+        str | None, typer.Option(help="Which ledger is expected, where there are anchors of several.")
     ] = None,
     allowed_signers: Annotated[
-        Path | None,
-        typer.Option(help="Count only anchors that someone in this file signed (see ssh-keygen).", show_default=False),
+        Path | None, typer.Option(help="Count only anchors that someone in this file signed (see ssh-keygen).")
     ] = None,
     lab: LabOption = None,
     json: Json = False,
@@ -878,8 +822,7 @@ def doctor(
 @app.command()
 def anchor(
     file: Annotated[
-        Path | None,
-        typer.Option(help="Append it to this file, instead of where the lab file says.", show_default=False),
+        Path | None, typer.Option(help="Append it to this file, instead of where the lab file says.")
     ] = None,
     lab: LabOption = None,
     json: Json = False,

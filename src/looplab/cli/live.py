@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from looplab.cli import output
 from looplab.ledger.view import RunRow
@@ -49,36 +48,52 @@ def time_left(done: int, total: int | None, mean_s: float | None, slots: int) ->
     return None if total is None or mean_s is None else (total - done) * mean_s / max(1, slots)
 
 
-class LiveView:
-    """Draws snapshots inside a `with` block; `say` prints a line above them."""
+class LiveScreen:
+    """Prints lines; on a terminal, inside a `with` block, with a live drawing below them."""
 
-    def __init__(self, snapshot: Callable[[], ScreenState | None]) -> None:
-        self._snapshot = snapshot
+    def __init__(self, draw: Callable[[], RenderableType], *, json: bool = False) -> None:
+        self._renderable = draw
+        self._json = json
         self._live: Any = None
 
-    def __enter__(self) -> LiveView:
-        if output.is_terminal():
-            from rich.live import Live as RichLive
+    def __enter__(self) -> Self:
+        if not self._json and output.is_terminal():
+            from rich.live import Live
 
-            self._live = RichLive(get_renderable=self._draw, refresh_per_second=4, transient=True)
+            self._live = Live(get_renderable=self._renderable, refresh_per_second=4, transient=True)
             self._live.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         if self._live is not None:
-            self._live.__exit__(kind, error, trace)
+            self._live.__exit__(*error)
 
     def say(self, text: str, style: str = "") -> None:
+        """Print a line with the time."""
+        now = time.strftime("%H:%M:%S")
         if self._live is None:
-            output.say(f"{time.strftime('%H:%M:%S')} {text}")
+            (output.warn if self._json else output.say)(f"{now} {text}")
         else:
             from rich.text import Text
 
-            line = Text(f"{time.strftime('%H:%M:%S')} ", style="dim")
-            line.append(clean_text(text), style=style)
-            self._live.console.print(line)
+            self._live.console.print(Text(f"{now} ", style="dim").append(clean_text(text), style=style))
+
+    def write(self, text: str) -> None:
+        """Print the output of a program."""
+        if self._live is not None:
+            from rich.text import Text
+
+            self._live.console.print(Text(clean_text(text.rstrip("\n"))))
+        elif not self._json:
+            output.show_log(text)
+
+
+class LiveView(LiveScreen):
+    """Draws snapshots of a study."""
+
+    def __init__(self, snapshot: Callable[[], ScreenState | None]) -> None:
+        super().__init__(self._draw)
+        self._snapshot = snapshot
 
     def _draw(self) -> RenderableType:
         from rich.console import Group

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from looplab import signals
 from looplab.cli import output
 from looplab.cli.labs import open_lab
+from looplab.cli.live import LiveScreen
 from looplab.config.lab import LabConfig, StudyConfig
 from looplab.errors import LabError
 from looplab.launch.devices import Devices
@@ -26,7 +27,6 @@ from looplab.pipeline.runner import HERE, StageRun, StopRequest, drive
 from looplab.pipeline.suite import Suite, make_runs, make_suite
 from looplab.runs.clock import format_seconds
 from looplab.runs.names import inside
-from looplab.untrusted import clean_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -61,48 +61,9 @@ def _executor(stop_request: StopRequest, *, drains: bool) -> Iterator[LocalExecu
         yield executor
 
 
-class Screen:
-    """Prints lines; on a terminal with a live view of the running stages below them."""
-
-    def __init__(self, draw: Any, *, json: bool) -> None:
-        self._draw = draw
-        self._json = json
-        self._live: Any = None
-
-    def __enter__(self) -> Screen:
-        if not self._json and output.is_terminal():
-            from rich.live import Live
-
-            self._live = Live(get_renderable=self._draw, refresh_per_second=4, transient=True)
-            self._live.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        if self._live is not None:
-            self._live.__exit__(*error)
-
-    def say(self, text: str) -> None:
-        line = f"{time.strftime('%H:%M:%S')} {text}"
-        if self._live is not None:
-            from rich.text import Text
-
-            self._live.console.print(Text(clean_text(line), style="bold"))
-        else:
-            (output.warn if self._json else output.say)(line)
-
-    def write(self, text: str) -> None:
-        """Print the output of a stage."""
-        if self._live is not None:
-            from rich.text import Text
-
-            self._live.console.print(Text(clean_text(text.rstrip("\n"))))
-        elif not self._json:
-            output.show_log(text)
-
-
-def _resilient_writers(screen: Screen) -> tuple[Any, Any]:
+def _resilient_writers(screen: LiveScreen) -> tuple[Any, Any]:
     """Return `say` and `write`, made to survive a closed pipe: `looplab stage … | head` must not end a stage."""
-    return output.survives_reader(screen.say), output.survives_reader(screen.write)
+    return output.survives_reader(lambda text: screen.say(text, "bold")), output.survives_reader(screen.write)
 
 
 # -- stage
@@ -121,7 +82,10 @@ def stage(
         run = choose_run(plan, run_id, new=new)
     stop_request = StopRequest()
     stage_run = StageRun(plan, run, "stage", force=force, pointed=run_dir is None)
-    with _executor(stop_request, drains=False) as executor, Screen(lambda: _draw_stage(stage_run), json=json) as screen:
+    with (
+        _executor(stop_request, drains=False) as executor,
+        LiveScreen(lambda: _draw_stage(stage_run), json=json) as screen,
+    ):
         stage_run.say, stage_run.write = _resilient_writers(screen)
         stage_run.say(f"run {run.name}   {run.path}")
         signals.warn_ctrl_c(stage_run.say, f"SIGTERM (`kill {os.getpid()}`)")
@@ -183,7 +147,7 @@ def suite(
     with (
         made.lock(),
         _executor(stop_request, drains=True) as executor,
-        Screen(lambda: _draw_suite(runs), json=json) as screen,
+        LiveScreen(lambda: _draw_suite(runs), json=json) as screen,
     ):
         say, _ = _resilient_writers(screen)
         signals.warn_ctrl_c(say, f"SIGTERM (`kill {os.getpid()}`)")

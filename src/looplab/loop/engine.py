@@ -55,7 +55,7 @@ from looplab.loop.prepare import PREPARED, Prepared, Preparer
 from looplab.loop.remeasure import remeasure
 from looplab.loop.setup import Setup, agent_warnings, compared_changes, resolved_configuration
 from looplab.loop.warm_start import MODELS
-from looplab.loop.watching import RunMonitor
+from looplab.loop.watching import WATCHED, RunMonitor
 from looplab.measure.base import Batch
 from looplab.measure.discover import describe
 from looplab.measure.run_metrics import RunMetrics, is_better, left_nothing, summarise, tie_break_value
@@ -83,8 +83,6 @@ REMEMBERED = 1000
 """Recent runs that are checked after a crash for lines missing in the lab book."""
 HEARTBEAT_S = 5.0
 DEVICE_CHECK_S = 2.0
-WATCHED = "watch: "
-"""Prefix of the reason when a watch rule stops a run."""
 LEFT_BEHIND = ("metrics.jsonl", "trainer_summary.json")
 """Files of the trainer that must not change after the run has ended."""
 SATURATED = (0.0, 1.0, 100.0)

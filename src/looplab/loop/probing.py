@@ -30,6 +30,7 @@ from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import RunRow
 from looplab.loop.decision import Decider, ProposalRejected, base_runs, decide_base
 from looplab.loop.setup import Base, RunOptions, Setup, make_guard
+from looplab.loop.watching import WATCHED
 from looplab.measure.discover import reader_of
 from looplab.runs import folder
 
@@ -308,7 +309,7 @@ def says_something(outputs: Path, run: RunRow) -> bool:
     """Whether an ended run is evidence about its setting: not if a person stopped it, or if it was lost."""
     if run.status == "stopped":
         reason = folder.read_json(outputs / run.id, "summary.json", strict=False).get("reason") or ""
-        return str(reason).startswith("watch: ")
+        return str(reason).startswith(WATCHED)
     return run.status != "lost"
 
 
@@ -410,7 +411,7 @@ def _how_it_ended(study: StudyConfig, run_dir: Path, run: RunRow) -> str:
     if run.status == "timeout":
         return f"not done after {study.launch.timeout:g} s"
     if run.status == "stopped":
-        return str(folder.read_json(run_dir, "summary.json", strict=False).get("reason", "")).removeprefix("watch: ")
+        return str(folder.read_json(run_dir, "summary.json", strict=False).get("reason", "")).removeprefix(WATCHED)
     notes = folder.read_json(run_dir, "summary.json", strict=False).get("notes") or []
     how = f"signal {run.signal}" if run.signal is not None else f"exit code {run.exit_code}"
     return f"failed: {'; '.join(map(str, notes)) or how}"

@@ -26,6 +26,8 @@ from looplab.watch.watcher import Alarm, RunSnapshot, Watcher, names
 REMEMBERED = 200
 """Number of ended runs that are replayed to a pruner when an engine starts."""
 
+WATCHED = "watch: "
+"""Start of the reason of a stop by a watch rule."""
 ALERT_S = 15.0
 """Seconds to wait for each pending alert when the engine ends."""
 

@@ -40,6 +40,7 @@ from looplab.agents.base import (
     Request,
     Start,
     Summary,
+    TokenPrice,
     Trouble,
     Usage,
     is_rate_limit,
@@ -48,6 +49,7 @@ from looplab.agents.bounded import BoundedLog
 from looplab.agents.lines import Scrubber, decode
 from looplab.agents.process import MARK, AgentProcess
 from looplab.agents.sandbox import confinement_of, writable_folders
+from looplab.config.lab import AgentProgram
 from looplab.errors import LabError
 from looplab.measure.tail import LineTail
 from looplab.runs.redact import redact_argv
@@ -69,6 +71,16 @@ MAX_PRINTED = 1_000_000
 MAX_FILES = 10_000
 """Maximum number of changed files that are listed."""
 CONTINUE = "You were interrupted by a rate limit. Continue where you left off; the original request still applies."
+
+
+def spec_of(program: AgentProgram, lab: Path | None = None) -> AgentSpec:
+    """Return how to run an agent; with `lab`, its writable folders are paths below the lab."""
+    folders = program.writable if lab is None else [str(lab / Path(name).expanduser()) for name in program.writable]
+    return AgentSpec(
+        program.cli, program.model, program.binary, tuple(program.command), network=program.network,
+        extra_args=tuple(program.extra), env=tuple(program.env), dangerous=program.dangerous, writable=tuple(folders),
+        price=TokenPrice(**dict(program.price)) if program.price is not None else None,
+    )  # fmt: skip
 
 
 def check_spec(spec: AgentSpec, limits: Limits | None = None) -> None:

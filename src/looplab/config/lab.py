@@ -272,21 +272,15 @@ class PriceConfig(Section):
     cached_input: float | None = Field(None, ge=0)
 
 
-class AgentConfig(Section):
-    """A coding agent as a proposer; it never starts training itself."""
+class AgentProgram(Section):
+    """A coding agent: its program, its limits and what it may do."""
 
     cli: AgentName = "codex"
     model: str | None = None
     binary: str | None = None
     command: list[str] = Field(default_factory=list)
     """`cli: command`: an argv; without {prompt_file} the prompt is passed on stdin."""
-    prompt: InLab | None = None
-    """Template of the prompt; None: looplab's own."""
-    answer: InLab = "proposals/next_config.json"
-    """File in which the agent may write its proposals; people may write to it, too."""
-    tries: int = Field(3, ge=1)
-    """Attempts per round: a rejected proposal is returned to the agent with the reasons."""
-    wall: Duration = 900.0
+    wall: Duration
     """Wall-clock limit of one call, in seconds."""
     tokens: int | None = Field(None, ge=1)
     """Token limit of one call; None: no limit."""
@@ -294,24 +288,36 @@ class AgentConfig(Section):
     """Cost limit of one call; None: no limit."""
     retries: int = Field(5, ge=0)
     """Retries of a call after rate limits, within its `wall`."""
-    call_retries: int = Field(2, ge=0)
-    """Retries of a failed or hung call before other proposers take over."""
-    backoff: Duration = 10.0
-    """Seconds before the first of these retries; doubles with each consecutive failure, up to ten minutes."""
-    stop_on_failure: bool = False
-    """End the study with exit code 1 when the agent gives up; otherwise other proposers, or a search, take over."""
     env: Texts = Field(default_factory=list)
     """Names of environment variables to pass on, such as OPENAI_API_KEY."""
     extra: Texts = Field(default_factory=list)
     """Additional arguments of its program."""
     writable: Texts = Field(default_factory=list)
-    """Folders that it may write to, in addition to that of its answer; relative to the lab."""
+    """Folders that it may write to, in addition to its own; relative to the lab."""
     log_mb: int = Field(16, ge=1)
     """Megabytes of its output to keep in the log, half from the start and half from the end."""
     network: bool = False
     dangerous: bool = False
     """Run without a sandbox and without permission prompts."""
     price: PriceConfig | None = None
+
+
+class AgentConfig(AgentProgram):
+    """A coding agent as a proposer; it never starts training itself."""
+
+    wall: Duration = 900.0
+    prompt: InLab | None = None
+    """Template of the prompt; None: looplab's own."""
+    answer: InLab = "proposals/next_config.json"
+    """File in which the agent may write its proposals; people may write to it, too."""
+    tries: int = Field(3, ge=1)
+    """Attempts per round: a rejected proposal is returned to the agent with the reasons."""
+    call_retries: int = Field(2, ge=0)
+    """Retries of a failed or hung call before other proposers take over."""
+    backoff: Duration = 10.0
+    """Seconds before the first of these retries; doubles with each consecutive failure, up to ten minutes."""
+    stop_on_failure: bool = False
+    """End the study with exit code 1 when the agent gives up; otherwise other proposers, or a search, take over."""
 
 
 class ProposerConfig(PluggableSection):

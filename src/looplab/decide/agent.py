@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from looplab.agents.account import Account, Allowance
-from looplab.agents.base import AgentSession, AgentSpec, Answer, Limits, Summary, TokenPrice
+from looplab.agents.base import AgentSession, Answer, Limits, Summary
 from looplab.agents.integrity import CallGuard
 from looplab.agents.lines import named_secrets
 from looplab.agents.log import read_end, read_usage
 from looplab.agents.process import kill_marked
-from looplab.agents.run import check_spec, new_log, run_agent
+from looplab.agents.run import check_spec, new_log, run_agent, spec_of
 from looplab.config.edits import edits_from_partial, parse_edit
 from looplab.config.files import write_atomic
 from looplab.config.lab import AgentConfig, StudyConfig
@@ -598,17 +598,6 @@ def written_in(path: Path) -> str | None:
     except OSError:
         return None
     return None if text.strip() in ("", "{}") else redact_text(text)
-
-
-def spec_of(settings: AgentConfig, lab: Path) -> AgentSpec:
-    """Return how to run the agent of a lab."""
-    price = settings.price
-    return AgentSpec(
-        settings.cli, settings.model, settings.binary, tuple(settings.command), network=settings.network,
-        extra_args=tuple(settings.extra), env=tuple(settings.env), dangerous=settings.dangerous,
-        writable=tuple(str(lab / Path(name).expanduser()) for name in settings.writable),
-        price=TokenPrice(price.input, price.output, price.cached_input) if price is not None else None,
-    )  # fmt: skip
 
 
 def account_of(study: StudyView) -> Account:

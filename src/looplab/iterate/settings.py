@@ -11,9 +11,10 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from looplab.agents.base import AgentSpec, Limits, TokenPrice
+from looplab.agents.base import AgentSpec, Limits
+from looplab.agents.run import spec_of
 from looplab.config.files import read_document
-from looplab.config.lab import AgentName, Duration, Effect, InLab, PriceConfig, Texts, TextsInLab, parse_effect
+from looplab.config.lab import AgentProgram, Duration, Effect, InLab, Texts, TextsInLab, parse_effect
 from looplab.config.validation import Section, check_section
 from looplab.errors import LabError
 from looplab.untrusted import real_path
@@ -97,34 +98,12 @@ class VersionJudging(Section):
     """Smallest improvement that matters: `0.002`, or `0.5%` of the champion."""
 
 
-class VersionAgent(Section):
+class VersionAgent(AgentProgram):
     """The agent that writes the versions."""
 
-    cli: AgentName = "codex"
-    model: str | None = None
-    binary: str | None = None
-    command: list[str] = Field(default_factory=list)
-    """Argv for `cli: command`; {prompt_file} is replaced, otherwise the prompt is passed on stdin."""
     wall: Duration = 7200.0
-    tokens: int | None = Field(None, ge=1)
-    usd: float | None = Field(None, gt=0)
-    """Limits of one call: seconds, tokens, dollars; None: no limit."""
-    retries: int = Field(5, ge=0)
-    """Number of retries of a call after a rate limit."""
-    env: Texts = Field(default_factory=list)
-    """Environment variables passed to it, such as OPENAI_API_KEY."""
-    extra: Texts = Field(default_factory=list)
-    """More arguments of its program."""
     allowed_tools: Texts = Field(default_factory=lambda: ["Read", "Glob", "Grep", "Bash"])
     """claude: tools that need no permission, in addition to edits in the worktree."""
-    writable: Texts = Field(default_factory=list)
-    """Folders that it may write to in addition to the worktree; relative to the lab."""
-    log_mb: int = Field(16, ge=1)
-    """Maximum size of its log in megabytes; the middle of longer output is dropped."""
-    network: bool = False
-    dangerous: bool = False
-    """Run without sandbox and permission checks."""
-    price: PriceConfig | None = None
 
 
 class IterateConfig(Section):
@@ -232,13 +211,7 @@ def read_flags(environ: Mapping[str, str], more: Mapping[Setting, str] | None = 
 
 def make_spec(agent: VersionAgent, flags: Flags, extra: Sequence[str] = ()) -> AgentSpec:
     """Return the agent's spec. If its flags lack `--json`, codex prints plain text and is run like any command."""
-    price = agent.price
-    spec = AgentSpec(
-        agent.cli, agent.model, agent.binary, tuple(agent.command), network=agent.network,
-        extra_args=(*agent.extra, *extra), env=tuple(agent.env), dangerous=agent.dangerous,
-        allowed_tools=tuple(agent.allowed_tools), writable=tuple(agent.writable),
-        price=TokenPrice(price.input, price.output, price.cached_input) if price is not None else None,
-    )  # fmt: skip
+    spec = replace(spec_of(agent), extra_args=(*agent.extra, *extra), allowed_tools=tuple(agent.allowed_tools))
     if agent.cli == "command":
         return spec
     spec = replace(spec, binary=flags.binary or spec.binary)

@@ -518,8 +518,8 @@ def agent_warnings(study: StudyConfig, lab: Path) -> list[str]:
     agents = [entry.agent for entry in study.proposers if entry.agent is not None]
     if not agents:
         return []
+    from looplab.agents.run import spec_of
     from looplab.agents.sandbox import confinement_of
-    from looplab.decide.agent import spec_of
 
     return [warning for agent in agents if (warning := confinement_of(spec_of(agent, lab)).warning)]
 

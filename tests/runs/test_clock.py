@@ -113,3 +113,8 @@ def test_no_healthy_run_is_stopped_when_the_clock_is_set(tmp_path: Path, monkeyp
     assert [run.status for run in runs] == ["ok", "ok"]
     assert all(run.seconds is not None and 0 <= run.seconds < 600 for run in runs)
     assert 0 <= StudyLedger(Ledger(path), "small").usage().wall < 600
+
+
+def test_durations_are_short_texts() -> None:
+    texts = [clock.format_seconds(value) for value in (None, 0.04, 59.94, 60, 185.9, 3599, 3600, 7 * 3600 + 65)]
+    assert texts == ["-", "0.0s", "59.9s", "1m00s", "3m05s", "59m59s", "1h00m", "7h01m"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from looplab.runs import logs, redact
-from looplab.runs.logs import LogStream, seek_last_lines
+from looplab.runs.logs import LogStream, read_tail, seek_last_lines
 from looplab.runs.redact import redact_text, scrub_file
 from looplab.untrusted import UntrustedError
 
@@ -144,3 +144,13 @@ def test_a_text_that_begins_like_many_tokens_is_searched_once() -> None:
     """Two megabytes, of which an unbounded expression needs hours."""
     text = "eyJ" * 700_000
     assert redact_text(text) == text
+
+
+def test_the_tail_is_as_a_terminal_shows_it_and_may_begin_at_an_offset(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_bytes(b"old\n" * 30 + b"10 %\r\x1b[1m100 %\x1b[0m\r\nnew \nlast\n")
+    assert read_tail(log, 3) == "100 %\nnew\nlast"
+    assert read_tail(log, start=120) == "100 %\nnew\nlast"
+    log.write_bytes(b"x" * 100 + b"\n" + b"y" * (1 << 16) + b"\nend\n")
+    assert read_tail(log) == "end"
+    assert read_tail(tmp_path / "none.log") == ""

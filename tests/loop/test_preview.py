@@ -17,6 +17,7 @@ import pytest
 from looplab.config.files import hash_config
 from looplab.config.lab import load_lab
 from looplab.launch.base import Ended, Exit, LaunchEvent, LaunchSpec, Started
+from looplab.ledger.catalogue import AgentAskedEvent
 from looplab.ledger.ledger import Ledger, LedgerCopy
 from looplab.ledger.plan import RunPlan
 from looplab.ledger.study import StudyLedger
@@ -377,7 +378,9 @@ def test_an_answer_that_an_agent_gave_before_its_engine_died_is_planned(tmp_path
     (folder / "agent_runs" / "call.jsonl").write_text(json.dumps({"type": "looplab.end", "ok": True, "text": answer}))
     ledger = Ledger(folder / ".looplab" / "ledger.db")
     with ledger.write():
-        StudyLedger(ledger, "toy").asked_agent("call", log="call.jsonl", n=1, attempt=1, parent=None, cli="command")
+        StudyLedger(ledger, "toy").record_agent(
+            AgentAskedEvent(call="call", log="call.jsonl", n=1, attempt=1, parent=None, cli="command")
+        )
     ledger.close()
     found = look(set_up(folder, RunOptions()))
     assert [(planned.row.proposer, planned.plan.edits) for planned in found.runs] == [("agent", ("x@set=9",))]

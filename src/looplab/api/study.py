@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from looplab.config.lab import LabConfig, StudyConfig, find_lab, load_lab
 from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger, open_for_reading
+from looplab.ledger.roles import Origin
 from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import RunRow
 from looplab.loop.events import EngineEvent, Listener
@@ -238,7 +239,7 @@ class Study:
             record = StudyLedger(ledger, self.name)
             objective = self._config.objective
             record.open(objective.metric if objective else None, objective.goal if objective else "min")
-            number = record.propose("person", list(edits), reason, parent=parent, hypothesis=hypothesis)
+            number = record.propose(Origin.PERSON, list(edits), reason, parent=parent, hypothesis=hypothesis)
         assert number is not None
         return number
 

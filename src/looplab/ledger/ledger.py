@@ -18,7 +18,7 @@ import shutil
 import sqlite3
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from typing import Any
 
 from looplab.config.files import write_atomic
 from looplab.errors import LabError
-from looplab.ledger import journal
+from looplab.ledger import catalogue, journal
 from looplab.ledger.journal import MAX_SEQ, Journal, Link
 from looplab.ledger.schema import JOURNALLED, TABLES, UPGRADES, VERSION
 from looplab.runs.redact import redact_data, redact_text
@@ -38,8 +38,6 @@ HEAD_FILE = "head"
 MAX_HEAD_BYTES = 1_000
 BUSY_TIMEOUT_S = 30.0
 """Seconds to wait for the transaction of another process."""
-REDACTED_KINDS = {"planned", "launched", "proposed", "ended", "judged", "best", "round began", "round ended"}
-"""Events without external text, or whose text is already redacted; all others are searched for secrets."""
 CHECKPOINT_PAGES = 8000
 """Pages in the write-ahead log before SQLite checkpoints it into the database, which waits for the disk."""
 
@@ -217,7 +215,7 @@ class Ledger:
         self._is_checked = True
         if not self.journal.exists():
             if self._db.execute("INSERT OR IGNORE INTO meta VALUES (?, '1')", (JOURNALLED,)).rowcount == 0:
-                self.record("journal rewritten", "", why="the file was gone")
+                self.record(catalogue.JournalRewrittenEvent(why="the file was gone"), "")
             self.journal.close()
 
     def _compare_head(self, noted: tuple[int, str] | None, journalled: tuple[int, str] | None) -> None:
@@ -260,27 +258,45 @@ class Ledger:
         """Return a context manager for a part of a transaction: if its block raises, that part is rolled back."""
         return _Savepoint(self)
 
-    def record(self, kind: str, study: str, run: str | None = None, *, when: float | None = None, **data: Any) -> int:
+    def record(
+        self, event: catalogue.EventData, study: str, run: str | None = None, *, when: float | None = None
+    ) -> int:
         """Append one event to the chain and return its number. A transaction must be open.
 
         Args:
-            kind: What happened.
+            event: What happened; secrets in it are redacted.
             study: The study; empty: the whole lab.
             run: The run; None: no single run.
             when: Unix time; None: now.
-            data: The payload; secrets in it are redacted.
+        """
+        return self.append_event(event.kind, study, run, event.to_dict(), when=when, is_clean=event.is_clean)
+
+    def append_event(
+        self,
+        kind: str,
+        study: str,
+        run: str | None,
+        data: Mapping[str, Any],
+        *,
+        when: float | None = None,
+        is_clean: bool = False,
+    ) -> int:
+        """Append an event of any kind, which may not be in the catalogue; see `record`.
+
+        Args:
+            is_clean: The payload is known to have no secrets.
         """
         assert self._db.in_transaction
         last, before = self._head or self.head()
         seq = last + 1
         at = time.time() if when is None else when
         text = dump_json(data, sort_keys=True)
-        if kind not in REDACTED_KINDS and redact_text(text) != text:  # nothing can be removed from the chain later
-            text = dump_json(redact_data(data), sort_keys=True)
+        if not is_clean and redact_text(text) != text:  # nothing can be removed from the chain later
+            text = dump_json(redact_data(dict(data)), sort_keys=True)
         digest = link(before, seq, at, kind, study, run, text)
-        event = Link(seq, at, kind, study, run, text, digest)
-        self._db.execute("INSERT INTO events VALUES (?,?,?,?,?,?,?)", event)
-        self._unjournalled.append(event)
+        entry = Link(seq, at, kind, study, run, text, digest)
+        self._db.execute("INSERT INTO events VALUES (?,?,?,?,?,?,?)", entry)
+        self._unjournalled.append(entry)
         self._head = (seq, digest)
         return seq
 

@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from looplab.errors import LabError
+from looplab.ledger.catalogue import ImportedEvent
 from looplab.ledger.configuration import Configuration, configurations
 from looplab.ledger.ledger import Event, Ledger
 from looplab.ledger.plan import RunPlan
+from looplab.ledger.roles import Role
 from looplab.ledger.schema import LAST_NUMBER
 from looplab.runs import clock, folder
 from looplab.untrusted import load_own_json, mend_text
 
 JOBS_SUFFIX = ".jobs"
 """The commands submitted to a study are the runs of a study of this name."""
-IMPORTED = "imported"
-"""The role of runs that another tool made and recorded. They are hints for search, agents and rules; they are never
-judged, repeated or counted in a budget."""
 CONDITIONS = "+"
 """Separates the hash of the config from that of the conditions in a run's `point`."""
 MAX_RUN_DIGITS = 18
@@ -70,8 +69,7 @@ class RunRow:
     objective: float | None
     verdict: str | None
     devices: int
-    role: str
-    """base | trial | replicate | control | reproduction | imported"""
+    role: Role
     point: str
     """The hash of its config without the seed: runs of one point differ by chance only. Ends with `+` and the hash of
     the conditions if the call had some: arguments for the trainer, another number of steps."""
@@ -142,10 +140,13 @@ class BudgetUsage:
 
 
 _RUN_COLUMNS = ", ".join(field.name for field in fields(RunRow))
+_ROLE = next(index for index, field in enumerate(fields(RunRow)) if field.name == "role")
 
 
 def _run(row: sqlite3.Row) -> RunRow:
-    return RunRow(*row)
+    values = list(row)
+    values[_ROLE] = Role.of(values[_ROLE])
+    return RunRow(*values)
 
 
 def _proposal(row: sqlite3.Row) -> ProposalRow:
@@ -340,7 +341,8 @@ class StudyView:
     def imports(self) -> dict[str, dict[str, Any]]:
         """Return where the imported runs came from, by run: `kind`, `path`, `digest`."""
         sql = "SELECT run, data FROM events WHERE study=? AND kind=? ORDER BY seq"
-        return {run: load_own_json(data)["source"] for run, data in self.ledger.rows(sql, (self.name, IMPORTED))}
+        rows = self.ledger.rows(sql, (self.name, ImportedEvent.kind))
+        return {run: load_own_json(data)["source"] for run, data in rows}
 
     def next_number(self) -> int:
         """Return the number of the next run; only for whoever holds the study's lock."""
@@ -483,7 +485,7 @@ class StudyView:
         sql = "SELECT state, status, role='imported', count(*) FROM runs WHERE study=? GROUP BY 1, 2, 3"
         counts: dict[str, int] = {}
         for state, status, imported, number in self.ledger.rows(sql, (self.name,)):
-            name = IMPORTED if imported else status if state == "ended" else state
+            name = Role.IMPORTED if imported else status if state == "ended" else state
             counts[name] = counts.get(name, 0) + number
         return counts
 

@@ -34,6 +34,8 @@ from looplab.errors import LabError
 from looplab.launch import supervisor
 from looplab.launch.command import find_program
 from looplab.launch.devices import Devices
+from looplab.ledger.catalogue import ToldEvent
+from looplab.ledger.roles import Origin
 from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import JOBS_SUFFIX, BudgetUsage, RunRow
 from looplab.loop.setup import RunOptions, Setup, find_prints, make_guard, plan_slots
@@ -43,8 +45,6 @@ from looplab.runs.names import inside, random_suffix
 from looplab.runs.redact import redact_argv
 from looplab.untrusted import append_own, real_path
 
-JOB = "job"
-"""Proposer name of submitted commands."""
 IDLE_S = 5.0
 """Seconds that an idle engine waits for more commands before it exits."""
 LIMITS = ("timeout", "budget")
@@ -120,7 +120,7 @@ class JobQueue:
     If an owner process is given, the engine stays alive as long as that process, which may submit more commands.
     """
 
-    name = JOB
+    name: str = Origin.JOB
     problem: str | None = None
 
     def __init__(self, owner_pid: int) -> None:
@@ -136,7 +136,7 @@ class JobQueue:
 
     def propose(self, study: StudyLedger, n: int) -> list[Proposal]:
         """Return up to n waiting commands, oldest first."""
-        rows = study.waiting(n, JOB)
+        rows = study.waiting(n, Origin.JOB)
         now = clock.now()
         self._last = now if rows else min(now, max(self._last, study.last_end() or 0.0))
         return [waiting(row) for row in rows]
@@ -261,8 +261,8 @@ def _named_files(lab: Path, cwd: Path, argv: Sequence[str]) -> dict[str, str]:
 
 def submit(record: StudyLedger, job: SubmittedJob, reason: str, timeout: float | None) -> int:
     """Queue a command; return the id of its proposal."""
-    source = f"{JOB}:{job.call}:{random_suffix(8)}"
-    proposal = record.propose(JOB, job.edits(timeout), reason, source=source)
+    source = f"{Origin.JOB}:{job.call}:{random_suffix(8)}"
+    proposal = record.propose(Origin.JOB, job.edits(timeout), reason, source=source)
     assert proposal is not None
     return proposal
 
@@ -272,7 +272,7 @@ def find_job(record: StudyLedger, job: SubmittedJob) -> int | None:
 
     This is the case if it is waiting, running, or has ended without its result being reported. Else None.
     """
-    rows = (proposal for proposal, _ in reversed(record.proposals_from(f"{JOB}:{job.call}")))
+    rows = (proposal for proposal, _ in reversed(record.proposals_from(f"{Origin.JOB}:{job.call}")))
     same = (row for row in rows if job.is_as(apply_edits({}, row.edits).config["files"]))
     row = next(same, None)
     if row is None or row.status == "rejected":
@@ -307,7 +307,7 @@ def was_told(record: StudyLedger, run: str) -> bool:
 def note_told(record: StudyLedger, run: RunRow) -> None:
     """Record that the result of a run was reported; the next identical command starts a new run."""
     with record.ledger.write():
-        record.ledger.record("told", record.name, run.id)
+        record.ledger.record(ToldEvent(), record.name, run.id)
 
 
 def exit_code(run: RunRow) -> int:

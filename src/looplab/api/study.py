@@ -200,7 +200,7 @@ class Study:
 
     def resume(self, *, callbacks: Sequence[Listener] = ()) -> SessionResult:
         """Continue the study with the options of its last run, as `looplab resume` does."""
-        with contextlib.closing(Ledger(self._lab.ledger_path, create=False)) as ledger:
+        with contextlib.closing(open_for_reading(self._lab.ledger_path)) as ledger:
             options = options_to_resume(StudyLedger(ledger, self.name), self._lab.folder)
         setup = check_study(self._lab, self._config, options)
         with Session(self._lab, self._config, listeners=callbacks) as session:

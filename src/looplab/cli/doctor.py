@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from looplab.cli import output
-from looplab.cli.labs import open_lab
+from looplab.cli.labs import open_for_reading, open_lab
 from looplab.config.files import read_config
 from looplab.config.lab import LabConfig
 from looplab.config.paths import show
@@ -25,7 +25,9 @@ def find_secrets(folder: Path | None, *, scrubs: bool, json: bool) -> None:
     lab = open_lab(folder)
     if scrubs:
         _refuse_while_running(lab)
-    ledger = Ledger(lab.ledger_path) if lab.ledger_path.exists() else None
+    ledger = None
+    if lab.ledger_path.exists():
+        ledger = Ledger(lab.ledger_path) if scrubs else open_for_reading(lab)
     finder = _finder(lab)
     leaks = list(find_leaks(ledger, lab.folder, finder))
     rewritten = scrub(ledger, lab.folder, leaks) if scrubs and ledger is not None else {}

@@ -81,6 +81,24 @@ class DamagedError(LabError):
     exit_code = 1
 
 
+class OldLedgerError(LabError):
+    """The ledger was written by an older version; whoever writes to it next upgrades it."""
+
+    def __init__(self, version: int, path: Path) -> None:
+        super().__init__(
+            f"the ledger has version {version}, and this looplab reads version {VERSION}",
+            file=path,
+            hint="the next command that writes to it, such as `looplab resume`, upgrades it",
+        )
+
+
+class NewLedgerError(LabError):
+    """The ledger was written by a newer version."""
+
+    def __init__(self, version: int, path: Path) -> None:
+        super().__init__(f"the ledger has version {version}, but this looplab supports only {VERSION}", file=path)
+
+
 MISSING = "the ledger is missing, but its journal exists"
 REPAIR = "`looplab verify` shows the damage, `looplab reindex` repairs it from the journal and the run folders"
 
@@ -120,12 +138,25 @@ class Ledger:
             self._file_id = _file_id(path)
         self._is_checked = repair
 
+    @staticmethod
+    def open_readonly(path: Path) -> ReadOnlyLedger:
+        """Open a ledger without creating, upgrading or writing anything, also while an engine writes to it.
+
+        While somebody has the ledger open, SQLite needs its files `-wal` and `-shm`: read permission is enough. If
+        nobody has, the database file alone is read. A log without its index in a folder that is not writable is the
+        only case in which a copy is read, as it is now.
+
+        Raises:
+            OldLedgerError: It must be upgraded first, by a writer.
+            DamagedError: It is missing although its journal exists, or cannot be opened.
+            LabError: There is none, or a newer version wrote it.
+        """
+        return ReadOnlyLedger(path)
+
     def _prepare(self) -> None:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
         if version > VERSION:
-            raise LabError(
-                f"the ledger has version {version}, but this looplab supports only {VERSION}", file=self.path
-            )
+            raise NewLedgerError(version, self.path)
         self._db.execute("PRAGMA journal_mode=WAL")
         # A commit survives the death of any process. What a power failure may undo is bounded by `runs.durable`.
         self._db.execute("PRAGMA synchronous=NORMAL")
@@ -323,6 +354,15 @@ class Ledger:
         row: sqlite3.Row | None = self._db.execute(sql, parameters).fetchone()
         return row
 
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Let all reads of the block see the same state, whatever others write meanwhile."""
+        self._db.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._db.execute("ROLLBACK")
+
     def event_rows(self, study: str, after: int = 0) -> list[tuple[Any, ...]]:
         """Return the events of a study as they are stored: number, time, kind, study, run, data as text, hash."""
         sql = "SELECT seq, at, kind, study, run, data, hash FROM events WHERE study=? AND seq>? ORDER BY seq"
@@ -392,6 +432,48 @@ class Ledger:
         if head is not None and head[0] >= expected:
             return BrokenLink(expected, f"the end is cut off: there were {head[0]} events")
         return None
+
+
+class ReadOnlyLedger(Ledger):
+    """A ledger that is only read: nothing is created, upgraded or written. See `Ledger.open_readonly`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._head = None
+        self._unjournalled = []
+        self._file_id = None
+        self.journal = Journal(path.with_name(journal.NAME))
+        if not path.exists():
+            if has_ledger(path):
+                raise DamagedError(MISSING, file=path, hint="`looplab reindex` rebuilds it")
+            raise LabError("this lab has no ledger yet", file=path, hint="start with `looplab run`")
+        with _raising_damaged(path):
+            self._connect()
+            version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if version != VERSION:
+            self._db.close()
+            raise OldLedgerError(version, path) if version < VERSION else NewLedgerError(version, path)
+
+    def _connect(self) -> None:
+        self._connection, self._stamp = connect_readonly(self.path)
+        self._connection.row_factory = sqlite3.Row
+        self._connection.execute("PRAGMA query_only=1")
+
+    @property
+    def _db(self) -> sqlite3.Connection:  # type: ignore[override]
+        # A file that nobody had open is read without locks. Once somebody writes to it, a connection with locks is
+        # needed: SQLite writes to the log first, so what was read up to now is consistent.
+        if self._stamp is not None and not self._connection.in_transaction and self._stamp != _Stamp.of(self.path):
+            self._connect()  # the old connection stays open for rows that are still being read
+        return self._connection
+
+    @contextmanager
+    def write(self) -> Iterator[None]:
+        raise LabError("the ledger is open for reading only", file=self.path)
+        yield  # a generator, like the method that it replaces
+
+    def close(self) -> None:
+        self._connection.close()
 
 
 class LedgerCopy(Ledger):
@@ -464,10 +546,11 @@ class _Savepoint:
 
 
 def open_for_reading(path: Path) -> Ledger:
-    """Open a ledger for reading; without write permission, as an in-memory copy."""
-    if not path.exists() or (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
-        return Ledger(path, create=False)
-    return LedgerCopy(path)
+    """Open a ledger for reading; one of an older version as an upgraded copy in memory."""
+    try:
+        return Ledger.open_readonly(path)
+    except OldLedgerError:
+        return LedgerCopy(path)
 
 
 def _file_id(path: Path) -> tuple[int, int] | None:
@@ -493,33 +576,69 @@ def _raising_damaged(path: Path) -> Iterator[None]:
         ) from error
 
 
+@dataclass(frozen=True, slots=True)
+class _Stamp:
+    """State of a database file that nobody has open."""
+
+    modified: int
+    size: int
+    inode: int
+
+    @classmethod
+    def of(cls, path: Path) -> _Stamp | None:
+        """Return the state; None if the file has a write-ahead log, which it has while it is open, or is missing."""
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            return None
+        if os.path.lexists(f"{path}-wal"):
+            return None
+        return cls(status.st_mtime_ns, status.st_size, status.st_ino)
+
+
+def connect_readonly(path: Path) -> tuple[sqlite3.Connection, _Stamp | None]:
+    """Connect to a database that others may be writing to, and leave its folder as it is.
+
+    Returns:
+        The connection, and the state of the file if it is read without locks; it is then invalid once that changes.
+    """
+    uri = f"{path.resolve().as_uri()}?mode=ro"
+    stamp = _Stamp.of(path)
+    if stamp is not None:
+        # Without a write-ahead log nobody has it open. An ordinary reader would leave an empty log behind, or fail
+        # where it may not create one.
+        return sqlite3.connect(f"{uri}&immutable=1", uri=True, isolation_level=None), stamp
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_TIMEOUT_S)
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_master")
+    except sqlite3.OperationalError:
+        connection.close()
+        if os.access(path.parent, os.W_OK):
+            raise
+        return _read_copy(path), None
+    return connection, None
+
+
+def _read_copy(path: Path) -> sqlite3.Connection:
+    """Return a copy in memory of a database whose log was left behind without its index, in a read-only folder."""
+    memory = sqlite3.connect(":memory:", isolation_level=None)
+    with tempfile.TemporaryDirectory(prefix="looplab-") as scratch:
+        for name in (path.name, f"{path.name}-wal"):
+            shutil.copyfile(path.with_name(name), f"{scratch}/{name}")
+        with contextlib.closing(sqlite3.connect(f"{scratch}/{path.name}")) as source:
+            source.backup(memory)
+    return memory
+
+
 def _copy_database(path: Path, target: sqlite3.Connection) -> None:
     """Copy a consistent snapshot of a database, with SQLite's online backup."""
-    wal = path.with_name(f"{path.name}-wal")
-
-    def state() -> tuple[int, int, bool]:
-        status = path.stat()
-        return status.st_mtime_ns, status.st_size, wal.exists()
-
-    def back_up(options: str) -> None:
-        uri = f"{path.resolve().as_uri()}?mode=ro{options}"
-        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S)) as source:
-            source.backup(target)
-
-    before = state()
-    if not os.access(path.parent, os.W_OK) and wal.exists():
-        # SQLite cannot read a write-ahead log in a folder where it may not create the index; it can read a copy.
-        with tempfile.TemporaryDirectory(prefix="looplab-") as scratch:
-            for name in (path.name, wal.name):
-                shutil.copyfile(path.with_name(name), f"{scratch}/{name}")
-            with contextlib.closing(sqlite3.connect(f"{scratch}/{path.name}")) as source:
+    while True:
+        source, stamp = connect_readonly(path)
+        with contextlib.closing(source):
+            try:
                 source.backup(target)
-        return
-    if not wal.exists():
-        # Nobody has it open. A reader in WAL mode would leave -wal and -shm files behind, or fail without write
-        # permission. An immutable database needs neither, but takes no lock: an engine may start at this moment.
-        with contextlib.suppress(sqlite3.DatabaseError):
-            back_up("&immutable=1")
-            if state() == before:
-                return
-    back_up("")
+            except sqlite3.DatabaseError:
+                if stamp is None or _Stamp.of(path) == stamp:
+                    raise
+        if stamp is None or _Stamp.of(path) == stamp:
+            return

@@ -235,7 +235,7 @@ class Study:
         """
         if isinstance(edits, Mapping):
             edits = [f"{path}@set={json.dumps(value)}" for path, value in edits.items()]
-        with contextlib.closing(Ledger(self._lab.ledger_path)) as ledger:
+        with contextlib.closing(Ledger(self._lab.claim_ledger())) as ledger:
             record = StudyLedger(ledger, self.name)
             objective = self._config.objective
             record.open(objective.metric if objective else None, objective.goal if objective else "min")

@@ -25,7 +25,7 @@ from looplab.loop.decision import Decider, ProposalRejected
 from looplab.loop.flags import edits_of_flags
 from looplab.loop.session import check_study
 from looplab.loop.setup import RunOptions, Setup, agent_warnings
-from looplab.runs.disk import refuse_network_disk
+from looplab.runs.disk import existing, refuse_network_disk
 from looplab.runs.names import random_suffix
 from looplab.runs.redact import redact_edits
 from looplab.untrusted import real_path
@@ -36,7 +36,7 @@ def check(folder: Path | None, name: str | None, cfgs: Sequence[Path] | None, mo
     from looplab.loop.preview import base_command
 
     lab = open_lab(folder)
-    refuse_network_disk(lab.folder)
+    refuse_network_disk(existing(lab.ledger_path.parent))
     studies = [lab.study(name)] if name else list(lab.studies.values())
     checked = []
     for study in studies:
@@ -226,7 +226,7 @@ def _lab_around(folder: Path | None, target: Path) -> LabConfig | None:
 
 
 def _record_variant(lab: LabConfig, variant: Path, base: Path, changes: Sequence[str], reason: str) -> None:
-    ledger = Ledger(lab.ledger_path)
+    ledger = Ledger(lab.claim_ledger())
     with ledger.write():
         event = VariantWrittenEvent(
             variant=os.path.relpath(variant, lab.folder),

@@ -67,8 +67,9 @@ def import_runs(
                 fitted = fit_config(run, setup.bases[0], setup.guard, mapped)
                 done.append(Imported(run.source, "", run.objective, fitted, (*run.notes, *fitted.notes)))
     else:
+        path = lab.claim_ledger()
         with StudyLock(lab.folder, study.name):
-            record = StudyLedger(Ledger(lab.ledger_path, create=True), study.name)
+            record = StudyLedger(Ledger(path), study.name)
             objective = study.objective
             record.open(objective.metric if objective else None, objective.goal if objective else "min")
             complete_imports(record, outputs)

@@ -22,6 +22,7 @@ from looplab.agents.run import check_spec, find_program, run_agent
 from looplab.agents.sandbox import confinement_of
 from looplab.config.files import canonical_json, dump_json, write_atomic
 from looplab.config.lab import load_lab
+from looplab.config.state import home, state_folder
 from looplab.errors import LabError
 from looplab.iterate import gates, prompt, seal, trial
 from looplab.iterate.gates import GateFinding, Measured
@@ -85,11 +86,11 @@ class Iteration:
             if not self._exists(name):
                 raise LabError(f"{name} is not in the lab", file=self.lab / FILE, hint="see frozen and sop")
 
-        state = self.lab / ".looplab"
+        states = (home(self.lab), state_folder(self.lab))
         for path in self._smoke_writable():
             if not path.is_dir():
                 raise LabError(f"smoke.writable: there is no folder {path}", file=self.lab / FILE)
-            if state.is_relative_to(path) or path.is_relative_to(state):
+            if any(state.is_relative_to(path) or path.is_relative_to(state) for state in states):
                 raise LabError(f"smoke.writable: {path} contains the ledger", file=self.lab / FILE)
         if warning := confinement_of(self.spec).warning:
             self.tell(f"WARNING: {warning}")
@@ -305,7 +306,7 @@ class Iteration:
     def _spec_with_ledger(self) -> AgentSpec:
         """Return the spec with write access to the ledger, through which `looplab submit` reaches the lab."""
         named = [str(self.lab / Path(name).expanduser()) for name in self.spec.writable]
-        ledger = [str(self.lab / ".looplab")] if self._uses_submit() else []
+        ledger = {str(home(self.lab)): None, str(state_folder(self.lab)): None} if self._uses_submit() else {}
         return replace(self.spec, writable=(*ledger, *named))
 
     def _show(self, event: AgentEvent) -> None:

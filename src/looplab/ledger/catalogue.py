@@ -684,6 +684,14 @@ class AnchorFailedEvent(EventData):
     problem: str
 
 
+@event("ledger moved")
+class LedgerMovedEvent(EventData):
+    """The ledger was moved to another folder, for example from a network disk to a local one."""
+
+    was: str
+    now: str
+
+
 @event("scrubbed")
 class ScrubbedEvent(EventData):
     """Secrets were removed from files."""

@@ -213,9 +213,10 @@ class Ledger:
         if self._db.in_transaction:
             yield
             return
-        if self.is_replaced():
-            raise DamagedError("the ledger was deleted or replaced while it was open", file=self.path, hint=REPAIR)
         self._db.execute("BEGIN IMMEDIATE")
+        if self.is_replaced():
+            self._db.execute("ROLLBACK")
+            raise DamagedError("the ledger was deleted or replaced while it was open", file=self.path, hint=REPAIR)
         version = self.version()
         if version != self._data_version:
             # Another process has written since: read the head again.
@@ -428,7 +429,7 @@ class Ledger:
                 return BrokenLink(seq, f"event {seq} ({kind}{f' of run {run}' if run else ''}) does not match its hash")
             before, expected = hash_, seq + 1
             if head is not None and head[0] == seq and head[1] != hash_:
-                return BrokenLink(seq, f"event {seq} ({kind}) is not the one noted in .looplab/{HEAD_FILE}")
+                return BrokenLink(seq, f"event {seq} ({kind}) is not the one noted in {HEAD_FILE}")
         if head is not None and head[0] >= expected:
             return BrokenLink(expected, f"the end is cut off: there were {head[0]} events")
         return None

@@ -50,7 +50,7 @@ IDLE_S = 5.0
 LIMITS = ("timeout", "budget")
 """Kinds of watch rules that apply to any command; the others depend on metrics of the study's own trainer."""
 STOPPED = ("stopped", "drained")
-OWN = ("LOOPLAB_LOCK_DIR", "LOOPLAB_DEBUG")
+OWN = ("LOOPLAB_LOCK_DIR", "LOOPLAB_STATE_DIR", "LOOPLAB_DEBUG")
 """LOOPLAB_* variables that an engine inherits; the others describe a single run."""
 
 

@@ -881,6 +881,18 @@ class StudyConfig(Section):
         return self
 
 
+def derived_study(study: StudyConfig, inherited: Sequence[str], **changed: Any) -> StudyConfig:
+    """Return a study made of another one, of which every field is either changed or inherited by name.
+
+    Raises:
+        TypeError: A field is in neither, or in both: whoever adds one decides what derived studies do with it.
+    """
+    unclear = (StudyConfig.model_fields.keys() ^ {*inherited, *changed}) | ({*inherited} & changed.keys())
+    if unclear:
+        raise TypeError(f"inherited or changed? {', '.join(sorted(unclear))}")
+    return study.model_copy(update=changed)
+
+
 class LabConfig:
     """A folder with a lab.yaml."""
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 from looplab.errors import LabError
 from looplab.guard.guard import Guard
 from looplab.ledger.catalogue import ProposerFailedEvent
+from looplab.ledger.plan import Job
 from looplab.ledger.roles import Origin
 from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import StudyView
@@ -49,6 +50,8 @@ class Proposal:
     """Its number in the ledger; None if it is not recorded yet."""
     source: str | None = None
     """An idempotency key: the study accepts one proposal per source. None: no check."""
+    job: Job | None = None
+    """A submitted command, instead of edits."""
 
     @property
     def origin(self) -> Origin:

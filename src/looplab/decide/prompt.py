@@ -195,7 +195,7 @@ def _rejected(record: StudyView) -> list[str]:
     jobs = StudyView(record.ledger, sibling_study(record.name)).proposals("rejected")[-SHOWN // 3 :]
     rows = record.proposals("rejected")[-SHOWN:]
     named = [(f"{' '.join(row.edits)} (by {row.proposer})", row) for row in rows]
-    named += [(f"the submitted command {' '.join(row.edits)}", row) for row in jobs]
+    named += [(f"the submitted command {' '.join(row.words)}", row) for row in jobs]
     return [
         clean_line(f"- {name}: ", MAX_TEXT)
         + clean_line("; ".join(str(p.get("message")) for p in row.problems), 2 * MAX_TEXT)

@@ -157,7 +157,7 @@ def _stamp(file: Path) -> tuple[int, int, int]:
 
 def waiting(row: ProposalRow) -> Proposal:
     """Return a row of the ledger's queue as a proposal."""
-    return Proposal(row.edits, row.reason, row.proposer, row.parent, row.hypothesis, row.id, row.source)
+    return Proposal(row.edits, row.reason, row.proposer, row.parent, row.hypothesis, row.id, row.source, row.job)
 
 
 def read_queue(path: Path) -> list[Entry]:

@@ -128,6 +128,8 @@ class ProposedEvent(EventData):
     edits: Sequence[str]
     reason: str
     hypothesis: str
+    job: Mapping[str, Any] | None = None
+    """A submitted command, instead of edits: `argv`, `cwd`, `files`, `timeout`."""
 
 
 @event("rejected")

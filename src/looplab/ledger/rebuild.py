@@ -474,6 +474,7 @@ def _recover_proposal(ledger: Ledger, key: Key, run_dir: Path, row: Facts) -> in
     source = _text(about, "source")
     overrides = _read_json_or_empty(run_dir, "override.json").get("edits")
     edits = [edit for edit in overrides if isinstance(edit, str)] if isinstance(overrides, list) else []
+    job = {"job": _read_json_or_empty(run_dir, "config.json")} if row["proposer"] == Origin.JOB else {}
     if source is not None:
         sql, parameters = "source=?", [source]
     else:  # from a person or an agent; the chain only lost that it became a run
@@ -491,12 +492,12 @@ def _recover_proposal(ledger: Ledger, key: Key, run_dir: Path, row: Facts) -> in
     proposal = {"proposer": row["proposer"], "parent": row["parent"], "reason": row["reason"], "source": source,
                 "hypothesis": _text(about, "hypothesis") or "", "run": run}  # fmt: skip
     columns = {"study": study, "round": row["round"], "created": row["created"], "status": "accepted", **proposal}
-    columns["edits"] = dump_json(edits)
+    columns["edits"] = dump_json(job.get("job", edits))
     names, marks = ", ".join(columns), ", ".join("?" * len(columns))
     cursor = ledger.execute(f"INSERT INTO proposals ({names}) VALUES ({marks})", tuple(columns.values()))  # noqa: S608
     row["proposal"] = cursor.lastrowid
     ledger.execute("UPDATE runs SET proposal=? WHERE study=? AND id=?", (cursor.lastrowid, study, run))
-    recovered = {"proposal": cursor.lastrowid, "edits": edits, **proposal}
+    recovered = {"proposal": cursor.lastrowid, "edits": edits, **job, **proposal}
     ledger.record(catalogue.RecoveredEvent(proposed=recovered), study)
     return 1
 

@@ -180,6 +180,8 @@ class EventReplay:
         facts |= _named(data, {name: name for name in ("proposer", "parent", "edits", "reason", "hypothesis")})
         if "source" in data:
             facts["source"] = data["source"]
+        if "job" in data:
+            facts["edits"] = data["job"]
         self.proposals[data["proposal"]] = facts
 
     def _accept(self, run: str | None, data: Mapping[str, Any]) -> None:

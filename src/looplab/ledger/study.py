@@ -13,7 +13,7 @@ from looplab.config.files import hash_config
 from looplab.ledger import catalogue
 from looplab.ledger.configuration import storable
 from looplab.ledger.ledger import Ledger
-from looplab.ledger.plan import RunPlan
+from looplab.ledger.plan import Job, RunPlan
 from looplab.ledger.replay import hash_text
 from looplab.ledger.roles import Origin, Role
 from looplab.ledger.view import RunRow, StudyView
@@ -125,8 +125,13 @@ class StudyLedger(StudyView):
         parent: str | None = None,
         hypothesis: str = "",
         source: str | None = None,
+        job: Job | None = None,
     ) -> int | None:
-        """Put a proposal in the queue, without secrets; None if one of this source is there already."""
+        """Put a proposal in the queue, without secrets; None if one of this source is there already.
+
+        Args:
+            job: A submitted command, instead of edits.
+        """
         edits, reason, hypothesis = redact_proposal(
             [mend_text(edit) for edit in edits], shorten(reason), shorten(hypothesis)
         )
@@ -144,7 +149,7 @@ class StudyLedger(StudyView):
                     proposer,
                     source,
                     parent,
-                    dump_json(edits),
+                    dump_json(edits if job is None else job.to_dict()),
                     reason,
                     hypothesis,
                 ),
@@ -153,7 +158,7 @@ class StudyLedger(StudyView):
             assert id_ is not None
             event = catalogue.ProposedEvent(
                 proposal=id_, proposer=proposer, source=source, parent=parent, edits=edits, reason=reason,
-                hypothesis=hypothesis,
+                hypothesis=hypothesis, job=job and job.to_dict(),
             )  # fmt: skip
             self.ledger.record(event, self.name, when=now)
             return id_

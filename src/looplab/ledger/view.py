@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shlex
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -13,8 +15,8 @@ from looplab.errors import LabError
 from looplab.ledger.catalogue import ImportedEvent
 from looplab.ledger.configuration import Configuration, configurations
 from looplab.ledger.ledger import Event, Ledger
-from looplab.ledger.plan import RunPlan
-from looplab.ledger.roles import Role
+from looplab.ledger.plan import Job, RunPlan
+from looplab.ledger.roles import Origin, Role
 from looplab.ledger.schema import LAST_NUMBER
 from looplab.runs import clock, folder
 from looplab.untrusted import load_own_json, mend_text
@@ -126,6 +128,13 @@ class ProposalRow:
     problems: tuple[dict[str, Any], ...]
     run: str | None
     created: float
+    job: Job | None = None
+    """The submitted command; None: it has edits instead."""
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What is proposed, for people: the edits, or the command."""
+        return self.edits if self.job is None else (shlex.join(self.job.argv),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,19 +158,29 @@ def _run(row: sqlite3.Row) -> RunRow:
     return RunRow(*values)
 
 
+def _job(kept: Any) -> Job | None:
+    """Return a submitted command from its proposal; None if it cannot be read."""
+    with contextlib.suppress(LabError, KeyError, TypeError, ValueError):
+        return Job.from_dict(kept) if isinstance(kept, dict) else Job.from_edits(kept)
+    return None
+
+
 def _proposal(row: sqlite3.Row) -> ProposalRow:
+    edits = load_own_json(row["edits"])
+    job = _job(edits) if row["proposer"] == Origin.JOB else None
     return ProposalRow(
         row["id"],
         row["proposer"],
         row["source"],
         row["parent"],
-        tuple(load_own_json(row["edits"])),
+        () if job is not None else tuple(edits),
         row["reason"],
         row["hypothesis"],
         row["status"],
         tuple(load_own_json(row["problems"])) if row["problems"] else (),
         row["run"],
         row["created"],
+        job,
     )
 
 

@@ -143,12 +143,17 @@ def decide_base(setup: Setup, base: Base) -> Decision:
 
 
 def decide_job(proposal: Proposal) -> Decision:
-    """Decide on a submitted command, which is run as it is."""
-    config = apply_edits({}, proposal.edits).config
+    """Decide on a submitted command, which is run as it is.
+
+    Raises:
+        ProposalRejected: It cannot be read.
+    """
+    job = proposal.job
+    if job is None:
+        raise ProposalRejected((Problem("proposal", None, "job", "it is not a command"),))
+    config = job.to_dict()
     point = hash_config({key: value for key, value in config.items() if key != "timeout"})
-    plan = RunPlan(
-        config, edits=proposal.edits, diff_base=diff({}, config), source=proposal.source, is_job=True, extra=()
-    )
+    plan = RunPlan(config, diff_base=diff({}, config), source=proposal.source, job=job, extra=())
     return Decision(
         plan=plan, config_hash=hash_config(config), point=point, seed=None, proposer=Origin.JOB, reason=proposal.reason,
         base=Origin.JOB, proposal=proposal.id,

@@ -390,7 +390,7 @@ class Planner:
             return True
         self._study.reject(proposal.id, [_plain(problem) for problem in problems])
         why = "; ".join(problem.message for problem in problems)
-        text = f"rejected: proposal {proposal.id} ({' '.join(proposal.edits)}): {why}"
+        text = f"rejected: proposal {proposal.id} ({' '.join(proposal.edits) or proposal.reason}): {why}"
         messages = tuple(problem.message for problem in problems)
         self._tell(ProposalRefused(text, proposal=proposal.id, problems=messages))
         return False

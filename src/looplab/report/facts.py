@@ -659,7 +659,7 @@ def _rejections(proposals: Sequence[ProposalRow]) -> list[Rejection]:
     groups: dict[tuple[str, tuple[str, ...], str], list[ProposalRow]] = {}
     for proposal in proposals:
         why = "; ".join(str(problem.get("message", problem)) for problem in proposal.problems)
-        groups.setdefault((proposal.proposer, proposal.edits, why), []).append(proposal)
+        groups.setdefault((proposal.proposer, proposal.words, why), []).append(proposal)
     found = [
         Rejection(
             same[-1].id,

@@ -83,7 +83,7 @@ class RunPlan:
             "source": self.source,
             "place": self.place,
             "start": self.start,
-            "job": self.job and self.job.to_dict(),
+            "job": None if self.job is None else self.job.to_dict(),
             "extra": None if self.extra is None else list(self.extra),
             "call_edits": list(self.call_edits) or None,
         }

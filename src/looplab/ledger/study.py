@@ -158,7 +158,7 @@ class StudyLedger(StudyView):
             assert id_ is not None
             event = catalogue.ProposedEvent(
                 proposal=id_, proposer=proposer, source=source, parent=parent, edits=edits, reason=reason,
-                hypothesis=hypothesis, job=job and job.to_dict(),
+                hypothesis=hypothesis, job=None if job is None else job.to_dict(),
             )  # fmt: skip
             self.ledger.record(event, self.name, when=now)
             return id_

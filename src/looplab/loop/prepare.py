@@ -148,7 +148,7 @@ class Preparer:
             self._check_revealed(run, config)
         private = self._config_files() if job is None and self.hides(run) else ()
         prepared = Prepared(folder.create(run_dir, files, private=private), _by_path(files), unknown, own_code)
-        limits = (self._launch.timeout, job and job.timeout)
+        limits = (self._launch.timeout, None if job is None else job.timeout)
         spec = LaunchSpec(
             run_id=run.id,
             run_dir=run_dir,

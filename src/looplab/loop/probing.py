@@ -44,7 +44,8 @@ from looplab.runs import folder
 
 MODE = "probe"
 INHERITED = ("flags", "normalise", "derive", "constraints", "seed", "deterministic", "mix", "probe", "slots", "measure",
-             "anchor", "data", "evaluator", "keep_going", "pipeline", "stages", "case", "executor", "suite")  # fmt: skip
+             "anchor", "data", "evaluator", "keep_going", "pipeline", "stages", "case", "suite", "executor"
+)  # fmt: skip
 """Fields of the real study that the study of a probe has, too."""
 STALLED = "stalled"
 NOT_A_NUMBER = "not a number"

@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
+from looplab import plugins
 from looplab.config.files import hash_config
 from looplab.config.lab import load_lab
+from looplab.errors import LabError
 from looplab.launch.base import Ended, Exit, LaunchEvent, LaunchSpec, Started
 from looplab.ledger.catalogue import AgentAskedEvent
 from looplab.ledger.ledger import Ledger, LedgerCopy
@@ -399,3 +401,10 @@ def test_a_preview_while_runs_are_unfinished_says_when_more_are_planned(tmp_path
     free = look(set_up(folder, RunOptions(concurrency=4, continuous=True)))
     assert [planned.row.reason for planned in free.runs] == ["try 14", "try 15"]
     assert [planned.slot.name for planned in (*free.unfinished, *free.runs)] == ["cpu0", "cpu1", "cpu2", "cpu3"]
+
+
+def test_a_plug_in_cannot_have_a_name_that_looplab_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(plugins._registered, "proposers", {"watch": lambda context: None})
+    folder = write_lab(tmp_path / "lab", {**STUDY, "proposers": [{"watch": {}}]})
+    with pytest.raises(LabError, match="cannot have the name 'watch'"):
+        look(set_up(folder, RunOptions()))

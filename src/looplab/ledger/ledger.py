@@ -213,9 +213,11 @@ class Ledger:
         if self._db.in_transaction:
             yield
             return
-        self._db.execute("BEGIN IMMEDIATE")
+        if not self.is_replaced():
+            self._db.execute("BEGIN IMMEDIATE")  # waits for other writers, one of which may move the ledger
         if self.is_replaced():
-            self._db.execute("ROLLBACK")
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
             raise DamagedError("the ledger was deleted or replaced while it was open", file=self.path, hint=REPAIR)
         version = self.version()
         if version != self._data_version:

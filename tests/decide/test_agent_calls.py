@@ -24,6 +24,7 @@ from looplab.decide.search import SearchProposer
 from looplab.errors import LabError
 from looplab.guard.guard import Guard, Problem
 from looplab.guard.knobs import Knob
+from looplab.ledger.catalogue import AgentAskedEvent
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
 from looplab.loop.decision import Decider, ProposalRejected
@@ -241,7 +242,7 @@ def test_a_call_that_looplab_itself_ended_is_not_a_failure(lab: Lab) -> None:
     log.parent.mkdir()
     log.write_text(json.dumps({"type": "looplab.end", "ok": False, "why": "stopped"}) + "\n")
     with lab.study.ledger.write():
-        lab.study.asked_agent("call", log=log.name, n=1, attempt=2, parent=None, cli="command")
+        lab.study.record_agent(AgentAskedEvent(call="call", log=log.name, n=1, attempt=2, parent=None, cli="command"))
     lab.answers = [answer("x@set=2")]
     assert lab.propose(lab.proposer())
     assert not lab.reports

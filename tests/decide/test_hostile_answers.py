@@ -23,6 +23,7 @@ from looplab.decide.next_config import NextConfig
 from looplab.errors import LabError
 from looplab.guard.guard import Guard
 from looplab.guard.knobs import Knob
+from looplab.ledger.catalogue import AgentAskedEvent
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
 
@@ -125,7 +126,7 @@ def test_a_hostile_answer_that_was_kept_is_refused_after_a_crash(lab: Lab, name:
     log.write_text(json.dumps({"type": "looplab.end", "ok": True, "text": HOSTILE[name][:900_000]}) + "\n")
     log.with_suffix(".answer.json").write_text(HOSTILE[name])
     with lab.study.ledger.write():
-        lab.study.asked_agent("call", log=log.name, n=1, attempt=1, parent=None, cli="command")
+        lab.study.record_agent(AgentAskedEvent(call="call", log=log.name, n=1, attempt=1, parent=None, cli="command"))
     for _ in range(2):  # engines
         lab.answers = [GOOD]
         (proposal,) = lab.propose(lab.proposer())
@@ -138,7 +139,9 @@ def test_a_log_that_somebody_has_rewritten_does_not_end_the_study(lab: Lab) -> N
         log = lab.folder / "agent_runs" / f"{n}.jsonl"
         log.write_text(json.dumps({"type": "looplab.end", **record}) + "\n")
         with lab.study.ledger.write():
-            lab.study.asked_agent(str(n), log=log.name, n=1, attempt=3, parent=None, cli="command")
+            lab.study.record_agent(
+                AgentAskedEvent(call=str(n), log=log.name, n=1, attempt=3, parent=None, cli="command")
+            )
         lab.answers = [GOOD] * 3
         lab.propose(lab.proposer())
         assert lab.study.agent_calls()[-1]["answer"] is not None

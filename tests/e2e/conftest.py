@@ -21,6 +21,8 @@ from typing import Any
 import pytest
 from tests.conftest import PATIENCE_S
 
+from looplab.config.state import state_folder
+
 COMMAND = Path(sys.executable).with_name("looplab")
 
 TRAINER = '''\
@@ -281,7 +283,7 @@ class LabFolder:
 
     def ask(self, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
         """What the ledger says; nothing as long as there is none."""
-        path = self.folder / ".looplab" / "ledger.db"
+        path = state_folder(self.folder) / "ledger.db"
         if not path.exists():
             return []
         with contextlib.closing(sqlite3.connect(path, timeout=30)) as db:

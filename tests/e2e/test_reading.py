@@ -14,6 +14,7 @@ import pytest
 from tests.conftest import PATIENCE_S
 
 from looplab.iterate.record import VersionLedger
+from looplab.ledger.catalogue import IterateBeganEvent
 from looplab.ledger.ledger import Ledger
 
 PR_CAPBSET_DROP = 24
@@ -103,7 +104,7 @@ def test_a_report_that_cannot_be_written_says_where_it_can(lab: Any, tmp_path: P
 
 def test_a_lab_that_has_only_versions_can_be_verified(tmp_path: Path) -> None:
     (tmp_path / "iterate.yaml").touch()
-    VersionLedger(Ledger(tmp_path / ".looplab/ledger.db")).record("iterate began", start=2, end=3)
+    VersionLedger(Ledger(tmp_path / ".looplab/ledger.db")).record(IterateBeganEvent(start=2, end=3))
     done = read(tmp_path, "verify")
     assert "the record is whole: 1 events" in done.stdout, done.stderr
     assert "looplab-anchor" in read(tmp_path, "anchor").stdout

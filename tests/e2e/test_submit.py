@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,10 +13,14 @@ from typing import Any
 
 import pytest
 
-from looplab.config.edits import apply_edits
+from looplab.config.edits import Edit, Op
+from looplab.decide.queue import waiting
+from looplab.ledger.audit import audit
 from looplab.ledger.ledger import Ledger
-from looplab.ledger.plan import RunPlan
+from looplab.ledger.plan import Job, RunPlan
+from looplab.ledger.rebuild import reindex
 from looplab.ledger.study import StudyLedger
+from looplab.loop.decision import ProposalRejected, decide_job
 from looplab.loop.submitting import JobQueue, SubmittedJob
 
 JOBS = "toy.jobs"
@@ -361,10 +367,62 @@ def test_mistakes_are_told_before_anything_is_run(jobs: Any) -> None:
     assert "rename that study" in jobs("submit", "--study", "toy", "--", "true", code=2).err
 
 
-def test_the_config_of_a_command_comes_back_from_its_edits() -> None:
-    job = SubmittedJob(("./x", "@set=1", "a\nb", "{c}", "ü", ""), "/lab/x", "1e3", {"a=b.py": "f"})
-    config = apply_edits({}, job.edits(2.5)).config
-    assert config == {"argv": list(job.argv), "cwd": "1e3", "files": {"a=b.py": "f"}, "timeout": 2.5}
+def encoded(job: Job) -> tuple[str, ...]:
+    """A job as version 0.1 recorded it: edits of an empty config."""
+    return tuple(str(Edit(key, Op.NEW, value)) for key, value in job.to_dict().items())
+
+
+def test_a_command_is_recorded_as_what_it_is_and_comes_back(tmp_path: Path) -> None:
+    call = SubmittedJob(("./x", "@set=1", "a\nb", "{c}", "ü", ""), "/lab/x", "1e3", {"a=b.py": "f"})
+    job = call.job(2.5)
+    assert job == Job(call.argv, "1e3", {"a=b.py": "f"}, 2.5)
+    assert Job.from_edits(encoded(job)) == job
+    plan = RunPlan(job.to_dict(), job=job)
+    assert RunPlan.from_dict(plan.to_dict(), plan.config) == plan
+    assert RunPlan.from_dict({**plan.to_dict(), "job": True}, plan.config) == plan
+    record = StudyLedger(Ledger(tmp_path / "ledger.db"), JOBS)
+    new, old = (record.propose("job", edits, "x", job=one) for edits, one in (((), job), (encoded(job), None)))
+    assert new is not None
+    assert old is not None
+    for number in (new, old):
+        row = record.proposal(number)
+        assert (row.job, row.edits, row.words) == (job, (), (shlex.join(job.argv),))
+    first = next(record.ledger.events()).data
+    assert (first["edits"], first["job"]) == ([], job.to_dict())
+    assert audit(record.ledger, tmp_path).findings == ()
+    record.ledger.close()
+    reindex(tmp_path / "ledger.db", tmp_path)
+    record = StudyLedger(Ledger(tmp_path / "ledger.db"), JOBS)
+    assert [row.job for row in record.proposals()] == [job, job]
+
+
+@pytest.mark.parametrize("kept", [["argv"], {"argv": ["true"]}, {"cwd": "."}])
+def test_a_command_that_cannot_be_read_is_rejected(tmp_path: Path, kept: Any) -> None:
+    record = StudyLedger(Ledger(tmp_path / "ledger.db"), JOBS)
+    number = record.propose("job", (), "x")
+    assert number is not None
+    with record.ledger.write():
+        record.ledger.execute("UPDATE proposals SET edits=?", (json.dumps(kept),))
+    with pytest.raises(ProposalRejected, match="not a command"):
+        decide_job(waiting(record.proposal(number)))
+
+
+def test_commands_that_an_earlier_version_recorded_are_still_run(jobs: Any) -> None:
+    jobs("submit", "--", *PYTHON, "job.py", "first")
+    ledger = Ledger(jobs.folder / ".looplab/ledger.db")
+    job = Job((*PYTHON, "job.py", "old"), ".", {})
+    StudyLedger(ledger, JOBS).propose("job", encoded(job), "an old one", source="job:0:0")
+    ledger.close()
+    jobs("submit", "--", *PYTHON, "job.py", "third")
+    assert [config["argv"][-1] for config in jobs.all("config.json", JOBS)] == ["first", "old", "third"]
+    jobs("verify")
+    state = jobs.folder / ".looplab"
+    for path in (*state.glob("ledger.db*"), *state.glob("backups/*"), state / "journal.jsonl", state / "head"):
+        path.unlink()
+    jobs("reindex")  # from the run folders alone
+    rows = StudyLedger(Ledger.open_readonly(state / "ledger.db"), JOBS).proposals()
+    assert [row.job.argv[-1] for row in rows if row.job is not None] == ["first", "old", "third"]
+    jobs("verify")
 
 
 def test_time_that_two_engines_were_at_work_counts_once(tmp_path: Path) -> None:

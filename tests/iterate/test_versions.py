@@ -16,6 +16,7 @@ from looplab.errors import LabError
 from looplab.iterate import settings as reading
 from looplab.iterate.record import VersionHistory, VersionLedger
 from looplab.iterate.versions import IterateOptions, Iteration
+from looplab.ledger.catalogue import AgentAskedEvent, IterateBeganEvent, VersionBegunEvent
 from looplab.ledger.ledger import Ledger
 
 _spec = importlib.util.spec_from_file_location("versions_project", Path(__file__).with_name("project.py"))
@@ -91,7 +92,7 @@ from pathlib import Path
 from looplab.ledger.ledger import Ledger
 ledger = Ledger(Path("../../ledger.db"))
 with ledger.write():
-    ledger.record("version champion", "iterate", "v2", why="I say so")
+    ledger.append_event("version champion", "iterate", "v2", {"why": "I say so"})
 '''], check=True)
 """
 
@@ -255,11 +256,11 @@ worse = {{**event.data, "value": event.data["value"] * 0.01, "values": [v * 0.01
 CHEATS = {
     "a value is appended": """
 with ledger.write():
-    ledger.record("version measured", "iterate", "v1", **worse)
+    ledger.append_event("version measured", "iterate", "v1", worse)
 """,
     "a champion is appended": """
 with ledger.write():
-    ledger.record("version champion", "iterate", "v2", why="I say so")
+    ledger.append_event("version champion", "iterate", "v2", {"why": "I say so"})
 """,
     "an event is changed": """
 with ledger.write():
@@ -355,7 +356,7 @@ def test_a_forged_alarm_is_without_effect(lab: Lab) -> None:
     forged = """
 with ledger.write():
     known = [[e.seq, e.at, e.kind, e.run, worse if e.seq == event.seq else e.data] for e in ledger.events("iterate")]
-    ledger.record("ledger forged", "iterate", "v1", why="x", broken=None, known=known)
+    ledger.append_event("ledger forged", "iterate", "v1", {"why": "x", "broken": None, "known": known})
 """
     CHEATS["an alarm is forged"] = forged
     try:
@@ -384,13 +385,15 @@ def test_events_that_an_agent_wrote_before_looplab_was_killed_do_not_count(lab: 
     lab.go(2)
     value = lab.go(2).measured
     ledger = VersionLedger(Ledger(lab.folder / ".looplab/ledger.db"))
-    ledger.record("iterate began", start=3, end=3)
-    ledger.record("version begun", 3, attempt=1, branch="looplab/v3", base="0", onto="main")
-    ledger.asked("call", version=3, ask=1, log=str(lab.folder / "agent_runs/x.jsonl"), cli="command", n=1, attempt=1,
-               parent=None)  # fmt: skip
+    ledger.record(IterateBeganEvent(start=3, end=3))
+    ledger.record(VersionBegunEvent(attempt=1, branch="looplab/v3", base="0", onto="main"), 3)
+    log = str(lab.folder / "agent_runs/x.jsonl")
+    asked = AgentAskedEvent(call="call", version=3, ask=1, log=log, cli="command", n=1, attempt=1, parent=None)
+    ledger.record(asked)
     fingerprint = next(iter(value))[1]
     with ledger.ledger.write():
-        ledger.ledger.record("version measured", "iterate", "v2", ask=1, value=0.0, values=[], fingerprint=fingerprint)
+        forged = {"ask": 1, "value": 0.0, "values": [], "fingerprint": fingerprint}
+        ledger.ledger.append_event("version measured", "iterate", "v2", forged)
     after = VersionLedger(Ledger(lab.folder / ".looplab/ledger.db"))
     assert "looplab did not write" in after.begin()
     assert after.history().measured == value

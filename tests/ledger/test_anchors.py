@@ -39,7 +39,7 @@ class Place:
     def grow(self, events: int = 3) -> None:
         for _ in range(events):
             with self.ledger.write():
-                self.ledger.record("ended", "s", None, objective=0.5)
+                self.ledger.append_event("ended", "s", None, {"objective": 0.5})
 
     def publish(self, **config: object) -> Publication:
         return publish(self.ledger, self.folder, [AnchorConfig.model_validate(config)])

@@ -46,7 +46,7 @@ def ledger(tmp_path: Path) -> Ledger:
 def fill(ledger: Ledger, told: list[tuple[str, str, dict[str, object]]]) -> None:
     for kind, study, data in told:
         with ledger.write():
-            ledger.record(kind, study, None, **data)
+            ledger.append_event(kind, study, None, data)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -99,7 +99,7 @@ def test_any_change_of_the_past_is_found_at_its_place(
 def test_a_failed_transaction_leaves_nothing(ledger: Ledger) -> None:
     def fail() -> None:
         with ledger.write():
-            ledger.record("b", "s")
+            ledger.append_event("b", "s", None, {})
             raise RuntimeError
 
     fill(ledger, [("a", "s", {})])
@@ -118,7 +118,7 @@ def test_several_processes_write_one_chain(tmp_path: Path) -> None:
         "ledger = Ledger(Path(sys.argv[1]))\n"
         "for i in range(100):\n"
         "    with ledger.write():\n"
-        "        ledger.record('x', sys.argv[2], None, i=i); ledger.record('y', sys.argv[2], None, i=i)\n"
+        "        ledger.append_event('x', sys.argv[2], None, {'i': i}); ledger.append_event('y', sys.argv[2], None, {'i': i})\n"
     )
     writers = [subprocess.Popen([sys.executable, "-c", code, str(path), name], env=os.environ) for name in "abc"]
     assert [writer.wait() for writer in writers] == [0, 0, 0]
@@ -208,9 +208,9 @@ def test_a_run_is_found_by_id_number_and_beginning(ledger: Ledger) -> None:
 
 def test_commands_are_taken_once(ledger: Ledger) -> None:
     study = StudyLedger(ledger, "s")
-    study.command("stop", run=None)
-    study.command("drain")
-    assert study.take_commands() == [("stop", {"run": None}), ("drain", {})]
+    study.command("stop")
+    study.command("veto", run="0001-a", why="no")
+    assert study.take_commands() == [("stop", {}), ("veto", {"run": "0001-a", "why": "no"})]
     assert study.take_commands() == []
 
 
@@ -253,7 +253,7 @@ def test_a_copy_holds_what_an_open_ledger_has_committed_and_no_more(tmp_path: Pa
     ledger = Ledger(tmp_path / "ledger.db")
     fill(ledger, [("a", "s", {})])
     with ledger.write():
-        ledger.record("b", "s")
+        ledger.append_event("b", "s", None, {})
         before = files(tmp_path)
         copy = LedgerCopy(tmp_path / "ledger.db")
         assert [event.kind for event in copy.events()] == ["a"]
@@ -392,13 +392,13 @@ def test_the_journal_has_every_event_byte_for_byte(tmp_path_factory: pytest.Temp
 def test_what_is_not_committed_is_not_in_the_journal(ledger: Ledger) -> None:
     fill(ledger, [("a", "s", {})])
     with contextlib.suppress(RuntimeError), ledger.write():
-        ledger.record("b", "s")
+        ledger.append_event("b", "s", None, {})
         raise RuntimeError
     with ledger.write():
         with contextlib.suppress(RuntimeError), ledger.savepoint():
-            ledger.record("c", "s")
+            ledger.append_event("c", "s", None, {})
             raise RuntimeError
-        ledger.record("d", "s")
+        ledger.append_event("d", "s", None, {})
     assert [link.kind for link in journal_of(ledger.path)] == ["a", "d"]
     assert journal_of(ledger.path) == links_of(ledger)
 

@@ -14,9 +14,12 @@ from typing import Any
 
 import pytest
 
+from looplab import plugins
 from looplab.config.files import hash_config
 from looplab.config.lab import load_lab
+from looplab.errors import LabError
 from looplab.launch.base import Ended, Exit, LaunchEvent, LaunchSpec, Started
+from looplab.ledger.catalogue import AgentAskedEvent
 from looplab.ledger.ledger import Ledger, LedgerCopy
 from looplab.ledger.plan import RunPlan
 from looplab.ledger.study import StudyLedger
@@ -377,7 +380,9 @@ def test_an_answer_that_an_agent_gave_before_its_engine_died_is_planned(tmp_path
     (folder / "agent_runs" / "call.jsonl").write_text(json.dumps({"type": "looplab.end", "ok": True, "text": answer}))
     ledger = Ledger(folder / ".looplab" / "ledger.db")
     with ledger.write():
-        StudyLedger(ledger, "toy").asked_agent("call", log="call.jsonl", n=1, attempt=1, parent=None, cli="command")
+        StudyLedger(ledger, "toy").record_agent(
+            AgentAskedEvent(call="call", log="call.jsonl", n=1, attempt=1, parent=None, cli="command")
+        )
     ledger.close()
     found = look(set_up(folder, RunOptions()))
     assert [(planned.row.proposer, planned.plan.edits) for planned in found.runs] == [("agent", ("x@set=9",))]
@@ -396,3 +401,10 @@ def test_a_preview_while_runs_are_unfinished_says_when_more_are_planned(tmp_path
     free = look(set_up(folder, RunOptions(concurrency=4, continuous=True)))
     assert [planned.row.reason for planned in free.runs] == ["try 14", "try 15"]
     assert [planned.slot.name for planned in (*free.unfinished, *free.runs)] == ["cpu0", "cpu1", "cpu2", "cpu3"]
+
+
+def test_a_plug_in_cannot_have_a_name_that_looplab_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(plugins._registered, "proposers", {"watch": lambda context: None})
+    folder = write_lab(tmp_path / "lab", {**STUDY, "proposers": [{"watch": {}}]})
+    with pytest.raises(LabError, match="cannot have the name 'watch'"):
+        look(set_up(folder, RunOptions()))

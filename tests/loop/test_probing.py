@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from looplab.config.lab import StudyConfig, WatchRule
+from looplab.config.lab import LabConfig, StudyConfig, WatchRule
 from looplab.errors import LabError
 from looplab.loop.probing import (
     MAX_CV,
@@ -21,6 +22,7 @@ from looplab.loop.probing import (
     judge_setting,
     probe_study,
 )
+from looplab.loop.submitting import jobs_study
 
 
 def setting(workers: int = 1, envs: int = 1, *, base: bool = False) -> Setting:
@@ -177,3 +179,20 @@ def test_a_sweep_of_nothing_or_of_everything_is_refused(sweep: dict[str, list[in
 def test_a_mode_that_is_not_there_is_named() -> None:
     with pytest.raises(LabError, match="no mode 'quick'"):
         probe_study(study(), "toy.probe", "quick")
+
+
+# -- studies made of other studies
+
+
+def test_every_field_of_a_study_is_inherited_by_name_or_changed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    real = study()
+    lab = LabConfig(tmp_path, {real.name: real})
+    probe, jobs = probe_study(real, "toy.probe", None), jobs_study(lab, real)
+    assert (probe.name, probe.judge, probe.seed) == ("toy.probe", None, real.seed)
+    assert (jobs.name, jobs.base, jobs.objective) == ("toy.jobs", [], real.objective)
+    monkeypatch.setitem(StudyConfig.model_fields, "brand_new", StudyConfig.model_fields["seed"])
+    for make in (lambda: probe_study(real, "toy.probe", None), lambda: jobs_study(lab, real)):
+        with pytest.raises(TypeError, match=r"inherited or changed\? brand_new$"):
+            make()

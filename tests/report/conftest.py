@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from looplab.ledger.catalogue import MixEvent, ReproducedEvent
+
 
 def load(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"report_tests_{name}", Path(__file__).with_name(f"{name}.py"))
@@ -60,10 +62,11 @@ def judged_full(tmp_path_factory: pytest.TempPathFactory) -> Any:
             made.record.propose(name, ["model.width@set=64"], "a try")
         for turn, search in enumerate((0.5, 0.7, 0.9)):
             shares = {"search": search, "agent": round(1 - search, 1)}
-            made.ledger.record("mix", "tiny", weights=shares, chosen={"search": 3, "agent": 1 + turn})
+            made.ledger.record(MixEvent(weights=shares, chosen={"search": 3, "agent": 1 + turn}), "tiny")
         first = made.record.run("1").id
         made.record.watched(first, "grad_norm > 10", "grad_norm is 12.3 at step 40", True)
-        made.ledger.record("reproduced", "tiny", first, again="0099-aaaa", same=True, why="Exactly the same: 2.")
+        event = ReproducedEvent(again="0099-aaaa", same=True, why="Exactly the same: 2.")
+        made.ledger.record(event, "tiny", first)
     return made
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from looplab.ledger.catalogue import MixEvent
 from looplab.report import wording
 from looplab.report.facts import StudyFacts, study_facts
 from looplab.report.judged import points
@@ -190,7 +191,7 @@ def test_the_share_of_each_proposer_over_time_is_drawn_in_one_line(judged: Any) 
             judged.record.propose(name, ["model.width@set=64"], "a try")
         for share in (0.25, 0.5, 0.75):
             weights = {"search": share, "agent": 1 - share}
-            judged.ledger.record("mix", "tiny", weights=weights, chosen={"search": 1})
+            judged.ledger.record(MixEvent(weights=weights, chosen={"search": 1}), "tiny")
     facts = facts_of(judged)
     assert facts.mix is not None
     assert [n for n, _ in facts.mix.weights] == [0, 1, 2, 3]

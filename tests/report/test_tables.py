@@ -239,7 +239,7 @@ def test_a_study_that_left_the_lab_file_is_still_there(lab: LabConfig) -> None:
 def test_asking_while_somebody_writes_waits_for_nobody_and_changes_nothing(lab: LabConfig) -> None:
     ledger = Ledger(lab.ledger_path)
     with ledger.write():
-        ledger.record("note", "one")
+        ledger.append_event("note", "one", None, {})
         before = rows(lab, "SELECT count(*) FROM events")
     assert rows(lab, "SELECT count(*) FROM events") == [(before[0][0] + 1,)]
     assert ledger.first_broken_link() is None

@@ -23,6 +23,7 @@ from looplab.agents.sandbox import confinement_of, writable_folders
 from looplab.config.files import dump_json, write_atomic
 from looplab.config.lab import StudyConfig
 from looplab.errors import LabError
+from looplab.ledger.catalogue import AlarmEvent, FilesChangedEvent
 from looplab.ledger.study import StudyLedger
 from looplab.runs import folder
 from looplab.runs.git import git_bytes, isolated
@@ -412,7 +413,7 @@ class CallGuard:
             return self._void or (self._names(blamed) if blamed else None)
         if others:
             text = f"{self._names(others)} while the agent ran, but not by the agent, which could not write there"
-            record.files_changed(call, by="somebody else", files=self._listed(others))
+            record.record_agent(FilesChangedEvent(call=call, by="somebody else", files=self._listed(others)))
             self._tell("note", text)
         if self._snapshot is not None and self._snapshot.left_out and not self._incomplete_reported:
             self._incomplete_reported = True
@@ -422,15 +423,15 @@ class CallGuard:
         restored_before = [change for change in self._restored_before if change.path not in remaining]
         if restored_before:  # by an engine that was killed before it recorded that
             files = self._listed(restored_before, {change.path: True for change in restored_before})
-            record.files_changed(call, by="agent", confined=self._confinement.by, files=files)
+            record.record_agent(FilesChangedEvent(call=call, by="agent", confined=self._confinement.by, files=files))
         if blamed:
             void = f"{self._names(blamed)} while the agent ran: its answer is void"
             restored = self._restore(record, call, blamed, void)
             void += self._describe_restored(restored)
             files = self._listed(blamed, restored)
-            record.files_changed(call, by="agent", confined=self._confinement.by, files=files)
+            record.record_agent(FilesChangedEvent(call=call, by="agent", confined=self._confinement.by, files=files))
         if void:
-            record.alarm(None, void, call=call)
+            record.alarm(None, AlarmEvent(text=void, call=call))
             self._tell("alarm", void)
         self._changes, self._pointers, self._void, self._restored_before = [], {}, "", []
         self._state(call).unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from looplab.config.lab import LabConfig, StudyConfig, find_lab, load_lab
 from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger, open_for_reading
+from looplab.ledger.roles import Origin
 from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import RunRow
 from looplab.loop.events import EngineEvent, Listener
@@ -199,7 +200,7 @@ class Study:
 
     def resume(self, *, callbacks: Sequence[Listener] = ()) -> SessionResult:
         """Continue the study with the options of its last run, as `looplab resume` does."""
-        with contextlib.closing(Ledger(self._lab.ledger_path, create=False)) as ledger:
+        with contextlib.closing(open_for_reading(self._lab.ledger_path)) as ledger:
             options = options_to_resume(StudyLedger(ledger, self.name), self._lab.folder)
         setup = check_study(self._lab, self._config, options)
         with Session(self._lab, self._config, listeners=callbacks) as session:
@@ -234,11 +235,11 @@ class Study:
         """
         if isinstance(edits, Mapping):
             edits = [f"{path}@set={json.dumps(value)}" for path, value in edits.items()]
-        with contextlib.closing(Ledger(self._lab.ledger_path)) as ledger:
+        with contextlib.closing(Ledger(self._lab.claim_ledger())) as ledger:
             record = StudyLedger(ledger, self.name)
             objective = self._config.objective
             record.open(objective.metric if objective else None, objective.goal if objective else "min")
-            number = record.propose("person", list(edits), reason, parent=parent, hypothesis=hypothesis)
+            number = record.propose(Origin.PERSON, list(edits), reason, parent=parent, hypothesis=hypothesis)
         assert number is not None
         return number
 

@@ -801,21 +801,25 @@ def verify(
 
 @app.command()
 def doctor(
-    secrets: Annotated[
-        bool, typer.Option("--secrets", help="Look for recorded secrets (the only check so far).")
-    ] = False,
+    secrets: Annotated[bool, typer.Option("--secrets", help="Look for recorded secrets (the default).")] = False,
     scrub: Annotated[bool, typer.Option("--scrub", help="Remove secrets from files; the record notes it.")] = False,
+    move_ledger: Annotated[
+        bool, typer.Option("--move-ledger", help="Move the ledger to where state_dir or LOOPLAB_STATE_DIR say.")
+    ] = False,
     lab: LabOption = None,
     json: Json = False,
 ) -> None:
-    """Look for secrets in the record.
+    """Check where the ledger is, and look for secrets in the record.
 
-    Searches the ledger and the files of runs, agents and logs. A secret is the value of a variable or config key whose
-    name says so, or a text of a known shape. Values are not printed. Exit code 1: some were found. The chain of the
-    ledger is never changed.
+    Warns if the ledger is on a network disk. Searches the ledger and the files of runs, agents and logs. A secret is
+    the value of a variable or config key whose name says so, or a text of a known shape. Values are not printed. Exit
+    code 1: some were found. The chain of the ledger is never changed.
     """
     from looplab.cli import doctor as doctoring
 
+    if move_ledger:
+        doctoring.move_ledger(lab, json)
+        return
     doctoring.find_secrets(lab, scrubs=scrub, json=json)
 
 

@@ -18,12 +18,14 @@ from looplab.decide.base import Proposal, describe_error, is_environmental
 from looplab.decide.queue import read_queue
 from looplab.errors import LabError
 from looplab.guard.knobs import Knob
+from looplab.ledger.catalogue import VariantWrittenEvent
 from looplab.ledger.ledger import Ledger
+from looplab.ledger.roles import Origin
 from looplab.loop.decision import Decider, ProposalRejected
 from looplab.loop.flags import edits_of_flags
 from looplab.loop.session import check_study
 from looplab.loop.setup import RunOptions, Setup, agent_warnings
-from looplab.runs.disk import refuse_network_disk
+from looplab.runs.disk import existing, refuse_network_disk
 from looplab.runs.names import random_suffix
 from looplab.runs.redact import redact_edits
 from looplab.untrusted import real_path
@@ -34,7 +36,7 @@ def check(folder: Path | None, name: str | None, cfgs: Sequence[Path] | None, mo
     from looplab.loop.preview import base_command
 
     lab = open_lab(folder)
-    refuse_network_disk(lab.folder)
+    refuse_network_disk(existing(lab.ledger_path.parent))
     studies = [lab.study(name)] if name else list(lab.studies.values())
     checked = []
     for study in studies:
@@ -114,13 +116,13 @@ def propose(
     if parent not in ("best", "base"):
         parent = context.record.run(parent).id
     refused, warning = _preview_decision(
-        context, Proposal(tuple(edits), reason, "person", None if parent == "base" else parent)
+        context, Proposal(tuple(edits), reason, Origin.PERSON, None if parent == "base" else parent)
     )
     objective = context.study.objective
     if context.record.objective() is None:  # otherwise an engine decides what the runs are measured by
         context.record.open(objective.metric if objective else None, objective.goal if objective else "min")
     number = context.record.propose(
-        "person", edits, reason, parent=None if parent == "base" else parent, hypothesis=hypothesis
+        Origin.PERSON, edits, reason, parent=None if parent == "base" else parent, hypothesis=hypothesis
     )
     waiting = context.record.count_waiting()
     if json:
@@ -224,13 +226,12 @@ def _lab_around(folder: Path | None, target: Path) -> LabConfig | None:
 
 
 def _record_variant(lab: LabConfig, variant: Path, base: Path, changes: Sequence[str], reason: str) -> None:
-    ledger = Ledger(lab.ledger_path)
+    ledger = Ledger(lab.claim_ledger())
     with ledger.write():
-        ledger.record(
-            "variant written",
-            "",
+        event = VariantWrittenEvent(
             variant=os.path.relpath(variant, lab.folder),
             parent=os.path.relpath(base, lab.folder),
             edits=list(redact_edits(changes)),
             reason=reason,
         )
+        ledger.record(event, "")

@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from looplab.cli import output
-from looplab.cli.labs import open_lab
+from looplab.cli.labs import open_for_reading, open_lab
 from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
@@ -59,7 +59,7 @@ def import_runs(
         by_digest: dict[str, str] = {}
         by_path: dict[str, str] = {}
         if lab.ledger_path.exists():
-            by_digest, by_path = known_sources(StudyLedger(Ledger(lab.ledger_path), study.name), outputs)
+            by_digest, by_path = known_sources(StudyLedger(open_for_reading(lab), study.name), outputs)
         for run in found:
             if run.digest in by_digest or run.source in by_path:
                 known.append(_earlier_import(run, by_digest, by_path))
@@ -67,8 +67,9 @@ def import_runs(
                 fitted = fit_config(run, setup.bases[0], setup.guard, mapped)
                 done.append(Imported(run.source, "", run.objective, fitted, (*run.notes, *fitted.notes)))
     else:
+        path = lab.claim_ledger()
         with StudyLock(lab.folder, study.name):
-            record = StudyLedger(Ledger(lab.ledger_path, create=True), study.name)
+            record = StudyLedger(Ledger(path), study.name)
             objective = study.objective
             record.open(objective.metric if objective else None, objective.goal if objective else "min")
             complete_imports(record, outputs)

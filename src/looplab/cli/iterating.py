@@ -14,7 +14,7 @@ from looplab.agents.adapters import find_adapter
 from looplab.cli import output
 from looplab.cli.labs import open_for_reading
 from looplab.config.files import write_atomic
-from looplab.config.lab import LabConfig
+from looplab.config.lab import LabConfig, read_state_dir
 from looplab.decide.agent import account_of
 from looplab.errors import LabError
 from looplab.iterate import settings as reading
@@ -47,7 +47,8 @@ def iterate(
     )
     spec = reading.make_spec(chosen, reading.read_flags(os.environ, settings.environment), extra)
     options = IterateOptions(settings.retries if retries is None else retries, continue_on_failure)
-    with StudyLock(lab, STUDY), contextlib.closing(Ledger(lab / ".looplab" / "ledger.db")) as ledger:
+    path = _lab_of(lab).claim_ledger()
+    with StudyLock(lab, STUDY), contextlib.closing(Ledger(path)) as ledger:
         record = VersionLedger(ledger)
         say = output.survives_reader(output.warn if json else output.say)
         run = Iteration(lab, settings, record, spec, reading.limits_of(chosen), options, say)
@@ -89,10 +90,14 @@ def status(folder: Path | None, json: bool) -> None:
 
 def _open_ledger(folder: Path | None) -> tuple[Path, Ledger]:
     lab = reading.find_folder(folder, os.environ)
-    path = lab / ".looplab" / "ledger.db"
-    if not path.exists():
+    if not _lab_of(lab).ledger_path.exists():
         raise LabError("no version has been made here yet", hint="start with `looplab iterate 2 3`")
-    return lab, open_for_reading(LabConfig(lab, {}))
+    return lab, open_for_reading(_lab_of(lab))
+
+
+def _lab_of(folder: Path) -> LabConfig:
+    """Return the lab of versions, which may have studies, too."""
+    return LabConfig(folder, {}, state_dir=read_state_dir(folder))
 
 
 def _print_table(record: VersionLedger) -> None:

@@ -73,5 +73,6 @@ def open_context(folder: Path | None, study: str | None, *, create: bool = False
     """
     lab = open_lab(folder)
     chosen = find_study(lab, study)
-    ledger = open_for_reading(lab) if reading else Ledger(lab.ledger_path, create=create)
+    path = lab.claim_ledger() if create else lab.ledger_path
+    ledger = ledgers.open_for_reading(path) if reading else Ledger(path, create=create)
     return LabContext(lab, chosen, ledger, StudyLedger(ledger, chosen.name))

@@ -21,8 +21,9 @@ from looplab.config.lab import StudyConfig
 from looplab.errors import LabError
 from looplab.launch.local import Where, read_exit, read_process, where_is
 from looplab.ledger.ledger import GENESIS, Ledger, has_ledger
+from looplab.ledger.roles import Role
 from looplab.ledger.study import StudyLedger
-from looplab.ledger.view import IMPORTED, JOBS_SUFFIX, BudgetUsage, RunRow
+from looplab.ledger.view import JOBS_SUFFIX, BudgetUsage, RunRow
 from looplab.loop.lock import engine_pid
 from looplab.loop.place import find_move
 from looplab.measure.run_metrics import tie_break_value
@@ -198,7 +199,7 @@ def _is_unreachable(run_dir: Path) -> bool:
 
 
 def _status_word(run: RunRow) -> str:
-    return IMPORTED if run.role == IMPORTED else run.status or run.state
+    return Role.IMPORTED if run.role == Role.IMPORTED else run.status or run.state
 
 
 def _when(at: float) -> str:

@@ -14,9 +14,9 @@ from looplab.cli.labs import open_lab
 from looplab.config.lab import LabConfig, StudyConfig
 from looplab.errors import LabError
 from looplab.ledger.ledger import LedgerCopy
+from looplab.ledger.roles import Origin, Role
 from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import ProposalRow
-from looplab.loop.decision import PEOPLE
 from looplab.loop.prepare import FilledCommand
 from looplab.loop.preview import PlannedRun, Preview, preview
 from looplab.loop.session import check_study, count_from_now, options_to_resume, relative_to_lab
@@ -80,7 +80,7 @@ def show_plan(
             title="then:" if found.unfinished else "the next runs:",
         )
     for planned in found.runs:
-        if planned.row.role not in ("base", "replicate") or planned.row.proposer in PEOPLE:
+        if planned.row.role not in (Role.BASE, Role.REPLICATE) or Origin.of(planned.row.proposer).is_person:
             for note in planned.plan.notes:
                 output.say(f"note on run {planned.row.n}: {note}")
     if found.why_none is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from looplab.cli import output
-from looplab.cli.labs import open_lab
+from looplab.cli.labs import open_for_reading, open_lab
 from looplab.cli.running import TerminalSession
 from looplab.config.files import dump_json, write_atomic
 from looplab.config.lab import LabConfig, ProbeConfig, StudyConfig
@@ -37,7 +37,7 @@ def probe(
     lab = open_lab(folder)
     study = lab.study(name)
     config = probing.probe_of(study)
-    ledger = Ledger(lab.ledger_path) if lab.ledger_path.exists() else None
+    ledger = open_for_reading(lab) if lab.ledger_path.exists() else None
     with contextlib.closing(ledger) if ledger is not None else contextlib.nullcontext():
         last = probing.probe_name(lab, study, ledger, fresh=False)
         _require_idle(lab, study, last, ledger, fresh)

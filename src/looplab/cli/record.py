@@ -78,12 +78,12 @@ def anchor(folder: Path | None, file: Path | None, json: bool) -> None:
 
 def reindex(folder: Path | None, json: bool) -> None:
     lab = _idle_lab(folder)
-    _print_rebuild(rebuild.reindex(lab.ledger_path, lab.folder), json)
+    _print_rebuild(rebuild.reindex(lab.claim_ledger(), lab.folder), json)
 
 
 def restore(folder: Path | None, backup: Path | None, json: bool) -> None:
     lab = _idle_lab(folder)
-    _print_rebuild(rebuild.restore(lab.ledger_path, lab.folder, backup), json)
+    _print_rebuild(rebuild.restore(lab.claim_ledger(), lab.folder, backup), json)
 
 
 def _idle_lab(folder: Path | None) -> LabConfig:

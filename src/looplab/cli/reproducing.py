@@ -15,8 +15,10 @@ from looplab.cli.running import TerminalSession
 from looplab.errors import LabError
 from looplab.judge.reproduce import compare
 from looplab.judge.stats import pooled_spread
+from looplab.ledger.catalogue import ReproducedEvent
+from looplab.ledger.roles import Origin, Role
 from looplab.ledger.study import StudyLedger
-from looplab.ledger.view import IMPORTED, RunRow
+from looplab.ledger.view import RunRow
 from looplab.loop import remeasure as remeasuring
 from looplab.loop import reproduce as reproducing
 from looplab.loop.lock import StudyLock, engine_pid
@@ -29,7 +31,7 @@ def reproduce(folder: Path | None, name: str | None, run: str, tolerance: float 
     context = open_context(folder, name)
     lab, study, record = context.lab, context.study, context.record
     original = record.run(run)
-    if original.role == IMPORTED:
+    if original.role == Role.IMPORTED:
         raise LabError(
             f"run {original.id} was imported: how the other tool ran it is not recorded",
             hint=f"run its config here: `looplab propose --parent {original.id} --change …`",
@@ -68,7 +70,7 @@ def reproduce(folder: Path | None, name: str | None, run: str, tolerance: float 
     result = compare(original.objective, repeated.objective, noise[0] if noise else None, tolerance)
     with context.ledger.write():
         fields = {key: value for key, value in asdict(result).items() if value == value}  # the chain allows no NaN
-        context.ledger.record("reproduced", study.name, original.id, again=repeated.id, **fields)
+        context.ledger.record(ReproducedEvent(again=repeated.id, **fields), study.name, original.id)
     if not keep:
         reproducing.drop(lab.folder, original.id)
     if json:
@@ -86,9 +88,9 @@ def reproduce(folder: Path | None, name: str | None, run: str, tolerance: float 
 
 def _enqueue(record: StudyLedger, original: RunRow) -> int:
     """Queue a reproduction under a unique source, so that it can be requested again; return the proposal."""
-    times = sum(1 for row in record.proposals() if row.proposer == reproducing.AGAIN and row.parent == original.id)
-    source = f"{reproducing.AGAIN}:{original.id}:{times + 1}"
-    proposal = record.propose(reproducing.AGAIN, (), f"reproduce {original.id}", parent=original.id, source=source)
+    times = sum(1 for row in record.proposals() if row.proposer == Origin.AGAIN and row.parent == original.id)
+    source = f"{Origin.AGAIN}:{original.id}:{times + 1}"
+    proposal = record.propose(Origin.AGAIN, (), f"reproduce {original.id}", parent=original.id, source=source)
     assert proposal is not None
     return proposal
 
@@ -113,7 +115,7 @@ def _objectives_by_config(record: StudyLedger) -> dict[str, list[float]]:
     """Group the objectives of runs that differ only in their seed."""
     found: dict[str, list[float]] = {}
     for run in record.runs(status="ok"):
-        if run.objective is not None and run.role != "reproduction":
+        if run.objective is not None and run.role != Role.REPRODUCTION:
             found.setdefault(run.point, []).append(run.objective)
     return found
 

@@ -9,11 +9,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from looplab.cli import output
-from looplab.cli.labs import open_context, open_lab
+from looplab.cli.labs import open_context, open_for_reading, open_lab
 from looplab.cli.running import run as run_study
 from looplab.config.lab import LabConfig, StudyConfig
 from looplab.errors import LabError
-from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
 from looplab.loop.decision import base_runs, decide_base
 from looplab.loop.lock import engine_pid
@@ -35,7 +34,7 @@ def autopilot(
     rounds = runs
     done: Mapping[str, object] = {}
     if lab.ledger_path.exists():
-        with contextlib.closing(Ledger(lab.ledger_path)) as ledger:
+        with contextlib.closing(open_for_reading(lab)) as ledger:
             record = StudyLedger(ledger, study.name)
             rounds += record.usage().rounds
             done = base_runs(setup, record)

@@ -68,7 +68,7 @@ def submit(
     lab, study = _open_study(folder, name)
     limit = _parse_timeout(timeout)
     job = submitting.make_job(lab.folder, Path.cwd(), argv, study.launch.env)
-    with contextlib.closing(Ledger(lab.ledger_path)) as ledger:
+    with contextlib.closing(Ledger(lab.claim_ledger())) as ledger:
         jobs = submitting.jobs_study(lab, study)
         context = JobContext(lab, jobs, study.name, StudyLedger(ledger, jobs.name))
         with ledger.write():  # of two equal simultaneous calls, the second finds the first

@@ -23,8 +23,9 @@ from pydantic import (
 from looplab import plugins
 from looplab.config.edits import parse_edit
 from looplab.config.expression import compile_expression
-from looplab.config.files import read_document
+from looplab.config.files import Document, read_document
 from looplab.config.renamed import rename_keys
+from looplab.config.state import LEDGER, StateConfig, claim_state_folder, state_folder
 from looplab.config.validation import Section, check_section, line_of
 from looplab.errors import LabError
 from looplab.untrusted import real_path
@@ -896,6 +897,18 @@ class StudyConfig(Section):
         return self
 
 
+def derived_study(study: StudyConfig, inherited: Sequence[str], **changed: Any) -> StudyConfig:
+    """Return a study made of another one, of which every field is either changed or inherited by name.
+
+    Raises:
+        TypeError: A field is in neither, or in both: whoever adds one decides what derived studies do with it.
+    """
+    unclear = (StudyConfig.model_fields.keys() ^ {*inherited, *changed}) | ({*inherited} & changed.keys())
+    if unclear:
+        raise TypeError(f"inherited or changed? {', '.join(sorted(unclear))}")
+    return study.model_copy(update=changed)
+
+
 class LabConfig:
     """A folder with a lab.yaml."""
 
@@ -905,8 +918,11 @@ class LabConfig:
         studies: Mapping[str, StudyConfig],
         lines: Callable[..., int | None] = lambda study, *keys: None,
         notes: Sequence[str] = (),
+        state_dir: str | None = None,
     ) -> None:
         self.folder = folder
+        self.state_dir = state_dir
+        """Folder with the state folders of labs, for the ledger; None: LOOPLAB_STATE_DIR, or the lab itself."""
         self.notes = tuple(notes)
         """Notes on the lab file for its author, such as renamed keys."""
         self.studies = dict(studies)
@@ -925,7 +941,20 @@ class LabConfig:
 
     @property
     def ledger_path(self) -> Path:
-        return self.folder / ".looplab" / "ledger.db"
+        """The ledger, which may not exist yet; whoever may create it calls `claim_ledger` instead.
+
+        Raises:
+            LabError: It is on another machine, or not where the lab file says.
+        """
+        return state_folder(self.folder, self.state) / LEDGER
+
+    @property
+    def state(self) -> StateConfig:
+        return StateConfig.of(self.folder, self.state_dir)
+
+    def claim_ledger(self) -> Path:
+        """Return the path of the ledger, and make its place that of this lab, for good, if it has none yet."""
+        return claim_state_folder(self.folder, self.state) / LEDGER
 
     @property
     def anchors(self) -> list[AnchorConfig]:
@@ -976,6 +1005,7 @@ def load_lab(folder: Path) -> LabConfig:
     path = folder / LAB_FILE
     document = read_document(path)
     data = document.plain()
+    state_dir = _pop_state_dir(document, data)
     blocks: list[tuple[dict[str, Any], tuple[str | int, ...]]]
     if "studies" in data:
         common = {key: value for key, value in data.items() if key != "studies"}
@@ -1005,7 +1035,25 @@ def load_lab(folder: Path) -> LabConfig:
             )
         studies[study.name] = study
         places[study.name] = at
-    return LabConfig(folder, studies, lambda study, *keys: line_of(document, places[study], keys), tuple(notes))
+    return LabConfig(
+        folder, studies, lambda study, *keys: line_of(document, places[study], keys), tuple(notes), state_dir
+    )
+
+
+def read_state_dir(folder: Path) -> str | None:
+    """Return `state_dir` of the lab file, of which nothing else is checked; None: there is none, or no lab file."""
+    path = folder / LAB_FILE
+    if not path.exists():
+        return None
+    document = read_document(path)
+    return _pop_state_dir(document, document.plain())
+
+
+def _pop_state_dir(document: Document, data: dict[str, Any]) -> str | None:
+    state_dir = data.pop("state_dir", None)
+    if state_dir is not None and (not isinstance(state_dir, str) or not state_dir):
+        raise LabError("state_dir takes a folder", file=document.path, line=document.line_of(("state_dir",)))
+    return state_dir
 
 
 def check_definition(study: Mapping[str, Any], folder: Path) -> StudyConfig:

@@ -37,6 +37,7 @@ from looplab.decide.history import History
 from looplab.decide.prompt import SCHEMA, notes_section, read_template, render_prompt
 from looplab.errors import LabError
 from looplab.guard.guard import Guard, Problem
+from looplab.ledger.catalogue import AgentAnsweredEvent, AgentAskedEvent
 from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import RunRow, StudyView
 from looplab.runs import clock
@@ -256,7 +257,10 @@ class AgentProposer:
                 raise
             call.error = f"it cannot be asked: {describe_error(error)}"
         limits = self._limits(account_of(study))
-        study.asked_agent(call.id, log=call.log.name, n=n, attempt=attempt, parent=call.parent, cli=self._spec.cli)
+        event = AgentAskedEvent(
+            call=call.id, log=call.log.name, n=n, attempt=attempt, parent=call.parent, cli=self._spec.cli
+        )
+        study.record_agent(event)
         self._call = call
         if call.error is None:
             call.thread = threading.Thread(target=self._run_call, args=(call, prompt, session, limits), name="agent")
@@ -346,7 +350,7 @@ class AgentProposer:
         failure = call.failure
         if failure is not None:
             failure = clean_line(failure, MAX_REFUSAL)
-            study.agent_answered(call.id, when=clock.now(), ok=False, why=failure, **outcome)
+            study.record_agent(AgentAnsweredEvent(call=call.id, ok=False, why=failure, **outcome), when=clock.now())
             self._clear_unusable()
             self._attempt = call.attempt
             self._count_failure(call.id, failure, self._failures + 1, clock.now())
@@ -354,7 +358,7 @@ class AgentProposer:
         self._failures = 0
         proposals, refused = self._check_answer(study, call)
         outcome |= {"accepted": len(proposals), "refused": refused}
-        study.agent_answered(call.id, ok=True, why="", **outcome)
+        study.record_agent(AgentAnsweredEvent(call=call.id, ok=True, why="", **outcome))
         if refused:
             self._clear_unusable()
         if proposals:
@@ -509,8 +513,8 @@ class AgentProposer:
             self._unfinished = log
             self._attempt = call.attempt
             why = "looplab ended before it had answered"
-            study.agent_answered(call.id, ok=False, why=why, usage=asdict(answer.usage) if answer else {},
-                                 interrupted=True)  # fmt: skip
+            usage = asdict(answer.usage) if answer else {}
+            study.record_agent(AgentAnsweredEvent(call=call.id, ok=False, why=why, usage=usage, interrupted=True))
             return
         self._files.recover(call.id)
         # The file was removed before the call, so its present content is the answer.

@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from looplab.errors import LabError
 from looplab.guard.guard import Guard
+from looplab.ledger.catalogue import ProposerFailedEvent
+from looplab.ledger.plan import Job
+from looplab.ledger.roles import Origin
 from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import StudyView
 from looplab.untrusted import clean_line
@@ -47,6 +50,12 @@ class Proposal:
     """Its number in the ledger; None if it is not recorded yet."""
     source: str | None = None
     """An idempotency key: the study accepts one proposal per source. None: no check."""
+    job: Job | None = None
+    """A submitted command, instead of edits."""
+
+    @property
+    def origin(self) -> Origin:
+        return Origin.of(self.proposer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +182,8 @@ def ask(proposer: Proposer, study: StudyLedger, n: int) -> list[Proposal]:
         proposer.problem = f"it failed: {describe_error(error)}"
         if proposer.problem != previous:  # a proposer is polled; the same problem is recorded once
             with study.ledger.write():
-                study.ledger.record("proposer failed", study.name, proposer=proposer.name, why=proposer.problem)
+                event = ProposerFailedEvent(proposer=proposer.name, why=proposer.problem)
+                study.ledger.record(event, study.name)
         return []
 
 

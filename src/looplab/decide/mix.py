@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from itertools import chain
 
 from looplab.decide.base import FallibleProposer, Proposal, Proposer, ask
+from looplab.ledger.catalogue import MixEvent
+from looplab.ledger.roles import DECIDED, Role
 from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import StudyView
 
@@ -118,7 +120,7 @@ class Mix:
         if proposals:
             with study.ledger.write():
                 chosen = dict(Counter(proposal.proposer for proposal in proposals))
-                study.ledger.record(self.name, study.name, weights=weights, chosen=chosen)
+                study.ledger.record(MixEvent(weights=weights, chosen=chosen), study.name)
         return proposals
 
     def _allocate(self, study: StudyLedger, credits: Mapping[str, Credit], n: int) -> list[list[int]]:
@@ -189,12 +191,12 @@ def _outcomes(study: StudyView) -> list[tuple[str, str]]:
     """Return the proposer and the outcome of every proposed run, in the order in which they were planned."""
     maximize = study.goal() == "max"
     runs = [run for run in study.runs() if run.state != "ended" or run.started is not None]  # others never started
-    replicated = {run.point for run in runs if run.role == "replicate"}
+    replicated = {run.point for run in runs if run.role == Role.REPLICATE}
     judged = study.judge_state() is not None or any(run.verdict for run in runs)
     outcomes: dict[str, str] = {}
     best_value: float | None = None
     for run in sorted(runs, key=lambda run: (run.ended is None, run.ended or 0.0, run.n)):
-        if run.role not in ("base", "trial"):
+        if run.role not in DECIDED:
             continue
         value = run.objective
         is_best = value is not None and (best_value is None or (value > best_value if maximize else value < best_value))
@@ -212,4 +214,4 @@ def _outcomes(study: StudyView) -> list[tuple[str, str]]:
         else:
             outcome = "waiting" if run.verdict is None else "discarded"
         outcomes[run.id] = outcome
-    return [(run.proposer, outcomes[run.id]) for run in runs if run.role == "trial"]
+    return [(run.proposer, outcomes[run.id]) for run in runs if run.role == Role.TRIAL]

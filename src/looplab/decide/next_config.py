@@ -16,11 +16,12 @@ from looplab.decide.base import Proposal, describe_error, is_environmental
 from looplab.decide.queue import waiting
 from looplab.errors import LabError
 from looplab.guard.guard import Guard
+from looplab.ledger.roles import Origin
 from looplab.ledger.study import StudyLedger
 
 
 class NextConfig:
-    name = "queue"
+    name: str = Origin.QUEUE
     thinking = False
 
     def __init__(

@@ -13,7 +13,8 @@ from looplab.decide.history import History, PastRun
 from looplab.errors import LabError
 from looplab.guard.guard import Guard
 from looplab.guard.knobs import show_value
-from looplab.ledger.view import IMPORTED, RunRow, StudyView, sibling_study
+from looplab.ledger.roles import DECIDED, Role
+from looplab.ledger.view import RunRow, StudyView, sibling_study
 from looplab.measure.discover import reader_of
 from looplab.runs import folder
 from looplab.untrusted import clean_line, clean_text, read_bounded
@@ -194,7 +195,7 @@ def _rejected(record: StudyView) -> list[str]:
     jobs = StudyView(record.ledger, sibling_study(record.name)).proposals("rejected")[-SHOWN // 3 :]
     rows = record.proposals("rejected")[-SHOWN:]
     named = [(f"{' '.join(row.edits)} (by {row.proposer})", row) for row in rows]
-    named += [(f"the submitted command {' '.join(row.edits)}", row) for row in jobs]
+    named += [(f"the submitted command {' '.join(row.words)}", row) for row in jobs]
     return [
         clean_line(f"- {name}: ", MAX_TEXT)
         + clean_line("; ".join(str(p.get("message")) for p in row.problems), 2 * MAX_TEXT)
@@ -245,8 +246,8 @@ def _champion(record: StudyView, metric: str) -> str:
 def _runs(study: StudyConfig, guard: Guard, history: History, outputs: Path) -> str:
     """Return the latest runs: what they changed, their outcome and their curves."""
     ended = history.ended()
-    runs = [one for one in ended if one.run.role in ("base", "trial")][-SHOWN:]
-    imported = _imported(study, guard, [one for one in ended if one.run.role == IMPORTED])
+    runs = [one for one in ended if one.run.role in DECIDED][-SHOWN:]
+    imported = _imported(study, guard, [one for one in ended if one.run.role == Role.IMPORTED])
     if not runs:
         return "\n".join(["No run has ended yet.", *imported])
     lines = ["The latest runs (newest last):"]

@@ -20,6 +20,7 @@ from looplab.config.edits import parse_edit
 from looplab.config.files import canonical_json, read_config, read_document
 from looplab.decide.base import Proposal, describe_error
 from looplab.errors import LabError
+from looplab.ledger.roles import Origin
 from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import ProposalRow
 from looplab.runs.folder import hash_bytes, hash_file
@@ -37,7 +38,7 @@ Entry = tuple[Proposal, str]
 class QueueProposer:
     """Proposes what waits in the ledger's queue, and fills the queue from a file."""
 
-    name = "queue"
+    name: str = Origin.QUEUE
 
     def __init__(self, file: Path | None = None, *, background: bool = True) -> None:
         """`background`: parse large files in a thread; False: `refresh` returns when the file is parsed."""
@@ -156,7 +157,7 @@ def _stamp(file: Path) -> tuple[int, int, int]:
 
 def waiting(row: ProposalRow) -> Proposal:
     """Return a row of the ledger's queue as a proposal."""
-    return Proposal(row.edits, row.reason, row.proposer, row.parent, row.hypothesis, row.id, row.source)
+    return Proposal(row.edits, row.reason, row.proposer, row.parent, row.hypothesis, row.id, row.source, row.job)
 
 
 def read_queue(path: Path) -> list[Entry]:

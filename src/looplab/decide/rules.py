@@ -36,13 +36,12 @@ from looplab.decide.history import History, PastRun
 from looplab.errors import LabError
 from looplab.guard.guard import Guard
 from looplab.guard.knobs import KnobTable, show_value
-from looplab.ledger.view import IMPORTED, RunRow, StudyView
+from looplab.ledger.roles import DECIDED, Role
+from looplab.ledger.view import RunRow, StudyView
 from looplab.measure.names import MetricNames
 from looplab.measure.summary import to_dict
 
 NAME = "rules"
-ROLES = ("base", "trial")
-"""Roles of the runs that rules are evaluated on; replicates only repeat them."""
 DECIDE = "decide"
 """Name of the function in a rules.py."""
 
@@ -173,7 +172,7 @@ class RulesProposer:
     def _tried_configs(self, study: StudyView, ended: Sequence[PastRun]) -> set[str]:
         """Return the hashes of all configs that were run or are planned."""
         for past in ended:
-            if past.run.id not in self._hashes and past.run.role != IMPORTED:
+            if past.run.id not in self._hashes and past.run.role != Role.IMPORTED:
                 self._hashes[past.run.id] = _hash(past.config)
         for run in (*study.runs(state="planned"), *study.runs(state="running")):
             if run.id not in self._hashes and (plan := study.plan_of(run.id)) is not None:
@@ -268,7 +267,7 @@ class RulesProposer:
             return f"no rule fired: {'; '.join(parts)}"
         if self._file_error is not None or self._decide_error is not None:
             return None
-        if not any(past.run.role in ROLES for past in ended):
+        if not any(past.run.role in DECIDED for past in ended):
             return "no run has ended yet"
         return (
             "every ended run has already led to its proposals" if self._rules or self._decide else "there are no rules"
@@ -309,7 +308,7 @@ class _StudyView:
             value = past.run.objective
             return -past.run.round, math.inf if value is None else -value if self.goal == "max" else value, past.run.n
 
-        return sorted((past for past in self.ended if past.run.role in ROLES), key=sort_key)
+        return sorted((past for past in self.ended if past.run.role in DECIDED), key=sort_key)
 
 
 def _hash(config: Mapping[str, Any]) -> str:

@@ -28,7 +28,8 @@ from looplab.decide.history import History
 from looplab.errors import LabError
 from looplab.guard.guard import Guard, Problem
 from looplab.guard.knobs import Knob, KnobTable
-from looplab.ledger.view import IMPORTED, ProposalRow, RunRow, StudyView
+from looplab.ledger.roles import Role
+from looplab.ledger.view import ProposalRow, RunRow, StudyView
 
 if TYPE_CHECKING:
     import numpy as np
@@ -312,7 +313,7 @@ class SearchProposer:
         runs: list[tuple[RunRow, Params | None]] = []
         for past in self._history.ended():
             run = past.run
-            if run.role == IMPORTED and run.id not in self._run_keys and self._guard.admit(past.config).problems:
+            if run.role == Role.IMPORTED and run.id not in self._run_keys and self._guard.admit(past.config).problems:
                 self._run_keys[run.id], self._run_params[run.id] = b"", None  # not legal in this lab
             runs.append((run, self._params_of_run(run.id, past.config)))
         for run in [*study.runs(state="planned"), *study.runs(state="running")]:
@@ -328,7 +329,7 @@ class SearchProposer:
         for run, params in sorted(runs, key=lambda pair: pair[0].n):
             if params is None or (run.state == "ended" and run.started is None and run.status == "stopped"):
                 continue  # outside the search space, or cancelled before it started: no information
-            if run.role == IMPORTED and run.objective is None and run.status == "ok":
+            if run.role == Role.IMPORTED and run.objective is None and run.status == "ok":
                 continue  # the other tool measured another objective
             point = points.setdefault(_params_key(params), SearchPoint(params))
             if run.state != "ended":
@@ -338,7 +339,7 @@ class SearchProposer:
             else:
                 point.crashes += 1
         # Points that another tool has run may be run again here.
-        return list(points.values()), {self._run_keys[run.id] for run, _ in runs if run.role != IMPORTED}
+        return list(points.values()), {self._run_keys[run.id] for run, _ in runs if run.role != Role.IMPORTED}
 
     def _params_of_run(self, run: str, config: dict[str, Any]) -> Params | None:
         """Return `_to_params`, computed once per run."""

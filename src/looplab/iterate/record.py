@@ -22,11 +22,12 @@ import orjson
 from looplab.errors import LabError
 from looplab.iterate.gates import GateFinding, Measured
 from looplab.judge.base import Verdict
+from looplab.ledger.catalogue import EventData, LedgerForgedEvent
 from looplab.ledger.ledger import GENESIS, BrokenLink, Event, Ledger
 from looplab.ledger.study import StudyLedger
 
 STUDY = "iterate"
-ALARM = "ledger forged"
+ALARM = LedgerForgedEvent.kind
 """Event that records tampering with the events of versions, and the true events (`known`). Its run is the version whose
 code ran, which is void."""
 FORGED_SHOWN = 3
@@ -269,20 +270,10 @@ class VersionLedger:
         self._alarm(version, why)
         return why
 
-    def record(self, kind: str, version: int | None = None, **data: Any) -> None:
+    def record(self, event: EventData, version: int | None = None) -> None:
         """Record an event, of a version or (None) of the study."""
         with self._writing():
-            self.ledger.record(kind, STUDY, None if version is None else f"v{version}", **data)
-
-    def asked(self, call: str, **data: Any) -> None:
-        """Record the start of an agent's call."""
-        with self._writing():
-            self.study.asked_agent(call, **data)
-
-    def answered(self, call: str, **data: Any) -> None:
-        """Record the end of an agent's call."""
-        with self._writing():
-            self.study.agent_answered(call, **data)
+            self.ledger.record(event, STUDY, None if version is None else f"v{version}")
 
     def check(self, version: int) -> str:
         """Compare the ledger with the events held in memory; call it after code of an agent has run.
@@ -328,7 +319,8 @@ class VersionLedger:
             for event in self._events
         ]
         self._head = self.ledger.head()
-        self.record(ALARM, version, why=why, known=known, broken=asdict(self._broken) if self._broken else None)
+        broken = asdict(self._broken) if self._broken else None
+        self.record(LedgerForgedEvent(why=why, known=known, broken=broken), version)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -21,6 +21,7 @@ from looplab.agents.run import check_spec, find_program, new_log, run_agent
 from looplab.agents.sandbox import confinement_of
 from looplab.config.files import canonical_json, dump_json, write_atomic
 from looplab.config.lab import load_lab
+from looplab.config.state import home, state_folder
 from looplab.errors import LabError
 from looplab.iterate import gates, prompt, seal, trial
 from looplab.iterate.gates import GateFinding, Measured
@@ -29,6 +30,7 @@ from looplab.iterate.record import Attempt, Call, VersionHistory, VersionLedger,
 from looplab.iterate.settings import FILE, IterateConfig
 from looplab.iterate.verdict import interval, judge
 from looplab.judge.base import Verdict
+from looplab.ledger import catalogue
 from looplab.ledger.view import JOBS_SUFFIX
 from looplab.loop.lock import engine_pid
 from looplab.loop.submitting import start_engine
@@ -83,11 +85,11 @@ class Iteration:
             if not self._exists(name):
                 raise LabError(f"{name} is not in the lab", file=self.lab / FILE, hint="see frozen and sop")
 
-        state = self.lab / ".looplab"
+        states = (home(self.lab), state_folder(self.lab))
         for path in self._smoke_writable():
             if not path.is_dir():
                 raise LabError(f"smoke.writable: there is no folder {path}", file=self.lab / FILE)
-            if state.is_relative_to(path) or path.is_relative_to(state):
+            if any(state.is_relative_to(path) or path.is_relative_to(state) for state in states):
                 raise LabError(f"smoke.writable: {path} contains the ledger", file=self.lab / FILE)
         if warning := confinement_of(self.spec).warning:
             self.tell(f"WARNING: {warning}")
@@ -108,7 +110,7 @@ class Iteration:
             self.tell(f"ALARM: {forged}")
         history = self.ledger.history()
         if history.range is None or history.range[:2] != (start, end):
-            self.ledger.record("iterate began", start=start, end=end)
+            self.ledger.record(catalogue.IterateBeganEvent(start=start, end=end))
             history = self.ledger.history()
         assert history.range is not None
         since = history.range[2]
@@ -125,7 +127,7 @@ class Iteration:
                 self.tell(f"v{number} {last.end}: {last.why.splitlines()[0]} (kept as {last.branch})")
                 if not self.options.continue_on_failure:
                     break
-        self.ledger.record("iterate ended", ok=ok)
+        self.ledger.record(catalogue.IterateEndedEvent(ok=ok))
         return ok
 
     # -- one version
@@ -154,9 +156,8 @@ class Iteration:
         n = last.n + 1 if last else 1
         while self.repo.commit_of(branch := f"looplab/v{number}" + (f"-try{n}" if n > 1 else "")):
             n += 1
-        self.ledger.record(
-            "version begun", number, attempt=n, branch=branch, base=self.repo.head(), onto=self.repo.branch()
-        )
+        event = catalogue.VersionBegunEvent(attempt=n, branch=branch, base=self.repo.head(), onto=self.repo.branch())
+        self.ledger.record(event, number)
         found = self.ledger.history().last(number)
         assert found is not None
         return found
@@ -217,7 +218,7 @@ class Iteration:
         self._baseline(number)
         self._check_committed(number)
         base = self.repo.head()
-        self.ledger.record("version preparing", number)
+        self.ledger.record(catalogue.VersionPreparingEvent(), number)
         tree = self.repo.add_tree(self._tree(number), attempt.branch, base)
         if not (tree.lab / FILE).exists():
             raise LabError(f"{FILE} is not in git", file=self.lab / FILE, hint="git add and git commit the lab")
@@ -232,10 +233,11 @@ class Iteration:
         seals = seal.seal(tree.lab, paths)
         seal.make_read_only(tree.lab, paths)
         write_atomic(self._seals_path(number), dump_json(seals))
-        self.ledger.record(
-            "version prepared", number, base=base, seals=seal.digest(seals), sealed=len(seals),
+        event = catalogue.VersionPreparedEvent(
+            base=base, seals=seal.digest(seals), sealed=len(seals),
             frozen=seal.digest(seal.seal(self.lab, self.settings.frozen)), champion=self._seal_champion(),
         )  # fmt: skip
+        self.ledger.record(event, number)
         self.tell(
             f"v{number}: worktree {tree.path.relative_to(self.lab)} on {attempt.branch}, {len(seals)} files sealed"
         )
@@ -278,8 +280,10 @@ class Iteration:
         log = new_log(self.logs, f"v{number - 1}-to-v{number}", time_last=True)
         retry = f" again (retry {ask - 1} of {self.options.retries})" if ask > 1 else ""
         self.tell(f"v{number}: asking {self.spec.cli}{retry}; log {os.path.relpath(log, self.lab)}")
-        self.ledger.asked(log.stem, version=number, ask=ask, log=str(log), cli=self.spec.cli, n=1, attempt=attempt.n,
-                        parent=None)  # fmt: skip
+        event = catalogue.AgentAskedEvent(
+            call=log.stem, version=number, ask=ask, log=str(log), cli=self.spec.cli, n=1, attempt=attempt.n, parent=None
+        )
+        self.ledger.record(event)
         self._ensure_engine()
         answer = run_agent(
             self._spec_with_ledger(), "\n\n".join(text), cwd=tree, log=log, limits=self.limits, resume=session,
@@ -301,7 +305,7 @@ class Iteration:
     def _spec_with_ledger(self) -> AgentSpec:
         """Return the spec with write access to the ledger, through which `looplab submit` reaches the lab."""
         named = [str(self.lab / Path(name).expanduser()) for name in self.spec.writable]
-        ledger = [str(self.lab / ".looplab")] if self._uses_submit() else []
+        ledger = {str(home(self.lab)): None, str(state_folder(self.lab)): None} if self._uses_submit() else {}
         return replace(self.spec, writable=(*ledger, *named))
 
     def _show(self, event: AgentEvent) -> None:
@@ -314,10 +318,11 @@ class Iteration:
 
     def _answered(self, call: str, answer: Answer) -> None:
         usage = {key: value for key, value in asdict(answer.usage).items() if key not in ("scope", "message")}
-        self.ledger.answered(
-            call, ok=answer.ok, why=answer.why, usage=usage, seconds=round(answer.seconds, 3),
+        event = catalogue.AgentAnsweredEvent(
+            call=call, ok=answer.ok, why=answer.why, usage=usage, seconds=round(answer.seconds, 3),
             attempts=answer.attempts, session=answer.session.id if answer.session else None,
         )  # fmt: skip
+        self.ledger.record(event)
 
     def _recover(self, call: Call) -> None:
         """Record a call that was running when looplab ended: with its answer if it finished, else as interrupted."""
@@ -329,14 +334,15 @@ class Iteration:
         kill_marked(str(log))  # it ends with looplab, but not at once; two must not write to one worktree
         self.tell(f"the agent had not finished when looplab ended; asking it to continue (log {log.name})")
         why = "looplab ended before it had answered"
-        self.ledger.answered(call.id, ok=False, why=why, usage={}, interrupted=True)
+        event = catalogue.AgentAnsweredEvent(call=call.id, ok=False, why=why, usage={}, interrupted=True)
+        self.ledger.record(event)
 
     # -- checking
 
     def _check(self, attempt: Attempt) -> None:
         number, ask = attempt.version, attempt.ask
         call = attempt.calls[-1]
-        self.ledger.record("version checking", number, ask=ask)
+        self.ledger.record(catalogue.VersionCheckingEvent(ask=ask), number)
         tree = self.repo.tree(self._tree(number))
         void = self._tampered(attempt, tree)
         findings = [] if void else [GateFinding(call.ok, "agent", call.why or "it succeeded")]
@@ -351,7 +357,8 @@ class Iteration:
         for finding in findings:
             if not finding.ok:
                 self.tell(f"v{number}: {'warning: ' if finding.warning else ''}{finding.what}: {_short(finding.why)}")
-        self.ledger.record("version checked", number, ask=ask, findings=findings_to_json(findings), void=void)
+        event = catalogue.VersionCheckedEvent(ask=ask, findings=findings_to_json(findings), void=void)
+        self.ledger.record(event, number)
 
     def _tampered(self, attempt: Attempt, tree: Worktree) -> str:
         """Return what was changed that must not change; empty if nothing was."""
@@ -427,13 +434,16 @@ class Iteration:
         return seal.digest({**seal.seal(self.lab, self.settings.frozen), "": how})[:16]
 
     def _evaluate(self, number: int, version: Path, ask: int | None) -> Measured | GateFinding:
-        self.ledger.record("version measuring", number, ask=ask)
+        self.ledger.record(catalogue.VersionMeasuringEvent(ask=ask), number)
         log = self.lab / HOME / f"v{number}.evaluation.log"
         found = gates.evaluate(self.settings.evaluate, self._variables(version, number), self.lab, log)
         self._check_ledger(number)
         if isinstance(found, Measured):
-            self.ledger.record("version measured", number, ask=ask, metric=self.settings.evaluate.metric,
-                           value=found.value, values=list(found.values), fingerprint=self.fingerprint())  # fmt: skip
+            event = catalogue.VersionMeasuredEvent(
+                ask=ask, metric=self.settings.evaluate.metric, value=found.value, values=list(found.values),
+                fingerprint=self.fingerprint(),
+            )  # fmt: skip
+            self.ledger.record(event, number)
             self.tell(f"v{number}: {self.settings.evaluate.metric} {found.value:g}")
         return found
 
@@ -447,7 +457,7 @@ class Iteration:
             self.tell(f"measuring v{before}, to compare with")
             found = self._evaluate(before, self.lab / self.settings.experiments / f"v{before}", None)
         if isinstance(found, Measured):
-            self.ledger.record("version champion", before, why="the first that was measured")
+            self.ledger.record(catalogue.VersionChampionEvent(why="the first that was measured"), before)
         else:
             self.tell(f"v{before} cannot be measured, so v{number} has nothing to beat: {_short(found.why)}")
 
@@ -473,7 +483,7 @@ class Iteration:
         ruling = judge(
             attempt.measured, champion, name, self.settings.judge, self.settings.evaluate.goal, history.spent
         )
-        self.ledger.record("version judged", attempt.version, **ruling.to_dict())
+        self.ledger.record(catalogue.VersionJudgedEvent(**ruling.to_dict()), attempt.version)
         self.tell(f"v{attempt.version}: {ruling.verdict}. {ruling.why}")
 
     # -- ending
@@ -487,7 +497,7 @@ class Iteration:
         if here != attempt.onto:
             raise LabError(f"v{number} started on branch {attempt.onto}, the lab is on {here}",
                            hint=f"git switch {attempt.onto}, then repeat the command")  # fmt: skip
-        self.ledger.record("version merging", number)
+        self.ledger.record(catalogue.VersionMergingEvent(), number)
         verdict = attempt.ruling["verdict"]
         subject = f"v{number}: {verdict}, {self.settings.evaluate.metric} {attempt.measured.value:g}"
         version = f"{self.settings.experiments}/v{number}"
@@ -503,9 +513,9 @@ class Iteration:
         self.repo.drop_tree(self._tree(number))
         self._seals_path(number).unlink(missing_ok=True)
         with self.ledger.ledger.write():
-            self.ledger.record("version merged", number, commit=commit, branch=attempt.branch, into=here)
+            self.ledger.record(catalogue.VersionMergedEvent(commit=commit, branch=attempt.branch, into=here), number)
             if verdict == Verdict.KEEP:
-                self.ledger.record("version champion", number, why=attempt.ruling["why"])
+                self.ledger.record(catalogue.VersionChampionEvent(why=attempt.ruling["why"]), number)
         self.tell(f"v{number}: merged into {here} ({commit[:10]})")
         if self.settings.push and (error := self._push()):
             self.tell(f"v{number}: not pushed: {error}")
@@ -526,7 +536,7 @@ class Iteration:
             if not (tree.lab / name).is_symlink():
                 target.mkdir(parents=True, exist_ok=True)
                 copy_below(tree.lab, target, name)
-        self.ledger.record("version committed", attempt.version, commit=commit)
+        self.ledger.record(catalogue.VersionCommittedEvent(commit=commit), attempt.version)
         return commit
 
     def _sealed_paths(self, number: int) -> list[str]:
@@ -553,7 +563,7 @@ class Iteration:
         """Keep a failed attempt as a branch, with a copy of what git ignores, and remove its worktree."""
         number = attempt.version
         branch = f"looplab/v{number}-failed-{attempt.n}"
-        self.ledger.record("version closing", number, how=how)
+        self.ledger.record(catalogue.VersionClosingEvent(how=how), number)
         if not attempt.commit and self._tree(number).exists():
             aside = self.lab / HOME / f"v{number}-failed-{attempt.n}"
             self._commit(attempt, self.repo.tree(self._tree(number)), f"v{number}: {how}\n\n{why}", aside)
@@ -561,9 +571,8 @@ class Iteration:
         self.repo.rename(attempt.branch, branch)
         self._seals_path(number).unlink(missing_ok=True)
         why = why.encode("utf-8", "replace").decode()
-        self.ledger.record(
-            "version failed", number, how=how, why=why, branch=branch, commit=self.repo.commit_of(branch)
-        )
+        event = catalogue.VersionFailedEvent(how=how, why=why, branch=branch, commit=self.repo.commit_of(branch))
+        self.ledger.record(event, number)
 
 
 def _short(text: str) -> str:

@@ -27,14 +27,13 @@ from tempfile import TemporaryDirectory
 
 from looplab.config.lab import AnchorConfig
 from looplab.errors import LabError
+from looplab.ledger.catalogue import AnchoredEvent, AnchorFailedEvent
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.schema import DRAW_ID
 from looplab.runs.git import NOBODY, git
 from looplab.runs.programs import ProgramError, run_program
 from looplab.runs.redact import redact_argv, redact_text
 
-ANCHORED, FAILED = "anchored", "anchor failed"
-"""Kinds of events: the head was published, or could not be."""
 NOTES = "refs/notes/looplab"
 NAMESPACE = "looplab"
 """Namespace of the signatures; one made for another purpose is not valid."""
@@ -151,11 +150,13 @@ def publish(
     if where or new_problems:
         with ledger.write():
             if where:
-                ledger.record(
-                    ANCHORED, "", ledger=anchor.ledger, seq=anchor.seq, hash=anchor.hash, at=anchor.at, where=where
-                )
+                assert anchor.ledger is not None
+                assert anchor.seq is not None
+                assert anchor.at is not None
+                event = AnchoredEvent(ledger=anchor.ledger, seq=anchor.seq, hash=anchor.hash, at=anchor.at, where=where)
+                ledger.record(event, "")
             for name, why in new_problems.items():
-                ledger.record(FAILED, "", where=name, problem=why)
+                ledger.record(AnchorFailedEvent(where=name, problem=why), "")
     return Publication(anchor, tuple(where), problems)
 
 
@@ -263,7 +264,7 @@ class Publisher:
         try:
             with closing(Ledger(self._ledger, create=False)) as ledger:
                 only = None
-                if not is_requested and _last_kind(ledger) in (ANCHORED, FAILED):
+                if not is_requested and _last_kind(ledger) in (AnchoredEvent.kind, AnchorFailedEvent.kind):
                     only = self._failing.keys()  # no new events: only retry what failed
                     if not only:
                         return

@@ -287,7 +287,8 @@ def _compare_commands(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepan
     if len(rows) != len(replay.commands):
         yield Discrepancy("table", "commands", f"{len(rows)} in the table, {len(replay.commands)} in the chain")
     for row, facts in zip(rows, replay.commands, strict=False):
-        yield from _differences(f"command {facts['what']}", {**dict(row), "data": json.loads(row["data"])}, facts)
+        data = {name: value for name, value in json.loads(row["data"]).items() if value is not None}
+        yield from _differences(f"command {facts['what']}", {**dict(row), "data": data}, facts)
 
 
 def _compare_options(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:

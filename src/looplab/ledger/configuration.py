@@ -9,11 +9,10 @@ from typing import Any
 
 from looplab.config.paths import diff
 from looplab.config.renamed import rename_keys
+from looplab.ledger.catalogue import StudyConfiguredEvent
 from looplab.ledger.ledger import Event
 from looplab.untrusted import dump_json, load_own_json
 
-CONFIGURED = "study configured"
-"""Kind of the event."""
 MAX_SHOWN = 6
 """Changes that are listed before the rest is only counted."""
 
@@ -50,7 +49,7 @@ def configurations(events: Iterator[Event]) -> list[Configuration]:
     """Return the configurations of one study, oldest first, from its events."""
     found: list[Configuration] = []
     for event in events:
-        if event.kind == CONFIGURED:
+        if event.kind == StudyConfiguredEvent.kind:
             body = event.data["configuration"]
             if "study" in body:
                 body = {**body, "study": rename_keys(body["study"])[0]}

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from looplab.ledger.catalogue import ScrubbedEvent
 from looplab.ledger.ledger import Ledger
 from looplab.runs.folder import RECORD, hash_file
 from looplab.runs.redact import known_secrets, redact_bytes, redact_data, redact_text, remember
 from looplab.untrusted import UntrustedError, open_regular
 
 ROOTS = ("outputs", ".looplab", "agent_runs")
-SCRUBBED = "scrubbed"
-"""The kind of the event."""
 SHAPED = "it looks like a secret"
 CHUNK = 4 << 20
 OVERLAP = 1 << 16
@@ -151,7 +150,7 @@ def scrub(ledger: Ledger, lab: Path, leaks: list[Leak]) -> dict[str, dict[str, s
         for (study, run), files in by_run.items():
             new = {name: hashes["new"] for name, hashes in files.items()}
             old = {name: hashes["old"] for name, hashes in files.items()}
-            ledger.record(SCRUBBED, study, run, files=new, before=old)
+            ledger.record(ScrubbedEvent(files=new, before=old), study, run)
     for name, (temporary, _) in cleaned.items():
         temporary.replace(lab / name)
     return {name: hashes for name, (_, hashes) in cleaned.items()}

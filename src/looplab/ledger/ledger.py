@@ -18,7 +18,7 @@ import shutil
 import sqlite3
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from typing import Any
 
 from looplab.config.files import write_atomic
 from looplab.errors import LabError
-from looplab.ledger import journal
+from looplab.ledger import catalogue, journal
 from looplab.ledger.journal import MAX_SEQ, Journal, Link
 from looplab.ledger.schema import JOURNALLED, TABLES, UPGRADES, VERSION
 from looplab.runs.redact import redact_data, redact_text
@@ -38,8 +38,6 @@ HEAD_FILE = "head"
 MAX_HEAD_BYTES = 1_000
 BUSY_TIMEOUT_S = 30.0
 """Seconds to wait for the transaction of another process."""
-REDACTED_KINDS = {"planned", "launched", "proposed", "ended", "judged", "best", "round began", "round ended"}
-"""Events without external text, or whose text is already redacted; all others are searched for secrets."""
 CHECKPOINT_PAGES = 8000
 """Pages in the write-ahead log before SQLite checkpoints it into the database, which waits for the disk."""
 
@@ -83,6 +81,24 @@ class DamagedError(LabError):
     exit_code = 1
 
 
+class OldLedgerError(LabError):
+    """The ledger was written by an older version; whoever writes to it next upgrades it."""
+
+    def __init__(self, version: int, path: Path) -> None:
+        super().__init__(
+            f"the ledger has version {version}, and this looplab reads version {VERSION}",
+            file=path,
+            hint="the next command that writes to it, such as `looplab resume`, upgrades it",
+        )
+
+
+class NewLedgerError(LabError):
+    """The ledger was written by a newer version."""
+
+    def __init__(self, version: int, path: Path) -> None:
+        super().__init__(f"the ledger has version {version}, but this looplab supports only {VERSION}", file=path)
+
+
 MISSING = "the ledger is missing, but its journal exists"
 REPAIR = "`looplab verify` shows the damage, `looplab reindex` repairs it from the journal and the run folders"
 
@@ -122,12 +138,25 @@ class Ledger:
             self._file_id = _file_id(path)
         self._is_checked = repair
 
+    @staticmethod
+    def open_readonly(path: Path) -> ReadOnlyLedger:
+        """Open a ledger without creating, upgrading or writing anything, also while an engine writes to it.
+
+        While somebody has the ledger open, SQLite needs its files `-wal` and `-shm`: read permission is enough. If
+        nobody has, the database file alone is read. A log without its index in a folder that is not writable is the
+        only case in which a copy is read, as it is now.
+
+        Raises:
+            OldLedgerError: It must be upgraded first, by a writer.
+            DamagedError: It is missing although its journal exists, or cannot be opened.
+            LabError: There is none, or a newer version wrote it.
+        """
+        return ReadOnlyLedger(path)
+
     def _prepare(self) -> None:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
         if version > VERSION:
-            raise LabError(
-                f"the ledger has version {version}, but this looplab supports only {VERSION}", file=self.path
-            )
+            raise NewLedgerError(version, self.path)
         self._db.execute("PRAGMA journal_mode=WAL")
         # A commit survives the death of any process. What a power failure may undo is bounded by `runs.durable`.
         self._db.execute("PRAGMA synchronous=NORMAL")
@@ -184,9 +213,12 @@ class Ledger:
         if self._db.in_transaction:
             yield
             return
+        if not self.is_replaced():
+            self._db.execute("BEGIN IMMEDIATE")  # waits for other writers, one of which may move the ledger
         if self.is_replaced():
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
             raise DamagedError("the ledger was deleted or replaced while it was open", file=self.path, hint=REPAIR)
-        self._db.execute("BEGIN IMMEDIATE")
         version = self.version()
         if version != self._data_version:
             # Another process has written since: read the head again.
@@ -217,7 +249,7 @@ class Ledger:
         self._is_checked = True
         if not self.journal.exists():
             if self._db.execute("INSERT OR IGNORE INTO meta VALUES (?, '1')", (JOURNALLED,)).rowcount == 0:
-                self.record("journal rewritten", "", why="the file was gone")
+                self.record(catalogue.JournalRewrittenEvent(why="the file was gone"), "")
             self.journal.close()
 
     def _compare_head(self, noted: tuple[int, str] | None, journalled: tuple[int, str] | None) -> None:
@@ -260,27 +292,45 @@ class Ledger:
         """Return a context manager for a part of a transaction: if its block raises, that part is rolled back."""
         return _Savepoint(self)
 
-    def record(self, kind: str, study: str, run: str | None = None, *, when: float | None = None, **data: Any) -> int:
+    def record(
+        self, event: catalogue.EventData, study: str, run: str | None = None, *, when: float | None = None
+    ) -> int:
         """Append one event to the chain and return its number. A transaction must be open.
 
         Args:
-            kind: What happened.
+            event: What happened; secrets in it are redacted.
             study: The study; empty: the whole lab.
             run: The run; None: no single run.
             when: Unix time; None: now.
-            data: The payload; secrets in it are redacted.
+        """
+        return self.append_event(event.kind, study, run, event.to_dict(), when=when, is_clean=event.is_clean)
+
+    def append_event(
+        self,
+        kind: str,
+        study: str,
+        run: str | None,
+        data: Mapping[str, Any],
+        *,
+        when: float | None = None,
+        is_clean: bool = False,
+    ) -> int:
+        """Append an event of any kind, which may not be in the catalogue; see `record`.
+
+        Args:
+            is_clean: The payload is known to have no secrets.
         """
         assert self._db.in_transaction
         last, before = self._head or self.head()
         seq = last + 1
         at = time.time() if when is None else when
         text = dump_json(data, sort_keys=True)
-        if kind not in REDACTED_KINDS and redact_text(text) != text:  # nothing can be removed from the chain later
-            text = dump_json(redact_data(data), sort_keys=True)
+        if not is_clean and redact_text(text) != text:  # nothing can be removed from the chain later
+            text = dump_json(redact_data(dict(data)), sort_keys=True)
         digest = link(before, seq, at, kind, study, run, text)
-        event = Link(seq, at, kind, study, run, text, digest)
-        self._db.execute("INSERT INTO events VALUES (?,?,?,?,?,?,?)", event)
-        self._unjournalled.append(event)
+        entry = Link(seq, at, kind, study, run, text, digest)
+        self._db.execute("INSERT INTO events VALUES (?,?,?,?,?,?,?)", entry)
+        self._unjournalled.append(entry)
         self._head = (seq, digest)
         return seq
 
@@ -306,6 +356,15 @@ class Ledger:
     def one(self, sql: str, parameters: Sequence[Any] = ()) -> sqlite3.Row | None:
         row: sqlite3.Row | None = self._db.execute(sql, parameters).fetchone()
         return row
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Let all reads of the block see the same state, whatever others write meanwhile."""
+        self._db.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._db.execute("ROLLBACK")
 
     def event_rows(self, study: str, after: int = 0) -> list[tuple[Any, ...]]:
         """Return the events of a study as they are stored: number, time, kind, study, run, data as text, hash."""
@@ -372,10 +431,52 @@ class Ledger:
                 return BrokenLink(seq, f"event {seq} ({kind}{f' of run {run}' if run else ''}) does not match its hash")
             before, expected = hash_, seq + 1
             if head is not None and head[0] == seq and head[1] != hash_:
-                return BrokenLink(seq, f"event {seq} ({kind}) is not the one noted in .looplab/{HEAD_FILE}")
+                return BrokenLink(seq, f"event {seq} ({kind}) is not the one noted in {HEAD_FILE}")
         if head is not None and head[0] >= expected:
             return BrokenLink(expected, f"the end is cut off: there were {head[0]} events")
         return None
+
+
+class ReadOnlyLedger(Ledger):
+    """A ledger that is only read: nothing is created, upgraded or written. See `Ledger.open_readonly`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._head = None
+        self._unjournalled = []
+        self._file_id = None
+        self.journal = Journal(path.with_name(journal.NAME))
+        if not path.exists():
+            if has_ledger(path):
+                raise DamagedError(MISSING, file=path, hint="`looplab reindex` rebuilds it")
+            raise LabError("this lab has no ledger yet", file=path, hint="start with `looplab run`")
+        with _raising_damaged(path):
+            self._connect()
+            version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if version != VERSION:
+            self._db.close()
+            raise OldLedgerError(version, path) if version < VERSION else NewLedgerError(version, path)
+
+    def _connect(self) -> None:
+        self._connection, self._stamp = connect_readonly(self.path)
+        self._connection.row_factory = sqlite3.Row
+        self._connection.execute("PRAGMA query_only=1")
+
+    @property
+    def _db(self) -> sqlite3.Connection:  # type: ignore[override]
+        # A file that nobody had open is read without locks. Once somebody writes to it, a connection with locks is
+        # needed: SQLite writes to the log first, so what was read up to now is consistent.
+        if self._stamp is not None and not self._connection.in_transaction and self._stamp != _Stamp.of(self.path):
+            self._connect()  # the old connection stays open for rows that are still being read
+        return self._connection
+
+    @contextmanager
+    def write(self) -> Iterator[None]:
+        raise LabError("the ledger is open for reading only", file=self.path)
+        yield  # a generator, like the method that it replaces
+
+    def close(self) -> None:
+        self._connection.close()
 
 
 class LedgerCopy(Ledger):
@@ -448,10 +549,11 @@ class _Savepoint:
 
 
 def open_for_reading(path: Path) -> Ledger:
-    """Open a ledger for reading; without write permission, as an in-memory copy."""
-    if not path.exists() or (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
-        return Ledger(path, create=False)
-    return LedgerCopy(path)
+    """Open a ledger for reading; one of an older version as an upgraded copy in memory."""
+    try:
+        return Ledger.open_readonly(path)
+    except OldLedgerError:
+        return LedgerCopy(path)
 
 
 def _file_id(path: Path) -> tuple[int, int] | None:
@@ -477,33 +579,69 @@ def _raising_damaged(path: Path) -> Iterator[None]:
         ) from error
 
 
+@dataclass(frozen=True, slots=True)
+class _Stamp:
+    """State of a database file that nobody has open."""
+
+    modified: int
+    size: int
+    inode: int
+
+    @classmethod
+    def of(cls, path: Path) -> _Stamp | None:
+        """Return the state; None if the file has a write-ahead log, which it has while it is open, or is missing."""
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            return None
+        if os.path.lexists(f"{path}-wal"):
+            return None
+        return cls(status.st_mtime_ns, status.st_size, status.st_ino)
+
+
+def connect_readonly(path: Path) -> tuple[sqlite3.Connection, _Stamp | None]:
+    """Connect to a database that others may be writing to, and leave its folder as it is.
+
+    Returns:
+        The connection, and the state of the file if it is read without locks; it is then invalid once that changes.
+    """
+    uri = f"{path.resolve().as_uri()}?mode=ro"
+    stamp = _Stamp.of(path)
+    if stamp is not None:
+        # Without a write-ahead log nobody has it open. An ordinary reader would leave an empty log behind, or fail
+        # where it may not create one.
+        return sqlite3.connect(f"{uri}&immutable=1", uri=True, isolation_level=None), stamp
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_TIMEOUT_S)
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_master")
+    except sqlite3.OperationalError:
+        connection.close()
+        if os.access(path.parent, os.W_OK):
+            raise
+        return _read_copy(path), None
+    return connection, None
+
+
+def _read_copy(path: Path) -> sqlite3.Connection:
+    """Return a copy in memory of a database whose log was left behind without its index, in a read-only folder."""
+    memory = sqlite3.connect(":memory:", isolation_level=None)
+    with tempfile.TemporaryDirectory(prefix="looplab-") as scratch:
+        for name in (path.name, f"{path.name}-wal"):
+            shutil.copyfile(path.with_name(name), f"{scratch}/{name}")
+        with contextlib.closing(sqlite3.connect(f"{scratch}/{path.name}")) as source:
+            source.backup(memory)
+    return memory
+
+
 def _copy_database(path: Path, target: sqlite3.Connection) -> None:
     """Copy a consistent snapshot of a database, with SQLite's online backup."""
-    wal = path.with_name(f"{path.name}-wal")
-
-    def state() -> tuple[int, int, bool]:
-        status = path.stat()
-        return status.st_mtime_ns, status.st_size, wal.exists()
-
-    def back_up(options: str) -> None:
-        uri = f"{path.resolve().as_uri()}?mode=ro{options}"
-        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S)) as source:
-            source.backup(target)
-
-    before = state()
-    if not os.access(path.parent, os.W_OK) and wal.exists():
-        # SQLite cannot read a write-ahead log in a folder where it may not create the index; it can read a copy.
-        with tempfile.TemporaryDirectory(prefix="looplab-") as scratch:
-            for name in (path.name, wal.name):
-                shutil.copyfile(path.with_name(name), f"{scratch}/{name}")
-            with contextlib.closing(sqlite3.connect(f"{scratch}/{path.name}")) as source:
+    while True:
+        source, stamp = connect_readonly(path)
+        with contextlib.closing(source):
+            try:
                 source.backup(target)
-        return
-    if not wal.exists():
-        # Nobody has it open. A reader in WAL mode would leave -wal and -shm files behind, or fail without write
-        # permission. An immutable database needs neither, but takes no lock: an engine may start at this moment.
-        with contextlib.suppress(sqlite3.DatabaseError):
-            back_up("&immutable=1")
-            if state() == before:
-                return
-    back_up("")
+            except sqlite3.DatabaseError:
+                if stamp is None or _Stamp.of(path) == stamp:
+                    raise
+        if stamp is None or _Stamp.of(path) == stamp:
+            return

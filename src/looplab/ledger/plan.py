@@ -2,9 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from looplab.config.edits import apply_edits
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A submitted command. Its fields are the config of its run."""
+
+    argv: tuple[str, ...]
+    """The first is a path: `python`, for example, locates its packages relative to it."""
+    cwd: str
+    """Working directory, relative to the lab."""
+    files: Mapping[str, str]
+    """SHA-256 of the lab files among its arguments, by path relative to the lab."""
+    timeout: float | None = None
+    """Seconds that it may run; None: no limit of its own."""
+
+    def to_dict(self) -> dict[str, Any]:
+        found = {"argv": list(self.argv), "cwd": self.cwd, "files": dict(self.files), "timeout": self.timeout}
+        return {key: value for key, value in found.items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, kept: Mapping[str, Any]) -> Job:
+        """Return the job from what the ledger keeps.
+
+        Raises:
+            KeyError, TypeError: It is not a job.
+        """
+        return cls(tuple(kept["argv"]), kept["cwd"], dict(kept["files"]), kept.get("timeout"))
+
+    @classmethod
+    def from_edits(cls, edits: Sequence[str]) -> Job:
+        """Return a job of version 0.1, which was recorded as edits of an empty config.
+
+        Raises:
+            LabError, KeyError, TypeError: It is not a job.
+        """
+        return cls.from_dict(apply_edits({}, edits).config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +50,7 @@ class RunPlan:
     """What a run will be. The ledger keeps it until the run has ended."""
 
     config: dict[str, Any]
-    """The config that the trainer gets, secrets hidden; of a submitted job: `argv`, `cwd`, `files`, `timeout`."""
+    """The config that the trainer gets, secrets hidden; of a submitted command: the fields of `Job`."""
     edits: tuple[str, ...] = ()
     """The edits as proposed."""
     diff_parent: Mapping[str, Any] = field(default_factory=dict)
@@ -27,8 +65,8 @@ class RunPlan:
     """A folder to run in instead of the lab: the lab as it was at an earlier time."""
     start: dict[str, Any] | None = None
     """The weights that it starts from: `run`, `path`, `sha256`."""
-    is_job: bool = False
-    """Whether it is a submitted command rather than a training of the study."""
+    job: Job | None = None
+    """The submitted command; None: a training of the study."""
     extra: tuple[str, ...] | None = None
     """Arguments of the trainer beyond launch.command, without secrets; None: not recorded."""
     call_edits: tuple[str, ...] = ()
@@ -45,7 +83,7 @@ class RunPlan:
             "source": self.source,
             "place": self.place,
             "start": self.start,
-            "job": self.is_job or None,
+            "job": None if self.job is None else self.job.to_dict(),
             "extra": None if self.extra is None else list(self.extra),
             "call_edits": list(self.call_edits) or None,
         }
@@ -61,7 +99,7 @@ class RunPlan:
         config = kept.get("config", config)
         if config is None:
             return None
-        extra = kept.get("extra")
+        extra, job = kept.get("extra"), kept.get("job")
         return cls(
             config=config,
             edits=tuple(kept.get("edits", ())),
@@ -72,7 +110,7 @@ class RunPlan:
             source=kept.get("source"),
             place=kept.get("place"),
             start=kept.get("start"),
-            is_job=bool(kept.get("job")),
+            job=Job.from_dict(config if job is True else job) if job else None,  # True: version 0.1
             extra=None if extra is None else tuple(extra),
             call_edits=tuple(kept.get("call_edits") or ()),
         )

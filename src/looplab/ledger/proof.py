@@ -12,8 +12,9 @@ import orjson
 
 from looplab.config.lab import AnchorConfig
 from looplab.errors import LabError
-from looplab.ledger.anchors import ANCHORED, NOTES, TIMEOUT_S, Anchor, file_of, parse_anchors, signer_of
+from looplab.ledger.anchors import NOTES, TIMEOUT_S, Anchor, file_of, parse_anchors, signer_of
 from looplab.ledger.backup import read_hashes
+from looplab.ledger.catalogue import AnchoredEvent
 from looplab.ledger.journal import Link
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.replay import Discrepancy
@@ -163,7 +164,8 @@ def _read_notes(lab: Path, ref: str) -> list[Anchor]:
 def _configured(ledger: Ledger, lab: Path, configs: Sequence[AnchorConfig], proof: Proof) -> dict[str, list[Anchor]]:
     """Return the anchors at the targets of the lab file; those that the chain mentions must be present."""
     # Before the anchors: a running engine publishes first, then records.
-    recorded = [orjson.loads(row["data"]) for row in ledger.rows("SELECT data FROM events WHERE kind=?", (ANCHORED,))]
+    rows = ledger.rows("SELECT data FROM events WHERE kind=?", (AnchoredEvent.kind,))
+    recorded = [orjson.loads(row["data"]) for row in rows]
     sources: dict[str, list[Anchor]] = {}
     for config in configs:
         if config.git:

@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from looplab.errors import LabError
-from looplab.ledger import journal
+from looplab.ledger import catalogue, journal
 from looplab.ledger.audit import events_of
 from looplab.ledger.backup import FOLDER, backups, intact, open_backup, read_hashes
 from looplab.ledger.journal import MAX_SEQ, Journal, Link
 from looplab.ledger.ledger import GENESIS, HEAD_FILE, REPAIR, DamagedError, Ledger, link
 from looplab.ledger.replay import ENDED, PLANNED, EventReplay, Facts, Key, hash_text
+from looplab.ledger.roles import Origin, Role
 from looplab.ledger.schema import JOURNALLED, LAST_NUMBER
 from looplab.ledger.study import keep_config
-from looplab.ledger.view import IMPORTED
 from looplab.runs import folder
 from looplab.untrusted import UntrustedError, dump_json
 
@@ -290,9 +290,9 @@ def _put_foreign_backups_aside(ledger: Ledger) -> list[str]:
 def _rebuild_tables(ledger: Ledger, lab: Path, done: Reindexed) -> None:
     is_new = ledger.head()[0] == 0
     replay = EventReplay()
-    for event in events_of(ledger):
+    for past in events_of(ledger):
         with contextlib.suppress(KeyError, TypeError, AttributeError, ValueError):
-            for _ in replay.apply(event):
+            for _ in replay.apply(past):
                 pass
     old = {(row["study"], row["id"]): dict(row) for row in ledger.rows("SELECT * FROM runs")}
     plans = {(row["study"], row["run"]) for row in ledger.rows("SELECT study, run FROM plans")}
@@ -332,10 +332,12 @@ def _rebuild_tables(ledger: Ledger, lab: Path, done: Reindexed) -> None:
         ledger.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (f"options:{study}", text))
     for study, number in highest.items():
         ledger.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (LAST_NUMBER + study, str(number)))
-    ledger.record("reindexed", "", runs=done.runs, recovered=done.recovered, gone=done.gone, dropped=done.dropped,
-                  rounds=rounds, renumbered=done.renumbered, from_journal=done.events, aside=done.aside,
-                  events_lost=done.events_lost, new_chain=is_new, judged_again=done.judged_again,
-                  backup=done.backup and os.path.basename(done.backup))  # fmt: skip
+    event = catalogue.ReindexedEvent(
+        runs=done.runs, recovered=done.recovered, gone=done.gone, dropped=done.dropped, rounds=rounds,
+        renumbered=done.renumbered, from_journal=done.events, aside=done.aside, events_lost=done.events_lost,
+        new_chain=is_new, judged_again=done.judged_again, backup=done.backup and os.path.basename(done.backup),
+    )  # fmt: skip
+    ledger.record(event, "")
 
 
 def _run_folders(lab: Path) -> dict[Key, Path]:
@@ -370,7 +372,7 @@ def _row_of(key: Key, run_dir: Path, old: Facts, replay: EventReplay) -> Facts:
     config_hash, proposer = _text(about, "config_hash") or "", _text(about, "proposer") or "?"
     row = {
         "n": _number_of(key[1]) or _integer(about, "n") or 0,
-        "round": 0 if about.get("role") == IMPORTED else _integer(about, "round") or 1,
+        "round": 0 if about.get("role") == Role.IMPORTED else _integer(about, "round") or 1,
         "proposal": None,
         "proposer": proposer,
         "parent": _text(about, "parent"),
@@ -389,7 +391,7 @@ def _row_of(key: Key, run_dir: Path, old: Facts, replay: EventReplay) -> Facts:
         "objective": _number(objective, "value") if isinstance(objective, dict) else None,
         "verdict": _text(verdict, "verdict") if isinstance(verdict, dict) and not recorded else None,
         "devices": max(1, len(devices) if isinstance(devices, list) else 1),
-        "role": _text(about, "role") or ("base" if proposer == "base" else "trial"),
+        "role": _text(about, "role") or (Role.BASE if proposer == Origin.BASE else Role.TRIAL),
         "point": _text(about, "point") or config_hash,
         "seed": _integer(about, "seed"),
         "twin": _text(about, "twin"),
@@ -472,6 +474,7 @@ def _recover_proposal(ledger: Ledger, key: Key, run_dir: Path, row: Facts) -> in
     source = _text(about, "source")
     overrides = _read_json_or_empty(run_dir, "override.json").get("edits")
     edits = [edit for edit in overrides if isinstance(edit, str)] if isinstance(overrides, list) else []
+    job = {"job": _read_json_or_empty(run_dir, "config.json")} if row["proposer"] == Origin.JOB else {}
     if source is not None:
         sql, parameters = "source=?", [source]
     else:  # from a person or an agent; the chain only lost that it became a run
@@ -489,12 +492,13 @@ def _recover_proposal(ledger: Ledger, key: Key, run_dir: Path, row: Facts) -> in
     proposal = {"proposer": row["proposer"], "parent": row["parent"], "reason": row["reason"], "source": source,
                 "hypothesis": _text(about, "hypothesis") or "", "run": run}  # fmt: skip
     columns = {"study": study, "round": row["round"], "created": row["created"], "status": "accepted", **proposal}
-    columns["edits"] = dump_json(edits)
+    columns["edits"] = dump_json(job.get("job", edits))
     names, marks = ", ".join(columns), ", ".join("?" * len(columns))
     cursor = ledger.execute(f"INSERT INTO proposals ({names}) VALUES ({marks})", tuple(columns.values()))  # noqa: S608
     row["proposal"] = cursor.lastrowid
     ledger.execute("UPDATE runs SET proposal=? WHERE study=? AND id=?", (cursor.lastrowid, study, run))
-    ledger.record("recovered", study, proposed={"proposal": cursor.lastrowid, "edits": edits, **proposal})
+    recovered = {"proposal": cursor.lastrowid, "edits": edits, **job, **proposal}
+    ledger.record(catalogue.RecoveredEvent(proposed=recovered), study)
     return 1
 
 
@@ -508,11 +512,14 @@ def _record_run(ledger: Ledger, key: Key, row: Facts, replay: EventReplay, run_d
     if run_dir is not None:
         names = [folder.record_name(run_dir, name) for name in FILES if ended or name not in ("exit.json", "train.log")]
         files = {**replay.files.get(key, {}), **folder.hash_files(run_dir, names)} if recorded is None else {}
-    ledger.record(
-        "recovered", *key, planned={name: row.get(column) for column, name in PLANNED.items()},
-        ended={name: row.get(column) for column, name in ENDED.items()} if ended else None, state=row["state"],
-        verdict=row.get("verdict"), files=files,
-    )  # fmt: skip
+    event = catalogue.RecoveredEvent(
+        planned={name: row.get(column) for column, name in PLANNED.items()},
+        ended={name: row.get(column) for column, name in ENDED.items()} if ended else None,
+        state=row["state"],
+        verdict=row.get("verdict"),
+        files=files,
+    )
+    ledger.record(event, *key)
     return 1
 
 
@@ -532,7 +539,7 @@ def _rebuild_rounds(ledger: Ledger, replay: EventReplay, rows: Mapping[Key, Fact
     }
     for (study, _), row in rows.items():
         key = (study, row["round"])
-        if key not in rounds and row.get("role") != IMPORTED:
+        if key not in rounds and row.get("role") != Role.IMPORTED:
             rounds[key] = {"filled": 1, **old.get(key, {}), "created": row["created"], "closed": None}
             unknown.setdefault(study, []).append(row["round"])
     open_ = {(study, row["round"]) for (study, _), row in rows.items() if row["state"] != "ended"}
@@ -563,7 +570,8 @@ def _rebuild_studies(
                 best = pointed if "best" not in facts or pointed in found else best
             best = best if (study, best) in rows else None
             if best != facts.get("best"):
-                ledger.record("best", study, best, objective=rows[study, best]["objective"] if best else None)
+                objective = rows[study, best]["objective"] if best else None
+                ledger.record(catalogue.BestEvent(objective=objective), study, best)
         columns: Facts = {column: facts[column] for column in ("objective", "goal") if column in facts}
         columns["best"] = best
         for column, value in columns.items():
@@ -579,7 +587,7 @@ def _rebuild_studies(
             if facts["judge_state"] is not None:
                 ledger.execute("UPDATE runs SET verdict=NULL WHERE study=? AND verdict!='void'", (study,))
                 ledger.execute("UPDATE studies SET best=NULL WHERE name=?", (study,))
-                ledger.record("judge restarted", study, why="its state was lost with the ledger")
+                ledger.record(catalogue.JudgeRestartedEvent(why="its state was lost with the ledger"), study)
                 replay.restart_judge(study)
                 done.judged_again.append(study)
 

@@ -180,6 +180,8 @@ class EventReplay:
         facts |= _named(data, {name: name for name in ("proposer", "parent", "edits", "reason", "hypothesis")})
         if "source" in data:
             facts["source"] = data["source"]
+        if "job" in data:
+            facts["edits"] = data["job"]
         self.proposals[data["proposal"]] = facts
 
     def _accept(self, run: str | None, data: Mapping[str, Any]) -> None:
@@ -215,11 +217,11 @@ class EventReplay:
         facts = _planned(data["planned"])
         if self.proposals.get(facts.get("proposal", 0), {}).get("status") == "waiting":
             self._accept(key[1], data["planned"])
-        if data["ended"] is None:
+        if data.get("ended") is None:
             facts["state"] = data.get("state", "running")
         else:
             facts |= {"state": "ended", **_named(data["ended"], ENDED)}
-        self.runs[key] = facts | {"verdict": data["verdict"]}
+        self.runs[key] = facts | {"verdict": data.get("verdict")}
         if "files" not in data:
             self.files.pop(key, None)
 

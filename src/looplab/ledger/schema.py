@@ -35,7 +35,9 @@ CREATE TABLE IF NOT EXISTS proposals (
     id INTEGER PRIMARY KEY,
     study TEXT NOT NULL, round INTEGER, created REAL NOT NULL,
     proposer TEXT NOT NULL, source TEXT,   -- source: id of the proposal at its origin, accepted once
-    parent TEXT, edits TEXT NOT NULL, reason TEXT NOT NULL, hypothesis TEXT NOT NULL DEFAULT '',
+    parent TEXT,
+    edits TEXT NOT NULL,                   -- a list of edits; of a submitted command: an object, see `Job`
+    reason TEXT NOT NULL, hypothesis TEXT NOT NULL DEFAULT '',
     status TEXT NOT NULL,                  -- waiting | accepted | rejected
     problems TEXT,                         -- why it was rejected
     run TEXT

@@ -10,15 +10,13 @@ from typing import Any
 
 from looplab.config.files import dump_json as dump_config
 from looplab.config.files import hash_config
-from looplab.ledger.configuration import CONFIGURED, storable
+from looplab.ledger import catalogue
+from looplab.ledger.configuration import storable
 from looplab.ledger.ledger import Ledger
-from looplab.ledger.plan import RunPlan
+from looplab.ledger.plan import Job, RunPlan
 from looplab.ledger.replay import hash_text
-from looplab.ledger.view import (
-    IMPORTED,
-    RunRow,
-    StudyView,
-)
+from looplab.ledger.roles import Origin, Role
+from looplab.ledger.view import RunRow, StudyView
 from looplab.runs import clock, folder
 from looplab.runs.names import run_id as new_run_id
 from looplab.runs.redact import redact_data, redact_proposal, redact_text
@@ -54,21 +52,22 @@ class StudyLedger(StudyView):
                     "INSERT INTO studies (name, created, objective, goal) VALUES (?,?,?,?)",
                     (self.name, now, objective, goal),
                 )
-                self.ledger.record("study opened", self.name, when=now, objective=objective, goal=goal)
+                self.ledger.record(catalogue.StudyOpenedEvent(objective=objective, goal=goal), self.name, when=now)
                 return 0
             moved = at is not None and self._recorded_at() not in (None, at)
             if (row["objective"], row["goal"]) == (objective, goal) and not moved:
                 return 0
             self.ledger.execute("UPDATE studies SET objective=?, goal=? WHERE name=?", (objective, goal, self.name))
             if row["objective"] is None:  # rebuilt from folders, or a study that had no objective
-                self.ledger.record("study opened", self.name, objective=objective, goal=goal)
+                self.ledger.record(catalogue.StudyOpenedEvent(objective=objective, goal=goal), self.name)
                 return 0
             cleared = row["objective"] != objective or moved
             if cleared:
                 sql = "UPDATE runs SET objective=NULL, measured=NULL WHERE study=? AND objective IS NOT NULL"
                 lost = self.ledger.execute(sql, (self.name,)).rowcount
             self.ledger.execute("UPDATE studies SET best=NULL WHERE name=?", (self.name,))
-            self.ledger.record("objective changed", self.name, objective=objective, goal=goal, cleared=cleared)
+            event = catalogue.ObjectiveChangedEvent(objective=objective, goal=goal, cleared=cleared)
+            self.ledger.record(event, self.name)
             if self.judge_state() is not None:
                 self.restart_judge("the objective was changed")
         return lost
@@ -79,7 +78,7 @@ class StudyLedger(StudyView):
         digest = hash_config(kept)
         with self.ledger.write():
             if digest != self.configuration():
-                self.ledger.record(CONFIGURED, self.name, hash=digest, configuration=kept)
+                self.ledger.record(catalogue.StudyConfiguredEvent(hash=digest, configuration=kept), self.name)
         return digest
 
     # -- options of the last call
@@ -92,7 +91,7 @@ class StudyLedger(StudyView):
             before = self.ledger.one("SELECT value FROM meta WHERE key=?", (key,))
             if before is None or before["value"] != text:
                 self.ledger.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (key, text))
-                self.ledger.record("options", self.name, text=text)
+                self.ledger.record(catalogue.OptionsEvent(text=text), self.name)
 
     # -- rounds
 
@@ -102,7 +101,7 @@ class StudyLedger(StudyView):
         n = int(row[0])
         now = time.time()
         self.ledger.execute("INSERT INTO rounds (study, n, created) VALUES (?,?,?)", (self.name, n, now))
-        self.ledger.record("round began", self.name, when=now, round=n)
+        self.ledger.record(catalogue.RoundBeganEvent(round=n), self.name, when=now)
         return n
 
     def fill_round(self, n: int) -> None:
@@ -113,7 +112,7 @@ class StudyLedger(StudyView):
         now = time.time()
         with self.ledger.write():
             self.ledger.execute("UPDATE rounds SET closed=? WHERE study=? AND n=?", (now, self.name, n))
-            self.ledger.record("round ended", self.name, when=now, round=n)
+            self.ledger.record(catalogue.RoundEndedEvent(round=n), self.name, when=now)
 
     # -- proposals
 
@@ -126,8 +125,13 @@ class StudyLedger(StudyView):
         parent: str | None = None,
         hypothesis: str = "",
         source: str | None = None,
+        job: Job | None = None,
     ) -> int | None:
-        """Put a proposal in the queue, without secrets; None if one of this source is there already."""
+        """Put a proposal in the queue, without secrets; None if one of this source is there already.
+
+        Args:
+            job: A submitted command, instead of edits.
+        """
         edits, reason, hypothesis = redact_proposal(
             [mend_text(edit) for edit in edits], shorten(reason), shorten(hypothesis)
         )
@@ -145,24 +149,19 @@ class StudyLedger(StudyView):
                     proposer,
                     source,
                     parent,
-                    dump_json(edits),
+                    dump_json(edits if job is None else job.to_dict()),
                     reason,
                     hypothesis,
                 ),
             )
-            self.ledger.record(
-                "proposed",
-                self.name,
-                when=now,
-                source=source,
-                proposal=cursor.lastrowid,
-                proposer=proposer,
-                parent=parent,
-                edits=edits,
-                reason=reason,
-                hypothesis=hypothesis,
-            )
-            return cursor.lastrowid
+            id_ = cursor.lastrowid
+            assert id_ is not None
+            event = catalogue.ProposedEvent(
+                proposal=id_, proposer=proposer, source=source, parent=parent, edits=edits, reason=reason,
+                hypothesis=hypothesis, job=None if job is None else job.to_dict(),
+            )  # fmt: skip
+            self.ledger.record(event, self.name, when=now)
+            return id_
 
     def note_queue_taken(self, file: str, digest: str) -> None:
         self.ledger.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (f"queue:{self.name}:{file}", digest))
@@ -171,7 +170,7 @@ class StudyLedger(StudyView):
         """The guard said no, and why."""
         text = dump_json(redact_data(list(problems)))
         self.ledger.execute("UPDATE proposals SET status='rejected', problems=? WHERE id=?", (text, proposal))
-        self.ledger.record("rejected", self.name, proposal=proposal, problems=load_own_json(text))
+        self.ledger.record(catalogue.RejectedEvent(proposal=proposal, problems=load_own_json(text)), self.name)
 
     # -- runs
 
@@ -187,7 +186,7 @@ class StudyLedger(StudyView):
         config_hash: str,
         devices: int,
         plan: RunPlan,
-        role: str = "trial",
+        role: Role = Role.TRIAL,
         point: str = "",
         seed: int | None = None,
         twin: str | None = None,
@@ -228,11 +227,12 @@ class StudyLedger(StudyView):
             self.ledger.execute(
                 "UPDATE proposals SET status='accepted', run=?, round=? WHERE id=?", (id_, round, proposal)
             )
-        self.ledger.record(
-            "planned", self.name, id_, when=now, n=n, round=round, proposal=proposal, proposer=proposer, parent=parent,
-            base=base, config=config_hash, role=role, reason=reason, devices=devices, point=point or config_hash,
-            seed=seed, plan=hash_text(text), **{k: v for k, v in (("twin", twin), ("warm", warm)) if v is not None},
+        event = catalogue.PlannedEvent(
+            n=n, round=round, proposal=proposal, proposer=proposer, parent=parent, base=base, config=config_hash,
+            role=role, reason=reason, devices=devices, point=point or config_hash, seed=seed, plan=hash_text(text),
+            twin=twin, warm=warm,
         )  # fmt: skip
+        self.ledger.record(event, self.name, id_, when=now)
         self._planned = n  # only the engine plans, and there is one
         return RunRow(
             self.name, id_, n, round, proposal, proposer, parent, base, reason, config_hash, "planned",
@@ -264,28 +264,29 @@ class StudyLedger(StudyView):
         """
         now, config_hash, reason = time.time(), hash_config(config), shorten(reason)
         columns = {
-            "study": self.name, "id": run, "n": n, "round": 0, "proposer": "import", "base": base, "reason": reason,
-            "config_hash": config_hash, "state": "ended", "status": status, "created": now, "ended": now,
-            "objective": objective, "role": IMPORTED, "point": point, "seed": seed,
+            "study": self.name, "id": run, "n": n, "round": 0, "proposer": Origin.IMPORT, "base": base,
+            "reason": reason, "config_hash": config_hash, "state": "ended", "status": status, "created": now,
+            "ended": now, "objective": objective, "role": Role.IMPORTED, "point": point, "seed": seed,
         }  # fmt: skip
         names, marks = ", ".join(columns), ", ".join("?" * len(columns))
         self.ledger.execute(f"INSERT INTO runs ({names}) VALUES ({marks})", tuple(columns.values()))  # noqa: S608
         keep_config(self.ledger, config_hash, config)
-        self.ledger.record(
-            IMPORTED, self.name, run, when=now, n=n, round=0, proposal=None, proposer="import", parent=None, base=base,
-            config=config_hash, role=IMPORTED, reason=reason, devices=1, point=point, seed=seed, status=status,
-            code=None, signal=None, ended=now, objective=objective, measured=None, files=dict(files),
-            source=dict(source),
+        event = catalogue.ImportedEvent(
+            n=n, round=0, proposal=None, proposer=Origin.IMPORT, parent=None, base=base, config=config_hash,
+            role=Role.IMPORTED, reason=reason, devices=1, point=point, seed=seed, status=status, code=None, signal=None,
+            ended=now, objective=objective, measured=None, files=dict(files), source=dict(source),
         )  # fmt: skip
+        self.ledger.record(event, self.name, run, when=now)
 
     def launched(self, run: str, slot: str, files: Mapping[str, str]) -> None:
         """The run's folder is there and the executor has its order."""
         self.ledger.execute("UPDATE runs SET state='running', slot=? WHERE study=? AND id=?", (slot, self.name, run))
-        self.ledger.record("launched", self.name, run, slot=slot, files=dict(files))
+        self.ledger.record(catalogue.LaunchedEvent(slot=slot, files=dict(files)), self.name, run)
 
     def record_changed(self, run: str, changes: Sequence[folder.RecordChange]) -> None:
         """Recorded files that the run itself has changed."""
-        self.ledger.record("record changed", self.name, run, changes=[asdict(change) for change in changes])
+        event = catalogue.RecordChangedEvent(changes=[asdict(change) for change in changes])
+        self.ledger.record(event, self.name, run)
 
     def forget_plans(self) -> None:
         """Plans of runs that have ended are not needed any more."""
@@ -302,7 +303,7 @@ class StudyLedger(StudyView):
         """The run could not start and goes back to the planned ones."""
         with self.ledger.write():
             self.ledger.execute("UPDATE runs SET state='planned', slot=NULL WHERE study=? AND id=?", (self.name, run))
-            self.ledger.record("returned", self.name, run, why=why)
+            self.ledger.record(catalogue.ReturnedEvent(why=why), self.name, run)
 
     def ended(
         self,
@@ -330,11 +331,11 @@ class StudyLedger(StudyView):
             " objective=?, measured=? WHERE study=? AND id=?",
             (status, code, signal, started, ended, objective, measured, self.name, run),
         )
-        said: dict[str, Any] = {"note": redact_text(note)} if note else {}
-        self.ledger.record(
-            "ended", self.name, run, status=status, code=code, signal=signal, started=started, ended=ended,
-            objective=objective, measured=measured, files=dict(files), **said,
+        event = catalogue.EndedEvent(
+            status=status, code=code, signal=signal, started=started, ended=ended, objective=objective,
+            measured=measured, files=dict(files), note=redact_text(note) if note else None,
         )  # fmt: skip
+        self.ledger.record(event, self.name, run)
 
     def remeasured(
         self,
@@ -349,31 +350,31 @@ class StudyLedger(StudyView):
         self.ledger.execute(
             "UPDATE runs SET objective=?, measured=? WHERE study=? AND id=?", (objective, measured, self.name, run)
         )
-        self.ledger.record(
-            "remeasured", self.name, run, objective=objective, before=before, measured=measured, files=dict(files)
-        )
+        event = catalogue.RemeasuredEvent(objective=objective, before=before, measured=measured, files=dict(files))
+        self.ledger.record(event, self.name, run)
 
     def archived(self, runs: Mapping[str, Mapping[str, str]]) -> None:
         """Record the SHA-256 of the archives of ended runs, by run and path in its folder."""
         with self.ledger.write():
-            self.ledger.record("archived", self.name, runs={run: dict(files) for run, files in runs.items()})
+            event = catalogue.ArchivedEvent(runs={run: dict(files) for run, files in runs.items()})
+            self.ledger.record(event, self.name)
 
     def kept(self, paths: Mapping[str, str]) -> None:
         """Record the SHA-256 of files that belong to no single run, by their path in the study's folder."""
         if paths:
-            self.ledger.record("kept", self.name, paths=dict(paths))
+            self.ledger.record(catalogue.KeptEvent(paths=dict(paths)), self.name)
 
     def unreadable(self, run: str, what: str, why: str) -> None:
         """Record what of a run could not be read, measured or written down; `what` is a file or a step."""
-        self.ledger.record("unreadable", self.name, run, what=what, why=why)
+        self.ledger.record(catalogue.UnreadableEvent(what=what, why=why), self.name, run)
 
-    def alarm(self, run: str | None, text: str, **data: Any) -> None:
+    def alarm(self, run: str | None, event: catalogue.AlarmEvent) -> None:
         """Record something that a person must look at before the results are believed."""
-        self.ledger.record("alarm", self.name, run, text=text, **data)
+        self.ledger.record(event, self.name, run)
 
     def set_best(self, run: str | None, objective: float | None) -> None:
         self.ledger.execute("UPDATE studies SET best=? WHERE name=?", (run, self.name))
-        self.ledger.record("best", self.name, run, objective=objective)
+        self.ledger.record(catalogue.BestEvent(objective=objective), self.name, run)
 
     # -- verdicts
 
@@ -382,14 +383,14 @@ class StudyLedger(StudyView):
         before = self.judge_state() or {}
         text = dump_json({**{key: before[key] for key in ("conditions", "others") if key in before}, **judge_state})
         self.ledger.execute("UPDATE studies SET judge_state=? WHERE name=?", (text, self.name))
-        self.ledger.record("judge state", self.name, hash=hash_text(text))
+        self.ledger.record(catalogue.JudgeStateEvent(hash=hash_text(text)), self.name)
 
     def restart_judge(self, why: str) -> None:
         """Take back all verdicts but those of people; the events that gave them stay in the chain."""
         self.ledger.execute("UPDATE studies SET judge_state=NULL, best=NULL WHERE name=?", (self.name,))
         self.ledger.execute("UPDATE runs SET verdict=NULL WHERE study=? AND verdict!='void'", (self.name,))
         self.ledger.execute("DELETE FROM verdicts WHERE study=? AND verdict!='void'", (self.name,))
-        self.ledger.record("judge restarted", self.name, why=why)
+        self.ledger.record(catalogue.JudgeRestartedEvent(why=why), self.name)
 
     def judged(self, run: str, verdict: str, evidence: Mapping[str, Any], files: Mapping[str, str]) -> None:
         """A verdict on a run, with all that it rests on, and the files of the run that say so."""
@@ -399,16 +400,15 @@ class StudyLedger(StudyView):
             text = dump_json(evidence)
         self.ledger.execute("UPDATE runs SET verdict=? WHERE study=? AND id=?", (verdict, self.name, run))
         self.ledger.execute("INSERT INTO verdicts VALUES (?,?,?,?,?)", (self.name, run, now, verdict, text))
-        self.ledger.record(
-            "judged", self.name, run, when=now, verdict=verdict, evidence=dict(evidence), files=dict(files)
-        )
+        event = catalogue.JudgedEvent(verdict=verdict, evidence=dict(evidence), files=dict(files))
+        self.ledger.record(event, self.name, run, when=now)
 
     def watched(self, run: str, rule: str, text: str, stops: bool) -> None:
         """What a watch rule saw in a running run."""
-        self.ledger.record("watched", self.name, run, rule=rule, text=text, stops=stops)
+        self.ledger.record(catalogue.WatchedEvent(rule=rule, text=text, stops=stops), self.name, run)
 
     def ask_held_out(self, champion: str, challenger: str, n: int, text: str) -> None:
-        self.ledger.record("held-out read", self.name, challenger, against=champion, n=n, text=text)
+        self.ledger.record(catalogue.HeldOutReadEvent(against=champion, n=n, text=text), self.name, challenger)
 
     # -- sessions
 
@@ -420,9 +420,8 @@ class StudyLedger(StudyView):
                 (self.name, host, pid, ticks, now, now),
             )
             assert cursor.lastrowid is not None
-            self.ledger.record(
-                "engine began", self.name, when=now, session=cursor.lastrowid, host=host, pid=pid, ticks=ticks
-            )
+            event = catalogue.EngineBeganEvent(session=cursor.lastrowid, host=host, pid=pid, ticks=ticks)
+            self.ledger.record(event, self.name, when=now)
             return cursor.lastrowid
 
     def heartbeat(self, session: int) -> None:
@@ -432,39 +431,40 @@ class StudyLedger(StudyView):
         with self.ledger.write():
             now = clock.now()
             self.ledger.execute("UPDATE sessions SET seen=?, ended=?, how=? WHERE id=?", (now, now, how, session))
-            self.ledger.record("engine ended", self.name, when=now, session=session, how=how, why=shorten(why))
+            event = catalogue.EngineEndedEvent(session=session, how=how, why=shorten(why))
+            self.ledger.record(event, self.name, when=now)
 
     # -- agents
 
-    def asked_agent(self, call: str, **data: Any) -> None:
-        self.ledger.record("agent asked", self.name, call=call, **data)
-
-    def agent_answered(self, call: str, **data: Any) -> None:
-        self.ledger.record("agent answered", self.name, call=call, **data)
+    def record_agent(
+        self,
+        event: catalogue.AgentAskedEvent | catalogue.AgentAnsweredEvent | catalogue.FilesChangedEvent,
+        when: float | None = None,
+    ) -> None:
+        """Record the start or the end of a call, or files that changed meanwhile."""
+        self.ledger.record(event, self.name, when=when)
 
     def agent_unconfined(self, text: str) -> None:
         """Record that an agent of this study can write outside its folder."""
-        self.ledger.record("agent not confined", self.name, text=text)
-
-    def files_changed(self, call: str, **data: Any) -> None:
-        """Files of the lab that were changed while an agent was asked; `by` says by whom."""
-        self.ledger.record("files changed", self.name, call=call, **data)
+        self.ledger.record(catalogue.AgentNotConfinedEvent(text=text), self.name)
 
     def say(self, text: str) -> None:
         """What a person wants agents to know."""
         with self.ledger.write():
-            self.ledger.record("said", self.name, text=shorten(text))
+            self.ledger.record(catalogue.SaidEvent(text=shorten(text)), self.name)
 
     # -- requests to a running engine
 
-    def command(self, what: str, **data: Any) -> None:
-        now, data = time.time(), redact_data(data)
+    def command(self, what: str, *, run: str | None = None, why: str | None = None) -> None:
+        now = time.time()
+        why = None if why is None else redact_text(why)
+        data = {key: value for key, value in (("run", run), ("why", why)) if value is not None}
         with self.ledger.write():
             self.ledger.execute(
                 "INSERT INTO commands (study, at, what, data) VALUES (?,?,?,?)",
                 (self.name, now, what, dump_json(data)),
             )
-            self.ledger.record("asked", self.name, when=now, what=what, **data)
+            self.ledger.record(catalogue.AskedEvent(what=what, why=why), self.name, run, when=now)
 
     def take_commands(self) -> list[tuple[str, dict[str, Any]]]:
         rows = self.ledger.rows("SELECT id, what, data FROM commands WHERE study=? AND done IS NULL", (self.name,))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shlex
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -10,18 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from looplab.errors import LabError
+from looplab.ledger.catalogue import ImportedEvent
 from looplab.ledger.configuration import Configuration, configurations
 from looplab.ledger.ledger import Event, Ledger
-from looplab.ledger.plan import RunPlan
+from looplab.ledger.plan import Job, RunPlan
+from looplab.ledger.roles import Origin, Role
 from looplab.ledger.schema import LAST_NUMBER
 from looplab.runs import clock, folder
 from looplab.untrusted import load_own_json, mend_text
 
 JOBS_SUFFIX = ".jobs"
 """The commands submitted to a study are the runs of a study of this name."""
-IMPORTED = "imported"
-"""The role of runs that another tool made and recorded. They are hints for search, agents and rules; they are never
-judged, repeated or counted in a budget."""
 CONDITIONS = "+"
 """Separates the hash of the config from that of the conditions in a run's `point`."""
 MAX_RUN_DIGITS = 18
@@ -70,8 +71,7 @@ class RunRow:
     objective: float | None
     verdict: str | None
     devices: int
-    role: str
-    """base | trial | replicate | control | reproduction | imported"""
+    role: Role
     point: str
     """The hash of its config without the seed: runs of one point differ by chance only. Ends with `+` and the hash of
     the conditions if the call had some: arguments for the trainer, another number of steps."""
@@ -128,6 +128,13 @@ class ProposalRow:
     problems: tuple[dict[str, Any], ...]
     run: str | None
     created: float
+    job: Job | None = None
+    """The submitted command; None: it has edits instead."""
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What is proposed, for people: the edits, or the command."""
+        return self.edits if self.job is None else (shlex.join(self.job.argv),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,25 +149,38 @@ class BudgetUsage:
 
 
 _RUN_COLUMNS = ", ".join(field.name for field in fields(RunRow))
+_ROLE = next(index for index, field in enumerate(fields(RunRow)) if field.name == "role")
 
 
 def _run(row: sqlite3.Row) -> RunRow:
-    return RunRow(*row)
+    values = list(row)
+    values[_ROLE] = Role.of(values[_ROLE])
+    return RunRow(*values)
+
+
+def _job(kept: Any) -> Job | None:
+    """Return a submitted command from its proposal; None if it cannot be read."""
+    with contextlib.suppress(LabError, KeyError, TypeError, ValueError):
+        return Job.from_dict(kept) if isinstance(kept, dict) else Job.from_edits(kept)
+    return None
 
 
 def _proposal(row: sqlite3.Row) -> ProposalRow:
+    edits = load_own_json(row["edits"])
+    job = _job(edits) if row["proposer"] == Origin.JOB else None
     return ProposalRow(
         row["id"],
         row["proposer"],
         row["source"],
         row["parent"],
-        tuple(load_own_json(row["edits"])),
+        () if job is not None else tuple(edits),
         row["reason"],
         row["hypothesis"],
         row["status"],
         tuple(load_own_json(row["problems"])) if row["problems"] else (),
         row["run"],
         row["created"],
+        job,
     )
 
 
@@ -340,7 +360,8 @@ class StudyView:
     def imports(self) -> dict[str, dict[str, Any]]:
         """Return where the imported runs came from, by run: `kind`, `path`, `digest`."""
         sql = "SELECT run, data FROM events WHERE study=? AND kind=? ORDER BY seq"
-        return {run: load_own_json(data)["source"] for run, data in self.ledger.rows(sql, (self.name, IMPORTED))}
+        rows = self.ledger.rows(sql, (self.name, ImportedEvent.kind))
+        return {run: load_own_json(data)["source"] for run, data in rows}
 
     def next_number(self) -> int:
         """Return the number of the next run; only for whoever holds the study's lock."""
@@ -483,7 +504,7 @@ class StudyView:
         sql = "SELECT state, status, role='imported', count(*) FROM runs WHERE study=? GROUP BY 1, 2, 3"
         counts: dict[str, int] = {}
         for state, status, imported, number in self.ledger.rows(sql, (self.name,)):
-            name = IMPORTED if imported else status if state == "ended" else state
+            name = Role.IMPORTED if imported else status if state == "ended" else state
             counts[name] = counts.get(name, 0) + number
         return counts
 

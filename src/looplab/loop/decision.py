@@ -16,17 +16,14 @@ from looplab.decide.base import BEST, Proposal
 from looplab.errors import LabError
 from looplab.guard.guard import Problem
 from looplab.ledger.plan import RunPlan
+from looplab.ledger.roles import Origin, Role
 from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import CONDITIONS, RunRow
-from looplab.loop.reproduce import AGAIN, place_of
+from looplab.loop.reproduce import place_of
 from looplab.loop.setup import Base, Setup
-from looplab.loop.submitting import JOB
 from looplab.loop.warm_start import continued, resolve
 from looplab.runs import folder
 from looplab.runs.redact import HIDDEN, hide_values, redact_argv
-
-PEOPLE = ("queue", "person")
-"""Proposers that stand for a person."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +42,7 @@ class Decision:
     proposal: int | None = None
     parent: str | None = None
     """The run that it starts from; None: a base config."""
-    role: str = "trial"
+    role: Role = Role.TRIAL
     twin: str | None = None
     """The run that it repeats."""
     warm: str | None = None
@@ -137,24 +134,29 @@ def decide_base(setup: Setup, base: Base) -> Decision:
         config_hash=hash_config(base.config),
         point=point,
         seed=setup.seed_of(base.config),
-        proposer="base",
+        proposer=Origin.BASE,
         reason=f"base config {base.name}",
         base=base.name,
-        role="base",
+        role=Role.BASE,
         key=base_key(setup, base.name, base.config, setup.conditions),
     )
 
 
 def decide_job(proposal: Proposal) -> Decision:
-    """Decide on a submitted command, which is run as it is."""
-    config = apply_edits({}, proposal.edits).config
+    """Decide on a submitted command, which is run as it is.
+
+    Raises:
+        ProposalRejected: It cannot be read.
+    """
+    job = proposal.job
+    if job is None:
+        raise ProposalRejected((Problem("proposal", None, "job", "it is not a command"),))
+    config = job.to_dict()
     point = hash_config({key: value for key, value in config.items() if key != "timeout"})
-    plan = RunPlan(
-        config, edits=proposal.edits, diff_base=diff({}, config), source=proposal.source, is_job=True, extra=()
-    )
+    plan = RunPlan(config, diff_base=diff({}, config), source=proposal.source, job=job, extra=())
     return Decision(
-        plan=plan, config_hash=hash_config(config), point=point, seed=None, proposer=JOB, reason=proposal.reason,
-        base=JOB, proposal=proposal.id,
+        plan=plan, config_hash=hash_config(config), point=point, seed=None, proposer=Origin.JOB, reason=proposal.reason,
+        base=Origin.JOB, proposal=proposal.id,
     )  # fmt: skip
 
 
@@ -173,9 +175,10 @@ class Decider:
         Raises:
             ProposalRejected: With every reason.
         """
-        if proposal.proposer == JOB:
+        origin = proposal.origin
+        if origin is Origin.JOB:
             return decide_job(proposal)
-        if proposal.proposer == AGAIN and proposal.parent is not None and self._ledger is not None:
+        if origin is Origin.AGAIN and proposal.parent is not None and self._ledger is not None:
             return self._again(proposal, self._ledger.run(proposal.parent))
         hidden = [edit for edit in proposal.edits if HIDDEN in edit]
         if hidden:
@@ -200,9 +203,9 @@ class Decider:
             raise ProposalRejected((Problem(warm.source if warm else "", None, "warm start", str(error)),)) from None
         source = None if start is None else start["run"] or start["path"]
         # Without a judge, it does not matter whether a person repeats a run.
-        matters = proposal.proposer not in PEOPLE or self._setup.study.judge is not None
+        matters = not origin.is_person or self._setup.study.judge is not None
         known = self._ledger.runs_of(point, source) if self._ledger is not None and matters else []
-        if known and proposal.proposer not in PEOPLE:
+        if known and not origin.is_person:
             # A person may ask for anything once more; a program that does would only repeat itself.
             why = (
                 self._describe_repeat(known, ruling.config) if changed else f"it changes nothing: it is run {known[0]}"
@@ -231,7 +234,7 @@ class Decider:
             base=base.name,
             proposal=proposal.id,
             parent=parent,
-            role="replicate" if known else "trial",
+            role=Role.REPLICATE if known else Role.TRIAL,
             twin=known[0] if known else None,
             warm=source,
             ineffective=ruling.ineffective,
@@ -251,7 +254,7 @@ class Decider:
             return f"only the seed differs from run {known[0]}: that is a repeat, not a new idea"
         return f"an exact repeat of run {exact}: the same config" + (" with the same seed" if seed is not None else "")
 
-    def repeat(self, twin: RunRow, plan: RunPlan, seed: int | None, why: str, by: str = "judge") -> Decision:
+    def repeat(self, twin: RunRow, plan: RunPlan, seed: int | None, why: str, by: str = Origin.JUDGE) -> Decision:
         """Decide on the same config once more, with this seed; None: with the seed it had, if any."""
         place = self._setup.seed
         config, _ = hide_values(self._setup.track(plan.config))
@@ -270,15 +273,15 @@ class Decider:
         )
         return Decision(
             plan=repeated, config_hash=hash_config(config), point=twin.point, seed=seed, proposer=by, reason=why,
-            base=base.name, parent=twin.id, role="replicate", twin=twin.id, warm=twin.warm,
+            base=base.name, parent=twin.id, role=Role.REPLICATE, twin=twin.id, warm=twin.warm,
         )  # fmt: skip
 
     def _again(self, proposal: Proposal, twin: RunRow) -> Decision:
         """Decide on exactly the same once more, in the lab as it was then."""
-        decision = self.repeat(twin, self.plan_of(twin), twin.seed, proposal.reason, AGAIN)
+        decision = self.repeat(twin, self.plan_of(twin), twin.seed, proposal.reason, Origin.AGAIN)
         place = place_of(self._setup.lab, twin.id)
         plan = replace(decision.plan, source=proposal.source, place=str(place) if place else None)
-        return replace(decision, role="reproduction", proposal=proposal.id, plan=plan)
+        return replace(decision, role=Role.REPRODUCTION, proposal=proposal.id, plan=plan)
 
     def control(self, champion: RunRow, source: RunRow, seed: int | None, why: str) -> Decision:
         """Decide on the champion's config, starting from the weights that another run started from."""
@@ -289,7 +292,7 @@ class Decider:
             raise LabError(f"run {source.id} did not start from the weights of another run")
         config = continued(warm, copy.deepcopy(plan.config), start)
         decision = self.repeat(champion, replace(plan, config=config, start=start), seed, why)
-        return replace(decision, role="control", warm=source.warm)
+        return replace(decision, role=Role.CONTROL, warm=source.warm)
 
     def plan_of(self, run: RunRow) -> RunPlan:
         """Return the plan of a run; once that is forgotten, its config and the weights that it started from."""

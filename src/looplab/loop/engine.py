@@ -29,10 +29,12 @@ from looplab.launch import supervisor
 from looplab.launch.base import Delayed, Executor, Exit, LaunchEvent, LaunchSpec, Rejected, Slot, Started, Unreachable
 from looplab.ledger.anchors import Publisher
 from looplab.ledger.backup import Backups
+from looplab.ledger.catalogue import AlarmEvent
 from looplab.ledger.ledger import REPAIR, DamagedError, Ledger
 from looplab.ledger.rebuild import check_folders
+from looplab.ledger.roles import DECIDED, Role
 from looplab.ledger.study import StudyLedger
-from looplab.ledger.view import IMPORTED, RunRow
+from looplab.ledger.view import RunRow
 from looplab.loop.decision import Decider, base_runs, decide_base
 from looplab.loop.events import (
     AlarmRaised,
@@ -384,7 +386,7 @@ class Engine:
         """Compare the ledger with the folders: adopt live runs, record ended ones, queue those that never started."""
         self.best = self.study.best()
         counts = self.study.counts()
-        self.progress.done = sum(n for state, n in counts.items() if state not in ("planned", "running", IMPORTED))
+        self.progress.done = sum(n for state, n in counts.items() if state not in ("planned", "running", Role.IMPORTED))
         self.progress.failed = counts.get("failed", 0)
         self.study.forget_plans()
         slots = {slot.name: slot for slot in self.setup.slots}
@@ -433,7 +435,7 @@ class Engine:
             with self._ledger.write():
                 self._judge([])
             self._summaries.write()
-        ended = [run for run in self.study.runs(state="ended", limit=REMEMBERED) if run.role != IMPORTED]
+        ended = [run for run in self.study.runs(state="ended", limit=REMEMBERED) if run.role != Role.IMPORTED]
         self._latest = ended[-1] if ended else None
         if self._models is not None:
             self._recover_models(ended)
@@ -514,14 +516,14 @@ class Engine:
         if names:
             said = f"the code differs from that of run {was}: {name_files(names)}"
             text = f"run {run.id}: {said}. Results from before and after the change cannot be compared"
-            self.study.alarm(run.id, text, since=was, code=names[:MAX_NAMED])
+            self.study.alarm(run.id, AlarmEvent(text=text, since=was, code=names[:MAX_NAMED]))
             self._tell(AlarmRaised(text, run.id))
             self._log_line(labbook.line(time.time(), "alarm", text, "", ""))
 
     def _last_code(self, run: RunRow) -> tuple[str, Mapping[str, Any]]:
         """Return the run that was launched before this one, and the code in its capsule."""
         for one in reversed(self.study.runs(limit=RECENT)):
-            if one.id != run.id and one.role not in (IMPORTED, "reproduction") and one.slot is not None:
+            if one.id != run.id and one.role not in (Role.IMPORTED, Role.REPRODUCTION) and one.slot is not None:
                 return one.id, folder.read_json(self.folder / one.id, "capsule.json", strict=False).get("code") or {}
         return "", {}
 
@@ -533,7 +535,7 @@ class Engine:
             return
         text = f"lab.yaml differs from that of earlier runs: {name_files(keys)}. Verdicts before and after may differ"
         with self._ledger.write():
-            self.study.alarm(None, text, lab_file=keys[:MAX_NAMED])
+            self.study.alarm(None, AlarmEvent(text=text, lab_file=keys[:MAX_NAMED]))
         self._tell(AlarmRaised(text))
         self._log_line(labbook.line(time.time(), "alarm", text, "", ""))
 
@@ -779,7 +781,7 @@ class Engine:
             self.study.set_best(run.id, objective)
             if self._models is not None:
                 self._models.request("best", row)
-        if self._study_judge is not None and (exit_.reason or "").startswith(WATCHED) and run.role in ("base", "trial"):
+        if self._study_judge is not None and (exit_.reason or "").startswith(WATCHED) and run.role in DECIDED:
             row = self._discard_stopped(row, str(exit_.reason).removeprefix(WATCHED))
         said = f"{status} in {row.seconds or 0:.1f} s"
         if objective is not None and self.setup.study.objective is not None:
@@ -804,7 +806,7 @@ class Engine:
     def _check_base(self, run: RunRow) -> None:
         """Start no more runs if no base config works."""
         setup = self.setup
-        if run.role != "base" or setup.keep_going or setup.options.asked_only or not setup.is_unusable(run):
+        if run.role != Role.BASE or setup.keep_going or setup.options.asked_only or not setup.is_unusable(run):
             return
         if run.status == "lost":
             self._planner.retry_base(run)
@@ -829,7 +831,7 @@ class Engine:
             "changes nothing. Does it reach the trainer?"
         )
         if not any(alarm.get("keys") == keys for alarm in self.study.alarms()):
-            self.study.alarm(run.id, text, same_as=same.id, keys=keys)
+            self.study.alarm(run.id, AlarmEvent(text=text, same_as=same.id, keys=keys))
             self._tell(AlarmRaised(text, run.id))
             self._log_line(labbook.line(time.time(), "alarm", text, "", ""))
         return f"it measured exactly the same as {same.id}, to the last digit"

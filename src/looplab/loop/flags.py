@@ -18,8 +18,9 @@ from looplab.config.lab import StudyConfig, WandbConfig
 from looplab.config.paths import Concrete, find, get, leaves, show
 from looplab.errors import LabError
 from looplab.judge.base import JudgeState
+from looplab.ledger.roles import Role
 from looplab.ledger.study import StudyLedger
-from looplab.ledger.view import IMPORTED, RunRow
+from looplab.ledger.view import RunRow
 from looplab.measure.run_metrics import is_better, tie_break_value
 from looplab.runs.folder import hash_bytes, study_folder
 from looplab.runs.redact import redact_argv
@@ -250,7 +251,10 @@ def best_run(study: StudyConfig, record: StudyLedger, conditions: str, outputs: 
     measured = [
         run
         for run in record.runs(status="ok")
-        if run.objective is not None and run.role != IMPORTED and run.verdict != "void" and run.conditions == conditions
+        if run.objective is not None
+        and run.role != Role.IMPORTED
+        and run.verdict != "void"
+        and run.conditions == conditions
     ]
     objective = study.objective
     if objective is None or not measured:

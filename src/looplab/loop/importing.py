@@ -21,8 +21,8 @@ from looplab.config import paths
 from looplab.config.files import dump_json, hash_config
 from looplab.errors import LabError
 from looplab.guard.guard import Guard
+from looplab.ledger.roles import Origin, Role
 from looplab.ledger.study import StudyLedger
-from looplab.ledger.view import IMPORTED
 from looplab.loop.decision import hash_point
 from looplab.loop.setup import Base, Setup
 from looplab.measure.foreign import ForeignRun
@@ -165,7 +165,7 @@ def complete_imports(record: StudyLedger, outputs: Path) -> None:
     for staged in sorted(outputs.glob(f"{folder.STAGED}*")):
         run = staged.name.removeprefix(folder.STAGED)
         row = record.find_run(run)
-        if row is not None and row.role == IMPORTED and not (outputs / run).exists():
+        if row is not None and row.role == Role.IMPORTED and not (outputs / run).exists():
             os.rename(staged, outputs / run)
         else:
             shutil.rmtree(staged, ignore_errors=True)
@@ -175,7 +175,7 @@ def known_sources(record: StudyLedger, outputs: Path) -> tuple[dict[str, str], d
     """Return the imported runs by the digest and by the path of their source."""
     sources = record.imports()
     for run in record.runs(state="ended"):
-        if run.role == IMPORTED and run.id not in sources:  # the events were lost, and the tables rebuilt from folders
+        if run.role == Role.IMPORTED and run.id not in sources:  # the events were lost, the tables rebuilt
             sources[run.id] = folder.read_json(outputs / run.id, "run.json", strict=False).get("imported") or {}
     by_digest = {str(source.get("digest")): run for run, source in sources.items()}
     return by_digest, {str(source.get("path")): run for run, source in sources.items()}
@@ -201,10 +201,11 @@ def import_run(setup: Setup, record: StudyLedger, run: ForeignRun, fitted: Fitte
     source = {"kind": run.kind, "path": run.source, "digest": run.digest, "config": run.config_from}
     reason = redact_text(f"imported from {clean_line(run.source, MAX_NOTE)}")
     about = {
-        "id": id_, "study": record.name, "n": n, "round": 0, "parent": None, "base": base.name, "proposer": "import",
-        "source": None, "reason": reason, "hypothesis": "", "notes": notes, "config_hash": hash_config(fitted.config),
-        "role": IMPORTED, "point": point, "seed": seed, "twin": None, "warm": None, "warm_start": None,
-        "created": time.time(), "imported": {**source, "assumed": list(fitted.assumed), "files": named},
+        "id": id_, "study": record.name, "n": n, "round": 0, "parent": None, "base": base.name,
+        "proposer": Origin.IMPORT, "source": None, "reason": reason, "hypothesis": "", "notes": notes,
+        "config_hash": hash_config(fitted.config), "role": Role.IMPORTED, "point": point, "seed": seed, "twin": None,
+        "warm": None, "warm_start": None, "created": time.time(),
+        "imported": {**source, "assumed": list(fitted.assumed), "files": named},
     }  # fmt: skip
     changes = paths.diff(base.config, fitted.config) if fitted.config else {}
     original, _ = hide_values(run.config)
@@ -242,7 +243,7 @@ def _summary(setup: Setup, run: ForeignRun, id_: str, notes: Sequence[str]) -> d
         objective = {"metric": config.metric, "goal": config.goal, "at": config.at, "value": run.objective}
     return {
         "id": id_, "study": setup.study.name, "status": run.status, "exit_code": None, "signal": None,
-        "reason": IMPORTED, "seconds": None, "steps": run.steps, "objective": objective, "verdict": None,
+        "reason": Role.IMPORTED, "seconds": None, "steps": run.steps, "objective": objective, "verdict": None,
         "notes": list(notes), "metrics": to_dict(run.metrics), "measured": None,
     }  # fmt: skip
 

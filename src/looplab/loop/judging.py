@@ -16,6 +16,7 @@ from looplab.judge.base import Candidate, HeldOut, Judgement, JudgeSettings, Jud
 from looplab.judge.judge import Judge
 from looplab.judge.stats import paired
 from looplab.ledger.configuration import Configuration
+from looplab.ledger.roles import DECIDED, Role
 from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import RunRow
 from looplab.loop.flags import current_conditions
@@ -26,7 +27,7 @@ from looplab.measure.summary import Directions, Summariser, objective_value
 from looplab.runs import folder
 from looplab.runs.code import code_differences, name_files
 
-JUDGED = ("base", "trial", "replicate", "control")
+JUDGED = (*DECIDED, Role.REPLICATE, Role.CONTROL)
 """Roles of runs that the judge compares."""
 Key = tuple[str, str | None]
 """Config hash without the seed (`RunRow.point`), and the run that the weights come from (None: no warm start)."""
@@ -87,16 +88,16 @@ class StudyJudge:
         """
         if run.conditions != self._conditions:
             return
-        if run.role not in JUDGED or (run.status == "stopped" and run.role in ("base", "trial")):
+        if run.role not in JUDGED or (run.status == "stopped" and run.role in DECIDED):
             return  # a stopped trial has no valid result; a stopped replicate counts, or it would be requested again
         cost = (run.seconds or 0.0) * run.devices + self._costs.get(run.warm or "", 0.0)
         self._costs[run.id] = cost
         self._created[run.id] = run.created
         group = self._groups.setdefault(
-            (run.point, run.warm), _Group(run.id, run.n, run.warm, control=run.role == "control")
+            (run.point, run.warm), _Group(run.id, run.n, run.warm, control=run.role == Role.CONTROL)
         )
-        if run.n < group.n or (group.control and run.role != "control"):
-            group.run, group.n, group.control = run.id, run.n, run.role == "control"
+        if run.n < group.n or (group.control and run.role != Role.CONTROL):
+            group.run, group.n, group.control = run.id, run.n, run.role == Role.CONTROL
         then = self._study.objective.then if self._study.objective is not None else None
         tie = tie_break_value(then, self._outputs / run.id)
         group.scores.append((run.n, Score(run.id, run.seed, run.objective, cost, fingerprint, tie)))
@@ -129,7 +130,7 @@ class StudyJudge:
         self._new = False
         first: dict[Key, int] = {}
         for run in open_runs:
-            if run.role in ("base", "trial"):
+            if run.role in DECIDED:
                 first[run.point, run.warm] = min(run.n, first.get((run.point, run.warm), run.n))
         waiting = {key for key, n in first.items() if key in self._groups and n < self._groups[key].n}
         judge_state = self._judge_state()

@@ -1,6 +1,6 @@
 """One engine per study: a lock that is released when its holder dies.
 
-The engine holds an exclusive lock on `.looplab/<study>.lock`, and a shared lock on the folder `.looplab` itself, at an
+The engine holds an exclusive lock on `<study>.lock` next to the ledger, and a shared lock on that folder itself, at an
 offset that is specific to the study. If the file is deleted, the next engine still sees the second lock. A check for a
 running engine takes no lock.
 """
@@ -18,6 +18,7 @@ import zlib
 from pathlib import Path
 from types import TracebackType
 
+from looplab.config.state import state_folder
 from looplab.errors import BusyError, LabError
 from looplab.launch.supervisor import FLOCK, hold, is_held
 from looplab.runs.disk import refuse_network_disk
@@ -70,7 +71,7 @@ class StudyLock:
     """
 
     def __init__(self, lab: Path, study: str) -> None:
-        self._path = lab / ".looplab" / f"{study}.lock"
+        self._path = state_folder(lab) / f"{study}.lock"
         self._study = study
         self._descriptor = self._folder = -1
 
@@ -125,13 +126,13 @@ class StudyLock:
 
 
 def _place_of(study: str) -> int:
-    """Return the offset of the study's lock on the folder `.looplab`; locks on folders have offsets, as on files."""
+    """Return the offset of the study's lock on the folder; locks on folders have offsets, as on files."""
     return (len(study) << 32) + zlib.crc32(study.encode())
 
 
 def engine_pid(lab: Path, study: str) -> int | None:
     """Return the pid of the study's engine; 0 if an engine runs but its pid is unknown, None if none runs."""
-    folder = lab / ".looplab"
+    folder = state_folder(lab)
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from looplab.ledger.catalogue import CopiedEvent, MovedEvent
 from looplab.ledger.ledger import Ledger
 from looplab.runs import folder
 from looplab.untrusted import dump_json, load_json, mend_text, read_bounded
@@ -83,7 +84,8 @@ def note_place(lab: Path, study: str, ledger: Ledger) -> Move | None:
     move, here = find_move(lab), _here(lab)
     if move is not None:
         with ledger.write():
-            ledger.record(move.kind, study, was=move.was, now=here)
+            event = (MovedEvent if move.kind == MovedEvent.kind else CopiedEvent)(was=move.was, now=here)
+            ledger.record(event, study)
     if here != _read(lab):
         folder.write_over(lab / ".looplab" / PLACE_FILE, dump_json(here).encode())
     return move

@@ -22,12 +22,12 @@ from looplab.decide.queue import QueueProposer, waiting
 from looplab.errors import LabError
 from looplab.guard.guard import Problem
 from looplab.judge.base import JudgeState, RunRequest
+from looplab.ledger.roles import DECIDED, Origin, Role
 from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import BudgetUsage, RunRow, is_failed
-from looplab.loop.decision import PEOPLE, Decider, Decision, ProposalRejected, base_runs, decide_base
+from looplab.loop.decision import Decider, Decision, ProposalRejected, base_runs, decide_base
 from looplab.loop.events import Listener, Note, ProposalRefused, RoundEnded, RoundPlanned, Waiting
 from looplab.loop.judging import StudyJudge
-from looplab.loop.reproduce import AGAIN
 from looplab.loop.setup import Setup, make_proposers
 from looplab.loop.submitting import time_spent
 from looplab.report import labbook
@@ -43,8 +43,6 @@ AHEAD = 64
 NO_LIMIT = 1 << 30
 CALLS_CHECKED = 200
 """How many of the last calls of agents are looked for in the lab book after a crash."""
-WATCH = "watch"
-"""The proposer of runs that were stopped and are tried again with edits."""
 
 
 class Planner:
@@ -97,7 +95,7 @@ class Planner:
                     self.retry_base(runs[-1])
         unfilled = self._study.unfilled_round()
         if unfilled is not None and not self._setup.options.continuous:
-            decided = [run for run in self._study.runs(round=unfilled) if run.role in ("base", "trial")]
+            decided = [run for run in self._study.runs(round=unfilled) if run.role in DECIDED]
             self._filling = (unfilled, self._setup.round_size - len(decided))
 
     def retry_base(self, run: RunRow) -> None:
@@ -202,8 +200,8 @@ class Planner:
     def _follow_up(self, free: int) -> None:
         """Plan what the open round still needs: replicates for the judge, and requeued runs."""
         wants = self._study_judge.requests if self._study_judge is not None else ()
-        requeued = self._study.waiting(AHEAD, WATCH) if self._setup.study.watch else []
-        requeued += self._study.waiting(AHEAD, AGAIN)
+        requeued = self._study.waiting(AHEAD, Origin.WATCH) if self._setup.study.watch else []
+        requeued += self._study.waiting(AHEAD, Origin.AGAIN)
         if not wants and not requeued:
             return
         room = self._room()
@@ -251,7 +249,7 @@ class Planner:
         best = self._study.best()
         if best is not None and best.objective is not None and wanted is not None:
             seen = f"best so far: {best.id} with {wanted.metric} = {best.objective:.6g}"
-        reasons = [run.reason for run in self.queue if run.reason and run.role != "replicate"]
+        reasons = [run.reason for run in self.queue if run.reason and run.role != Role.REPLICATE]
         following = "; ".join(reasons[:4]) + (f"; and {len(reasons) - 4} more" if len(reasons) > 4 else "")
         self._book(labbook.line(time.time(), f"round {n} decided", seen, f"{count} run(s)", following))
 
@@ -326,7 +324,7 @@ class Planner:
         if self._resting is not None and clock.now() >= self._resting:
             self._resting = None
         for proposer in self._proposers:
-            if self._resting is not None and proposer.name not in PEOPLE:
+            if self._resting is not None and not Origin.of(proposer.name).is_person:
                 continue
             proposals = ask(proposer, self._study, n)
             if proposer.problem is not None and self._complaints.get(proposer.name) != proposer.problem:
@@ -392,7 +390,7 @@ class Planner:
             return True
         self._study.reject(proposal.id, [_plain(problem) for problem in problems])
         why = "; ".join(problem.message for problem in problems)
-        text = f"rejected: proposal {proposal.id} ({' '.join(proposal.edits)}): {why}"
+        text = f"rejected: proposal {proposal.id} ({' '.join(proposal.edits) or proposal.reason}): {why}"
         messages = tuple(problem.message for problem in problems)
         self._tell(ProposalRefused(text, proposal=proposal.id, problems=messages))
         return False
@@ -481,7 +479,7 @@ def bases_to_run(setup: Setup, study: StudyLedger, bases: Sequence[Decision]) ->
                 wanted.append(base)
         elif not any(run.twin == first.id and run.proposer == base.proposer for run in since):
             # With the same seed it says nothing about the spread.
-            role = "replicate" if base.seed is None else "reproduction"
+            role = Role.REPLICATE if base.seed is None else Role.REPRODUCTION
             wanted.append(replace(base, role=role, twin=first.id, reason=f"{base.reason}, again"))
     return wanted
 

@@ -20,7 +20,7 @@ from looplab.launch.base import LaunchSpec, Slot
 from looplab.launch.command import build_argv, fill_template, find_program, render, render_environment
 from looplab.launch.slots import slot_environment
 from looplab.launch.tracking import wandb_environment
-from looplab.ledger.plan import RunPlan
+from looplab.ledger.plan import Job, RunPlan
 from looplab.ledger.view import RunRow
 from looplab.loop.setup import FIRST_SEED, SEEDS, Setup
 from looplab.loop.warm_start import check_start
@@ -101,7 +101,7 @@ class Preparer:
         plan = self._revealed(run, plan)
         config = plan.config
         lab = plan.place or str(self._setup.lab)
-        job = config if plan.is_job else None  # a submitted command: argv and cwd are in its config
+        job = plan.job
         home = self._home(lab, job)
         cwd = run_dir if job is None and self._launch.cwd == RUN_FOLDER else home
         run_path = str(run_dir)
@@ -148,7 +148,7 @@ class Preparer:
             self._check_revealed(run, config)
         private = self._config_files() if job is None and self.hides(run) else ()
         prepared = Prepared(folder.create(run_dir, files, private=private), _by_path(files), unknown, own_code)
-        limits = (self._launch.timeout, job and job.get("timeout"))
+        limits = (self._launch.timeout, None if job is None else job.timeout)
         spec = LaunchSpec(
             run_id=run.id,
             run_dir=run_dir,
@@ -209,7 +209,7 @@ class Preparer:
 
     def _revealed(self, run: RunRow, plan: RunPlan) -> RunPlan:
         """Return the plan with the config as the trainer receives it, secrets included."""
-        if plan.is_job or not self.hides(run):
+        if plan.job is not None or not self.hides(run):
             return plan
         return replace(plan, config=self._setup.reveal(plan.config, self._setup.base(run.base)))
 
@@ -253,7 +253,7 @@ class Preparer:
         """Return the command that `prepare` would build for this run, with secrets hidden; writes no files."""
         run_dir = f"{self._outputs}/{run_id}"
         lab = plan.place or str(self._setup.lab)
-        job = plan.config if plan.is_job else None
+        job = plan.job
         config_file = f"{run_dir}/{folder.RECORD}/{self._config_name}"
         variables = self._variables(run_id, seed, run_dir, config_file, slot, lab)
         home = self._home(lab, job)
@@ -265,14 +265,14 @@ class Preparer:
         argv = redact_argv(self._fill_command(plan, base, variables, home))
         return FilledCommand(argv, {**own, **redact_env(given)}, run_dir, cwd)
 
-    def _home(self, lab: str, job: Mapping[str, Any] | None) -> Path:
+    def _home(self, lab: str, job: Job | None) -> Path:
         """Return the folder that the paths in a command are relative to.
 
         Args:
-            job: The config of a submitted command; None for a run of the study's trainer.
+            job: The submitted command; None for a run of the study's trainer.
         """
         inner = "." if self._launch.cwd == RUN_FOLDER else self._launch.cwd
-        where = (lab, job["cwd"] if job is not None else inner)
+        where = (lab, job.cwd if job is not None else inner)
         if where not in self._homes:
             self._homes[where] = inside(Path(lab), where[1], "launch.cwd")
         return self._homes[where]
@@ -280,8 +280,8 @@ class Preparer:
     def _fill_command(self, plan: RunPlan, base: str | None, variables: Mapping[str, str], home: Path) -> list[str]:
         """Return the argv of a run, with all template variables filled in."""
         config, warm, start = plan.config, self._setup.study.warm_start, plan.start
-        if plan.is_job:
-            argv = list(config["argv"])
+        if plan.job is not None:
+            argv = list(plan.job.argv)
         else:
             changed = {key: "old" not in change for key, change in plan.diff_base.items()}
             changed |= self._setup.base(base).tracked

@@ -19,7 +19,16 @@ from typing import Any
 
 from looplab.config import paths
 from looplab.config.edits import Edit, Op
-from looplab.config.lab import BudgetConfig, LabConfig, ObjectiveConfig, ProbeConfig, Require, StudyConfig, WatchRule
+from looplab.config.lab import (
+    BudgetConfig,
+    LabConfig,
+    ObjectiveConfig,
+    ProbeConfig,
+    Require,
+    StudyConfig,
+    WatchRule,
+    derived_study,
+)
 from looplab.decide.base import Proposal
 from looplab.decide.queue import QueueProposer
 from looplab.errors import LabError
@@ -35,6 +44,10 @@ from looplab.measure.discover import reader_of
 from looplab.runs import folder
 
 MODE = "probe"
+INHERITED = ("flags", "normalise", "derive", "constraints", "seed", "deterministic", "mix", "probe", "slots", "measure",
+             "anchor", "data", "evaluator", "keep_going", "pipeline", "stages", "case", "suite", "executor"
+)  # fmt: skip
+"""Fields of the real study that the study of a probe has, too."""
 STALLED = "stalled"
 NOT_A_NUMBER = "not a number"
 LEAST_ROWS = 4
@@ -221,26 +234,26 @@ def probe_study(study: StudyConfig, name: str, mode: str | None) -> StudyConfig:
     wandb = study.track.wandb
     if wandb is not None and wandb.mode == "online":
         wandb = wandb.model_copy(update={"mode": "offline"})  # a source of the metric, but probes are not published
-    return study.model_copy(
-        update={
-            "name": name,
-            "launch": study.launch.model_copy(update={"timeout": probe.timeout}),
-            "base": study.base[:1],
-            "modes": {MODE: [*(study.modes[mode] if mode else ()), *probe.edits]},
-            "objective": ObjectiveConfig(metric=probe.metric, goal="max", at="mean(10)"),
-            # Swept keys may change even if they are not knobs; if they are, their bounds still apply.
-            "knobs": {**study.knobs, **{path: {} for path in probe.sweep if knobs.owner(path) is None}},
-            "holdout": None,
-            "proposers": [],
-            "warm_start": None,
-            "watch": watch,
-            "judge": None,
-            "round_size": combinations * probe.repeats + 1,
-            "budget": BudgetConfig(),
-            "track": study.track.model_copy(update={"wandb": wandb}),
-            "require": Require(gpu=study.require.gpu),
-            "needs_exec": False,
-        }
+    return derived_study(
+        study,
+        INHERITED,
+        name=name,
+        launch=study.launch.model_copy(update={"timeout": probe.timeout}),
+        base=study.base[:1],
+        modes={MODE: [*(study.modes[mode] if mode else ()), *probe.edits]},
+        objective=ObjectiveConfig(metric=probe.metric, goal="max", at="mean(10)"),
+        # Swept keys may change even if they are not knobs; if they are, their bounds still apply.
+        knobs={**study.knobs, **{path: {} for path in probe.sweep if knobs.owner(path) is None}},
+        holdout=None,
+        proposers=[],
+        warm_start=None,
+        watch=watch,
+        judge=None,
+        round_size=combinations * probe.repeats + 1,
+        budget=BudgetConfig(),
+        track=study.track.model_copy(update={"wandb": wandb}),
+        require=Require(gpu=study.require.gpu),
+        needs_exec=False,
     )
 
 

@@ -11,8 +11,9 @@ from looplab.config.files import dump_json, write_atomic
 from looplab.errors import LabError
 from looplab.judge.base import JudgeState
 from looplab.launch.base import Exit
+from looplab.ledger.roles import Role
 from looplab.ledger.study import StudyLedger
-from looplab.ledger.view import IMPORTED, RunRow
+from looplab.ledger.view import RunRow
 from looplab.loop.flags import best_run
 from looplab.loop.judging import StudyJudge, SummaryWriter, record_judgement
 from looplab.loop.setup import Setup, resolved_configuration
@@ -52,10 +53,12 @@ def remeasure(setup: Setup, record: StudyLedger, runs: Sequence[RunRow]) -> list
     configuration = record.configure(resolved_configuration(setup))
     outputs = folder.study_folder(setup.lab, setup.study.name)
     results = [_remeasure_run(setup, record, run, outputs / run.id) for run in runs if _is_ours(run)]
-    results += [_remeasure_import(setup, record, run, outputs / run.id) for run in runs if run.role == IMPORTED]
+    results += [_remeasure_import(setup, record, run, outputs / run.id) for run in runs if run.role == Role.IMPORTED]
     if setup.study.judge is None:
         _find_best(setup, record, outputs)
-    elif any(one.changed for one in results if record.run(one.run).role != IMPORTED) or record.judge_state() is None:
+    elif record.judge_state() is None or any(
+        one.changed for one in results if record.run(one.run).role != Role.IMPORTED
+    ):
         _judge_again(setup, record, outputs, configuration)
     best = record.best()
     if best is not None:
@@ -65,7 +68,7 @@ def remeasure(setup: Setup, record: StudyLedger, runs: Sequence[RunRow]) -> list
 
 def _is_ours(run: RunRow) -> bool:
     """Whether a run of this lab ended successfully."""
-    return run.status == "ok" and run.role != IMPORTED
+    return run.status == "ok" and run.role != Role.IMPORTED
 
 
 def _remeasure_import(setup: Setup, record: StudyLedger, run: RunRow, run_dir: Path) -> Remeasured:

@@ -21,8 +21,6 @@ from looplab.runs.git import GitError, git, require_commit, work_tree
 from looplab.runs.names import inside
 from looplab.untrusted import UntrustedError, load_json, read_bounded
 
-AGAIN = "again"
-"""Proposer name of runs that reproduce another one."""
 GIT_S = 60.0
 """Timeout of a git command, in seconds."""
 MOST_BYTES = 64 << 20

@@ -102,8 +102,11 @@ class Session:
 
     def __enter__(self) -> Session:
         with contextlib.ExitStack() as stack:
+            path = self.lab.claim_ledger()
             stack.enter_context(StudyLock(self.lab.folder, self.study.name))
-            self.ledger = stack.enter_context(contextlib.closing(Ledger(self.lab.ledger_path)))
+            self.ledger = stack.enter_context(contextlib.closing(Ledger(path)))
+            if self.lab.ledger_path != path:
+                raise LabError("the ledger was moved to another folder at this moment", hint="try again")
             self.record = StudyLedger(self.ledger, self.study.name)
             self._open = stack.pop_all()
         return self

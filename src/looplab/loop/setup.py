@@ -27,6 +27,7 @@ from looplab.launch.command import check_templates, find_program
 from looplab.launch.devices import Devices
 from looplab.launch.slots import make_slots
 from looplab.launch.tracking import find_keys, has_wandb_key, values_of, why_not_online, with_values, without
+from looplab.ledger.roles import Origin
 from looplab.ledger.view import RunRow
 from looplab.loop.flags import apply_options, edits_of_flags, hash_conditions
 from looplab.runs.capsule import Fingerprints, in_git
@@ -581,6 +582,8 @@ def make_proposers(
                 named["stand_in"] = lambda: make_stand_in(setup, history, check)
             others.append(AgentProposer(*known, **named) if asks is None else UnaskedAgent(*known, asks=asks, **named))
         elif entry.plugin is not None:
+            if Origin.of(entry.plugin) is not Origin.PROPOSER:
+                raise LabError(f"a proposer cannot have the name {entry.plugin!r}, which looplab uses itself")
             objective = study.objective
             context = ProposerContext(
                 lab=setup.lab,

@@ -25,15 +25,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from looplab.config.edits import Edit, Op, apply_edits
 from looplab.config.files import canonical_json
-from looplab.config.lab import LAB_FILE, BudgetConfig, ConfigRendering, LabConfig, Require, StudyConfig
+from looplab.config.lab import LAB_FILE, BudgetConfig, ConfigRendering, LabConfig, Require, StudyConfig, derived_study
 from looplab.decide.base import Proposal
 from looplab.decide.queue import waiting
 from looplab.errors import LabError
 from looplab.launch import supervisor
 from looplab.launch.command import find_program
 from looplab.launch.devices import Devices
+from looplab.ledger.catalogue import ToldEvent
+from looplab.ledger.plan import Job
+from looplab.ledger.roles import Origin
 from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import JOBS_SUFFIX, BudgetUsage, RunRow
 from looplab.loop.setup import RunOptions, Setup, find_prints, make_guard, plan_slots
@@ -43,14 +45,15 @@ from looplab.runs.names import inside, random_suffix
 from looplab.runs.redact import redact_argv
 from looplab.untrusted import append_own, real_path
 
-JOB = "job"
-"""Proposer name of submitted commands."""
 IDLE_S = 5.0
 """Seconds that an idle engine waits for more commands before it exits."""
 LIMITS = ("timeout", "budget")
 """Kinds of watch rules that apply to any command; the others depend on metrics of the study's own trainer."""
+INHERITED = ("flags", "objective", "deterministic", "mix", "round_size", "slots", "measure", "track", "anchor", "data",
+             "evaluator", "keep_going", "pipeline", "stages", "case", "executor", "suite")  # fmt: skip
+"""Fields of the real study that the study of its commands has, too."""
 STOPPED = ("stopped", "drained")
-OWN = ("LOOPLAB_LOCK_DIR", "LOOPLAB_DEBUG")
+OWN = ("LOOPLAB_LOCK_DIR", "LOOPLAB_STATE_DIR", "LOOPLAB_DEBUG")
 """LOOPLAB_* variables that an engine inherits; the others describe a single run."""
 
 
@@ -70,29 +73,27 @@ def jobs_study(lab: LabConfig, study: StudyConfig) -> StudyConfig:
             hint="rename that study",
         )
     limits = [rule for rule in study.watch if rule.kind in LIMITS]
-    return study.model_copy(
-        update={
-            "name": name,
-            "launch": study.launch.model_copy(update={"config": ConfigRendering(), "cwd": "."}),
-            "base": [],
-            "modes": {},
-            "knobs": {},
-            "normalise": [],
-            "derive": {},
-            "constraints": [],
-            "seed": None,
-            "holdout": None,
-            "proposers": [],
-            "warm_start": None,
-            "probe": None,
-            "watch": [rule.model_copy(update={"stop": rule.stops, "requeue": []}) for rule in limits],
-            "judge": None,
-            "budget": BudgetConfig(
-                runs=study.budget.runs, wall=study.budget.wall, device_hours=study.budget.device_hours
-            ),
-            "require": Require(),
-            "needs_exec": False,
-        }
+    return derived_study(
+        study,
+        INHERITED,
+        name=name,
+        launch=study.launch.model_copy(update={"config": ConfigRendering(), "cwd": "."}),
+        base=[],
+        modes={},
+        knobs={},
+        normalise=[],
+        derive={},
+        constraints=[],
+        seed=None,
+        holdout=None,
+        proposers=[],
+        warm_start=None,
+        probe=None,
+        watch=[rule.model_copy(update={"stop": rule.stops, "requeue": []}) for rule in limits],
+        judge=None,
+        budget=BudgetConfig(runs=study.budget.runs, wall=study.budget.wall, device_hours=study.budget.device_hours),
+        require=Require(),
+        needs_exec=False,
     )
 
 
@@ -120,7 +121,7 @@ class JobQueue:
     If an owner process is given, the engine stays alive as long as that process, which may submit more commands.
     """
 
-    name = JOB
+    name: str = Origin.JOB
     problem: str | None = None
 
     def __init__(self, owner_pid: int) -> None:
@@ -136,7 +137,7 @@ class JobQueue:
 
     def propose(self, study: StudyLedger, n: int) -> list[Proposal]:
         """Return up to n waiting commands, oldest first."""
-        rows = study.waiting(n, JOB)
+        rows = study.waiting(n, Origin.JOB)
         now = clock.now()
         self._last = now if rows else min(now, max(self._last, study.last_end() or 0.0))
         return [waiting(row) for row in rows]
@@ -196,16 +197,14 @@ class SubmittedJob:
         """
         return all(self.files.get(name) == digest for name, digest in files.items())
 
-    def edits(self, timeout: float | None) -> tuple[str, ...]:
-        """Return the config of its run, as edits of an empty config.
+    def job(self, timeout: float | None) -> Job:
+        """Return what is recorded and run.
 
         Args:
             timeout: Seconds that the command may run; None: no limit of its own.
         """
-        # argv[0] must be a path: `python`, for example, locates its packages relative to it.
-        argv = list(self.argv) if "/" in self.argv[0] else [self.program, *self.argv[1:]]
-        config = {"argv": argv, "cwd": self.cwd, "files": dict(self.files), "timeout": timeout}
-        return tuple(str(Edit(key, Op.NEW, value)) for key, value in config.items() if value is not None)
+        argv = self.argv if "/" in self.argv[0] else (self.program, *self.argv[1:])
+        return Job(argv, self.cwd, self.files, timeout)
 
 
 def home_of(folder: Path) -> Path:
@@ -261,8 +260,8 @@ def _named_files(lab: Path, cwd: Path, argv: Sequence[str]) -> dict[str, str]:
 
 def submit(record: StudyLedger, job: SubmittedJob, reason: str, timeout: float | None) -> int:
     """Queue a command; return the id of its proposal."""
-    source = f"{JOB}:{job.call}:{random_suffix(8)}"
-    proposal = record.propose(JOB, job.edits(timeout), reason, source=source)
+    source = f"{Origin.JOB}:{job.call}:{random_suffix(8)}"
+    proposal = record.propose(Origin.JOB, (), reason, source=source, job=job.job(timeout))
     assert proposal is not None
     return proposal
 
@@ -272,8 +271,8 @@ def find_job(record: StudyLedger, job: SubmittedJob) -> int | None:
 
     This is the case if it is waiting, running, or has ended without its result being reported. Else None.
     """
-    rows = (proposal for proposal, _ in reversed(record.proposals_from(f"{JOB}:{job.call}")))
-    same = (row for row in rows if job.is_as(apply_edits({}, row.edits).config["files"]))
+    rows = (proposal for proposal, _ in reversed(record.proposals_from(f"{Origin.JOB}:{job.call}")))
+    same = (row for row in rows if row.job is not None and job.is_as(row.job.files))
     row = next(same, None)
     if row is None or row.status == "rejected":
         return None
@@ -307,7 +306,7 @@ def was_told(record: StudyLedger, run: str) -> bool:
 def note_told(record: StudyLedger, run: RunRow) -> None:
     """Record that the result of a run was reported; the next identical command starts a new run."""
     with record.ledger.write():
-        record.ledger.record("told", record.name, run.id)
+        record.ledger.record(ToldEvent(), record.name, run.id)
 
 
 def exit_code(run: RunRow) -> int:

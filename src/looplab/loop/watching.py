@@ -10,10 +10,10 @@ from looplab.config.edits import parse_edit
 from looplab.config.lab import AlertConfig
 from looplab.decide.rules import resolve
 from looplab.guard.knobs import KnobTable
+from looplab.ledger.roles import DECIDED, Origin
 from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import RunRow
 from looplab.loop.events import AlarmRaised, Listener, Note
-from looplab.loop.planning import WATCH
 from looplab.loop.setup import Setup
 from looplab.measure.base import Batch
 from looplab.measure.discover import reader_of
@@ -88,7 +88,7 @@ class RunMonitor:
         started = run.started or run.created
         live = RunSnapshot(run.id, batch, metrics.step, started, max(metrics.grown, started), budget_used)
         alarms = self._watcher.look(live, clock.now())
-        if run.role in ("base", "trial"):
+        if run.role in DECIDED:
             return alarms
         # Replicates run to their end, however they perform; only broken ones are stopped.
         return [alarm for alarm in alarms if alarm.rule not in self._impatient]
@@ -125,10 +125,10 @@ class RunMonitor:
 
     def _requeue(self, run: RunRow, alarm: Alarm) -> str:
         """Propose the run again with the edits of the rule; return what was done, in words."""
-        if run.role not in ("base", "trial"):
+        if run.role not in DECIDED:
             return "stopped; a repetition is not tried again with edits"
         depth, before = 0, run
-        while before.proposer == WATCH and before.parent is not None:
+        while before.proposer == Origin.WATCH and before.parent is not None:
             depth, before = depth + 1, self._record.run(before.parent)
         if depth >= alarm.requeues:
             return f"stopped; it was sent back {depth} time(s) already"
@@ -137,8 +137,8 @@ class RunMonitor:
         if not resolved:
             return f"stopped; nothing is left to change: {'; '.join(stuck)}"
         edits = [str(edit) for edit in resolved]
-        source = f"{WATCH}:{run.id}:{alarm.rule}"
-        id_ = self._record.propose(WATCH, edits, f"{alarm.rule}: {alarm.text}", parent=run.id, source=source)
+        source = f"{Origin.WATCH}:{run.id}:{alarm.rule}"
+        id_ = self._record.propose(Origin.WATCH, edits, f"{alarm.rule}: {alarm.text}", parent=run.id, source=source)
         return f"tried again with {' '.join(edits)}" if id_ is not None else "sent back already"
 
     def ended(self, run: RunRow, metrics: RunMetrics | None, by_itself: bool) -> None:

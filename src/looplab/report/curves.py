@@ -7,6 +7,7 @@ from math import isfinite
 from pathlib import Path
 
 from looplab.config.lab import StudyConfig
+from looplab.ledger.roles import Origin
 from looplab.ledger.view import RunRow
 from looplab.measure.base import Batch, Curve
 from looplab.measure.discover import reader_of
@@ -28,7 +29,7 @@ def choose(facts: StudyFacts, limit: int = MAX_DRAWN) -> list[RunFacts]:
         [run for run in candidates if facts.best is not None and run.row.id == facts.best.row.id],
         measured[:_LEADERS],
         [run for run in candidates if run.row.state == "running"][-_LATEST:] or candidates[-_LATEST:],
-        [run for run in candidates if run.row.proposer == "base"][:_BASES],
+        [run for run in candidates if run.row.proposer == Origin.BASE][:_BASES],
         [run for run in candidates if run.is_failure][-_FAILED:],
     ]
     chosen = {run.row.id: run for some in lists for run in some}

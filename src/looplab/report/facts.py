@@ -20,7 +20,8 @@ from looplab.config.lab import ObjectiveConfig, StudyConfig, TieBreak
 from looplab.errors import LabError
 from looplab.guard.knobs import Knob, KnobTable
 from looplab.ledger.plan import RunPlan
-from looplab.ledger.view import IMPORTED, ProposalRow, RunRow, StudyView, is_failed
+from looplab.ledger.roles import Origin, Role
+from looplab.ledger.view import ProposalRow, RunRow, StudyView, is_failed
 from looplab.measure.discover import reader_of
 from looplab.measure.summary import Directions, MetricSummary, Summariser, from_dict, objective_value
 from looplab.report import wording
@@ -87,12 +88,12 @@ class RunFacts:
 
     @property
     def status(self) -> str:
-        return IMPORTED if self.is_imported else self.row.status or self.row.state
+        return Role.IMPORTED if self.is_imported else self.row.status or self.row.state
 
     @property
     def is_imported(self) -> bool:
         """Whether another tool ran it."""
-        return self.row.role == IMPORTED
+        return self.row.role == Role.IMPORTED
 
     @property
     def is_failure(self) -> bool:
@@ -416,7 +417,7 @@ def _other_keys(files: Sequence[_Files], declared: Mapping[str, Knob], table: Kn
     first: dict[str, Any] | None = None
     for file in files:
         keys.update(dict.fromkeys(file.base_changes))
-        if file.row.proposer == "base" and file.config:
+        if file.row.proposer == Origin.BASE and file.config:
             if first is None:
                 first = file.config
             else:
@@ -538,14 +539,14 @@ def _with_differences(runs: Sequence[RunFacts]) -> list[RunFacts]:
     conditions = {run.row.id: run.row.conditions for run in runs}
     bases: dict[tuple[str | None, str], float] = {}
     for run in runs:
-        if run.row.proposer == "base" and run.mean is not None:
+        if run.row.proposer == Origin.BASE and run.mean is not None:
             bases.setdefault((run.row.base, run.row.conditions), run.mean)
     done = []
     for run in runs:
         if run.into is not None:  # it is part of the mean
             done.append(run)
             continue
-        base = None if run.row.proposer == "base" else bases.get((run.row.base, run.row.conditions))
+        base = None if run.row.proposer == Origin.BASE else bases.get((run.row.base, run.row.conditions))
         parent = means.get(leads.get(run.row.parent, "")) if run.row.parent else base
         if conditions.get(run.row.parent or run.row.id) != run.row.conditions:
             parent = None  # trained under other conditions
@@ -655,7 +656,7 @@ def _rejections(proposals: Sequence[ProposalRow]) -> list[Rejection]:
     groups: dict[tuple[str, tuple[str, ...], str], list[ProposalRow]] = {}
     for proposal in proposals:
         why = "; ".join(str(problem.get("message", problem)) for problem in proposal.problems)
-        groups.setdefault((proposal.proposer, proposal.edits, why), []).append(proposal)
+        groups.setdefault((proposal.proposer, proposal.words, why), []).append(proposal)
     found = [
         Rejection(
             same[-1].id,

@@ -15,11 +15,9 @@ from looplab.config.lab import StudyConfig
 from looplab.decide.mix import Credit, credit
 from looplab.judge import stats
 from looplab.judge.judge import LEAST_SPREAD
-from looplab.ledger.view import IMPORTED, RunRow, StudyView
+from looplab.ledger.roles import DECIDED, Role
+from looplab.ledger.view import RunRow, StudyView
 from looplab.report import wording
-
-CHALLENGERS = ("base", "trial")
-"""Roles of first runs; all other roles repeat one of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +56,9 @@ def points(rows: Sequence[RunRow]) -> dict[str, ReplicatedConfig]:
     leads: dict[str, RunRow] = {}
     owner: dict[tuple[str, str | None], str] = {}
     for row in rows:
-        if row.role == IMPORTED:
+        if row.role == Role.IMPORTED:
             leads[row.id] = row  # from another tool: never part of another point
-        elif row.role in CHALLENGERS:
+        elif row.role in DECIDED:
             leads[row.id] = row
             owner.setdefault((row.point, row.warm), row.id)
     members: dict[str, list[RunRow]] = {}
@@ -69,12 +67,12 @@ def points(rows: Sequence[RunRow]) -> dict[str, ReplicatedConfig]:
     for row in rows:
         if row.id in leads:
             lead = row.id
-        elif row.role == "reproduction" and row.twin in lead_of:
+        elif row.role == Role.REPRODUCTION and row.twin in lead_of:
             lead = lead_of[row.twin]
         else:  # a control, or a replicate whose first run is gone, starts its own point
             lead = owner.setdefault((row.point, row.warm), row.id)
         lead_of[row.id] = lead
-        (copies if row.role == "reproduction" and lead != row.id else members).setdefault(lead, []).append(row)
+        (copies if row.role == Role.REPRODUCTION and lead != row.id else members).setdefault(lead, []).append(row)
     by_id = {row.id: row for row in rows}
     return {
         lead: ReplicatedConfig(by_id[lead], tuple(members[lead]), tuple(copies.get(lead, ())))
@@ -257,7 +255,7 @@ def judged(study: StudyConfig, record: StudyView, found: Mapping[str, Replicated
     verdicts = record.verdicts()
     every = found
     found = {run: point for run, point in every.items() if point.run.conditions == state.get("conditions", "")}
-    first = next((point.run.id for point in found.values() if point.run.role == "base"), None)
+    first = next((point.run.id for point in found.values() if point.run.role == Role.BASE), None)
     bases = [run for run, evidence in verdicts.items() if "base" in evidence.get("flags", ()) and run in found]
     base = bases[0] if bases else first
     judgements = tuple(_judgement(run, evidence, every.get(run)) for run, evidence in verdicts.items())
@@ -377,7 +375,7 @@ def mix_facts(record: StudyView, rows: Sequence[RunRow]) -> MixFacts | None:
         made += sum(event.get("chosen", {}).values())
     if weights and made > weights[-1][0]:
         weights.append((made, weights[-1][1]))
-    repeats = {row.proposer for row in rows if row.role == "reproduction"}
+    repeats = {row.proposer for row in rows if row.role == Role.REPRODUCTION}
     names = [name for name in record.proposals_by_proposer() if name not in repeats]
     return MixFacts(credit(record, names), tuple(weights)) if names else None
 

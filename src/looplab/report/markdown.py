@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from looplab.ledger.roles import Origin
 from looplab.measure.summary import MetricSummary
 from looplab.report import wording
 from looplab.report.facts import RunFacts, StudyFacts
@@ -251,7 +252,8 @@ def _metrics(facts: StudyFacts) -> list[str]:
     run = facts.best or next((run for run in reversed(facts.runs) if run.metrics and not run.is_imported), None)
     if run is None or not run.metrics:
         return []
-    base = next((r for r in facts.runs if r.row.proposer == "base" and r.row.base == run.row.base and r.metrics), None)
+    bases = (r for r in facts.runs if r.row.proposer == Origin.BASE and r.row.base == run.row.base)
+    base = next((r for r in bases if r.metrics), None)
     if base is run:
         base = None
     columns = ["metric", "first", "last", "best", "at step", *(["last of the base"] if base else [])]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from looplab.config import paths
 from looplab.config.lab import LabConfig
 from looplab.errors import LabError
-from looplab.ledger.ledger import LedgerCopy
+from looplab.ledger.ledger import Ledger, open_for_reading
 from looplab.report import archive
 from looplab.runs import clock, folder
 
@@ -147,10 +147,8 @@ def _read_ledger(lab: LabConfig, study: str | None, with_configs: bool) -> tuple
     """Return the tables of the ledger and its runs, from one snapshot."""
     path = lab.ledger_path
     configs: dict[str, str] = {}
-    if not path.exists():
-        raise LabError("this lab has no ledger yet", file=path, hint="start with `looplab run`")
     try:
-        with closing(LedgerCopy(path)) as db:  # a migrated snapshot; nothing is written
+        with closing(open_for_reading(path)) as db, db.snapshot():
             _check_study(db, lab, study)
             tables = {name: _read_table(db, name, study) for name in LEDGER_VIEWS}
             if with_configs:
@@ -176,13 +174,13 @@ def _read_ledger(lab: LabConfig, study: str | None, with_configs: bool) -> tuple
     return tables, runs
 
 
-def _check_study(db: LedgerCopy, lab: LabConfig, study: str | None) -> None:
+def _check_study(db: Ledger, lab: LabConfig, study: str | None) -> None:
     """Raise LabError if the study is unknown; one that was removed from the lab file is known by its runs."""
     if study is not None and not db.execute("SELECT 1 FROM runs WHERE study=? LIMIT 1", (study,)).fetchone():
         lab.study(study)
 
 
-def _read_table(db: LedgerCopy, name: str, study: str | None) -> pa.Table:
+def _read_table(db: Ledger, name: str, study: str | None) -> pa.Table:
     import pyarrow as pa
 
     kinds = {row[1]: row[2] for row in db.execute(f"PRAGMA table_info({name})")}

@@ -32,11 +32,17 @@ def network_disk(folder: Path) -> str | None:
     return NETWORK.get(filesystem_type(folder))
 
 
+def existing(folder: Path) -> Path:
+    """Return the folder, or the nearest one above it that exists."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
 def refuse_network_disk(folder: Path) -> None:
     """Raise LabError if a ledger in this folder could be damaged: SQLite's log needs shared memory and locks."""
     kind = network_disk(folder)
     if kind is not None and os.environ.get(ALLOW) != "1":
         raise LabError(
             f"{folder} is on a network disk ({kind}), where the ledger can be damaged and two engines can run at once",
-            hint=f"move the lab to a local disk, or set {ALLOW}=1 if only one host ever uses it",
+            hint="keep the ledger on a local disk: `state_dir: /local/folder` in lab.yaml, or the variable "
+            f"LOOPLAB_STATE_DIR; or set {ALLOW}=1 if only one host ever uses it",
         )

@@ -15,9 +15,10 @@ import pytest
 from looplab.config.edits import apply_edits
 from looplab.config.lab import load_lab
 from looplab.launch.local import LocalExecutor
+from looplab.pipeline.driver import StopRequest, drive
 from looplab.pipeline.folder import RunFolder, runs_below
 from looplab.pipeline.plan import choose_run, make_plan, pick_stages
-from looplab.pipeline.runner import HERE, StageRun, StopRequest, drive
+from looplab.pipeline.runner import HERE, StageRun
 
 MINE = '''\
 """Writes a row for each of n; continues after the last complete row when resumed."""

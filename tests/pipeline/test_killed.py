@@ -19,7 +19,8 @@ from tests.conftest import PATIENCE_S
 
 from looplab.errors import BusyError
 from looplab.launch.local import LocalExecutor
-from looplab.pipeline.runner import HERE, StopRequest, drive
+from looplab.pipeline.driver import StopRequest, drive
+from looplab.pipeline.runner import HERE
 
 ALL = ("mine", "select", "memory", "eval")
 EDITS = ("mine.n@set=12", "mine.sleep@set=0.004", "select.B@set=12")

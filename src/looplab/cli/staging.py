@@ -21,9 +21,10 @@ from looplab.launch.devices import Devices
 from looplab.launch.local import LocalExecutor
 from looplab.loop.setup import RunOptions, plan_slots
 from looplab.pipeline.case import TAG, run_case
+from looplab.pipeline.driver import StopRequest, drive
 from looplab.pipeline.folder import RunFolder
 from looplab.pipeline.plan import choose_run, make_plan, pick_stages, read_call_config
-from looplab.pipeline.runner import HERE, StageRun, StopRequest, drive
+from looplab.pipeline.runner import HERE, StageRun
 from looplab.pipeline.suite import Suite, make_runs, make_suite
 from looplab.runs.clock import format_seconds
 from looplab.runs.names import inside
@@ -174,7 +175,8 @@ def suite(
                 announced.add(message)
                 say(f"suite {made.id}: {message}")
 
-        drive(runs, places, executor, stop_request, devices=devices, share=shared, tick=tick, closed=closed)
+        why_busy = None if shared else devices.why_busy
+        drive(runs, places, executor, stop_request, why_busy=why_busy, on_wait=say, tick=tick, closed=closed)
         result = made.end(runs)
     if json:
         output.print_json(result)
@@ -205,7 +207,7 @@ COLUMNS = ("dataset", "status", "slot", "stage", "time", "what")
 def _row(run: StageRun) -> tuple[str, ...]:
     running = run.state == "running"
     spent = time.time() - run.since if running else sum(done.seconds or 0.0 for done in run.done)
-    what = f"waiting for {run.blocked}" if run.blocked else run.error
+    what = f"waiting: {run.blocked}" if run.blocked else run.error
     if not what:
         what = ", ".join(f"{done.stage} {done.how}" for done in run.done)
     started = run.state != "waiting"

@@ -1,4 +1,4 @@
-"""Run stages: a `StageRun` is one call on a run folder; `drive` runs many of them on an executor.
+"""Run stages: a `StageRun` is one call on a run folder.
 
 The process may be killed at any line, by kill -9 or a power cut. What makes that safe:
 - A running stage belongs to the executor's supervisor, not to this process, and continues without it. The next call
@@ -15,15 +15,14 @@ import hashlib
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from looplab.config.files import canonical_json
 from looplab.errors import BusyError, LabError
-from looplab.launch.base import Ended, Executor, Exit, LaunchSpec, Rejected, Slot
-from looplab.launch.devices import Devices
+from looplab.launch.base import Executor, Exit, LaunchSpec, Slot
 from looplab.launch.local import find_by_mark, is_running, read_exit, read_json
 from looplab.launch.slots import slot_environment
 from looplab.pipeline import fingerprint
@@ -36,11 +35,6 @@ from looplab.runs.logs import TAIL_LINES, read_tail
 from looplab.runs.redact import known_secrets, redact_argv, redact_text, scrub_file
 from looplab.untrusted import UntrustedError, append_own, open_regular
 
-POLL_S = 0.1
-"""Seconds between two polls of the executor."""
-BLOCKED_S = 1.0
-"""Seconds until a start that was rejected because its device is in use is retried."""
-"""Lines of output shown for a failed stage."""
 HERE = Slot("here")
 """Slot without pinning: the devices and cores of this process."""
 State = Literal["waiting", "running", "complete", "failed", "stopped"]
@@ -80,7 +74,7 @@ class StageRun:
     slot: Slot = HERE
     error: str = ""
     blocked: str = ""
-    """Process that holds the device it waits for; empty if none."""
+    """Why it waits for a slot; empty if it does not."""
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _begun: dict[str, Any] = field(default_factory=dict)
     _adopted: bool = False
@@ -208,7 +202,8 @@ class StageRun:
                 self._adopted = executor.adopt(name, self.run.path)
                 if self._adopted:
                     self.say(f"{stage}: still running since an earlier call, attached to it")
-                else:
+                else:  # the call was killed before the start, or its device was in use
+                    self._move_to_slot(stage)
                     self._start(stage, executor)
                 return name
             if self._record_end(stage, ended) is None:
@@ -275,6 +270,12 @@ class StageRun:
         self.since = begun["began"]
         self.say(f"{stage}: starts ({why})")
 
+    def _move_to_slot(self, stage: str) -> None:
+        """Record the slot in which a stage will be started, if it is another one."""
+        if self._begun["slot"] != self.slot.name:
+            self._begun = {**self._begun, "slot": self.slot.name}
+            self.run.write(f"stages/{stage}.begun.json", self._begun)
+
     def _clear_outputs(self, stage: str) -> None:
         for name in self.plan.stages[stage].outputs:
             tree.remove(self.plan.lab.resolve(), (self.run.path / name).relative_to(self.plan.lab.resolve()))
@@ -307,11 +308,6 @@ class StageRun:
                 about.timeout, about.grace,
             )
         )  # fmt: skip
-
-    def retry(self, executor: Executor) -> None:
-        """Start a stage again whose device was in use."""
-        assert self.stage is not None
-        self._start(self.stage, executor)
 
     def _executor_name(self, stage: str, begun: dict[str, Any]) -> str:
         return f"{self.name}:{stage}:{begun['attempt']}"
@@ -426,131 +422,3 @@ def _last_byte(path: Path) -> bytes:
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read()
-
-
-# -- many runs
-
-
-@dataclass
-class StopRequest:
-    """What the user asked for while stages run; set by signal handlers."""
-
-    drain: bool = False
-    """Start no more stages."""
-    stop: bool = False
-    """Stop running stages."""
-    hurry: bool = False
-    """Do not wait for the grace period."""
-
-
-def drive(
-    runs: Sequence[StageRun],
-    slots: Sequence[Slot],
-    executor: Executor,
-    request: StopRequest,
-    *,
-    devices: Devices | None = None,
-    share: bool = True,
-    tick: Callable[[], None] = lambda: None,
-    closed: Callable[[StageRun], None] = lambda run: None,
-) -> None:
-    """Run the stages of all runs, one run per slot, until each is complete, failed or stopped.
-
-    Args:
-        runs: Calls to run; those with a stage that is still running are resumed first, in their slot.
-        slots: Slots to use.
-        executor: Starts and stops the stages.
-        request: Polled for drain and stop requests.
-        devices: Devices to check for other processes; None skips the check.
-        share: Whether to use devices that other processes use.
-        tick: Called after every poll.
-        closed: Called when a run has finished.
-    """
-    previous = {id(run): name for run in runs if (name := run.running_slot()) is not None}
-    waiting, free = deque(sorted(runs, key=lambda run: id(run) not in previous)), deque(slots)
-    running: dict[str, StageRun] = {}
-    blocked: dict[str, tuple[float, StageRun]] = {}
-    stopping: dict[str, bool] = {}
-    """Stages that were asked to stop, and whether in a hurry."""
-
-    def advance(run: StageRun) -> None:
-        """Start the run's next stage, or close the run."""
-        try:
-            if run.state == "running" and run.has_more and (request.drain or request.stop):
-                run.state, run.error = "stopped", "stopped before it finished"
-            name = run.next(executor, run.slot) if run.state == "running" else None
-        except LabError as error:
-            run.state, run.error, name = "failed", str(error), None
-        if name is not None:
-            running[name] = run
-            return
-        run.close()
-        free.append(run.slot)
-        closed(run)
-
-    try:
-        while True:
-            while waiting and free and not (request.drain or request.stop):
-                run, slot = waiting[0], free[0]
-                holder = _other_process(slot, devices, share) if id(run) not in previous else None
-                if holder is not None:
-                    free.rotate(-1)
-                    run.blocked = holder
-                    if all(_other_process(other, devices, share) for other in free):
-                        break
-                    continue
-                own = next((slot for slot in free if slot.name == previous.get(id(run))), free[0])
-                free.remove(own)
-                run.slot, run.blocked = own, ""
-                waiting.popleft()
-                try:
-                    if run.state == "waiting":
-                        run.open()
-                except LabError as error:
-                    run.state, run.error = "failed", str(error)
-                advance(run)
-            if not running and (not waiting or request.drain or request.stop):
-                break
-            if request.stop:
-                for name, run in running.items():
-                    if name not in blocked and stopping.get(name) != request.hurry:
-                        stopping[name] = request.hurry
-                        grace = 0.0 if request.hurry else run.plan.stages[run.stage or ""].grace
-                        executor.stop(name, "stop", grace)
-            for event in executor.poll(POLL_S):
-                run = running[event.run_id]
-                if isinstance(event, Ended):
-                    del running[event.run_id]
-                    run.blocked = ""
-                    try:
-                        run.ended(event.exit)
-                    except (LabError, OSError) as error:  # what a stage does to its folder must not end the others
-                        run.state, run.error = "failed", f"{run.stage}: {error}"
-                    advance(run)
-                elif isinstance(event, Rejected):
-                    run.blocked = event.holder or "a launch request that was lost"
-                    blocked[event.run_id] = (time.monotonic() + BLOCKED_S, run)
-            for name, (due, run) in list(blocked.items()):
-                if request.drain or request.stop:
-                    del blocked[name], running[name]
-                    run.state, run.error = "stopped", "stopped before it finished"
-                    advance(run)
-                elif time.monotonic() >= due:
-                    del blocked[name]
-                    run.retry(executor)
-            for run in running.values():
-                run.copy_output()
-            tick()
-    finally:
-        for run in runs:
-            run.close()
-    for run in waiting:
-        run.state, run.error = "stopped", "not started"
-        closed(run)
-
-
-def _other_process(slot: Slot, devices: Devices | None, share: bool) -> str | None:
-    """Return a process outside looplab that uses the slot's devices; None if there is none or it does not matter."""
-    if share or devices is None or not devices.present:
-        return None
-    return next((str(who) for device in slot.devices for who in devices.other_processes(device)), None)

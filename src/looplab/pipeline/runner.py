@@ -5,6 +5,7 @@ The process may be killed at any line, by kill -9 or a power cut. What makes tha
   finds it by the files in the run folder, attaches to it, and records how it ended.
 - `NAME.begun.json` is written before the stage starts, `NAME.json` only after it is complete. An incomplete attempt is
   resumed if its fingerprint is unchanged; otherwise its outputs are removed first.
+- The ledger is written after the folder. What a killed call did not record is recorded by the next one.
 - `run.log` is a copy of `train.log`; its length since the start of the stage is the number of bytes copied so far.
 """
 
@@ -13,18 +14,20 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from looplab.config.files import canonical_json
+from looplab.config.files import canonical_json, hash_config
 from looplab.errors import BusyError, LabError
 from looplab.launch.base import Executor, Exit, LaunchSpec, Slot
 from looplab.launch.local import find_by_mark, is_running, read_exit, read_json
 from looplab.launch.slots import slot_environment
+from looplab.ledger.pipelines import PipelineLedger
 from looplab.pipeline import fingerprint
 from looplab.pipeline.folder import CONFIG, RunFolder, point_latest, read_record, unpoint_latest
 from looplab.pipeline.plan import PipelinePlan, fill_template, find_stage_program
@@ -32,7 +35,7 @@ from looplab.runs import clock, tree
 from looplab.runs.clock import format_seconds
 from looplab.runs.folder import sweep
 from looplab.runs.logs import TAIL_LINES, read_tail
-from looplab.runs.redact import known_secrets, redact_argv, redact_text, scrub_file
+from looplab.runs.redact import known_secrets, redact_argv, redact_data, redact_text, scrub_file
 from looplab.untrusted import UntrustedError, append_own, open_regular
 
 HERE = Slot("here")
@@ -62,6 +65,8 @@ class StageRun:
     force: bool = False
     pointed: bool = True
     """Whether to maintain LATEST in the root."""
+    record: PipelineLedger | None = None
+    """Where stages are recorded; None: nowhere."""
     say: Callable[[str], None] = lambda text: None
     write: Callable[[str], None] = lambda text: None
     """Receives the output of the stage, with secrets redacted."""
@@ -80,6 +85,7 @@ class StageRun:
     _adopted: bool = False
     _queue: deque[str] = field(default_factory=deque)
     _forced_since: float = 0.0
+    _config_hash: str = ""
 
     # -- the call
 
@@ -122,7 +128,9 @@ class StageRun:
         began = last["began"] if last and {**last, "began": 0} == {**call, "began": 0} else clock.now()
         self.run.write("stages/call.json", {**call, "began": began})
         self._forced_since = began if self.force else 0.0
-        self.run.write(CONFIG, self._resolved_config())
+        config = self._resolved_config()
+        self._config_hash = hash_config(redact_data(config))
+        self.run.write(CONFIG, config)
         self.run.describe(self.plan.study.name, self.plan.source, self.plan.edits)
 
     def _resolved_config(self) -> dict[str, Any]:
@@ -195,6 +203,7 @@ class StageRun:
         self.stage = stage
         if begun is not None and begun["state"] == "running" and begun["fingerprint"] == digest:
             self._begun = begun
+            self._note(begun)
             ended = read_exit(self.run.path)
             if ended is None:
                 name = self._executor_name(stage, begun)
@@ -210,6 +219,7 @@ class StageRun:
                 return None  # it completed while no call was attached
             begun = self.run.begun(stage)
         made = self.run.complete(stage)
+        self._note_earlier(made, begun)
         why = self._why_run(stage, made, begun, parts)
         if why is None:
             assert made is not None
@@ -248,6 +258,7 @@ class StageRun:
             "attempt": before["attempt"] + 1,
             "state": "clearing",
             "fingerprint": digest,
+            "config": self._config_hash,
             "parts": parts,
             "resume": resume,
             "slot": self.slot.name,
@@ -267,6 +278,7 @@ class StageRun:
         log_at = self._stamp(f"{stage} starts ({why}), attempt {begun['attempt']}")
         self._begun = {**begun, "state": "running", "log_at": log_at}
         run.write(f"stages/{stage}.begun.json", self._begun)
+        self._note(self._begun)
         self.since = begun["began"]
         self.say(f"{stage}: starts ({why})")
 
@@ -339,32 +351,36 @@ class StageRun:
         why = None if outcome.ok else str(outcome)
         if why is None and missing:
             why = f"it succeeded, but did not write {', '.join(missing)}"
-        seconds = max(0.0, (outcome.ended or clock.now()) - (outcome.started or begun["began"]))
+        ended = outcome.ended or clock.now()
+        seconds = max(0.0, ended - (outcome.started or begun["began"]))
         if why is None:
             made = fingerprint.outputs_of(run.path, about.outputs, self.plan.hashes)
             digest = hashlib.sha256(canonical_json(made)).hexdigest()
             other = self.plan.artifacts if self.plan.uses_artifacts(stage) else None
-            run.write(
-                f"stages/{stage}.json",
-                {
-                    "stage": stage,
-                    "id": hashlib.sha256(f"{begun['fingerprint']} {digest}".encode()).hexdigest(),
-                    "fingerprint": begun["fingerprint"],
-                    "parts": begun["parts"],
-                    "argv": redact_argv(self.plan.argv(stage, run, self.slot)),
-                    "attempt": begun["attempt"],
-                    "resumed": begun["resume"],
-                    "slot": self.slot.name,
-                    "artifacts": str(other.path) if other is not None else None,
-                    "began": begun["began"],
-                    "ended": outcome.ended or clock.now(),
-                    "seconds": round(seconds, 3),
-                    "outputs": made,
-                    "outputs_digest": digest,
-                },
-            )
+            record = {
+                "stage": stage,
+                "id": hashlib.sha256(f"{begun['fingerprint']} {digest}".encode()).hexdigest(),
+                "fingerprint": begun["fingerprint"],
+                "config": begun.get("config"),
+                "parts": begun["parts"],
+                "argv": redact_argv(self.plan.argv(stage, run, self.slot)),
+                "attempt": begun["attempt"],
+                "resumed": begun["resume"],
+                "why": begun["why"],
+                "slot": self.slot.name,
+                "artifacts": str(other.path) if other is not None else None,
+                "began": begun["began"],
+                "ended": ended,
+                "seconds": round(seconds, 3),
+                "outputs": made,
+                "outputs_digest": digest,
+            }
+            run.write(f"stages/{stage}.json", record)
         else:
-            run.write(f"stages/{stage}.begun.json", {**begun, "state": "ended", "why": why})
+            outcome_word = {"stop": "stopped", "lost": "lost"}.get(outcome.reason or "", "failed")
+            record = {**begun, **_ending(outcome_word, why, ended, round(seconds, 3))}
+            run.write(f"stages/{stage}.begun.json", record)
+        self._note(record)
         self._stamp(f"{stage} {'complete' if why is None else f'not complete: {why}'}, {format_seconds(seconds)}")
         scrub_file(run.log, known_secrets())
         self._clean_up(stage)
@@ -374,6 +390,22 @@ class StageRun:
         else:
             self.say(f"{stage}: not complete: {why}")
         return why
+
+    def _note(self, record: Mapping[str, Any]) -> None:
+        """Record a stage in the ledger as its file says. A ledger that cannot be written does not stop the stage."""
+        if self.record is not None:
+            try:
+                self.record.stage(self.run.path, record)
+            except (LabError, OSError, sqlite3.Error) as error:
+                self.say(f"{record['stage']}: not recorded in the ledger: {error}; the next call records it")
+
+    def _note_earlier(self, made: dict[str, Any] | None, begun: dict[str, Any] | None) -> None:
+        """Record what an earlier call did and could not record any more."""
+        if made is not None:
+            self._note(made)
+        elif begun is not None and begun["state"] != "clearing":
+            is_over = begun["state"] == "ended"
+            self._note(begun if is_over else {**begun, **_ending("lost", "its end was not observed", None, None)})
 
     def _clean_up(self, stage: str) -> None:
         """Remove the files that only a running stage needs."""
@@ -416,6 +448,11 @@ class StageRun:
     def tail(self, lines: int = TAIL_LINES) -> list[str]:
         """Return the last lines of the stage's output."""
         return read_tail(self.run.log, lines, start=int(self._begun.get("log_at", 0))).splitlines()
+
+
+def _ending(outcome: str, why: str, ended: float | None, seconds: float | None) -> dict[str, Any]:
+    """Return the fields that end the record of an attempt that is not complete."""
+    return {"state": "ended", "outcome": outcome, "why": why, "ended": ended, "seconds": seconds}
 
 
 def _last_byte(path: Path) -> bytes:

@@ -27,8 +27,9 @@ from looplab.config.lab import load_lab
 from looplab.launch.local import LocalExecutor
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
-from looplab.loop.engine import Ending, Engine
+from looplab.loop.engine import Engine
 from looplab.loop.lock import StudyLock
+from looplab.loop.outcome import Ending
 from looplab.loop.setup import RunOptions, prepare
 
 SLOTS = 4

@@ -16,7 +16,7 @@ import pytest
 
 import looplab
 from looplab import Choice, Float, Int, LabError
-from looplab.loop.engine import Ending
+from looplab.loop.outcome import Ending
 
 TRAINER = """
 import json, os, sys

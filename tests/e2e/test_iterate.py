@@ -48,6 +48,11 @@ def test_good_versions_are_merged_a_broken_one_is_mended_and_a_cheat_is_void(ver
     assert "v4 void: evaluate.py was changed (kept as looplab/v4-failed-1)" in done.out
     assert project.lines(versions.aside / "evaluations") == ["v1", "v2", "v3"]
     assert "the record is whole" in versions("verify").out
+    shown = versions("status", "--json").json()["versions"]
+    assert [(one["version"], one["state"], one["champion"]) for one in shown][1:] == [
+        (2, "merged", 1), (3, "merged", 0), (4, "void", 0),
+    ]  # fmt: skip
+    assert re.search(r"v2 \*\s+merged\s+\S+ 0\.8\d+\s+keep", versions("status").out)
     table = versions("iterate", "status").out
     assert re.search(r"v2 \*\s+merged\s+1\s+6 ok, 1 warning\s+0\.8\d+ \[0\.8\d*, 0\.8\d+\]\s+keep\s+looplab/v2", table)
     assert "4 agent call(s)" in table

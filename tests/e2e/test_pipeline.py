@@ -322,9 +322,34 @@ def test_without_a_launch_a_run_of_the_study_is_all_of_its_stages(toy: Any) -> N
     (run,) = toy.runs()
     assert (run / "pipeline" / "tables" / "results.csv").exists()
     assert toy.read(run, "exit.json")["code"] == 0
+    assert len(toy("status", "--json").json()["pipelines"]) > 0
+    toy("verify")
 
 
 # -- the page
+
+
+def test_pipelines_are_part_of_the_record(toy: Any) -> None:
+    toy("stage", "--config", "configs/c.yaml", "mine")
+    toy("stage", "--config", "configs/c.yaml", "--edit", 'fail@set="select"', "mine", "select", "--run-id", "r", code=1)
+    suite = {"datasets": [{"name": "one"}], "stages": ["mine"], "config": "configs/c.yaml"}
+    toy.write("suite.yaml", json.dumps({"suite": suite}))
+    toy("suite", "--config", "suite.yaml", "--id", "s")
+    status = toy("status", "--json").json()
+    shown = {run["folder"]: [(row["stage"], row["state"]) for row in run["stages"]] for run in status["pipelines"]}
+    assert shown["outputs/gsm8k/r"] == [("mine", "complete"), ("select", "failed")]
+    assert shown["outputs/one/s"] == [("mine", "complete")]
+    assert [(one["id"], one["state"], one["jobs"]) for one in status["suites"]] == [
+        ("s", "complete", {"one": "complete"})
+    ]
+    assert re.search(r"outputs/gsm8k/r +mine complete, select failed", toy("status").out)
+    (row,) = toy("query", "SELECT why FROM stages WHERE state = 'failed'", "--json").json()
+    assert row == {"why": "exit code 4"}
+    assert "the record is whole" in toy("verify").out
+    (toy.folder / "outputs/one/s/stages/mine.json").unlink()
+    assert "outputs/one/s/stages/mine.json: the stage was complete, but" in toy("verify", code=1).out
+    toy("suite", "--config", "suite.yaml", "--id", "s")
+    toy("verify")
 
 
 def test_the_page_about_pipelines_works_as_printed(lab: Any) -> None:
@@ -335,7 +360,7 @@ def test_the_page_about_pipelines_works_as_printed(lab: Any) -> None:
             shown += [shlex.split(line, comments=True) for line in text.splitlines()]
         else:
             lab.write(text.splitlines()[0].removeprefix("# "), text)
-    assert len(shown) == 7
+    assert len(shown) == 9
     said = [lab(*words[1:]).out for words in shown]
     assert said[2].count("skipped") == 2
     assert "mine: skipped" in said[3]

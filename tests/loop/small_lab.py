@@ -12,9 +12,10 @@ from tests.conftest import PATIENCE_S
 from looplab.config.lab import load_lab
 from looplab.launch.local import LocalExecutor
 from looplab.ledger.ledger import Ledger
-from looplab.loop.engine import Engine, Outcome
+from looplab.loop.engine import Engine
 from looplab.loop.events import EngineEvent
 from looplab.loop.lock import StudyLock
+from looplab.loop.outcome import Outcome
 from looplab.loop.setup import RunOptions, prepare
 
 TRAINER = """

@@ -18,8 +18,9 @@ from looplab.ledger import study as ledger_study
 from looplab.ledger.ledger import Ledger, LedgerCopy
 from looplab.ledger.study import StudyLedger
 from looplab.loop.decision import Decider
-from looplab.loop.engine import Ending, Engine
+from looplab.loop.engine import Engine
 from looplab.loop.events import EngineEvent
+from looplab.loop.outcome import Ending
 from looplab.loop.planning import Planner
 from looplab.loop.setup import RunOptions, Setup
 

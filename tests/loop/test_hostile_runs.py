@@ -20,8 +20,9 @@ from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import RunRow
 from looplab.loop import engine as engine_module
-from looplab.loop.engine import Ending, Engine, HaltError
+from looplab.loop.engine import Engine
 from looplab.loop.events import EngineEvent
+from looplab.loop.outcome import Ending, HaltError
 from looplab.loop.setup import RunOptions, prepare
 from looplab.measure import tail
 from looplab.measure.run_metrics import RunMetrics

@@ -11,7 +11,7 @@ from tests.loop.small_lab import EngineThread, make_lab
 from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
-from looplab.loop.engine import HaltError
+from looplab.loop.outcome import HaltError
 from looplab.loop.place import PlaceMonitor, find_move, note_place
 from looplab.loop.session import last_options, relative_to_lab
 

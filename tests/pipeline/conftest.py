@@ -15,9 +15,11 @@ import pytest
 from looplab.config.edits import apply_edits
 from looplab.config.lab import load_lab
 from looplab.launch.local import LocalExecutor
+from looplab.pipeline.driver import StopRequest, drive
 from looplab.pipeline.folder import RunFolder, runs_below
 from looplab.pipeline.plan import choose_run, make_plan, pick_stages
-from looplab.pipeline.runner import HERE, StageRun, StopRequest, drive
+from looplab.pipeline.recording import open_record
+from looplab.pipeline.runner import HERE, StageRun
 
 MINE = '''\
 """Writes a row for each of n; continues after the last complete row when resumed."""
@@ -174,12 +176,10 @@ class Toy:
     def __call__(self, *stages: str, state: str = "complete", **more: Any) -> dict[str, str]:
         """Run stages; return the outcome of each: {"mine": "skipped", …}."""
         one = self.make(*stages, **more)
-        one.open()
         executor = LocalExecutor()
-        try:
+        with contextlib.closing(executor), open_record(load_lab(self.folder), "steer", self.said.append) as one.record:
+            one.open()
             drive([one], [HERE], executor, StopRequest())
-        finally:
-            executor.close()
         assert one.state == state, (one.state, one.error, one.tail())
         self.last = one
         return {done.stage: done.how for done in one.done}

@@ -19,7 +19,11 @@ from tests.conftest import PATIENCE_S
 
 from looplab.errors import BusyError
 from looplab.launch.local import LocalExecutor
-from looplab.pipeline.runner import HERE, StopRequest, drive
+from looplab.ledger.audit import audit
+from looplab.ledger.ledger import Ledger
+from looplab.ledger.pipelines import latest_stages, read_rows
+from looplab.pipeline.driver import StopRequest, drive
+from looplab.pipeline.runner import HERE
 
 ALL = ("mine", "select", "memory", "eval")
 EDITS = ("mine.n@set=12", "mine.sleep@set=0.004", "select.B@set=12")
@@ -99,6 +103,28 @@ def check(toy: Any) -> None:
         assert run.is_consistent()
 
 
+def check_record(toy: Any) -> None:
+    """Check that the ledger says what the folders say."""
+    with contextlib.closing(Ledger(toy.folder / ".looplab/ledger.db")) as ledger:
+        assert not audit(ledger, toy.folder).findings
+        rows = read_rows(ledger)
+    for folder, stages in latest_stages(rows).items():
+        run = next(run for run in toy.runs if folder == os.path.relpath(run.path, toy.folder))
+        for stage in ALL:
+            made = run.complete(stage)
+            if made is not None:
+                facts = stages[stage]
+                assert (facts["state"], facts["began"], facts["attempt"]) == (
+                    "complete",
+                    made["began"],
+                    made["attempt"],
+                )
+    latest = latest_stages(rows)[os.path.relpath(toy.runs[0].path, toy.folder)]
+    assert [row["state"] for row in latest.values()] == ["complete"] * len(ALL)
+    open_ = [row for row in rows["stages"].values() if row["state"] == "running"]
+    assert not [row for row in open_ if row["folder"] == os.path.relpath(toy.runs[0].path, toy.folder)]
+
+
 @pytest.mark.slow
 def test_calls_that_are_killed_come_to_the_same_result(toy: Any, zygote: Zygote) -> None:
     dice = random.Random(5)
@@ -120,6 +146,7 @@ def test_calls_that_are_killed_come_to_the_same_result(toy: Any, zygote: Zygote)
     assert toy.table(run) == RESULT
     assert not list((run.path / "stages").glob("*.begun.json"))
     assert toy(*ALL, edits=EDITS) == dict.fromkeys(ALL, "skipped")
+    check_record(toy)
 
 
 def test_a_stage_continues_without_its_caller_and_the_next_call_attaches_to_it(toy: Any, zygote: Zygote) -> None:

@@ -12,7 +12,7 @@ from looplab.config.lab import load_lab
 from looplab.errors import BusyError, LabError
 from looplab.launch.base import Slot
 from looplab.launch.local import LocalExecutor
-from looplab.pipeline.runner import StopRequest, drive
+from looplab.pipeline.driver import StopRequest, drive
 from looplab.pipeline.suite import Suite, make_runs, make_suite
 
 BASE: dict[str, Any] = {
@@ -130,28 +130,89 @@ def test_tables_are_made_of_what_is_complete_with_the_names_in_front(toy: Any) -
 
 def test_a_dataset_waits_for_a_device_that_somebody_holds(toy: Any, tmp_path: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("LOOPLAB_LOCK_DIR", str(tmp_path))
-    made = suite(toy, {"datasets": [{"name": "a"}, {"name": "b"}], "stages": ["mine"]}, "s")
+    made = suite(toy, {"datasets": [{"name": "a"}], "stages": ["mine"]}, "s")
     made.folder.mkdir(parents=True)
     executor = LocalExecutor()
     runs = make_runs(made, lambda job, text: None)
-    waited = []
+    said: list[str] = []
+    waited: list[str] = []
     with (tmp_path / "gpu-0.0.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
 
         def tick() -> None:
-            waited.extend(one.name for one in runs if one.blocked)
-            if runs[1].state == "complete" and not lock.closed:
+            waited.append(runs[0].blocked)
+            if runs[0].blocked and not lock.closed:
                 lock.close()
 
         try:
-            drive(runs, [Slot("gpu0", ("0",)), Slot("gpu1", ("1",))], executor, StopRequest(), tick=tick)
+            drive(runs, [Slot("gpu0", ("0",))], executor, StopRequest(), on_wait=said.append, tick=tick)
+        finally:
+            executor.close()
+    assert runs[0].state == "complete"
+    assert any(why.startswith("gpu0: its device is held by") for why in waited)
+    assert len(said) == 1
+    assert "mine ends 0\n" in runs[0].run.log.read_text()
+
+
+def test_a_dataset_takes_another_slot_if_its_device_is_held(toy: Any, tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("LOOPLAB_LOCK_DIR", str(tmp_path))
+    made = suite(toy, {"datasets": [{"name": "a"}, {"name": "b"}], "stages": ["mine"]}, "s")
+    made.folder.mkdir(parents=True)
+    executor = LocalExecutor()
+    runs = make_runs(made, lambda job, text: None)
+    with (tmp_path / "gpu-0.0.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            drive(runs, [Slot("gpu0", ("0",)), Slot("gpu1", ("1",))], executor, StopRequest())
         finally:
             executor.close()
     assert [one.state for one in runs] == ["complete", "complete"]
-    assert set(waited) == {"a"}
-    devices = ["0", "1"]
-    for one, device in zip(runs, devices, strict=True):
-        assert f"mine ends {device}\n" in one.run.log.read_text()
+    for one in runs:
+        assert "mine ends 1\n" in one.run.log.read_text()
+        assert (one.run.complete("mine") or {})["slot"] == "gpu1"
+
+
+def test_a_device_that_another_process_uses_is_waited_for(toy: Any) -> None:
+    made = suite(toy, {"datasets": [{"name": "a"}], "stages": ["mine"]}, "s")
+    made.folder.mkdir(parents=True)
+    executor = LocalExecutor()
+    runs = make_runs(made, lambda job, text: None)
+    said: list[str] = []
+    busy = ["device 0 is used by python (pid 7)", None]
+    try:
+        drive(runs, [Slot("cpu0")], executor, StopRequest(), why_busy=lambda slot: busy.pop(0), on_wait=said.append)
+    finally:
+        executor.close()
+    assert runs[0].state == "complete"
+    assert said == ["cpu0: device 0 is used by python (pid 7); waiting (share: true shares it)"]
+
+
+def test_a_dataset_that_waits_for_its_device_is_stopped_with_the_suite(
+    toy: Any, tmp_path: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("LOOPLAB_LOCK_DIR", str(tmp_path))
+    made = suite(toy, {"datasets": [{"name": "a"}, {"name": "b"}], "stages": ["mine"]}, "s")
+    made.folder.mkdir(parents=True)
+    executor = LocalExecutor()
+    runs = make_runs(made, lambda job, text: None)
+    request = StopRequest()
+    closed: list[str] = []
+
+    def tick() -> None:
+        request.drain = request.drain or bool(runs[0].blocked)
+
+    with (tmp_path / "gpu-0.0.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            drive(
+                runs, [Slot("gpu0", ("0",))], executor, request, tick=tick, closed=lambda run: closed.append(run.name)
+            )
+        finally:
+            executor.close()
+    assert [one.state for one in runs] == ["stopped", "stopped"]
+    assert [one.error for one in runs] == ["stopped before it finished", "not started"]
+    assert closed == ["a", "b"]
+    assert run(made) == {"a": "complete", "b": "complete"}
 
 
 def test_a_table_is_not_made_from_a_file_outside_the_lab(toy: Any) -> None:

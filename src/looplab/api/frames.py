@@ -58,6 +58,26 @@ class LabFrames:
         """The record: a row for each thing that happened."""
         return self._frame("events")
 
+    @cached_property
+    def stages(self) -> pd.DataFrame:
+        """A row for each attempt at a stage of a pipeline."""
+        return self._frame("stages")
+
+    @cached_property
+    def suites(self) -> pd.DataFrame:
+        """A row for each suite, as its last call left it."""
+        return self._frame("suites")
+
+    @cached_property
+    def cases(self) -> pd.DataFrame:
+        """A row for each case that was run."""
+        return self._frame("cases")
+
+    @cached_property
+    def versions(self) -> pd.DataFrame:
+        """A row for each attempt at a version of the code."""
+        return self._frame("versions")
+
     def __repr__(self) -> str:
         return f"<looplab {self.folder}" + (f", study {self.study}>" if self.study else ">")
 

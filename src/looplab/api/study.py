@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-TABLES = ("runs", "metrics", "proposals", "verdicts", "knobs", "events")
+TABLES = ("runs", "metrics", "proposals", "verdicts", "knobs", "events", "stages", "suites", "cases")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,8 @@ class Study:
         return found
 
     def frame(self, table: str = "runs") -> pd.DataFrame:
-        """Return a table as a pandas frame: runs, metrics, proposals, verdicts, knobs or events."""
+        """Return a table as a pandas frame: runs, metrics, proposals, verdicts, knobs, events, stages, suites or
+        cases."""
         from looplab.api.frames import load
 
         if table not in TABLES:

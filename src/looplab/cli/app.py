@@ -568,7 +568,12 @@ def compare(
 
 @app.command()
 def query(
-    sql: Annotated[str, typer.Argument(help="A SELECT over runs, metrics, proposals, verdicts, knobs, events.")],
+    sql: Annotated[
+        str,
+        typer.Argument(
+            help="A SELECT over runs, metrics, proposals, verdicts, knobs, events; stages, suites, cases; versions."
+        ),
+    ],
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     lab: LabOption = None,
     json: Json = False,

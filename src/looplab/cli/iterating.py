@@ -19,11 +19,12 @@ from looplab.decide.agent import account_of
 from looplab.errors import LabError
 from looplab.iterate import settings as reading
 from looplab.iterate.overview import VersionFacts, gates_in_words, overview, verdict_of
-from looplab.iterate.record import STUDY, VersionLedger
+from looplab.iterate.record import VersionLedger
 from looplab.iterate.tour import number_with_interval
 from looplab.iterate.tour import tour as make_tour
 from looplab.iterate.versions import IterateOptions, Iteration
 from looplab.ledger.ledger import Ledger
+from looplab.ledger.versions import STUDY
 from looplab.loop.lock import StudyLock
 
 

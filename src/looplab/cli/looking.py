@@ -14,7 +14,7 @@ from typing import Any
 from looplab import signals
 from looplab.agents.account import Account
 from looplab.cli import output
-from looplab.cli.labs import LabContext, find_study, open_context, open_for_reading, open_lab
+from looplab.cli.labs import LabContext, find_study, open_context, open_for_reading, open_lab, open_record
 from looplab.config import paths
 from looplab.config.files import read_config
 from looplab.config.lab import StudyConfig
@@ -23,10 +23,12 @@ from looplab.launch.local import Where, read_exit, read_process, where_is
 from looplab.ledger.ledger import GENESIS, Ledger, has_ledger
 from looplab.ledger.roles import Role
 from looplab.ledger.study import StudyLedger
+from looplab.ledger.versions import read_versions
 from looplab.ledger.view import JOBS_SUFFIX, BudgetUsage, RunRow
 from looplab.loop.lock import engine_pid
 from looplab.loop.place import find_move
 from looplab.measure.run_metrics import tie_break_value
+from looplab.pipeline.overview import pipelines_of
 from looplab.report.facts import ARGUMENTS, alarms_of, describe_calls, unusable_calls
 from looplab.report.judged import ReplicatedConfig, judged_now, points, watched
 from looplab.runs import folder as run_folder
@@ -40,17 +42,20 @@ LATEST = 8
 
 
 def status(folder: Path | None, name: str | None, json: bool) -> None:
-    lab = open_lab(folder)
+    lab = open_record(folder) if name is None else open_lab(folder)
     ledger = open_for_reading(lab) if has_ledger(lab.ledger_path) else None
     studies = [find_study(lab, name)] if name else list(lab.studies.values())
     if name is None and ledger is not None:
         known = ledger.studies() - set(lab.studies)
         studies += [find_study(lab, study + JOBS_SUFFIX) for study in lab.studies if study + JOBS_SUFFIX in known]
     all_facts = [_study_status(lab.folder, study, ledger) for study in studies]
+    pipelines, suites = pipelines_of(ledger, lab.folder, name) if ledger else ([], [])
+    versions = read_versions(ledger) if ledger and name is None else []
     if json:
         seq, digest = ledger.head() if ledger else (0, GENESIS)
         head = {"ledger": ledger.id() if ledger else None, "seq": seq, "hash": digest}
-        output.print_json({"lab": str(lab.folder), "studies": all_facts, "record": head})
+        output.print_json({"lab": str(lab.folder), "studies": all_facts, "pipelines": pipelines, "suites": suites,
+                           "versions": versions, "record": head})  # fmt: skip
         return
     for study, facts in zip(studies, all_facts, strict=True):
         engine = f"engine running (pid {facts['engine']})" if facts["engine"] else "no engine running"
@@ -128,6 +133,48 @@ def status(folder: Path | None, name: str | None, json: bool) -> None:
         output.say()
         if not facts["engine"] and (facts["counts"].get("running") or facts["counts"].get("planned")):
             output.say("  unfinished runs: `looplab resume` adopts those still alive and continues\n")
+    _show_pipelines(pipelines, suites)
+    _show_versions(versions)
+    if not (studies or versions):
+        output.say("nothing is recorded yet; see `looplab iterate`")
+
+
+def _show_pipelines(pipelines: Sequence[dict[str, Any]], suites: Sequence[dict[str, Any]]) -> None:
+    if pipelines:
+        output.say(f"pipelines: {len(pipelines)} run folder(s)")
+        states = [", ".join(f"{row['stage']} {row['state']}" for row in run["stages"]) for run in pipelines]
+        shown = [(run["study"], run["folder"], state) for run, state in zip(pipelines, states, strict=True)]
+        output.table(("study", "folder", "stages"), shown[-LATEST:])
+        output.say()
+    if suites:
+        output.say(f"suites: {len(suites)}")
+        output.table(
+            ("study", "suite", "state", "datasets"),
+            [
+                (suite["study"], suite["id"], suite["state"], ", ".join(f"{k} {v}" for k, v in suite["jobs"].items()))
+                for suite in suites[-LATEST:]
+            ],
+        )
+        output.say()
+
+
+def _show_versions(versions: Sequence[dict[str, Any]]) -> None:
+    if versions:
+        output.say("versions (* is the champion; `looplab iterate status` shows more)")
+        output.table(
+            ("version", "state", "metric", "verdict", "why"),
+            [
+                (
+                    f"v{one['version']}{' *' * one['champion']}",
+                    one["state"],
+                    f"{one['metric']} {output.number(one['value'])}" if one["metric"] else "-",
+                    one["verdict"] or "-",
+                    " ".join(one["why"].split())[:80],
+                )
+                for one in versions[-LATEST:]
+            ],
+        )
+        output.say()
 
 
 def _study_status(lab: Path, study: StudyConfig, ledger: Ledger | None) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from looplab.launch.local import is_running, read_process
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
 from looplab.loop import probing
-from looplab.loop.engine import Ending
 from looplab.loop.lock import engine_pid
+from looplab.loop.outcome import Ending
 from looplab.loop.probing import Advice, Result, Setting
 from looplab.loop.session import check_study
 from looplab.loop.setup import RunOptions, Setup, make_guard

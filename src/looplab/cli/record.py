@@ -115,6 +115,8 @@ def _print_rebuild(done: rebuild.Reindexed, json: bool) -> None:
         output.say(f"study {study}: {number} run(s) rebuilt from their folders")
     if done.recovered:
         output.say(f"{done.recovered} run(s) and proposals missing from the chain were recorded from their folders")
+    if done.pipelines:
+        output.say(f"{done.pipelines} stage(s) and suites missing from the chain were recorded from their folders")
     for study, runs in done.gone.items():
         output.say(f"study {study}: {len(runs)} run(s) no longer have a folder and are lost: {_shorten(runs)}")
     for study, runs in done.dropped.items():
@@ -125,7 +127,7 @@ def _print_rebuild(done: rebuild.Reindexed, json: bool) -> None:
         output.say(f"study {study}: the state of the judge is lost; the next engine will judge all runs again")
     for run, new in done.renumbered.items():
         output.say(f"{run} had the same number as another run; it is now number {new}")
-    if not done.runs:
+    if not done.runs and not done.pipelines:
         output.say("no run folders were found")
 
 

@@ -19,9 +19,10 @@ from looplab.config.lab import LabConfig, StudyConfig
 from looplab.errors import LabError
 from looplab.ledger.ledger import Ledger, LedgerCopy
 from looplab.ledger.study import StudyLedger
-from looplab.loop.engine import Ending, Engine, Outcome
+from looplab.loop.engine import Engine
 from looplab.loop.events import EngineEvent
 from looplab.loop.lock import engine_pid
+from looplab.loop.outcome import Ending, Outcome
 from looplab.loop.session import (
     Session,
     SessionResult,
@@ -271,7 +272,7 @@ def _engine_snapshot(engine: Engine) -> ScreenState:
         progress.failed,
         engine.best,
         time_left(progress.done, total, progress.mean_s, len(engine.setup.slots)),
-        "draining: starting no more runs" if engine.draining else "",
+        "draining: starting no more runs" if engine.control.draining else "",
     )
 
 

@@ -21,9 +21,11 @@ from looplab.launch.devices import Devices
 from looplab.launch.local import LocalExecutor
 from looplab.loop.setup import RunOptions, plan_slots
 from looplab.pipeline.case import TAG, run_case
+from looplab.pipeline.driver import StopRequest, drive
 from looplab.pipeline.folder import RunFolder
 from looplab.pipeline.plan import choose_run, make_plan, pick_stages, read_call_config
-from looplab.pipeline.runner import HERE, StageRun, StopRequest, drive
+from looplab.pipeline.recording import open_record
+from looplab.pipeline.runner import HERE, StageRun
 from looplab.pipeline.suite import Suite, make_runs, make_suite
 from looplab.runs.clock import format_seconds
 from looplab.runs.names import inside
@@ -89,7 +91,8 @@ def stage(
         stage_run.say, stage_run.write = _resilient_writers(screen)
         stage_run.say(f"run {run.name}   {run.path}")
         signals.warn_ctrl_c(stage_run.say, f"SIGTERM (`kill {os.getpid()}`)")
-        drive_one(stage_run, executor, stop_request)
+        with open_record(lab, study.name, stage_run.say) as stage_run.record:
+            drive_one(stage_run, executor, stop_request)
     if json:
         output.print_json(_as_dict(stage_run))
     elif stage_run.state == "complete":
@@ -148,11 +151,12 @@ def suite(
         made.lock(),
         _executor(stop_request, drains=True) as executor,
         LiveScreen(lambda: _draw_suite(runs), json=json) as screen,
+        open_record(lab, study.name, lambda text: screen.say(text)) as record,
     ):
         say, _ = _resilient_writers(screen)
         signals.warn_ctrl_c(say, f"SIGTERM (`kill {os.getpid()}`)")
-        made.begin()
-        runs += make_runs(made, lambda job, text: say(f"{job}: {text}"), force=force)
+        began = made.begin(record)
+        runs += make_runs(made, lambda job, text: say(f"{job}: {text}"), force=force, record=record)
         say(f"suite {made.id}: {len(runs)} dataset(s), {len(places)} slot(s)   {made.folder}")
 
         def closed(run: StageRun) -> None:
@@ -174,8 +178,9 @@ def suite(
                 announced.add(message)
                 say(f"suite {made.id}: {message}")
 
-        drive(runs, places, executor, stop_request, devices=devices, share=shared, tick=tick, closed=closed)
-        result = made.end(runs)
+        why_busy = None if shared else devices.why_busy
+        drive(runs, places, executor, stop_request, why_busy=why_busy, on_wait=say, tick=tick, closed=closed)
+        result = made.end(runs, record, began)
     if json:
         output.print_json(result)
     else:
@@ -205,7 +210,7 @@ COLUMNS = ("dataset", "status", "slot", "stage", "time", "what")
 def _row(run: StageRun) -> tuple[str, ...]:
     running = run.state == "running"
     spent = time.time() - run.since if running else sum(done.seconds or 0.0 for done in run.done)
-    what = f"waiting for {run.blocked}" if run.blocked else run.error
+    what = f"waiting: {run.blocked}" if run.blocked else run.error
     if not what:
         what = ", ".join(f"{done.stage} {done.how}" for done in run.done)
     started = run.state != "waiting"
@@ -247,7 +252,8 @@ def case(
         raise LabError(f"study {study.name!r} has no case", file=lab.folder / "lab.yaml", hint="see `case` in the docs")
     plan = make_plan(lab, study, read_call_config(lab.folder, config, edits), str(config), (), edits)
     run = choose_run(plan, run_id)
-    code, files = run_case(plan, run, options, quiet=json)
+    with open_record(lab, study.name, output.warn) as record:
+        code, files = run_case(plan, run, options, quiet=json, record=record)
     if json:
         output.print_json({"run": run.name, "exit_code": code, "files": [str(path) for path in files]})
     for path in files if not json else ():

@@ -68,6 +68,10 @@ class Repo:
         where = [str(self.prefix / path) for path in paths]
         return git(self.top, "diff-tree", "-r", "--name-only", old, new, "--", *where).partition("\n")[0]
 
+    def tree_of(self, commit: str, folder: str) -> str:
+        """Return git's hash of a folder of the lab in a commit; empty if it is not there."""
+        return git(self.lab, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}:./{folder}", ok=True)
+
     def rename(self, old: str, new: str) -> None:
         """Rename a branch, unless the new name exists."""
         if self.commit_of(old) and not self.commit_of(new):

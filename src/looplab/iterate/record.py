@@ -25,11 +25,8 @@ from looplab.judge.base import Verdict
 from looplab.ledger.catalogue import EventData, LedgerForgedEvent
 from looplab.ledger.ledger import GENESIS, BrokenLink, Event, Ledger
 from looplab.ledger.study import StudyLedger
+from looplab.ledger.versions import ALARM, STUDY, without_forgeries, write_table
 
-STUDY = "iterate"
-ALARM = LedgerForgedEvent.kind
-"""Event that records tampering with the events of versions, and the true events (`known`). Its run is the version whose
-code ran, which is void."""
 FORGED_SHOWN = 3
 """Number of forged events that a message lists."""
 
@@ -129,16 +126,6 @@ def replay(events: Iterable[Event]) -> VersionHistory:
     for number, event in enumerate(events, 1):  # not `seq`: after a truncation of the chain, numbers repeat
         _apply(history, calls, event, number)
     return history
-
-
-def without_forgeries(events: Sequence[Event]) -> list[Event]:
-    """Return the events that looplab recorded: those that the last alarm lists as true, and all later ones."""
-    alarms = [index for index, event in enumerate(events) if event.kind == ALARM]
-    if not alarms:
-        return list(events)
-    last = alarms[-1]
-    known = [Event(seq, at, kind, STUDY, run, data, "") for seq, at, kind, run, data in events[last].data["known"]]
-    return [*known, *events[last:]]
 
 
 def unexpected_events(events: Iterable[Event]) -> list[Event]:
@@ -332,6 +319,7 @@ class VersionLedger:
             written = self._read_rows(after=last)
             self._stored |= written
             self._events += map(_event, written.values())
+            write_table(self.ledger, self._events)
             if continues:  # otherwise the chain was rewritten, which the next check must find
                 self._head = self.ledger.head()
 

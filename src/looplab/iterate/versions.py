@@ -156,7 +156,9 @@ class Iteration:
         n = last.n + 1 if last else 1
         while self.repo.commit_of(branch := f"looplab/v{number}" + (f"-try{n}" if n > 1 else "")):
             n += 1
-        event = catalogue.VersionBegunEvent(attempt=n, branch=branch, base=self.repo.head(), onto=self.repo.branch())
+        event = catalogue.VersionBegunEvent(
+            attempt=n, branch=branch, base=self.repo.head(), onto=self.repo.branch(), folder=self._folder(number)
+        )
         self.ledger.record(event, number)
         found = self.ledger.history().last(number)
         assert found is not None
@@ -192,6 +194,10 @@ class Iteration:
             self._merge(attempt)
 
     # -- preparing
+
+    def _folder(self, number: int) -> str:
+        """Return the folder of a version, relative to the lab."""
+        return f"{self.settings.experiments}/v{number}"
 
     def _tree(self, number: int) -> Path:
         return self.lab / HOME / f"v{number}"
@@ -441,7 +447,7 @@ class Iteration:
         if isinstance(found, Measured):
             event = catalogue.VersionMeasuredEvent(
                 ask=ask, metric=self.settings.evaluate.metric, value=found.value, values=list(found.values),
-                fingerprint=self.fingerprint(),
+                fingerprint=self.fingerprint(), folder=self._folder(number),
             )  # fmt: skip
             self.ledger.record(event, number)
             self.tell(f"v{number}: {self.settings.evaluate.metric} {found.value:g}")
@@ -500,7 +506,7 @@ class Iteration:
         self.ledger.record(catalogue.VersionMergingEvent(), number)
         verdict = attempt.ruling["verdict"]
         subject = f"v{number}: {verdict}, {self.settings.evaluate.metric} {attempt.measured.value:g}"
-        version = f"{self.settings.experiments}/v{number}"
+        version = self._folder(number)
         commit = attempt.commit
         if not commit:
             tree = self.repo.tree(self._tree(number))
@@ -513,7 +519,9 @@ class Iteration:
         self.repo.drop_tree(self._tree(number))
         self._seals_path(number).unlink(missing_ok=True)
         with self.ledger.ledger.write():
-            self.ledger.record(catalogue.VersionMergedEvent(commit=commit, branch=attempt.branch, into=here), number)
+            code = self.repo.tree_of(commit, self._folder(number))
+            merged = catalogue.VersionMergedEvent(commit=commit, branch=attempt.branch, into=here, code=code)
+            self.ledger.record(merged, number)
             if verdict == Verdict.KEEP:
                 self.ledger.record(catalogue.VersionChampionEvent(why=attempt.ruling["why"]), number)
         self.tell(f"v{number}: merged into {here} ({commit[:10]})")

@@ -8,6 +8,7 @@ from itertools import takewhile
 from types import ModuleType
 
 from looplab.launch import procfs
+from looplab.launch.base import Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,14 @@ class Devices:
         except self._nvml.NVMLError:
             return []
         return [DeviceProcess(p.pid, _process_name(p.pid)) for p in processes if not _is_ours(p.pid)]
+
+    def why_busy(self, slot: Slot) -> str | None:
+        """Return which other processes compute on the devices of a slot; None if there are none."""
+        for device in slot.devices if self._nvml is not None else ():
+            others = self.other_processes(device)
+            if others:
+                return f"device {device} is used by {', '.join(map(str, others))}"
+        return None
 
 
 def _is_ours(pid: int) -> bool:

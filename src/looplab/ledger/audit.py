@@ -17,7 +17,7 @@ from typing import Any
 
 from looplab.config.files import hash_config
 from looplab.errors import LabError
-from looplab.ledger import journal
+from looplab.ledger import journal, pipelines, versions
 from looplab.ledger.backup import FOLDER, backups, read_hashes
 from looplab.ledger.journal import Journal
 from looplab.ledger.ledger import HEAD_FILE, Event, Ledger
@@ -30,7 +30,8 @@ CLOCK_S = 10.0
 """Seconds by which the time in a row may differ from that of its event: early versions read the clock twice."""
 TIMES = frozenset({"created", "closed", "started", "ended", "began", "at"})
 OUTSIDE = (
-    "checkpoints and other files of the trainer, except metrics.jsonl and trainer_summary.json; notes.md; reports; "
+    "checkpoints and other files of the trainer, except metrics.jsonl and trainer_summary.json; outputs of stages; "
+    "files of versions that git ignores; notes.md; reports; "
     "what people wrote in the lab book; of running runs, pid and start"
 )
 """What the record does not cover, for the output of `verify`."""
@@ -115,6 +116,10 @@ def audit(ledger: Ledger, lab: Path, running: Collection[str] = ()) -> Audit:
             findings.extend(_lab_book(study, study_dir, ledger, replay))
             if study not in running:
                 findings.extend(_pointers(study, study_dir, replay, notes))
+    with _collecting(findings, "folder", "pipelines"):
+        findings.extend(Discrepancy(*one) for one in pipelines.compare_folders(replay.pipelines, lab))
+    with _collecting(findings, "file", "versions"):
+        findings.extend(Discrepancy(*one) for one in versions.compare_code(_version_rows(replay).values(), lab))
     return Audit(seq, head, count, tuple(findings), tuple(notes))
 
 
@@ -170,6 +175,8 @@ def _compare_tables(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy
         "sessions": lambda: _compare_sessions(ledger, replay),
         "commands": lambda: _compare_commands(ledger, replay),
         "meta": lambda: _compare_options(ledger, replay),
+        "stages, suites, cases": lambda: _compare_pipelines(ledger, replay),
+        "versions": lambda: _compare_versions(ledger, replay),
     }
     for name, compare in tables.items():
         with _collecting(findings, "table", name):
@@ -296,6 +303,33 @@ def _compare_options(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepanc
         row = ledger.one("SELECT value FROM meta WHERE key=?", (f"options:{study}",))
         if row is None or row["value"] != text:
             yield Discrepancy("table", study, "the options of its last engine are not those in the chain")
+
+
+def _compare_pipelines(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
+    for table, rows in pipelines.read_rows(ledger).items():
+        yield from _compare_keyed(table, rows, replay.pipelines.get(table, {}))
+
+
+def _compare_versions(ledger: Ledger, replay: EventReplay) -> Iterator[Discrepancy]:
+    rows = {(row["version"], row["attempt"]): row for row in versions.read_versions(ledger)}
+    yield from _compare_keyed("versions", rows, _version_rows(replay))
+
+
+def _version_rows(replay: EventReplay) -> dict[tuple[int, int], Facts]:
+    return versions.rows_of(versions.without_forgeries(replay.version_events))
+
+
+def _compare_keyed(
+    table: str, rows: Mapping[tuple[Any, ...], Facts], recorded: Mapping[tuple[Any, ...], Facts]
+) -> Iterator[Discrepancy]:
+    for key in rows.keys() | recorded.keys():
+        where = f"{table} {' '.join(map(str, key))}"
+        if key not in recorded:
+            yield Discrepancy("table", where, "the table knows it, the chain does not")
+        elif key not in rows:
+            yield Discrepancy("table", where, "the chain knows it, the table does not")
+        else:
+            yield from _differences(where, rows[key], recorded[key])
 
 
 # -- journal and head

@@ -508,6 +508,96 @@ class FilesChangedEvent(EventData):
     """What confined the agent."""
 
 
+# -- Pipelines (folders are relative to the lab)
+
+
+@event("stage began")
+class StageBeganEvent(EventData):
+    """An attempt at a stage of a pipeline began."""
+
+    folder: str
+    """Run folder of the pipeline."""
+    stage: str
+    attempt: int
+    state: str
+    """running"""
+    why: str
+    """Why it runs."""
+    fingerprint: str
+    """Hash of its inputs."""
+    began: float
+    config: str | None = None
+    """Hash of the resolved config."""
+    slot: str | None = None
+
+
+@event("stage ended")
+class StageEndedEvent(EventData):
+    """An attempt at a stage ended; also recorded later, from its folder, if the call that saw the end could not."""
+
+    folder: str
+    stage: str
+    attempt: int
+    state: str
+    """complete | failed | stopped | lost (nobody saw its end)"""
+    why: str
+    """Why it ran; if it is not complete, why not."""
+    fingerprint: str
+    began: float
+    config: str | None = None
+    outputs: str | None = None
+    """Hash of its outputs, if it is complete."""
+    slot: str | None = None
+    ended: float | None = None
+    seconds: float | None = None
+
+
+@event("suite began")
+class SuiteBeganEvent(EventData):
+    """A call of a suite began."""
+
+    id: str
+    folder: str
+    fingerprint: str
+    """Hash of study, stages and configs."""
+    state: str
+    """running"""
+    jobs: Mapping[str, str]
+    """State of each dataset."""
+    began: float
+
+
+@event("suite ended")
+class SuiteEndedEvent(EventData):
+    """A call of a suite ended."""
+
+    id: str
+    folder: str
+    fingerprint: str
+    state: str
+    """complete | failed | stopped"""
+    jobs: Mapping[str, str]
+    began: float
+    ended: float
+
+
+@event("case ended")
+class CaseEndedEvent(EventData):
+    """A case was run."""
+
+    folder: str
+    """Run folder of the pipeline."""
+    tag: str
+    exit_code: int
+    """Negative: the signal that ended it."""
+    config: str
+    """Hash of the config."""
+    files: Sequence[str]
+    """Files that it wrote, relative to the run folder."""
+    began: float
+    ended: float
+
+
 # -- Versions (`looplab iterate`; the event's run is the version, such as v3)
 
 
@@ -536,6 +626,8 @@ class VersionBegunEvent(EventData):
     """Commit that it starts from."""
     onto: str
     """Branch of the lab."""
+    folder: str | None = None
+    """Folder of the version, relative to the lab."""
 
 
 @event("version preparing")
@@ -589,6 +681,8 @@ class VersionMeasuredEvent(EventData):
     values: Sequence[float]
     fingerprint: str
     """Hash of the evaluation."""
+    folder: str | None = None
+    """Folder of the version, relative to the lab."""
 
 
 @event("version judged")
@@ -633,6 +727,8 @@ class VersionMergedEvent(EventData):
     commit: str
     branch: str
     into: str
+    code: str | None = None
+    """Hash of its folder in that commit: the git tree."""
 
 
 @event("version closing")
@@ -732,6 +828,8 @@ class ReindexedEvent(EventData):
     runs: Mapping[str, int]
     """Number of run folders by study."""
     recovered: int
+    pipelines: int
+    """Number of stages and suites that were recorded from their folders."""
     gone: Mapping[str, Sequence[str]]
     """Started runs whose folder is missing, by study."""
     dropped: Mapping[str, Sequence[str]]

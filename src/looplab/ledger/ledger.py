@@ -38,6 +38,8 @@ HEAD_FILE = "head"
 MAX_HEAD_BYTES = 1_000
 BUSY_TIMEOUT_S = 30.0
 """Seconds to wait for the transaction of another process."""
+VERSIONS_SINCE = 5
+"""First version of the tables with a table of versions."""
 CHECKPOINT_PAGES = 8000
 """Pages in the write-ahead log before SQLite checkpoints it into the database, which waits for the disk."""
 
@@ -168,7 +170,17 @@ class Ledger:
                 for statement in (part for script in scripts for part in script.split(";\n")):
                     if statement.strip():
                         self._db.execute(statement)
+                if 0 < version < VERSIONS_SINCE:
+                    self._fill_versions()
                 self._db.execute(f"PRAGMA user_version={VERSION}")
+
+    def _fill_versions(self) -> None:
+        """Fill the table of versions from events of an earlier release."""
+        from looplab.ledger import versions
+
+        with contextlib.suppress(ValueError, KeyError, TypeError, LabError):  # damaged events: `verify` reports them
+            found = [event for event in self.events(versions.STUDY) if versions.is_about_versions(event)]
+            versions.write_table(self, versions.without_forgeries(found))
 
     def close(self) -> None:
         """Note the head, complete the journal and close the connection."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from looplab.errors import LabError
-from looplab.ledger import catalogue, journal
+from looplab.ledger import catalogue, journal, pipelines, versions
 from looplab.ledger.audit import events_of
 from looplab.ledger.backup import FOLDER, backups, intact, open_backup, read_hashes
 from looplab.ledger.journal import MAX_SEQ, Journal, Link
@@ -45,6 +45,8 @@ class Reindexed:
     """Study → number of run folders found."""
     recovered: int = 0
     """Runs and proposals that were restored from folders, because the chain lacked them or differed."""
+    pipelines: int = 0
+    """Stages and suites that were recorded from their folders, because the chain lacked them."""
     gone: dict[str, list[str]] = field(default_factory=dict)
     """Study → started runs whose folder is missing; they stay in the table as lost."""
     dropped: dict[str, list[str]] = field(default_factory=dict)
@@ -328,14 +330,18 @@ def _rebuild_tables(ledger: Ledger, lab: Path, done: Reindexed) -> None:
     rounds = _rebuild_rounds(ledger, replay, rows)
     _rebuild_studies(ledger, lab, replay, rows, done)
     _rebuild_rest(ledger, replay)
+    done.pipelines = pipelines.rebuild(ledger, lab, replay.pipelines)
+    with contextlib.suppress(KeyError, TypeError, ValueError):  # damaged events: `verify` reports them
+        versions.write_table(ledger, versions.without_forgeries(replay.version_events))
     for study, text in replay.options.items():
         ledger.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (f"options:{study}", text))
     for study, number in highest.items():
         ledger.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (LAST_NUMBER + study, str(number)))
     event = catalogue.ReindexedEvent(
-        runs=done.runs, recovered=done.recovered, gone=done.gone, dropped=done.dropped, rounds=rounds,
-        renumbered=done.renumbered, from_journal=done.events, aside=done.aside, events_lost=done.events_lost,
-        new_chain=is_new, judged_again=done.judged_again, backup=done.backup and os.path.basename(done.backup),
+        runs=done.runs, recovered=done.recovered, pipelines=done.pipelines, gone=done.gone, dropped=done.dropped,
+        rounds=rounds, renumbered=done.renumbered, from_journal=done.events, aside=done.aside,
+        events_lost=done.events_lost, new_chain=is_new, judged_again=done.judged_again,
+        backup=done.backup and os.path.basename(done.backup),
     )  # fmt: skip
     ledger.record(event, "")
 

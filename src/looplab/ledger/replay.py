@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from looplab.config.files import hash_config
+from looplab.ledger import pipelines
 from looplab.ledger.configuration import configurations
 from looplab.ledger.ledger import Event
+from looplab.ledger.versions import is_about_versions
 
 Key = tuple[str, str]
 """Study and run."""
@@ -64,6 +66,9 @@ class EventReplay:
     """(study, path) → hashes of earlier versions of such files."""
     options: dict[str, str] = field(default_factory=dict)
     """Study → options of its last engine, as stored."""
+    pipelines: pipelines.Rows = field(default_factory=dict)
+    """Rows of stages, suites and cases."""
+    version_events: list[Event] = field(default_factory=list)
     configured: dict[str, list[Event]] = field(default_factory=dict)
     rebuilds: list[Event] = field(default_factory=list)
     restored: list[str] = field(default_factory=list)
@@ -165,6 +170,8 @@ class EventReplay:
                     if path in data["paths"] and data["paths"][path] != digest:
                         self.kept_before.setdefault((study, path), set()).add(digest)
                 kept.update(data["paths"])
+            case kind if kind in pipelines.KINDS:
+                pipelines.apply(self.pipelines, kind, study, data)
             case "journal rewritten":
                 self.other_notes.append(f"the journal was rewritten at event {event.seq}: {data['why']}")
             case "recovered":
@@ -172,6 +179,8 @@ class EventReplay:
             case "reindexed":
                 self.rebuilds.append(event)
                 self._forget(data)
+        if is_about_versions(event):
+            self.version_events.append(event)
         if event.run is not None and data.get("files"):
             self.files.setdefault(key, {}).update(data["files"])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-VERSION = 4
+VERSION = 5
 
 JOURNALLED = "journal"
 """Key of `meta` that marks a ledger with a journal; a ledger of an older version gets both with its next event."""
@@ -11,6 +11,45 @@ LAST_NUMBER = "last run: "
 
 DRAW_ID = "INSERT OR IGNORE INTO meta VALUES ('ledger', lower(hex(randomblob(8))))"
 """Assign the ledger's random id, once. Ledgers of older versions get theirs with their first anchor."""
+
+PIPELINES = """
+CREATE TABLE IF NOT EXISTS stages (          -- one row per attempt; see pipelines.py
+    study TEXT NOT NULL,
+    folder TEXT NOT NULL,                    -- run folder of the pipeline, relative to the lab
+    stage TEXT NOT NULL, attempt INTEGER NOT NULL,
+    state TEXT NOT NULL,                     -- running | complete | failed | stopped | lost
+    why TEXT NOT NULL,                       -- why it ran; if it is not complete, why not
+    fingerprint TEXT NOT NULL,               -- hash of its inputs
+    config TEXT,                             -- hash of the resolved config
+    outputs TEXT,                            -- hash of its outputs
+    slot TEXT, began REAL NOT NULL, ended REAL, seconds REAL,
+    PRIMARY KEY (folder, stage, began)
+);
+CREATE TABLE IF NOT EXISTS suites (          -- as its last call left it
+    study TEXT NOT NULL, id TEXT NOT NULL, folder TEXT PRIMARY KEY,
+    fingerprint TEXT NOT NULL,               -- hash of its stages and configs
+    state TEXT NOT NULL,                     -- running | complete | failed | stopped
+    jobs TEXT NOT NULL,                      -- state of each dataset, as JSON
+    began REAL NOT NULL, ended REAL
+);
+CREATE TABLE IF NOT EXISTS cases (
+    study TEXT NOT NULL, folder TEXT NOT NULL, tag TEXT NOT NULL, exit_code INTEGER NOT NULL, config TEXT,
+    files TEXT NOT NULL,                     -- files that it wrote, as JSON
+    began REAL NOT NULL, ended REAL NOT NULL,
+    PRIMARY KEY (folder, tag, began)
+);
+CREATE TABLE IF NOT EXISTS versions (        -- of code, one row per attempt; see versions.py
+    study TEXT NOT NULL, version INTEGER NOT NULL, attempt INTEGER NOT NULL,   -- attempt 0: it existed before
+    state TEXT NOT NULL,                     -- baseline | begun | prepared | checked | judged | merged | failed | void
+    folder TEXT, branch TEXT,
+    revision TEXT,                           -- its commit
+    code TEXT,                               -- hash of its folder in that commit: the git tree
+    metric TEXT, value REAL, verdict TEXT, why TEXT NOT NULL,
+    champion INTEGER NOT NULL,               -- 1: it is the champion
+    began REAL, ended REAL,
+    PRIMARY KEY (version, attempt)
+);
+"""
 
 TABLES = f"""
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -98,7 +137,7 @@ CREATE TABLE IF NOT EXISTS events (
 CREATE INDEX IF NOT EXISTS events_alarm ON events (study) WHERE kind = 'alarm';
 CREATE INDEX IF NOT EXISTS events_configured ON events (study) WHERE kind = 'study configured';
 CREATE INDEX IF NOT EXISTS events_agents ON events (study) WHERE kind IN ('agent asked', 'agent answered');
-"""
+{PIPELINES}"""
 
 UPGRADES = {
     1: """
@@ -124,5 +163,6 @@ CREATE TABLE configs (hash TEXT PRIMARY KEY, body TEXT NOT NULL);
     3: """
 ALTER TABLE studies RENAME COLUMN docket TO judge_state;
 """,
+    4: PIPELINES,
 }
 """SQL that upgrades the tables of a version to the next."""

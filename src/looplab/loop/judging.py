@@ -19,7 +19,9 @@ from looplab.ledger.configuration import Configuration
 from looplab.ledger.roles import DECIDED, Role
 from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import RunRow
+from looplab.loop.events import Note, VerdictGiven
 from looplab.loop.flags import current_conditions
+from looplab.loop.outbox import Outbox
 from looplab.loop.setup import compared_changes
 from looplab.measure.discover import reader_of
 from looplab.measure.run_metrics import tie_break_value
@@ -398,3 +400,48 @@ def evidence_of(judgement: Judgement, configuration: str | None) -> list[tuple[s
         (e.run, e.verdict.value, {**asdict(e), "verdict": e.verdict.value, "configuration": configuration})
         for e in judgement.verdicts
     ]
+
+
+class VerdictRecorder:
+    """Records verdicts and tells of them: in the ledger, in the summaries, in the lab book, to listeners."""
+
+    def __init__(self, record: StudyLedger, outputs: Path, outbox: Outbox) -> None:
+        self.configuration: str | None = None
+        """Hash of the study's configuration, which verdicts refer to."""
+        self._record = record
+        self._outbox = outbox
+        self._summaries = SummaryWriter(outputs)
+
+    def record(self, judgement: Judgement) -> RunRow | None:
+        """Record a judgement; return the champion if it has changed. Inside a transaction."""
+        champion = record_judgement(self._record, judgement, self.configuration, self._summaries.add)
+        for run_id, verdict, evidence in evidence_of(judgement, self.configuration):
+            self._outbox.tell(VerdictGiven(f"run {run_id}: {verdict}. {evidence['why']}", run_id, verdict=verdict))
+            self._outbox.log(f"judged {run_id}", str(evidence["why"]), verdict)
+        for test in judgement.opened:
+            self._outbox.tell(Note(f"run {test.run} earns replicates (test {test.number}, alpha {test.alpha:.3g})"))
+        for alarm in judgement.alarms:
+            self._outbox.alarm(alarm)
+        return champion
+
+    def discard_stopped(self, run: RunRow, rule: str) -> RunRow:
+        """Discard a trial that a watch rule stopped: it has no result, and is not tried again."""
+        evidence = {
+            "run": run.id,
+            "verdict": "discard",
+            "why": f"Stopped by the watch rule {rule!r}.",
+            "flags": ["stopped"],
+            "configuration": self.configuration,
+        }
+        self._record.judged(run.id, "discard", evidence, self._summaries.add(run.id, evidence))
+        return replace(run, verdict="discard")
+
+    def complete_summaries(self) -> None:
+        """Write the verdicts that are missing in summaries."""
+        for run_id, evidence in self._record.verdicts().items():
+            self._summaries.add(run_id, {key: value for key, value in evidence.items() if key != "at"})
+        self._summaries.write()
+
+    def write_summaries(self) -> None:
+        """Write the summaries of recorded verdicts; after the commit."""
+        self._summaries.write()

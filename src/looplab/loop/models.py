@@ -10,7 +10,7 @@ import fcntl
 import hashlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,11 @@ from looplab.config.lab import WarmStartConfig
 from looplab.errors import LabError
 from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import RunRow
+from looplab.loop.events import Note
+from looplab.loop.outbox import Outbox
+from looplab.loop.recording import Recorder
 from looplab.loop.warm_start import MODELS, find_checkpoint
+from looplab.measure.discover import describe
 from looplab.runs import folder
 from looplab.untrusted import open_regular
 
@@ -132,6 +136,39 @@ class ModelKeeper:
             )
         except OSError:
             return False
+
+    def recover(self, best: RunRow | None, ended: Sequence[RunRow], recorded: dict[str, str]) -> None:
+        """Request the copies that a killed engine had no time for.
+
+        Args:
+            best: The best run.
+            ended: Ended runs.
+            recorded: As for `is_current`.
+        """
+        folder.sweep(self._outputs / MODELS)
+        latest = max((run for run in ended if run.status == "ok"), key=lambda run: run.ended or 0.0, default=None)
+        for name, run in (("best", best), ("latest", latest)):
+            if run is not None and not self.is_current(name, run, recorded):
+                self.request(name, run)
+
+    def keep(self, copies: Sequence[KeptModel], recorder: Recorder, outbox: Outbox) -> None:
+        """Record copies of checkpoints and name them; after a crash in between, the next engine copies again."""
+        assert self._record is not None
+        for copy in copies:
+            with self._record.ledger.write(), recorder.tolerant(copy.run, "keeping its model"):
+                if copy.error is not None:
+                    raise copy.error
+                self._record.kept(copy.files)
+            notes = recorder.take_notes(copy.run.id)
+            if copy.error is None and not notes:
+                try:
+                    copy.install()
+                except OSError as error:
+                    if folder.concerns_lab(error, self._outputs):
+                        raise
+                    notes = [f"its model could not be kept: {describe(error)}"]
+            for note in notes:
+                outbox.tell(Note(f"run {copy.run.id}: {note}", copy.run.id))
 
     def _work(self) -> None:
         """Copy requested checkpoints until the keeper is closed."""

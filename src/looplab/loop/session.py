@@ -32,9 +32,10 @@ from looplab.ledger.ledger import Ledger, LedgerCopy
 from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import RunRow
 from looplab.loop.decision import base_runs, decide_base
-from looplab.loop.engine import Ending, Engine, Outcome
+from looplab.loop.engine import Engine
 from looplab.loop.events import EngineEvent, Listener, Note, RunEnded
 from looplab.loop.lock import StudyLock, engine_pid
+from looplab.loop.outcome import Ending, Outcome
 from looplab.loop.planning import bases_to_run
 from looplab.loop.setup import RunOptions, Setup, find_cwd, make_guard, prepare
 from looplab.measure.discover import Reader

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -16,7 +18,7 @@ from looplab.ledger.view import RunRow
 from looplab.loop.events import AlarmRaised, Listener, Note
 from looplab.loop.setup import Setup
 from looplab.measure.base import Batch
-from looplab.measure.discover import reader_of
+from looplab.measure.discover import describe, reader_of
 from looplab.measure.run_metrics import RunMetrics
 from looplab.measure.summary import Directions
 from looplab.runs import clock, folder
@@ -25,9 +27,11 @@ from looplab.watch.watcher import Alarm, RunSnapshot, Watcher, names
 
 REMEMBERED = 200
 """Number of ended runs that are replayed to a pruner when an engine starts."""
-
 WATCHED = "watch: "
 """Start of the reason of a stop by a watch rule."""
+GAUGE_S = 0.5
+WATCH_S = 0.2
+"""Seconds between two readings of a run's metrics: longer if only people look at them."""
 ALERT_S = 15.0
 """Seconds to wait for each pending alert when the engine ends."""
 
@@ -160,3 +164,61 @@ class RunMonitor:
             if unable not in self._told:
                 self._told.add(unable)
                 self._tell(Note(unable))
+
+
+class LiveMetrics:
+    """Reads the metrics of running runs, in turns, and asks the watch rules.
+
+    Args:
+        setup: The study.
+        outputs: Its folder.
+        monitor: Its watch rules; None: there are none.
+        tell: Receives alarms.
+    """
+
+    def __init__(self, setup: Setup, outputs: Path, monitor: RunMonitor | None, tell: Listener) -> None:
+        self.of_run: dict[str, RunMetrics] = {}
+        self._study = setup.study
+        self._outputs = outputs
+        self._monitor = monitor
+        self._tell = tell
+        self._unread = False  # whether the time for reading was used up
+
+    def poll(
+        self, running: Mapping[str, RunRow], adopted: Collection[str], portion_s: float, budget_used: str | None
+    ) -> list[tuple[RunRow, Alarm]]:
+        """Read what is due, for about `portion_s` seconds; return the alarms of the watch rules."""
+        now = time.monotonic()
+        every = GAUGE_S if self._monitor is None else WATCH_S
+        alarms: list[tuple[RunRow, Alarm]] = []
+        runs = list(running.items())
+        if self._unread:  # first those that had no turn last time
+            runs.sort(key=lambda item: metrics.polled if (metrics := self.of_run.get(item[0])) else 0.0)
+        self._unread = False
+        for run_id, run in runs:
+            if run.started is None and run_id not in adopted:
+                continue  # it has just started
+            metrics = self.of_run.get(run_id)
+            if metrics is None:
+                metrics = self.of_run[run_id] = RunMetrics(self._study, self._outputs / run_id, polled=now)
+            if now - metrics.polled > every:
+                batch = metrics.poll(until=now + portion_s)
+                if self._monitor is not None:
+                    alarms += [(run, alarm) for alarm in self._look(self._monitor, run, metrics, batch, budget_used)]
+                if time.monotonic() > now + portion_s:
+                    self._unread = True
+                    break
+        return alarms
+
+    def _look(
+        self, monitor: RunMonitor, run: RunRow, metrics: RunMetrics, batch: Batch, budget_used: str | None
+    ) -> list[Alarm]:
+        """Return the alarms of the watch rules for a run; rules that fail on its metrics are not asked again."""
+        if metrics.failed is not None:
+            return []
+        try:
+            return monitor.look(run, metrics, batch, budget_used)
+        except Exception as error:  # noqa: BLE001 (whatever a run measures is that run's problem)
+            metrics.failed = f"watch rules: {describe(error)}"
+            self._tell(AlarmRaised(f"run {run.id}: {metrics.failed}", run.id))
+            return []

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import signal
+import sqlite3
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 from looplab import signals
-from looplab.config.files import dump_json, write_atomic
+from looplab.config.files import dump_json, hash_config, write_atomic
 from looplab.config.paths import find
 from looplab.errors import LabError
 from looplab.launch.base import Slot
 from looplab.launch.command import VARIABLE
+from looplab.ledger.pipelines import PipelineLedger
 from looplab.pipeline.folder import RunFolder
 from looplab.pipeline.plan import (
     COMMAND_VARIABLES,
@@ -24,6 +27,8 @@ from looplab.pipeline.plan import (
     fill_template,
     find_stage_program,
 )
+from looplab.runs import clock
+from looplab.runs.redact import redact_data
 
 TAG = "tag"
 """Option that names the files of a case."""
@@ -59,9 +64,10 @@ def _flag(name: str) -> str:
 
 
 def run_case(
-    plan: PipelinePlan, run: RunFolder, options: Mapping[str, str], *, quiet: bool = False
-) -> tuple[int, list[Path]]:
-    """Run the case in the foreground; return its exit code and the files that it wrote."""
+    plan: PipelinePlan, run: RunFolder, options: Mapping[str, str], *, quiet: bool = False,
+    record: PipelineLedger | None = None,
+) -> tuple[int, list[Path]]:  # fmt: skip
+    """Run the case in the foreground and record it; return its exit code and the files that it wrote."""
     case = plan.study.case
     assert case is not None
     if plan.artifacts is not None:
@@ -85,6 +91,7 @@ def run_case(
     run.describe(plan.study.name, plan.source, plan.edits)
     write_atomic(config, dump_json(plan.config))
     before = _file_stamps(run.path, case.outputs)
+    began = clock.now()
     process: subprocess.Popen[bytes] | None = None
 
     def forward(number: int, frame: object) -> None:
@@ -99,7 +106,12 @@ def run_case(
         )
         code = process.wait()
     after = _file_stamps(run.path, case.outputs)
-    return code, sorted(path for path, stamp in after.items() if before.get(path) != stamp)
+    files = sorted(path for path, stamp in after.items() if before.get(path) != stamp)
+    if record is not None:
+        with contextlib.suppress(LabError, OSError, sqlite3.Error):  # as for a stage: the ledger is optional
+            config_hash = hash_config(redact_data(plan.config))
+            record.case(run.path, tag, config_hash, exit_code=code, files=files, began=began, ended=clock.now())
+    return code, files
 
 
 def _file_stamps(folder: Path, patterns: list[str]) -> dict[Path, tuple[int, int]]:

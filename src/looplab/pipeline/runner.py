@@ -1,10 +1,11 @@
-"""Run stages: a `StageRun` is one call on a run folder; `drive` runs many of them on an executor.
+"""Run stages: a `StageRun` is one call on a run folder.
 
 The process may be killed at any line, by kill -9 or a power cut. What makes that safe:
 - A running stage belongs to the executor's supervisor, not to this process, and continues without it. The next call
   finds it by the files in the run folder, attaches to it, and records how it ended.
 - `NAME.begun.json` is written before the stage starts, `NAME.json` only after it is complete. An incomplete attempt is
   resumed if its fingerprint is unchanged; otherwise its outputs are removed first.
+- The ledger is written after the folder. What a killed call did not record is recorded by the next one.
 - `run.log` is a copy of `train.log`; its length since the start of the stage is the number of bytes copied so far.
 """
 
@@ -13,19 +14,20 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from looplab.config.files import canonical_json
+from looplab.config.files import canonical_json, hash_config
 from looplab.errors import BusyError, LabError
-from looplab.launch.base import Ended, Executor, Exit, LaunchSpec, Rejected, Slot
-from looplab.launch.devices import Devices
+from looplab.launch.base import Executor, Exit, LaunchSpec, Slot
 from looplab.launch.local import find_by_mark, is_running, read_exit, read_json
 from looplab.launch.slots import slot_environment
+from looplab.ledger.pipelines import PipelineLedger
 from looplab.pipeline import fingerprint
 from looplab.pipeline.folder import CONFIG, RunFolder, point_latest, read_record, unpoint_latest
 from looplab.pipeline.plan import PipelinePlan, fill_template, find_stage_program
@@ -33,14 +35,9 @@ from looplab.runs import clock, tree
 from looplab.runs.clock import format_seconds
 from looplab.runs.folder import sweep
 from looplab.runs.logs import TAIL_LINES, read_tail
-from looplab.runs.redact import known_secrets, redact_argv, redact_text, scrub_file
+from looplab.runs.redact import known_secrets, redact_argv, redact_data, redact_text, scrub_file
 from looplab.untrusted import UntrustedError, append_own, open_regular
 
-POLL_S = 0.1
-"""Seconds between two polls of the executor."""
-BLOCKED_S = 1.0
-"""Seconds until a start that was rejected because its device is in use is retried."""
-"""Lines of output shown for a failed stage."""
 HERE = Slot("here")
 """Slot without pinning: the devices and cores of this process."""
 State = Literal["waiting", "running", "complete", "failed", "stopped"]
@@ -68,6 +65,8 @@ class StageRun:
     force: bool = False
     pointed: bool = True
     """Whether to maintain LATEST in the root."""
+    record: PipelineLedger | None = None
+    """Where stages are recorded; None: nowhere."""
     say: Callable[[str], None] = lambda text: None
     write: Callable[[str], None] = lambda text: None
     """Receives the output of the stage, with secrets redacted."""
@@ -80,12 +79,13 @@ class StageRun:
     slot: Slot = HERE
     error: str = ""
     blocked: str = ""
-    """Process that holds the device it waits for; empty if none."""
+    """Why it waits for a slot; empty if it does not."""
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _begun: dict[str, Any] = field(default_factory=dict)
     _adopted: bool = False
     _queue: deque[str] = field(default_factory=deque)
     _forced_since: float = 0.0
+    _config_hash: str = ""
 
     # -- the call
 
@@ -128,7 +128,9 @@ class StageRun:
         began = last["began"] if last and {**last, "began": 0} == {**call, "began": 0} else clock.now()
         self.run.write("stages/call.json", {**call, "began": began})
         self._forced_since = began if self.force else 0.0
-        self.run.write(CONFIG, self._resolved_config())
+        config = self._resolved_config()
+        self._config_hash = hash_config(redact_data(config))
+        self.run.write(CONFIG, config)
         self.run.describe(self.plan.study.name, self.plan.source, self.plan.edits)
 
     def _resolved_config(self) -> dict[str, Any]:
@@ -201,6 +203,7 @@ class StageRun:
         self.stage = stage
         if begun is not None and begun["state"] == "running" and begun["fingerprint"] == digest:
             self._begun = begun
+            self._note(begun)
             ended = read_exit(self.run.path)
             if ended is None:
                 name = self._executor_name(stage, begun)
@@ -208,13 +211,15 @@ class StageRun:
                 self._adopted = executor.adopt(name, self.run.path)
                 if self._adopted:
                     self.say(f"{stage}: still running since an earlier call, attached to it")
-                else:
+                else:  # the call was killed before the start, or its device was in use
+                    self._move_to_slot(stage)
                     self._start(stage, executor)
                 return name
             if self._record_end(stage, ended) is None:
                 return None  # it completed while no call was attached
             begun = self.run.begun(stage)
         made = self.run.complete(stage)
+        self._note_earlier(made, begun)
         why = self._why_run(stage, made, begun, parts)
         if why is None:
             assert made is not None
@@ -253,6 +258,7 @@ class StageRun:
             "attempt": before["attempt"] + 1,
             "state": "clearing",
             "fingerprint": digest,
+            "config": self._config_hash,
             "parts": parts,
             "resume": resume,
             "slot": self.slot.name,
@@ -272,8 +278,15 @@ class StageRun:
         log_at = self._stamp(f"{stage} starts ({why}), attempt {begun['attempt']}")
         self._begun = {**begun, "state": "running", "log_at": log_at}
         run.write(f"stages/{stage}.begun.json", self._begun)
+        self._note(self._begun)
         self.since = begun["began"]
         self.say(f"{stage}: starts ({why})")
+
+    def _move_to_slot(self, stage: str) -> None:
+        """Record the slot in which a stage will be started, if it is another one."""
+        if self._begun["slot"] != self.slot.name:
+            self._begun = {**self._begun, "slot": self.slot.name}
+            self.run.write(f"stages/{stage}.begun.json", self._begun)
 
     def _clear_outputs(self, stage: str) -> None:
         for name in self.plan.stages[stage].outputs:
@@ -308,11 +321,6 @@ class StageRun:
             )
         )  # fmt: skip
 
-    def retry(self, executor: Executor) -> None:
-        """Start a stage again whose device was in use."""
-        assert self.stage is not None
-        self._start(self.stage, executor)
-
     def _executor_name(self, stage: str, begun: dict[str, Any]) -> str:
         return f"{self.name}:{stage}:{begun['attempt']}"
 
@@ -343,32 +351,36 @@ class StageRun:
         why = None if outcome.ok else str(outcome)
         if why is None and missing:
             why = f"it succeeded, but did not write {', '.join(missing)}"
-        seconds = max(0.0, (outcome.ended or clock.now()) - (outcome.started or begun["began"]))
+        ended = outcome.ended or clock.now()
+        seconds = max(0.0, ended - (outcome.started or begun["began"]))
         if why is None:
             made = fingerprint.outputs_of(run.path, about.outputs, self.plan.hashes)
             digest = hashlib.sha256(canonical_json(made)).hexdigest()
             other = self.plan.artifacts if self.plan.uses_artifacts(stage) else None
-            run.write(
-                f"stages/{stage}.json",
-                {
-                    "stage": stage,
-                    "id": hashlib.sha256(f"{begun['fingerprint']} {digest}".encode()).hexdigest(),
-                    "fingerprint": begun["fingerprint"],
-                    "parts": begun["parts"],
-                    "argv": redact_argv(self.plan.argv(stage, run, self.slot)),
-                    "attempt": begun["attempt"],
-                    "resumed": begun["resume"],
-                    "slot": self.slot.name,
-                    "artifacts": str(other.path) if other is not None else None,
-                    "began": begun["began"],
-                    "ended": outcome.ended or clock.now(),
-                    "seconds": round(seconds, 3),
-                    "outputs": made,
-                    "outputs_digest": digest,
-                },
-            )
+            record = {
+                "stage": stage,
+                "id": hashlib.sha256(f"{begun['fingerprint']} {digest}".encode()).hexdigest(),
+                "fingerprint": begun["fingerprint"],
+                "config": begun.get("config"),
+                "parts": begun["parts"],
+                "argv": redact_argv(self.plan.argv(stage, run, self.slot)),
+                "attempt": begun["attempt"],
+                "resumed": begun["resume"],
+                "why": begun["why"],
+                "slot": self.slot.name,
+                "artifacts": str(other.path) if other is not None else None,
+                "began": begun["began"],
+                "ended": ended,
+                "seconds": round(seconds, 3),
+                "outputs": made,
+                "outputs_digest": digest,
+            }
+            run.write(f"stages/{stage}.json", record)
         else:
-            run.write(f"stages/{stage}.begun.json", {**begun, "state": "ended", "why": why})
+            outcome_word = {"stop": "stopped", "lost": "lost"}.get(outcome.reason or "", "failed")
+            record = {**begun, **_ending(outcome_word, why, ended, round(seconds, 3))}
+            run.write(f"stages/{stage}.begun.json", record)
+        self._note(record)
         self._stamp(f"{stage} {'complete' if why is None else f'not complete: {why}'}, {format_seconds(seconds)}")
         scrub_file(run.log, known_secrets())
         self._clean_up(stage)
@@ -378,6 +390,22 @@ class StageRun:
         else:
             self.say(f"{stage}: not complete: {why}")
         return why
+
+    def _note(self, record: Mapping[str, Any]) -> None:
+        """Record a stage in the ledger as its file says. A ledger that cannot be written does not stop the stage."""
+        if self.record is not None:
+            try:
+                self.record.stage(self.run.path, record)
+            except (LabError, OSError, sqlite3.Error) as error:
+                self.say(f"{record['stage']}: not recorded in the ledger: {error}; the next call records it")
+
+    def _note_earlier(self, made: dict[str, Any] | None, begun: dict[str, Any] | None) -> None:
+        """Record what an earlier call did and could not record any more."""
+        if made is not None:
+            self._note(made)
+        elif begun is not None and begun["state"] != "clearing":
+            is_over = begun["state"] == "ended"
+            self._note(begun if is_over else {**begun, **_ending("lost", "its end was not observed", None, None)})
 
     def _clean_up(self, stage: str) -> None:
         """Remove the files that only a running stage needs."""
@@ -422,135 +450,12 @@ class StageRun:
         return read_tail(self.run.log, lines, start=int(self._begun.get("log_at", 0))).splitlines()
 
 
+def _ending(outcome: str, why: str, ended: float | None, seconds: float | None) -> dict[str, Any]:
+    """Return the fields that end the record of an attempt that is not complete."""
+    return {"state": "ended", "outcome": outcome, "why": why, "ended": ended, "seconds": seconds}
+
+
 def _last_byte(path: Path) -> bytes:
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read()
-
-
-# -- many runs
-
-
-@dataclass
-class StopRequest:
-    """What the user asked for while stages run; set by signal handlers."""
-
-    drain: bool = False
-    """Start no more stages."""
-    stop: bool = False
-    """Stop running stages."""
-    hurry: bool = False
-    """Do not wait for the grace period."""
-
-
-def drive(
-    runs: Sequence[StageRun],
-    slots: Sequence[Slot],
-    executor: Executor,
-    request: StopRequest,
-    *,
-    devices: Devices | None = None,
-    share: bool = True,
-    tick: Callable[[], None] = lambda: None,
-    closed: Callable[[StageRun], None] = lambda run: None,
-) -> None:
-    """Run the stages of all runs, one run per slot, until each is complete, failed or stopped.
-
-    Args:
-        runs: Calls to run; those with a stage that is still running are resumed first, in their slot.
-        slots: Slots to use.
-        executor: Starts and stops the stages.
-        request: Polled for drain and stop requests.
-        devices: Devices to check for other processes; None skips the check.
-        share: Whether to use devices that other processes use.
-        tick: Called after every poll.
-        closed: Called when a run has finished.
-    """
-    previous = {id(run): name for run in runs if (name := run.running_slot()) is not None}
-    waiting, free = deque(sorted(runs, key=lambda run: id(run) not in previous)), deque(slots)
-    running: dict[str, StageRun] = {}
-    blocked: dict[str, tuple[float, StageRun]] = {}
-    stopping: dict[str, bool] = {}
-    """Stages that were asked to stop, and whether in a hurry."""
-
-    def advance(run: StageRun) -> None:
-        """Start the run's next stage, or close the run."""
-        try:
-            if run.state == "running" and run.has_more and (request.drain or request.stop):
-                run.state, run.error = "stopped", "stopped before it finished"
-            name = run.next(executor, run.slot) if run.state == "running" else None
-        except LabError as error:
-            run.state, run.error, name = "failed", str(error), None
-        if name is not None:
-            running[name] = run
-            return
-        run.close()
-        free.append(run.slot)
-        closed(run)
-
-    try:
-        while True:
-            while waiting and free and not (request.drain or request.stop):
-                run, slot = waiting[0], free[0]
-                holder = _other_process(slot, devices, share) if id(run) not in previous else None
-                if holder is not None:
-                    free.rotate(-1)
-                    run.blocked = holder
-                    if all(_other_process(other, devices, share) for other in free):
-                        break
-                    continue
-                own = next((slot for slot in free if slot.name == previous.get(id(run))), free[0])
-                free.remove(own)
-                run.slot, run.blocked = own, ""
-                waiting.popleft()
-                try:
-                    if run.state == "waiting":
-                        run.open()
-                except LabError as error:
-                    run.state, run.error = "failed", str(error)
-                advance(run)
-            if not running and (not waiting or request.drain or request.stop):
-                break
-            if request.stop:
-                for name, run in running.items():
-                    if name not in blocked and stopping.get(name) != request.hurry:
-                        stopping[name] = request.hurry
-                        grace = 0.0 if request.hurry else run.plan.stages[run.stage or ""].grace
-                        executor.stop(name, "stop", grace)
-            for event in executor.poll(POLL_S):
-                run = running[event.run_id]
-                if isinstance(event, Ended):
-                    del running[event.run_id]
-                    run.blocked = ""
-                    try:
-                        run.ended(event.exit)
-                    except (LabError, OSError) as error:  # what a stage does to its folder must not end the others
-                        run.state, run.error = "failed", f"{run.stage}: {error}"
-                    advance(run)
-                elif isinstance(event, Rejected):
-                    run.blocked = event.holder or "a launch request that was lost"
-                    blocked[event.run_id] = (time.monotonic() + BLOCKED_S, run)
-            for name, (due, run) in list(blocked.items()):
-                if request.drain or request.stop:
-                    del blocked[name], running[name]
-                    run.state, run.error = "stopped", "stopped before it finished"
-                    advance(run)
-                elif time.monotonic() >= due:
-                    del blocked[name]
-                    run.retry(executor)
-            for run in running.values():
-                run.copy_output()
-            tick()
-    finally:
-        for run in runs:
-            run.close()
-    for run in waiting:
-        run.state, run.error = "stopped", "not started"
-        closed(run)
-
-
-def _other_process(slot: Slot, devices: Devices | None, share: bool) -> str | None:
-    """Return a process outside looplab that uses the slot's devices; None if there is none or it does not matter."""
-    if share or devices is None or not devices.present:
-        return None
-    return next((str(who) for device in slot.devices for who in devices.other_processes(device)), None)

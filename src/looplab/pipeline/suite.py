@@ -6,13 +6,14 @@ Repeating the command continues the same suite: complete stages are skipped, run
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import difflib
 import hashlib
 import io
+import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,12 @@ from looplab.config.files import canonical_json, dump_json, plain, read_config, 
 from looplab.config.lab import STUDY_NAME, LabConfig, StudyConfig, SuiteConfig
 from looplab.config.validation import Section, check_section
 from looplab.errors import BusyError, LabError
+from looplab.ledger.pipelines import PipelineLedger
 from looplab.pipeline.fingerprint import Hashes
 from looplab.pipeline.folder import RunFolder, make_id, read_record
 from looplab.pipeline.plan import PipelinePlan, make_plan, pick_stages
 from looplab.pipeline.runner import StageRun
-from looplab.runs import tree
+from looplab.runs import clock, tree
 from looplab.runs.names import check_name, inside
 from looplab.untrusted import open_regular
 
@@ -122,7 +124,7 @@ class Suite:
     key: str
     """Hash of study, stages and configs; equal suites have equal keys."""
 
-    @contextmanager
+    @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the suite; raise BusyError if another process does."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -132,17 +134,20 @@ class Suite:
         except BusyError as error:
             raise BusyError(error.message.replace("run ", "suite ", 1), file=error.file, hint=error.hint) from None
 
-    def begin(self) -> None:
-        """Write `suite.json`."""
+    def begin(self, record: PipelineLedger | None = None) -> float:
+        """Write `suite.json` and record the call; return when it began."""
         existing = read_record(self.folder / "suite.json")
+        began = clock.now()
         self._write(
             "suite.json",
             {"id": self.id, "key": self.key, "created": existing["created"] if existing else time.time(),
-             "jobs": {job.name: str(job.run.path) for job in self.jobs}},
+             "study": self.jobs[0].plan.study.name, "jobs": {job.name: str(job.run.path) for job in self.jobs}},
         )  # fmt: skip
+        self._note(record, {job.name: "waiting" for job in self.jobs}, began)
+        return began
 
-    def end(self, runs: Sequence[StageRun]) -> dict[str, Any]:
-        """Collect the tables and write `summary.json`; return its content."""
+    def end(self, runs: Sequence[StageRun], record: PipelineLedger | None = None, began: float = 0.0) -> dict[str, Any]:
+        """Collect the tables, write `summary.json` and record the end of the call; return the summary."""
         jobs = [
             {"name": run.name, "status": run.state, "error": run.error or None, "run": str(run.run.path),
              "stages": [{"stage": done.stage, "how": done.how, "seconds": done.seconds} for done in run.done],
@@ -150,9 +155,18 @@ class Suite:
             for run in runs
         ]  # fmt: skip
         tables = self.collect([run.name for run in runs if run.state == "complete"])
+        ended = clock.now()
         result = {"id": self.id, "folder": str(self.folder), "jobs": jobs, "tables": tables}
-        self._write("summary.json", result)
+        self._write("summary.json", {**result, "began": began, "ended": ended})
+        self._note(record, {run.name: run.state for run in runs}, began, ended)
         return result
+
+    def _note(
+        self, record: PipelineLedger | None, jobs: Mapping[str, str], began: float, ended: float | None = None
+    ) -> None:
+        if record is not None:
+            with contextlib.suppress(LabError, OSError, sqlite3.Error):  # its stages have reported that already
+                record.suite(self.folder, self.id, self.key, jobs, began=began, ended=ended)
 
     def collect(self, names: Sequence[str]) -> list[str]:
         """Write the suite's tables from those of the named jobs; return their paths."""
@@ -298,10 +312,14 @@ def _same_suite(folder: Path, key: str) -> str | None:
     return check_name(max(same, key=lambda about: about["created"])["id"], "a suite's id") if same else None
 
 
-def make_runs(suite: Suite, say: Callable[[str, str], None], *, force: bool = False) -> list[StageRun]:
+def make_runs(
+    suite: Suite, say: Callable[[str, str], None], *, force: bool = False, record: PipelineLedger | None = None
+) -> list[StageRun]:
     """Return one run per dataset; `say` receives the job's name and a message."""
 
     def speaker(name: str) -> Callable[[str], None]:
         return lambda text: say(name, text)
 
-    return [StageRun(job.plan, job.run, job.name, force=force, say=speaker(job.name)) for job in suite.jobs]
+    return [
+        StageRun(job.plan, job.run, job.name, force=force, record=record, say=speaker(job.name)) for job in suite.jobs
+    ]

@@ -1,4 +1,5 @@
-"""A lab as SQL tables: runs, metrics, proposals, verdicts, knobs and events of all its studies.
+"""A lab as SQL tables: runs, metrics, proposals, verdicts, knobs and events of all its studies; stages, suites and
+cases of its pipelines; versions of its code.
 
 The ledger is read once, as a snapshot. Archives of metrics are read in place, when a query needs them; runs without an
 archive are read from the trainer's files. A connection can read nothing else on the machine, and `ask` accepts only
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
-VIEWS = ("runs", "metrics", "proposals", "verdicts", "knobs", "events")
-LEDGER_VIEWS = ("runs", "proposals", "verdicts", "events")
-_ORDER = {"runs": "study, n", "proposals": "id", "verdicts": "study, at", "events": "seq"}
+_ORDER = {"runs": "study, n", "proposals": "id", "verdicts": "study, at", "events": "seq", "stages": "began",
+          "suites": "began", "cases": "began", "versions": "version, attempt"}  # fmt: skip
+LEDGER_VIEWS = tuple(_ORDER)
+VIEWS = ("runs", "metrics", "proposals", "verdicts", "knobs", "events", "stages", "suites", "cases", "versions")
 
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": False,

@@ -103,7 +103,7 @@ def test_killed_while_the_agent_works_the_same_command_lets_it_go_on(versions: A
     agent.write_text(stubborn + agent.read_text().replace("skill =", f"{pid}skill =", 1))
     kill_at(versions, until, "v3")
     old = (versions.aside / "pid-False").read_text()
-    assert status(versions)[-1]["state"] == "agent at work"
+    assert status(versions)[-1]["state"] == "agent running"
     running = versions.start("iterate", "2", "4")
     until((versions.aside / "pid-True").exists, "the agent, asked again")
     assert not at_work(old)  # two must not write in one worktree

@@ -114,7 +114,7 @@ class Lab:
 
 
 class Study:
-    """One question: its runs, its champion, and the means to go on with it."""
+    """One question: its runs, its champion, and what can be done with it."""
 
     def __init__(self, lab: LabConfig, config: StudyConfig) -> None:
         self._lab = lab

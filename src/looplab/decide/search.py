@@ -697,7 +697,7 @@ class _Tpe(_Model):
 
 
 class OptunaModel(_Model):
-    """Any Optuna sampler, made anew for each draw; plug-ins of the entry point group `looplab.samplers` are used so."""
+    """Any Optuna sampler, created for each draw; the plug-ins in `looplab.samplers` return one."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ class VersionFacts:
 
     version: int
     state: str
-    """baseline | begun | prepared | agent at work | answered | checked | judged | merged | failed | void"""
+    """baseline | begun | prepared | agent running | answered | checked | judged | merged | failed | void"""
     attempts: int
     asks: int
     """Calls of the agent over all attempts, including interrupted ones."""

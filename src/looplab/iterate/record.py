@@ -92,7 +92,7 @@ class Attempt:
         if self.ruling:
             return "judged"
         if self.calls and not self.calls[-1].answered:
-            return "agent at work"
+            return "agent running"
         if self.ask in self.findings:
             return "checked"
         return "answered" if self.calls else "prepared" if self.prepared else "begun"

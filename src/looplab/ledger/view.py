@@ -144,7 +144,7 @@ class BudgetUsage:
     rounds: int
     runs: int
     wall: float
-    """Seconds during which an engine was at work."""
+    """Seconds during which an engine was running."""
     device_hours: float
 
 
@@ -528,7 +528,7 @@ class StudyView:
         return [_run(row) for row in self.ledger.rows(sql, (self.name, changed))]
 
     def runs_open(self) -> list[RunRow]:
-        """Runs that are decided on or at work."""
+        """Runs that are planned or running."""
         sql = f"SELECT {_RUN_COLUMNS} FROM runs WHERE study=? AND state != 'ended' ORDER BY n"  # noqa: S608 (fixed)
         return [_run(row) for row in self.ledger.rows(sql, (self.name,))]
 

@@ -113,7 +113,7 @@ class EngineControl:
         self.paused = paused
         if paused:
             self._cancel_prequeued()
-        self._tell(Note("paused: starts nothing until `looplab resume`" if paused else "goes on"))
+        self._tell(Note("paused: no run starts until `looplab resume`" if paused else "continuing"))
 
     def _cancel_prequeued(self) -> None:
         for run_id in self._pool.prequeued():

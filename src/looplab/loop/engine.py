@@ -327,7 +327,7 @@ class Engine:
             # Runs that ended meanwhile are reported at once; the others are alive.
             self._listen(0.0)
             for run_id in (self._adopting & self.running.keys()) - self._unreachable:
-                self._tell(RunAdopted(f"run {run_id} is still at work: adopted", run_id))
+                self._tell(RunAdopted(f"run {run_id} is still running: adopted", run_id))
         if self._study_judge is not None:
             # Requests of the judge are not recorded: they are computed again.
             with self._ledger.write():
@@ -640,6 +640,6 @@ def _trouble_of(run: RunRow) -> str:
 
 def _full(what: str, where: object) -> str:
     return (
-        f"cannot write {where or ''}: {what}. Trainings that run go on and nothing is lost: "
+        f"cannot write {where or ''}: {what}. Running trainings continue and nothing is lost: "
         "make room (or the folder writable), then `looplab resume`"
     )

@@ -281,7 +281,7 @@ class Planner:
                     round_ = self.queue[-1].round
             planned += accepted
             if not accepted and all(proposal.id is None for proposal in proposals):
-                break  # a program whose every proposal is refused would go on for ever
+                break  # a program whose every proposal is refused would never end
         if not planned and not self.thinking:
             problems = "; ".join(problem for problem in self._complaints.values() if problem)
             self.why = problems or "no proposer has anything left to try (add with `looplab propose`)"

@@ -486,7 +486,7 @@ def find_seed(study: StudyConfig, base: Base) -> Concrete | None:
     if study.seed is not None:
         places = find(base.config, study.seed)
         if len(places) != 1 or not _is_whole(get(base.config, places[0])):
-            raise LabError(f"seed: {study.seed} is no whole number in {base.name}", hint="name the key of the seed")
+            raise LabError(f"seed: {study.seed} is not an integer in {base.name}", hint="name the key of the seed")
         return places[0]
     named = [path for path, value in leaves(base.config) if str(path[-1]).lower() in SEEDS and _is_whole(value)]
     nearest = min(named, key=len, default=None)

@@ -71,14 +71,14 @@ def _find(
     if asked == "best":
         best = record.best() if record is not None else None
         if best is None:
-            raise LabError(f"{warm.source}: there is no best run yet", hint="start afresh")
+            raise LabError(f"{warm.source}: there is no best run yet", hint="start from scratch")
         return best.id, find_checkpoint(warm, lab, outputs, best, record)
     if asked == "latest":
         for run in reversed(record.runs(status="ok") if record is not None else []):
             with contextlib.suppress(LabError):
                 return run.id, find_checkpoint(warm, lab, outputs, run, record)
         raise LabError(
-            f"{warm.source}: no run has left a checkpoint yet ({' or '.join(warm.checkpoint)})", hint="start afresh"
+            f"{warm.source}: no run has left a checkpoint yet ({' or '.join(warm.checkpoint)})", hint="start from scratch"
         )
     path = real_path(lab / Path(asked).expanduser())
     if path.is_file():

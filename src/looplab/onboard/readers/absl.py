@@ -1,0 +1,55 @@
+"""absl flags: `--learning_rate=0.1`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from looplab.onboard.base import MISSING, Interface, Kind, Script, Setting
+from looplab.onboard.readers.arguments import flags_interface
+from looplab.onboard.source import calls, constant, module_constants
+
+DEFINERS: dict[str, Kind] = {
+    "DEFINE_float": "float", "DEFINE_integer": "int", "DEFINE_bool": "bool", "DEFINE_boolean": "bool",
+    "DEFINE_string": "str", "DEFINE_enum": "str",
+}  # fmt: skip
+TYPES: dict[str, Kind] = {"float": "float", "int": "int", "bool": "bool", "string": "str", "string enum": "str"}
+
+
+class AbslReader:
+    """Flags of `absl.flags.DEFINE_*`."""
+
+    name = "absl"
+
+    def read(self, script: Script) -> Interface | None:
+        if "absl" not in script.imports or not any(True for tree in script.modules for _ in calls(tree, *DEFINERS)):
+            return None
+        told = script.introspection.of("absl")
+        notes: list[str] = []
+        if told is not None:
+            settings = [
+                _make(option["name"], TYPES.get(option["type"], "unknown"), option["default"], option["choices"],
+                      option["help"], required=option["required"])
+                for option in told["options"]
+            ]  # fmt: skip
+        else:
+            settings = list(self._from_source(script))
+            notes.append(f"the options come from the source alone: {script.introspection.problem}")
+        if not settings:
+            return None
+        return flags_interface(self.name, script, settings, separator="equals", notes=notes)
+
+    def _from_source(self, script: Script) -> Any:
+        for tree in script.modules:
+            names = module_constants(tree)
+            for call in calls(tree, *DEFINERS):
+                words = [constant(item, names) for item in call.args]
+                kind = DEFINERS[call.func.attr if hasattr(call.func, "attr") else call.func.id]  # type: ignore[attr-defined]
+                if words and isinstance(words[0], str):
+                    text = next((word for word in words[2:] if isinstance(word, str)), "")
+                    choices = next((word for word in words[2:] if isinstance(word, list)), None)
+                    yield _make(words[0], kind, words[1] if len(words) > 1 else MISSING, choices, text)
+
+
+def _make(name: str, kind: Kind, default: Any, choices: Any, text: str, *, required: bool = False) -> Setting:
+    boolean = "value" if kind == "bool" else None
+    return Setting(name, kind, default, tuple(choices) if choices else None, text, required=required, boolean=boolean)  # type: ignore[arg-type]

@@ -1,0 +1,137 @@
+"""click and typer."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Any
+
+from looplab.onboard.base import MISSING, Interface, Kind, Script, Setting
+from looplab.onboard.readers.arguments import KINDS, flags_interface
+from looplab.onboard.source import call_name, calls, constant, keyword, module_constants
+
+TYPES: dict[str, Kind] = {
+    "integer": "int", "integer range": "int", "float": "float", "float range": "float", "boolean": "bool",
+    "text": "str", "choice": "str", "path": "str", "filename": "str", "file": "str", "directory": "str",
+}  # fmt: skip
+
+
+class ClickReader:
+    """Options of a click command or a typer app."""
+
+    name = "click"
+
+    def read(self, script: Script) -> Interface | None:
+        if not {"click", "typer"} & script.imports:
+            return None
+        name = "typer" if "typer" in script.imports else "click"
+        told = script.introspection.of("click")
+        notes: list[str] = []
+        words: tuple[str, ...] = ()
+        if told is not None:
+            options = told["options"]
+            commands = told.get("commands") or []
+            command = next((word for word in script.arguments if word in commands), None)
+            command = command or next((word for word in commands if "train" in word), commands[0] if commands else None)
+            if command is not None:
+                options, words = told["sub"][command], (command,)
+                notes.append(f"of its commands ({', '.join(commands)}) the lab calls `{command}`")
+            settings = [setting for option in options if (setting := _setting(option)) is not None]
+        else:
+            settings = _from_source(script)
+            notes.append(f"the options come from the source alone: {script.introspection.problem}")
+        if not settings:
+            return None
+        found = flags_interface(name, script, settings, notes=notes)
+        if not words:
+            return found
+        return Interface(name, found.settings, (*script.prefix, *words, *found.command[len(script.prefix) :]), found.rendering,
+                         notes=found.notes)  # fmt: skip
+
+
+def _setting(option: Mapping[str, Any]) -> Setting | None:
+    flag = next((flag for flag in option["flags"] if flag.startswith("--")), None)
+    name = option["name"] if option["positional"] else (flag or f"--{option['name']}").lstrip("-")
+    if name in ("help", "install-completion", "show-completion") or option["multiple"]:
+        return None
+    kind = TYPES.get(option["type"], "unknown")
+    default = MISSING if option["required"] else option["default"]
+    if option["is_flag"] or kind == "bool":
+        how = "switch" if option["off"] else "present" if option["is_flag"] else "value"
+        return Setting(name, "bool", bool(default) if how == "present" else default, help=option["help"], boolean=how)  # type: ignore[arg-type]
+    choices = tuple(option["choices"]) if option["choices"] else None
+    return Setting(
+        name, kind, default, choices, option["help"], required=option["required"], positional=option["positional"]
+    )
+
+
+def _from_source(script: Script) -> list[Setting]:
+    found: dict[str, Setting] = {}
+    for tree in script.modules:
+        names = module_constants(tree)
+        for call in calls(tree, "option"):
+            words = [word for word in (constant(item, names) for item in call.args) if isinstance(word, str)]
+            flag = next((word for word in words if word.startswith("--")), None)
+            if flag is None:
+                continue
+            on, _, off = flag.partition("/")
+            default, kind = constant(keyword(call, "default"), names), _type(call, names)
+            text = constant(keyword(call, "help"), names)
+            is_flag = constant(keyword(call, "is_flag"), names) is True or bool(off)
+            choices = _choices(call, names)
+            found.setdefault(on, Setting(
+                on.lstrip("-"), "bool" if is_flag else "str" if choices else kind if kind != "unknown" else _like(default),
+                default if default is not MISSING or not is_flag else False, choices, text if isinstance(text, str) else "",
+                boolean=("switch" if off else "present") if is_flag else None,
+                required=constant(keyword(call, "required"), names) is True,
+            ))  # fmt: skip
+        if not found and "typer" in script.imports:
+            found |= _typer_parameters(tree, names)
+    return list(found.values())
+
+
+def _typer_parameters(tree: ast.Module, names: dict[str, Any]) -> dict[str, Setting]:
+    found: dict[str, Setting] = {}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef) or not (
+            any("command" in call_name(item) for item in node.decorator_list)
+            or any(
+                isinstance(arg, ast.Name) and arg.id == node.name for call in calls(tree, "run") for arg in call.args
+            )
+        ):
+            continue
+        parameters = node.args.args
+        defaults = [None] * (len(parameters) - len(node.args.defaults)) + [*node.args.defaults]
+        for parameter, default in zip(parameters, defaults, strict=True):
+            value: ast.expr | None = default
+            if isinstance(value, ast.Call) and call_name(value).rpartition(".")[2] in ("Option", "Argument"):
+                value = value.args[0] if value.args else None
+            known = constant(value, names)
+            kind = KINDS.get(ast.unparse(parameter.annotation), "unknown") if parameter.annotation else "unknown"
+            name = parameter.arg.replace("_", "-")
+            positional = default is None
+            found[name] = Setting(parameter.arg if positional else name, kind if kind != "unknown" else _like(known), known,
+                                  boolean="switch" if kind == "bool" else None, positional=positional, required=positional)  # fmt: skip
+    return found
+
+
+def _type(call: ast.Call, names: dict[str, Any]) -> Kind:
+    name = call_name(keyword(call, "type") or ast.Constant(None)).rpartition(".")[2]
+    return {"IntRange": "int", "FloatRange": "float", "INT": "int", "FLOAT": "float", "BOOL": "bool"}.get(  # type: ignore[return-value]
+        name, KINDS.get(name, "unknown")
+    )
+
+
+def _choices(call: ast.Call, names: dict[str, Any]) -> tuple[Any, ...] | None:
+    kind = keyword(call, "type")
+    if isinstance(kind, ast.Call) and call_name(kind).endswith("Choice") and kind.args:
+        items = constant(kind.args[0], names)
+        return tuple(items) if isinstance(items, list) else None
+    return None
+
+
+def _like(value: Any) -> Kind:
+    for kind, name in ((bool, "bool"), (int, "int"), (float, "float"), (str, "str")):
+        if isinstance(value, kind):
+            return name  # type: ignore[return-value]
+    return "unknown"

@@ -1,0 +1,146 @@
+"""Dataclasses as command lines: tyro, simple-parsing, HfArgumentParser, draccus and the like."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from looplab.onboard.base import MISSING, Interface, Kind, Script, Setting
+from looplab.onboard.readers.arguments import KINDS, flags_interface, settings_of
+from looplab.onboard.source import call_name, calls, constant, keyword, module_constants
+
+FRAMEWORKS = {"tyro": "tyro", "simple_parsing": "simple-parsing", "transformers": "HfArgumentParser"}
+
+
+class DataclassReader:
+    """Fields of the dataclass that a script passes to `tyro.cli`, `simple_parsing.parse` or `HfArgumentParser`."""
+
+    name = "dataclass"
+
+    def read(self, script: Script) -> Interface | None:
+        framework = _framework(script)
+        if framework is None:
+            return None
+        told = script.introspection.of("tyro" if framework == "tyro" else "argparse")
+        notes: list[str] = []
+        if told is not None and framework == "tyro":
+            settings = [tyro_setting(option) for option in told["options"]]
+        elif told is not None:
+            settings = settings_of(told["options"], hugging_face=framework == "transformers")
+        else:
+            settings = list(_from_source(script, framework))
+            notes.append(f"the options come from the source alone: {script.introspection.problem}")
+        if not settings:
+            return None
+        return flags_interface(FRAMEWORKS[framework], script, settings, notes=notes)
+
+
+def _framework(script: Script) -> str | None:
+    for tree in script.modules:
+        for call in calls(tree, "cli", "parse", "HfArgumentParser", "ArgumentParser"):
+            name = call_name(call)
+            if name in ("tyro.cli", "cli") and "tyro" in script.imports:
+                return "tyro"
+            if "simple_parsing" in script.imports and name.rpartition(".")[2] in ("parse", "ArgumentParser"):
+                return "simple_parsing"
+            if name.endswith("HfArgumentParser"):
+                return "transformers"
+    return None
+
+
+def tyro_setting(option: Mapping[str, Any]) -> Setting:
+    """Return the setting of a field, as tyro writes it: `--optim.learning-rate`, `--x`/`--no-x`."""
+    kind: Kind = KINDS.get(option["type"] or "", "unknown")
+    default = MISSING if option["required"] else option["default"]
+    if kind == "unknown" and isinstance(default, bool | int | float | str):
+        kind = "bool" if isinstance(default, bool) else "int" if isinstance(default, int) else (
+            "float" if isinstance(default, float) else "str")  # fmt: skip
+    choices = tuple(option["choices"]) if option["choices"] else None
+    return Setting(
+        option["name"].replace("_", "-"), "str" if choices else kind, default, choices, option["help"] or "",
+        required=option["required"], boolean="switch" if kind == "bool" else None, spread=kind == "list",
+    )  # fmt: skip
+
+
+def _from_source(script: Script, framework: str) -> Iterator[Setting]:
+    """Yield the fields of all dataclasses of the project, nested ones with dots."""
+    classes = {
+        node.name: (node, module_constants(tree))
+        for tree in script.modules
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and any("dataclass" in call_name(item) for item in node.decorator_list)
+    }
+    nested = {
+        annotation.id
+        for node, _ in classes.values()
+        for item in node.body
+        if isinstance(item, ast.AnnAssign)
+        and isinstance(annotation := item.annotation, ast.Name)
+        and annotation.id in classes
+    }
+    used = {name for tree in script.modules for name in _arguments(tree) if name in classes}
+    for name in [name for name in classes if name in used] or [name for name in classes if name not in nested]:
+        for option in _fields(name, classes, ""):
+            yield tyro_setting(option) if framework == "tyro" else _flat_setting(option, framework)
+
+
+def _arguments(tree: ast.Module) -> Iterator[str]:
+    for call in calls(tree, "cli", "parse", "HfArgumentParser", "add_arguments"):
+        for node in ast.walk(call):
+            if isinstance(node, ast.Name):
+                yield node.id
+
+
+def _fields(
+    name: str, classes: Mapping[str, tuple[ast.ClassDef, dict[str, Any]]], prefix: str
+) -> Iterator[dict[str, Any]]:
+    node, constants = classes[name]
+    for index, item in enumerate(node.body):
+        if not isinstance(item, ast.AnnAssign) or not isinstance(item.target, ast.Name):
+            continue
+        field, annotation = item.target.id, item.annotation
+        if isinstance(annotation, ast.Name) and annotation.id in classes:
+            yield from _fields(annotation.id, classes, f"{prefix}{field}.")
+            continue
+        value, text = item.value, ""
+        if isinstance(value, ast.Call) and call_name(value).rpartition(".")[2] in ("field", "choice", "Field"):
+            metadata = keyword(value, "metadata")
+            words = [
+                n.value for n in ast.walk(metadata or value) if isinstance(n, ast.Constant) and isinstance(n.value, str)
+            ]
+            text = next((word for word in words if " " in word), "")
+            factory = keyword(value, "default_factory")
+            value = keyword(value, "default") or (factory.body if isinstance(factory, ast.Lambda) else None)
+        default = constant(value, constants)
+        following = node.body[index + 1] if index + 1 < len(node.body) else None
+        if (
+            isinstance(following, ast.Expr)
+            and isinstance(following.value, ast.Constant)
+            and isinstance(following.value.value, str)
+        ):
+            text = text or " ".join(following.value.value.split())
+        kind, choices = _annotation(annotation)
+        yield {"name": prefix + field, "type": kind, "default": None if default is MISSING else default,
+               "choices": choices, "required": item.value is None, "help": text}  # fmt: skip
+
+
+def _annotation(node: ast.expr) -> tuple[str | None, list[Any] | None]:
+    """Return the name of a type, and the choices of a Literal."""
+    text = ast.unparse(node)
+    if isinstance(node, ast.Subscript) and text.split("[")[0].rpartition(".")[2] == "Literal":
+        items = constant(node.slice if isinstance(node.slice, ast.Tuple) else ast.Tuple([node.slice], ast.Load()))
+        return "str", items if isinstance(items, list) else None
+    for name in ("bool", "int", "float", "str"):
+        if name in text.replace("Optional", "").replace("[", " ").replace("]", " ").replace("|", " ").split():
+            return ("list" if text.lower().startswith(("list", "tuple", "sequence")) else name), None
+    return None, None
+
+
+def _flat_setting(option: Mapping[str, Any], framework: str) -> Setting:
+    last = option["name"].rpartition(".")[2]
+    record = {"flags": [f"--{last}"], "dest": last, "action": "_StoreAction", "type": option["type"],
+              "default": option["default"], "choices": option["choices"], "nargs": "+" if option["type"] == "list" else None,
+              "help": option["help"], "required": option["required"]}  # fmt: skip
+    setting = settings_of([record], hugging_face=True)[0]
+    return setting

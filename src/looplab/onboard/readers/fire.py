@@ -1,0 +1,49 @@
+"""fire: the parameters of a function as `--name=value`."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from looplab.onboard.base import MISSING, Interface, Script, Setting
+from looplab.onboard.readers.arguments import flags_interface
+from looplab.onboard.readers.dataclass import tyro_setting
+from looplab.onboard.source import calls, constant, module_constants
+
+
+class FireReader:
+    """Parameters of what is passed to `fire.Fire`."""
+
+    name = "fire"
+
+    def read(self, script: Script) -> Interface | None:
+        if "fire" not in script.imports:
+            return None
+        told = script.introspection.of("fire")
+        notes: list[str] = []
+        if told is not None and told["options"]:
+            options: list[dict[str, Any]] = told["options"]
+        else:
+            options = list(_from_source(script))
+            if script.introspection.problem:
+                notes.append(f"the options come from the source alone: {script.introspection.problem}")
+        settings = []
+        for option in options:
+            setting = tyro_setting(option)
+            settings.append(Setting(option["name"], setting.kind, setting.default, setting.choices, setting.help,
+                                    required=setting.required, boolean="value" if setting.kind == "bool" else None))  # fmt: skip
+        return flags_interface(self.name, script, settings, separator="equals", notes=notes) if settings else None
+
+
+def _from_source(script: Script) -> Any:
+    for tree in script.modules:
+        names = module_constants(tree)
+        wanted = {arg.id for call in calls(tree, "Fire") for arg in call.args if isinstance(arg, ast.Name)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and node.name in wanted:
+                defaults = [None] * (len(node.args.args) - len(node.args.defaults)) + [*node.args.defaults]
+                for parameter, default in zip(node.args.args, defaults, strict=True):
+                    value = constant(default, names)
+                    yield {"name": parameter.arg, "type": ast.unparse(parameter.annotation) if parameter.annotation else None,
+                           "default": None if value is MISSING else value, "choices": None,
+                           "required": default is None, "help": ""}  # fmt: skip

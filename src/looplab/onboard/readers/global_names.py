@@ -1,0 +1,50 @@
+"""Global variables with a configurator, as in nanoGPT: `train.py --batch_size=32`."""
+
+from __future__ import annotations
+
+import ast
+
+from looplab.onboard.base import Interface, Script, Setting
+from looplab.onboard.readers.arguments import flags_interface
+from looplab.onboard.readers.hydra import kind_of
+from looplab.onboard.source import call_name, module_constants
+
+
+class GlobalsReader:
+    """A script that executes a file which overrides its globals from `--key=value`."""
+
+    name = "globals"
+
+    def read(self, script: Script) -> Interface | None:
+        if script.tree is None or not _has_configurator(script.tree):
+            return None
+        lines = script.text.splitlines()
+        comments = _comments(script.tree, lines)
+        settings = [
+            Setting(name, kind_of(value), value, help=comments.get(name, ""), boolean="value" if isinstance(value, bool) else None)
+            for name, value in module_constants(script.tree).items()
+            if not name.startswith("_") and isinstance(value, bool | int | float | str)
+        ]
+        return flags_interface(self.name, script, settings, separator="equals") if settings else None
+
+
+def _has_configurator(tree: ast.Module) -> bool:
+    """Whether the module executes another file at its top level, or looks at `globals()` beside `sys.argv`."""
+    for node in tree.body:
+        for call in ast.walk(node):
+            if isinstance(call, ast.Call) and call_name(call) == "exec" and "open" in ast.unparse(call):
+                return True
+    text = ast.unparse(tree)
+    return "globals()" in text and "sys.argv" in text
+
+
+def _comments(tree: ast.Module, lines: list[str]) -> dict[str, str]:
+    """Return the comment at the end of each assignment's line."""
+    found = {}
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            line = lines[node.lineno - 1]
+            _, mark, comment = line.partition("#")
+            if mark:
+                found[node.targets[0].id] = comment.strip()
+    return found

@@ -1,0 +1,69 @@
+"""Hydra applications: the config is composed by Hydra itself (`--cfg job`), and overrides are `key=value`."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from looplab.onboard.base import Interface, Kind, Script, Setting
+from looplab.onboard.introspect import ask
+from looplab.onboard.source import call_name, constant, keyword
+
+
+class HydraReader:
+    """A function decorated with `hydra.main`."""
+
+    name = "hydra"
+
+    def read(self, script: Script) -> Interface | None:
+        if "hydra" not in script.imports:
+            return None
+        decorators = [
+            item
+            for tree in script.modules
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef)
+            for item in node.decorator_list
+            if call_name(item) == "hydra.main" or call_name(item).endswith(".hydra.main")
+        ]
+        if not decorators:
+            return None
+        composed, problem = ask(script, [*script.arguments, "--cfg", "job"])
+        notes = [f"Hydra could not compose the config: {problem}"] if problem else []
+        base = _without_interpolations(composed or {})
+        if composed and base != composed:
+            notes.append("values that Hydra interpolates are left to Hydra")
+        name = constant(keyword(decorators[0], "config_name")) if isinstance(decorators[0], ast.Call) else None
+        if isinstance(name, str):
+            notes.append(f"the base config is what Hydra composes from {name}")
+        command = (*script.argv, "{overrides}", "hydra.run.dir={out_dir}")
+        return Interface(self.name, tuple(settings_in(base)), command, {"as": "hydra"}, base=base, notes=tuple(notes))
+
+
+def settings_in(config: Mapping[str, Any], prefix: str = "") -> Iterator[Setting]:
+    """Yield the leaves of a nested config as settings."""
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from settings_in(value, f"{name}.")
+        else:
+            yield Setting(name, kind_of(value), value)
+
+
+def kind_of(value: Any) -> Kind:
+    """Return the kind of a value."""
+    kinds: tuple[tuple[type, Kind], ...] = (
+        (bool, "bool"), (int, "int"), (float, "float"), (str, "str"), (list, "list"),
+    )  # fmt: skip
+    return next((kind for python, kind in kinds if isinstance(value, python)), "unknown")
+
+
+def _without_interpolations(config: Any) -> Any:
+    if isinstance(config, Mapping):
+        return {
+            key: _without_interpolations(value)
+            for key, value in config.items()
+            if not (isinstance(value, str) and ("${" in value or value == "???"))
+        }
+    return config

@@ -14,7 +14,9 @@ from looplab.onboard.readers.hydra import settings_in
 from looplab.onboard.source import calls, constant, keyword
 
 FORMATS = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml"}
-NAMES = re.compile(r"(^|[-_])(config|cfg|conf|configuration|params|hparams|settings)([-_]?(file|path|yaml|json|toml))?$")
+NAMES = re.compile(
+    r"(^|[-_])(config|cfg|conf|configuration|params|hparams|settings)([-_]?(file|path|yaml|json|toml))?$"
+)
 
 
 class ConfigFileReader:
@@ -41,7 +43,9 @@ class ConfigFileReader:
         base = _config(script, name) or {}
         rendering = {"as": "file", "format": FORMATS[Path(name).suffix.lower()]}
         notes = (f"the base config is {name}",)
-        return Interface(self.name, tuple(settings_in(base)), (*script.prefix, *words), rendering, base=base, notes=notes)
+        return Interface(
+            self.name, tuple(settings_in(base)), (*script.prefix, *words), rendering, base=base, notes=notes
+        )
 
 
 def _config(script: Script, name: str) -> dict[str, Any] | None:
@@ -62,7 +66,9 @@ def _defaults(script: Script) -> list[tuple[str, str]]:
     found = []
     for tree in script.modules:
         for call in calls(tree, "add_argument", "option"):
-            flag = next((word for word in map(constant, call.args) if isinstance(word, str) and word.startswith("--")), None)
+            flag = next(
+                (word for word in map(constant, call.args) if isinstance(word, str) and word.startswith("--")), None
+            )
             default = constant(keyword(call, "default"))
             if flag is not None and isinstance(default, str) and NAMES.search(flag.lstrip("-").lower()):
                 found.append((flag, default))

@@ -21,7 +21,13 @@ class GlobalsReader:
         lines = script.text.splitlines()
         comments = _comments(script.tree, lines)
         settings = [
-            Setting(name, kind_of(value), value, help=comments.get(name, ""), boolean="value" if isinstance(value, bool) else None)
+            Setting(
+                name,
+                kind_of(value),
+                value,
+                help=comments.get(name, ""),
+                boolean="value" if isinstance(value, bool) else None,
+            )
             for name, value in module_constants(script.tree).items()
             if not name.startswith("_") and isinstance(value, bool | int | float | str)
         ]

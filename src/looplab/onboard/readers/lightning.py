@@ -24,7 +24,9 @@ class LightningReader:
         rest = [word for word in script.arguments if word not in SUBCOMMANDS]
         config, problem = ask(script, [*words, *rest, "--print_config"])
         if config is None:
-            return Interface(self.name, (), (*script.prefix, *words, *rest), notes=(f"`--print_config` failed: {problem}",))
+            return Interface(
+                self.name, (), (*script.prefix, *words, *rest), notes=(f"`--print_config` failed: {problem}",)
+            )
         base = {key: value for key, value in config.items() if value is not None}
         command = (*script.prefix, *words, "--config", "{config}")
         rendering = {"as": "file", "format": "yaml"}

@@ -1,0 +1,292 @@
+"""Write a lab for a script: lab.yaml with comments, and its base config."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from looplab.config.lab import LAB_FILE
+from looplab.errors import LabError
+from looplab.measure.summary import Directions
+from looplab.onboard.base import MISSING, Interface, Script, Setting
+from looplab.onboard.knobs import Suggestion, constraints, suggest
+from looplab.onboard.readers.constants import RUNNER
+from looplab.onboard.source import call_name
+
+MANY = 60
+"""Settings beyond which only those that look like hyper-parameters are part of the base config."""
+RUNS = 20
+"""`budget.runs` of a new lab."""
+FIRST_SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class NewLab:
+    """The files of a lab, and what to say about it."""
+
+    files: Mapping[str, str]
+    """Content by name."""
+    knobs: tuple[str, ...]
+    seed: str | None
+    """Config key of the seed; None: the script has none."""
+    objective: str | None
+    notes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Draft:
+    """What is decided setting by setting."""
+
+    base: dict[str, Any] = field(default_factory=dict)
+    knobs: list[tuple[Setting, Suggestion]] = field(default_factory=list)
+    doubtful: list[tuple[Setting, Suggestion]] = field(default_factory=list)
+    seed: str | None = None
+    fixed: list[str] = field(default_factory=list)
+    """Words of the command that are kept as they were given."""
+    missing: list[Setting] = field(default_factory=list)
+
+
+def make_lab(
+    script: Script,
+    interface: Interface,
+    *,
+    objective: str | None = None,
+    goal: str | None = None,
+    name: str | None = None,
+) -> NewLab:
+    """Return a lab for a script.
+
+    Args:
+        objective: The metric that counts; None: not known yet.
+        goal: `min` or `max`; None: by the metric's name.
+        name: The study; None: the name of the script.
+
+    Raises:
+        LabError: The script needs settings that were not given.
+    """
+    draft = _draft(script, interface)
+    if draft.missing:
+        needed = " ".join(
+            f"--{setting.name} …" if not setting.positional else setting.name.upper() for setting in draft.missing
+        )
+        raise LabError(
+            f"{script.path.name} needs {', '.join(setting.name for setting in draft.missing)}",
+            hint=f"give what it needs: looplab init {script.path.name} {needed}",
+        )
+    study = name or re.sub(r"[^A-Za-z0-9_.-]+", "-", script.path.stem) or "study"
+    base_file = f"{study}.base.json"
+    command = _command(script, interface, draft)
+    cwd = "run" if starts_in_run_folder(script) else None
+    lines = [
+        f"# Made by `looplab init` from {script.path.name} ({interface.reader}). `looplab check` shows what it does."
+    ]
+    lines += [f"study: {study}", "launch:", f"  command: {_flow(command)}"]
+    if interface.rendering:
+        lines.append(f"  config: {_flow(dict(interface.rendering))}")
+    if interface.env:
+        lines.append(f"  env: {_flow(dict(interface.env))}")
+    if cwd:
+        lines.append("  cwd: run  # it writes next to where it is started: each run gets its own folder")
+    lines.append(f"base: {base_file}")
+    lines += _objective_lines(objective, goal)
+    lines += ["knobs:" if draft.knobs else "knobs: {}"]
+    for setting, suggestion in draft.knobs:
+        lines.append(f"  {_key(setting)}: {_flow(dict(suggestion.spec or {}))}{_comment(setting)}")
+    if draft.doubtful:
+        lines.append("  # Perhaps also:")
+        lines += [
+            f"  # {_key(setting)}: {_flow(dict(suggestion.spec))}{_comment(setting)}"
+            for setting, suggestion in draft.doubtful
+            if suggestion.spec
+        ]
+    rules = constraints([setting.name for setting, _ in draft.knobs])
+    if rules:
+        lines += ["constraints:", *(f"  - {json.dumps(rule)}" for rule in rules)]
+    if draft.seed is not None:
+        lines += [f"seed: {json.dumps(draft.seed)}", "judge: {baseline_seeds: 3}"]
+    else:
+        lines.append("# No seed was found, so runs cannot be repeated with another one, and nothing is judged.")
+    lines += ["proposers: [{search: auto}]", f"budget: {{runs: {RUNS}}}"]
+    files = {LAB_FILE: "\n".join(lines) + "\n", base_file: json.dumps(draft.base, indent=2) + "\n"}
+    if interface.reader == "constants":
+        files[RUNNER] = (Path(__file__).with_name(RUNNER)).read_text()
+    return NewLab(files, tuple(setting.name for setting, _ in draft.knobs), draft.seed, objective, interface.notes)
+
+
+def _draft(script: Script, interface: Interface) -> _Draft:
+    draft = _Draft()
+    given = (
+        given_values(script.arguments, interface.settings) if interface.base is None else ({}, list(script.arguments))
+    )
+    values, draft.fixed = given
+    is_big = len(interface.settings) > MANY
+    if interface.base is not None:
+        draft.base = json.loads(json.dumps(interface.base))
+    for setting in interface.settings:
+        value = values.get(setting.name, setting.default)
+        here = Setting(setting.name, setting.kind, value, setting.choices, setting.help)
+        suggestion = suggest(here)
+        if suggestion.role == "seed" and draft.seed is None:
+            draft.seed = setting.name
+            value = value if isinstance(value, int) and not isinstance(value, bool) else FIRST_SEED
+        elif value is MISSING:
+            if setting.required and setting.name not in values and not _is_given(setting, draft.fixed):
+                draft.missing.append(setting)
+            continue
+        wanted = suggestion.role in ("knob", "seed", "length") or (suggestion.role == "doubtful" and not is_big)
+        if interface.base is None and (wanted or setting.positional or setting.name in values):
+            if value is not None:
+                _put(draft.base, setting.name, value)
+        if suggestion.role == "knob" and suggestion.spec:
+            draft.knobs.append((here, suggestion))
+        elif suggestion.role in ("doubtful", "length") and suggestion.spec and wanted:
+            draft.doubtful.append((here, suggestion))
+    return draft
+
+
+def given_values(words: Sequence[str], settings: Sequence[Setting]) -> tuple[dict[str, Any], list[str]]:
+    """Split what a person typed after the script into values of settings and words that stay as they are."""
+    by_flag = {setting.flag or f"--{setting.name}": setting for setting in settings if not setting.positional}
+    values: dict[str, Any] = {}
+    rest: list[str] = []
+    queue = list(words)
+    while queue:
+        word = queue.pop(0)
+        flag, sign, text = word.partition("=")
+        setting = (
+            by_flag.get(flag)
+            or by_flag.get(flag.replace("_", "-"))
+            or by_flag.get(flag.replace("-", "_").replace("__", "--", 1))
+        )
+        if setting is None or suggest(setting).role == "other":
+            rest.append(word)
+            if (
+                setting is not None
+                and not sign
+                and setting.boolean != "present"
+                and queue
+                and not queue[0].startswith("--")
+            ):
+                rest.append(queue.pop(0))
+            continue
+        if setting.boolean in ("present", "switch") and not sign:
+            values[setting.name] = True
+            continue
+        if not sign:
+            text = queue.pop(0) if queue else ""
+        values[setting.name] = _parse(text, setting)
+    return values, rest
+
+
+def _parse(text: str, setting: Setting) -> Any:
+    try:
+        if setting.kind == "int":
+            return int(text)
+        if setting.kind == "float":
+            return float(text)
+    except ValueError:
+        return text
+    if setting.kind == "bool":
+        return text.lower() in ("1", "true", "yes", "on")
+    return text
+
+
+def _is_given(setting: Setting, words: Sequence[str]) -> bool:
+    if setting.positional:
+        return any(not word.startswith("-") for word in words)
+    return any(word.partition("=")[0].replace("_", "-") == f"--{setting.name}".replace("_", "-") for word in words)
+
+
+def _command(script: Script, interface: Interface, draft: _Draft) -> list[str]:
+    command = list(interface.command)
+    if interface.base is None and draft.fixed:
+        at = len(script.prefix)
+        command[at:at] = draft.fixed
+    return ["{python}" if word == "python" and script.python is not None else word for word in command]
+
+
+def _objective_lines(objective: str | None, goal: str | None) -> list[str]:
+    if objective is None:
+        return ["# objective: {metric: …, goal: min}  # `looplab try` shows what the script measures"]
+    return [f"objective: {{metric: {json.dumps(objective)}, goal: {goal or Directions().goal(objective)}}}"]
+
+
+def _put(base: dict[str, Any], name: str, value: Any) -> None:
+    *above, last = name.split(".")
+    for part in above:
+        base = base.setdefault(part, {})
+    base[last] = value
+
+
+def _key(setting: Setting) -> str:
+    return setting.name if re.fullmatch(r"[A-Za-z_][\w.-]*", setting.name) else json.dumps(setting.name)
+
+
+def _flow(value: Any) -> str:
+    """Return a value as YAML on one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_flow(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_flow, value)) + "]"
+    if (
+        isinstance(value, str)
+        and re.fullmatch(r"[A-Za-z_][\w./-]*", value)
+        and value.lower() not in ("true", "false", "null", "yes", "no", "on", "off")
+    ):
+        return value
+    if isinstance(value, float) and value == int(value) and abs(value) < 1e15:
+        return f"{value:.1f}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _comment(setting: Setting) -> str:
+    text = " ".join(setting.help.split())
+    text = re.sub(r"\s*\(default:?.*?\)", "", text)
+    return f"  # {text[:90]}" if text else ""
+
+
+def starts_in_run_folder(script: Script) -> bool:
+    """Return whether a script should be started in its run folder: it writes relative paths, and reads none."""
+    if script.tree is None or script.module is not None:
+        return False
+    writes = False
+    for tree in script.modules:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_input(node.value, script.folder):
+                return False
+            if isinstance(node, ast.Call):
+                writes = writes or call_name(node).rpartition(".")[2] in WRITERS
+    return writes
+
+
+WRITERS = {
+    "SummaryWriter",
+    "CSVLogger",
+    "TensorBoardLogger",
+    "mkdir",
+    "makedirs",
+    "save",
+    "savez",
+    "to_csv",
+    "dump",
+    "savefig",
+}
+"""Functions that usually write a file."""
+
+
+def _is_input(text: str, folder: Path) -> bool:
+    """Return whether a text is the relative path of something that exists, other than code."""
+    if not text or len(text) > 200 or "\n" in text or text.startswith(("/", "~", "-")) or text in (".", "..", "./"):
+        return False
+    if "/" not in text and "." not in text:
+        return False
+    try:
+        path = folder / text
+        return path.exists() and path.suffix != ".py"
+    except (OSError, ValueError):
+        return False

@@ -1,7 +1,8 @@
-"""A config file as an argument: `train.py --config base.yaml`."""
+"""A config file as an argument: `train.py --config base.yaml`, `train.py base.yaml`."""
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 from looplab.config.files import read_config
 from looplab.errors import LabError
 from looplab.onboard.base import Interface, Script
-from looplab.onboard.readers.arguments import ArgparseReader
 from looplab.onboard.readers.hydra import settings_in
 from looplab.onboard.source import calls, constant, keyword
 
@@ -17,10 +17,11 @@ FORMATS = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml"}
 NAMES = re.compile(
     r"(^|[-_])(config|cfg|conf|configuration|params|hparams|settings)([-_]?(file|path|yaml|json|toml))?$"
 )
+FOLDERS = (".", "config", "configs", "conf", "cfg", "cfgs")
 
 
 class ConfigFileReader:
-    """A file that the user names, or that is the default of an option named after configs."""
+    """A file that the user names, that is the default of an option named after configs, or the only one there is."""
 
     name = "config file"
 
@@ -31,21 +32,27 @@ class ConfigFileReader:
             option, sign, value = words[place].rpartition("=")
             words[place] = f"{option}{sign}{{config}}"
             return self._interface(script, value, words)
-        for option, default in _defaults(script):
-            if _config(script, default) is not None:
+        if script.tree is None:
+            return None
+        options = _options(script)
+        for option, default in options:
+            if default is not None and _config(script, default) is not None:
                 return self._interface(script, default, [*words, option, "{config}"])
-        literal = _opened_file(script)
-        if literal is not None:
-            return None  # the script opens a fixed name: nothing can be passed
+        there = _files(script)
+        named = [name for name in _names_in_source(script) if _config(script, name) is not None]
+        reads_argv = any("sys.argv" in ast.unparse(tree) for tree in script.modules)
+        if options and options[0][1] is None and len(there) == 1:
+            return self._interface(script, there[0], [*words, options[0][0], "{config}"])
+        if reads_argv and not options and (named or len(there) == 1):
+            return self._interface(script, (named or there)[0], [*words, "{config}"])
         return None
 
     def _interface(self, script: Script, name: str, words: list[str]) -> Interface:
         base = _config(script, name) or {}
         rendering = {"as": "file", "format": FORMATS[Path(name).suffix.lower()]}
-        notes = (f"the base config is {name}",)
-        return Interface(
-            self.name, tuple(settings_in(base)), (*script.prefix, *words), rendering, base=base, notes=notes
-        )
+        notes = (f"the base config is a copy of {name}",)
+        command = (*script.prefix, *words)
+        return Interface(self.name, tuple(settings_in(base)), command, rendering, base=base, notes=notes)
 
 
 def _config(script: Script, name: str) -> dict[str, Any] | None:
@@ -60,21 +67,35 @@ def _config(script: Script, name: str) -> dict[str, Any] | None:
     return config if any(setting.kind in ("int", "float") for setting in settings_in(config)) else None
 
 
-def _defaults(script: Script) -> list[tuple[str, str]]:
-    """Return the options that are named after configs and have a file name as their default."""
-    reader = ArgparseReader()
+def _options(script: Script) -> list[tuple[str, str | None]]:
+    """Return the flags that are named after configs, each with its default."""
     found = []
     for tree in script.modules:
-        for call in calls(tree, "add_argument", "option"):
-            flag = next(
-                (word for word in map(constant, call.args) if isinstance(word, str) and word.startswith("--")), None
-            )
+        for call in calls(tree, "add_argument", "option", "Option"):
+            words = [word for word in map(constant, call.args) if isinstance(word, str)]
+            flag = next((word for word in words if word.startswith("--")), None)
             default = constant(keyword(call, "default"))
-            if flag is not None and isinstance(default, str) and NAMES.search(flag.lstrip("-").lower()):
-                found.append((flag, default))
-    del reader
+            if flag is not None and NAMES.search(flag.lstrip("-").lower()):
+                found.append((flag, default if isinstance(default, str) else None))
     return found
 
 
-def _opened_file(script: Script) -> str | None:
-    return None
+def _files(script: Script) -> list[str]:
+    """Return the config files of the project, in the usual places."""
+    return [
+        str(path.relative_to(script.folder))
+        for place in FOLDERS
+        for path in sorted((script.folder / place).glob("*"))
+        if path.suffix.lower() in FORMATS and _config(script, str(path.relative_to(script.folder))) is not None
+    ]
+
+
+def _names_in_source(script: Script) -> list[str]:
+    """Return the texts in the source that could be the name of a config file."""
+    return [
+        node.value
+        for tree in script.modules
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 200
+        and Path(node.value).suffix.lower() in FORMATS
+    ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Shell scripts that pass their arguments on: `python train.py "$@"`."""
+"""Shell scripts around a Python script: `python train.py --epochs 10 "$@"`."""
 
 from __future__ import annotations
 
@@ -6,47 +6,67 @@ import re
 import shlex
 from dataclasses import replace
 
+from looplab.errors import LabError
 from looplab.onboard.base import Interface, Script
-from looplab.onboard.source import constant  # noqa: F401
 
-PASSES_ON = re.compile(r'"?\$(@|\*|\{@\}|\{\*\})"?')
-PYTHON = re.compile(r"^(?:exec\s+)?(?:\S*/)?python[0-9.]*$")
+PASSES_ON = re.compile(r'"?\$(?:[@*]|\{[@*]\})"?')
+PYTHON = re.compile(r"(?:\S*/)?python[0-9.]*|\$\{?PYTHON[^\s/]*")
+ENDS = re.compile(r"[|;&]|[12]?>")
+"""Where a command of a shell line ends."""
 
 
 class ShellReader:
-    """A shell script whose Python command gets what the script gets."""
+    """A shell script whose Python command gets what the script gets, or gets nothing and can be called directly."""
 
     name = "shell"
 
     def read(self, script: Script) -> Interface | None:
         if script.python is not None:
             return None
-        inner = self._inner(script)
-        if inner is None:
-            return None
         from looplab.onboard.readers import read_interface
 
-        found = read_interface(inner)
-        if found is None:
-            return None
-        words = tuple(part for part in found.command[len(inner.prefix) :])
-        return replace(found, reader=f"shell, then {found.reader}", command=(*script.argv, *words))
+        for line in self._python_lines(script):
+            passes_on = PASSES_ON.search(line) is not None
+            inner = self._inner(script, PASSES_ON.sub("", line))
+            found = read_interface(inner) if inner is not None else None
+            if found is None or inner is None:
+                continue
+            if passes_on:
+                words = found.command[len(inner.prefix) :]
+                return replace(found, reader=f"shell, then {found.reader}", command=(*script.argv, *words))
+            note = f"{script.path.name} passes no arguments on, so the lab calls its command itself"
+            return replace(
+                found, notes=(*found.notes, note), command=(*inner.argv, *found.command[len(inner.prefix) :])
+            )
+        return None
 
-    def _inner(self, script: Script) -> Script | None:
-        """Return the Python script that the last line with `$@` calls."""
+    @staticmethod
+    def _python_lines(script: Script) -> list[str]:
+        """Return the lines that start Python, those that pass arguments on first."""
+        lines = script.text.replace("\\\n", " ").splitlines()
+        found = [line for line in lines if PYTHON.search(line) and not line.lstrip().startswith("#")]
+        return sorted(found, key=lambda line: PASSES_ON.search(line) is None)
+
+    @staticmethod
+    def _inner(script: Script, line: str) -> Script | None:
+        """Return the Python script of a line, with those of its words that are constants."""
         from looplab.onboard.scripts import find_script
 
-        joined = script.text.replace("\\\n", " ")
-        for line in reversed(joined.splitlines()):
-            if not PASSES_ON.search(line) or line.lstrip().startswith("#"):
-                continue
-            try:
-                words = shlex.split(PASSES_ON.sub("", line), comments=True)
-            except ValueError:
-                continue
-            while words and not PYTHON.match(words[0]):
-                words = words[1:]
-            if len(words) > 1:
-                words = [word for word in words if "$" not in word]
-                return find_script(words, script.folder)
-        return None
+        try:
+            words = shlex.split(ENDS.split(line, maxsplit=1)[0], comments=True)
+        except ValueError:
+            return None
+        while words and not PYTHON.fullmatch(words[0]):
+            words = words[1:]
+        if len(words) < 2:
+            return None
+        kept: list[str] = []
+        for word in words[1:]:
+            if "$" in word and kept and kept[-1].startswith("-"):
+                kept.pop()  # a flag with a value that only the shell knows
+            elif "$" not in word:
+                kept.append(word)
+        try:
+            return find_script(["python" if "$" in words[0] else words[0], *kept], script.folder)
+        except LabError:
+            return None

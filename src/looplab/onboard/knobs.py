@@ -176,7 +176,7 @@ def _number(words: Sequence[str], known: set[str], default: float) -> Suggestion
             if not known & {"warmup"}
             else Suggestion("doubtful", _around(default))
         )
-    if known & OTHER:
+    if known & OTHER and not known & SHARES:
         return Suggestion("other")
     if not whole:
         found = _float(known, pairs, default)

@@ -11,6 +11,8 @@ import pytest
 
 from looplab.runs.redact import forget
 
+collect_ignore = ["onboard/shelf"]
+
 PATIENCE_S = 300.0
 """Seconds that a test waits for what must come. Only a failing test, or a very busy machine, takes as long."""
 

@@ -1,0 +1,3 @@
+from tinyrec.cli import app
+
+app()

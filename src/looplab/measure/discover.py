@@ -122,6 +122,7 @@ class Reader:
         "_scanned",
         "_stdout_patterns",
         "_wanted",
+        "_wanted_by_canonical",
         "behind",
         "last_step",
     )
@@ -157,7 +158,8 @@ class Reader:
         self._rename = {other: name for name, others in (aliases or {}).items() for other in others}
         self._preference = {other: rank for others in (aliases or {}).values() for rank, other in enumerate(others, 1)}
         self._stdout_patterns = stdout_patterns
-        self._wanted = {_canonical(name): name for name in wanted}
+        self._wanted = frozenset(wanted)
+        self._wanted_by_canonical = {_canonical(name): name for name in wanted}
         self._entries: list[_Entry] = []
         self._paths: set[str] = set()
         self._failed: set[str] = set()
@@ -269,13 +271,16 @@ class Reader:
         """Return the names that are one of the study's metrics, apart from `_`, `/` and `.`, and that metric."""
         found: dict[str, list[str]] = {}
         for raw in names:
-            if raw not in self._rename and (metric := self._wanted.get(_canonical(raw))):
-                found.setdefault(metric, []).append(raw)
-        return {
-            raws[0]: metric
-            for metric, raws in found.items()
-            if len(raws) == 1 and self._owners.get(metric, owner := (entry.rank, entry.series, raws[0])) == owner
-        }
+            if raw not in self._rename and (metric := self._wanted_by_canonical.get(_canonical(raw))):
+                found.setdefault(raw if raw in self._wanted else metric, []).append(raw)
+        chosen = {}
+        for metric, raws in found.items():
+            owner = self._owners.get(metric)
+            if owner is None and len(raws) == 1:
+                chosen[raws[0]] = metric
+            elif owner is not None and owner[:2] == (entry.rank, entry.series):
+                chosen[owner[2]] = metric
+        return chosen
 
     def _completes(self, entry: _Entry, owner: tuple[int, str, str]) -> bool:
         """Return whether a source adds a last point to another's curve: the trainer's summary, to printed metrics."""
@@ -353,7 +358,7 @@ class Reader:
     def _add(self, kind: str, path: str, folder: str) -> None:
         self._paths.add(path)
         plugin = self._plugins.get(kind)
-        wanted = {*self._wanted.values(), *self._rename}
+        wanted = {*self._wanted, *self._rename}
         source = _open_source(kind, Path(path), self._stdout_patterns, wanted) if plugin is None else plugin(Path(path))
         series = os.path.basename(path) if kind in ("jsonl", "csv") else ""
         self._entries.append(_Entry(self._ranks[kind], path, series, self._prefix(kind, folder), source))

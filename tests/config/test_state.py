@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from looplab.config.lab import LabConfig
 from looplab.config.state import StateConfig, claim_state_folder, home, state_folder
 from looplab.errors import LabError
+from looplab.pipeline.recording import open_record
 
 
 @pytest.fixture(autouse=True)
@@ -147,3 +149,14 @@ def test_a_damaged_pointer_is_an_error_not_a_new_ledger(lab: Path, config: State
     (home(lab) / "state").write_text(content)
     with pytest.raises(LabError):
         claim_state_folder(lab, config)
+
+
+def test_a_pipeline_that_is_the_first_to_record_points_to_the_place_too(
+    lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOOPLAB_STATE_DIR", str(tmp_path / "local"))
+    with open_record(LabConfig(lab, {}), "toy", print) as record:
+        assert record is not None
+    monkeypatch.delenv("LOOPLAB_STATE_DIR")
+    assert state_folder(lab).parent == tmp_path / "local"
+    assert (state_folder(lab) / "ledger.db").exists()

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from looplab.config.lab import StudyConfig
 from looplab.errors import LabError
 from looplab.measure.base import Batch
-from looplab.measure.discover import MAX_DEPTH, Reader
+from looplab.measure.discover import MAX_DEPTH, Reader, reader_of
 
 OLD_WANDB = Path(__file__).parent / "data" / "wandb-0.16.6.wandb"
 
@@ -253,3 +254,68 @@ def test_a_folder_called_record_that_is_not_ours_is_read_like_any_other(tmp_path
     put(tmp_path / "record" / "metrics.jsonl", '{"step": 1, "loss": 9}\n')
     put(tmp_path / "train.log", "loss: 7\n")
     assert [source.kind for source in Reader(tmp_path).sources()] == ["jsonl", "stdout"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "printed", "metric"),
+    [
+        ("eval_accuracy", "eval/accuracy", "eval_accuracy"),
+        ("eval/accuracy", "eval_accuracy", "eval/accuracy"),
+        ("val.loss", "val/loss", "val.loss"),
+        ("eval_accuracy", "eval-accuracy", "eval-accuracy"),
+        ("eval_accuracy", "Eval_accuracy", "Eval_accuracy"),
+    ],
+)
+def test_a_name_that_differs_only_in_separators_is_the_wanted_one(
+    tmp_path: Path, wanted: str, printed: str, metric: str
+) -> None:
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, printed: 0.5, "loss": 2.0}) + "\n")
+    assert set(Reader(tmp_path, wanted=[wanted]).poll()) == {metric, "loss"}
+
+
+def test_of_two_names_that_differ_in_separators_none_is_the_wanted_one(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "eval/loss": 1, "eval.loss": 2}\n')
+    assert set(Reader(tmp_path, wanted=["eval_loss"]).poll()) == {"eval/loss", "eval.loss"}
+
+
+def test_the_exact_name_wins_over_one_with_other_separators(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "eval/loss": 1, "eval_loss": 2}\n')
+    for wanted in (["eval_loss"], ["eval_loss", "eval/loss"]):
+        batch = Reader(tmp_path, wanted=wanted).poll()
+        assert {name: curve.values for name, curve in batch.items()} == {"eval/loss": [1], "eval_loss": [2]}
+
+
+def test_a_hidden_metric_is_hidden_under_any_separators(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "test/acc": 1, "test.acc": 2, "val/acc": 3}\n')
+    assert set(Reader(tmp_path, hidden=["test_acc"], wanted=["test_acc"]).poll()) == {"val/acc"}
+
+
+@pytest.mark.parametrize("line", ["score_threshold: 0.5", "peak_memory: 0.5", "batch_size: 3 score_threshold: 0.5"])
+def test_a_wanted_name_is_a_metric_whatever_its_words_tell(tmp_path: Path, line: str) -> None:
+    (tmp_path / "train.log").write_text(f"{line}\nhello\n")
+    wanted = {"score_threshold", "peak_memory"}
+    assert {name for name in Reader(tmp_path, wanted=wanted).poll(final=True) if name in wanted}
+    assert not Reader(tmp_path).poll(final=True)
+
+
+def test_a_name_stays_the_wanted_one_when_another_candidate_appears(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "eval/loss": 1}\n')
+    reader = Reader(tmp_path, wanted=["eval_loss"])
+    assert set(reader.poll()) == {"eval_loss"}
+    with path.open("a") as file:
+        file.write('{"step": 2, "eval/loss": 2, "eval.loss": 3}\n')
+    assert {name: curve.values for name, curve in reader.poll().items()} == {"eval_loss": [2], "eval.loss": [3]}
+
+
+def test_the_objective_of_a_study_is_found_under_other_separators(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "eval/accuracy": 0.5}\n')
+    study = StudyConfig.model_validate(
+        {
+            "study": "s",
+            "base": "b.yaml",
+            "launch": {"command": ["x"]},
+            "objective": {"metric": "eval_accuracy", "goal": "max"},
+        }
+    )
+    assert set(reader_of(study, tmp_path).poll()) == {"eval_accuracy"}

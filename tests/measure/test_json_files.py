@@ -7,7 +7,10 @@ import os
 from math import isnan
 from pathlib import Path
 
+from looplab.measure.base import Batch, Curve, merge
+from looplab.measure.discover import Reader
 from looplab.measure.summary import Summariser
+from looplab.measure.trainer_state import TrainerStateSource
 from looplab.measure.trainer_summary import TrainerSummarySource
 from looplab.measure.wandb_legacy import WandbSummarySource
 
@@ -83,3 +86,57 @@ def test_a_summary_of_wandbs_own_clock_alone_holds_no_metric(tmp_path: Path) -> 
     path = tmp_path / "wandb-summary.json"
     path.write_text('{"_wandb": {"runtime": 2}}')
     assert WandbSummarySource(path).poll() == {}
+
+
+HISTORY = [
+    {"epoch": 0.5, "grad_norm": 1.5, "learning_rate": 4e-05, "loss": 0.7, "step": 50},
+    {"epoch": 1.0, "eval_accuracy": 0.8, "eval_loss": 0.5, "step": 100},
+    {"epoch": 1.5, "grad_norm": 1.25, "learning_rate": 2e-05, "loss": 0.4, "step": 150},
+]
+
+
+def write_state(folder: Path, rows: int) -> None:
+    folder.mkdir(exist_ok=True)
+    state = {"best_metric": 0.5, "epoch": 1.5, "global_step": 150, "log_history": HISTORY[:rows], "max_steps": 300}
+    (folder / "trainer_state.json").write_text(json.dumps(state))
+
+
+def test_the_history_of_a_trainer_state_becomes_curves(tmp_path: Path) -> None:
+    source = TrainerStateSource(tmp_path / "trainer_state.json")
+    assert source.poll() == {}
+    write_state(tmp_path, 2)
+    assert {name: (curve.steps, curve.values) for name, curve in source.poll().items()} == {
+        "epoch": ([50, 100], [0.5, 1.0]),
+        "grad_norm": ([50], [1.5]),
+        "learning_rate": ([50], [4e-05]),
+        "loss": ([50], [0.7]),
+        "eval_accuracy": ([100], [0.8]),
+        "eval_loss": ([100], [0.5]),
+    }
+    write_state(tmp_path, 3)
+    assert source.poll()["loss"] == Curve([150], [0.4])
+    assert source.poll() == {}
+    (tmp_path / "trainer_state.json").write_text('{"log_history": 3}')
+    assert source.poll() == {}
+
+
+def test_the_states_of_several_checkpoints_are_one_curve(tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
+    total: Batch = {}
+    write_state(tmp_path / "checkpoint-100", 2)
+    merge(total, reader.poll())
+    write_state(tmp_path / "checkpoint-150", 3)
+    write_state(tmp_path, 3)
+    (tmp_path / "all_results.json").write_text('{"epoch": 1.5, "test_accuracy": 0.75, "train_loss": 0.55}')
+    merge(total, reader.poll(final=True))
+    assert total["loss"] == Curve([50, 150], [0.7, 0.4])
+    assert total["eval_accuracy"] == Curve([100], [0.8])
+    assert total["test_accuracy"].values == [0.75]
+
+
+def test_what_was_printed_is_not_read_again_from_the_state(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text("{'loss': '0.7', 'epoch': '0.5'}\n{'loss': '0.4', 'epoch': '1.5'}\n")
+    write_state(tmp_path, 3)
+    total = Reader(tmp_path).poll(final=True)
+    assert total["loss"] == Curve([0.5, 1.5], [0.7, 0.4])
+    assert total["eval_loss"] == Curve([100], [0.5])

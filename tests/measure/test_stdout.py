@@ -377,12 +377,12 @@ def test_a_strange_line_is_read_in_no_time(tmp_path: Path, line: str) -> None:
 
 
 def test_a_line_is_read_up_to_a_limit_and_never_half_a_number(tmp_path: Path) -> None:
-    pairs = [f"m{number}: {number}.25," for number in range(1000)]
+    pairs = [f"loss{number}: {number}.25," for number in range(1000)]
     line = " ".join(pairs)
     assert len(line) > stdout.MAX_LINE
     found = read(tmp_path, line + "\nloss: 1\n")
     assert found.pop("loss") == [(1, 1.0)]
-    assert found == {f"m{number}": [(0, number + 0.25)] for number in range(len(found))}
+    assert found == {f"loss{number}": [(0, number + 0.25)] for number in range(len(found))}
     assert 200 < len(found) < 1000
 
 
@@ -391,3 +391,37 @@ def test_a_number_that_the_limit_cuts_through_is_left_out(tmp_path: Path, cut: i
     head = "acc: 1 tokens: "
     line = head.rjust(stdout.MAX_LINE - cut) + "1,234,567.25 loss: 2"
     assert read(tmp_path, line + "\n") == {"acc": [(0, 1.0)]} | ({"tokens": [(0, 1234567.25)]} if cut > 12 else {})
+
+
+def test_a_name_that_may_be_a_setting_counts_once_it_has_two_values(tmp_path: Path) -> None:
+    assert read(tmp_path, "alpha: 0.1\ngold: 3\ngold: 4\nalpha: 0.1\nbye\n") == {"gold": [(1, 3.0), (2, 4.0)]}
+    assert read(tmp_path, "alpha: 0.1\nstep 1 loss: 2\nalpha: 0.3\n") == {"loss": [(1, 2.0)], "alpha": [(1, 0.3)]}
+
+
+def test_the_last_line_counts_if_the_writer_ended_and_nothing_else_did(tmp_path: Path) -> None:
+    assert read(tmp_path, "alpha: 0.1\ngold: 3\n", final=True) == {"gold": [(1, 3.0)]}
+    assert read(tmp_path, "alpha: 0.1\ngold: 3\n") == {}
+
+
+def test_a_setting_that_looks_like_a_step_gives_way_to_a_step_with_metrics(tmp_path: Path) -> None:
+    assert read(tmp_path, "step: 500\nepoch 1 loss: 3\nepoch 2 loss: 2\n") == {"loss": [(1, 3.0), (2, 2.0)]}
+
+
+@pytest.mark.parametrize(
+    ("lines", "steps"),
+    [
+        (["Epoch [1/5], Step [600/600]", "Epoch [2/5], Step [100/600]", "Epoch [3/5], Step [1/600]"], [600, 700, 1201]),
+        (["Epoch 1 step 600/3000", "Epoch 2 step 1200/3000", "Epoch 3 step 1800/3000"], [600, 1200, 1800]),
+        (["Epoch: [0][10/391]", "Epoch: [1][10/391]", "Epoch: [0][20/391]"], [10, 401, 20]),
+        (["epoch: 1 step: 7", "epoch: 2 step: 3", "epoch: 2 step: 7", "epoch: 3 step: 3"], [7, 10, 14, 17]),
+        (["Epoch 2:  50%|#####     | 5/10 [00:01<00:01,"], [15]),
+    ],
+)
+def test_steps_grow_over_the_epochs(tmp_path: Path, lines: list[str], steps: list[float]) -> None:
+    found = read(tmp_path, "".join(f"{line} loss: 1\n" for line in lines))
+    assert [step for step, _ in found["loss"]] == steps
+
+
+def test_names_that_may_be_settings_are_held_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stdout, "MAX_HELD", 2)
+    assert set(read(tmp_path, "a: 1\nb: 1\nc: 1\na: 2\nc: 2\n")) == {"a"}

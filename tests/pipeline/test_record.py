@@ -92,6 +92,14 @@ def test_a_call_records_its_stages_and_makes_the_ledger(toy: Any) -> None:
     assert findings(toy) == []
 
 
+def test_the_ledger_is_where_the_lab_keeps_it(toy: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOOPLAB_STATE_DIR", str(tmp_path / "state"))
+    toy("mine")
+    assert not (toy.folder / ".looplab/ledger.db").exists()
+    with contextlib.closing(Ledger(load_lab(toy.folder).ledger_path, create=False)) as ledger:
+        assert [event.kind for event in ledger.events()] == ["stage began", "stage ended"]
+
+
 def test_what_is_skipped_is_not_recorded_again(toy: Any) -> None:
     toy("mine", "select")
     before = kinds(toy)

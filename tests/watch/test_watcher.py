@@ -447,3 +447,10 @@ def test_a_rule_whose_requeue_may_leave_the_range_later_is_fine() -> None:
     guard = Guard({"train.lr": Knob.make("train.lr", {"type": "float", "low": 0.0, "high": 1.0})})
     rules = [rule(when="loss > 1", requeue=["train.lr@mul=100"]), rule(prune={}), rule(nan=True), rule(budget=True)]
     check(rules, objective=ObjectiveConfig(metric="loss", goal="min"), guard=guard, bases=[{"train": {"lr": 0.1}}])
+
+
+def test_an_objective_without_its_quotes_is_an_error_of_the_rule() -> None:
+    objective = ObjectiveConfig(metric="eval-logloss", goal="min")
+    with pytest.raises(LabError, match="does not read eval-logloss"):
+        check([rule(when="step > 2 and eval-logloss < 0.4")], objective=objective)
+    check([rule(when="step > 2 and 'eval-logloss' < 0.4")], objective=objective)

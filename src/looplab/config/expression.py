@@ -6,6 +6,7 @@ and the only calls are those of `operations.FUNCTIONS`. Time and memory are boun
 number of loop steps), so expressions written by an agent can be evaluated safely in the engine.
 
     train.batch_size, features.3.weight, features[3].weight, config["a b"], `train/loss`, `train/loss`.last
+    'eval-logloss' < 0.4, 'Test Loss'.best: where only a number makes sense, a text in quotes is a name
     numbers, texts, lists, true false null (and True False None), + - * / // % **, comparisons, in, is null,
     and or not, `a if c else b`, the functions, and `all(f.weight > 0 for f in features)` inside
     any all sum min max len; loops and these functions iterate over the values of a dictionary.
@@ -18,7 +19,7 @@ import difflib
 import keyword
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -130,6 +131,16 @@ def compile_expression(text: str) -> Expression:
     return Expression(text, frozenset(builder.names), run, builder.names)
 
 
+def unquoted(expression: Expression, names: Iterable[str]) -> str | None:
+    """Return the first of these names that an expression contains but does not read, as in `eval-loss < 3`.
+
+    Such a name needs quotes: without them it is read as a difference, a quotient or several names.
+    """
+    text = re.sub(r"`[^`]*`|'[^']*'|\"[^\"]*\"", " ", expression.text)
+    spoken = (name for name in names if not re.fullmatch(r"[\w.]+", name) and name not in expression.names)
+    return next((name for name in spoken if re.search(rf"(?<![\w./-]){re.escape(name)}(?![\w/-])", text)), None)
+
+
 # --- from looplab's spelling to Python's ---------------------------------------------------------------------------
 
 _TOKEN = re.compile(
@@ -144,6 +155,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _SEGMENT = re.compile(r"`([^`]+)`|(\w+)")
+_SEGMENT_NEXT = re.compile(r"\.[^\W\d]")
 _MISTAKES = {
     "=": "compare with ==",
     "&&": "write `and`",
@@ -201,9 +213,10 @@ class _Source:
             elif kind == "quoted":
                 if len(piece) < 3:
                     self.fail("a name in backquotes is empty or not closed", at)
-                placeholder = f"{mark}{len(self.quoted)}"
-                self.quoted[placeholder] = piece[1:-1]
-                self._put(placeholder, at)
+                self._put_quoted(mark, piece[1:-1], at)
+                after_value = True
+            elif kind == "string" and len(piece) > 2 and "\\" not in piece and _SEGMENT_NEXT.match(text, end):
+                self._put_quoted(mark, piece[1:-1], at)
                 after_value = True
             else:
                 if piece in _MISTAKES:
@@ -218,6 +231,11 @@ class _Source:
                 else:
                     after_value = kind == "other" and piece in "])"
             at = end
+
+    def _put_quoted(self, mark: str, name: str, at: int) -> None:
+        placeholder = f"{mark}{len(self.quoted)}"
+        self.quoted[placeholder] = name
+        self._put(placeholder, at)
 
     def place(self, line: int, column: int) -> int:
         """Return the index in the text of a line and column (in characters) of the Python."""
@@ -369,6 +387,8 @@ _INSTEAD: dict[type[ast.AST], str] = {
     ast.Set: "write a list: [1, 2]",
     ast.Attribute: "a dot names a key of the config, not an attribute of a value",
 }
+_ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+_OF_NUMBERS = {"abs", "round", "floor", "ceil", "sqrt", "log", "exp", "isnan", "isfinite"}
 _WORDS = {"true": True, "false": False, "null": None}
 
 
@@ -451,11 +471,12 @@ class _Builder:
         if type(node.op) not in BINARY:
             self._refuse(node.op, node)
         operation = self._guarded(node, *BINARY[type(node.op)])
-        left, right = self.build(node.left), self.build(node.right)
+        build = self.build if isinstance(node.op, ast.Add) else self._build_number  # texts can be joined
+        left, right = build(node.left), build(node.right)
         return lambda scope: operation(left(scope), right(scope))
 
     def _unary(self, node: ast.UnaryOp) -> _Run:
-        operand = self.build(node.operand)
+        operand = self.build(node.operand) if isinstance(node.op, ast.Not) else self._build_number(node.operand)
         if isinstance(node.op, ast.Not):
             return lambda scope: not operand(scope)
         if not isinstance(node.op, ast.USub | ast.UAdd):
@@ -486,14 +507,16 @@ class _Builder:
         return run
 
     def _compare(self, node: ast.Compare) -> _Run:
-        first = self.build(node.left)
+        ordered = [isinstance(kind, _ORDER) for kind in node.ops]
+        first = self._build_number(node.left) if ordered[0] else self.build(node.left)
         steps = []
-        for kind, right in zip(node.ops, node.comparators, strict=True):
+        for i, (kind, right) in enumerate(zip(node.ops, node.comparators, strict=True)):
+            build = self._build_number if any(ordered[i : i + 2]) else self.build
             if isinstance(kind, ast.Is | ast.IsNot) and not self._is_singleton(right):
                 self.source.fail(
                     "`is` compares only with null, true or false", self.source.start(right), "compare with =="
                 )
-            steps.append((self._guarded(node, *COMPARE[type(kind)]), self.build(right)))
+            steps.append((self._guarded(node, *COMPARE[type(kind)]), build(right)))
 
         def run(scope: _Scope) -> bool:
             left = first(scope)
@@ -505,6 +528,12 @@ class _Builder:
             return True
 
         return run
+
+    def _build_number(self, node: ast.expr) -> _Run:
+        """Build an operand that must be a number, so that a text can only be a name in quotes."""
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value:
+            return self._named((node.value,))
+        return self.build(node)
 
     @staticmethod
     def _is_singleton(node: ast.expr) -> bool:
@@ -533,13 +562,17 @@ class _Builder:
         static: list[_Key] = [self.source.quoted.get(base.id, base.id)]
         while keys and isinstance(keys[0], str | int):
             static.append(keys.pop(0))  # type: ignore[arg-type]
-        path, dotted = tuple(static), ".".join(map(str, static))
+        dotted = ".".join(map(str, static))
+        return self._walk(self._named(tuple(static)), keys, lambda scope: dotted), lambda scope: dotted
+
+    def _named(self, path: tuple[_Key, ...]) -> _Run:
+        dotted = ".".join(map(str, path))
 
         def read(scope: _Scope) -> Any:
             return scope.find(path, dotted)
 
         self.names[dotted] = read
-        return self._walk(read, keys, lambda scope: dotted), lambda scope: dotted
+        return read
 
     @staticmethod
     def _word(word: str) -> _Run:
@@ -620,7 +653,8 @@ class _Builder:
         if name in LOOPING and len(node.args) == 1 and isinstance(only, ast.GeneratorExp | ast.ListComp):
             arguments = [self._loop(only)]
         else:
-            arguments = [self.build(argument) for argument in node.args]
+            build = self._build_number if name in _OF_NUMBERS else self.build
+            arguments = [build(argument) for argument in node.args]
 
         def run(scope: _Scope) -> Any:
             values = [argument(scope) for argument in arguments]
@@ -637,9 +671,13 @@ class _Builder:
         return f"functions: {' '.join([*FUNCTIONS, 'defined'])}"
 
     def _defined(self, node: ast.Call) -> _Run:
-        if len(node.args) != 1 or not isinstance(node.args[0], ast.Name | ast.Subscript):
+        only = node.args[0] if len(node.args) == 1 else None
+        if isinstance(only, ast.Name | ast.Subscript):
+            read, _ = self._reference(only)
+        elif isinstance(only, ast.Constant) and isinstance(only.value, str):
+            read = self._named((only.value,))
+        else:
             self.source.fail("defined takes one name", self.source.start(node), "as in defined(train.warmup)")
-        read, _ = self._reference(node.args[0])
 
         def run(scope: _Scope) -> bool:
             try:

@@ -78,7 +78,8 @@ def _find(
             with contextlib.suppress(LabError):
                 return run.id, find_checkpoint(warm, lab, outputs, run, record)
         raise LabError(
-            f"{warm.source}: no run has left a checkpoint yet ({' or '.join(warm.checkpoint)})", hint="start from scratch"
+            f"{warm.source}: no run has left a checkpoint yet ({' or '.join(warm.checkpoint)})",
+            hint="start from scratch",
         )
     path = real_path(lab / Path(asked).expanduser())
     if path.is_file():

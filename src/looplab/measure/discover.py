@@ -19,17 +19,22 @@ from looplab.measure.splits import KIND_OF
 from looplab.runs.folder import RECORD
 from looplab.untrusted import UntrustedError, clean_line, mend_text
 
-KINDS = ("jsonl", "wandb", "tensorboard", "csv", "stdout", "trainer_summary")
+KINDS = ("jsonl", "wandb", "tensorboard", "csv", "stdout", "trainer_state", "trainer_summary")
 """Kinds that a user can name, most trusted first: a metric in files of two kinds is read from the earlier one."""
 
 _PARTS = {"wandb": ("wandb", "wandb_history", "wandb_summary")}
-_AUTO = ("jsonl", "wandb", "wandb_history", "tensorboard", "csv", "stdout", "trainer_summary", "wandb_summary")
+_AUTO = (
+    *("jsonl", "wandb", "wandb_history", "tensorboard", "csv", "stdout"),
+    *("trainer_state", "trainer_summary", "wandb_summary"),
+)
 CURVES = frozenset({"jsonl", "wandb", "wandb_history", "tensorboard", "csv"})
 
 _BY_NAME = {
     "metrics.jsonl": "jsonl",
     "train.log": "stdout",
+    "trainer_state.json": "trainer_state",
     "trainer_summary.json": "trainer_summary",
+    "all_results.json": "trainer_summary",
     "wandb-history.jsonl": "wandb_history",
     "wandb-summary.json": "wandb_summary",
 }
@@ -67,8 +72,13 @@ _CLOCK_TICK_NS = 50_000_000
 def reader_of(study: StudyConfig, run_dir: Path | str, *, with_held_out: bool = False) -> Reader:
     """Return the reader of a run of this study, without the held-out metric, which only the judge may see."""
     measure = study.measure
-    hidden = (study.holdout.metric,) if study.holdout is not None and not with_held_out else ()
-    return Reader(run_dir, measure.sources, measure.aliases, measure.stdout, hidden)
+    held_out = () if study.holdout is None else (study.holdout.metric,)
+    hidden = () if with_held_out else held_out
+    objective = study.objective
+    wanted = {*held_out, *measure.goals}
+    if objective is not None:
+        wanted |= {objective.metric} | ({objective.then.metric} if objective.then is not None else set())
+    return Reader(run_dir, measure.sources, measure.aliases, measure.stdout, hidden, wanted)
 
 
 class _Entry(NamedTuple):
@@ -111,6 +121,8 @@ class Reader:
         "_run_dir",
         "_scanned",
         "_stdout_patterns",
+        "_wanted",
+        "_wanted_by_canonical",
         "behind",
         "last_step",
     )
@@ -122,6 +134,7 @@ class Reader:
         aliases: Mapping[str, Sequence[str]] | None = None,
         stdout_patterns: Sequence[str] = (),
         hidden: Collection[str] = (),
+        wanted: Collection[str] = (),
     ) -> None:
         """
         Args:
@@ -130,6 +143,8 @@ class Reader:
             aliases: Canonical metric names, each with its other names in order of preference.
             stdout_patterns: The user's regular expressions for printed metrics.
             hidden: Metrics that are not returned.
+            wanted: Metrics that the study names. A name that differs from one of them only in `_`, `/` and `.` is
+                returned under it, unless several do.
 
         Raises:
             LabError: A kind is not known.
@@ -143,6 +158,8 @@ class Reader:
         self._rename = {other: name for name, others in (aliases or {}).items() for other in others}
         self._preference = {other: rank for others in (aliases or {}).values() for rank, other in enumerate(others, 1)}
         self._stdout_patterns = stdout_patterns
+        self._wanted = frozenset(wanted)
+        self._wanted_by_canonical = {_canonical(name): name for name in wanted}
         self._entries: list[_Entry] = []
         self._paths: set[str] = set()
         self._failed: set[str] = set()
@@ -188,8 +205,9 @@ class Reader:
             if source.behind:
                 self.behind = True
                 break
-        for name in self._hidden:
-            out.pop(name, None)
+        if self._hidden:
+            hidden = {_canonical(name) for name in self._hidden}
+            out = {name: curve for name, curve in out.items() if _canonical(name) not in hidden}
         return out
 
     @property
@@ -223,10 +241,13 @@ class Reader:
         items = [(mend_text(entry.prefix + name), curve) for name, curve in batch.items() if len(name) <= MAX_NAME]
         if self._rename:
             items.sort(key=lambda item: self._preference.get(item[0], 0))
+        likely = self._find_wanted(entry, [raw for raw, _ in items]) if self._wanted else {}
         for raw, curve in items:
-            name = self._rename.get(raw, raw)
+            name = self._rename.get(raw) or likely.get(raw, raw)
             owner = self._owners.get(name)
             key = (entry.rank, entry.series, raw)
+            if entry.source.kind == "trainer_state" and name in self._last_steps:
+                curve = _after(curve, self._last_steps[name])  # each checkpoint has the whole history
             if owner != key:
                 if owner is None:
                     self._owners[name] = key
@@ -245,6 +266,21 @@ class Reader:
             self._last_steps[name] = last
             if self.last_step is None or last > self.last_step:
                 self.last_step = last
+
+    def _find_wanted(self, entry: _Entry, names: Sequence[str]) -> dict[str, str]:
+        """Return the names that are one of the study's metrics, apart from `_`, `/` and `.`, and that metric."""
+        found: dict[str, list[str]] = {}
+        for raw in names:
+            if raw not in self._rename and (metric := self._wanted_by_canonical.get(_canonical(raw))):
+                found.setdefault(raw if raw in self._wanted else metric, []).append(raw)
+        chosen = {}
+        for metric, raws in found.items():
+            owner = self._owners.get(metric)
+            if owner is None and len(raws) == 1:
+                chosen[raws[0]] = metric
+            elif owner is not None and owner[:2] == (entry.rank, entry.series):
+                chosen[owner[2]] = metric
+        return chosen
 
     def _completes(self, entry: _Entry, owner: tuple[int, str, str]) -> bool:
         """Return whether a source adds a last point to another's curve: the trainer's summary, to printed metrics."""
@@ -322,7 +358,8 @@ class Reader:
     def _add(self, kind: str, path: str, folder: str) -> None:
         self._paths.add(path)
         plugin = self._plugins.get(kind)
-        source = plugin(Path(path)) if plugin is not None else _open_source(kind, Path(path), self._stdout_patterns)
+        wanted = {*self._wanted, *self._rename}
+        source = _open_source(kind, Path(path), self._stdout_patterns, wanted) if plugin is None else plugin(Path(path))
         series = os.path.basename(path) if kind in ("jsonl", "csv") else ""
         self._entries.append(_Entry(self._ranks[kind], path, series, self._prefix(kind, folder), source))
         self._entries.sort(key=lambda entry: (entry.rank, entry.path))
@@ -349,6 +386,13 @@ def describe(error: Exception) -> str:
     if isinstance(error, LabError | UntrustedError):
         return clean_line(str(error), 300)
     return clean_line(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__, 300)
+
+
+def _canonical(name: str) -> str:
+    return name.translate(_SEPARATORS)
+
+
+_SEPARATORS = str.maketrans("/.", "__")
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
@@ -378,7 +422,7 @@ def kind_of(name: str) -> str | None:
     return None
 
 
-def _open_source(kind: str, path: Path, stdout_patterns: Sequence[str]) -> MetricSource:
+def _open_source(kind: str, path: Path, stdout_patterns: Sequence[str], wanted: Collection[str]) -> MetricSource:
     """Return the source for a file. Its module is imported on demand, since most runs have one kind."""
     match kind:
         case "jsonl":
@@ -405,6 +449,10 @@ def _open_source(kind: str, path: Path, stdout_patterns: Sequence[str]) -> Metri
             from looplab.measure.csv import CsvSource
 
             return CsvSource(path)
+        case "trainer_state":
+            from looplab.measure.trainer_state import TrainerStateSource
+
+            return TrainerStateSource(path)
         case "trainer_summary":
             from looplab.measure.trainer_summary import TrainerSummarySource
 
@@ -412,7 +460,7 @@ def _open_source(kind: str, path: Path, stdout_patterns: Sequence[str]) -> Metri
         case _:
             from looplab.measure.stdout import StdoutSource
 
-            return StdoutSource(path, stdout_patterns)
+            return StdoutSource(path, stdout_patterns, wanted)
 
 
 _auto_ranks = {kind: rank for rank, kind in enumerate(_AUTO)}
@@ -421,7 +469,7 @@ _auto_ranks = {kind: rank for rank, kind in enumerate(_AUTO)}
 def _ranks(kinds: Sequence[str] | Literal["auto"]) -> tuple[dict[str, int], frozenset[str]]:
     """Return the rank of each kind, and the kinds that are read only if there is no file with curves."""
     if kinds == "auto":
-        return _auto_ranks, frozenset({"stdout", "wandb_summary"})
+        return _auto_ranks, frozenset({"stdout", "trainer_state", "wandb_summary"})
     for kind in kinds:
         if kind not in KINDS and kind not in plugins.names("sources"):
             known = ", ".join((*KINDS, *plugins.names("sources")))

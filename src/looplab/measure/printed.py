@@ -11,39 +11,80 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
-from looplab.measure.rows import NOT_METRICS, STEP_NAMES
-from looplab.measure.splits import SPLIT, has_split, kind_of_split
-from looplab.measure.summary import METRIC_WORDS
+from looplab.measure.splits import KIND_OF, SPLIT, has_split, kind_of_split
+from looplab.measure.words import BATCH, EPOCH, INDEX, RANK, has_metric_word, is_never_metric, is_result, is_setting
 
-Step = tuple[int, str, float]
-"""A candidate for a line's step: the rank of its name, its name (a space if it cannot be a metric), its value."""
+
+class Step(NamedTuple):
+    """A candidate for a line's step."""
+
+    rank: int
+    """The rank of its name; 0 is the most reliable."""
+    name: str
+    """Its name; empty if it cannot be a metric."""
+    value: float
+    of: float | None = None
+    """The last value that it counts up to, as in `Step [10/600]`; None if that is not printed."""
+
+
+class Printed(NamedTuple):
+    """What was read from one line, or from one table."""
+
+    metrics: list[tuple[str, float]]
+    steps: list[Step]
+    certain: bool = False
+    """Whether these are surely measurements, and not settings that are printed in the same way."""
+    split: str | None = None
+    """The last split word that applies to a value; None if there is none."""
+
 
 # Quantifiers are possessive (`*+`) where backtracking over a long run of spaces or digits would be slow.
 NUMBER = (
     r"[-+]?(?>\d{1,3}(?:,\d{3})++(?:\.\d++)?|(?:\d++\.?\d*+|\.\d++)(?:[eE][-+]?\d++)?|(?:nan|NaN|inf|Inf|Infinity)\b)"
 )
 _PAIR = re.compile(
-    r"(?<![^\s,;:|(\[{'\"])(?<!per )"  # a key begins a word
+    r"(?<![^\s,;:|/(\[{'\"])(?<!per )"  # a key begins a word
     r"(?P<key>[A-Za-z_][\w./@-]*+)['\"]?"
-    rf"(?:\s?[(\[](?P<split>{SPLIT})[)\]])?"  # `loss (val): 0.3`
-    r"(?:\s*+(?P<sign>[=:])\s*+|\s++(?=[^\s,;|]*(?:[.eE%]|nan|inf)))"
+    r"(?:\s?[(\[](?P<note>\w[\w /.-]{0,15})[)\]])?"  # `loss (val): 0.3`, `time (s): 3`
+    r"(?:\s*+(?P<sign>[=:])\s*+|\s++(?:is\s++)?)"
+    r"(?P<call>(?:tensor|array|(?:np\.|numpy\.)?float\d{0,3})\()?(?P<wrap>[\['\"])?"
     rf"(?P<value>{NUMBER})"
-    r"(?P<of>\s*+/\s*+\d++(?![\w.]))?"  # `step: 3/10`
-    r"(?P<unit>[kKMBGT](?!\w)|%|(?:ms|us|s|sec|it/s|s/it)(?![\w/]))?"
-    r"(?![\w%]|[.,:/-]\d|:\w)",  # not half of a date, a clock, a version, a list, a path
+    r"(?P<of>\s*+/\s*+(?P<total>\d++)(?![\w.]))?"  # `step: 3/10`
+    r"(?P<unit>[kKMBGT](?!\w)|\s?%|(?:ms|us|s|sec|it/s|s/it)(?![\w/]))?"
+    r"(?(wrap)\s?['\"\]])(?(call)[^()]{0,200}\))"
+    r"(?![\w%]|[.,:/-]\d|:\w|\s(?:DEBUG|INFO|WARNING|ERROR)\b)",  # not half of a date, a version, a list, a path
     re.ASCII,
 )
-"""A name and its value. Without a sign between them (`loss 0.3`), they count only after a split word."""
+"""A name and its value, which may be quoted or an array of one. Between them is a sign, or space (`loss 0.3`)."""
+_AFTER_BARE = re.compile(r"\s?(?:\([^()]{0,40}\))?(?:\s*+[|,;/\]\[]|\s*+\Z|\t|\s\s|\s?- )")
+"""What follows a value that is printed without a sign, if nothing else belongs to it: `loss 0.3 (0.4) | …`."""
+_MEMORY = re.compile(r"\s?(?:[KMGT]i?B|bytes)\b")
 _STEP_IN_WORDS = re.compile(
-    r"(?<![^\s,;:|(\[{'\"-])(?<!per )(?P<key>global[ _]step|step|iteration|iter|update|epoch)"
+    r"(?<![^\s,;:|(\[{'\"-])(?<!per )(?P<key>global[ _]step|optimizer step|step|iteration|iter|update|epoch|episode"
+    r"|generation|round|train(?=:\s?\d{1,9}\s?\[))(?:\((?:train|val|test)\))?"
     r"\s*+[:=#]?\s*+[\[(]?\s*+(?P<value>\d++(?:\.\d++)?)(?P<unit>[kKMB](?!\w))?"
-    r"(?![\w%]|[.,:-]\d)",
+    r"(?![\w%]|[.,:-]\d)(?:\s{0,9}/\s{0,9}(?P<of>\d{1,15})\b)?",
     re.IGNORECASE | re.ASCII,
 )
+_LOCATION = re.compile(r":\w{1,64}:\d{1,6}(?=\s)|\(\w{1,64}:\d{1,6}\)", re.ASCII)
+"""A place in the code in the prefix of a log line: `__main__:train:88`, `(train:88)`."""
+_BATCH_NEXT = re.compile(r"[\])]?\s{0,9}[:|,-]?\s{0,9}[\[(]?\s{0,9}(\d{1,15})\s{0,9}/\s{0,9}(\d{1,15})(?![\w./])")
+_BATCH_LATER = re.compile(r"(?:[\[|]|[Bb]atch[:=]?)\s{0,9}(\d{1,15})\s{0,9}/\s{0,9}(\d{1,15})(?![\w./])")
+"""The batch after an epoch: `Epoch: [0][10/391]`, `Epoch 1 [Batch 20/100]`, `Epoch 1: 45%|###  | 45/100`."""
+_LEADING = re.compile(
+    r"(?:\A\s*+|\]\s)(?:\[(?P<index>\d{1,15})(?:/\d{1,15})?\](?:\s?\[(?P<batch>\d{1,15})/(?P<of>\d{1,15})\])?"
+    r"|(?P<number>\d{1,15}):)(?=\s)",
+    re.ASCII,
+)
+"""A number without a name before the values: `[10]<tab>loss: 0.3`, `10:<tab>loss: 0.3`, `[0/25][10/1583] loss: 0.3`."""
+_PART = re.compile(
+    r"(?::\s{0,9}|\]\s?)\[\s{0,9}(\d{1,9})/\s{0,9}(\d{1,9})[\s\]]|\|\s{0,9}(\d{1,9})/(\d{1,9}) \[", re.ASCII
+)
+"""The progress of an evaluation: `Test: [10/196]`, `Epoch(val) [2][10/79]`."""
 _PROGRESS_BAR = re.compile(r"\|\s*+(\d++)/\d++ \[")
 
 _FILE = r"\.(?:py|pyx|c|cc|cpp|cu|h|rs|go|js|ts|sh|log|txt|json|yaml|yml|toml)"
@@ -52,19 +93,19 @@ _SPLIT_WORD = re.compile(
 )
 """`val`, and `Train/Val` as one word, since its value belongs to neither. The bound keeps matching linear."""
 _SPLIT_HINTS = ("tr", "val", "test", "tst", "dev", "hold", "held")
-_STEP_HINTS = ("step", "iter", "update", "epoch")
+_STEP_HINTS = ("step", "iter", "update", "epoch", "episode", "generation", "round", "train:")
 """Lower-case text that a line must contain for the slower expressions to match."""
 _WHOLE_LINE = re.compile(
     rf"\b(?i:split|phase|mode|stage|subset|partition)['\"]?\s*+[:=]\s*+['\"]?(?P<split>{SPLIT})", re.ASCII
 )
 """`{"loss": 0.5, "split": "val"}`: the split of every value in the line."""
 _METRIC_ON_SPLIT = re.compile(
-    rf"(?<!\w)(?P<metric>[A-Za-z][\w@-]*+)\s++(?:(?:on|for|of|over|in)\s++)?(?:the\s++)?(?P<split>{SPLIT})"
-    r"(?:\s++(?:set|data|dataset|split))?\Z",
+    rf"(?<!\w)(?P<metric>[A-Za-z][\w@-]*+)\s++(?:of the \w{{1,32}} )?(?:(?:on|for|of|over|in)\s++)?(?:the\s++)?"
+    rf"(?:\d{{1,9}} )?(?P<split>{SPLIT})(?:\s++(?:set|data|dataset|split|images|samples|examples))?\Z",
     re.ASCII,
 )
 """`loss val: 0.3`, `accuracy on the test set: 0.9`: the word before the number is the split, not the metric."""
-_SETS = frozenset({"set", "data", "dataset", "split"})
+_SETS = frozenset({"set", "data", "dataset", "split", "images", "samples", "examples"})
 _WORD_BEFORE = re.compile(r"(?<![\w.@/-])(?P<word>[A-Za-z][\w@-]*+(?: \d{1,2})?)(?:'s)?[^\w]*\Z", re.ASCII)
 _HEADING = re.compile(r"[=*#-]{2,}+.*[=*#-]{2,}\s*\Z|.*:\s*\Z", re.ASCII)
 _MAX_HEADING = 80
@@ -76,15 +117,41 @@ _AROUND_HEADINGS = frozenset({
 """Words that a heading without a sign may have in addition to its split word: `Running validation`, `[Test set]`."""
 _SWITCHED_OFF = re.compile(rf"(?<![A-Za-z0-9])(?P<split>{SPLIT})['\"]?\s*+[:=]\s*+(?i:false|no|off)\b", re.ASCII)
 """`is_training=False`: the values of the line belong to any split but this."""
+_SETTINGS = re.compile(
+    r"(?:config|namespace|\bargs|arguments|hparams|(?:\b|hyper[-_]?)param(?:eter)?s|settings|\boptions)\w{0,12}['\"]?"
+    r"\s?[:=({\[]",
+    re.IGNORECASE | re.ASCII,
+)
+"""What follows are settings: `Namespace(lr=0.1, …`, `config: {'lr': 0.1, …`."""
+_SETTINGS_HINTS = ("config", "namespace", "arg", "param", "setting", "option")
+_MAX_SETTINGS = 4
+_BRACKETS = re.compile(r"[()\[\]{}]")
+_AVERAGE = re.compile(rf"\s?\(\s{{0,9}}({NUMBER})\)")
+_CALL = re.compile(r"\b(?P<name>[A-Za-z_]\w{0,63})\((?P<arguments>[^()]{0,800})", re.ASCII)
+_LEAD = re.compile(r"(?:\A|[|,;:\t\]>)]|\s-|\s\s)\s*+(?P<words>(?:[A-Za-z][\w'-]{0,31} ){1,4})\Z", re.ASCII)
+"""The other words of a name, at the beginning of a line or after a separator: `Value function loss: 0.3`."""
+_LEAD_LENGTH = 80
+_PLAIN_WORDS = frozenset(
+    """
+    average averaged avg mean running current curr final new overall epoch set minibatch smoothed last this
+    and
+    """.split()  # noqa: SIM905
+)
+"""Words before a name that do not make it another metric."""
+_PROSE = frozenset(
+    """
+    a an the of at on in for from to with than per by over until after is was be will are has have did not no new
+    more used using reached
+    """.split()  # noqa: SIM905
+)
+_BEST = re.compile(
+    rf"\b(?:best|lowest|highest)\W{{1,3}}(?:{SPLIT}\W{{1,3}})?(?:[a-z]{{1,16}} )?\Z", re.IGNORECASE | re.ASCII
+)
+"""`Best val loss: 0.3` is not another point of `val_loss`."""
+_NOTICE = re.compile(r"\b(?:sav|load|writ|stor|restor|resum)(?:ed|ing|e|es)\b", re.IGNORECASE | re.ASCII)
 
 _UNITS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
-RANK = {name: rank for rank, name in enumerate(STEP_NAMES)} | {"global step": STEP_NAMES.index("global_step")}
-"""Reliability of each name of the step; 0 is the most reliable."""
-_NEVER_METRICS = NOT_METRICS | {
-    *("DEBUG", "INFO", "WARN", "WARNING", "ERROR", "CRITICAL", "FATAL", "TRACE"),
-    *("cuda", "gpu", "cpu", "mps", "xpu", "tpu", "device", "localhost", "host", "port", "http", "https"),
-    *("pid", "rank", "local_rank", "world_size", "seed", "line", "version", "date", "eta", "ETA", "elapsed"),
-}
+_TIME_UNITS = frozenset({"s", "ms", "us", "sec", "secs", "seconds", "min", "h", "it/s", "MB", "GB", "MiB", "GiB"})
 _FILE_OR_ERROR = re.compile(rf"{_FILE}$|[a-z](?:Error|Exception|Warning)$")
 _WITHOUT_SPLIT = frozenset({"lr", "learning_rate", "grad_norm", "weight_decay"})
 """Values of the optimizer; a split word applies to them only if it is adjacent."""
@@ -104,8 +171,6 @@ class _Value(NamedTuple):
     """The text between the previous pair and its key."""
     bracketed: str | None
     """The split word in brackets after its key; None if there is none."""
-    bare: bool
-    """Whether there is no sign between the key and the value."""
     split: str | None = None
     """The split word that applies to it, other than one in its key."""
     named: bool = False
@@ -116,29 +181,113 @@ class _Value(NamedTuple):
     """Whether its split word is the word before it."""
 
 
-def read_line(line: str, heading: str | None = None) -> tuple[list[tuple[str, float]], list[Step]]:
-    """Return the metrics of a line, and candidates for its step. `heading` is the split word of a heading above it."""
+def read_line(line: str, heading: str | None = None, wanted: Collection[str] = ()) -> Printed:
+    """Read a line.
+
+    Args:
+        line: The line.
+        heading: The split word of a heading above it; None if there is none.
+        wanted: Names that are metrics, whatever their words tell.
+    """
     lower = line.lower()
+    if any(hint in lower for hint in _SETTINGS_HINTS):
+        line = _without_settings(line)
+        lower = line.lower()
     words = [*_SPLIT_WORD.finditer(line)] if any(hint in lower for hint in _SPLIT_HINTS) else []
     if words and (off := _SWITCHED_OFF.search(line)):
         words = [word for word in words if not off.start() <= word.start() < off.end()]
         heading = f"not_{off['split']}"
+    in_words = _steps_in_words(line) if any(hint in lower for hint in _STEP_HINTS) else []
+    if words:
+        words = [word for word in words if not _LOCATION.match(line, max(0, word.start() - 1))]
+    record = bool(words or heading or in_words or "|" in line or line.lstrip().startswith("["))
     values: list[_Value] = []
     steps: list[Step] = []
-    if ":" in line or "=" in line or words or heading:
-        values, steps, spans = _read_pairs(line, bare=bool(words or heading))
+    if ":" in line or "=" in line or record:
+        values, steps, spans = _read_pairs(line, wanted, bare=record)
         if words or heading:
             values = _assign_splits(line, values, words, spans, heading)
-    ranks = {rank for rank, _, _ in steps}
-    if any(hint in lower for hint in _STEP_HINTS):
-        for match in _STEP_IN_WORDS.finditer(line):
-            rank = RANK[match["key"].lower().replace(" ", "_")]
-            if rank not in ranks:
-                # The space keeps it from becoming a metric if a more reliable name is known.
-                steps.append((rank, " ", scaled(match["value"], match["unit"])))
-    if not steps and (bar := _PROGRESS_BAR.search(line)):
-        steps.append((len(STEP_NAMES), " ", float(bar[1])))
-    return [(name, value.value) for name, value in zip(_names(values), values, strict=True)], steps
+    ranks = {step.rank for step in steps}
+    steps += [step for step in in_words if step.rank not in ranks]
+    if not steps and values:
+        steps = _steps_without_name(line)
+    certain = bool(steps) or any(is_result(value.key) for value in values)
+    if not certain and values:
+        certain = any(name in wanted for name in _names(values)) if wanted else False
+    if not certain and values:
+        if any(is_setting(value.key) or _is_size(value) for value in values):
+            return Printed([], [])
+        certain = any(value.split or value.named for value in values)
+    split = next((value.split for value in reversed(values) if value.split), None)
+    if split and kind_of_split(split) != "train" and (part := _PART.search(line)):
+        # Training goes on at the step that it had, and the values up to a batch are not yet those of the split.
+        steps = [step for step in steps if step.rank != BATCH]
+        if int(part[1] or part[3]) < int(part[2] or part[4]):
+            values = []
+        values = [_with_average(line, value) for value in values]
+    return Printed(
+        [(name, value.value) for name, value in zip(_names(values), values, strict=True)], steps, certain, split
+    )
+
+
+def _is_size(value: _Value) -> bool:
+    """Return whether a value is the size of a split: `train: 45000`."""
+    return value.value.is_integer() and kind_of_split(value.key) is not None
+
+
+def _without_settings(line: str) -> str:
+    """Return a line without printed settings: `{"config": {"lr": 0.1}, "loss": 2}` is `{"", "loss": 2}`."""
+    for _ in range(_MAX_SETTINGS):
+        match = _SETTINGS.search(line)
+        if match is None:
+            break
+        end = _end_of_brackets(line, match.end() - 1)
+        line = line[: match.start()] + (line[end:] if end else "")
+    return line
+
+
+def _end_of_brackets(line: str, start: int) -> int:
+    """Return the end of the brackets that open at `start`, or directly after it; 0 if they do not end in the line."""
+    depth = 0
+    for match in _BRACKETS.finditer(line, start):
+        if not depth and line[start : match.start()].strip(" :='\""):
+            return 0
+        depth += 1 if match[0] in "([{" else -1
+        if depth <= 0:
+            return match.end() if depth == 0 else 0
+    return 0
+
+
+def _with_average(line: str, value: _Value) -> _Value:
+    """Return a value with the average that is printed behind it: `Loss: 6.881 (6.902)`."""
+    average = _AVERAGE.match(line, value.end)
+    return value._replace(value=scaled(average[1], None)) if average else value
+
+
+def _steps_in_words(line: str) -> list[Step]:
+    """Return the steps that are printed as words and a number, with or without a sign: `Epoch 3/10`, `step: 5`."""
+    steps = []
+    for match in _STEP_IN_WORDS.finditer(line):
+        key = match["key"].lower().replace(" ", "_")
+        rank = RANK.get(key, EPOCH)
+        of = float(match["of"]) if match["of"] else None
+        steps.append(Step(rank, "", scaled(match["value"], match["unit"]), of))
+        if rank == EPOCH and (
+            batch := _BATCH_NEXT.match(line, match.end()) or _BATCH_LATER.search(line, match.end(), match.end() + 200)
+        ):
+            steps.append(Step(BATCH, "", float(batch[1]), float(batch[2])))
+    return steps
+
+
+def _steps_without_name(line: str) -> list[Step]:
+    """Return the step of a line that names none: a number before the values, or the position of a progress bar."""
+    if leading := _LEADING.search(line):
+        if leading["batch"]:
+            epoch, batch = Step(EPOCH, "", float(leading["index"])), Step(BATCH, "", float(leading["batch"]))
+            return [epoch, batch._replace(of=float(leading["of"]))]
+        return [Step(INDEX, "", float(leading["index"] or leading["number"]))]
+    bar = _PROGRESS_BAR.search(line)
+    return [Step(INDEX, "", float(bar[1]))] if bar else []
 
 
 def read_heading(line: str) -> str | None:
@@ -165,36 +314,118 @@ def scaled(text: str, unit: str | None) -> float:
     return float(text.replace(",", "")) * _UNITS.get(unit or "", 1.0)
 
 
-def _read_pairs(line: str, *, bare: bool) -> tuple[list[_Value], list[Step], list[tuple[int, int, int]]]:
+def _read_pairs(
+    line: str, wanted: Collection[str], *, bare: bool
+) -> tuple[list[_Value], list[Step], list[tuple[int, int, int]]]:
     """Return the values of a line, its steps, and the spans of both: start and end of the key, and the end."""
     values: list[_Value] = []
     steps: list[Step] = []
     spans = []
     previous = 0
+    calls = _setting_calls(line) if "(" in line and "=" in line else []
+    notice: bool | None = None
     for match in _PAIR.finditer(line):
         key, unit, sign = match["key"], match["unit"], match["sign"]
-        if not sign and not (bare and _is_metric(key)):
-            continue
         (start, key_end), end = match.span("key"), match.end()
+        if not sign:
+            if not bare or not _is_bare_pair(line, match):
+                continue
+            notice = _NOTICE.search(line) is not None if notice is None else notice
+            if notice:
+                continue
         before, previous = line[previous:start], end
-        if key in _NEVER_METRICS or _FILE_OR_ERROR.search(key):
+        if line[start - 1 : start] in (":", "(") and _LOCATION.match(line, start - 1):
+            continue
+        if key not in wanted and (
+            is_never_metric(key)
+            or (len(key) > 1 and key.lower() in _PROSE)
+            or _FILE_OR_ERROR.search(key)
+            or _MEMORY.match(line, match.end("value"))
+        ):
+            continue
+        if calls and any(begin <= start < stop for begin, stop in calls):
             continue
         rank = RANK.get(key.lower())
+        total = float(match["total"]) if match["of"] else None
         if rank is not None:
-            steps.append((rank, key, scaled(match["value"], unit)))
-        elif match["of"] or (unit == "%" and line.startswith("|", end)):  # `Train: 3/10`, a progress bar
+            bar = _PROGRESS_BAR.search(line, end - 1) if unit == "%" else None
+            if bar is not None:  # `Steps:  10%|#         | 50/500 [00:31<04:10]`
+                steps.append(Step(rank, "", float(bar[1])))
+            elif (sign or rank < EPOCH) and not match["note"] and unit != "%":
+                steps.append(Step(rank, key, scaled(match["value"], unit), total))
+        elif _is_position(line, match):
             continue
         else:
             value = scaled(match["value"], unit)
-            values.append(_Value(key, value, start, key_end, end, before, match["split"], bare=not sign))
+            note = match["note"]
+            bracketed = note if note and kind_of_split(note) else None
+            key = _full_key(line, key, before, start)
+            if note and not bracketed and note not in _TIME_UNITS and sign:
+                key = f"{key}_{note.replace(' ', '_')}"
+            values.append(_Value(key, value / total if total else value, start, key_end, end, before, bracketed))
         spans.append((start, key_end, end))
     return values, steps, spans
+
+
+def _is_position(line: str, match: re.Match[str]) -> bool:
+    """Return whether a number is a position and not a value: `Train: 3/10`, `Train: 45%|####`, `Train: 0 [10/1251]`."""
+    key, end = match["key"], match.end()
+    if match["of"]:
+        return not (int(match["total"]) and has_metric_word(key))
+    if match["unit"] == "%" and line.startswith("|", end):
+        return True
+    return key.lower() in KIND_OF and line[end : end + 2].strip().startswith("[")
+
+
+def _is_bare_pair(line: str, match: re.Match[str]) -> bool:
+    """Return whether a name and a number without a sign between them are a metric: `loss 0.3`, `| tokens 300 |`."""
+    key, start, end = match["key"], match.start(), match.end()
+    before = line[max(0, start - 2) : start]
+    alone = _AFTER_BARE.match(line, end) is not None and (not before.strip() or before.rstrip()[-1] in "|,;:/][")
+    if alone and not before.strip():  # two spaces, a tab, or the beginning of the line
+        alone = "\t" in before or len(before) == 2 or not line[:start].strip()
+    decimal = match["unit"] is not None or not match["value"].isdigit()
+    if not (alone or (decimal and has_metric_word(key))):
+        return False
+    word = line[max(0, start - 32) : start].split()[-1:]
+    return not word or word[0].lower() not in _PROSE
+
+
+def _full_key(line: str, key: str, before: str, start: int) -> str:
+    """Return a key with the words before it that belong to it: `Value_function_loss`, `learning_rate`."""
+    if key.lower() in _SETS or kind_of_split(key) is not None or before[-1:] != " " or not before[-2:-1].isalnum():
+        return key
+    lead = _LEAD.search(line, max(0, start - _LEAD_LENGTH, start - len(before) - 1), start)
+    if lead is None:
+        return key
+    words = lead["words"].split()
+    if any(word.lower() in _PROSE for word in words):
+        return key
+    kept = [
+        word
+        for word in words
+        if word.lower() not in _PLAIN_WORDS
+        and word.lower() not in ("best", "lowest", "highest")
+        and not has_split(word)
+        and not is_never_metric(word)
+        and not word.endswith("'s")
+    ]
+    return "_".join((*kept, key))
+
+
+def _setting_calls(line: str) -> list[tuple[int, int]]:
+    """Return the spans of calls whose arguments are settings: `Dropout(p=0.5)`, but not `Eval(loss=0.5)`."""
+    return [
+        match.span("arguments")
+        for match in _CALL.finditer(line)
+        if not has_split(match["name"]) and not any(map(is_result, re.findall(r"(\w+)=", match["arguments"])))
+    ]
 
 
 def _assign_splits(
     line: str, values: list[_Value], words: list[re.Match[str]], spans: list[tuple[int, int, int]], heading: str | None
 ) -> list[_Value]:
-    """Find the split of each value; bare values without one are dropped."""
+    """Find the split of each value."""
     inside: dict[int, str] = {}
     separate = []
     for word in words:
@@ -224,12 +455,11 @@ def _assign_splits(
         elif key == own and value.value.is_integer():
             counted = own  # `val: 3 loss: 0.5`
         effective = split if adjacent or not _has_no_split(key, own is not None) else None
-        if effective is None and own is None and counted is not None and _is_metric(key):
+        if effective is None and own is None and counted is not None and has_metric_word(key):
             effective = counted
-        if effective or own or not value.bare:
-            assigned.append(
-                value._replace(key=key, split=effective, named=own is not None, nearest=nearest, adjacent=adjacent)
-            )
+        assigned.append(
+            value._replace(key=key, split=effective, named=own is not None, nearest=nearest, adjacent=adjacent)
+        )
         nearest = own or nearest
     return _qualify(assigned, behind)
 
@@ -239,7 +469,7 @@ def _read_metric_on_split(line: str, value: _Value, own: str | None) -> tuple[st
     if value.key != own and value.key.lower() not in _SETS:
         return None
     on = _METRIC_ON_SPLIT.search(line, value.start - len(value.before), value.key_end)
-    return (on["metric"], on["split"]) if on and _is_metric(on["metric"]) else None
+    return (on["metric"], on["split"]) if on and has_metric_word(on["metric"]) else None
 
 
 def _divide(
@@ -288,10 +518,6 @@ def _clean_word(word: re.Match[str]) -> str:
     return word[0] if word[0].isalpha() else re.sub(r"[^\w-]+", "_", word[0])
 
 
-def _is_metric(word: str) -> bool:
-    return any(part.rstrip("0123456789") in METRIC_WORDS for part in re.split(r"[^a-z0-9]+", word.lower()))
-
-
 def _names(values: Sequence[_Value]) -> list[str]:
     """Return the names of a line's values: their keys, prefixed by their split words.
 
@@ -299,6 +525,10 @@ def _names(values: Sequence[_Value]) -> list[str]:
     number.
     """
     names = [f"{value.split}_{value.key}" if value.split else value.key for value in values]
+    names = [
+        f"best_{name}" if "est" in value.before.lower() and _BEST.search(value.before) else name
+        for name, value in zip(names, values, strict=True)
+    ]
     if len(set(names)) == len(names):
         return names
     alike = defaultdict(list)
@@ -326,6 +556,6 @@ def _words_before(value: _Value) -> tuple[str | None, str | None, bool]:
     """
     match = _WORD_BEFORE.search(value.before)
     word = match["word"].replace(" ", "_") if match else None
-    if word and (word in _NEVER_METRICS or word.split("_")[0].lower() in RANK or has_split(word)):
+    if word and (is_never_metric(word) or word.split("_")[0].lower() in RANK or has_split(word)):
         word = None
     return value.split or (None if value.named else value.nearest), word, value.adjacent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 KINDS = {
     "train": ("train", "training", "trn", "tr"),
@@ -21,11 +22,13 @@ SPLIT = rf"(?i:{_WORDS}|(?:hold|held)[ _-]?out)(?:[_-]?\d{{1,2}})?(?![a-z0-9]|(?
 _IN_NAME = re.compile(rf"(?<![A-Za-z0-9]){SPLIT}", re.ASCII)
 
 
+@lru_cache(maxsize=4096)
 def has_split(name: str) -> bool:
     """Return whether a name contains a split word, such as `best/val_loss`."""
     return _IN_NAME.search(name) is not None
 
 
+@lru_cache(maxsize=4096)
 def kind_of_split(word: str) -> str | None:
     """Return the kind of a split word: `val` for `Validation` and `valid_0`; None for other words."""
     return KIND_OF.get(re.sub(r"[ _-]", "", word.lower()).rstrip("0123456789"))

@@ -17,7 +17,7 @@ def open_record(lab: LabConfig, study: str, say: Callable[[str], None]) -> Itera
     """Yield the record of a study's pipelines, created if the lab has no ledger yet. None if the ledger is damaged or
     cannot be written, which is reported: stages run without it, and a later call or `reindex` records them."""
     try:
-        ledger = Ledger(lab.ledger_path)
+        ledger = Ledger(lab.claim_ledger())
     except (LabError, OSError, sqlite3.Error) as error:
         say(f"stages are not recorded in the ledger: {error}")
         yield None

@@ -9,7 +9,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from looplab import plugins
-from looplab.config.expression import compile_expression
+from looplab.config.expression import compile_expression, unquoted
 from looplab.config.lab import AlertConfig, ObjectiveConfig, WatchRule
 from looplab.errors import LabError
 from looplab.guard.guard import Guard
@@ -260,6 +260,10 @@ def check(
                 f"the watch rule {name!r} reads nothing: its value never changes",
                 hint="write an expression over step, seconds and metrics",
             )
+        if rule.when is not None and objective is not None:
+            wrong = unquoted(compile_expression(rule.when), (objective.metric,))
+            if wrong is not None:
+                raise LabError(f"the watch rule {name!r} does not read {wrong}", hint=f"quote the name: '{wrong}'")
         if holdout is not None and _reads(rule, objective, holdout):
             raise LabError(
                 f"the watch rule {name!r} reads {holdout}, which is held out", hint="only the judge may read it"

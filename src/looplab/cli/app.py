@@ -21,6 +21,8 @@ app = typer.Typer(
 
 LabOption = Annotated[Path | None, typer.Option("--lab", help="The lab's folder (default: the lab you are in).")]
 StudyOption = Annotated[str | None, typer.Option("--study", help="The study, if the lab has several.")]
+Smaller = Annotated[bool, typer.Option("--min", help="Smaller is better (default: by the metric's name).")]
+Larger = Annotated[bool, typer.Option("--max", help="Larger is better.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RunName = Annotated[str, typer.Argument(help="A run: its id, its number, LATEST or BEST.")]
 Cfgs = Annotated[list[Path] | None, typer.Option("--cfgs", help="Base configs, instead of those in lab.yaml.")]
@@ -64,16 +66,30 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 # -- making a lab
 
 
-@app.command()
+@app.command(context_settings={"ignore_unknown_options": True})
 def init(
-    recipe: Annotated[str, typer.Argument(help="A recipe, a folder with a lab, or a git URL.")] = "quickstart",
-    folder: Annotated[Path | None, typer.Argument(help="The folder (default: the recipe's name).")] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(help="A script or its command, a sweep.yaml, a recipe, a folder with a lab, or a git URL."),
+    ] = None,
+    objective: Annotated[str | None, typer.Option("--objective", help="The metric that counts.")] = None,
+    smaller: Smaller = False,
+    larger: Larger = False,
+    name: Annotated[str | None, typer.Option("--name", help="The study (default: the script's name).")] = None,
     json: Json = False,
 ) -> None:
-    """Create a lab from a recipe."""
-    from looplab.cli import recipes
+    """Create a lab: for a training script, or from a recipe.
 
-    recipes.init(recipe, folder, json)
+    A script is read, not changed: its options become the base config, those that look like hyper-parameters become
+    knobs. `looplab init RECIPE FOLDER` copies a recipe.
+    """
+    from looplab.cli import onboarding, recipes
+
+    found = words or ["quickstart"]
+    if onboarding.wants(found):
+        onboarding.init(found, objective, onboarding.goal_of(smaller, larger), name, json)
+    else:
+        recipes.init(found[0], Path(found[1]) if len(found) > 1 else None, json)
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -85,6 +101,40 @@ def recipe(
     from looplab.cli import recipes
 
     recipes.command(name, words or [])
+
+
+@app.command(name="try")
+def try_(
+    change: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, for this run alone.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Another seed.")] = None,
+    time: Annotated[str | None, typer.Option("--time", help="Stop it after this long: 90s, 5m.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Take the objective that is guessed.")] = False,
+    lab: LabOption = None,
+    study: StudyOption = None,
+    json: Json = False,
+) -> None:
+    """Run the base config once and show what it measures."""
+    from looplab.cli import onboarding
+    from looplab.config.lab import parse_duration
+
+    edits = [word if "@" in word.partition("=")[0] else word.replace("=", "@set=", 1) for word in change or []]
+    onboarding.try_once(lab, study, edits, seed, parse_duration(time) if time else None, yes, json)
+
+
+@app.command()
+def objective(
+    metric: Annotated[str, typer.Argument(help="The metric that counts.")],
+    smaller: Smaller = False,
+    larger: Larger = False,
+    at: Annotated[str | None, typer.Option("--at", help="first, last, best or mean(5).")] = None,
+    lab: LabOption = None,
+    study: StudyOption = None,
+    json: Json = False,
+) -> None:
+    """Write the objective to the lab file."""
+    from looplab.cli import onboarding
+
+    onboarding.objective(lab, study, metric, onboarding.goal_of(smaller, larger), at, json)
 
 
 @app.command()

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 GROUPS = {
     "Set up": {
-        "init": "looplab init quickstart my-lab",
+        "init": "looplab init train.py --objective val_loss",
+        "try": "looplab try --set epochs=1",
+        "objective": "looplab objective val_loss --min",
         "demo": "looplab demo",
         "check": "looplab check",
         "recipe": "looplab recipe esm",

@@ -23,6 +23,9 @@ MANY = 60
 RUNS = 20
 """`budget.runs` of a new lab."""
 FIRST_SEED = 1
+JUDGE = "judge: {baseline_seeds: 3}"
+NO_OBJECTIVE = "# objective: {metric: …, goal: min}"
+"""Start of the line that says that there is no objective yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ def make_lab(
     objective: str | None = None,
     goal: str | None = None,
     name: str | None = None,
+    specs: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> NewLab:
     """Return a lab for a script.
 
@@ -65,11 +69,21 @@ def make_lab(
         objective: The metric that counts; None: not known yet.
         goal: `min` or `max`; None: by the metric's name.
         name: The study; None: the name of the script.
+        specs: Knobs that are known; None: they are guessed.
 
     Raises:
         LabError: The script needs settings that were not given.
     """
     draft = _draft(script, interface)
+    if specs is not None:
+        known = {setting.name: setting for setting in interface.settings}
+        draft.knobs = [
+            (known.get(key, Setting(key, "unknown")), Suggestion("knob", spec)) for key, spec in specs.items()
+        ]
+        draft.doubtful = []
+        for setting, _ in draft.knobs:
+            if interface.base is None and setting.default is not MISSING and setting.default is not None:
+                _put(draft.base, setting.name, setting.default)
     if draft.missing:
         needed = " ".join(
             f"--{setting.name} …" if not setting.positional else setting.name.upper() for setting in draft.missing
@@ -108,7 +122,7 @@ def make_lab(
     if rules:
         lines += ["constraints:", *(f"  - {json.dumps(rule)}" for rule in rules)]
     if draft.seed is not None:
-        lines += [f"seed: {json.dumps(draft.seed)}", "judge: {baseline_seeds: 3}"]
+        lines += [f"seed: {json.dumps(draft.seed)}", JUDGE if objective is not None else f"# {JUDGE}"]
     else:
         lines.append("# No seed was found, so runs cannot be repeated with another one, and nothing is judged.")
     lines += ["proposers: [{search: auto}]", f"budget: {{runs: {RUNS}}}"]
@@ -207,12 +221,12 @@ def _command(script: Script, interface: Interface, draft: _Draft) -> list[str]:
     if interface.base is None and draft.fixed:
         at = len(script.prefix)
         command[at:at] = draft.fixed
-    return ["{python}" if word == "python" and script.python is not None else word for word in command]
+    return command
 
 
 def _objective_lines(objective: str | None, goal: str | None) -> list[str]:
     if objective is None:
-        return ["# objective: {metric: …, goal: min}  # `looplab try` shows what the script measures"]
+        return [f"{NO_OBJECTIVE}  # `looplab try` shows what the script measures"]
     return [f"objective: {{metric: {json.dumps(objective)}, goal: {goal or Directions().goal(objective)}}}"]
 
 

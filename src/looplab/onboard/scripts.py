@@ -19,7 +19,7 @@ def find_script(words: Sequence[str], folder: Path) -> Script:
     """Return the script that a command starts.
 
     Args:
-        words: The command; a script alone is started with this Python, or with its shell.
+        words: The command; a script alone is started with `python`, or with a shell.
         folder: The folder that the command is called from.
 
     Raises:
@@ -32,9 +32,19 @@ def find_script(words: Sequence[str], folder: Path) -> Script:
         return Script(folder, tuple(words), _file(rest[0], folder), None, arguments=tuple(rest[1:]))
     path = _file(first, folder)
     if path.suffix == ".py":
-        return Script(folder, ("{python}", *words), path, sys.executable, arguments=tuple(rest))
+        # The Python that the person would type, which may have other packages than looplab's own.
+        python = "python" if shutil.which("python") else "{python}"
+        return Script(folder, (python, *words), path, shutil.which("python") or sys.executable, arguments=tuple(rest))
     shell = "bash" if shutil.which("bash") else "sh"
     return Script(folder, (shell, *words), path, None, arguments=tuple(rest))
+
+
+def is_script(words: Sequence[str]) -> bool:
+    """Return whether words are a script, or a command that starts one."""
+    first = words[0]
+    if PYTHON.fullmatch(first) or (Path(first).name in SHELLS and len(words) > 1):
+        return True
+    return Path(first).suffix in (".py", ".sh") and Path(first).is_file()
 
 
 def _python_script(python: str, words: Sequence[str], folder: Path) -> Script:

@@ -64,9 +64,13 @@ def rank_objectives(metrics: Mapping[str, Mapping[str, Any]]) -> list[Candidate]
     for name, summary in metrics.items():
         words = set(words_of(name))
         last = summary.get("last")
-        if not isinstance(last, int | float) or not math.isfinite(last) or (words & NOT_RESULTS and not words & BETTER_WORDS):
+        if (
+            not isinstance(last, int | float)
+            or not math.isfinite(last)
+            or (words & NOT_RESULTS and not words & BETTER_WORDS)
+        ):
             continue
-        split = kind_of_split(name)
+        split = next((kind for word in words_of(name) if (kind := kind_of_split(word))), None)
         score, why = 0.0, []
         if split in ("val", "test", "eval"):
             score, why = score + 3.0 - (split == "test"), [*why, f"{split} split"]

@@ -164,7 +164,8 @@ class PluggableSection(Section):
 class ConfigRendering(Section):
     """How the config reaches the trainer."""
 
-    as_: Literal["file", "flags", "hydra", "env"] = Field("file", alias="as")
+    as_: Literal["file", "flags", "hydra", "env", "wandb"] = Field("file", alias="as")
+    """`wandb`: as `wandb.config`, for scripts of W&B sweeps, which take their values from there alone."""
     format: Literal["json", "yaml", "toml"] = "json"
     """`file`: format of the file at {config}."""
     case: Literal["kebab", "snake"] = "kebab"

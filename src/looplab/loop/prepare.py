@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from looplab.config.files import dump_config, dump_json, write_atomic
-from looplab.config.lab import RUN_FOLDER
+from looplab.config.lab import RUN_FOLDER, ConfigRendering
 from looplab.config.paths import get, has, leaves, show
 from looplab.errors import LabError
 from looplab.launch.base import LaunchSpec, Slot
@@ -33,6 +33,11 @@ PREPARED = (
     "run.json", "config.json", "config.yaml", "config.toml", "override.json", "config_diff.json", "capsule.json"
 )  # fmt: skip
 """Files that the record of a run may contain before the run starts."""
+
+WANDB_CONFIG = "wandb.yaml"
+"""Name of the config file for `as: wandb`."""
+WANDB_PARAMETERS = "WANDB_SWEEP_PARAM_PATH"
+"""Variable that names the file from which `wandb.init` takes the parameters of a sweep; they win over its `config`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,7 @@ class Preparer:
         self._launch = study.launch
         self._outputs = folder.study_folder(setup.lab, study.name)
         self._rendering = self._launch.config
-        self._config_name = f"config.{self._rendering.format if self._rendering.as_ == 'file' else 'json'}"
+        self._config_name = _config_name(self._rendering)
         self._capsules = Capsules(setup.lab, self._outputs, setup.prints)
         self._host = socket.gethostname()
         live = {"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1")}  # keeps train.log up to date
@@ -194,11 +199,7 @@ class Preparer:
 
     def hidden_files(self, config: dict[str, Any]) -> dict[str, bytes]:
         """Return the contents of a run's config files for this config, by path relative to the run folder."""
-        dumped = {
-            name: dump_json(config) if name == "config.json" else dump_config(Path(name), config)
-            for name in self._config_files()
-        }
-        return _by_path(dumped)
+        return _by_path({name: _config_content(name, config) for name in self._config_files()})
 
     def _config_files(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(("config.json", self._config_name)))
@@ -244,7 +245,7 @@ class Preparer:
             "config_diff.json": dump_json({"parent": plan.diff_parent, "base": plan.diff_base}),
         }
         if self._config_name not in files:
-            files[self._config_name] = dump_config(Path(self._config_name), plan.config)
+            files[self._config_name] = _config_content(self._config_name, plan.config)
         return files
 
     def command(
@@ -359,6 +360,7 @@ class Preparer:
         """Return the variables that the lab file and the config set for a run; may contain secrets."""
         return {
             **render_environment(config, self._rendering),
+            **({WANDB_PARAMETERS: variables["config"]} if self._rendering.as_ == "wandb" else {}),
             **{
                 name: fill_template(value, variables, f"launch.env.{name}", config)
                 for name, value in self._launch.env.items()
@@ -396,3 +398,19 @@ def _about(run: RunRow, plan: RunPlan) -> dict[str, Any]:
 def _by_path(files: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return record files by path relative to the run folder, from record files by name."""
     return {f"{folder.RECORD}/{name}": content for name, content in files.items()}
+
+
+def _config_name(rendering: ConfigRendering) -> str:
+    """Return the name of the config file that {config} stands for."""
+    if rendering.as_ == "wandb":
+        return WANDB_CONFIG
+    return f"config.{rendering.format if rendering.as_ == 'file' else 'json'}"
+
+
+def _config_content(name: str, config: Mapping[str, Any]) -> bytes:
+    """Return a config in the format of a file; for W&B, as the parameters of a sweep."""
+    if name == "config.json":
+        return dump_json(config)
+    return dump_config(
+        Path(name), {key: {"value": value} for key, value in config.items()} if name == WANDB_CONFIG else config
+    )

@@ -88,7 +88,7 @@ def test_a_kill_while_files_are_restored_loses_none(lab: Path, monkeypatch: pyte
 
     with monkeypatch.context() as patched:
         if when == "before the record":
-            patched.setattr(StudyLedger, "files_changed", die)
+            patched.setattr(StudyLedger, "record_agent", die)
         elif when == "before each file is restored":
             patched.setattr(integrity.FileSnapshot, "restore", die)
         else:

@@ -25,7 +25,7 @@ from looplab.ledger.ledger import GENESIS, HEAD_FILE, REPAIR, DamagedError, Ledg
 from looplab.ledger.replay import ENDED, PLANNED, EventReplay, Facts, Key, hash_text
 from looplab.ledger.roles import Origin, Role
 from looplab.ledger.schema import JOURNALLED, LAST_NUMBER
-from looplab.ledger.study import keep_config
+from looplab.ledger.writers.runs import keep_config
 from looplab.runs import folder
 from looplab.untrusted import UntrustedError, dump_json
 

@@ -1,0 +1,1 @@
+"""Writers of a study, by noun; `ledger/study.py` joins them."""

@@ -203,19 +203,34 @@ def hook_fire():
 def click_options(command):
     options = []
     for parameter in command.params:
-        kind = type(parameter.type).__name__
         default = parameter.default() if callable(parameter.default) else parameter.default
+        if not isinstance(default, bool | int | float | str | list | tuple | enum.Enum):
+            default = None
+        if isinstance(default, enum.Enum):
+            default = default.value
+        kind, choices, source = click_type(parameter)
         options.append({
             "flags": list(getattr(parameter, "opts", [])), "off": list(getattr(parameter, "secondary_opts", [])),
-            "name": parameter.name, "positional": parameter.param_type_name == "argument",
-            "type": parameter.type.name, "class": kind, "is_flag": bool(getattr(parameter, "is_flag", False)),
-            "choices": [plain(getattr(item, "value", item)) for item in parameter.type.choices] if hasattr(parameter.type, "choices") else None,
-            "low": plain(getattr(parameter.type, "min", None)), "high": plain(getattr(parameter.type, "max", None)),
-            "default": plain(default) if isinstance(default, bool | int | float | str | list | tuple | enum.Enum | type(None)) else None,
-            "required": bool(parameter.required), "multiple": bool(getattr(parameter, "multiple", False)),
-            "nargs": parameter.nargs, "help": getattr(parameter, "help", None) or "",
+            "name": parameter.name, "positional": parameter.param_type_name == "argument", "type": kind,
+            "is_flag": bool(getattr(parameter, "is_flag", False)), "choices": choices,
+            "low": plain(getattr(source, "min", None)), "high": plain(getattr(source, "max", None)),
+            "default": plain(default), "required": bool(parameter.required),
+            "multiple": bool(getattr(parameter, "multiple", False)), "nargs": parameter.nargs,
+            "help": getattr(parameter, "help", None) or "",
         })  # fmt: skip
     return options
+
+
+def click_type(parameter):
+    """Return the name of a parameter's type, its choices, and what knows its bounds."""
+    kind = getattr(parameter, "type", None)
+    if kind is not None:
+        choices = getattr(kind, "choices", None)
+        return kind.name, [plain(getattr(item, "value", item)) for item in choices] if choices else None, kind
+    annotation = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)  # recent versions of typer
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        return "choice", [plain(member.value) for member in annotation], parameter
+    return type_name(annotation), choices_of(annotation), parameter
 
 
 def hook_click():

@@ -12,7 +12,7 @@ from looplab.onboard.source import call_name, calls, constant, keyword, module_c
 
 TYPES: dict[str, Kind] = {
     "integer": "int", "integer range": "int", "float": "float", "float range": "float", "boolean": "bool",
-    "text": "str", "choice": "str", "path": "str", "filename": "str", "file": "str", "directory": "str",
+    "int": "int", "bool": "bool", "str": "str", "text": "str", "choice": "str", "literal": "str", "enum": "str", "Path": "str", "path": "str", "filename": "str", "file": "str", "directory": "str",
 }  # fmt: skip
 
 

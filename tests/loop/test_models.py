@@ -17,6 +17,10 @@ from looplab.ledger.study import StudyLedger
 from looplab.loop import models
 from looplab.loop.models import ModelKeeper, copy_file
 
+WARM = WarmStartConfig.model_validate(
+    {"mode": "init", "from": "from", "checkpoint": ["checkpoints/best.pt", "checkpoints/latest.pt"], "arguments": []}
+)
+
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Any:
@@ -50,7 +54,7 @@ def test_the_newest_wish_wins_and_a_copy_is_whole_before_it_has_its_name(
         return copy_file(source, target)
 
     monkeypatch.setattr(models, "copy_file", slow)
-    keeper = ModelKeeper(WarmStartConfig(), tmp_path, lambda: None)
+    keeper = ModelKeeper(WARM, tmp_path, lambda: None)
     made = [runs(n) for n in range(1, 6)]
     keeper.request("latest", made[0])
     assert begun.wait(600)  # the caller is not kept waiting by the copy
@@ -74,7 +78,7 @@ def test_the_newest_wish_wins_and_a_copy_is_whole_before_it_has_its_name(
 
 
 def test_a_run_without_a_checkpoint_is_passed_over_and_trouble_is_returned(tmp_path: Path, runs: Any) -> None:
-    keeper = ModelKeeper(WarmStartConfig(), tmp_path, lambda: None)
+    keeper = ModelKeeper(WARM, tmp_path, lambda: None)
     run = runs(1)
     (tmp_path / run.id / "checkpoints" / "latest.pt").unlink()
     keeper.request("best", run)

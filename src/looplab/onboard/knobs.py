@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 from looplab.onboard.base import MISSING, Setting
@@ -25,13 +26,14 @@ LENGTH = _words("epoch epochs steps iters iterations timesteps updates episodes 
 EVALUATION = _words("eval evaluation test val valid validation sync")
 """What changes what is measured, or where, and never how well it is learnt."""
 OTHER = _words(
-    """path dir directory file folder root out output log logs logger logging save load checkpoint checkpoints ckpt resume
-    restore name project entity run exp experiment tag tags notes group id device devices cuda gpu gpus cpu mps accelerator
-    worker workers thread threads proc procs processes jobs world rank local port host backend dist distributed ddp node nodes
-    verbose verbosity debug quiet progress bar print interval freq frequency every track wandb tensorboard tb mlflow capture
-    video render upload push hub token key url classes vocab data dataset datasets split version dtype precision compile fp16
-    bf16 amp tf32 cache deterministic benchmark pin prefetch config help plot show mode env environment task torch past index
-    limit image img input labels report overwrite dry demo profile sanity points"""
+    """path dir directory file folder root out output log logs logger logging save load checkpoint checkpoints ckpt
+    resume restore name project entity run exp experiment tag tags notes group id device devices cuda gpu gpus
+    cpu mps accelerator worker workers thread threads proc procs processes jobs world rank local port host
+    backend dist distributed ddp node nodes verbose verbosity debug quiet progress bar print interval freq
+    frequency every track wandb tensorboard tb mlflow capture video render upload push hub token key url classes
+    vocab data dataset datasets split version dtype precision compile fp16 bf16 amp tf32 cache deterministic
+    benchmark pin prefetch config help plot show mode env environment task torch past index limit image img
+    input labels report overwrite dry demo profile sanity points"""
 )
 """Where, what and how to run, not how to learn."""
 RATES = _words("lr eta")
@@ -43,10 +45,9 @@ COUNTS = _words(
     "layers layer depth head heads blocks estimators trees leaves leaf neighbors components clusters factors"
 )
 WEIGHTS = _words("coef coefficient weight scale clip margin alpha beta lambda norm c")
-SPREADS = _words("noise std sigma")
 CHOICES = _words(
-    """optimizer optim activation act scheduler schedule loss model arch architecture kernel solver criterion penalty init
-    objective booster pooling norm"""
+    """optimizer optim activation act scheduler schedule loss model arch architecture kernel solver criterion
+    penalty init objective booster pooling norm"""
 )
 SWITCHES = _words("nesterov amsgrad anneal bias batchnorm bn augment augmentation residual layernorm")
 FROM_ZERO = {"choices": [0.0, 1e-5, 1e-4, 1e-3, 1e-2]}
@@ -88,7 +89,7 @@ def suggest(setting: Setting) -> Suggestion:
         return Suggestion("other")
     if not math.isfinite(default):
         return Suggestion("other")
-    pairs = {f"{a}_{b}" for a, b in zip(last, last[1:], strict=False)}
+    pairs = {f"{a}_{b}" for a, b in pairwise(last)}
     if setting.kind == "float":
         return _float(known, pairs, float(default), is_other=is_other)
     return _int(known, pairs, int(default), is_other=is_other)

@@ -1,0 +1,67 @@
+"""Other people's trainers are understood: their settings, their seed, and what may be a knob."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from looplab.errors import LabError
+from looplab.onboard.base import Interface
+from looplab.onboard.labfile import make_lab
+from looplab.onboard.readers import read_interface
+from looplab.onboard.scripts import find_script
+
+SHELF = Path(__file__).parent / "shelf"
+NOT_UNDERSTOOD = {"asks_stdin", "wandb_sweep"}
+"""One asks on stdin, one has its settings in sweep.yaml alone."""
+NEEDS_ITS_FRAMEWORK = {"hydra_app": "hydra", "lightning_cli": "lightning"}
+"""Their configs are composed by the framework."""
+KNOWN_TO_BE_WRONG = {"argparse_options": {"dim"}, "ignores_flags": {"lr", "weight_decay"}}
+"""`dim` is of the data; the other script has flags that do nothing, which only a run can tell."""
+
+
+def plain(name: str) -> str:
+    return name.rpartition(".")[2].replace("-", "_").lower()
+
+
+def read(name: str) -> tuple[dict[str, Any], Interface | None, Any]:
+    about = json.loads((SHELF / name / "about.json").read_text())
+    command = [sys.executable if word == "python" else word for word in about["command"]]
+    script = find_script(command, SHELF / name)
+    return about, read_interface(script), script
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in SHELF.iterdir() if path.is_dir()))
+def test_a_script_is_understood_without_being_run(name: str) -> None:
+    if name in NEEDS_ITS_FRAMEWORK:
+        pytest.importorskip(NEEDS_ITS_FRAMEWORK[name])
+    about, interface, script = read(name)
+    if name in NOT_UNDERSTOOD:
+        assert interface is None
+        return
+    assert interface is not None
+    lab = make_lab(script, interface)
+    found = {plain(knob) for knob in lab.knobs}
+    settings = {plain(setting.name) for setting in interface.settings}
+    assert lab.seed is None if about["seed"] is None else plain(about["seed"]) == plain(lab.seed or "")
+    assert found & {plain(knob) for knob in about["must_not_be_knobs"]} <= KNOWN_TO_BE_WRONG.get(name, set())
+    sensible = {plain(knob) for knob in about["sensible_knobs"]}
+    assert len(sensible & settings) >= 0.5 * len(sensible)
+
+
+def test_what_a_script_needs_is_asked_for(tmp_path: Path) -> None:
+    code = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--data', required=True)\n"
+    (tmp_path / "train.py").write_text(code + "p.add_argument('--lr', type=float, default=0.1)\nargs = p.parse_args()\n")
+    script = find_script([sys.executable, "train.py"], tmp_path)
+    interface = read_interface(script)
+    assert interface is not None
+    with pytest.raises(LabError, match=r"train.py needs data .*--data"):
+        make_lab(script, interface)
+    script = find_script([sys.executable, "train.py", "--data", "d.csv", "--lr=0.5"], tmp_path)
+    lab = make_lab(script, interface)
+    assert json.loads(lab.files["train.base.json"]) == {"lr": 0.5}
+    assert '"--data", d.csv, "{flags}"' in lab.files["lab.yaml"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 
 from looplab.errors import LabError
-from looplab.onboard.base import Interface, Script
+from looplab.onboard.base import Interface, Script, Setting
 
 PASSES_ON = re.compile(r'"?\$(?:[@*]|\{[@*]\})"?')
 PYTHON = re.compile(r"(?:\S*/)?python[0-9.]*|\$\{?PYTHON[^\s/]*")
@@ -33,7 +34,9 @@ class ShellReader:
                 continue
             if passes_on:
                 words = found.command[len(inner.prefix) :]
-                return replace(found, reader=f"shell, then {found.reader}", command=(*script.argv, *words))
+                settings = tuple(_given(setting, line, inner.arguments) for setting in found.settings)
+                reader = f"shell, then {found.reader}"
+                return replace(found, reader=reader, settings=settings, command=(*script.argv, *words))
             note = f"{script.path.name} passes no arguments on, so the lab calls its command itself"
             return replace(
                 found, notes=(*found.notes, note), command=(*inner.argv, *found.command[len(inner.prefix) :])
@@ -70,3 +73,13 @@ class ShellReader:
             return find_script(["python" if "$" in words[0] else words[0], *kept], script.folder)
         except LabError:
             return None
+
+
+def _given(setting: Setting, line: str, arguments: Sequence[str]) -> Setting:
+    """Return a setting with the value that the shell script gives it; what follows on the line wins over that."""
+    from looplab.onboard.labfile import given_values
+
+    if not re.search(rf"--{re.escape(setting.name)}(?=[\s=]|$)", line):
+        return setting
+    values, _ = given_values(arguments, [setting])
+    return replace(setting, required=False, default=values.get(setting.name, setting.default))

@@ -70,8 +70,17 @@ def init(words: Sequence[str], objective: str | None, goal: Goal | None, name: s
         write_atomic(folder / file, text.encode())
     load_lab(folder)  # what was written must be valid
     if json:
-        output.print_json({"lab": str(folder), "files": list(lab.files), "reader": found.reader, "knobs": list(lab.knobs),
-                           "seed": lab.seed, "objective": objective, "notes": list(lab.notes)})  # fmt: skip
+        output.print_json(
+            {
+                "lab": str(folder),
+                "files": list(lab.files),
+                "reader": found.reader,
+                "knobs": list(lab.knobs),
+                "seed": lab.seed,
+                "objective": objective,
+                "notes": list(lab.notes),
+            }
+        )
         return
     output.say(f"read {script.path.name} ({found.reader}): {len(found.settings)} settings")
     output.say(f"seed: {lab.seed}" if lab.seed else "seed: none found; without one, runs cannot be repeated and judged")
@@ -110,8 +119,15 @@ def try_once(
     metrics = _metrics(lab, trial, run)
     candidates = rank_objectives(metrics)
     if json:
-        output.print_json({"run": run.id, "status": run.status, "seconds": run.seconds, "metrics": sorted(metrics),
-                           "candidates": [vars_of(candidate) for candidate in candidates[:5]]})  # fmt: skip
+        output.print_json(
+            {
+                "run": run.id,
+                "status": run.status,
+                "seconds": run.seconds,
+                "metrics": sorted(metrics),
+                "candidates": [vars_of(candidate) for candidate in candidates[:5]],
+            }
+        )
     else:
         _show(run, metrics)
         _compare(lab, trial, run, before, metrics)
@@ -150,9 +166,11 @@ def _show(run: RunRow, metrics: Mapping[str, Mapping[str, Any]]) -> None:
     if rows:
         output.table(
             ("metric", "points", "first", "last"),
-            [(name, str(one.get("n", "-")), output.number(one.get("first"), 6), output.number(one.get("last"), 6))
-             for name, one in rows[:SHOWN]],
-        )  # fmt: skip
+            [
+                (name, str(one.get("n", "-")), output.number(one.get("first"), 6), output.number(one.get("last"), 6))
+                for name, one in rows[:SHOWN]
+            ],
+        )
     if len(rows) > SHOWN:
         output.say(f"and {len(rows) - SHOWN} more: looplab show {run.id} --study {run.study}")
 
@@ -204,8 +222,11 @@ def set_objective(lab: LabConfig, study: StudyConfig, metric: str, goal: Goal, a
     path = lab.folder / LAB_FILE
     document = read_document(path)
     data = document.data
-    target = data if "studies" not in data else next(
-        (one for one in data["studies"] if one.get("study") == study.name), data)  # fmt: skip
+    target = (
+        data
+        if "studies" not in data
+        else next((one for one in data["studies"] if one.get("study") == study.name), data)
+    )
     entry: dict[str, Any] = {"metric": metric, "goal": goal}
     if at is not None:
         entry["at"] = at

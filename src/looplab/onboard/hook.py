@@ -93,12 +93,20 @@ def argparse_options(parser):
             if isinstance(action.choices, list | tuple | set | range | dict)
             else None
         )
-        options.append({
-            "flags": list(action.option_strings), "dest": action.dest, "action": kind,
-            "type": type_name(action.type), "default": plain(default), "choices": known,
-            "nargs": action.nargs, "help": action.help if isinstance(action.help, str) and action.help != argparse.SUPPRESS else "",
-            "required": bool(action.required), "const": plain(action.const),
-        })  # fmt: skip
+        options.append(
+            {
+                "flags": list(action.option_strings),
+                "dest": action.dest,
+                "action": kind,
+                "type": type_name(action.type),
+                "default": plain(default),
+                "choices": known,
+                "nargs": action.nargs,
+                "help": action.help if isinstance(action.help, str) and action.help != argparse.SUPPRESS else "",
+                "required": bool(action.required),
+                "const": plain(action.const),
+            }
+        )
     return options
 
 
@@ -126,7 +134,7 @@ def field_options(kind, default=None, prefix=""):
     options = []
     try:
         hints = typing.get_type_hints(kind)
-    except Exception:
+    except Exception:  # noqa: BLE001 (an annotation may raise anything)
         hints = {}
     for field in dataclasses.fields(kind):
         if not field.init:
@@ -144,8 +152,16 @@ def field_options(kind, default=None, prefix=""):
             options += field_options(hint, value if has else None, name + ".")
             continue
         text = field.metadata.get("help", "") if field.metadata else ""
-        options.append({"name": name, "type": type_name(hint), "choices": choices_of(hint), "default": plain(value),
-                        "required": not has, "help": text})  # fmt: skip
+        options.append(
+            {
+                "name": name,
+                "type": type_name(hint),
+                "choices": choices_of(hint),
+                "default": plain(value),
+                "required": not has,
+                "help": text,
+            }
+        )
     return options
 
 
@@ -153,7 +169,7 @@ def signature_options(function):
     options = []
     try:
         hints = typing.get_type_hints(function)
-    except Exception:
+    except Exception:  # noqa: BLE001 (an annotation may raise anything)
         hints = {}
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or parameter.name in ("self", "cls"):
@@ -163,8 +179,16 @@ def signature_options(function):
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             options += field_options(hint, parameter.default if has else None, parameter.name + ".")
             continue
-        options.append({"name": parameter.name, "type": type_name(hint), "choices": choices_of(hint),
-                        "default": plain(parameter.default) if has else None, "required": not has, "help": ""})  # fmt: skip
+        options.append(
+            {
+                "name": parameter.name,
+                "type": type_name(hint),
+                "choices": choices_of(hint),
+                "default": plain(parameter.default) if has else None,
+                "required": not has,
+                "help": "",
+            }
+        )
     return options
 
 
@@ -209,15 +233,24 @@ def click_options(command):
         if isinstance(default, enum.Enum):
             default = default.value
         kind, choices, source = click_type(parameter)
-        options.append({
-            "flags": list(getattr(parameter, "opts", [])), "off": list(getattr(parameter, "secondary_opts", [])),
-            "name": parameter.name, "positional": parameter.param_type_name == "argument", "type": kind,
-            "is_flag": bool(getattr(parameter, "is_flag", False)), "choices": choices,
-            "low": plain(getattr(source, "min", None)), "high": plain(getattr(source, "max", None)),
-            "default": plain(default), "required": bool(parameter.required),
-            "multiple": bool(getattr(parameter, "multiple", False)), "nargs": parameter.nargs,
-            "help": getattr(parameter, "help", None) or "",
-        })  # fmt: skip
+        options.append(
+            {
+                "flags": list(getattr(parameter, "opts", [])),
+                "off": list(getattr(parameter, "secondary_opts", [])),
+                "name": parameter.name,
+                "positional": parameter.param_type_name == "argument",
+                "type": kind,
+                "is_flag": bool(getattr(parameter, "is_flag", False)),
+                "choices": choices,
+                "low": plain(getattr(source, "min", None)),
+                "high": plain(getattr(source, "max", None)),
+                "default": plain(default),
+                "required": bool(parameter.required),
+                "multiple": bool(getattr(parameter, "multiple", False)),
+                "nargs": parameter.nargs,
+                "help": getattr(parameter, "help", None) or "",
+            }
+        )
     return options
 
 
@@ -238,8 +271,12 @@ def hook_click():
 
     def main(self, *args, **kwargs):
         commands = getattr(self, "commands", None)
-        record("click", click_options(self), commands=sorted(commands) if commands else [],
-               sub={name: click_options(command) for name, command in (commands or {}).items()})  # fmt: skip
+        record(
+            "click",
+            click_options(self),
+            commands=sorted(commands) if commands else [],
+            sub={name: click_options(command) for name, command in (commands or {}).items()},
+        )
         sys.exit(0)
 
     click.Command.main = main
@@ -257,12 +294,22 @@ def hook_absl():
         values = flags.FLAGS
         known = values.flags_by_module_dict()
         ours = [flag for module, items in known.items() if not module.startswith("absl.") for flag in items]
-        record("absl", [
-            {"name": flag.name, "type": flag.flag_type(), "default": plain(flag.default), "help": flag.help or "",
-             "choices": [plain(item) for item in getattr(flag.parser, "enum_values", None) or []] or None,
-             "low": plain(getattr(flag.parser, "lower_bound", None)), "high": plain(getattr(flag.parser, "upper_bound", None)),
-             "required": flag.default is None and getattr(flag, "required", False)}
-            for flag in ours])  # fmt: skip
+        record(
+            "absl",
+            [
+                {
+                    "name": flag.name,
+                    "type": flag.flag_type(),
+                    "default": plain(flag.default),
+                    "help": flag.help or "",
+                    "choices": [plain(item) for item in getattr(flag.parser, "enum_values", None) or []] or None,
+                    "low": plain(getattr(flag.parser, "lower_bound", None)),
+                    "high": plain(getattr(flag.parser, "upper_bound", None)),
+                    "required": flag.default is None and getattr(flag, "required", False),
+                }
+                for flag in ours
+            ],
+        )
         sys.exit(0)
 
     app.run = run

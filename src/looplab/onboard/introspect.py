@@ -105,12 +105,24 @@ def ask(script: Script, arguments: Sequence[str], timeout: float = HELP_S) -> tu
 
 def _run(command: Sequence[str], folder: Path, timeout: float, *, stderr: bool = True) -> tuple[str, int | None]:
     """Run a program without input and GPU; return the end of what it printed, and its exit code (None: too slow)."""
-    env = {**os.environ, "WANDB_MODE": "disabled", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1",
-           "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "200", "HF_HUB_OFFLINE": "1"}  # fmt: skip
+    env = {
+        **os.environ,
+        "WANDB_MODE": "disabled",
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "COLUMNS": "200",
+        "HF_HUB_OFFLINE": "1",
+    }
     process = subprocess.Popen(
-        command, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT if stderr else subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+        command,
+        cwd=folder,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if stderr else subprocess.DEVNULL,
+        start_new_session=True,
+    )
     try:
         out, _ = process.communicate(timeout=timeout)
         code: int | None = process.returncode

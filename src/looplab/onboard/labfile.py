@@ -153,9 +153,9 @@ def _draft(script: Script, interface: Interface) -> _Draft:
                 draft.missing.append(setting)
             continue
         wanted = suggestion.role in ("knob", "seed", "length") or (suggestion.role == "doubtful" and not is_big)
-        if interface.base is None and (wanted or setting.positional or setting.name in values):
-            if value is not None:
-                _put(draft.base, setting.name, value)
+        is_passed = wanted or setting.positional or setting.name in values
+        if interface.base is None and is_passed and value is not None:
+            _put(draft.base, setting.name, value)
         if suggestion.role == "knob" and suggestion.spec:
             draft.knobs.append((here, suggestion))
         elif suggestion.role in ("doubtful", "length") and suggestion.spec and wanted:

@@ -68,9 +68,16 @@ def read_sweep(path: Path, folder: Path) -> Sweep:
     else:
         names = {key: setting.name for key, setting in settings.items()}
         values = {names[key]: value for key, value in wanted.items() if key in names}
-        found = replace(found, reader=f"W&B sweep, {found.reader}", settings=tuple(
-            replace(setting, default=values.get(setting.name, setting.default)) if setting.default in (None, MISSING) or setting.name
-            in {names.get(key) for key in fixed} else setting for setting in found.settings))  # fmt: skip
+        found = replace(
+            found,
+            reader=f"W&B sweep, {found.reader}",
+            settings=tuple(
+                replace(setting, default=values.get(setting.name, setting.default))
+                if setting.default in (None, MISSING) or setting.name in {names.get(key) for key in fixed}
+                else setting
+                for setting in found.settings
+            ),
+        )
         renamed = {names[key]: spec for key, spec in knobs.items() if key in names}
     about = data.get("metric") if isinstance(data.get("metric"), dict) else {}
     goal = {"minimize": "min", "maximize": "max"}.get(str(about.get("goal", "minimize")))  # type: ignore[union-attr]
@@ -98,8 +105,12 @@ def _parameters(parameters: Mapping[str, Any], path: Path) -> tuple[dict[str, di
         elif "mu" in entry and "sigma" in entry:
             low, high = entry["mu"] - 2 * entry["sigma"], entry["mu"] + 2 * entry["sigma"]
             log = "log" in str(entry.get("distribution", ""))
-            knobs[name] = {"type": "float", "low": math.exp(low) if log else low, "high": math.exp(high) if log else high,
-                           **({"log": True} if log else {})}  # fmt: skip
+            knobs[name] = {
+                "type": "float",
+                "low": math.exp(low) if log else low,
+                "high": math.exp(high) if log else high,
+                **({"log": True} if log else {}),
+            }
     return knobs, fixed
 
 

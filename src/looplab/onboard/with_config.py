@@ -50,7 +50,7 @@ def main() -> None:
     module = type(sys)("__main__")
     module.__file__ = script
     sys.modules["__main__"] = module
-    exec(compile(tree, script, "exec"), module.__dict__)
+    exec(compile(tree, script, "exec"), module.__dict__)  # noqa: S102 (this program is there to run the script)
 
 
 if __name__ == "__main__":

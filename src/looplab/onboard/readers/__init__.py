@@ -19,9 +19,20 @@ from looplab.onboard.readers.shell import ShellReader
 from looplab.onboard.readers.wandb_config import WandbConfigReader
 
 BUILT_IN: tuple[type[Reader], ...] = (
-    HydraReader, LightningReader, DataclassReader, ClickReader, AbslReader, FireReader, ConfigFileReader,
-    ArgparseReader, GlobalsReader, ShellReader, WandbConfigReader, EnvironmentReader, ConstantsReader,
-)  # fmt: skip
+    HydraReader,
+    LightningReader,
+    DataclassReader,
+    ClickReader,
+    AbslReader,
+    FireReader,
+    ConfigFileReader,
+    ArgparseReader,
+    GlobalsReader,
+    ShellReader,
+    WandbConfigReader,
+    EnvironmentReader,
+    ConstantsReader,
+)
 
 
 def read_interface(script: Script) -> Interface | None:

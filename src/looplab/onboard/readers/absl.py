@@ -9,9 +9,13 @@ from looplab.onboard.readers.arguments import flags_interface
 from looplab.onboard.source import calls, constant, module_constants
 
 DEFINERS: dict[str, Kind] = {
-    "DEFINE_float": "float", "DEFINE_integer": "int", "DEFINE_bool": "bool", "DEFINE_boolean": "bool",
-    "DEFINE_string": "str", "DEFINE_enum": "str",
-}  # fmt: skip
+    "DEFINE_float": "float",
+    "DEFINE_integer": "int",
+    "DEFINE_bool": "bool",
+    "DEFINE_boolean": "bool",
+    "DEFINE_string": "str",
+    "DEFINE_enum": "str",
+}
 TYPES: dict[str, Kind] = {"float": "float", "int": "int", "bool": "bool", "string": "str", "string enum": "str"}
 
 
@@ -27,10 +31,16 @@ class AbslReader:
         notes: list[str] = []
         if told is not None:
             settings = [
-                _make(option["name"], TYPES.get(option["type"], "unknown"), option["default"], option["choices"],
-                      option["help"], required=option["required"])
+                _make(
+                    option["name"],
+                    TYPES.get(option["type"], "unknown"),
+                    option["default"],
+                    option["choices"],
+                    option["help"],
+                    required=option["required"],
+                )
                 for option in told["options"]
-            ]  # fmt: skip
+            ]
         else:
             settings = list(self._from_source(script))
             notes.append(f"the options come from the source alone: {script.introspection.problem}")

@@ -10,9 +10,19 @@ from looplab.onboard.base import MISSING, Interface, Kind, Script, Setting, flag
 from looplab.onboard.source import call_name, calls, constant, keyword, module_constants
 
 KINDS: dict[str, Kind] = {
-    "int": "int", "float": "float", "str": "str", "bool": "bool", "list": "list", "Path": "str", "PosixPath": "str",
-    "strtobool": "bool", "str2bool": "bool", "str_to_bool": "bool", "string_to_bool": "bool", "boolean": "bool",
-}  # fmt: skip
+    "int": "int",
+    "float": "float",
+    "str": "str",
+    "bool": "bool",
+    "list": "list",
+    "Path": "str",
+    "PosixPath": "str",
+    "strtobool": "bool",
+    "str2bool": "bool",
+    "str_to_bool": "bool",
+    "string_to_bool": "bool",
+    "boolean": "bool",
+}
 NUMBERS = ("number", "positive", "eval")
 """Words in the name of a conversion that returns numbers."""
 
@@ -137,8 +147,12 @@ def _option(call: ast.Call, names: dict[str, Any]) -> dict[str, Any] | None:
     action = constant(keyword(call, "action"), names)
     if action is MISSING:
         action = call_name(keyword(call, "action") or ast.Constant(None)).rpartition(".")[2] or "store"
-    actions = {"store": "_StoreAction", "store_true": "_StoreTrueAction", "store_false": "_StoreFalseAction",
-               "BooleanOptionalAction": "BooleanOptionalAction"}  # fmt: skip
+    actions = {
+        "store": "_StoreAction",
+        "store_true": "_StoreTrueAction",
+        "store_false": "_StoreFalseAction",
+        "BooleanOptionalAction": "BooleanOptionalAction",
+    }
     if action not in actions:
         return None
     kind = call_name(keyword(call, "type") or ast.Constant(None)).rpartition(".")[2] or None
@@ -148,10 +162,13 @@ def _option(call: ast.Call, names: dict[str, Any]) -> dict[str, Any] | None:
     dest = constant(keyword(call, "dest"), names)
     known = keyword(call, "default") is not None and default is MISSING
     return {
-        "flags": flags, "dest": dest if isinstance(dest, str) else long.lstrip("-").replace("-", "_"),
-        "action": actions[action], "type": kind, "default": None if default is MISSING else default,
+        "flags": flags,
+        "dest": dest if isinstance(dest, str) else long.lstrip("-").replace("-", "_"),
+        "action": actions[action],
+        "type": kind,
+        "default": None if default is MISSING else default,
         "choices": choices if isinstance(choices, list) else None,
         "nargs": None if (nargs := constant(keyword(call, "nargs"), names)) is MISSING else nargs,
         "help": text if isinstance(text, str) else "",
         "required": constant(keyword(call, "required"), names) is True or known,
-    }  # fmt: skip
+    }

@@ -11,9 +11,24 @@ from looplab.onboard.readers.arguments import KINDS, flags_interface
 from looplab.onboard.source import call_name, calls, constant, keyword, module_constants
 
 TYPES: dict[str, Kind] = {
-    "integer": "int", "integer range": "int", "float": "float", "float range": "float", "boolean": "bool",
-    "int": "int", "bool": "bool", "str": "str", "text": "str", "choice": "str", "literal": "str", "enum": "str", "Path": "str", "path": "str", "filename": "str", "file": "str", "directory": "str",
-}  # fmt: skip
+    "integer": "int",
+    "integer range": "int",
+    "float": "float",
+    "float range": "float",
+    "boolean": "bool",
+    "int": "int",
+    "bool": "bool",
+    "str": "str",
+    "text": "str",
+    "choice": "str",
+    "literal": "str",
+    "enum": "str",
+    "Path": "str",
+    "path": "str",
+    "filename": "str",
+    "file": "str",
+    "directory": "str",
+}
 
 
 class ClickReader:
@@ -45,8 +60,13 @@ class ClickReader:
         found = flags_interface(name, script, settings, notes=notes)
         if not words:
             return found
-        return Interface(name, found.settings, (*script.prefix, *words, *found.command[len(script.prefix) :]), found.rendering,
-                         notes=found.notes)  # fmt: skip
+        return Interface(
+            name,
+            found.settings,
+            (*script.prefix, *words, *found.command[len(script.prefix) :]),
+            found.rendering,
+            notes=found.notes,
+        )
 
 
 def _setting(option: Mapping[str, Any]) -> Setting | None:
@@ -79,12 +99,18 @@ def _from_source(script: Script) -> list[Setting]:
             text = constant(keyword(call, "help"), names)
             is_flag = constant(keyword(call, "is_flag"), names) is True or bool(off)
             choices = _choices(call, names)
-            found.setdefault(on, Setting(
-                on.lstrip("-"), "bool" if is_flag else "str" if choices else kind if kind != "unknown" else _like(default),
-                default if default is not MISSING or not is_flag else False, choices, text if isinstance(text, str) else "",
-                boolean=("switch" if off else "present") if is_flag else None,
-                required=constant(keyword(call, "required"), names) is True,
-            ))  # fmt: skip
+            found.setdefault(
+                on,
+                Setting(
+                    on.lstrip("-"),
+                    "bool" if is_flag else "str" if choices else kind if kind != "unknown" else _like(default),
+                    default if default is not MISSING or not is_flag else False,
+                    choices,
+                    text if isinstance(text, str) else "",
+                    boolean=("switch" if off else "present") if is_flag else None,
+                    required=constant(keyword(call, "required"), names) is True,
+                ),
+            )
         if not found and "typer" in script.imports:
             found |= _typer_parameters(tree, names)
     return list(found.values())
@@ -110,8 +136,14 @@ def _typer_parameters(tree: ast.Module, names: dict[str, Any]) -> dict[str, Sett
             kind = KINDS.get(ast.unparse(parameter.annotation), "unknown") if parameter.annotation else "unknown"
             name = parameter.arg.replace("_", "-")
             positional = default is None
-            found[name] = Setting(parameter.arg if positional else name, kind if kind != "unknown" else _like(known), known,
-                                  boolean="switch" if kind == "bool" else None, positional=positional, required=positional)  # fmt: skip
+            found[name] = Setting(
+                parameter.arg if positional else name,
+                kind if kind != "unknown" else _like(known),
+                known,
+                boolean="switch" if kind == "bool" else None,
+                positional=positional,
+                required=positional,
+            )
     return found
 
 

@@ -96,6 +96,8 @@ def _names_in_source(script: Script) -> list[str]:
         node.value
         for tree in script.modules
         for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 200
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and len(node.value) < 200
         and Path(node.value).suffix.lower() in FORMATS
-    ]  # fmt: skip
+    ]

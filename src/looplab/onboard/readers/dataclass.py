@@ -54,13 +54,24 @@ def tyro_setting(option: Mapping[str, Any]) -> Setting:
     kind: Kind = KINDS.get(option["type"] or "", "unknown")
     default = MISSING if option["required"] else option["default"]
     if kind == "unknown" and isinstance(default, bool | int | float | str):
-        kind = "bool" if isinstance(default, bool) else "int" if isinstance(default, int) else (
-            "float" if isinstance(default, float) else "str")  # fmt: skip
+        kind = (
+            "bool"
+            if isinstance(default, bool)
+            else "int"
+            if isinstance(default, int)
+            else ("float" if isinstance(default, float) else "str")
+        )
     choices = tuple(option["choices"]) if option["choices"] else None
     return Setting(
-        option["name"].replace("_", "-"), "str" if choices else kind, default, choices, option["help"] or "",
-        required=option["required"], boolean="switch" if kind == "bool" else None, spread=kind == "list",
-    )  # fmt: skip
+        option["name"].replace("_", "-"),
+        "str" if choices else kind,
+        default,
+        choices,
+        option["help"] or "",
+        required=option["required"],
+        boolean="switch" if kind == "bool" else None,
+        spread=kind == "list",
+    )
 
 
 def _from_source(script: Script, framework: str) -> Iterator[Setting]:
@@ -121,8 +132,14 @@ def _fields(
         ):
             text = text or " ".join(following.value.value.split())
         kind, choices = _annotation(annotation)
-        yield {"name": prefix + field, "type": kind, "default": None if default is MISSING else default,
-               "choices": choices, "required": item.value is None, "help": text}  # fmt: skip
+        yield {
+            "name": prefix + field,
+            "type": kind,
+            "default": None if default is MISSING else default,
+            "choices": choices,
+            "required": item.value is None,
+            "help": text,
+        }
 
 
 def _annotation(node: ast.expr) -> tuple[str | None, list[Any] | None]:
@@ -139,8 +156,16 @@ def _annotation(node: ast.expr) -> tuple[str | None, list[Any] | None]:
 
 def _flat_setting(option: Mapping[str, Any], framework: str) -> Setting:
     last = option["name"].rpartition(".")[2]
-    record = {"flags": [f"--{last}"], "dest": last, "action": "_StoreAction", "type": option["type"],
-              "default": option["default"], "choices": option["choices"], "nargs": "+" if option["type"] == "list" else None,
-              "help": option["help"], "required": option["required"]}  # fmt: skip
+    record = {
+        "flags": [f"--{last}"],
+        "dest": last,
+        "action": "_StoreAction",
+        "type": option["type"],
+        "default": option["default"],
+        "choices": option["choices"],
+        "nargs": "+" if option["type"] == "list" else None,
+        "help": option["help"],
+        "required": option["required"],
+    }
     setting = settings_of([record], hugging_face=True)[0]
     return setting

@@ -13,9 +13,24 @@ from looplab.onboard.source import call_name, constant
 
 SHELL_DEFAULT = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*):?[-=]([^}$`]*)\}")
 COMMON = {
-    "CUDA_VISIBLE_DEVICES", "HOME", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "PATH", "PYTHON",
-    "PYTHONPATH", "RANK", "TMPDIR", "USER", "WORLD_SIZE", "WANDB_MODE", "WANDB_PROJECT", "WANDB_API_KEY", "HF_HOME",
-}  # fmt: skip
+    "CUDA_VISIBLE_DEVICES",
+    "HOME",
+    "LOCAL_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "OMP_NUM_THREADS",
+    "PATH",
+    "PYTHON",
+    "PYTHONPATH",
+    "RANK",
+    "TMPDIR",
+    "USER",
+    "WORLD_SIZE",
+    "WANDB_MODE",
+    "WANDB_PROJECT",
+    "WANDB_API_KEY",
+    "HF_HOME",
+}
 """Variables that are not settings of a training."""
 
 

@@ -30,8 +30,17 @@ class FireReader:
         settings = []
         for option in options:
             setting = tyro_setting(option)
-            settings.append(Setting(option["name"], setting.kind, setting.default, setting.choices, setting.help,
-                                    required=setting.required, boolean="value" if setting.kind == "bool" else None))  # fmt: skip
+            settings.append(
+                Setting(
+                    option["name"],
+                    setting.kind,
+                    setting.default,
+                    setting.choices,
+                    setting.help,
+                    required=setting.required,
+                    boolean="value" if setting.kind == "bool" else None,
+                )
+            )
         return flags_interface(self.name, script, settings, separator="equals", notes=notes) if settings else None
 
 
@@ -44,6 +53,11 @@ def _from_source(script: Script) -> Any:
                 defaults = [None] * (len(node.args.args) - len(node.args.defaults)) + [*node.args.defaults]
                 for parameter, default in zip(node.args.args, defaults, strict=True):
                     value = constant(default, names)
-                    yield {"name": parameter.arg, "type": ast.unparse(parameter.annotation) if parameter.annotation else None,
-                           "default": None if value is MISSING else value, "choices": None,
-                           "required": default is None, "help": ""}  # fmt: skip
+                    yield {
+                        "name": parameter.arg,
+                        "type": ast.unparse(parameter.annotation) if parameter.annotation else None,
+                        "default": None if value is MISSING else value,
+                        "choices": None,
+                        "required": default is None,
+                        "help": "",
+                    }

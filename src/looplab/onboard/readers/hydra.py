@@ -54,8 +54,12 @@ def settings_in(config: Mapping[str, Any], prefix: str = "") -> Iterator[Setting
 def kind_of(value: Any) -> Kind:
     """Return the kind of a value."""
     kinds: tuple[tuple[type, Kind], ...] = (
-        (bool, "bool"), (int, "int"), (float, "float"), (str, "str"), (list, "list"),
-    )  # fmt: skip
+        (bool, "bool"),
+        (int, "int"),
+        (float, "float"),
+        (str, "str"),
+        (list, "list"),
+    )
     return next((kind for python, kind in kinds if isinstance(value, python)), "unknown")
 
 

@@ -22,8 +22,11 @@ class WandbConfigReader:
         reads = False
         for tree in script.modules:
             names = module_constants(tree)
-            tables = {node.targets[0].id: node.value for node in ast.walk(tree)
-                      if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)}  # fmt: skip
+            tables = {
+                node.targets[0].id: node.value
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+            }
             for call in calls(tree, "init"):
                 defaults |= _table(keyword(call, "config"), names, tables)
             reads = reads or "wandb.config" in ast.unparse(tree) or "run.config" in ast.unparse(tree)

@@ -14,9 +14,9 @@ from tests.loop.test_preview import STUDY, InstantExecutor, set_up, train, write
 
 from looplab.decide.base import Proposal
 from looplab.decide.mix import Mix
-from looplab.ledger import study as ledger_study
 from looplab.ledger.ledger import Ledger, LedgerCopy
 from looplab.ledger.study import StudyLedger
+from looplab.ledger.writers import runs as run_writer
 from looplab.loop.decision import Decider
 from looplab.loop.engine import Engine
 from looplab.loop.events import EngineEvent
@@ -112,14 +112,14 @@ def test_an_unforeseen_exception_rejects_only_that_proposal_and_leaves_no_trace_
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planner, study = make_planner(setup)
-    original = ledger_study.keep_config
+    original = run_writer.keep_config
 
     def keep_or_fail(ledger: Ledger, config_hash: str, config: Mapping[str, Any]) -> None:
         if config["x"] == 5:
             raise OverflowError("too large")
         original(ledger, config_hash, config)
 
-    monkeypatch.setattr(ledger_study, "keep_config", keep_or_fail)
+    monkeypatch.setattr(run_writer, "keep_config", keep_or_fail)
     plan(planner, study)  # the base, and nothing else yet
     planner.queue.clear()
     bad = study.propose("person", ["x@set=5"], "bad")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from threading import Event
 
 import pytest
 from tests.loop.small_lab import EngineThread, make_lab
@@ -74,6 +75,33 @@ def test_an_engine_whose_ledger_or_lock_is_gone_stops(
     gate.touch()
     assert isinstance(engine.error, HaltError)
     assert (lab / ".looplab" / name).exists() == (how == "replaced")
+
+
+def test_a_replaced_ledger_halts_the_engine_even_if_a_write_notices_it_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOOPLAB_LOCK_DIR", str(tmp_path / "locks"))
+    noticed = Event()
+    is_replaced, lost = Ledger.is_replaced, PlaceMonitor.lost
+
+    def look(ledger: Ledger) -> bool:
+        if is_replaced(ledger):
+            noticed.set()
+        return noticed.is_set()
+
+    monkeypatch.setattr(Ledger, "is_replaced", look)
+    monkeypatch.setattr(PlaceMonitor, "lost", lambda place: lost(place) if noticed.is_set() else None)
+    gate = tmp_path / "gate"
+    lab = make_lab(tmp_path / "lab", gate)
+    engine = EngineThread(lab)
+    engine.until_running()
+    shutil.copy(lab / ".looplab/ledger.db", lab / "new")
+    (lab / "new").replace(lab / ".looplab/ledger.db")
+    gate.touch()  # the end of the training is the next write
+    engine.join()
+    assert isinstance(engine.error, HaltError)
+    assert "the ledger at" in engine.error.message
+    assert "adopts them" in str(engine.error.hint)
 
 
 def test_a_place_is_lost_when_something_else_is_put_there(ledger: Ledger) -> None:

@@ -3,7 +3,7 @@
     study = optuna.create_study(sampler=looplab.GaussianProcessSampler(seed=0))
 
 It is the process behind `search: auto`: values are warped, noise is learnt, failed trials are modelled, and trials that
-run at the same time are told apart. Needs numpy and scipy, no torch.
+run at the same time differ. Needs numpy and scipy, no torch.
 """
 
 from __future__ import annotations

@@ -462,9 +462,9 @@ class AgentAskedEvent(EventData):
     parent: str | None
     cli: str
     version: int | None = None
-    """Of `looplab iterate`: the version that it writes."""
+    """The version that the agent writes (`looplab iterate`)."""
     ask: int | None = None
-    """Of `looplab iterate`: index of the request in the attempt, from 1."""
+    """Index of the request in the attempt, from 1 (`looplab iterate`)."""
 
 
 @event("agent answered")

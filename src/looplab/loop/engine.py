@@ -164,7 +164,11 @@ class Engine:
         except sqlite3.OperationalError as error:
             self._still_ours()
             raise HaltError(_full(str(error), self._ledger.path)) from error
+        except DamagedError:
+            self._still_ours()
+            raise
         except sqlite3.DatabaseError as error:
+            self._still_ours()
             raise DamagedError(f"the ledger is damaged: {error}", file=self._ledger.path, hint=REPAIR) from error
         finally:
             self._close(session, how)

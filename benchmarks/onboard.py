@@ -38,7 +38,9 @@ def onboard(folder: Path, about: dict, looplab: list[str], python: str) -> dict:
     began = time.perf_counter()
     commands = [[*looplab, "init", *words, "--objective", about["objective"], goal], [*looplab, "run", "--runs", "1"]]
     for number, command in enumerate(commands, 1):
-        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL
+        )
         if done.returncode != 0:
             told = (done.stderr or done.stdout).strip().splitlines()
             return {"ok": False, "commands": number, "why": told[-1] if told else f"exit code {done.returncode}"}
@@ -59,7 +61,7 @@ def main() -> None:
     results = {}
     for folder in sorted(path for path in SHELF.iterdir() if path.is_dir()):
         about = json.loads((folder / "about.json").read_text())
-        if options.names and folder.name not in options.names or options.quick and folder.name not in QUICK:
+        if (options.names and folder.name not in options.names) or (options.quick and folder.name not in QUICK):
             continue
         if about["exit_code"] != 0 or about["objective"] is None:
             continue  # meant to fail, or nothing to measure
@@ -71,7 +73,10 @@ def main() -> None:
             copy = Path(scratch, folder.name)
             shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("about.json"))
             result = results[folder.name] = onboard(copy, about, looplab, options.python)
-        print(f"{folder.name:24} {'ok' if result['ok'] else 'no':3} {result.get('seconds', 0):6.1f} s  {result['why']}", flush=True)
+        print(
+            f"{folder.name:24} {'ok' if result['ok'] else 'no':3} {result.get('seconds', 0):6.1f} s  {result['why']}",
+            flush=True,
+        )
     good = [result for result in results.values() if result["ok"]]
     figures = {
         "shelf": len(results),

@@ -55,7 +55,9 @@ def test_a_script_is_understood_without_being_run(name: str) -> None:
 
 def test_what_a_script_needs_is_asked_for(tmp_path: Path) -> None:
     code = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--data', required=True)\n"
-    (tmp_path / "train.py").write_text(code + "p.add_argument('--lr', type=float, default=0.1)\nargs = p.parse_args()\n")
+    (tmp_path / "train.py").write_text(
+        code + "p.add_argument('--lr', type=float, default=0.1)\nargs = p.parse_args()\n"
+    )
     script = find_script([sys.executable, "train.py"], tmp_path)
     interface = read_interface(script)
     assert interface is not None

@@ -34,7 +34,7 @@ MISSING: Any = _Missing()
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ScriptSetting:
     """One value that a script takes."""
 
     name: str
@@ -59,7 +59,7 @@ class Interface:
 
     reader: str
     """`argparse`, `hydra`, …"""
-    settings: tuple[Setting, ...]
+    settings: tuple[ScriptSetting, ...]
     command: tuple[str, ...]
     """`launch.command` with placeholders."""
     rendering: Mapping[str, Any] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class Script:
         return self.argv[: len(self.argv) - len(self.arguments)]
 
 
-class Reader(Protocol):
+class InterfaceReader(Protocol):
     """Knows one way in which scripts take settings (entry point group `looplab.readers`)."""
 
     name: str
@@ -138,7 +138,7 @@ class Reader(Protocol):
         ...
 
 
-def flag_rendering(settings: Sequence[Setting], *, separator: str = "space") -> dict[str, Any]:
+def flag_rendering(settings: Sequence[ScriptSetting], *, separator: str = "space") -> dict[str, Any]:
     """Return `launch.config` for settings that are flags, and nothing that is a default anyway."""
     flags = [setting for setting in settings if not setting.positional]
     rendering: dict[str, Any] = {"as": "flags", "case": "snake"}  # the keys are written as the flags are

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-from looplab.onboard.base import MISSING, Setting
+from looplab.onboard.base import MISSING, ScriptSetting
 
 Role = Literal["knob", "doubtful", "seed", "length", "other"]
 
@@ -69,7 +69,7 @@ def words_of(name: str) -> list[str]:
     return [part.lower() for part in parts if part]
 
 
-def suggest(setting: Setting) -> Suggestion:
+def suggest(setting: ScriptSetting) -> Suggestion:
     """Return what a setting looks like."""
     last = words_of(setting.name.rpartition(".")[2])
     known = {word.rstrip("0123456789") or word for word in last} | set(last)

@@ -13,7 +13,7 @@ from typing import Any
 from looplab.config.lab import LAB_FILE
 from looplab.errors import LabError
 from looplab.measure.summary import Directions
-from looplab.onboard.base import MISSING, Interface, Script, Setting
+from looplab.onboard.base import MISSING, Interface, Script, ScriptSetting
 from looplab.onboard.knobs import Suggestion, constraints, suggest
 from looplab.onboard.readers.constants import RUNNER
 from looplab.onboard.source import call_name
@@ -46,12 +46,12 @@ class _Draft:
     """What is decided setting by setting."""
 
     base: dict[str, Any] = field(default_factory=dict)
-    knobs: list[tuple[Setting, Suggestion]] = field(default_factory=list)
-    doubtful: list[tuple[Setting, Suggestion]] = field(default_factory=list)
+    knobs: list[tuple[ScriptSetting, Suggestion]] = field(default_factory=list)
+    doubtful: list[tuple[ScriptSetting, Suggestion]] = field(default_factory=list)
     seed: str | None = None
     fixed: list[str] = field(default_factory=list)
     """Words of the command that are kept as they were given."""
-    missing: list[Setting] = field(default_factory=list)
+    missing: list[ScriptSetting] = field(default_factory=list)
 
 
 def make_lab(
@@ -78,7 +78,7 @@ def make_lab(
     if specs is not None:
         known = {setting.name: setting for setting in interface.settings}
         draft.knobs = [
-            (known.get(key, Setting(key, "unknown")), Suggestion("knob", spec)) for key, spec in specs.items()
+            (known.get(key, ScriptSetting(key, "unknown")), Suggestion("knob", spec)) for key, spec in specs.items()
         ]
         draft.doubtful = []
         for setting, _ in draft.knobs:
@@ -143,7 +143,7 @@ def _draft(script: Script, interface: Interface) -> _Draft:
         draft.base = json.loads(json.dumps(interface.base))
     for setting in interface.settings:
         value = values.get(setting.name, setting.default)
-        here = Setting(setting.name, setting.kind, value, setting.choices, setting.help)
+        here = ScriptSetting(setting.name, setting.kind, value, setting.choices, setting.help)
         suggestion = suggest(here)
         if suggestion.role == "seed" and draft.seed is None:
             draft.seed = setting.name
@@ -163,7 +163,7 @@ def _draft(script: Script, interface: Interface) -> _Draft:
     return draft
 
 
-def given_values(words: Sequence[str], settings: Sequence[Setting]) -> tuple[dict[str, Any], list[str]]:
+def given_values(words: Sequence[str], settings: Sequence[ScriptSetting]) -> tuple[dict[str, Any], list[str]]:
     """Split what a person typed after the script into values of settings and words that stay as they are."""
     by_flag = {setting.flag or f"--{setting.name}": setting for setting in settings if not setting.positional}
     values: dict[str, Any] = {}
@@ -197,7 +197,7 @@ def given_values(words: Sequence[str], settings: Sequence[Setting]) -> tuple[dic
     return values, rest
 
 
-def _parse(text: str, setting: Setting) -> Any:
+def _parse(text: str, setting: ScriptSetting) -> Any:
     try:
         if setting.kind == "int":
             return int(text)
@@ -210,7 +210,7 @@ def _parse(text: str, setting: Setting) -> Any:
     return text
 
 
-def _is_given(setting: Setting, words: Sequence[str]) -> bool:
+def _is_given(setting: ScriptSetting, words: Sequence[str]) -> bool:
     if setting.positional:
         return any(not word.startswith("-") for word in words)
     return any(word.partition("=")[0].replace("_", "-") == f"--{setting.name}".replace("_", "-") for word in words)
@@ -237,7 +237,7 @@ def _put(base: dict[str, Any], name: str, value: Any) -> None:
     base[last] = value
 
 
-def _key(setting: Setting) -> str:
+def _key(setting: ScriptSetting) -> str:
     return setting.name if re.fullmatch(r"[A-Za-z_][\w.-]*", setting.name) else json.dumps(setting.name)
 
 
@@ -258,7 +258,7 @@ def _flow(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _comment(setting: Setting) -> str:
+def _comment(setting: ScriptSetting) -> str:
     text = " ".join(setting.help.split())
     text = re.sub(r"\s*\(default:?.*?\)", "", text)
     return f"  # {text[:90]}" if text else ""

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from looplab.config.files import read_config
 from looplab.errors import LabError
-from looplab.onboard.base import MISSING, Interface, Script, Setting
+from looplab.onboard.base import MISSING, Interface, Script, ScriptSetting
 from looplab.onboard.readers import read_interface
 from looplab.onboard.readers.hydra import kind_of
 from looplab.onboard.scripts import find_script
@@ -62,7 +62,7 @@ def read_sweep(path: Path, folder: Path) -> Sweep:
     wanted = {**{name: _middle(spec) for name, spec in knobs.items()}, **fixed}
     if found is None or not set(wanted) & set(settings):
         # The script takes its settings from wandb.config, as the sweep would set it.
-        base = tuple(Setting(name, kind_of(value), value) for name, value in wanted.items())
+        base = tuple(ScriptSetting(name, kind_of(value), value) for name, value in wanted.items())
         found = Interface("W&B sweep", base, script.argv, {"as": "wandb"})
         renamed = dict(knobs)
     else:

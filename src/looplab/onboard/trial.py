@@ -135,7 +135,7 @@ def try_study(lab: LabConfig, study: StudyConfig, edits: Sequence[str], seconds:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class ObjectiveGuess:
     """A metric that could be the objective."""
 
     metric: str
@@ -144,7 +144,7 @@ class Candidate:
     why: str
 
 
-def rank_objectives(metrics: Mapping[str, Mapping[str, Any]]) -> list[Candidate]:
+def rank_objectives(metrics: Mapping[str, Mapping[str, Any]]) -> list[ObjectiveGuess]:
     """Return the metrics of a run that could be its objective, the likeliest first.
 
     What counts: a validation or test split, a word that results have (accuracy, reward, loss), several points, and a
@@ -176,5 +176,5 @@ def rank_objectives(metrics: Mapping[str, Mapping[str, Any]]) -> list[Candidate]
             score += 0.5  # what people report, rather than what is optimised
         if words & {"best", "max", "min", "final"}:
             score -= 0.25
-        found.append(Candidate(name, directions.goal(name), score, ", ".join(why)))
+        found.append(ObjectiveGuess(name, directions.goal(name), score, ", ".join(why)))
     return sorted(found, key=lambda candidate: (-candidate.score, len(candidate.metric), candidate.metric))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from looplab import plugins
-from looplab.onboard.base import Interface, Reader, Script
+from looplab.onboard.base import Interface, InterfaceReader, Script
 from looplab.onboard.readers.absl import AbslReader
 from looplab.onboard.readers.arguments import ArgparseReader
 from looplab.onboard.readers.click import ClickReader
@@ -18,7 +18,7 @@ from looplab.onboard.readers.lightning import LightningReader
 from looplab.onboard.readers.shell import ShellReader
 from looplab.onboard.readers.wandb_config import WandbConfigReader
 
-BUILT_IN: tuple[type[Reader], ...] = (
+BUILT_IN: tuple[type[InterfaceReader], ...] = (
     HydraReader,
     LightningReader,
     DataclassReader,
@@ -37,6 +37,6 @@ BUILT_IN: tuple[type[Reader], ...] = (
 
 def read_interface(script: Script) -> Interface | None:
     """Return how a script takes its settings; None if no reader knows."""
-    readers: list[Reader] = [plugins.make("readers", name) for name in plugins.names("readers")]
+    readers: list[InterfaceReader] = [plugins.make("readers", name) for name in plugins.names("readers")]
     readers += [reader() for reader in BUILT_IN]
     return next((found for reader in readers if (found := reader.read(script)) is not None), None)

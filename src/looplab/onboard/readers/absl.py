@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from looplab.onboard.base import MISSING, Interface, Kind, Script, Setting
+from looplab.onboard.base import MISSING, Interface, Kind, Script, ScriptSetting
 from looplab.onboard.readers.arguments import flags_interface
 from looplab.onboard.source import calls, constant, module_constants
 
@@ -60,6 +60,8 @@ class AbslReader:
                     yield _make(words[0], kind, words[1] if len(words) > 1 else MISSING, choices, text)
 
 
-def _make(name: str, kind: Kind, default: Any, choices: Any, text: str, *, required: bool = False) -> Setting:
+def _make(name: str, kind: Kind, default: Any, choices: Any, text: str, *, required: bool = False) -> ScriptSetting:
     boolean = "value" if kind == "bool" else None
-    return Setting(name, kind, default, tuple(choices) if choices else None, text, required=required, boolean=boolean)  # type: ignore[arg-type]
+    return ScriptSetting(
+        name, kind, default, tuple(choices) if choices else None, text, required=required, boolean=boolean
+    )  # type: ignore[arg-type]

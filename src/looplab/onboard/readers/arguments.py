@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from looplab.onboard.base import MISSING, Interface, Kind, Script, Setting, flag_rendering
+from looplab.onboard.base import MISSING, Interface, Kind, Script, ScriptSetting, flag_rendering
 from looplab.onboard.source import call_name, calls, constant, keyword, module_constants
 
 KINDS: dict[str, Kind] = {
@@ -50,7 +50,12 @@ class ArgparseReader:
 
 
 def flags_interface(
-    reader: str, script: Script, settings: Sequence[Setting], *, separator: str = "space", notes: Sequence[str] = ()
+    reader: str,
+    script: Script,
+    settings: Sequence[ScriptSetting],
+    *,
+    separator: str = "space",
+    notes: Sequence[str] = (),
 ) -> Interface:
     """Return the interface of a script that takes flags, and positional values before them."""
     positional = [f"{{config.{setting.name}}}" for setting in settings if setting.positional]
@@ -64,7 +69,7 @@ def flags_interface(
     )
 
 
-def settings_of(options: Sequence[Mapping[str, Any]], *, hugging_face: bool = False) -> list[Setting]:
+def settings_of(options: Sequence[Mapping[str, Any]], *, hugging_face: bool = False) -> list[ScriptSetting]:
     """Return the settings of a running parser, from the records of `hook.py`."""
     found = []
     for option in options:
@@ -76,7 +81,7 @@ def settings_of(options: Sequence[Mapping[str, Any]], *, hugging_face: bool = Fa
     return found
 
 
-def _setting(option: Mapping[str, Any], hugging_face: bool) -> Setting | None:
+def _setting(option: Mapping[str, Any], hugging_face: bool) -> ScriptSetting | None:
     flags, action, default = option["flags"], option["action"], option["default"]
     long = [flag for flag in flags if flag.startswith("--")]
     flag = (long or flags or [None])[0]
@@ -88,9 +93,11 @@ def _setting(option: Mapping[str, Any], hugging_face: bool) -> Setting | None:
     }
     if action in ("_StoreTrueAction", "_StoreFalseAction"):
         # A flag that is there or not; `store_false` is named after the flag, so that it is false unless it is there.
-        return Setting(name, "bool", False, boolean="present", **common)
+        return ScriptSetting(name, "bool", False, boolean="present", **common)
     if action == "BooleanOptionalAction":
-        return Setting(name, "bool", default if isinstance(default, bool) else MISSING, boolean="switch", **common)
+        return ScriptSetting(
+            name, "bool", default if isinstance(default, bool) else MISSING, boolean="switch", **common
+        )
     if action == "_StoreConstAction":
         return None
     kind = _kind(option["type"], default)
@@ -98,11 +105,11 @@ def _setting(option: Mapping[str, Any], hugging_face: bool) -> Setting | None:
     value = MISSING if default is None and required else default
     choices = tuple(option["choices"]) if option["choices"] else None
     if option["nargs"] in ("+", "*") or (isinstance(option["nargs"], int) and option["nargs"] > 1):
-        return Setting(name, "list", value, choices, required=required, spread=True, **common)
+        return ScriptSetting(name, "list", value, choices, required=required, spread=True, **common)
     if kind == "bool":
         how = "value" if option["type"] != "bool" or hugging_face else "empty"
-        return Setting(name, "bool", value, required=required, boolean="value" if hugging_face else how, **common)
-    return Setting(name, kind, value, choices, required=required, **common)
+        return ScriptSetting(name, "bool", value, required=required, boolean="value" if hugging_face else how, **common)
+    return ScriptSetting(name, kind, value, choices, required=required, **common)
 
 
 def _kind(type_name: str | None, default: Any) -> Kind:
@@ -126,7 +133,7 @@ def _is_hugging_face(parser: Mapping[str, Any]) -> bool:
     return str(parser.get("parser", "")).startswith("transformers.")
 
 
-def _from_source(script: Script) -> list[Setting]:
+def _from_source(script: Script) -> list[ScriptSetting]:
     """Return the options of all `add_argument` calls, as far as they are constants."""
     options: dict[str, dict[str, Any]] = {}
     for tree in script.modules:

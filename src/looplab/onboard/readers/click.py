@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping
 from typing import Any
 
-from looplab.onboard.base import MISSING, Interface, Kind, Script, Setting
+from looplab.onboard.base import MISSING, Interface, Kind, Script, ScriptSetting
 from looplab.onboard.readers.arguments import KINDS, flags_interface
 from looplab.onboard.source import call_name, calls, constant, keyword, module_constants
 
@@ -69,7 +69,7 @@ class ClickReader:
         )
 
 
-def _setting(option: Mapping[str, Any]) -> Setting | None:
+def _setting(option: Mapping[str, Any]) -> ScriptSetting | None:
     flag = next((flag for flag in option["flags"] if flag.startswith("--")), None)
     name = option["name"] if option["positional"] else (flag or f"--{option['name']}").lstrip("-")
     if name in ("help", "install-completion", "show-completion") or option["multiple"]:
@@ -78,15 +78,17 @@ def _setting(option: Mapping[str, Any]) -> Setting | None:
     default = MISSING if option["required"] else option["default"]
     if option["is_flag"] or kind == "bool":
         how = "switch" if option["off"] else "present" if option["is_flag"] else "value"
-        return Setting(name, "bool", bool(default) if how == "present" else default, help=option["help"], boolean=how)  # type: ignore[arg-type]
+        return ScriptSetting(
+            name, "bool", bool(default) if how == "present" else default, help=option["help"], boolean=how
+        )  # type: ignore[arg-type]
     choices = tuple(option["choices"]) if option["choices"] else None
-    return Setting(
+    return ScriptSetting(
         name, kind, default, choices, option["help"], required=option["required"], positional=option["positional"]
     )
 
 
-def _from_source(script: Script) -> list[Setting]:
-    found: dict[str, Setting] = {}
+def _from_source(script: Script) -> list[ScriptSetting]:
+    found: dict[str, ScriptSetting] = {}
     for tree in script.modules:
         names = module_constants(tree)
         for call in calls(tree, "option"):
@@ -101,7 +103,7 @@ def _from_source(script: Script) -> list[Setting]:
             choices = _choices(call, names)
             found.setdefault(
                 on,
-                Setting(
+                ScriptSetting(
                     on.lstrip("-"),
                     "bool" if is_flag else "str" if choices else kind if kind != "unknown" else _like(default),
                     default if default is not MISSING or not is_flag else False,
@@ -116,8 +118,8 @@ def _from_source(script: Script) -> list[Setting]:
     return list(found.values())
 
 
-def _typer_parameters(tree: ast.Module, names: dict[str, Any]) -> dict[str, Setting]:
-    found: dict[str, Setting] = {}
+def _typer_parameters(tree: ast.Module, names: dict[str, Any]) -> dict[str, ScriptSetting]:
+    found: dict[str, ScriptSetting] = {}
     for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef) or not (
             any("command" in call_name(item) for item in node.decorator_list)
@@ -136,7 +138,7 @@ def _typer_parameters(tree: ast.Module, names: dict[str, Any]) -> dict[str, Sett
             kind = KINDS.get(ast.unparse(parameter.annotation), "unknown") if parameter.annotation else "unknown"
             name = parameter.arg.replace("_", "-")
             positional = default is None
-            found[name] = Setting(
+            found[name] = ScriptSetting(
                 parameter.arg if positional else name,
                 kind if kind != "unknown" else _like(known),
                 known,

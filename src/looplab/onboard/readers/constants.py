@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from looplab.onboard.base import MISSING, Interface, Script, Setting
+from looplab.onboard.base import MISSING, Interface, Script, ScriptSetting
 from looplab.onboard.readers.hydra import kind_of, settings_in
 from looplab.onboard.source import constant, module_constants
 
@@ -66,4 +66,4 @@ def _dict(node: ast.Dict, names: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-__all__ = ["RUNNER", "ConstantsReader", "Setting", "kind_of", "tables"]
+__all__ = ["RUNNER", "ConstantsReader", "ScriptSetting", "kind_of", "tables"]

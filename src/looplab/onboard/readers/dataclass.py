@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from looplab.onboard.base import MISSING, Interface, Kind, Script, Setting
+from looplab.onboard.base import MISSING, Interface, Kind, Script, ScriptSetting
 from looplab.onboard.readers.arguments import KINDS, flags_interface, settings_of
 from looplab.onboard.source import call_name, calls, constant, keyword, module_constants
 
@@ -49,7 +49,7 @@ def _framework(script: Script) -> str | None:
     return None
 
 
-def tyro_setting(option: Mapping[str, Any]) -> Setting:
+def tyro_setting(option: Mapping[str, Any]) -> ScriptSetting:
     """Return the setting of a field, as tyro writes it: `--optim.learning-rate`, `--x`/`--no-x`."""
     kind: Kind = KINDS.get(option["type"] or "", "unknown")
     default = MISSING if option["required"] else option["default"]
@@ -62,7 +62,7 @@ def tyro_setting(option: Mapping[str, Any]) -> Setting:
             else ("float" if isinstance(default, float) else "str")
         )
     choices = tuple(option["choices"]) if option["choices"] else None
-    return Setting(
+    return ScriptSetting(
         option["name"].replace("_", "-"),
         "str" if choices else kind,
         default,
@@ -74,7 +74,7 @@ def tyro_setting(option: Mapping[str, Any]) -> Setting:
     )
 
 
-def _from_source(script: Script, framework: str) -> Iterator[Setting]:
+def _from_source(script: Script, framework: str) -> Iterator[ScriptSetting]:
     """Yield the fields of all dataclasses of the project, nested ones with dots."""
     classes = {
         node.name: (node, module_constants(tree))
@@ -154,7 +154,7 @@ def _annotation(node: ast.expr) -> tuple[str | None, list[Any] | None]:
     return None, None
 
 
-def _flat_setting(option: Mapping[str, Any], framework: str) -> Setting:
+def _flat_setting(option: Mapping[str, Any], framework: str) -> ScriptSetting:
     last = option["name"].rpartition(".")[2]
     record = {
         "flags": [f"--{last}"],

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from looplab.onboard.base import MISSING, Interface, Script, Setting
+from looplab.onboard.base import MISSING, Interface, Script, ScriptSetting
 from looplab.onboard.readers.hydra import kind_of
 from looplab.onboard.source import call_name, constant
 
@@ -45,7 +45,7 @@ class EnvironmentReader:
             found |= dict(_variables(tree))
         if script.python is None:
             found |= {name: _number(value) for name, value in SHELL_DEFAULT.findall(script.text)}
-        settings = [Setting(name, kind_of(value), value) for name, value in found.items() if name not in COMMON]
+        settings = [ScriptSetting(name, kind_of(value), value) for name, value in found.items() if name not in COMMON]
         if not any(setting.kind in ("int", "float") for setting in settings):
             return None
         return Interface(self.name, tuple(settings), script.argv, {"as": "env"})

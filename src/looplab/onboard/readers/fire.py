@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from looplab.onboard.base import MISSING, Interface, Script, Setting
+from looplab.onboard.base import MISSING, Interface, Script, ScriptSetting
 from looplab.onboard.readers.arguments import flags_interface
 from looplab.onboard.readers.dataclass import tyro_setting
 from looplab.onboard.source import calls, constant, module_constants
@@ -31,7 +31,7 @@ class FireReader:
         for option in options:
             setting = tyro_setting(option)
             settings.append(
-                Setting(
+                ScriptSetting(
                     option["name"],
                     setting.kind,
                     setting.default,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from looplab.onboard.base import Interface, Script, Setting
+from looplab.onboard.base import Interface, Script, ScriptSetting
 from looplab.onboard.readers.arguments import flags_interface
 from looplab.onboard.readers.hydra import kind_of
 from looplab.onboard.source import call_name, module_constants
@@ -21,7 +21,7 @@ class GlobalsReader:
         lines = script.text.splitlines()
         comments = _comments(script.tree, lines)
         settings = [
-            Setting(
+            ScriptSetting(
                 name,
                 kind_of(value),
                 value,

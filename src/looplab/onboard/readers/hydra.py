@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from looplab.onboard.base import Interface, Kind, Script, Setting
+from looplab.onboard.base import Interface, Kind, Script, ScriptSetting
 from looplab.onboard.introspect import ask
 from looplab.onboard.source import call_name, constant, keyword
 
@@ -41,14 +41,14 @@ class HydraReader:
         return Interface(self.name, tuple(settings_in(base)), command, {"as": "hydra"}, base=base, notes=tuple(notes))
 
 
-def settings_in(config: Mapping[str, Any], prefix: str = "") -> Iterator[Setting]:
+def settings_in(config: Mapping[str, Any], prefix: str = "") -> Iterator[ScriptSetting]:
     """Yield the leaves of a nested config as settings."""
     for key, value in config.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
             yield from settings_in(value, f"{name}.")
         else:
-            yield Setting(name, kind_of(value), value)
+            yield ScriptSetting(name, kind_of(value), value)
 
 
 def kind_of(value: Any) -> Kind:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from looplab.errors import LabError
-from looplab.onboard.base import Interface, Script, Setting
+from looplab.onboard.base import Interface, Script, ScriptSetting
 
 PASSES_ON = re.compile(r'"?\$(?:[@*]|\{[@*]\})"?')
 PYTHON = re.compile(r"(?:\S*/)?python[0-9.]*|\$\{?PYTHON[^\s/]*")
@@ -75,7 +75,7 @@ class ShellReader:
             return None
 
 
-def _given(setting: Setting, line: str, arguments: Sequence[str]) -> Setting:
+def _given(setting: ScriptSetting, line: str, arguments: Sequence[str]) -> ScriptSetting:
     """Return a setting with the value that the shell script gives it; what follows on the line wins over that."""
     from looplab.onboard.labfile import given_values
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from looplab.onboard.base import MISSING, Interface, Script, Setting
+from looplab.onboard.base import MISSING, Interface, Script, ScriptSetting
 from looplab.onboard.readers.hydra import kind_of
 from looplab.onboard.source import calls, constant, keyword, module_constants
 
@@ -30,7 +30,7 @@ class WandbConfigReader:
             for call in calls(tree, "init"):
                 defaults |= _table(keyword(call, "config"), names, tables)
             reads = reads or "wandb.config" in ast.unparse(tree) or "run.config" in ast.unparse(tree)
-        settings = tuple(Setting(name, kind_of(value), value) for name, value in defaults.items())
+        settings = tuple(ScriptSetting(name, kind_of(value), value) for name, value in defaults.items())
         if not reads or not settings:
             return None
         return Interface(self.name, settings, script.argv, {"as": "wandb"})

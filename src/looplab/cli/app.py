@@ -147,15 +147,31 @@ def demo(folder: Annotated[Path, typer.Argument(help="The folder of the demo's l
 
 @app.command()
 def check(
-    cfgs: Cfgs = None, mode: Mode = None, lab: LabOption = None, study: StudyOption = None, json: Json = False
+    cfgs: Cfgs = None,
+    mode: Mode = None,
+    fix: Annotated[
+        bool,
+        typer.Option("--fix", help="Mend what has changed since the lab was written; asks its scripts for `--help`."),
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --fix: show the changes and write nothing.")] = False,
+    lab: LabOption = None,
+    study: StudyOption = None,
+    json: Json = False,
 ) -> None:
     """Check the lab file, configs and queue.
 
-    Shows the knobs with their ranges and the values in the base configs, and the command of each base. Writes nothing.
+    Shows the knobs with their ranges and the values in the base configs, and the command of each base. Writes nothing
+    without --fix, which mends lab.yaml and base configs: settings of the script that were renamed or removed, ranges
+    that exclude the base, flags that are written in another way, a moved script, seed or metric. It changes only what
+    is certain, shows every change, and puts the files back if the lab does not pass its checks afterwards.
     """
-    from looplab.cli import editing
+    from looplab.cli import editing, mending
 
-    editing.check(lab, study, cfgs, mode, json)
+    if dry_run and not fix:
+        raise typer.BadParameter("--dry-run belongs to --fix", param_hint="--dry-run")
+    mended = mending.fix(lab, study, dry_run=dry_run, json=json) if fix else None
+    if not dry_run:
+        editing.check(lab, study, cfgs, mode, json, mended=mended)
 
 
 # -- running

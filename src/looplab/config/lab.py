@@ -168,8 +168,9 @@ class ConfigRendering(Section):
     """`wandb`: as `wandb.config`, for scripts of W&B sweeps, which take their values from there alone."""
     format: Literal["json", "yaml", "toml"] = "json"
     """`file`: format of the file at {config}."""
-    case: Literal["kebab", "snake"] = "kebab"
-    """`flags`: `--learning-rate` or `--learning_rate`."""
+    case: Literal["kebab", "as_written", "snake"] = "kebab"
+    """`flags`: `--learning-rate` for the key `learning_rate` (kebab), or each key as it is written. A switch that is
+    off is `--no-x`; `snake` is the same as `as_written`, except that it writes `--no_x`."""
     keys: Literal["dotted", "flat"] = "dotted"
     """`flags`: `--train.learning-rate`, or only the last component, `--learning-rate`."""
     booleans: Literal["switch", "value", "present", "empty"] = "switch"

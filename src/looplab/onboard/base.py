@@ -141,7 +141,7 @@ class InterfaceReader(Protocol):
 def flag_rendering(settings: Sequence[ScriptSetting], *, separator: str = "space") -> dict[str, Any]:
     """Return `launch.config` for settings that are flags, and nothing that is a default anyway."""
     flags = [setting for setting in settings if not setting.positional]
-    rendering: dict[str, Any] = {"as": "flags", "case": "snake"}  # the keys are written as the flags are
+    rendering: dict[str, Any] = {"as": "flags", "case": "as_written"}  # the keys are written as the flags are
     kinds = {setting.boolean for setting in flags if setting.boolean is not None}
     common = next((kind for kind in ("switch", "value", "empty", "present") if kind in kinds), "switch")
     if common != "switch":

@@ -336,8 +336,8 @@ class _Mender:
             name = _normal(self._rendering.prefix + key.replace(".", "__"))
         if name in settings or f"{{config.{key}}}" in " ".join(self._command):
             return True
-        if any(flag.lstrip("-").lower().replace("-", "_").startswith(name) for flag in known):
-            return True  # an option that is no setting, or an abbreviation
+        if name in {_normal(flag.lstrip("-")) for flag in known}:
+            return True  # an option that readers leave out
         # A group of Hydra, or a table that is written as one value.
         return any(other.startswith(f"{name}.") for other in settings) and interface.base is not None
 
@@ -574,14 +574,14 @@ class _Mender:
         spec.pop("default", None)
         try:
             problem = Knob.make(key, spec).problem(value, value)
-            if problem is None:
-                return
-            wider = _wider(spec, value)
-            if wider is None or Knob.make(key, {**spec, **wider}).problem(value, value) is not None:
-                self._doubt(f"knob {key}: {problem} ({name})")
-                return
         except LabError:
             return  # `check` reports what is wrong with the knob
+        if problem is None:
+            return
+        wider = _wider(spec, value)
+        if wider is None or not _is_legal(key, {**spec, **wider}, value):
+            self._doubt(f"knob {key}: {problem} ({name})")
+            return
 
         def widen(block: Any) -> None:
             for limit, new in wider.items():
@@ -772,6 +772,13 @@ def _wider(spec: Mapping[str, Any], value: Any) -> dict[str, Any] | None:
     if low is not None and value < low:
         return {"low": value}
     return {"high": value} if high is not None and value > high else None
+
+
+def _is_legal(key: str, spec: Mapping[str, Any], value: Any) -> bool:
+    try:
+        return Knob.make(key, spec).problem(value, value) is None
+    except LabError:
+        return False
 
 
 # -- changes of documents

@@ -223,6 +223,8 @@ def _leaves(config: Mapping[str, Any]) -> list[tuple[Concrete, Any]]:
 
 
 def _flag_name(path: Concrete, rendering: Rendering) -> str:
+    if (given := rendering.names.get(".".join(map(str, path)))) is not None:
+        return given
     name = str(path[-1]) if rendering.keys == "flat" else ".".join(map(str, path))
     return "--" + (name.replace("_", "-") if rendering.case == "kebab" else name)
 
@@ -230,6 +232,9 @@ def _flag_name(path: Concrete, rendering: Rendering) -> str:
 def _flag(path: Concrete, value: Any, rendering: Rendering) -> list[str]:
     """Return the words of one option: its name and its value."""
     name = _flag_name(path, rendering)
+    if isinstance(value, bool) and "/" in name:
+        word = name.split("/", 1)[0 if value else 1]
+        return [word] if word else []
     if isinstance(value, bool):
         style = "present" if ".".join(map(str, path)) in rendering.store_true else rendering.booleans
         if style == "present":

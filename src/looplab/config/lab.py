@@ -179,6 +179,9 @@ class ConfigRendering(Section):
     other text is true)."""
     store_true: Texts = Field(default_factory=list)
     """`flags`: keys that are rendered as `present`, whatever `booleans` says."""
+    names: dict[str, str] = Field(default_factory=dict)
+    """`flags`: keys whose flags are not named after them: `{lr: "-lr"}`. For a bool, both words separated by a slash:
+    `{shuffle: --shuffle/--keep-order}`, `{cuda: /--no-cuda}` (nothing if it is true)."""
     lists: Literal["json", "spread"] = "json"
     """`flags`: `--layers "[64, 64]"`, or `--layers 64 64` (argparse's `nargs`)."""
     separator: Literal["space", "equals"] = "space"

@@ -227,7 +227,9 @@ def _leaves(config: Mapping[str, Any]) -> list[tuple[Concrete, Any]]:
 
 
 def flag_of(path: Sequence[str | int], rendering: Rendering) -> str:
-    """Return the flag of a key: `--train.learning-rate`."""
+    """Return the flag of a key: `--train.learning-rate`; for a bool in `names`, both of its words."""
+    if (given := rendering.names.get(".".join(map(str, path)))) is not None:
+        return given
     name = str(path[-1]) if rendering.keys == "flat" else ".".join(map(str, path))
     return "--" + (name.replace("_", "-") if rendering.case == "kebab" else name)
 
@@ -235,6 +237,9 @@ def flag_of(path: Sequence[str | int], rendering: Rendering) -> str:
 def _flag(path: Concrete, value: Any, rendering: Rendering) -> list[str]:
     """Return the words of one option: its name and its value."""
     name = flag_of(path, rendering)
+    if isinstance(value, bool) and "/" in name:
+        word = name.split("/", 1)[0 if value else 1]
+        return [word] if word else []
     if isinstance(value, bool):
         style = "present" if ".".join(map(str, path)) in rendering.store_true else rendering.booleans
         if style == "present":

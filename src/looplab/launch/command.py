@@ -168,7 +168,7 @@ def render(config: Mapping[str, Any], rendering: Rendering, changed: Mapping[str
             "use keys: dotted, or skip: [...]" if rendering.keys == "flat" else "use case: as_written, or skip: [...]"
         )
         _reject_duplicates([flag_of(path, rendering) for path, _ in pairs], "two keys become the same flag", hint)
-        return [word for path, value in pairs for word in _flag(path, value, rendering)]
+        return [word for path, value in pairs for word in flag_words(path, value, rendering)]
     if rendering.as_ == "hydra":
         new = {key for key, added in (changed or {}).items() if added}
         overrides = [(show(path), value) for path, value in rendered_leaves(config, rendering, changed)]
@@ -234,7 +234,7 @@ def flag_of(path: Sequence[str | int], rendering: Rendering) -> str:
     return "--" + (name.replace("_", "-") if rendering.case == "kebab" else name)
 
 
-def _flag(path: Concrete, value: Any, rendering: Rendering) -> list[str]:
+def flag_words(path: Concrete, value: Any, rendering: Rendering) -> list[str]:
     """Return the words of one option: its name and its value."""
     name = flag_of(path, rendering)
     if isinstance(value, bool) and "/" in name:

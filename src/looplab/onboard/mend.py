@@ -25,7 +25,7 @@ from looplab.config.lab import LAB_FILE, RUN_FOLDER, ConfigRendering, LabConfig,
 from looplab.config.paths import Concrete, show
 from looplab.errors import LabError
 from looplab.guard.knobs import Knob, show_value
-from looplab.launch.command import CONFIG_PLACEHOLDERS, VARIABLE, flag_of, rendered_leaves
+from looplab.launch.command import CONFIG_PLACEHOLDERS, VARIABLE, flag_of, flag_words, rendered_leaves
 from looplab.ledger import ledger as ledgers
 from looplab.ledger.study import StudyLedger
 from looplab.loop.session import check_study
@@ -405,6 +405,15 @@ class _Mender:
 
         self._change_lab("knobs", what, remove)
 
+        def forget(block: Any) -> None:
+            config = block["launch"].get("config")
+            for part in ("names", "store_true", "skip"):
+                known = config.get(part) if isinstance(config, Mapping) else None
+                if isinstance(known, Mapping | list) and key in known:
+                    take_out(known, key if isinstance(known, Mapping) else known.index(key))
+
+        self._change_lab("launch", what, forget)
+
     def _is_mentioned(self, key: str) -> bool:
         """Return whether the lab file uses a key outside of its knobs."""
         study = self._study
@@ -435,7 +444,7 @@ class _Mender:
     def _mend_case(self, interface: Interface, known: frozenset[str]) -> None:
         """Write names as the script's flags are written."""
         flags = known or {setting.flag or f"--{setting.name}" for setting in interface.settings}
-        keys = [paths.parse(key) for key in self._keys()]
+        keys = [paths.parse(key) for key in self._keys() if key not in self._rendering.names]
 
         def missing(rendering: ConfigRendering) -> set[str]:
             return {flag_of(key, rendering) for key in keys} - flags
@@ -468,32 +477,55 @@ class _Mender:
         self._change_lab("launch", why, change)
 
     def _mend_rendering(self, interface: Interface) -> None:
-        """Write bools and lists as the script's parser reads them."""
+        """Write bools, lists and unusual flags as the script's parser reads them."""
         given = {_normal(self._name(key)): key for key in self._keys()}
-        settings = [setting for setting in interface.settings if _normal(setting.name) in given]
-        wrong = []
-        for setting in settings:
-            key = given[_normal(setting.name)]
-            if setting.boolean is not None and isinstance(self._value_of(key), bool):
-                style = "present" if key in self._rendering.store_true else self._rendering.booleans
-                if style != setting.boolean:
-                    wrong.append(key)
-        if wrong:
-            fitting = flag_rendering(settings)
-            names = [given[_normal(name)] for name in fitting.get("store_true", ())]
-            changes = {"booleans": fitting.get("booleans"), "store_true": names or None}
-            self._set_rendering(changes, f"the script reads {', '.join(wrong)} in another way")
-        lists = [setting for setting in settings if isinstance(self._value_of(given[_normal(setting.name)]), list)]
-        kinds = {setting.spread for setting in lists}
-        if len(kinds) > 1:
-            self._doubt("the script reads some lists as several words and others as one; `lists` can only be one way")
-        elif kinds and (self._rendering.lists == "spread") not in kinds:
-            if True in kinds and self._rendering.separator == "equals":
-                self._doubt("the script reads lists as several words, which needs `separator: space`")
-                return
-            names_of = ", ".join(given[_normal(setting.name)] for setting in lists)
-            change = "spread" if True in kinds else None
-            self._set_rendering({"lists": change}, f"the script reads {names_of} in another way")
+        settings = [
+            setting
+            for setting in interface.settings
+            if not setting.positional and _normal(setting.name) in given and f"--{setting.name}" not in self._command
+        ]
+        spread = {setting.spread for setting in settings if isinstance(self._value(setting, given), list)}
+        if len(spread) > 1:
+            self._doubt("the script reads some lists as several words and others as one; `lists` is for all of them")
+        if spread == {True} and self._rendering.separator == "equals":
+            self._doubt("the script reads lists as several words, which needs `separator: space`")
+            return
+        written = flag_rendering(settings)
+        written["lists"] = "spread" if spread == {True} else "json" if spread == {False} else self._rendering.lists
+        fitting = ConfigRendering.model_validate({**written, "separator": self._rendering.separator})
+        wrong = [
+            key
+            for setting in settings
+            for key in (given[_normal(setting.name)],)
+            if self._is_wrong(key, setting, fitting, self._value(setting, given))
+        ]
+        if not wrong:
+            return
+        keys = {setting.name: given[_normal(setting.name)] for setting in settings}
+        names = {keys[name]: flag for name, flag in written.get("names", {}).items()}
+        names = {**{key: flag for key, flag in self._rendering.names.items() if key not in keys.values()}, **names}
+        changes: dict[str, Any] = {
+            "booleans": written.get("booleans"),
+            "store_true": [keys[name] for name in written.get("store_true", ())] or None,
+            "names": names or None,
+            "lists": "spread" if fitting.lists == "spread" else None,
+        }
+        self._set_rendering(changes, f"the script reads {', '.join(wrong)} in another way")
+
+    def _value(self, setting: ScriptSetting, given: Mapping[str, str]) -> Any:
+        return self._value_of(given[_normal(setting.name)])
+
+    def _is_wrong(self, key: str, setting: ScriptSetting, fitting: ConfigRendering, value: Any) -> bool:
+        """Return whether the words of a key are not those that the script's parser reads."""
+        if value is MISSING or value is None or (isinstance(value, list) and setting.kind != "list"):
+            return False
+        values = (True, False) if isinstance(value, bool) and setting.kind == "bool" else (value,)
+        place, own = tuple(paths.parse(key)), tuple(setting.name.split("."))
+        return any(
+            [_normal(word) for word in flag_words(place, one, self._rendering)]
+            != [_normal(word) for word in flag_words(own, one, fitting)]
+            for one in values
+        )
 
     # -- base configs
 
@@ -870,8 +902,8 @@ def _renamed(node: Any, old: str, new: str, section: str) -> Any:
         if isinstance(node, dict):
             for key in list(node):
                 node[key] = walk(node[key], (*where, str(key)))
-                if section == "derive" and key == old:
-                    _rename_key(node, old, new)
+            if old in node and (section == "derive" or where == ("config", "names")):
+                _rename_key(node, old, new)
         elif isinstance(node, list):
             for index, item in enumerate(node):
                 node[index] = walk(item, where)

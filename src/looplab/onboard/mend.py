@@ -478,6 +478,8 @@ class _Mender:
 
     def _mend_rendering(self, interface: Interface) -> None:
         """Write bools, lists and unusual flags as the script's parser reads them."""
+        now = self._block(self._files.document(self._lab_file).plain(), "launch")["launch"].get("config")
+        self._rendering = ConfigRendering.model_validate(now if isinstance(now, Mapping) else {"as": now})
         given = {_normal(self._name(key)): key for key in self._keys()}
         settings = [
             setting

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from looplab import plugins
 from looplab.onboard.base import Interface, InterfaceReader, Script
+from looplab.onboard.knobs import suggest
 from looplab.onboard.readers.absl import AbslReader
 from looplab.onboard.readers.arguments import ArgparseReader
 from looplab.onboard.readers.click import ClickReader
@@ -14,6 +15,7 @@ from looplab.onboard.readers.environment import EnvironmentReader
 from looplab.onboard.readers.fire import FireReader
 from looplab.onboard.readers.global_names import GlobalsReader
 from looplab.onboard.readers.hydra import HydraReader
+from looplab.onboard.readers.key_value import KeyValueReader
 from looplab.onboard.readers.lightning import LightningReader
 from looplab.onboard.readers.shell import ShellReader
 from looplab.onboard.readers.wandb_config import WandbConfigReader
@@ -25,6 +27,7 @@ BUILT_IN: tuple[type[InterfaceReader], ...] = (
     ClickReader,
     AbslReader,
     FireReader,
+    KeyValueReader,
     ConfigFileReader,
     ArgparseReader,
     GlobalsReader,
@@ -39,4 +42,12 @@ def read_interface(script: Script) -> Interface | None:
     """Return how a script takes its settings; None if no reader knows."""
     readers: list[InterfaceReader] = [plugins.make("readers", name) for name in plugins.names("readers")]
     readers += [reader() for reader in BUILT_IN]
-    return next((found for reader in readers if (found := reader.read(script)) is not None), None)
+    first: Interface | None = None
+    for reader in readers:
+        found = reader.read(script)
+        if found is None:
+            continue
+        if any(suggest(setting).role == "knob" for setting in found.settings):
+            return found
+        first = first or found  # a script may have flags for its paths, and its hyper-parameters elsewhere
+    return first

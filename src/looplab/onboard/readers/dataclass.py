@@ -62,6 +62,8 @@ def tyro_setting(option: Mapping[str, Any]) -> ScriptSetting:
             else ("float" if isinstance(default, float) else "str")
         )
     choices = tuple(option["choices"]) if option["choices"] else None
+    if kind == "float" and isinstance(default, int) and not isinstance(default, bool):
+        default = float(default)
     return ScriptSetting(
         option["name"].replace("_", "-"),
         "str" if choices else kind,

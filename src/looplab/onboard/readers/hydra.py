@@ -25,7 +25,7 @@ class HydraReader:
             for node in ast.walk(tree)
             if isinstance(node, ast.FunctionDef)
             for item in node.decorator_list
-            if call_name(item) == "hydra.main" or call_name(item).endswith(".hydra.main")
+            if call_name(item).endswith("hydra.main") or call_name(item) in _imported_main(tree)
         ]
         if not decorators:
             return None
@@ -39,6 +39,17 @@ class HydraReader:
             notes.append(f"the base config is what Hydra composes from {name}")
         command = (*script.argv, "{overrides}", "hydra.run.dir={out_dir}")
         return Interface(self.name, tuple(settings_in(base)), command, {"as": "hydra"}, base=base, notes=tuple(notes))
+
+
+def _imported_main(tree: ast.Module) -> set[str]:
+    """Return the names of `hydra.main` in a module that has `from hydra import main`."""
+    return {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "hydra"
+        for alias in node.names
+        if alias.name == "main"
+    }
 
 
 def settings_in(config: Mapping[str, Any], prefix: str = "") -> Iterator[ScriptSetting]:

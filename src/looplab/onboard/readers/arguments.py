@@ -113,14 +113,13 @@ def flags_interface(
     Args:
         words: What precedes the settings: a command, and what belongs to its parent.
     """
-    positional = [f"{{config.{setting.name}}}" for setting in settings if setting.positional]
-    return Interface(
-        reader,
-        tuple(settings),
-        (*script.prefix, *words, *positional, "{flags}"),
-        flag_rendering(settings, separator=separator),
-        notes=tuple(notes),
-    )
+    positional = [setting.name for setting in settings if setting.positional]
+    places = [f"{{config.{name}}}" for name in positional]
+    rendering = flag_rendering(settings, separator=separator)
+    if positional:
+        rendering["skip"] = positional
+    command = (*script.prefix, *words, *places, "{flags}")
+    return Interface(reader, tuple(settings), command, rendering, notes=tuple(notes))
 
 
 def with_flags(interface: Interface, script: Script) -> Interface:
@@ -240,7 +239,7 @@ def _setting(option: Mapping[str, Any], hugging_face: bool) -> ScriptSetting | N
         elif option["type"] is not None and option["words"] is None:
             return None  # neither True and False nor an empty text is understood
         return ScriptSetting(name, "bool", value, required=required, boolean=style, **common)
-    reads = option.get("reads") is not False or default != option["default"]
+    reads = option.get("reads") is not False or option["type"] in ("int", "float")
     if several and isinstance(value, list) | (value is MISSING) | (value is None) and reads and flags:
         return ScriptSetting(name, "list", value, choices, required=required, spread=True, **common)
     if not reads or several or option["nargs"] == 0 or (isinstance(default, list) and option["type"] is None):

@@ -65,9 +65,8 @@ class KeyValueReader:
                 ):
                     _merge(base, bound(node.body))
             for call in calls(tree, "add_config"):
-                _merge(
-                    base, {item.arg: value for item in call.keywords if (value := constant(item.value)) is not MISSING}
-                )
+                values = {item.arg: constant(item.value) for item in call.keywords if item.arg is not None}
+                _merge(base, {name: value for name, value in values.items() if value is not MISSING})
         if not base:
             return None
         base.setdefault("seed", 1)  # Sacred has one of its own

@@ -13,7 +13,7 @@ from looplab.onboard.base import Interface, Script, ScriptSetting
 PASSES_ON = re.compile(r'"?\$(?:[@*]|\{[@*]\})"?')
 PYTHON = re.compile(r"(?:\S*/)?(?:python[0-9.]*|torchrun|accelerate|deepspeed)|\$\{?PYTHON[^\s/]*")
 ASSIGNMENT = re.compile(
-    r"^\s*(?:export\s+|readonly\s+|local\s+)?([A-Za-z_]\w*)=(\S*|\"[^\"]*\"|'[^']*')\s*(?:#.*)?$", re.MULTILINE
+    r"^\s*(?:export\s+|readonly\s+|local\s+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s\"']*)\s*(?:#.*)?$", re.MULTILINE
 )
 VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?[-=]([^}]*))?\})")
 ENDS = re.compile(r"[|;&]|[12]?>")

@@ -18,14 +18,11 @@ from typing import Any
 
 import pytest
 
-from looplab.config.lab import load_lab
-from looplab.config.paths import set_
-from looplab.launch.command import build_argv, render, render_environment
-from looplab.loop.prepare import _config_content, _config_name
 from looplab.onboard.base import Script
 from looplab.onboard.labfile import NewLab, make_lab
 from looplab.onboard.readers import read_interface
 from looplab.onboard.scripts import find_script
+from looplab.testing.readers import run_trainer
 
 PYTHON = os.environ.get("LOOPLAB_SHELF_PYTHON", sys.executable)
 SAY = "\nimport json as _json\nprint('GOT', _json.dumps({}))\n"
@@ -828,33 +825,10 @@ def write(case: Case, folder: Path) -> Script:
 
 
 def launch(folder: Path, lab: NewLab, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a lab, start its trainer with a changed config as a run would, and return what it prints."""
-    for name, text in lab.files.items():
-        (folder / name).write_text(text)
-    study = next(iter(load_lab(folder).studies.values()))
-    base = json.loads(next(text for name, text in lab.files.items() if name.endswith(".base.json")))
-    config = json.loads(json.dumps(base))
-    for key, value in changes.items():
-        set_(config, tuple(key.split(".")), value)
-    rendering = study.launch.config
-    file = folder / "record" / _config_name(rendering)
-    file.parent.mkdir()
-    file.write_bytes(_config_content(file.name, config))
-    variables = {
-        "config": str(file),
-        "python": PYTHON,
-        "out_dir": str(folder / "record"),
-        "run_dir": str(folder / "record"),
-    }
-    argv = build_argv(
-        study.launch.command, variables, render(config, rendering, dict.fromkeys(changes, False)), config=config
-    )
-    extra = os.pathsep.join([str(folder / "later"), os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, **render_environment(config, rendering), "PYTHONPATH": extra}
-    env["PATH"] = f"{Path(PYTHON).parent}{os.pathsep}{env['PATH']}"
-    done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, (argv, done.stderr[-2000:])
-    return json.loads(next(line for line in done.stdout.splitlines() if line.startswith("GOT"))[4:])
+    """Start the trainer with a changed config as a run would, and return what it prints."""
+    paths = [str(folder / "later"), os.environ.get("PYTHONPATH", "")]
+    printed = run_trainer(folder, lab, changes, {"PYTHONPATH": os.pathsep.join(filter(None, paths))})
+    return json.loads(next(line for line in printed.splitlines() if line.startswith("GOT"))[4:])
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -864,9 +838,9 @@ def test_what_a_lab_sets_reaches_the_script(case: Case, tmp_path: Path, monkeypa
             pytest.skip(f"{package} is not installed")
     monkeypatch.setenv("PATH", f"{Path(PYTHON).parent}{os.pathsep}{os.environ['PATH']}")
     script = write(case, tmp_path)
-    before = {path for path in tmp_path.rglob("*")}
+    before = set(tmp_path.rglob("*"))
     interface = read_interface(script)
-    assert {path for path in tmp_path.rglob("*")} == before
+    assert set(tmp_path.rglob("*")) == before
     assert interface is not None, script.introspection
     assert interface.reader == case.reader
     lab = make_lab(script, interface)

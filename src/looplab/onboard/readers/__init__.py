@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from looplab import plugins
 from looplab.onboard.base import Interface, InterfaceReader, Script
 from looplab.onboard.knobs import suggest
@@ -39,15 +41,24 @@ BUILT_IN: tuple[type[InterfaceReader], ...] = (
 
 
 def read_interface(script: Script) -> Interface | None:
-    """Return how a script takes its settings; None if no reader knows."""
-    readers: list[InterfaceReader] = [plugins.make("readers", name) for name in plugins.names("readers")]
-    readers += [reader() for reader in BUILT_IN]
-    first: Interface | None = None
-    for reader in readers:
-        found = reader.read(script)
-        if found is None:
+    """Return how a script takes its settings; None if no reader knows.
+
+    The readers of plug-ins are asked first. Of looplab's own, the first that finds a hyper-parameter counts: a script
+    may have flags for its paths, and its hyper-parameters elsewhere.
+    """
+    notes: list[str] = []
+    for name in plugins.names("readers"):
+        try:
+            found = plugins.make("readers", name).read(script)
+        except Exception as error:  # noqa: BLE001 (a plug-in may raise anything)
+            notes.append(f"the reader {name} failed: {type(error).__name__}: {error}")
             continue
-        if any(suggest(setting).role == "knob" for setting in found.settings):
-            return found
-        first = first or found  # a script may have flags for its paths, and its hyper-parameters elsewhere
+        if found is not None:
+            return replace(found, notes=(*found.notes, *notes))
+    first: Interface | None = None
+    for reader in BUILT_IN:
+        found = reader().read(script)
+        if found is not None and any(suggest(setting).role == "knob" for setting in found.settings):
+            return replace(found, notes=(*found.notes, *notes))
+        first = first or found
     return first

@@ -318,18 +318,29 @@ def constraints(knobs: Sequence[str], values: Mapping[str, Any]) -> list[str]:
             chosen = [name for name in names if name is not None]
             if len(chosen) != len(places) or not set(chosen) & set(knobs):
                 continue
-            text = rule.format(*(f"`{name}`" if not _is_plain(name) else name for name in chosen))
+            text = rule.format(*map(_quoted, chosen))
             if _holds(text, values):
                 found[text] = None
     return list(found)
 
 
-def _is_plain(name: str) -> bool:
-    return all(part.isidentifier() and not keyword.iskeyword(part) for part in name.split("."))
+def _quoted(name: str) -> str:
+    """Return a dotted name as an expression has it: `train["batch-size"]`."""
+    first, *rest = name.split(".")
+    if all(part.isidentifier() and not keyword.iskeyword(part) for part in (first, *rest)):
+        return name
+    return (first if first.isidentifier() else f"`{first}`") + "".join(f'["{part}"]' for part in rest)
 
 
 def _holds(text: str, values: Mapping[str, Any]) -> bool:
+    nested: dict[str, Any] = {}
+    for name, value in values.items():
+        *above, last = name.split(".")
+        node = nested
+        for part in above:
+            node = node.setdefault(part, {})
+        node[last] = value
     try:
-        return compile_expression(text).evaluate(lambda name: values[name]) is True
+        return compile_expression(text).evaluate(nested) is True
     except LabError:
         return False

@@ -49,7 +49,8 @@ def read_interface(script: Script) -> Interface | None:
     notes: list[str] = []
     for name in plugins.names("readers"):
         try:
-            found = plugins.make("readers", name).read(script)
+            plugin: InterfaceReader = plugins.make("readers", name)
+            found = plugin.read(script)
         except Exception as error:  # noqa: BLE001 (a plug-in may raise anything)
             notes.append(f"the reader {name} failed: {type(error).__name__}: {error}")
             continue

@@ -66,7 +66,7 @@ def init(words: Sequence[str], objective: str | None, goal: Goal | None, name: s
     taken = [file for file in lab.files if (folder / file).exists()]
     if taken:
         raise LabError(f"{taken[0]} exists already in {folder}", hint="move it away, or name the study: --name")
-    for file, text in reversed(lab.files.items()):  # lab.yaml last
+    for file, text in reversed(list(lab.files.items())):  # lab.yaml last
         write_atomic(folder / file, text.encode())
     load_lab(folder)  # what was written must be valid
     if json:

@@ -140,7 +140,7 @@ def end_before_training() -> None:
             stop("it begins to train")
 
         with contextlib.suppress(Exception):
-            torch.Tensor.backward = backward  # type: ignore[attr-defined]
+            torch.Tensor.backward = backward
 
 
 # -- values
@@ -234,13 +234,13 @@ def argparse_options(parser: argparse.ArgumentParser, depth: int = 0) -> Options
     }
     for action in parser._actions:
         kind = type(action).__name__
-        if kind in ("_HelpAction", "_VersionAction") or action.dest in ("help", "print_config"):
+        if kind in ("_HelpAction", "_VersionAction") or action.dest in ("help", "print_config", "config_path"):
             continue
         default = action.default
         if default is argparse.SUPPRESS:
             default = None
         known = (
-            [plain(item) for item in action.choices]
+            [plain(item) for item in typing.cast(typing.Iterable[typing.Any], action.choices)]
             if isinstance(action.choices, (list, tuple, set, frozenset, range, dict)) or hasattr(action.choices, "keys")
             else choices_of(action.choices)
             if isinstance(action.choices, type)
@@ -251,7 +251,7 @@ def argparse_options(parser: argparse.ArgumentParser, depth: int = 0) -> Options
             "flags": list(action.option_strings),
             "dest": action.dest,
             "action": kind,
-            "type": type_name(action.type),
+            "type": type_name(action.type) or type_name(getattr(action, "_typehint", None)),
             "default": told,
             "choices": known,
             "nargs": action.nargs,
@@ -274,8 +274,14 @@ def argparse_options(parser: argparse.ArgumentParser, depth: int = 0) -> Options
 
 
 def hook_argparse() -> None:
-    real = argparse.ArgumentParser.parse_known_args
+    real, real_help = argparse.ArgumentParser.parse_known_args, argparse.ArgumentParser.print_help
     depth = [0]
+
+    def print_help(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not any(item["framework"] == "argparse" for item in records):  # a parser that parses in its own way
+            name = "{0.__module__}.{0.__name__}".format(type(self))
+            record("argparse", argparse_options(self), parser=name, ours=True)
+        real_help(self, *args, **kwargs)
 
     def parse_known_args(self: Any, args: Any = None, namespace: Any = None, **kwargs: Any) -> Any:
         if depth[0] == 0:
@@ -292,7 +298,8 @@ def hook_argparse() -> None:
         finally:
             depth[0] -= 1
 
-    argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[assignment]
+    argparse.ArgumentParser.print_help = print_help  # type: ignore[method-assign]
+    argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[method-assign,assignment,unused-ignore]
 
 
 # -- signatures and dataclasses
@@ -544,7 +551,7 @@ def hook_absl() -> None:
         record("absl", absl_options())
         sys.exit(0)
 
-    app.run = run
+    app.run = run  # type: ignore[assignment]
     flags.FlagValues.__call__ = parse  # type: ignore[method-assign]
 
 

@@ -39,6 +39,8 @@ BUILT_ON_ARGPARSE = (
     *("argparse", "configargparse", "draccus", "hydra", "jsonargparse", "lightning", "pyrallis", "pytorch_lightning"),
     *("simple_parsing", "tap"),
 )
+PARSES = ("parse_args", "parse_known_args", "parse_intermixed_args", "HfArgumentParser", "parse_args_into_dataclasses")
+"""Functions that read a command line."""
 NO_COMMAND_LINE = "it has no command line that looplab knows"
 
 
@@ -91,7 +93,7 @@ def introspect(script: Script, timeout: float = HELP_S) -> Introspection:
 def _reads_a_command_line(script: Script) -> bool:
     from looplab.onboard.source import calls
 
-    called = any(True for tree in script.modules for _ in calls(tree, "parse_args", "parse_known_args"))
+    called = any(True for tree in script.modules for _ in calls(tree, *PARSES))
     return called or bool(script.imports & {*HOOKED, *BUILT_ON_ARGPARSE})
 
 

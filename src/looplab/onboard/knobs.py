@@ -37,15 +37,15 @@ OTHER = _words(
     host backend dist distributed ddp fsdp deepspeed strategy node nodes verbose verbosity debug quiet silent progress
     bar print interval freq frequency every track wandb tensorboard tb mlflow capture video render upload push hub token
     key url classes vocab data dataset datasets split version dtype precision compile fp16 bf16 amp tf32 cache
-    deterministic benchmark pin prefetch config help plot show mode env environment task torch past index limit image img
-    input labels report overwrite dry demo profile sanity points timeout hours minutes seconds memory queue buckets
+    deterministic benchmark pin prefetch config help plot show mode env environment task torch past index limit image
+    img input labels report overwrite dry demo profile sanity points timeout hours minutes seconds memory queue buckets
     year date download pretrained"""
 )
 """Where, what and how to run, not how to learn."""
 RATES = _words("lr lrs eta blr")
 DECAYS = _words("wd l1 l2 reg regularization penalty tol")
 SHARES = _words(
-    "dropout drop droprate prob probability ratio fraction frac smoothing subsample colsample bytree bylevel p"
+    "dropout drop droprate prob probability ratio fraction frac smoothing subsample colsample bytree bylevel"
 )
 NEAR_ONE = _words("momentum beta gamma discount gae lambda lmbda lam ema polyak rho")
 BELOW_ONE = _words("gamma discount gae momentum ema polyak rho")
@@ -205,8 +205,8 @@ def _share(known: set[str], default: float, *, is_other: bool) -> Suggestion:
         return Suggestion("other")
     if "clip" in known:
         return Suggestion("knob", _log(default, 4, most=1.0))
-    low = 0.0 if known & {"prob", "probability", "p"} else min(0.1, default)
-    role: Role = "doubtful" if known == {"p"} or default == 0 else "knob"
+    low = 0.0 if known & {"prob", "probability"} else min(0.1, default)
+    role: Role = "doubtful" if default == 0 else "knob"
     return Suggestion(role, {"type": "float", "low": low, "high": 1.0})
 
 
@@ -318,18 +318,29 @@ def constraints(knobs: Sequence[str], values: Mapping[str, Any]) -> list[str]:
             chosen = [name for name in names if name is not None]
             if len(chosen) != len(places) or not set(chosen) & set(knobs):
                 continue
-            text = rule.format(*(f"`{name}`" if not _is_plain(name) else name for name in chosen))
+            text = rule.format(*map(_quoted, chosen))
             if _holds(text, values):
                 found[text] = None
     return list(found)
 
 
-def _is_plain(name: str) -> bool:
-    return all(part.isidentifier() and not keyword.iskeyword(part) for part in name.split("."))
+def _quoted(name: str) -> str:
+    """Return a dotted name as an expression has it: `train["batch-size"]`."""
+    first, *rest = name.split(".")
+    if all(part.isidentifier() and not keyword.iskeyword(part) for part in (first, *rest)):
+        return name
+    return (first if first.isidentifier() else f"`{first}`") + "".join(f'["{part}"]' for part in rest)
 
 
 def _holds(text: str, values: Mapping[str, Any]) -> bool:
+    nested: dict[str, Any] = {}
+    for name, value in values.items():
+        *above, last = name.split(".")
+        node = nested
+        for part in above:
+            node = node.setdefault(part, {})
+        node[last] = value
     try:
-        return compile_expression(text).evaluate(lambda name: values[name]) is True
+        return compile_expression(text).evaluate(nested) is True
     except LabError:
         return False

@@ -16,6 +16,7 @@ from looplab.errors import LabError
 from looplab.measure.summary import Directions
 from looplab.onboard.base import MISSING, Interface, Script, ScriptSetting
 from looplab.onboard.knobs import Suggestion, constraints, find_seed, suggest
+from looplab.onboard.readers.arguments import FIRST_SEED
 from looplab.onboard.readers.constants import RUNNER
 from looplab.onboard.source import call_name
 
@@ -23,7 +24,6 @@ MANY = 60
 """Settings beyond which only those that look like hyper-parameters are part of the base config."""
 RUNS = 20
 """`budget.runs` of a new lab."""
-FIRST_SEED = 1
 JUDGE = "judge: {baseline_seeds: 3}"
 NO_OBJECTIVE = "# objective: {metric: …, goal: min}"
 """Start of the line that says that there is no objective yet."""

@@ -162,7 +162,7 @@ def rank_objectives(metrics: Mapping[str, Mapping[str, Any]]) -> list[ObjectiveG
         ):
             continue
         split = next((kind for word in words_of(name) if (kind := kind_of_split(word))), None)
-        score, why = 0.0, []
+        score, why = 0.0, list[str]()
         if split in ("val", "test", "eval"):
             score, why = score + 3.0 - (split == "test"), [*why, f"{split} split"]
         elif split == "train":

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from looplab.onboard.base import MISSING, BooleanStyle, Interface, Kind, Script, ScriptSetting, flag_rendering
+from looplab.onboard.knobs import suggest
 from looplab.onboard.source import call_name, calls, constant, keyword, module_constants
 
 KINDS: dict[str, Kind] = {
@@ -25,6 +27,8 @@ KINDS: dict[str, Kind] = {
 }
 NUMBERS = ("number", "positive", "eval")
 """Words in the name of a conversion that returns numbers."""
+FIRST_SEED = 1
+"""Seed of a script that has none by default."""
 PARSES = ("add_argument", "parse_args", "parse_known_args", "parse_intermixed_args")
 LEFT_OUT = ("_CountAction", "_AppendAction", "_AppendConstAction", "_StoreConstAction", "_ExtendAction")
 
@@ -66,7 +70,7 @@ def argparse_records(script: Script) -> list[dict[str, Any]]:
 def _command_of(
     options: Sequence[Mapping[str, Any]], arguments: Sequence[str]
 ) -> tuple[list[str], list[Mapping[str, Any]], list[str]]:
-    """Return the chosen commands of a parser with subparsers, the options of the last one, and the words before them."""
+    """Return the chosen commands of nested parsers, the options of the last one, and the words before them."""
     chosen: list[str] = []
     words = list(arguments)
     before: list[str] = []
@@ -109,14 +113,53 @@ def flags_interface(
     Args:
         words: What precedes the settings: a command, and what belongs to its parent.
     """
-    positional = [f"{{config.{setting.name}}}" for setting in settings if setting.positional]
-    return Interface(
-        reader,
-        tuple(settings),
-        (*script.prefix, *words, *positional, "{flags}"),
-        flag_rendering(settings, separator=separator),
-        notes=tuple(notes),
-    )
+    positional = [setting.name for setting in settings if setting.positional]
+    places = [f"{{config.{name}}}" for name in positional]
+    rendering = flag_rendering(settings, separator=separator)
+    if positional:
+        rendering["skip"] = positional
+    command = (*script.prefix, *words, *places, "{flags}")
+    return Interface(reader, tuple(settings), command, rendering, notes=tuple(notes))
+
+
+def with_flags(interface: Interface, script: Script) -> Interface:
+    """Return the interface of a script that has its hyper-parameters elsewhere, with the flags that it has too.
+
+    A seed or a hyper-parameter that is a flag becomes part of the base config, and of the command: `--seed
+    {config.seed}`.
+    """
+    if script.tree is None or not any(True for tree in script.modules for _ in calls(tree, "add_argument")):
+        return interface
+    parsers = argparse_records(script)
+    options = [option for parser in parsers for option in parser["options"]]
+    if not parsers and not script.introspection.parsers:
+        options = _options_in_source(script)
+    known = {_plain(setting.name.rpartition(".")[2]) for setting in interface.settings}
+    base, words, added = dict(interface.base or {}), [], []
+    for setting in settings_of(options):
+        role = suggest(setting).role
+        default = FIRST_SEED if role == "seed" and setting.default in (None, MISSING) else setting.default
+        flag = setting.flag or f"--{setting.name}"
+        given = any(word.partition("=")[0] in (flag, *setting.aliases) for word in script.arguments)
+        if (
+            role not in ("seed", "knob", "length")
+            or setting.kind not in ("int", "float", "str", "unknown")
+            or setting.positional
+            or default in (None, MISSING)
+            or _plain(setting.name) in known
+            or given
+        ):
+            continue
+        base[setting.name] = default
+        added.append(replace(setting, default=default))
+        words += [flag, f"{{config.{setting.name}}}"]
+    if not words:
+        return interface
+    return replace(interface, settings=(*interface.settings, *added), base=base, command=(*interface.command, *words))
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_")
 
 
 def settings_of(options: Sequence[Mapping[str, Any]], *, hugging_face: bool = False) -> list[ScriptSetting]:
@@ -196,7 +239,7 @@ def _setting(option: Mapping[str, Any], hugging_face: bool) -> ScriptSetting | N
         elif option["type"] is not None and option["words"] is None:
             return None  # neither True and False nor an empty text is understood
         return ScriptSetting(name, "bool", value, required=required, boolean=style, **common)
-    reads = option.get("reads") is not False or default != option["default"]
+    reads = option.get("reads") is not False or option["type"] in ("int", "float")
     if several and isinstance(value, list) | (value is MISSING) | (value is None) and reads and flags:
         return ScriptSetting(name, "list", value, choices, required=required, spread=True, **common)
     if not reads or several or option["nargs"] == 0 or (isinstance(default, list) and option["type"] is None):

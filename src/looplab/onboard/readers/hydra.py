@@ -28,7 +28,7 @@ class HydraReader:
             for node in ast.walk(tree)
             if isinstance(node, ast.FunctionDef)
             for item in node.decorator_list
-            if call_name(item) == "hydra.main" or call_name(item).endswith(".hydra.main")
+            if call_name(item).endswith("hydra.main") or call_name(item) in _imported_main(tree)
         ]
         if not decorators:
             return None
@@ -75,6 +75,17 @@ def _group_notes(script: Script, config_path: Any, base: Mapping[str, Any]) -> l
         f"config groups: {', '.join(listed)}. To search over one, write its option in the base config in place of its "
         "table, and make it a knob with these choices"
     ]
+
+
+def _imported_main(tree: ast.Module) -> set[str]:
+    """Return the names of `hydra.main` in a module that has `from hydra import main`."""
+    return {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "hydra"
+        for alias in node.names
+        if alias.name == "main"
+    }
 
 
 def settings_in(config: Mapping[str, Any], prefix: str = "") -> Iterator[ScriptSetting]:

@@ -224,7 +224,8 @@ def test_spread_lists_are_read_back_by_argparse(items: list[Any], after: float) 
     import argparse
 
     parser = argparse.ArgumentParser(exit_on_error=False)
-    parser.add_argument("--items", nargs="*", type=type(items[0]) if items and len({*map(type, items)}) == 1 else None)
+    kind: Any = type(items[0]) if items and len({*map(type, items)}) == 1 else str
+    parser.add_argument("--items", nargs="*", type=kind)
     parser.add_argument("--after", type=type(after))
     words = render({"items": items, "after": after}, ConfigRendering.model_validate({"as": "flags", "lists": "spread"}))
     read = parser.parse_args(words)

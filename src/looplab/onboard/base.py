@@ -174,8 +174,6 @@ def flag_rendering(settings: Sequence[ScriptSetting], *, separator: str = "space
         rendering["lists"] = "spread"
     if separator != "space":
         rendering["separator"] = separator
-    if positional := [setting.name for setting in settings if setting.positional]:
-        rendering["skip"] = positional  # the command has a word for each of them
     return rendering
 
 

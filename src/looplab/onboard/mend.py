@@ -7,7 +7,6 @@ the script (an unknown command), only what the lab's own files say is looked at.
 from __future__ import annotations
 
 import difflib
-import itertools
 import math
 import os
 import re
@@ -681,11 +680,20 @@ def _read(script: Script) -> Interface | None:
 def _known_flags(script: Script) -> frozenset[str]:
     """Return every flag that the running parsers of a script know; empty if it could not be asked."""
     flags: set[str] = set()
-    for parser in script.introspection.parsers:
-        for option in itertools.chain(parser.get("options", ()), *(parser.get("sub") or {}).values()):
-            found = [*(option.get("flags") or ()), *(option.get("off") or ())]
-            flags.update(found or ([f"--{option['name']}"] if "name" in option else ()))
+    left = [option for parser in script.introspection.parsers for option in _options_of(parser)]
+    while left:
+        option = left.pop()
+        found = [*(option.get("flags") or ()), *(option.get("off") or ())]
+        flags.update(found or ([f"--{option['name']}"] if "name" in option else ()))
+        left += [inner for options in (option.get("commands") or {}).values() for inner in options]
     return frozenset(flags)
+
+
+def _options_of(parser: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the options of a recorded parser, and those of its commands."""
+    inner = parser.get("sub")
+    groups = inner.values() if isinstance(inner, Mapping) else ()
+    return [*parser.get("options", ()), *(option for options in groups for option in options)]
 
 
 def _is_certain(script: Script, interface: Interface, known: frozenset[str]) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,8 +21,12 @@ from looplab.ledger.ledger import open_for_reading
 from looplab.ledger.study import StudyLedger
 from looplab.loop.session import check_study
 from looplab.loop.setup import RunOptions
+from looplab.onboard.labfile import make_lab
 from looplab.onboard.mend import Mending, find_mending
+from looplab.onboard.readers import read_interface
+from looplab.onboard.scripts import find_script
 
+SHELF = Path(__file__).parent / "shelf"
 COMMAND = Path(sys.executable).with_name("looplab")
 OPTIONS = """
 p.add_argument("--lr", type=float, default=0.001, help="learning rate")
@@ -85,6 +91,16 @@ def fix(folder: Path) -> Mending:
     assert not again.fixes
     assert again.doubts == found.doubts
     return found
+
+
+def python_with(package: str) -> str:
+    """Return a Python that has a package: this one, or that on PATH; the test is skipped if there is none."""
+    if importlib.util.find_spec(package) is not None:
+        return sys.executable
+    python = shutil.which("python")
+    if python is None or subprocess.run([python, "-c", f"import {package}"], capture_output=True).returncode:
+        pytest.skip(f"{package} is not installed")
+    return python
 
 
 def content(folder: Path) -> dict[str, str]:
@@ -267,6 +283,17 @@ def test_lists_and_case_are_written_as_the_script_reads_them(folder: Path) -> No
     }  # fmt: skip
 
 
+def test_a_flag_that_is_written_in_another_way_gets_a_name(folder: Path) -> None:
+    write_script(folder, OPTIONS.replace('"--lr"', '"-lr"'))
+    fix(folder)
+    config = {"as": "flags", "case": "as_written", "names": {"lr": "-lr"}}
+    assert read_config(folder / "lab.yaml")["launch"]["config"] == config
+    write_script(folder, OPTIONS.replace('p.add_argument("--lr", type=float, default=0.001, help="learning rate")', ""))
+    fix(folder)
+    assert "lr" not in str(read_config(folder / "lab.yaml")["launch"])
+    assert list(load_lab(folder).study(None).knobs) == ["hidden"]
+
+
 def test_a_script_that_was_moved_is_found(folder: Path) -> None:
     (folder / "src").mkdir()
     (folder / "train.py").rename(folder / "src/train.py")
@@ -309,6 +336,25 @@ def test_every_study_of_a_lab_is_mended(folder: Path) -> None:
     fix(folder)
     assert read_config(folder / "other.json") == {"learning-rate": 0.001, "hidden": 128, "seed": 1}
     assert all("learning-rate" in study.knobs for study in load_lab(folder).studies.values())
+
+
+@pytest.mark.long
+def test_keys_of_hydra_are_renamed_with_its_config(tmp_path: Path) -> None:
+    python = python_with("hydra")
+    shutil.copytree(SHELF / "hydra_app", tmp_path, dirs_exist_ok=True)
+    script = find_script([python, "train.py"], tmp_path)
+    interface = read_interface(script)
+    assert interface is not None
+    for name, text in make_lab(script, interface).files.items():
+        (tmp_path / name).write_text(text)
+    assert look(tmp_path) == Mending((), (), {})
+    model = tmp_path / "conf/model/mlp.yaml"
+    model.write_text(model.read_text().replace("hidden: 32", "hidden_size: 32"))
+    fix(tmp_path)
+    knobs = load_lab(tmp_path).study(None).knobs
+    assert "model.hidden_size" in knobs
+    assert "model.hidden" not in knobs
+    assert list(read_config(tmp_path / "train.base.json")["model"]) == ["name", "hidden_size", "init_scale"]
 
 
 # -- as a person meets it

@@ -113,7 +113,7 @@ def check(
         return
     if found is not None:
         mending.say_preview(found)
-    output.say("all is well" if found is None or not (found.fixes or found.doubts) else "the lab can be run")
+    output.say("all is well" if found is None or not (found.fixes or found.doubts) else "all checks passed; see the notes above")
 
 
 def _seed_line(setup: Setup) -> str:

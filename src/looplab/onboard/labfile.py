@@ -93,7 +93,8 @@ def make_lab(
             f"{script.path.name} needs {', '.join(setting.name for setting in draft.missing)}",
             hint=f"give what it needs: looplab init {script.path.name} {needed}",
         )
-    study = name or re.sub(r"[^A-Za-z0-9_.-]+", "-", script.path.stem) or "study"
+    stem = script.path.parent.name if script.path.stem == "__main__" else script.path.stem
+    study = name or re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).lstrip("_.-") or "study"
     base_file = f"{study}.base.json"
     command = _command(script, interface, draft)
     cwd = "run" if starts_in_run_folder(script) else None

@@ -102,7 +102,7 @@ def find_mending(lab: LabConfig, studies: Sequence[StudyConfig], *, ask: bool) -
     Args:
         ask: Ask the scripts for their settings, which starts them with `--help`.
     """
-    files = _Files(lab.folder)
+    files = _LabFiles(lab.folder)
     doubts: dict[str, None] = {}
     for study in studies:
         mender = _Mender(lab, study, files, doubts)
@@ -110,7 +110,7 @@ def find_mending(lab: LabConfig, studies: Sequence[StudyConfig], *, ask: bool) -
     return Mending(tuple(files.fixes), tuple(doubts), files.changed())
 
 
-class _Files:
+class _LabFiles:
     """The documents that are changed, and how."""
 
     def __init__(self, folder: Path) -> None:
@@ -171,7 +171,7 @@ def _changed_lines(before: str, after: str) -> list[str]:
 class _Mender:
     """Looks at one study."""
 
-    def __init__(self, lab: LabConfig, study: StudyConfig, files: _Files, doubts: dict[str, None]) -> None:
+    def __init__(self, lab: LabConfig, study: StudyConfig, files: _LabFiles, doubts: dict[str, None]) -> None:
         self._lab, self._study, self._files, self._doubts = lab, study, files, doubts
         self._lab_file = lab.folder / LAB_FILE
         self._rendering = study.launch.config

@@ -113,7 +113,8 @@ def check(
         return
     if found is not None:
         mending.say_preview(found)
-    output.say("all is well" if found is None or not (found.fixes or found.doubts) else "all checks passed; see the notes above")
+    noted = (found.fixes or found.doubts) if found is not None else (mended or {}).get("doubts")
+    output.say("all checks passed; see the notes above" if noted else "all is well")
 
 
 def _seed_line(setup: Setup) -> str:

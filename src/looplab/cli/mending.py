@@ -34,7 +34,13 @@ def fix(folder: Path | None, name: str | None, *, dry_run: bool, json: bool) -> 
     elif dry_run:
         output.say("nothing was written")
     elif not json:
-        output.say(f"written: {', '.join(written)}" if written else "nothing to mend")
+        output.say(
+            f"written: {', '.join(written)}"
+            if written
+            else "nothing was changed"
+            if mending.doubts
+            else "nothing to mend"
+        )
     return found
 
 

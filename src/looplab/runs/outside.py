@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from itertools import islice
 from pathlib import Path
 
 MAX_DEPTH = 4
@@ -35,23 +36,23 @@ def written_since(folder: Path, since: float, known: Collection[str] = ()) -> li
         if depth > MAX_DEPTH:
             return None
         try:
+            # A folder that got no new entry is searched for folders alone; the top level always for files, too.
+            has_new = depth == 1 or os.stat(place).st_mtime >= since
             with os.scandir(place) as listed:
-                entries = sorted(listed, key=lambda entry: entry.name)
+                entries = sorted(islice(listed, max(0, left)), key=lambda entry: entry.name)
         except OSError:
             return None
         for entry in entries:
             left -= 1
-            if left < 0:
-                return None
             path = f"{name}{entry.name}"
             if entry.name.startswith(".") or entry.name in PASSED_OVER or path in known:
                 continue
+            new = None
             try:
                 if entry.is_dir(follow_symlinks=False):
                     new = first_in(entry.path, f"{path}/", depth + 1)
-                else:
-                    is_new = not entry.name.endswith(OF_PEOPLE) and entry.stat(follow_symlinks=False).st_mtime >= since
-                    new = path if is_new else None
+                elif has_new and not entry.name.endswith(OF_PEOPLE):
+                    new = path if entry.stat(follow_symlinks=False).st_mtime >= since else None
             except OSError:
                 continue
             if new is not None and depth > 1:

@@ -56,8 +56,21 @@ class Outcome:
     runs: int
 
 
-def study(judge: Judge, truth: Floats, noise: Floats, budget: int = BUDGET) -> Outcome:
-    """A whole study, run by run as an engine would."""
+def study(
+    judge: Judge,
+    truth: Floats,
+    noise: Floats,
+    budget: int = BUDGET,
+    *,
+    drift: float = 0.0,
+    again: Callable[[], float] | None = None,
+) -> Outcome:
+    """Simulate a whole study, run by run as an engine would.
+
+    Args:
+        drift: What each run of the study adds to all later ones.
+        again: Draws the noise of a repeat; None: a repeat with the same seed measures exactly the same.
+    """
     values = (truth[:, None] + noise).tolist()
     names = [f"r{i}" for i in range(len(truth))]
     scores: list[list[Score]] = [[] for _ in names]
@@ -65,10 +78,12 @@ def study(judge: Judge, truth: Floats, noise: Floats, budget: int = BUDGET) -> O
     runs = proposed = promotions = false = 0
     first_true = None
 
-    def run(point: int, seed: int) -> None:
+    def run(point: int, seed: int, repeats: bool = False) -> None:
         nonlocal runs
         runs += 1
-        scores[point].append(Score(f"{names[point]}-{seed}", seed, values[point][seed]))
+        value = values[point][seed] if not repeats or again is None else truth[point] + again()
+        name = f"{names[point]}-{seed}-{runs}"
+        scores[point].append(Score(name, seed, value + drift * runs, order=runs, again=repeats))
 
     def evaluate() -> Judgement:
         candidates = [Candidate(n, n, tuple(s)) for n, s in zip(names[:proposed], scores, strict=False)]
@@ -78,7 +93,7 @@ def study(judge: Judge, truth: Floats, noise: Floats, budget: int = BUDGET) -> O
         if judgement is not None and judgement.requests:
             for request in judgement.requests[: budget - runs]:
                 assert request.seed is not None
-                run(names.index(request.point), request.seed)
+                run(names.index(request.point), request.seed, request.again)
         elif proposed < len(names):
             run(proposed, 0)
             proposed += 1

@@ -80,7 +80,8 @@ def show_plan(
             title="then:" if found.unfinished else "the next runs:",
         )
     for planned in found.runs:
-        if planned.row.role not in (Role.BASE, Role.REPLICATE) or Origin.of(planned.row.proposer).is_person:
+        is_repeat = planned.row.role in (Role.BASE, Role.REPLICATE, Role.CONFIRMATION)
+        if not is_repeat or Origin.of(planned.row.proposer).is_person:
             for note in planned.plan.notes:
                 output.say(f"note on run {planned.row.n}: {note}")
     if found.why_none is not None:

@@ -14,6 +14,8 @@ class Role(StrEnum):
     """A new config."""
     REPLICATE = "replicate"
     """A known config once more, usually with another seed."""
+    CONFIRMATION = "confirmation"
+    """The champion with a seed that it has run with, before another config replaces it."""
     CONTROL = "control"
     """The champion's config, started from the weights that a challenger started from."""
     REPRODUCTION = "reproduction"

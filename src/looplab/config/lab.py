@@ -489,7 +489,7 @@ class JudgeConfig(Section):
     """Seeds of the base config to run before anything is compared with it."""
     replicates: int = Field(3, ge=2)
     """Pairs at the first look at a challenger."""
-    max_replicates: int = Field(24, ge=2)
+    max_replicates: int = Field(28, ge=2)
     """Pairs at the last look."""
     alpha: float = Field(0.05, gt=0, lt=0.5)
     """Largest probability that a study promotes a config that is not better."""

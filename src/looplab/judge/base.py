@@ -46,7 +46,7 @@ class JudgeSettings:
     """Runs of the base before anything is judged; their spread is the noise floor."""
     replicates: int = 3
     """Replicates of a challenger at the first look."""
-    max_replicates: int = 24
+    max_replicates: int = 28
     """Replicates of a challenger at the last look."""
     min_effect: float = 0.0
     """Smallest improvement worth a promotion, in units of the metric."""

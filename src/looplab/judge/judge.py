@@ -3,19 +3,18 @@
 Method. The base runs with `baseline_seeds` seeds; their spread is the noise. A challenger's first run, the trial, must
 beat the champion by `screen` × the noise, else it is decided after one run. A challenger that passes is replicated on
 the champion's other seeds, in pairs. The trial is excluded from the test because it was selected for being good. A test
-takes interim looks after 3, 5, 8, 13 and 24 pairs. It is won when the one-sided p is at most the boundary of that look,
+takes interim looks after 3, 5, 8, 13 and 28 pairs. It is won when the one-sided p is at most the boundary of that look,
 and ends early when it is hopeless.
 
 Why false promotions are bounded. Each test receives a fraction of the remaining alpha, fixed before its replicates are
 seen; the boundaries of its looks add up to that alpha. A lost test spends its alpha and a promotion spends nothing, so
 the boundaries of all lost tests add up to less than `alpha`, however many challengers there are.
 
-Why these defaults (800 simulated studies per setting, each with 24 challengers and 120 runs, as in
-`benchmarks/judge.py` but with other seeds). A screen of half a standard deviation passes two thirds of the challengers
-that are better by one standard deviation and a third of those that are no better. The alpha share hardly matters: 0.15
-promotes luck in 2.1 % of the studies and finds an improvement in 90 %; 0.3 gives 2.5 % and 92 %, but leaves less for
-the tenth test. At most 16 replicates instead of 24 decide 9 runs sooner and find 78 %; 32 find 93 % and take 12 runs
-longer. Nine looks instead of five decide 5 runs sooner and find 83 %.
+Why these defaults (400 simulated studies per setting, each with 24 challengers and 120 runs, half of them better by one
+standard deviation, as in `benchmarks/judge.py`). A screen of half a standard deviation passes two thirds of such
+challengers and a third of those that are no better; 0.3 finds as many and takes 3 runs more. An alpha share of 0.15 finds
+an improvement in 82 % of the studies, 0.3 in 85 %, but leaves less for the tenth test. At most 28 replicates instead of
+24 find it in 87 %, and 32 find no more. Looks that grow by 1.4 instead of 1.6 decide 6 runs sooner and find 82 %.
 
 Why a winner is confirmed. The champion was measured once and is compared for the rest of the study; if the data, the
 evaluation or the machine changes meanwhile, every later run looks better or worse than it. So a look that is won is

@@ -33,6 +33,8 @@ class Role(StrEnum):
 _ROLES = {role.value: role for role in Role}
 DECIDED = (Role.BASE, Role.TRIAL)
 """Runs of a config that was not run before; all others repeat one."""
+COPIES = (Role.CONFIRMATION, Role.REPRODUCTION)
+"""Runs that repeat another one with its own seed; they say nothing about the noise between seeds."""
 
 
 class Origin(StrEnum):

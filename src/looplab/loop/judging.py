@@ -46,26 +46,28 @@ class _Group:
     scores: list[tuple[int, Score]] = field(default_factory=list)
 
 
+def judge_settings(study: StudyConfig) -> JudgeSettings:
+    """Return the policy of the judge that the lab file describes; the study must have one."""
+    judge, objective = study.judge, study.objective
+    assert judge is not None
+    assert objective is not None
+    return JudgeSettings(
+        goal=objective.goal, by=study.judge_rule or "test", alpha=judge.alpha, baseline_seeds=judge.baseline_seeds,
+        replicates=judge.replicates, max_replicates=judge.max_replicates, min_effect=judge.min_effect.absolute,
+        min_relative=judge.min_effect.relative, confirm=judge.confirm,
+        then=objective.then.goal if objective.then else None,
+        then_metric=objective.then.metric if objective.then else "",
+    )  # fmt: skip
+
+
 class StudyJudge:
     """Evaluates the ended runs of a study and keeps the state of its judge in the ledger."""
 
     def __init__(self, study: StudyConfig, record: StudyLedger, outputs: Path) -> None:
-        assert study.judge is not None
-        assert study.objective is not None
-        judge = study.judge
         self._study = study
         self._record = record
         self._outputs = outputs
-        self._judge = Judge(
-            JudgeSettings(
-                goal=study.objective.goal, by=study.judge_rule or "test", alpha=judge.alpha,
-                baseline_seeds=judge.baseline_seeds,
-                replicates=judge.replicates, max_replicates=judge.max_replicates, min_effect=judge.min_effect.absolute,
-                min_relative=judge.min_effect.relative, confirm=judge.confirm,
-                then=study.objective.then.goal if study.objective.then else None,
-                then_metric=study.objective.then.metric if study.objective.then else "",
-            )
-        )  # fmt: skip
+        self._judge = Judge(judge_settings(study))
         self._groups: dict[Key, _Group] = {}
         self._costs: dict[str, float] = {}
         self._created: dict[str, float] = {}

@@ -21,7 +21,7 @@ base: base.json
 objective: {metric: score, goal: max}
 knobs: {x: {type: int, low: 0, high: 1000}}
 proposers: [{queue: queue.yaml}]
-judge: {baseline_seeds: 5}
+judge: {baseline_seeds: 8}
 seed: seed
 slots: {count: 1, gpus: none}
 """
@@ -32,7 +32,7 @@ with open(sys.argv[2], "a+") as file:
     file.write(".")
     count = file.tell()
 seed = [config["seed"], config["x"]] + [count] * config["noisy"]
-score = GAIN * config["x"] + STEP * (count > 5) + random.Random(str(seed)).gauss(0, 1)
+score = GAIN * config["x"] + STEP * (count > 8) + random.Random(str(seed)).gauss(0, 1)
 with open(os.environ["LOOPLAB_METRICS"], "a") as log:
     log.write(json.dumps({"step": 0, "score": score}) + "\\n")
 """

@@ -14,7 +14,8 @@ Why these defaults (400 simulated studies per setting, each with 24 challengers 
 standard deviation, as in `benchmarks/judge.py`). A screen of half a standard deviation passes two thirds of such
 challengers and a third of those that are no better; 0.3 finds as many and takes 3 runs more. An alpha share of 0.15
 finds an improvement in 82 % of the studies, 0.3 in 85 %, but leaves less for the tenth test. At most 28 replicates
-instead of 24 find it in 87 %, and 32 find no more. Looks that grow by 1.4 instead of 1.6 decide 6 runs sooner and find 82 %.
+instead of 24 find it in 87 %, and 32 find no more. Looks that grow by 1.4 instead of 1.6 decide 6 runs sooner and find
+82 %.
 
 Why a winner is confirmed. The champion was measured once and is compared for the rest of the study; if the data, the
 evaluation or the machine changes meanwhile, every later run looks better or worse than it. So a look that is won is

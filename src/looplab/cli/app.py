@@ -248,6 +248,9 @@ def plan(
         bool, typer.Option("--commands", help="Print the command, folder and environment of every run.")
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="With the options of the last `run`.")] = False,
+    power: Annotated[
+        bool, typer.Option("--power", help="Show which improvements the judge can find, instead.")
+    ] = False,
     lab: LabOption = None,
     study: StudyOption = None,
     json: Json = False,
@@ -258,6 +261,9 @@ def plan(
     """
     from looplab.cli import planning, running
 
+    if power:
+        planning.show_power(lab, study, runs, json)
+        return
     options = running.make_options(
         cfgs=cfgs, mode=mode, rounds=rounds, runs=runs, continuous=continuous, concurrency=concurrency, gpus=gpus,
         share=share, informal=informal, extra=extra, keep_going=keep_going, again=again, decide=decide,

@@ -488,18 +488,20 @@ class Effect(Section):
 class JudgeConfig(Section):
     """How a challenger becomes the champion."""
 
-    by: Literal["test", "ratchet"] = "test"
-    """`ratchet`: any improvement of a single run wins; no statistics."""
+    by: Literal["test", "mean", "ratchet"] = "test"
+    """`mean`: the best mean of `replicates` runs wins, no proof. `ratchet`: any improvement of a single run wins."""
     baseline_seeds: int = Field(5, ge=2)
     """Seeds of the base config to run before anything is compared with it."""
     replicates: int = Field(3, ge=2)
     """Pairs at the first look at a challenger."""
-    max_replicates: int = Field(24, ge=2)
+    max_replicates: int = Field(28, ge=2)
     """Pairs at the last look."""
     alpha: float = Field(0.05, gt=0, lt=0.5)
     """Largest probability that a study promotes a config that is not better."""
     min_effect: Annotated[Effect, BeforeValidator(parse_effect)] = Field(default_factory=Effect)
     """Smallest improvement worth a promotion: `0.002`, or `0.5%` of the champion's mean."""
+    confirm: bool = True
+    """Before a promotion, run the champion again on the seeds of the test; it must lose again."""
 
     @model_validator(mode="after")
     def _in_order(self) -> JudgeConfig:
@@ -860,7 +862,7 @@ class StudyConfig(Section):
         return max([1, *(parse_at(t.at) or 1 for t in (objective, objective and objective.then) if t is not None)])
 
     @property
-    def judge_rule(self) -> Literal["test", "ratchet", "deterministic"] | None:
+    def judge_rule(self) -> Literal["test", "mean", "ratchet", "deterministic"] | None:
         """Rule by which configs are promoted; None: the study has no judge."""
         if self.judge is None:
             return None

@@ -236,6 +236,8 @@ class Planner:
                 decision = self._decider.control(twin, source, request.seed, request.why)
             else:
                 decision = self._decider.repeat(twin, self._decider.plan_of(twin), request.seed, request.why)
+                if request.again:
+                    decision = replace(decision, role=Role.CONFIRMATION)
         except LabError as error:
             self._tell(Note(f"the judge wants {request.point} once more, but {error}"))
             return False
@@ -249,7 +251,8 @@ class Planner:
         best = self._study.best()
         if best is not None and best.objective is not None and wanted is not None:
             seen = f"best so far: {best.id} with {wanted.metric} = {best.objective:.6g}"
-        reasons = [run.reason for run in self.queue if run.reason and run.role != Role.REPLICATE]
+        repeats = (Role.REPLICATE, Role.CONFIRMATION)
+        reasons = [run.reason for run in self.queue if run.reason and run.role not in repeats]
         following = "; ".join(reasons[:4]) + (f"; and {len(reasons) - 4} more" if len(reasons) > 4 else "")
         self._book(labbook.line(time.time(), f"round {n} decided", seen, f"{count} run(s)", following))
 

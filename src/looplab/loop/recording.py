@@ -34,6 +34,8 @@ from looplab.runs.redact import redact_text, scrub_file
 
 LEFT_BEHIND = ("metrics.jsonl", "trainer_summary.json")
 """Files of the trainer that must not change after the run has ended."""
+LOOKS_OUTSIDE = 5
+"""Runs of an engine after which it looks for files outside of their folders; a trainer writes to the same places."""
 SATURATED = (0.0, 1.0, 100.0)
 """Values at which accuracies and success rates saturate: two equal ones prove nothing."""
 
@@ -81,6 +83,7 @@ class Recorder:
         self._preparer = preparer
         self._outbox = outbox
         self._run_metrics = run_metrics
+        self._looked_outside = 0
         self._outside: set[str] = set()  # entries of the lab's folder that runs wrote to, and a note has named
         self._notes: dict[str, list[str]] = {}  # ended run → notes on its files
 
@@ -184,8 +187,9 @@ class Recorder:
             notes: Notes that may name some of them already.
         """
         setup = self._setup
-        if exit_.started is None or setup.options.jobs is not None:
+        if exit_.started is None or setup.options.jobs is not None or self._looked_outside >= LOOKS_OUTSIDE:
             return None
+        self._looked_outside += 1
         study = setup.study
         known = {LAB_FILE, *study.base, *setup.options.cfgs, *study.data, *study.evaluator}
         known |= {file for entry in study.proposers for file in (entry.queue, entry.rules) if file}

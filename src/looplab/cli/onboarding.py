@@ -26,7 +26,7 @@ from looplab.loop.setup import RunOptions
 from looplab.measure.run_metrics import RunMetrics
 from looplab.measure.summary import Directions
 from looplab.onboard.base import Script
-from looplab.onboard.diagnose import Failure, diagnose
+from looplab.onboard.diagnose import FailedProgram, diagnose
 from looplab.onboard.labfile import JUDGE, NO_OBJECTIVE, make_lab
 from looplab.onboard.readers import read_interface
 from looplab.onboard.scripts import check_words, find_script, is_script, trainers_in
@@ -57,6 +57,8 @@ SHOWN = 12
 """Metrics that are listed."""
 ASKED = 5
 """Guesses of the objective that are offered."""
+RECENT = 5
+"""Tries that are searched for the objective."""
 MAX_COMMAND = 400
 """Characters of a command that are shown."""
 
@@ -176,8 +178,8 @@ def _broken_import(script: Script) -> str | None:
     return f"it does not start here: {found}"
 
 
-def _failure(script: Script, printed: str) -> Failure:
-    return Failure(printed, script=script.path.name, own=own_modules(script.folder))
+def _failure(script: Script, printed: str) -> FailedProgram:
+    return FailedProgram(printed, script=script.path.name, own=own_modules(script.folder))
 
 
 def suggest_scripts(folder: Path) -> None:
@@ -315,10 +317,9 @@ def _run_trial(
 def _show_run(run: Observation, study: StudyConfig) -> None:
     """Print what a run showed: how it ended, what it measured, and what to know about it."""
     seconds = format_seconds(run.seconds)
-    if run.status == "timeout":
-        head = f"stopped after {format_seconds(run.limit_s)}: the metrics so far"
-    elif run.status == "stopped":
-        head = f"stopped after {seconds}: the metrics so far"
+    if run.status in ("timeout", "stopped"):
+        head = f"stopped after {format_seconds(run.limit_s) if run.status == 'timeout' else seconds}"
+        head += ": the metrics so far" if run.metrics else ""
     else:
         head = f"{run.status} in {seconds}"
     facts = []
@@ -360,10 +361,11 @@ def explain_silence(run: Observation) -> str:
     if run.status == "stopped":
         return "it has measured nothing yet"
     said = f"its last line: {run.last_line}" if run.last_line else "it printed nothing"
-    more = "; it may need longer: --time 30m" if run.status == "timeout" else ""
+    if run.status == "timeout":
+        return f"it has measured nothing so far ({said}). Give it longer: looplab try --time 30m"
     return (
-        f"looplab found no metric: {said}{more}. Let the script print `name: value`, or write metrics.jsonl, CSV, "
-        "TensorBoard or W&B files; a format of its own is described with measure.stdout in lab.yaml"
+        f"it measured nothing that looplab can read ({said}). Let it print `name: value`, or write metrics.jsonl, CSV, "
+        "TensorBoard or W&B files; measure.stdout in lab.yaml describes a format of its own"
     )
 
 
@@ -527,15 +529,25 @@ def objective(
 
 
 def _last_try(lab: LabConfig, study: StudyConfig) -> tuple[str, float | None, list[str]] | None:
-    """Return the last try with what it measured for the objective, and the names of its metrics; None: no try."""
+    """Return the last try that measured the objective, else the last one: its name, the value, and the names of its
+    metrics; None: there was no try."""
     outputs = run_folder.study_folder(lab.folder, study.name + SUFFIX)
     latest = run_folder.pointed(outputs, "LATEST")
-    if latest is None or not (outputs / latest).is_dir():
+    if latest is None or not outputs.is_dir():
         return None
-    exit_ = run_folder.read_json(outputs / latest, "exit.json", strict=False)
-    metrics = RunMetrics(study, outputs / latest)
-    metrics.finish(Exit.from_dict(exit_) if exit_ else Exit(None))
-    return latest, metrics.objective(), sorted(metrics.summariser.result())
+    others = sorted((path.name for path in outputs.iterdir() if path.name[:1].isdigit()), reverse=True)
+    found = None
+    for name in [latest, *(other for other in others if other != latest)][:RECENT]:
+        if not (outputs / name).is_dir():
+            continue
+        exit_ = run_folder.read_json(outputs / name, "exit.json", strict=False)
+        metrics = RunMetrics(study, outputs / name)
+        metrics.finish(Exit.from_dict(exit_) if exit_ else Exit(None))
+        here = (name, metrics.objective(), sorted(metrics.summariser.result()))
+        if here[1] is not None:
+            return here
+        found = found or here
+    return found
 
 
 def set_objective(lab: LabConfig, study: StudyConfig, metric: str, goal: Goal, at: str | None) -> None:

@@ -57,11 +57,11 @@ class Diagnosis:
     """What to do; may be empty."""
 
     def __str__(self) -> str:
-        return f"{self.what}. {self.remedy[:1].upper()}{self.remedy[1:]}" if self.remedy else self.what
+        return f"{self.what}; {self.remedy}" if self.remedy else self.what
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailedProgram:
     """A run that failed, with what is known about it."""
 
     text: str
@@ -90,7 +90,7 @@ class Failure:
         return None
 
 
-def diagnose(failure: Failure) -> Diagnosis | None:
+def diagnose(failure: FailedProgram) -> Diagnosis | None:
     """Return why a run failed; None if it is not known."""
     exceptions = list(_exceptions(failure.lines))
     for exception in exceptions:
@@ -165,7 +165,7 @@ def _where(lines: list[str]) -> str | None:
     return f"{PurePath(ours[-1]['file']).name}:{ours[-1]['line']}" if ours else None
 
 
-def _first(failure: Failure, text: str) -> Diagnosis | None:
+def _first(failure: FailedProgram, text: str) -> Diagnosis | None:
     for kind, pattern, describe in CASES:
         found = pattern.search(text)
         if found is not None:
@@ -176,10 +176,10 @@ def _first(failure: Failure, text: str) -> Diagnosis | None:
 
 # -- what each case says
 
-Description = Callable[[Failure, re.Match[str]], tuple[str, str]]
+Description = Callable[[FailedProgram, re.Match[str]], tuple[str, str]]
 
 
-def _package(failure: Failure, found: re.Match[str]) -> tuple[str, str]:
+def _package(failure: FailedProgram, found: re.Match[str]) -> tuple[str, str]:
     module = found["module"].split(".")[0]
     if module in failure.own:
         return (
@@ -187,27 +187,26 @@ def _package(failure: Failure, found: re.Match[str]) -> tuple[str, str]:
             "start it as its README does (python -m …), or set launch.env: {PYTHONPATH: …} in lab.yaml",
         )
     package = PACKAGES.get(module, module)
-    return f"the package {module} is not installed for this Python", f"pip install {_quoted(package)}"
+    return f"the package {module} is not installed for this Python", f"install it: pip install {_quoted(package)}"
 
 
 def _quoted(package: str) -> str:
     return f"'{package}'" if "[" in package else package
 
 
-def _advised(failure: Failure, found: re.Match[str]) -> tuple[str, str]:
+def _advised(failure: FailedProgram, found: re.Match[str]) -> tuple[str, str]:
     wanted = re.findall(r"pip install ((?:-U )?[\w'\"\[\],.<>=-]+)", found[0])
-    return "a package is missing: " + found["message"].split("\n")[0], "; ".join(
-        f"pip install {one.rstrip('.,')}" for one in wanted
-    )
+    what = re.split(r"[,:;.]\s|\W*pip install", found["message"])[0]
+    return f"a package is missing: {what}", "; ".join(f"pip install {one.rstrip('.,')}" for one in wanted)
 
 
-def _syntax(failure: Failure, found: re.Match[str]) -> tuple[str, str]:
+def _syntax(failure: FailedProgram, found: re.Match[str]) -> tuple[str, str]:
     frames = [frame for line in failure.lines if (frame := FRAME.match(line))]
     where = f" in {frames[-1]['file']}, line {frames[-1]['line']}" if frames else ""
     return f"{found['name']}{where}: {found['message']}", "correct the file, or use the Python it was written for"
 
 
-def _gpu(failure: Failure, found: re.Match[str]) -> tuple[str, str]:
+def _gpu(failure: FailedProgram, found: re.Match[str]) -> tuple[str, str]:
     name = failure.setting("device", "accelerator", "cuda", "gpu", "gpus", "cpu")
     what = "it needs a GPU, and finds none"
     if name is None:
@@ -222,14 +221,14 @@ def _gpu(failure: Failure, found: re.Match[str]) -> tuple[str, str]:
     return what, f"its device is set by `{name}`: looplab try --set {name}={value}"
 
 
-def _memory(failure: Failure, found: re.Match[str]) -> tuple[str, str]:
-    where = "of the GPU" if re.search(r"CUDA|cuda|GPU|HIP|device", found[0]) else "of this machine"
+def _memory(failure: FailedProgram, found: re.Match[str]) -> tuple[str, str]:
+    where = "of the GPU" if re.search(r"CUDA|cuda|GPU|HIP", found.string) else "of this machine"
     name = failure.setting("batch", "bs", "minibatch")
     less = f"make `{name}` smaller: looplab try --set {name}=…" if name else "make the batch or the model smaller"
     return f"the memory {where} was not enough", less
 
 
-def _stdin(failure: Failure, found: re.Match[str]) -> tuple[str, str]:
+def _stdin(failure: FailedProgram, found: re.Match[str]) -> tuple[str, str]:
     asked = next(
         (
             line
@@ -244,7 +243,7 @@ def _stdin(failure: Failure, found: re.Match[str]) -> tuple[str, str]:
     ), "give it these values as options or in a file; a script that asks cannot be run by itself"
 
 
-def _network(failure: Failure, found: re.Match[str]) -> tuple[str, str]:
+def _network(failure: FailedProgram, found: re.Match[str]) -> tuple[str, str]:
     text = "\n".join(failure.lines)
     host = re.search(r"host='([\w.-]+)'|Cannot connect to host ([\w.-]+)|resolve '([\w.-]+)'", found.string)
     urls = re.findall(r"https?://[^\s'\"<>)\]]+", found.string) or re.findall(r"https?://[^\s'\"<>)\]]+", text)
@@ -257,7 +256,7 @@ def _network(failure: Failure, found: re.Match[str]) -> tuple[str, str]:
     )
 
 
-def _http(failure: Failure, found: re.Match[str]) -> tuple[str, str]:
+def _http(failure: FailedProgram, found: re.Match[str]) -> tuple[str, str]:
     urls = re.findall(r"https?://[^\s'\"<>)\]]+", "\n".join(failure.lines))
     where = f" ({urls[-1]})" if urls else ""
     if found["code"] in ("401", "403"):
@@ -265,7 +264,7 @@ def _http(failure: Failure, found: re.Match[str]) -> tuple[str, str]:
     return f"a download failed: {found['code']}{where}", "the address may have changed: get the files by hand"
 
 
-def _exists(failure: Failure, found: re.Match[str]) -> tuple[str, str]:
+def _exists(failure: FailedProgram, found: re.Match[str]) -> tuple[str, str]:
     path = next((text for text in found.groupdict().values() if text), None)
     if failure.in_run_dir:
         return (
@@ -278,7 +277,7 @@ def _exists(failure: Failure, found: re.Match[str]) -> tuple[str, str]:
     )
 
 
-def _needs(failure: Failure, found: re.Match[str]) -> tuple[str, str]:
+def _needs(failure: FailedProgram, found: re.Match[str]) -> tuple[str, str]:
     names = re.sub(r"\s+and\s+", ", ", found["names"]).strip().strip("'\".")
     usage = _usage(failure)
     words = " ".join(
@@ -290,7 +289,7 @@ def _needs(failure: Failure, found: re.Match[str]) -> tuple[str, str]:
     )
 
 
-def _usage(failure: Failure) -> str:
+def _usage(failure: FailedProgram) -> str:
     start = next((i for i, line in enumerate(failure.lines) if re.match(r"usage:", line, re.IGNORECASE)), None)
     if start is None:
         return ""
@@ -302,7 +301,7 @@ def _usage(failure: Failure) -> str:
     return clean_line(" ".join(parts), 120)
 
 
-def _unknown_option(failure: Failure, found: re.Match[str]) -> tuple[str, str]:
+def _unknown_option(failure: FailedProgram, found: re.Match[str]) -> tuple[str, str]:
     meant = re.search(
         r"Did you mean:? (.+?)\s*\??$|Possible options: ([^)]+)|Perhaps you meant:\s*(\S+)", found.string, re.M
     )
@@ -312,13 +311,13 @@ def _unknown_option(failure: Failure, found: re.Match[str]) -> tuple[str, str]:
     ), "correct `base` or launch.config in lab.yaml; `looplab plan --commands` shows the command"
 
 
-def _bad_value(failure: Failure, found: re.Match[str]) -> tuple[str, str]:
-    return f"{failure.script} refuses a value: {found['message']}", (
+def _bad_value(failure: FailedProgram, found: re.Match[str]) -> tuple[str, str]:
+    return f"{failure.script} refuses a value: {found['message'].rstrip('.')}", (
         "correct it in the base config; `looplab plan --commands` shows the command"
     )
 
 
-def _no_file(failure: Failure, found: re.Match[str]) -> tuple[str, str]:
+def _no_file(failure: FailedProgram, found: re.Match[str]) -> tuple[str, str]:
     path = found["path"]
     if path.startswith(("/", "~")):
         return f"there is no {path}", "create it, or give the script another path"
@@ -335,14 +334,14 @@ def _no_file(failure: Failure, found: re.Match[str]) -> tuple[str, str]:
 def _said(what: str, remedy: str) -> Description:
     """Return a description with the groups of the match filled in."""
 
-    def describe(failure: Failure, found: re.Match[str]) -> tuple[str, str]:
+    def describe(failure: FailedProgram, found: re.Match[str]) -> tuple[str, str]:
         groups = {name: text or "" for name, text in found.groupdict().items()}
         return what.format(script=failure.script, **groups), remedy.format(script=failure.script, **groups)
 
     return describe
 
 
-def _signal(failure: Failure) -> Diagnosis:
+def _signal(failure: FailedProgram) -> Diagnosis:
     number = failure.signal or 0
     try:
         name = signals.Signals(number).name

@@ -92,7 +92,8 @@ def make_lab(
             f"{script.path.name} needs {', '.join(setting.name for setting in draft.missing)}",
             hint=f"give what it needs: looplab init {script.path.name} {needed}",
         )
-    study = name or re.sub(r"[^A-Za-z0-9_.-]+", "-", script.path.stem) or "study"
+    stem = script.path.stem if script.path.stem != "__main__" else script.path.parent.name
+    study = name or re.sub(r"[^A-Za-z0-9_.-]+", "-", stem) or "study"
     base_file = f"{study}.base.json"
     command = _command(script, interface, draft)
     cwd = "run" if starts_in_run_folder(script) else None
@@ -188,13 +189,17 @@ def given_values(words: Sequence[str], settings: Sequence[ScriptSetting]) -> tup
             ):
                 rest.append(queue.pop(0))
             continue
-        if setting.boolean in ("present", "switch") and not sign:
-            values[setting.name] = True
+        if setting.kind == "bool" and not sign:
+            has_value = setting.boolean not in ("present", "switch") and queue and queue[0].lower() in BOOLEANS
+            values[setting.name] = _parse(queue.pop(0), setting) if has_value else True
             continue
         if not sign:
             text = queue.pop(0) if queue else ""
         values[setting.name] = _parse(text, setting)
     return values, rest
+
+
+BOOLEANS = {"1", "0", "true", "false", "yes", "no", "on", "off"}
 
 
 def _parse(text: str, setting: ScriptSetting) -> Any:
@@ -271,7 +276,12 @@ def starts_in_run_folder(script: Script) -> bool:
     writes = False
     for tree in script.modules:
         for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_input(node.value, script.folder):
+            if (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and node.value != script.path.name
+                and _is_input(node.value, script.folder)
+            ):
                 return False
             if isinstance(node, ast.Call):
                 writes = writes or call_name(node).rpartition(".")[2] in WRITERS
@@ -294,13 +304,12 @@ WRITERS = {
 
 
 def _is_input(text: str, folder: Path) -> bool:
-    """Return whether a text is the relative path of something that exists, other than code."""
+    """Return whether a text is the relative path of something that exists."""
     if not text or len(text) > 200 or "\n" in text or text.startswith(("/", "~", "-")) or text in (".", "..", "./"):
         return False
     if "/" not in text and "." not in text:
         return False
     try:
-        path = folder / text
-        return path.exists() and path.suffix != ".py"
+        return (folder / text).exists()
     except (OSError, ValueError):
         return False

@@ -78,9 +78,11 @@ def check_words(words: Sequence[str], folder: Path) -> None:
         )
     if suffix in (".py", ".sh"):
         _file(first, folder)
-    program = OTHER_LANGUAGES.get(suffix) or (Path(first).name if len(words) > 1 and shutil.which(first) else None)
-    if program is not None or (path.is_file() and suffix not in (".yaml", ".yml")):
-        command = [program] if suffix in OTHER_LANGUAGES else []
+    if not suffix and not path.exists() and path.with_suffix(".py").is_file():
+        raise LabError(f"there is no script {first}", hint=f"looplab init {first}.py")
+    is_program = len(words) > 1 and (shutil.which(first) or Path(words[1]).suffix in OTHER_LANGUAGES)
+    if is_program or suffix in OTHER_LANGUAGES or (path.is_file() and suffix not in (".yaml", ".yml")):
+        command = [OTHER_LANGUAGES[suffix]] if suffix in OTHER_LANGUAGES else []
         raise LabError(
             f"looplab reads the settings of Python and shell scripts, not of {first}",
             hint=f"write {LAB_FILE} by hand, with launch.command: "
@@ -183,7 +185,7 @@ def _file(name: str, folder: Path) -> Path:
         check_words([name], folder)
     scripts = _scripts(folder)
     stems = {Path(script).name: script for script in reversed(scripts)}
-    near = [stems[close] for close in get_close_matches(Path(name).name, stems, n=SHOWN, cutoff=0.6)]
+    near = [stems[close] for close in get_close_matches(Path(name).name, stems, n=SHOWN, cutoff=0.7)]
     near = near or trainers_in(folder) or scripts
     raise LabError(
         f"there is no script {name}" + ("" if near else f", nor any other in {folder}"),

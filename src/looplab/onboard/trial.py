@@ -23,7 +23,7 @@ from looplab.measure.discover import reader_of
 from looplab.measure.splits import KINDS, kind_of_split
 from looplab.measure.summary import METRIC_WORDS, Directions, is_clock
 from looplab.onboard.base import Script, ScriptSetting
-from looplab.onboard.diagnose import Diagnosis, Failure, diagnose, last_line
+from looplab.onboard.diagnose import LINES, Diagnosis, FailedProgram, diagnose, last_line
 from looplab.onboard.knobs import suggest, words_of
 from looplab.onboard.source import call_name
 from looplab.runs import folder as run_folder
@@ -360,7 +360,7 @@ def observe(
     run_dir = run_folder.study_folder(lab.folder, trial.name) / run.id
     summary = run_folder.read_json(run_dir, "summary.json", strict=False)
     config = run_folder.read_json(run_dir, "config.json", strict=False)
-    log = read_tail(run_folder.record_file(run_dir, "train.log"), lines=400)
+    log = read_tail(run_folder.record_file(run_dir, "train.log"), lines=LINES)
     message = next((note for note in summary.get("notes", ()) if isinstance(note, str)), "")
     argv = run_folder.read_json(run_dir, "run.json", strict=False).get("argv")
     command = tuple(map(str, argv)) if isinstance(argv, list) else ()
@@ -374,18 +374,6 @@ def observe(
     if status == "timeout" and limit is not None and run.seconds is not None:
         ended_by = {None: "itself", 15: "SIGTERM", 9: "SIGKILL"}.get(run.signal, f"signal {run.signal}")
         ended_after = max(0.0, run.seconds - limit)
-    diagnosis = None
-    if status == "failed":
-        failure = Failure(
-            text=log if log.strip() else message,
-            code=run.exit_code,
-            signal=run.signal,
-            script=script_name(command),
-            settings=tuple(flatten(config)),
-            own=own_modules(lab.folder),
-            in_run_dir=trial.launch.cwd == RUN_FOLDER,
-        )
-        diagnosis = diagnose(failure)
     return Observation(
         study=trial.name,
         run=run.id,
@@ -402,7 +390,26 @@ def observe(
         full_run_s=None if run.seconds is None else full_run_seconds(run.seconds, share, tried, lengths(base)),
         wrote=tuple(wrote),
         last_line=last_line(log) or last_line(message),
-        diagnosis=diagnosis,
+        diagnosis=diagnose_run(lab.folder, trial, run) if status == "failed" else None,
+    )
+
+
+def diagnose_run(lab: Path, study: StudyConfig, run: RunRow) -> Diagnosis | None:
+    """Return why a run failed; None if it is not known."""
+    run_dir = run_folder.study_folder(lab, study.name) / run.id
+    log = read_tail(run_folder.record_file(run_dir, "train.log"), lines=LINES)
+    notes = run_folder.read_json(run_dir, "summary.json", strict=False).get("notes", ())
+    argv = run_folder.read_json(run_dir, "run.json", strict=False).get("argv")
+    return diagnose(
+        FailedProgram(
+            text=log if log.strip() else "\n".join(map(str, notes)),
+            code=run.exit_code,
+            signal=run.signal,
+            script=script_name([str(word) for word in argv] if isinstance(argv, list) else []),
+            settings=tuple(flatten(run_folder.read_json(run_dir, "config.json", strict=False))),
+            own=own_modules(lab),
+            in_run_dir=study.launch.cwd == RUN_FOLDER,
+        )
     )
 
 
@@ -583,7 +590,7 @@ def _fits(kept: KeptBest, words: set[str], split: str | None) -> bool:
     names = {word for word in kept.words if word not in SPLITS}
     if split == "train" or (splits and split is not None and split not in splits):
         return False
-    return bool(names) and names <= words and bool(names & RESULTS)
+    return bool(names) and names <= words and (bool(names & RESULTS) or names == words)
 
 
 def kept_best(trees: Iterable[ast.Module]) -> list[KeptBest]:

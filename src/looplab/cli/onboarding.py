@@ -23,6 +23,7 @@ from looplab.loop.events import AlarmRaised, EngineEvent, RunLaunched, Waiting
 from looplab.loop.outcome import Ending
 from looplab.loop.session import check_study
 from looplab.loop.setup import RunOptions
+from looplab.measure.discover import CURVES, kind_of
 from looplab.measure.run_metrics import RunMetrics
 from looplab.measure.summary import Directions
 from looplab.onboard.base import Script
@@ -363,6 +364,9 @@ def explain_silence(run: Observation) -> str:
     said = f"its last line: {run.last_line}" if run.last_line else "it printed nothing"
     if run.status == "timeout":
         return f"it has measured nothing so far ({said}). Give it longer: looplab try --time 30m"
+    elsewhere = [one.file for one in run.wrote if kind_of(os.path.basename(one.file)) in CURVES]
+    if elsewhere:
+        return f"it measured nothing in its run folder, but wrote {elsewhere[0]}"
     return (
         f"it measured nothing that looplab can read ({said}). Let it print `name: value`, or write metrics.jsonl, CSV, "
         "TensorBoard or W&B files; measure.stdout in lab.yaml describes a format of its own"

@@ -189,6 +189,11 @@ CASES = [
         "--lrr, 1",
     ),
     ("option", "FATAL Flags parsing error: Unknown command line flag 'lrr'. Did you mean: lr ?", "lrr (perhaps lr)"),
+    (
+        "option",
+        "Usage: t.py [OPTIONS]\n╭─ Error ─────────────╮\n│ Got unexpected extra argument(s) (train) │\n╰─────╯",
+        "does not know train",
+    ),
     ("option", "ERROR: Could not consume arg: --lrr\nUsage: train.py x -", "--lrr"),
     (
         "option",

@@ -102,7 +102,8 @@ def test_from_a_script_to_an_objective_in_a_pipe(project: Project) -> None:
 
     chosen = project("objective", "val_loss")
     assert "objective: val_loss (min), written to lab.yaml" in chosen
-    assert f"measured: {same['runs'][-1]['metrics'][-1]['last']:.6g}" in chosen or "measured: 0.2" in chosen
+    value = next(metric["last"] for metric in same["runs"][-1]["metrics"] if metric["name"] == "val_loss")
+    assert f"({same['runs'][-1]['run']}) measured: {value:.6g}" in chosen
     assert "did you mean val_loss" in project("objective", "val_los")
 
 
@@ -272,10 +273,9 @@ def test_a_killed_try_does_not_confuse_the_next_one(project: Project) -> None:
         first.send_signal(signal.SIGKILL)
         first.wait()
     (project.folder / "go").touch()
-    found = project.json("try", "--time", "10s")
-    assert found["runs"][-1]["status"] in ("ok", "timeout")
-    assert found["runs"][-1]["metrics"][0]["name"] == "val_loss"
-    project("stop", "--study", "train.try") if False else None
+    [run] = project.json("try")["runs"]
+    assert (run["status"], run["metrics"][0]["name"]) == ("ok", "val_loss")
+    assert run["run"].startswith("0002-")
 
 
 # -- the objective is guessed

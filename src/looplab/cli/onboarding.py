@@ -19,6 +19,7 @@ from looplab.config.lab import LAB_FILE, RUN_FOLDER, LabConfig, ObjectiveConfig,
 from looplab.config.paths import show
 from looplab.errors import LabError
 from looplab.launch.base import Exit
+from looplab.launch.local import stop_without_engine
 from looplab.loop.events import AlarmRaised, EngineEvent, RunLaunched, Waiting
 from looplab.loop.outcome import Ending
 from looplab.loop.session import check_study
@@ -303,7 +304,10 @@ def _run_trial(
     stamps = files_below(lab.folder)
     with TrySession(lab, trial, json=json) as session:
         earlier = [run for run in session.record.runs(state="ended") if run.status == "ok"]
-        known = {run.id for run in session.record.runs(state="ended")}
+        known = {run.id for run in session.record.runs()}
+        outputs = run_folder.study_folder(lab.folder, trial.name)
+        # A try whose looplab was killed still runs, and nobody wants its result.
+        stop_without_engine([outputs / run.id for run in session.record.runs_open()], trial.launch.grace)
         result = session.run(session.begin(setup))
         runs = [run for run in session.record.runs(state="ended") if run.id not in known]
     if not runs:

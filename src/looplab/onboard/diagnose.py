@@ -131,7 +131,12 @@ def _exceptions(lines: list[str]) -> Iterator[str]:
         # A syntax error of the script itself has no traceback, and some programs hide theirs.
         for i in reversed(range(len(lines))):
             found = EXCEPTION.match(lines[i])
-            if found and found["name"].rpartition(".")[2].endswith(("Error", "Exception")) and not _is_log(lines[i]):
+            if (
+                found
+                and found["message"]
+                and found["name"].rpartition(".")[2].endswith(("Error", "Exception"))
+                and not _is_log(lines[i])
+            ):
                 yield "\n".join(lines[i:])
                 return
         return
@@ -457,6 +462,7 @@ CASES: tuple[Case, ...] = (
     _case("option", r"error: (?:unrecognized arguments|unrecognised arguments): (?P<names>.+)", _unknown_option),
     _case("option", r"(?i:no such option):? (?P<names>'?-[\w-]+'?)", _unknown_option),
     _case("option", r"Unrecognized options: (?P<names>.+)", _unknown_option),
+    _case("option", r"Got unexpected extra argument(?:s|\(s\))? \((?P<names>.+)\)", _unknown_option),
     _case("option", r"Unknown command line flag (?P<names>'\S+')", _unknown_option),
     _case("option", r"ERROR: Could not consume arg: (?P<names>\S+)", _unknown_option),
     _case("option", r"Could not override (?P<names>'[^']+')", _unknown_option),

@@ -357,6 +357,10 @@ def _show_failure(run: Observation) -> None:
         output.say(f"all that it printed: looplab logs {run.run} --study {run.study}")
 
 
+def _rate(value: float | None) -> str:
+    return f"{value:.0f}" if value is not None and value >= 10 else output.number(value, 2)
+
+
 def _size(megabytes: float) -> str:
     return f"{megabytes / 1024:.1f} GB" if megabytes >= 1024 else f"{megabytes:.0f} MB"
 
@@ -400,7 +404,7 @@ def _show_metrics(run: Observation, study: StudyConfig) -> None:
                 metric.name,
                 metric.source,
                 str(metric.points),
-                output.number(metric.per_minute, 2) if metric.points > 1 else "-",
+                _rate(metric.per_minute) if metric.points > 1 else "-",
                 output.number(metric.first, 5),
                 output.number(metric.last, 5),
                 "-" if metric.noise is None else f"{100 * metric.noise:.0f}%",
@@ -481,9 +485,11 @@ def _ask(guesses: Sequence[ObjectiveGuess]) -> ObjectiveGuess | None:
         ],
     )
     by_name = {guess.metric: guess for guess in guesses}
+    choices = "number" if len(guesses) > 1 else "1"
+    choices += " (Enter takes 1, n for none)"
     while True:
         try:
-            answer = input(f"[1] (1 to {len(guesses)}, or n for none): ").strip()
+            answer = input(f"{choices}: ").strip()
         except EOFError:
             output.say()
             return None

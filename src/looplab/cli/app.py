@@ -76,6 +76,7 @@ def init(
     smaller: Smaller = False,
     larger: Larger = False,
     name: Annotated[str | None, typer.Option("--name", help="The study (default: the script's name).")] = None,
+    then_try: Annotated[bool, typer.Option("--try", help="Then run it once, as `looplab try` does.")] = False,
     json: Json = False,
 ) -> None:
     """Create a lab: for a training script, or from a recipe.
@@ -87,9 +88,13 @@ def init(
 
     found = words or ["quickstart"]
     if onboarding.wants(found):
-        onboarding.init(found, objective, onboarding.goal_of(smaller, larger), name, json)
-    else:
-        recipes.init(found[0], Path(found[1]) if len(found) > 1 else None, json)
+        onboarding.init(found, objective, onboarding.goal_of(smaller, larger), name, json, then_try=then_try)
+        if then_try:
+            onboarding.try_once(None, None, [], None, None, False, json)
+        return
+    recipes.init(found[0], Path(found[1]) if len(found) > 1 else None, json)
+    if words is None and not json:
+        onboarding.suggest_scripts(Path.cwd())
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -107,18 +112,23 @@ def recipe(
 def try_(
     change: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, for this run alone.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Another seed.")] = None,
-    time: Annotated[str | None, typer.Option("--time", help="Stop it after this long: 90s, 5m.")] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="So many runs, each with another seed.")] = 1,
+    time: Annotated[str | None, typer.Option("--time", help="Stop it after this long: 90s, 1h (default: 5m).")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Take the objective that is guessed.")] = False,
     lab: LabOption = None,
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
-    """Run the base config once and show what it measures."""
+    """Run the base config once and show what it measures, where, and how noisy that is.
+
+    The run belongs to no study: nothing is compared with it. A long one is stopped, and shows what it has measured so
+    far.
+    """
     from looplab.cli import onboarding
     from looplab.config.lab import parse_duration
 
     edits = [word if "@" in word.partition("=")[0] else word.replace("=", "@set=", 1) for word in change or []]
-    onboarding.try_once(lab, study, edits, seed, parse_duration(time) if time else None, yes, json)
+    onboarding.try_once(lab, study, edits, seed, parse_duration(time) if time else None, yes, json, seeds=seeds)
 
 
 @app.command()

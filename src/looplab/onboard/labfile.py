@@ -194,19 +194,24 @@ def given_values(words: Sequence[str], settings: Sequence[ScriptSetting]) -> tup
             rest.append(word)
             continue
         takes = not sign and setting.boolean not in ("present", "absent", "switch")
+        if setting.kind == "bool":
+            takes = takes and bool(queue) and queue[0].lower() in BOOLEANS
         several = setting.spread and takes
         taken: list[str] = []
         while takes and queue and not _is_flag(queue[0], by_flag) and (several or not taken):
             taken.append(queue.pop(0))
         if suggest(setting).role == "other" or setting.kind == "unknown":
             rest += [word, *taken]
-        elif setting.boolean in ("present", "absent", "switch") and not sign:
+        elif setting.kind == "bool" and not sign and not taken:
             values[setting.name] = on
         elif several:
             values[setting.name] = [_number(item) for item in taken]
         else:
             values[setting.name] = _parse(text if sign else "".join(taken[:1]), setting)
     return values, rest
+
+
+BOOLEANS = {"1", "0", "true", "false", "yes", "no", "on", "off"}
 
 
 def _by_flag(settings: Sequence[ScriptSetting]) -> dict[str, tuple[ScriptSetting, bool]]:
@@ -341,7 +346,12 @@ def starts_in_run_folder(script: Script) -> bool:
     writes = False
     for tree in script.modules:
         for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_input(node.value, script.folder):
+            if (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and node.value != script.path.name
+                and _is_input(node.value, script.folder)
+            ):
                 return False
             if isinstance(node, ast.Call):
                 writes = writes or call_name(node).rpartition(".")[2] in WRITERS
@@ -364,13 +374,12 @@ WRITERS = {
 
 
 def _is_input(text: str, folder: Path) -> bool:
-    """Return whether a text is the relative path of something that exists, other than code."""
+    """Return whether a text is the relative path of something that exists."""
     if not text or len(text) > 200 or "\n" in text or text.startswith(("/", "~", "-")) or text in (".", "..", "./"):
         return False
     if "/" not in text and "." not in text:
         return False
     try:
-        path = folder / text
-        return path.exists() and path.suffix != ".py"
+        return (folder / text).exists()
     except (OSError, ValueError):
         return False

@@ -225,6 +225,47 @@ args = p.parse_args()
         files={"later/a_package_that_nobody_has.py": ""},
     ),
     Case(
+        "argparse without types",
+        """
+import argparse
+p = argparse.ArgumentParser()
+p.add_argument('--lr', default=0.1)
+p.add_argument('--wd', default=0.01)
+p.add_argument('--hidden', default=32)
+p.add_argument('--opt', default='sgd', choices=['sgd', 'adam'])
+p.add_argument('--seed', default=0)
+args = p.parse_args()
+args.lr, args.seed = float(args.lr), int(args.seed)
+args.twice = args.wd * 2
+""",
+        "vars(args)",
+        "argparse",
+        "lr opt",
+        "seed",
+        {"lr": 0.5, "opt": "adam", "seed": 4},
+        {"lr": 0.5, "opt": "adam", "seed": 4, "twice": 0.02, "hidden": 32},
+        others="wd hidden",
+    ),
+    Case(
+        "constants, and numbers in calls",
+        """
+import types
+k = types.SimpleNamespace(Adam=lambda **o: o, Dense=lambda **o: o, fit=lambda **o: o)
+batch_size = 128
+epochs = 3
+layers = [k.Dense(units=64), k.Dense(units=10)]
+opt = k.Adam(learning_rate=1e-3, beta_1=0.9)
+history = k.fit(batch_size=batch_size, epochs=epochs, validation_split=0.1)
+""",
+        "{**opt, **history, 'units': [l['units'] for l in layers]}",
+        "constants",
+        "batch_size Adam.learning_rate Adam.beta_1",
+        None,
+        {"batch_size": 32, "Adam.learning_rate": 0.5},
+        {"batch_size": 32, "learning_rate": 0.5, "beta_1": 0.9, "epochs": 3, "units": [64, 10], "validation_split": 0.1},
+        others="Dense.units fit.validation_split",
+    ),
+    Case(
         "globals with a configurator",
         """
 out_dir = 'out'

@@ -201,6 +201,8 @@ def choices_of(kind: Any) -> list[Any] | None:
 def reads_back(action: argparse.Action, default: Any) -> bool | None:
     """Return whether a value, written as text, is parsed to the same value; None: it was not tried."""
     convert = action.type
+    if convert is None and default is not None and type(action).__name__ == "_StoreAction":
+        return all(isinstance(word, str) for word in (default if isinstance(default, list) else [default]))
     if default is None or convert is None or not callable(convert) or isinstance(convert, argparse.FileType):
         return None
     words = default if isinstance(default, list) and action.nargs is not None else [default]

@@ -52,6 +52,7 @@ class ArgparseReader:
             options, hugging_face = _options_in_source(script), False
             if options and script.introspection.problem:
                 notes.append(f"the options come from the source alone: {script.introspection.problem}")
+        options = _converted_later(script, options)
         command, options, words = _command_of(options, script.arguments)
         if command:
             notes.append(f"of its commands the lab calls `{' '.join(command)}`")
@@ -88,6 +89,24 @@ def _command_of(
         chosen.append(name)
         current = list(commands[name])
     return chosen, current, before
+
+
+def _converted_later(script: Script, options: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return options with the types that the script gives to their texts itself: `lr = float(args.lr)`."""
+    texts = [option["dest"] for option in options if option["type"] is None and option.get("reads") is False]
+    if not texts:
+        return list(options)
+    found: dict[str, str] = {}
+    for tree in script.modules:
+        for call in calls(tree, "int", "float"):
+            if call.args and isinstance(call.args[0], ast.Attribute) and isinstance(call.func, ast.Name):
+                found[call.args[0].attr] = call.func.id
+    return [
+        {**option, "type": found[option["dest"]], "reads": True}
+        if option["dest"] in texts and option["dest"] in found
+        else option
+        for option in options
+    ]
 
 
 def best_command(names: Sequence[str]) -> str:
@@ -244,7 +263,8 @@ def _setting(option: Mapping[str, Any], hugging_face: bool) -> ScriptSetting | N
         return ScriptSetting(name, "list", value, choices, required=required, spread=True, **common)
     if not reads or several or option["nargs"] == 0 or (isinstance(default, list) and option["type"] is None):
         # Its default cannot be written so that the script reads the same value.
-        return ScriptSetting(name, "unknown", MISSING, required=required, **common)
+        kind = "str" if option["type"] is None and not several else "unknown"  # a number that would become a text
+        return ScriptSetting(name, kind, MISSING, required=required, **common)
     return ScriptSetting(name, kind, value, choices, required=required, **common)
 
 
@@ -379,5 +399,9 @@ def _option(call: ast.Call, names: dict[str, Any]) -> dict[str, Any] | None:
         "help": text if isinstance(text, str) else "",
         "required": constant(keyword(call, "required"), names) is True,
         "opaque": unknown,
-        "reads": None if kind in KINDS or kind is None else not isinstance(default, list),
+        "reads": (default is MISSING or default is None or isinstance(default, str))
+        if kind is None
+        else None
+        if kind in KINDS
+        else not isinstance(default, list),
     }

@@ -39,6 +39,8 @@ MODULES = ("config", "configs", "cfg", "conf", "settings", "params", "hparams", 
 """Modules beside a script that hold constants."""
 DATA = {"split", "fold", "make", "load", "print", "info", "subplots", "linspace"}
 """Words in the names of functions whose arguments are not hyper-parameters."""
+TRAINS = ("fit", "train", "compile", "clip_grad_norm_")
+"""Functions whose arguments are hyper-parameters, beside classes."""
 MAX_TEXT = 200
 
 
@@ -55,9 +57,11 @@ class ConstantsReader:
             if name in MODULES and (tree := module_of(script, name)) is not None and (found := bound(tree.body)):
                 base[name] = found
         base |= bound(script.tree.body, functions=_called(script.tree))
-        if not any(suggest(setting).role == "knob" for setting in settings_in(base)):
-            for name, values in _in_calls(script.tree).items():
-                base.setdefault(name, values)
+        known = {setting.name.rpartition(".")[2].lower() for setting in settings_in(base)}
+        for name, values in _in_calls(script.tree).items():
+            new = {key: value for key, value in values.items() if key.lower() not in known}
+            if new and name not in base:
+                base[name] = new
         settings = tuple(settings_in(base))
         if not any(suggest(setting).role in ("knob", "doubtful", "length") for setting in settings):
             return None
@@ -218,18 +222,27 @@ def _called(tree: ast.Module) -> frozenset[str]:
 
 
 def _in_calls(tree: ast.Module) -> dict[str, dict[str, Any]]:
-    """Return the keyword arguments of calls that look like hyper-parameters: `Adam(lr=0.1)`, `fit(epochs=5)`."""
+    """Return the keyword arguments of calls that look like hyper-parameters: `Adam(lr=0.1)`, `fit(epochs=5)`.
+
+    An argument that has several values in several calls of a function is left out: they could not be told apart.
+    """
     own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    found: dict[str, dict[str, Any]] = {}
+    seen: dict[tuple[str, str], list[Any]] = {}
     for call in ast.walk(tree):
-        if not isinstance(call, ast.Call) or (name := call_name(call).rpartition(".")[2]) in own or not name:
+        name = call_name(call).rpartition(".")[2] if isinstance(call, ast.Call) else ""
+        if not isinstance(call, ast.Call) or not name or name in own or DATA & set(words_of(name)):
             continue
-        if DATA & set(words_of(name)):
+        if name[0].isupper() or name in TRAINS:
+            for item in call.keywords:
+                if item.arg is not None:
+                    seen.setdefault((name, item.arg), []).append(constant(item.value))
+    found: dict[str, dict[str, Any]] = {}
+    for (name, key), values in seen.items():
+        if any(value != values[0] for value in values) or not _is_scalar(values[0]):
             continue
-        values = {item.arg: constant(item.value) for item in call.keywords if item.arg is not None}
-        for setting in settings_in({key: value for key, value in values.items() if _is_scalar(value)}):
-            if suggest(setting).role in ("knob", "length") or is_seed(setting):
-                found.setdefault(name, {}).setdefault(setting.name, setting.default)
+        (setting,) = settings_in({key: values[0]})
+        if suggest(setting).role in ("knob", "length") or is_seed(setting):
+            found.setdefault(name, {})[key] = values[0]
     return found
 
 

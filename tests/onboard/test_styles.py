@@ -266,6 +266,73 @@ history = k.fit(batch_size=batch_size, epochs=epochs, validation_split=0.1)
         others="Dense.units fit.validation_split",
     ),
     Case(
+        "a parser that changes its defaults and parses again",
+        """
+import argparse
+class Options:
+    def parse(self):
+        p = argparse.ArgumentParser()
+        p.add_argument('--model', default='gan')
+        p.add_argument('--hidden', type=int, default=64)
+        p.add_argument('--lr', type=float, default=0.1)
+        opt, _ = p.parse_known_args()
+        if opt.model == 'gan':
+            p.set_defaults(hidden=32)
+            p.add_argument('--lambda_l1', type=float, default=10.0)
+        return p.parse_args()
+opt = Options().parse()
+""",
+        "vars(opt)",
+        "argparse",
+        "lr hidden lambda_l1",
+        None,
+        {"lambda_l1": 5.0},
+        {"lambda_l1": 5.0, "hidden": 32, "lr": 0.1},
+    ),
+    Case(
+        "yacs",
+        """
+import argparse, ast
+class CN(dict):
+    __getattr__, __setattr__ = dict.__getitem__, dict.__setitem__
+    def merge_from_list(self, words):
+        for key, text in zip(words[::2], words[1::2]):
+            *above, last = key.split('.')
+            node = self
+            for part in above: node = node[part]
+            assert last in node
+            node[last] = ast.literal_eval(text)
+_C = CN()
+_C.SEED = 1
+_C.SOLVER = CN()
+_C.SOLVER.BASE_LR = 0.01
+_C.MODEL = CN()
+_C.MODEL.DROPOUT = 0.1
+_C.OUTPUT_DIR = 'out'
+p = argparse.ArgumentParser()
+p.add_argument('--config-file', default='')
+p.add_argument('opts', default=None, nargs=argparse.REMAINDER)
+_C.merge_from_list(p.parse_args().opts)
+""",
+        "_C",
+        "yacs",
+        "SOLVER.BASE_LR MODEL.DROPOUT",
+        "SEED",
+        {"SOLVER.BASE_LR": 0.5, "SEED": 3},
+        {"SOLVER": {"BASE_LR": 0.5}, "MODEL": {"DROPOUT": 0.1}, "SEED": 3, "OUTPUT_DIR": "out"},
+        others="OUTPUT_DIR",
+    ),
+    Case(
+        "numbers of sys.argv",
+        "import sys\nlr = float(sys.argv[1]) if len(sys.argv) > 1 else 0.1\nhidden = int(sys.argv[2]) if len(sys.argv) > 2 else 64\n",
+        "{'lr': lr, 'hidden': hidden}",
+        "sys.argv",
+        "lr hidden",
+        None,
+        {"lr": 0.5},
+        {"lr": 0.5, "hidden": 64},
+    ),
+    Case(
         "globals with a configurator",
         """
 out_dir = 'out'

@@ -2,9 +2,10 @@
 
     python hook.py OUT SCRATCH FRAMEWORKS (SCRIPT | -m MODULE) [ARGUMENTS…]
 
-FRAMEWORKS are the names of packages that the script imports, separated by commas. A parser is recorded in OUT when it
-parses. Usually the script then ends, because its last argument is `--help`; a script that does not is ended when it
-begins to train, connects to another machine, or a while after its first parser. Files that it writes go to SCRATCH.
+FRAMEWORKS are the names of packages that the script imports, separated by commas, and `parses_again`. A parser is
+recorded in OUT when it parses. Usually the script then ends, because its last argument is `--help`; a script that does
+not is ended when it begins to train, connects to another machine, or a while after its first parser. Files that it
+writes go to SCRATCH.
 """
 
 from __future__ import annotations
@@ -275,9 +276,22 @@ def argparse_options(parser: argparse.ArgumentParser, depth: int = 0) -> Options
     return options
 
 
-def hook_argparse() -> None:
+def hook_argparse(parses_again: bool) -> None:
+    """Record parsers when they parse.
+
+    Args:
+        parses_again: `parse_known_args` is followed by `parse_args` somewhere: only that one is asked for help.
+    """
     real, real_help = argparse.ArgumentParser.parse_known_args, argparse.ArgumentParser.print_help
-    depth = [0]
+    real_args = argparse.ArgumentParser.parse_args
+    depth, final = [0], [0]
+
+    def parse_args(self: Any, *args: Any, **kwargs: Any) -> Any:
+        final[0] += 1
+        try:
+            return real_args(self, *args, **kwargs)
+        finally:
+            final[0] -= 1
 
     def print_help(self: Any, *args: Any, **kwargs: Any) -> None:
         if not any(item["framework"] == "argparse" for item in records):  # a parser that parses in its own way
@@ -294,12 +308,17 @@ def hook_argparse() -> None:
                 # Whether it reads the command line, rather than a list of its own.
                 ours=args is None or bool(set(map(str, args)) & set(sys.argv[1:])),
             )
+        asked_later = parses_again and not final[0] and depth[0] == 0
+        if asked_later:
+            args = [word for word in (sys.argv[1:] if args is None else args) if word not in ("--help", "-h")]
         depth[0] += 1
         try:
-            return real(self, args, namespace, **kwargs)
+            found, unknown = real(self, args, namespace, **kwargs)
+            return found, [*unknown, "--help"] if asked_later else unknown  # for the parser that gets the rest
         finally:
             depth[0] -= 1
 
+    argparse.ArgumentParser.parse_args = parse_args  # type: ignore[method-assign,assignment,unused-ignore]
     argparse.ArgumentParser.print_help = print_help  # type: ignore[method-assign]
     argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[method-assign,assignment,unused-ignore]
 
@@ -564,7 +583,7 @@ def main() -> None:
     global out_file, scratch
     out_file, scratch, frameworks, *words = sys.argv[1:]
     out_file, scratch = os.path.abspath(out_file), os.path.abspath(scratch)
-    hook_argparse()
+    hook_argparse("parses_again" in frameworks.split(","))
     for name in frameworks.split(","):
         if name in HOOKS:
             with contextlib.suppress(ImportError):

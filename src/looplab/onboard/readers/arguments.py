@@ -27,6 +27,8 @@ KINDS: dict[str, Kind] = {
 }
 NUMBERS = ("number", "positive", "eval")
 """Words in the name of a conversion that returns numbers."""
+OPTIONAL = ("?", "*", "...", "A...")
+"""`nargs` of positional arguments that may be absent."""
 FIRST_SEED = 1
 """Seed of a script that has none by default."""
 PARSES = ("add_argument", "parse_args", "parse_known_args", "parse_intermixed_args")
@@ -43,13 +45,18 @@ class ArgparseReader:
             return None
         parsers = argparse_records(script)
         notes: list[str] = []
+        options: list[Mapping[str, Any]]
         if parsers:
-            options = [option for parser in parsers for option in parser["options"]]
+            options = [
+                {**option, "exclusive": _group(index, option)}
+                for index, parser in enumerate(parsers)
+                for option in parser["options"]
+            ]
             hugging_face = _is_hugging_face(parsers[-1])
         elif script.introspection.parsers:
             return None  # its parsers read something else than the command line
         else:
-            options, hugging_face = _options_in_source(script), False
+            options, hugging_face = [*_options_in_source(script)], False
             if options and script.introspection.problem:
                 notes.append(f"the options come from the source alone: {script.introspection.problem}")
         options = _converted_later(script, options)
@@ -60,6 +67,11 @@ class ArgparseReader:
         if not settings:
             return None
         return flags_interface(self.name, script, settings, notes=notes, words=words)
+
+
+def _group(parser: int, option: Mapping[str, Any]) -> str | None:
+    number = option.get("exclusive")
+    return None if number is None else f"{parser}.{number}"
 
 
 def argparse_records(script: Script) -> list[dict[str, Any]]:
@@ -244,7 +256,7 @@ def _setting(option: Mapping[str, Any], hugging_face: bool) -> ScriptSetting | N
         return _switch(option, name, common)
     kind = _kind(option["type"], option["default"])
     default = _like_kind(option["default"], kind)
-    required = bool(option["required"]) or (not flags and option["nargs"] not in ("?", "*"))
+    required = bool(option["required"]) or (not flags and option["nargs"] not in OPTIONAL)
     value = MISSING if default is None and (required or option.get("opaque")) else default
     choices = tuple(option["choices"]) if option["choices"] else None
     several = option["nargs"] in ("+", "*") or isinstance(option["nargs"], int)

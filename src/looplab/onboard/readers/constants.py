@@ -93,7 +93,7 @@ def bound(body: Sequence[ast.stmt], functions: frozenset[str] = frozenset()) -> 
 
 def _bind(found: dict[str, Any], target: ast.expr, value: ast.expr | None, often: set[str]) -> None:
     path = _path(target)
-    if path is None or path[0] in often or path[0].startswith("_"):
+    if path is None or path[0] in often or (len(path) == 1 and path[0].startswith("_")):
         return
     table = _table(value)
     new: Any = constant(value) if table is None else table

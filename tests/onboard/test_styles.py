@@ -121,6 +121,7 @@ p.add_argument('--nesterov', type=lambda x: x.lower() == 'true', default=False)
 p.add_argument('--layer_sizes', type=int, nargs='+', default=[64, 64])
 p.add_argument('--milestones', type=lambda s: [int(x) for x in s.split(',')], default=[10, 20])
 p.add_argument('--no_bn', dest='bn', action='store_false')
+p.add_argument('--residual', action='store_false')
 p.add_argument('--dropout', type=float, default='0.1')
 g = p.add_mutually_exclusive_group()
 g.add_argument('--momentum', type=float, default=0.9)
@@ -136,7 +137,8 @@ assert not rest, rest
         "argparse",
         "lr batch_size use_bias anneal_lr nesterov dropout momentum gamma bn",
         "manual_seed",
-        {"lr": 0.01, "use_bias": False, "shuffle": False, "anneal_lr": False, "nesterov": True, "bn": False, "gamma": 0.9},
+        {"lr": 0.01, "use_bias": False, "shuffle": False, "anneal_lr": False, "nesterov": True, "bn": False, "gamma": 0.9,
+         "residual": False},
         {
             "lr": 0.01,
             "use_bias": False,
@@ -149,6 +151,7 @@ assert not rest, rest
             "layer_sizes": [64, 64],
             "milestones": [10, 20],
             "manual_seed": 1,
+            "residual": False,
             "gamma": 0.9,
         },
         others="data tags v",
@@ -264,6 +267,32 @@ history = k.fit(batch_size=batch_size, epochs=epochs, validation_split=0.1)
         {"batch_size": 32, "Adam.learning_rate": 0.5},
         {"batch_size": 32, "learning_rate": 0.5, "beta_1": 0.9, "epochs": 3, "units": [64, 10], "validation_split": 0.1},
         others="Dense.units fit.validation_split",
+    ),
+    Case(
+        "argparse from the fields of a dataclass, with dots and infinities",
+        """
+import argparse, dataclasses
+@dataclasses.dataclass
+class Config:
+    lr: float = 0.1
+    dropout: float = 0.0
+    nesterov: bool = True
+    patience: float = float('inf')
+p = argparse.ArgumentParser()
+for f in dataclasses.fields(Config):
+    p.add_argument('--' + f.name, type=f.type, default=f.default)
+p.add_argument('--model', default='mlp', choices=['mlp', 'cnn'])
+p.add_argument('--model.width', type=int, default=32)
+p.add_argument('--model.random-seed', type=int, default=5)
+args = p.parse_args()
+args.patience = str(args.patience)
+""",
+        "vars(args)",
+        "argparse",
+        "lr dropout nesterov model.width",
+        "model.random-seed",
+        {"lr": 0.5, "nesterov": False, "model.width": 64},
+        {"lr": 0.5, "nesterov": False, "model.width": 64, "model": "mlp", "patience": "inf", "model.random_seed": 5},
     ),
     Case(
         "a parser that changes its defaults and parses again",

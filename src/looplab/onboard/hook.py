@@ -18,6 +18,7 @@ import enum
 import inspect
 import io
 import json
+import math
 import os
 import runpy
 import socket
@@ -151,6 +152,8 @@ def plain(value: Any) -> Any:
     """Return a value that JSON can hold, or None."""
     if isinstance(value, enum.Enum):
         value = value.name
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)) and all(isinstance(item, (bool, int, float, str)) for item in value):
@@ -395,7 +398,6 @@ def hook_tyro() -> None:
         kind = type(f) if dataclasses.is_dataclass(f) and not isinstance(f, type) else f
         if dataclasses.is_dataclass(kind):
             options = field_options(kind, default if dataclasses.is_dataclass(default) else None)
-            # tyro leaves out the name of the only argument, and of what is marked with `ConfigArg`.
         else:
             options = signature_options(f) if callable(f) else []
         record("tyro", options)

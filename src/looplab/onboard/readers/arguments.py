@@ -293,17 +293,11 @@ def _switch(option: Mapping[str, Any], name: str, common: Mapping[str, Any]) -> 
         if default is True:
             return None  # the flag changes nothing
         return ScriptSetting(name, "bool", False, boolean="present", **common)
-    if option["dest"] != name.replace("-", "_") and not name.startswith("no"):
-        return None if default is False else _absent(option, option["dest"], common)
-    if option["dest"] == name.replace("-", "_"):
-        # Named after the flag, so that it is false unless it is there.
-        return ScriptSetting(name, "bool", False, boolean="present", **common)
-    return _absent(option, option["dest"], common)
-
-
-def _absent(option: Mapping[str, Any], dest: str, common: Mapping[str, Any]) -> ScriptSetting:
-    off = _long(option["flags"])
-    return ScriptSetting(dest, "bool", True, boolean="absent", **{**common, "flag": None, "aliases": ()}, off=off)
+    if default is False:
+        return None
+    # `store_false` is named after what it sets, so that the lab says what the script uses: true without the flag.
+    common = {**common, "flag": None, "aliases": ()}
+    return ScriptSetting(option["dest"], "bool", True, boolean="absent", off=_long(flags), **common)
 
 
 def _like_kind(default: Any, kind: Kind) -> Any:

@@ -7,6 +7,7 @@ the run's config and leaves the file as it is.
 from __future__ import annotations
 
 import ast
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -190,7 +191,9 @@ def _table(node: ast.AST | None) -> dict[str, Any] | None:
 
 
 def _is_scalar(value: Any) -> bool:
-    return isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= MAX_TEXT)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, bool | int) or (isinstance(value, str) and len(value) <= MAX_TEXT)
 
 
 def _defaults(arguments: ast.arguments) -> dict[str, Any]:

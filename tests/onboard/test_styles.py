@@ -466,19 +466,22 @@ if __name__ == '__main__':
     Case(
         "parameters of a boosting library",
         """
-import numpy as np
 SEED = 11
+LR, DROPOUT = 1e-3, 0.1
+def seed_everything(seed=42):
+    return seed
+seed_everything(SEED)
 params = dict(objective='binary', learning_rate=0.05, num_leaves=31, feature_fraction=0.8, max_depth=-1, verbose=-1)
 params['bagging_freq'] = 5
 NUM_ROUNDS = 200
 """,
-        "{**params, 'SEED': SEED, 'NUM_ROUNDS': NUM_ROUNDS}",
+        "{**params, 'SEED': SEED, 'NUM_ROUNDS': NUM_ROUNDS, 'LR': LR, 'DROPOUT': DROPOUT}",
         "constants",
-        "params.learning_rate params.num_leaves params.feature_fraction",
+        "params.learning_rate params.num_leaves params.feature_fraction LR DROPOUT",
         "SEED",
-        {"params.learning_rate": 0.2, "params.num_leaves": 63, "params.bagging_freq": 2},
-        {"learning_rate": 0.2, "num_leaves": 63, "bagging_freq": 2, "SEED": 11, "max_depth": -1},
-        others="params.verbose params.max_depth",
+        {"params.learning_rate": 0.2, "params.num_leaves": 63, "params.bagging_freq": 2, "LR": 0.5},
+        {"LR": 0.5, "DROPOUT": 0.1, "learning_rate": 0.2, "num_leaves": 63, "bagging_freq": 2, "SEED": 11, "max_depth": -1},
+        others="params.verbose params.max_depth seed_everything.seed",
     ),
     Case(
         "numbers in calls only",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from looplab.onboard.base import MISSING, Interface, Script
@@ -73,23 +73,33 @@ class ConstantsReader:
         return with_flags(Interface(self.name, settings, command, {"as": "file"}, base=base, notes=(note,)), script)
 
 
-def bound(body: Sequence[ast.stmt], functions: frozenset[str] = frozenset()) -> dict[str, Any]:
+def bound(body: Sequence[ast.stmt], functions: Mapping[str, frozenset[str]] | None = None) -> dict[str, Any]:
     """Return the constants that statements bind, once and for all: names, tables, and the members of classes.
 
     Args:
-        functions: Names of functions whose constants count too: their defaults, and what they bind.
+        functions: Functions whose constants count too, their defaults and what they bind; with the parameters that
+            they are called with, which do not.
     """
     found: dict[str, Any] = {}
     often = _bound_again(body)
     for node in _flat(body):
         if isinstance(node, ast.Assign | ast.AnnAssign):
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-            _bind(found, target, node.value, often)
+            for one, value in _pairs(target, node.value):
+                _bind(found, one, value, often)
         elif isinstance(node, ast.ClassDef) and not _is_network(node):
             _keep(found, node.name, bound(node.body))
-        elif isinstance(node, ast.FunctionDef) and node.name in functions:
-            _keep(found, node.name, {**_defaults(node.args), **bound(node.body)})
+        elif isinstance(node, ast.FunctionDef) and functions is not None and node.name in functions:
+            values = {**_defaults(node.args), **bound(node.body)}
+            _keep(found, node.name, {key: value for key, value in values.items() if key not in functions[node.name]})
     return found
+
+
+def _pairs(target: ast.expr, value: ast.expr | None) -> list[tuple[ast.expr, ast.expr | None]]:
+    """Return what an assignment binds: `lr, epochs = 0.1, 10` binds two names."""
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+        return list(zip(target.elts, value.elts, strict=True))
+    return [(target, value)]
 
 
 def _bind(found: dict[str, Any], target: ast.expr, value: ast.expr | None, often: set[str]) -> None:
@@ -207,21 +217,25 @@ def _defaults(arguments: ast.arguments) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not MISSING and _is_scalar(value)}
 
 
-def _called(tree: ast.Module) -> frozenset[str]:
-    """Return the functions that the module calls by itself, without the arguments that have defaults."""
-    found = set()
+def _called(tree: ast.Module) -> dict[str, frozenset[str]]:
+    """Return the functions that the module calls by itself, and the parameters that it gives them."""
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    found: dict[str, frozenset[str]] = {}
+
+    def note(call: ast.Call) -> None:
+        if (function := functions.get(call_name(call))) is not None:
+            names = [parameter.arg for parameter in function.args.args]
+            given = {*names[: len(call.args)], *(item.arg or "" for item in call.keywords)}
+            found[function.name] = found.get(function.name, frozenset()) | given
+
     for node in _flat(tree.body):
         if isinstance(node, ast.Expr | ast.Assign) and isinstance(node.value, ast.Call):
-            found.add(call_name(node.value))
-    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    if len(found & functions.keys()) == 1:  # main(), which may call train()
-        (first,) = found & functions.keys()
-        found |= {
-            call_name(call)
-            for call in ast.walk(functions[first])
-            if isinstance(call, ast.Call) and "train" in call_name(call) and not call.keywords
-        }
-    return frozenset(found)
+            note(node.value)
+    if len(found) == 1:  # main(), which may call train()
+        for call in ast.walk(functions[next(iter(found))]):
+            if isinstance(call, ast.Call) and "train" in call_name(call):
+                note(call)
+    return found
 
 
 def _in_calls(tree: ast.Module) -> dict[str, dict[str, Any]]:

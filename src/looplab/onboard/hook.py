@@ -102,6 +102,21 @@ def divert_writes() -> None:
         moved = diverted(file)
         return moved if os.path.exists(moved) else file
 
+    def moved(real: Any) -> Any:
+        """Return a function that renames a diverted file where it is."""
+
+        def move(source: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+            if there(source) is not source:
+                return real(there(source), with_parent(diverted(target)), *args, **kwargs)
+            return real(source, target, *args, **kwargs)
+
+        return move
+
+    def removed(real: Any) -> Any:
+        return lambda path, *args, **kwargs: real(there(path), *args, **kwargs)
+
+    os.rename, os.replace = moved(os.rename), moved(os.replace)
+    os.remove, os.unlink = removed(os.remove), removed(os.unlink)
     builtins.open = io.open = opened
     os.open = os_open
     os.mkdir = mkdir

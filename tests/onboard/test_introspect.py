@@ -51,6 +51,9 @@ with open('log.txt', 'w') as file:
 with open('runs/1/a.txt', 'w') as file:
     file.write('a')
 assert open('runs/1/a.txt').read() == 'a'
+os.replace('runs/1/a.txt', 'runs/1/b.txt')
+assert open('runs/1/b.txt').read() == 'a'
+os.remove('runs/1/b.txt')
 """
     script = script_of(tmp_path, writes + PARSER + "args = p.parse_args()\n")
     before = files(tmp_path)

@@ -121,6 +121,7 @@ p.add_argument('--nesterov', type=lambda x: x.lower() == 'true', default=False)
 p.add_argument('--layer_sizes', type=int, nargs='+', default=[64, 64])
 p.add_argument('--milestones', type=lambda s: [int(x) for x in s.split(',')], default=[10, 20])
 p.add_argument('--no_bn', dest='bn', action='store_false')
+p.add_argument('--residual', action='store_false')
 p.add_argument('--dropout', type=float, default='0.1')
 g = p.add_mutually_exclusive_group()
 g.add_argument('--momentum', type=float, default=0.9)
@@ -136,7 +137,8 @@ assert not rest, rest
         "argparse",
         "lr batch_size use_bias anneal_lr nesterov dropout momentum gamma bn",
         "manual_seed",
-        {"lr": 0.01, "use_bias": False, "shuffle": False, "anneal_lr": False, "nesterov": True, "bn": False, "gamma": 0.9},
+        {"lr": 0.01, "use_bias": False, "shuffle": False, "anneal_lr": False, "nesterov": True, "bn": False, "gamma": 0.9,
+         "residual": False},
         {
             "lr": 0.01,
             "use_bias": False,
@@ -149,6 +151,7 @@ assert not rest, rest
             "layer_sizes": [64, 64],
             "milestones": [10, 20],
             "manual_seed": 1,
+            "residual": False,
             "gamma": 0.9,
         },
         others="data tags v",
@@ -223,6 +226,140 @@ args = p.parse_args()
         {"lr": 0.1, "width": 128, "fast": True},
         {"lr": 0.1, "width": 128, "seed": 3, "bs": 16, "fast": True},
         files={"later/a_package_that_nobody_has.py": ""},
+    ),
+    Case(
+        "argparse without types",
+        """
+import argparse
+p = argparse.ArgumentParser()
+p.add_argument('--lr', default=0.1)
+p.add_argument('--wd', default=0.01)
+p.add_argument('--hidden', default=32)
+p.add_argument('--opt', default='sgd', choices=['sgd', 'adam'])
+p.add_argument('--seed', default=0)
+args = p.parse_args()
+args.lr, args.seed = float(args.lr), int(args.seed)
+args.twice = args.wd * 2
+""",
+        "vars(args)",
+        "argparse",
+        "lr opt",
+        "seed",
+        {"lr": 0.5, "opt": "adam", "seed": 4},
+        {"lr": 0.5, "opt": "adam", "seed": 4, "twice": 0.02, "hidden": 32},
+        others="wd hidden",
+    ),
+    Case(
+        "constants, and numbers in calls",
+        """
+import types
+k = types.SimpleNamespace(Adam=lambda **o: o, Dense=lambda **o: o, fit=lambda **o: o)
+batch_size = 128
+epochs = 3
+layers = [k.Dense(units=64), k.Dense(units=10)]
+opt = k.Adam(learning_rate=1e-3, beta_1=0.9)
+history = k.fit(batch_size=batch_size, epochs=epochs, validation_split=0.1)
+""",
+        "{**opt, **history, 'units': [l['units'] for l in layers]}",
+        "constants",
+        "batch_size Adam.learning_rate Adam.beta_1",
+        None,
+        {"batch_size": 32, "Adam.learning_rate": 0.5},
+        {"batch_size": 32, "learning_rate": 0.5, "beta_1": 0.9, "epochs": 3, "units": [64, 10], "validation_split": 0.1},
+        others="Dense.units fit.validation_split",
+    ),
+    Case(
+        "argparse from the fields of a dataclass, with dots and infinities",
+        """
+import argparse, dataclasses
+@dataclasses.dataclass
+class Config:
+    lr: float = 0.1
+    dropout: float = 0.0
+    nesterov: bool = True
+    patience: float = float('inf')
+p = argparse.ArgumentParser()
+for f in dataclasses.fields(Config):
+    p.add_argument('--' + f.name, type=f.type, default=f.default)
+p.add_argument('--model', default='mlp', choices=['mlp', 'cnn'])
+p.add_argument('--model.width', type=int, default=32)
+p.add_argument('--model.random-seed', type=int, default=5)
+args = p.parse_args()
+args.patience = str(args.patience)
+""",
+        "vars(args)",
+        "argparse",
+        "lr dropout nesterov model.width",
+        "model.random-seed",
+        {"lr": 0.5, "nesterov": False, "model.width": 64},
+        {"lr": 0.5, "nesterov": False, "model.width": 64, "model": "mlp", "patience": "inf", "model.random_seed": 5},
+    ),
+    Case(
+        "a parser that changes its defaults and parses again",
+        """
+import argparse
+class Options:
+    def parse(self):
+        p = argparse.ArgumentParser()
+        p.add_argument('--model', default='gan')
+        p.add_argument('--hidden', type=int, default=64)
+        p.add_argument('--lr', type=float, default=0.1)
+        opt, _ = p.parse_known_args()
+        if opt.model == 'gan':
+            p.set_defaults(hidden=32)
+            p.add_argument('--lambda_l1', type=float, default=10.0)
+        return p.parse_args()
+opt = Options().parse()
+""",
+        "vars(opt)",
+        "argparse",
+        "lr hidden lambda_l1",
+        None,
+        {"lambda_l1": 5.0},
+        {"lambda_l1": 5.0, "hidden": 32, "lr": 0.1},
+    ),
+    Case(
+        "yacs",
+        """
+import argparse, ast
+class CN(dict):
+    __getattr__, __setattr__ = dict.__getitem__, dict.__setitem__
+    def merge_from_list(self, words):
+        for key, text in zip(words[::2], words[1::2]):
+            *above, last = key.split('.')
+            node = self
+            for part in above: node = node[part]
+            assert last in node
+            node[last] = ast.literal_eval(text)
+_C = CN()
+_C.SEED = 1
+_C.SOLVER = CN()
+_C.SOLVER.BASE_LR = 0.01
+_C.MODEL = CN()
+_C.MODEL.DROPOUT = 0.1
+_C.OUTPUT_DIR = 'out'
+p = argparse.ArgumentParser()
+p.add_argument('--config-file', default='')
+p.add_argument('opts', default=None, nargs=argparse.REMAINDER)
+_C.merge_from_list(p.parse_args().opts)
+""",
+        "_C",
+        "yacs",
+        "SOLVER.BASE_LR MODEL.DROPOUT",
+        "SEED",
+        {"SOLVER.BASE_LR": 0.5, "SEED": 3},
+        {"SOLVER": {"BASE_LR": 0.5}, "MODEL": {"DROPOUT": 0.1}, "SEED": 3, "OUTPUT_DIR": "out"},
+        others="OUTPUT_DIR",
+    ),
+    Case(
+        "numbers of sys.argv",
+        "import sys\nlr = float(sys.argv[1]) if len(sys.argv) > 1 else 0.1\nhidden = int(sys.argv[2]) if len(sys.argv) > 2 else 64\n",
+        "{'lr': lr, 'hidden': hidden}",
+        "sys.argv",
+        "lr hidden",
+        None,
+        {"lr": 0.5},
+        {"lr": 0.5, "hidden": 64},
     ),
     Case(
         "globals with a configurator",
@@ -329,19 +466,22 @@ if __name__ == '__main__':
     Case(
         "parameters of a boosting library",
         """
-import numpy as np
 SEED = 11
+LR, DROPOUT = 1e-3, 0.1
+def seed_everything(seed=42):
+    return seed
+seed_everything(SEED)
 params = dict(objective='binary', learning_rate=0.05, num_leaves=31, feature_fraction=0.8, max_depth=-1, verbose=-1)
 params['bagging_freq'] = 5
 NUM_ROUNDS = 200
 """,
-        "{**params, 'SEED': SEED, 'NUM_ROUNDS': NUM_ROUNDS}",
+        "{**params, 'SEED': SEED, 'NUM_ROUNDS': NUM_ROUNDS, 'LR': LR, 'DROPOUT': DROPOUT}",
         "constants",
-        "params.learning_rate params.num_leaves params.feature_fraction",
+        "params.learning_rate params.num_leaves params.feature_fraction LR DROPOUT",
         "SEED",
-        {"params.learning_rate": 0.2, "params.num_leaves": 63, "params.bagging_freq": 2},
-        {"learning_rate": 0.2, "num_leaves": 63, "bagging_freq": 2, "SEED": 11, "max_depth": -1},
-        others="params.verbose params.max_depth",
+        {"params.learning_rate": 0.2, "params.num_leaves": 63, "params.bagging_freq": 2, "LR": 0.5},
+        {"LR": 0.5, "DROPOUT": 0.1, "learning_rate": 0.2, "num_leaves": 63, "bagging_freq": 2, "SEED": 11, "max_depth": -1},
+        others="params.verbose params.max_depth seed_everything.seed",
     ),
     Case(
         "numbers in calls only",

@@ -147,7 +147,7 @@ def flag_rendering(settings: Sequence[ScriptSetting], *, separator: str = "space
     """Return `launch.config` for settings that are flags, and nothing that is a default anyway."""
     flags = [setting for setting in settings if not setting.positional]
     rendering: dict[str, Any] = {"as": "flags"}
-    kebab = not any("_" in setting.name for setting in flags)
+    kebab = not any("_" in setting.name for setting in flags if setting.boolean != "absent")
     if not kebab:
         rendering["case"] = "as_written"  # the keys are written as the flags are
     styles = {setting.boolean for setting in flags if setting.kind == "bool"}

@@ -2,9 +2,10 @@
 
     python hook.py OUT SCRATCH FRAMEWORKS (SCRIPT | -m MODULE) [ARGUMENTS…]
 
-FRAMEWORKS are the names of packages that the script imports, separated by commas. A parser is recorded in OUT when it
-parses. Usually the script then ends, because its last argument is `--help`; a script that does not is ended when it
-begins to train, connects to another machine, or a while after its first parser. Files that it writes go to SCRATCH.
+FRAMEWORKS are the names of packages that the script imports, separated by commas, and `parses_again`. A parser is
+recorded in OUT when it parses. Usually the script then ends, because its last argument is `--help`; a script that does
+not is ended when it begins to train, connects to another machine, or a while after its first parser. Files that it
+writes go to SCRATCH.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import enum
 import inspect
 import io
 import json
+import math
 import os
 import runpy
 import socket
@@ -100,6 +102,21 @@ def divert_writes() -> None:
         moved = diverted(file)
         return moved if os.path.exists(moved) else file
 
+    def moved(real: Any) -> Any:
+        """Return a function that renames a diverted file where it is."""
+
+        def move(source: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+            if there(source) is not source:
+                return real(there(source), with_parent(diverted(target)), *args, **kwargs)
+            return real(source, target, *args, **kwargs)
+
+        return move
+
+    def removed(real: Any) -> Any:
+        return lambda path, *args, **kwargs: real(there(path), *args, **kwargs)
+
+    os.rename, os.replace = moved(os.rename), moved(os.replace)
+    os.remove, os.unlink = removed(os.remove), removed(os.unlink)
     builtins.open = io.open = opened
     os.open = os_open
     os.mkdir = mkdir
@@ -150,6 +167,8 @@ def plain(value: Any) -> Any:
     """Return a value that JSON can hold, or None."""
     if isinstance(value, enum.Enum):
         value = value.name
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)) and all(isinstance(item, (bool, int, float, str)) for item in value):
@@ -201,6 +220,8 @@ def choices_of(kind: Any) -> list[Any] | None:
 def reads_back(action: argparse.Action, default: Any) -> bool | None:
     """Return whether a value, written as text, is parsed to the same value; None: it was not tried."""
     convert = action.type
+    if convert is None and default is not None and type(action).__name__ == "_StoreAction":
+        return all(isinstance(word, str) for word in (default if isinstance(default, list) else [default]))
     if default is None or convert is None or not callable(convert) or isinstance(convert, argparse.FileType):
         return None
     words = default if isinstance(default, list) and action.nargs is not None else [default]
@@ -273,9 +294,22 @@ def argparse_options(parser: argparse.ArgumentParser, depth: int = 0) -> Options
     return options
 
 
-def hook_argparse() -> None:
+def hook_argparse(parses_again: bool) -> None:
+    """Record parsers when they parse.
+
+    Args:
+        parses_again: `parse_known_args` is followed by `parse_args` somewhere: only that one is asked for help.
+    """
     real, real_help = argparse.ArgumentParser.parse_known_args, argparse.ArgumentParser.print_help
-    depth = [0]
+    real_args = argparse.ArgumentParser.parse_args
+    depth, final = [0], [0]
+
+    def parse_args(self: Any, *args: Any, **kwargs: Any) -> Any:
+        final[0] += 1
+        try:
+            return real_args(self, *args, **kwargs)
+        finally:
+            final[0] -= 1
 
     def print_help(self: Any, *args: Any, **kwargs: Any) -> None:
         if not any(item["framework"] == "argparse" for item in records):  # a parser that parses in its own way
@@ -292,12 +326,17 @@ def hook_argparse() -> None:
                 # Whether it reads the command line, rather than a list of its own.
                 ours=args is None or bool(set(map(str, args)) & set(sys.argv[1:])),
             )
+        asked_later = parses_again and not final[0] and depth[0] == 0
+        if asked_later:
+            args = [word for word in (sys.argv[1:] if args is None else args) if word not in ("--help", "-h")]
         depth[0] += 1
         try:
-            return real(self, args, namespace, **kwargs)
+            found, unknown = real(self, args, namespace, **kwargs)
+            return found, [*unknown, "--help"] if asked_later else unknown  # for the parser that gets the rest
         finally:
             depth[0] -= 1
 
+    argparse.ArgumentParser.parse_args = parse_args  # type: ignore[method-assign,assignment,unused-ignore]
     argparse.ArgumentParser.print_help = print_help  # type: ignore[method-assign]
     argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[method-assign,assignment,unused-ignore]
 
@@ -374,7 +413,6 @@ def hook_tyro() -> None:
         kind = type(f) if dataclasses.is_dataclass(f) and not isinstance(f, type) else f
         if dataclasses.is_dataclass(kind):
             options = field_options(kind, default if dataclasses.is_dataclass(default) else None)
-            # tyro leaves out the name of the only argument, and of what is marked with `ConfigArg`.
         else:
             options = signature_options(f) if callable(f) else []
         record("tyro", options)
@@ -562,7 +600,7 @@ def main() -> None:
     global out_file, scratch
     out_file, scratch, frameworks, *words = sys.argv[1:]
     out_file, scratch = os.path.abspath(out_file), os.path.abspath(scratch)
-    hook_argparse()
+    hook_argparse("parses_again" in frameworks.split(","))
     for name in frameworks.split(","):
         if name in HOOKS:
             with contextlib.suppress(ImportError):

@@ -73,6 +73,8 @@ def introspect(script: Script, timeout: float = HELP_S) -> Introspection:
     with tempfile.TemporaryDirectory(prefix="looplab-init-") as scratch:
         out = Path(scratch, "parsers.json")
         frameworks = [name for name in HOOKED if name in script.imports]
+        if _calls(script, "parse_known_args") and _calls(script, "parse_args"):
+            frameworks.append("parses_again")
         try:
             printed, code = _run(script, [*script.arguments, "--help"], Path(scratch), frameworks, timeout)
         except OSError as error:
@@ -91,10 +93,13 @@ def introspect(script: Script, timeout: float = HELP_S) -> Introspection:
 
 
 def _reads_a_command_line(script: Script) -> bool:
+    return _calls(script, *PARSES) or bool(script.imports & {*HOOKED, *BUILT_ON_ARGPARSE})
+
+
+def _calls(script: Script, *names: str) -> bool:
     from looplab.onboard.source import calls
 
-    called = any(True for tree in script.modules for _ in calls(tree, *PARSES))
-    return called or bool(script.imports & {*HOOKED, *BUILT_ON_ARGPARSE})
+    return any(True for tree in script.modules for _ in calls(tree, *names))
 
 
 def ask(script: Script, arguments: Sequence[str], timeout: float = HELP_S) -> tuple[dict[str, Any] | None, str | None]:

@@ -59,7 +59,7 @@ CHOICES = _words(
     """optimizer optim opt activation act scheduler sched schedule loss model arch architecture kernel solver criterion
     penalty init objective booster boosting pooling norm algo algorithm cell"""
 )
-SWITCHES = _words("nesterov amsgrad anneal bias batchnorm bn augment augmentation residual layernorm")
+SWITCHES = _words("nesterov amsgrad anneal norm bias batchnorm bn augment augmentation residual layernorm")
 DEVICES = _words("cpu cuda gpu mps auto tpu xpu")
 MOST_CHOICES = 8
 """Choices of a knob; a longer list, such as all models of a package, is not searched without being asked."""
@@ -165,7 +165,9 @@ def _float(known: set[str], pairs: set[str], default: float, *, is_other: bool) 
         return Suggestion("knob", {"type": "float", "low": 0.0, "high": high})
     if known & {"eps", "epsilon", "exploration"}:
         share = {"type": "float", "low": 0.0, "high": 1.0}
-        return Suggestion("doubtful", _log(default, 100)) if default < 1e-3 else Suggestion("doubtful", share)
+        if default < 1e-3:
+            return Suggestion("doubtful", _log(default, 100))
+        return Suggestion("doubtful" if default == 1 or "decay" in known else "knob", share)
     if known & NEAR_ONE and 0.5 <= default < 1:
         return Suggestion("knob", _near_one(default))
     if "momentum" in known and 0 <= default < 0.5:
@@ -218,7 +220,7 @@ def _int(known: set[str], pairs: set[str], default: int, *, is_other: bool) -> S
         return Suggestion("knob", {"type": "int", "low": 0, "high": 10 * default or 1000})
     if known & {"batch", "bs", "minibatch", "minibatches", "batchsize", "microbatch"} and "norm" not in known:
         return Suggestion("knob" if default > 1 else "other", _batch_sizes(default))
-    if known & COUNTS and default > 0 and not is_other:
+    if known & COUNTS and default > 0 and (not is_other or "leaf" in known):
         return Suggestion("knob", {"type": "int", "low": max(1, default // 2), "high": 2 * default})
     if known & LENGTH:
         return Suggestion("length", _around(default, least=2 if "split" in known else 1))
@@ -226,7 +228,7 @@ def _int(known: set[str], pairs: set[str], default: int, *, is_other: bool) -> S
         return Suggestion("knob", _powers(default))
     if is_other:
         return Suggestion("other")
-    if known & SIZES and default > 3:
+    if (known & SIZES or "alpha" in known) and default > 3:
         return Suggestion("knob", _powers(default))
     return Suggestion("doubtful", _around(default))
 

@@ -143,9 +143,12 @@ def _draft(script: Script, interface: Interface) -> _Draft:
     values, draft.fixed = given_values(arguments, interface.settings) if interface.base is None else ({}, arguments)
     is_big = len(interface.settings) > MANY
     if interface.base is not None:
-        draft.base = json.loads(json.dumps(interface.base))
+        draft.base = json.loads(json.dumps(interface.base, default=str))  # a date becomes a text
     draft.seed = find_seed(interface.settings)
+    groups = {name.rpartition(".")[0] for name in (setting.name for setting in interface.settings) if "." in name}
     for setting in interface.settings:
+        if interface.base is None and setting.name in groups and not setting.required:
+            continue  # `--model resnet` beside `--model.width 64`: a base config has one or the other
         value = values.get(setting.name, setting.default)
         here = ScriptSetting(setting.name, setting.kind, value, setting.choices, setting.help)
         suggestion = suggest(here)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,6 +16,9 @@ from looplab.onboard.base import MISSING, Interface, Script, ScriptSetting
 from looplab.onboard.readers import read_interface
 from looplab.onboard.readers.hydra import kind_of
 from looplab.onboard.scripts import find_script
+
+STARTS = re.compile(r"(?:.*/)?(?:python[0-9.]*|env)|-u")
+"""Words of a sweep's command that looplab adds itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ def read_sweep(path: Path, folder: Path) -> Sweep:
     words = [str(program)] if program else []
     if isinstance(command, list):
         plain = [str(word) for word in command if not str(word).startswith("${")]
-        words = [word for word in [*words, *plain] if word not in ("python", "/usr/bin/env")] or words
+        words = [word for word in [*words, *plain] if not STARTS.fullmatch(word)] or words
     if not words:
         raise LabError(f"{path.name} names no program", file=path, hint="program: train.py")
     script = find_script([shlex.split(words[0])[0], *words[1:]], folder)

@@ -66,6 +66,12 @@ def rebind(body: list[Any], values: dict[str, Any]) -> None:
     for node in body:
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):  # lr, epochs = 0.1, 10
+                for index, item in enumerate(target.elts[: len(node.value.elts)]):
+                    new = find(values, path_of(item))
+                    if new is not None:
+                        node.value.elts[index] = replaced(node.value.elts[index], new)
+                continue
             new = find(values, path_of(target))
             if new is not None and node.value is not None:
                 node.value = replaced(node.value, new)

@@ -34,7 +34,7 @@ class AbslReader:
     name = "absl"
 
     def read(self, script: Script) -> Interface | None:
-        if not script.imports & {"absl", "ml_collections"} or not any(
+        if not script.imports & {"absl", "ml_collections", "tensorflow"} or not any(
             True for tree in script.modules for _ in calls(tree, *DEFINERS, *CONFIGS)
         ):
             return None

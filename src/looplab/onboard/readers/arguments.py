@@ -27,6 +27,8 @@ KINDS: dict[str, Kind] = {
 }
 NUMBERS = ("number", "positive", "eval")
 """Words in the name of a conversion that returns numbers."""
+OPTIONAL = ("?", "*", "...", "A...")
+"""`nargs` of positional arguments that may be absent."""
 FIRST_SEED = 1
 """Seed of a script that has none by default."""
 PARSES = ("add_argument", "parse_args", "parse_known_args", "parse_intermixed_args")
@@ -43,15 +45,21 @@ class ArgparseReader:
             return None
         parsers = argparse_records(script)
         notes: list[str] = []
+        options: list[Mapping[str, Any]]
         if parsers:
-            options = [option for parser in parsers for option in parser["options"]]
+            options = [
+                {**option, "exclusive": _group(index, option)}
+                for index, parser in enumerate(parsers)
+                for option in parser["options"]
+            ]
             hugging_face = _is_hugging_face(parsers[-1])
         elif script.introspection.parsers:
             return None  # its parsers read something else than the command line
         else:
-            options, hugging_face = _options_in_source(script), False
+            options, hugging_face = [*_options_in_source(script)], False
             if options and script.introspection.problem:
                 notes.append(f"the options come from the source alone: {script.introspection.problem}")
+        options = _converted_later(script, options)
         command, options, words = _command_of(options, script.arguments)
         if command:
             notes.append(f"of its commands the lab calls `{' '.join(command)}`")
@@ -59,6 +67,11 @@ class ArgparseReader:
         if not settings:
             return None
         return flags_interface(self.name, script, settings, notes=notes, words=words)
+
+
+def _group(parser: int, option: Mapping[str, Any]) -> str | None:
+    number = option.get("exclusive")
+    return None if number is None else f"{parser}.{number}"
 
 
 def argparse_records(script: Script) -> list[dict[str, Any]]:
@@ -88,6 +101,24 @@ def _command_of(
         chosen.append(name)
         current = list(commands[name])
     return chosen, current, before
+
+
+def _converted_later(script: Script, options: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return options with the types that the script gives to their texts itself: `lr = float(args.lr)`."""
+    texts = [option["dest"] for option in options if option["type"] is None and option.get("reads") is False]
+    if not texts:
+        return list(options)
+    found: dict[str, str] = {}
+    for tree in script.modules:
+        for call in calls(tree, "int", "float"):
+            if call.args and isinstance(call.args[0], ast.Attribute) and isinstance(call.func, ast.Name):
+                found[call.args[0].attr] = call.func.id
+    return [
+        {**option, "type": found[option["dest"]], "reads": True}
+        if option["dest"] in texts and option["dest"] in found
+        else option
+        for option in options
+    ]
 
 
 def best_command(names: Sequence[str]) -> str:
@@ -225,7 +256,7 @@ def _setting(option: Mapping[str, Any], hugging_face: bool) -> ScriptSetting | N
         return _switch(option, name, common)
     kind = _kind(option["type"], option["default"])
     default = _like_kind(option["default"], kind)
-    required = bool(option["required"]) or (not flags and option["nargs"] not in ("?", "*"))
+    required = bool(option["required"]) or (not flags and option["nargs"] not in OPTIONAL)
     value = MISSING if default is None and (required or option.get("opaque")) else default
     choices = tuple(option["choices"]) if option["choices"] else None
     several = option["nargs"] in ("+", "*") or isinstance(option["nargs"], int)
@@ -244,7 +275,8 @@ def _setting(option: Mapping[str, Any], hugging_face: bool) -> ScriptSetting | N
         return ScriptSetting(name, "list", value, choices, required=required, spread=True, **common)
     if not reads or several or option["nargs"] == 0 or (isinstance(default, list) and option["type"] is None):
         # Its default cannot be written so that the script reads the same value.
-        return ScriptSetting(name, "unknown", MISSING, required=required, **common)
+        kind = "str" if option["type"] is None and not several else "unknown"  # a number that would become a text
+        return ScriptSetting(name, kind, MISSING, required=required, **common)
     return ScriptSetting(name, kind, value, choices, required=required, **common)
 
 
@@ -261,17 +293,11 @@ def _switch(option: Mapping[str, Any], name: str, common: Mapping[str, Any]) -> 
         if default is True:
             return None  # the flag changes nothing
         return ScriptSetting(name, "bool", False, boolean="present", **common)
-    if option["dest"] != name.replace("-", "_") and not name.startswith("no"):
-        return None if default is False else _absent(option, option["dest"], common)
-    if option["dest"] == name.replace("-", "_"):
-        # Named after the flag, so that it is false unless it is there.
-        return ScriptSetting(name, "bool", False, boolean="present", **common)
-    return _absent(option, option["dest"], common)
-
-
-def _absent(option: Mapping[str, Any], dest: str, common: Mapping[str, Any]) -> ScriptSetting:
-    off = _long(option["flags"])
-    return ScriptSetting(dest, "bool", True, boolean="absent", **{**common, "flag": None, "aliases": ()}, off=off)
+    if default is False:
+        return None
+    # `store_false` is named after what it sets, so that the lab says what the script uses: true without the flag.
+    common = {**common, "flag": None, "aliases": ()}
+    return ScriptSetting(option["dest"], "bool", True, boolean="absent", off=_long(flags), **common)
 
 
 def _like_kind(default: Any, kind: Kind) -> Any:
@@ -379,5 +405,9 @@ def _option(call: ast.Call, names: dict[str, Any]) -> dict[str, Any] | None:
         "help": text if isinstance(text, str) else "",
         "required": constant(keyword(call, "required"), names) is True,
         "opaque": unknown,
-        "reads": None if kind in KINDS or kind is None else not isinstance(default, list),
+        "reads": (default is MISSING or default is None or isinstance(default, str))
+        if kind is None
+        else None
+        if kind in KINDS
+        else not isinstance(default, list),
     }

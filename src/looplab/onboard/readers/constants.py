@@ -7,8 +7,9 @@ the run's config and leaves the file as it is.
 from __future__ import annotations
 
 import ast
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from looplab.onboard.base import MISSING, Interface, Script
@@ -39,6 +40,8 @@ MODULES = ("config", "configs", "cfg", "conf", "settings", "params", "hparams", 
 """Modules beside a script that hold constants."""
 DATA = {"split", "fold", "make", "load", "print", "info", "subplots", "linspace"}
 """Words in the names of functions whose arguments are not hyper-parameters."""
+TRAINS = ("fit", "train", "compile", "clip_grad_norm_")
+"""Functions whose arguments are hyper-parameters, beside classes."""
 MAX_TEXT = 200
 
 
@@ -55,9 +58,11 @@ class ConstantsReader:
             if name in MODULES and (tree := module_of(script, name)) is not None and (found := bound(tree.body)):
                 base[name] = found
         base |= bound(script.tree.body, functions=_called(script.tree))
-        if not any(suggest(setting).role == "knob" for setting in settings_in(base)):
-            for name, values in _in_calls(script.tree).items():
-                base.setdefault(name, values)
+        known = {setting.name.rpartition(".")[2].lower() for setting in settings_in(base)}
+        for name, values in _in_calls(script.tree).items():
+            new = {key: value for key, value in values.items() if key.lower() not in known}
+            if new and name not in base:
+                base[name] = new
         settings = tuple(settings_in(base))
         if not any(suggest(setting).role in ("knob", "doubtful", "length") for setting in settings):
             return None
@@ -68,28 +73,38 @@ class ConstantsReader:
         return with_flags(Interface(self.name, settings, command, {"as": "file"}, base=base, notes=(note,)), script)
 
 
-def bound(body: Sequence[ast.stmt], functions: frozenset[str] = frozenset()) -> dict[str, Any]:
+def bound(body: Sequence[ast.stmt], functions: Mapping[str, frozenset[str]] | None = None) -> dict[str, Any]:
     """Return the constants that statements bind, once and for all: names, tables, and the members of classes.
 
     Args:
-        functions: Names of functions whose constants count too: their defaults, and what they bind.
+        functions: Functions whose constants count too, their defaults and what they bind; with the parameters that
+            they are called with, which do not.
     """
     found: dict[str, Any] = {}
     often = _bound_again(body)
     for node in _flat(body):
         if isinstance(node, ast.Assign | ast.AnnAssign):
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-            _bind(found, target, node.value, often)
+            for one, value in _pairs(target, node.value):
+                _bind(found, one, value, often)
         elif isinstance(node, ast.ClassDef) and not _is_network(node):
             _keep(found, node.name, bound(node.body))
-        elif isinstance(node, ast.FunctionDef) and node.name in functions:
-            _keep(found, node.name, {**_defaults(node.args), **bound(node.body)})
+        elif isinstance(node, ast.FunctionDef) and functions is not None and node.name in functions:
+            values = {**_defaults(node.args), **bound(node.body)}
+            _keep(found, node.name, {key: value for key, value in values.items() if key not in functions[node.name]})
     return found
+
+
+def _pairs(target: ast.expr, value: ast.expr | None) -> list[tuple[ast.expr, ast.expr | None]]:
+    """Return what an assignment binds: `lr, epochs = 0.1, 10` binds two names."""
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+        return list(zip(target.elts, value.elts, strict=True))
+    return [(target, value)]
 
 
 def _bind(found: dict[str, Any], target: ast.expr, value: ast.expr | None, often: set[str]) -> None:
     path = _path(target)
-    if path is None or path[0] in often or path[0].startswith("_"):
+    if path is None or path[0] in often or (len(path) == 1 and path[0].startswith("_")):
         return
     table = _table(value)
     new: Any = constant(value) if table is None else table
@@ -186,7 +201,9 @@ def _table(node: ast.AST | None) -> dict[str, Any] | None:
 
 
 def _is_scalar(value: Any) -> bool:
-    return isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= MAX_TEXT)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, bool | int) or (isinstance(value, str) and len(value) <= MAX_TEXT)
 
 
 def _defaults(arguments: ast.arguments) -> dict[str, Any]:
@@ -200,36 +217,49 @@ def _defaults(arguments: ast.arguments) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not MISSING and _is_scalar(value)}
 
 
-def _called(tree: ast.Module) -> frozenset[str]:
-    """Return the functions that the module calls by itself, without the arguments that have defaults."""
-    found = set()
+def _called(tree: ast.Module) -> dict[str, frozenset[str]]:
+    """Return the functions that the module calls by itself, and the parameters that it gives them."""
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    found: dict[str, frozenset[str]] = {}
+
+    def note(call: ast.Call) -> None:
+        if (function := functions.get(call_name(call))) is not None:
+            names = [parameter.arg for parameter in function.args.args]
+            given = {*names[: len(call.args)], *(item.arg or "" for item in call.keywords)}
+            found[function.name] = found.get(function.name, frozenset()) | given
+
     for node in _flat(tree.body):
         if isinstance(node, ast.Expr | ast.Assign) and isinstance(node.value, ast.Call):
-            found.add(call_name(node.value))
-    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    if len(found & functions.keys()) == 1:  # main(), which may call train()
-        (first,) = found & functions.keys()
-        found |= {
-            call_name(call)
-            for call in ast.walk(functions[first])
-            if isinstance(call, ast.Call) and "train" in call_name(call) and not call.keywords
-        }
-    return frozenset(found)
+            note(node.value)
+    if len(found) == 1:  # main(), which may call train()
+        for call in ast.walk(functions[next(iter(found))]):
+            if isinstance(call, ast.Call) and "train" in call_name(call):
+                note(call)
+    return found
 
 
 def _in_calls(tree: ast.Module) -> dict[str, dict[str, Any]]:
-    """Return the keyword arguments of calls that look like hyper-parameters: `Adam(lr=0.1)`, `fit(epochs=5)`."""
+    """Return the keyword arguments of calls that look like hyper-parameters: `Adam(lr=0.1)`, `fit(epochs=5)`.
+
+    An argument that has several values in several calls of a function is left out: they could not be told apart.
+    """
     own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    found: dict[str, dict[str, Any]] = {}
+    seen: dict[tuple[str, str], list[Any]] = {}
     for call in ast.walk(tree):
-        if not isinstance(call, ast.Call) or (name := call_name(call).rpartition(".")[2]) in own or not name:
+        name = call_name(call).rpartition(".")[2] if isinstance(call, ast.Call) else ""
+        if not isinstance(call, ast.Call) or not name or name in own or DATA & set(words_of(name)):
             continue
-        if DATA & set(words_of(name)):
+        if name[0].isupper() or name in TRAINS:
+            for item in call.keywords:
+                if item.arg is not None:
+                    seen.setdefault((name, item.arg), []).append(constant(item.value))
+    found: dict[str, dict[str, Any]] = {}
+    for (name, key), values in seen.items():
+        if any(value != values[0] for value in values) or not _is_scalar(values[0]):
             continue
-        values = {item.arg: constant(item.value) for item in call.keywords if item.arg is not None}
-        for setting in settings_in({key: value for key, value in values.items() if _is_scalar(value)}):
-            if suggest(setting).role in ("knob", "length") or is_seed(setting):
-                found.setdefault(name, {}).setdefault(setting.name, setting.default)
+        (setting,) = settings_in({key: values[0]})
+        if suggest(setting).role in ("knob", "length") or is_seed(setting):
+            found.setdefault(name, {})[key] = values[0]
     return found
 
 

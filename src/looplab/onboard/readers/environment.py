@@ -51,7 +51,7 @@ class EnvironmentReader:
         for tree in script.modules:
             found |= dict(_variables(tree))
         if script.python is None:
-            found |= {name: _number(value) for name, value in SHELL_DEFAULT.findall(script.text)}
+            found |= {name: parse_number(value) for name, value in SHELL_DEFAULT.findall(script.text)}
         settings = [ScriptSetting(name, kind_of(value), value) for name, value in found.items() if name not in COMMON]
         if not any(suggest(setting).role in ("knob", "length", "doubtful") for setting in settings):
             return None
@@ -68,7 +68,7 @@ def _variables(tree: ast.Module) -> Iterator[tuple[str, Any]]:
         if name in ("os.environ.get", "environ.get", "os.getenv", "getenv", "os.environ.setdefault") or name in helpers:
             words = [constant(item, names) for item in [*node.args, *(item.value for item in node.keywords)]]
             if len(words) >= 2 and isinstance(words[0], str) and words[1] is not MISSING and words[1] is not None:
-                yield words[0], _number(words[1])
+                yield words[0], parse_number(words[1])
 
 
 def _reads_variable(node: ast.FunctionDef) -> bool:
@@ -77,7 +77,7 @@ def _reads_variable(node: ast.FunctionDef) -> bool:
     return bool(node.args.args) and ("environ" in text or "getenv" in text) and f"{node.args.args[0].arg}" in text
 
 
-def _number(value: Any) -> Any:
+def parse_number(value: Any) -> Any:
     """Return the number that a text stands for, else the text."""
     if not isinstance(value, str):
         return value

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from looplab.onboard.base import MISSING, Interface, Script
+from looplab.onboard.knobs import suggest
 from looplab.onboard.readers.config_file import config_in, names_in_source
 from looplab.onboard.readers.constants import bound
+from looplab.onboard.readers.environment import parse_number
 from looplab.onboard.readers.hydra import settings_in
 from looplab.onboard.source import call_name, calls, constant
 
@@ -21,7 +23,7 @@ class KeyValueReader:
     def read(self, script: Script) -> Interface | None:
         if script.tree is None:
             return None
-        for find in (self._omegaconf, self._config_node, self._sacred):
+        for find in (self._omegaconf, self._config_node, self._yacs, self._sacred, self._positional):
             found = find(script)
             if found is not None:
                 return found
@@ -74,6 +76,42 @@ class KeyValueReader:
             script, "Sacred", base, (*script.argv, "with", "{overrides}"), {"as": "hydra", "only": "all"}
         )
 
+    def _yacs(self, script: Script) -> Interface | None:
+        """`cfg.merge_from_list(args.opts)`: `SOLVER.BASE_LR 0.1`."""
+        if not any(True for tree in script.modules for _ in calls(tree, "merge_from_list")):
+            return None
+        base: dict[str, Any] = {}
+        for tree in reversed(script.modules):
+            tables = bound(tree.body)
+            _merge(
+                base,
+                next((tables[name] for name in ("_C", "cfg", "__C", "C") if isinstance(tables.get(name), dict)), {}),
+            )
+        for word in script.arguments:
+            _merge(base, config_in(script, word.rpartition("=")[2]) or {})
+        wanted = [setting for setting in settings_in(base) if suggest(setting).role != "other"]
+        words = [word for setting in wanted for word in (setting.name, f"{{config.{setting.name}}}")]
+        return self._interface(script, "yacs", base, (*script.argv, *words), {"as": "file"})
+
+    def _positional(self, script: Script) -> Interface | None:
+        """`lr = float(sys.argv[1]) if len(sys.argv) > 1 else 0.1`."""
+        found: dict[int, tuple[str, Any]] = {}
+        for node in ast.walk(script.tree) if script.tree is not None else ():
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                places = {index for item in ast.walk(node.value) if (index := _argv_index(item)) is not None}
+                default = constant(node.value.orelse) if isinstance(node.value, ast.IfExp) else MISSING
+                if len(places) == 1:
+                    (place,) = places
+                    given = script.arguments[place - 1] if 0 < place <= len(script.arguments) else None
+                    found[place] = (node.targets[0].id, parse_number(given) if given is not None else default)
+        if not found or sorted(found) != list(range(1, len(found) + 1)):
+            return None
+        base = {name: value for _, (name, value) in sorted(found.items())}
+        if MISSING in base.values() or len(base) != len(found):
+            return None
+        command = (*script.prefix, *(f"{{config.{name}}}" for name in base))
+        return self._interface(script, "sys.argv", base, command, {"as": "file"})
+
     def _interface(
         self, script: Script, name: str, base: dict[str, Any], command: tuple[str, ...], rendering: Mapping[str, Any]
     ) -> Interface | None:
@@ -81,6 +119,14 @@ class KeyValueReader:
         if not settings:
             return None
         return Interface(name, settings, command, rendering, base=base)
+
+
+def _argv_index(node: ast.AST) -> int | None:
+    """Return N of `sys.argv[N]`; None: it is something else."""
+    if isinstance(node, ast.Subscript) and call_name(node.value) in ("sys.argv", "argv"):
+        index = constant(node.slice)
+        return index if isinstance(index, int) and index > 0 else None
+    return None
 
 
 def _created(call: ast.Call, tree: ast.Module) -> dict[str, Any]:

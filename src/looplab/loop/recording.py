@@ -225,7 +225,9 @@ class Recorder:
         """Restore the prepared files that the run has changed, and report them; returns a sentence about them."""
         prepared = self.prepared.pop(run.id, None)
         if prepared is not None:
-            changes = folder.restore(run_dir, prepared.hashes, prepared.contents)
+            contents = prepared.contents
+            changed = [name for name in contents if not folder.has_content(f"{run_dir}/{name}", contents[name])]
+            changes = folder.restore(run_dir, {name: prepared.hashes[name] for name in changed}, contents)
         elif folder.record_folder(run_dir) == run_dir:
             return None  # started by an early version
         else:  # started by an earlier engine, or by nobody

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from looplab.decide.agent import Ask
 
 AHEAD = 64
-"""A larger round is decided in portions, so that slots need not wait until all of it is."""
+"""A larger round is decided in portions, so that slots need not wait until all of it is. At most as many runs wait."""
 NO_LIMIT = 1 << 30
 CALLS_CHECKED = 200
 """How many of the last calls of agents are looked for in the lab book after a crash."""
@@ -173,11 +173,13 @@ class Planner:
             self.why = f"all {limit} round(s) are done"
             return
         size = min(room, self._setup.round_size)
-        planned = self._decide(None, min(size, AHEAD))
+        # The slots of a large round begin as soon as each has a run and a successor; `fill` plans the rest.
+        portion = size if size <= AHEAD else min(AHEAD, 2 * len(self._setup.slots))
+        planned = self._decide(None, portion)
         if not planned:
             return
         n = self.queue[0].round
-        self._filling = (n, size - planned) if planned < size and (planned == AHEAD or self.thinking) else None
+        self._filling = (n, size - planned) if planned < size and (planned == portion or self.thinking) else None
         if self._filling is None:
             self._study.fill_round(n)
         count = len(self.queue) if self._filling is None else size

@@ -29,6 +29,7 @@ from looplab.measure.run_metrics import RunMetrics
 from looplab.measure.summary import Directions
 from looplab.onboard.base import Script
 from looplab.onboard.diagnose import FailedProgram, diagnose
+from looplab.onboard.introspect import DOOR_S, introspect
 from looplab.onboard.labfile import JUDGE, NO_OBJECTIVE, make_lab
 from looplab.onboard.readers import read_interface
 from looplab.onboard.scripts import check_words, find_script, is_script, trainers_in
@@ -164,6 +165,9 @@ def _why_not_read(script: Script) -> tuple[str, str]:
     if script.python is None:
         return "", by_hand
     told = script.introspection
+    if not told.printed:  # it was not started
+        started = introspect(script, DOOR_S, always=True)
+        told = started if started.printed else told
     found = diagnose(_failure(script, told.printed)) if told.problem and told.printed else None
     if found is None or found.kind in ("exception", "needs", "option", "value"):
         return (f": {told.problem}" if told.problem else ""), by_hand

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 HELP_S = 90.0
 """Seconds that `--help` may take; importing a framework can take half of them."""
+DOOR_S = 30.0
+"""The same for a script that was not understood, and is started to learn why."""
 MAX_RECORD = 4 << 20
 MAX_SHOWN = 300
 MAX_PRINTED = 400_000
@@ -60,15 +62,17 @@ class Introspection:
         return next((parser for parser in reversed(self.parsers) if parser.get("framework") == framework), None)
 
 
-def introspect(script: Script, timeout: float = HELP_S) -> Introspection:
+def introspect(script: Script, timeout: float = HELP_S, *, always: bool = False) -> Introspection:
     """Start the script with `--help` and return what it told.
 
-    Nothing is trained: a script that is asked for help ends when it parses its arguments. It gets no input and no GPU,
-    and is not started at all if nothing in it reads a command line.
+    Nothing is trained: a script that is asked for help ends when it parses its arguments. It gets no input and no GPU.
+
+    Args:
+        always: Start it even if nothing in it reads a command line, to learn why it cannot be understood.
     """
     if script.python is None:
         return Introspection(problem="it is not a Python script")
-    if not _reads_a_command_line(script):
+    if not always and not _reads_a_command_line(script):
         return Introspection(problem=NO_COMMAND_LINE)
     with tempfile.TemporaryDirectory(prefix="looplab-init-") as scratch:
         out = Path(scratch, "parsers.json")

@@ -338,11 +338,7 @@ def hash_file(path: Path | str) -> str | None:
 
 
 def has_content(path: Path | str, content: bytes) -> bool:
-<<<<<<< HEAD
-    """Return whether a file has exactly this content; takes half the time of comparing hashes."""
-=======
     """Return whether a file has exactly this content, without hashing it."""
->>>>>>> fast
     try:
         descriptor = os.open(path, READING)
     except OSError:

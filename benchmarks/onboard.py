@@ -209,15 +209,15 @@ class Bench:
                 outcome.lines, outcome.edited = BY_HAND[trainer.name].count("\n"), True
                 outcome.commands = 3
                 self.call([*program, "run", "--runs", runs, "--again"], folder, env)
-            ask = "select min(ended) as t from {} where {}"
-            for table, when in (("runs", "objective is not null"), ("verdicts", "verdict = 'keep'")):
-                sql = ask.format(table, when) if table == "runs" else "select min(at) as t from verdicts"
-                rows = json.loads(self.call([*program, "query", sql, "--json"], folder, env))
-                at = _seconds(rows)
-                if table == "runs":
-                    outcome.seconds, outcome.ok = at and at - began, at is not None
-                else:
-                    outcome.verdict_seconds = at and at - began
+            first = "select min(ended) from runs where objective is not null"
+            verdict = "select min(\"at\") from verdicts where verdict <> 'crash'"
+            ended, judged = (
+                _only_value(json.loads(self.call([*program, "query", sql, "--json"], folder, env)))
+                for sql in (first, verdict)
+            )
+            outcome.ok = ended is not None
+            outcome.seconds = None if ended is None else ended - began
+            outcome.verdict_seconds = None if judged is None else judged - began
             outcome.why = "" if outcome.ok else "the objective was not measured"
         except Failed as error:
             outcome.why = str(error)
@@ -398,7 +398,7 @@ def _sweep(trainer: Trainer, knob: Knob) -> str:
 
 def _pattern(objective: str) -> str:
     words = re.split(r"[\s_'-]+", objective.rpartition("/")[2])
-    return r"[\s_'s-]*".join(map(re.escape, words)) + r"\W{0,4}(-?[0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+)?)"
+    return r"[\s_'s-]*".join(map(re.escape, words)) + r"[^\w\n-]{0,20}(-?[0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+)?)"
 
 
 def _pairs(words: Sequence[str]) -> list[tuple[str, str]]:
@@ -420,8 +420,8 @@ def _same(one: str, other: str) -> bool:
     return plain[0] == plain[1]
 
 
-def _seconds(rows: Any) -> float | None:
-    """Return the single value of a query's answer."""
+def _only_value(rows: Any) -> float | None:
+    """Return the only value of a query's answer."""
     while isinstance(rows, dict | list) and rows:
         rows = next(iter(rows.values())) if isinstance(rows, dict) else rows[0]
     return float(rows) if isinstance(rows, int | float) else None

@@ -150,6 +150,33 @@ def test_a_guide_leads_to_a_measured_run(guide: Guide, tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in before} == before
 
 
+def test_the_two_commands_of_the_readme_are_enough(tmp_path: Path) -> None:
+    english, chinese = (sections(ROOT / name) for name in ("README.md", "README.zh.md"))
+    assert list(english.values()) == list(chinese.values())
+    here = desk("keras_prints", tmp_path)
+    here.follow([block for blocks in english.values() for block in blocks])
+    assert here.objective() is not None
+
+
+@pytest.mark.long
+def test_the_guide_of_cleanrl_works_on_a_released_file(tmp_path: Path) -> None:
+    """CleanRL 1.2.0 from PyPI, unchanged, with the Gym of its time."""
+    old = subprocess.run([PYTHON, "-c", "import distutils, tensorboard, torch"], capture_output=True)
+    if old.returncode != 0:
+        pytest.skip("it needs torch, tensorboard and a Python with distutils")
+    site, folder = tmp_path / "site", tmp_path / "cleanrl"
+    packages = ["cleanrl==1.2.0", "gym==0.23.1", "gym-notices==0.0.8", "pygame"]
+    flags = ["--quiet", "--no-deps", "--no-compile", "--ignore-requires-python", "--target", str(site)]
+    if subprocess.run([PYTHON, "-m", "pip", "install", *flags, *packages], capture_output=True).returncode != 0:
+        pytest.skip("the package registry cannot be reached")
+    folder.mkdir()
+    shutil.copy(site / "cleanrl" / "ppo.py", folder)
+    here = Desk(folder, {"args": ["--total-timesteps", "1024"], "env": {"PYTHONPATH": str(site)}})
+    here.follow(sections(PAGE)["CleanRL"])
+    assert here.objective() is not None
+    assert (folder / "ppo.py").read_bytes() == (site / "cleanrl" / "ppo.py").read_bytes()
+
+
 def commands_of(page: Path) -> list[str]:
     """The commands of looplab in the sentences and tables of a page."""
     prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)

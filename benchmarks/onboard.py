@@ -39,7 +39,7 @@ from typing import Any
 
 SHELF = Path(__file__).parents[1] / "tests/onboard/shelf"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "looplab/onboard"
-QUICK = ("argparse_options", "env_vars", "shell_wrapper", "timestamp_outputs")
+QUICK = ("argparse_options", "shell_wrapper", "timestamp_outputs")
 """Trainers of less than a second that need nothing but numpy."""
 PATIENCE_S = 600.0
 SEEDS = 3

@@ -150,6 +150,7 @@ def test_a_guide_leads_to_a_measured_run(guide: Guide, tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in before} == before
 
 
+@pytest.mark.slow
 def test_the_two_commands_of_the_readme_are_enough(tmp_path: Path) -> None:
     english, chinese = (sections(ROOT / name) for name in ("README.md", "README.zh.md"))
     assert list(english.values()) == list(chinese.values())

@@ -282,6 +282,8 @@ WRITERS = {
     "SummaryWriter",
     "CSVLogger",
     "TensorBoardLogger",
+    "LightningCLI",
+    "Trainer",
     "mkdir",
     "makedirs",
     "save",

@@ -8,16 +8,17 @@ packages (tests/onboard/requirements.txt); trainers whose packages are missing a
 - looplab: `looplab init COMMAND --objective M`, `looplab run`. Where its first run does not measure the objective, and
   a line of YAML by hand would do, it is added and counted. Beside it, without the objective: `looplab try --yes`, and
   whether the objective that it takes is the documented one.
-- Guild AI: `guild run SCRIPT FLAG=VALUE …`, with `--force-flags` if it does not know a flag.
+- Guild AI: `guild run SCRIPT FLAG=VALUE …`. Where that does not run, or has no value of the objective, a guild.yml with
+  the script, its flags and a pattern for the objective is written and counted.
 - W&B sweep: the sweep server is not there, so no agent can run. The lines of sweep.yaml are counted, and the command
   that an agent would start (`${args}`) is run offline; it counts if the script logs to W&B.
 - Optuna and Ray Tune: one knob, one trial; the wrapper that calls the script in a subprocess and takes the objective
   from its output with a regex is written, counted and run.
 
-A tool has a trainer "unedited" if the script runs unchanged with a chosen value of a knob, and the tool ends up with a
-value of the objective. The wrapper lines of Optuna and Ray, and the YAML of W&B, count as lines written. Guild, Optuna
-and Ray have environments of their own in ~/.cache/looplab/onboard, which are made when they are missing (not with
---quick) and borrow the trainers' packages.
+A tool has a trainer "measured" if the script runs unchanged with a chosen value of a knob, and the tool ends up with a
+value of the objective; "unedited" if the first commands did it, without a correction by hand. The wrappers of Optuna and
+Ray, and the YAML of W&B, count as lines written, not as corrections. Guild, Optuna and Ray have environments of their own
+in ~/.cache/looplab/onboard, which are made when they are missing (not with --quick) and borrow the trainers' packages.
 """
 
 from __future__ import annotations
@@ -236,38 +237,39 @@ class Bench:
         return found[1].strip(" '\"") if found else None
 
     def guild(self, trainer: Trainer, folder: Path) -> Outcome:
-        """`guild run`, and the scalars that it has afterwards."""
+        """`guild run`, and the scalars that it has afterwards; if that is not enough, with a guild.yml."""
         outcome = Outcome()
         knob = KNOBS.get(trainer.name)
         if knob is None or knob.by not in ("flag", "equals"):
-            return Outcome(why="takes no flags: needs a guild.yml, or an edit")
+            return Outcome(why="takes no flags: needs an edit")
         home = folder.parent / "guild-home"
         home.mkdir()
         env = self.environment(trainer, GUILD_HOME=str(home))
         program = str(CACHE / "guild/bin/guild")
-        words = [word for word in trainer.about["command"] if word != "python"]
-        words = words[1:] if words[0] == "-m" else words
-        flags = [
-            f"{name.lstrip('-')}={value}" for name, value in _pairs(trainer.command[len(trainer.about["command"]) :])
-        ]
-        run = [program, "run", "-y", words[0], *flags, *words[1:], f"{knob.name}={knob.middle}"]
+        words = [word for word in trainer.about["command"] if word not in ("python", "-m")]
+        quick = trainer.command[len(trainer.about["command"]) :]
+        flags = {name.lstrip("-"): value for name, value in _pairs(quick)} | {knob.name: str(knob.middle)}
+        values = [f"{name}={value}" for name, value in flags.items()]
+        attempts = [[program, "run", "-y", *words, *values], [program, "run", "-y", "train", *values]]
         began = time.time()
-        try:
-            outcome.commands = 1
+        for command in attempts:
+            if command is attempts[1]:
+                (folder / "guild.yml").write_text(_guildfile(trainer, knob, words, flags))
+                outcome.edited, outcome.lines = True, len((folder / "guild.yml").read_text().splitlines())
+            outcome.commands += 1
             try:
-                self.call(run, folder, env)
-            except Failed as error:
-                if "flag" not in str(error):
-                    raise
-                outcome.commands = 2
-                self.call([*run, "--force-flags"], folder, env)
-            outcome.seconds = time.time() - began
-            output = self.call([program, "runs", "info", "--json"], folder, env)
-            scalars = json.loads(output[output.index("{") :]).get("scalars", {})
-            outcome.ok = any(_same(name.rpartition("#")[2], trainer.about["objective"]) for name in _names(scalars))
+                self.call(command, folder, env)
+                outcome.seconds = time.time() - began
+                output = self.call([program, "runs", "info", "--json"], folder, env)
+                scalars = _names(json.loads(output[output.index("{") :]).get("scalars", {}))
+            except (Failed, ValueError) as error:
+                outcome.why = str(error)
+                continue
+            wanted = (trainer.about["objective"], "objective")
+            outcome.ok = any(_same(name.rpartition("#")[2], one) for name in scalars for one in wanted)
             outcome.why = "" if outcome.ok else "ran, but the objective is not among its scalars"
-        except (Failed, ValueError) as error:
-            outcome.why = str(error)
+            if outcome.ok:
+                break
         return outcome
 
     def wandb(self, trainer: Trainer, folder: Path) -> Outcome:
@@ -394,6 +396,15 @@ def _sweep(trainer: Trainer, knob: Knob) -> str:
         f"  goal: {goal}\nparameters:\n  {knob.name}:\n    min: {knob.low}\n    max: {knob.high}\n"
         f'    distribution: log_uniform_values\ncommand: [{", ".join(trainer.command)}, "{args}"]\n'
     )
+
+
+def _guildfile(trainer: Trainer, knob: Knob, words: Sequence[str], flags: Mapping[str, str]) -> str:
+    """A guild.yml that names the script, its flags, and how the objective is printed."""
+    main = " ".join([words[0].removesuffix(".py"), *words[1:]])
+    start = f"  exec: {' '.join(words)} ${{flag_args}}\n" if words[0] == "bash" else f"  main: {main}\n"
+    pattern = (knob.pattern or _pattern(trainer.about["objective"])).replace("'", "''")
+    listed = "".join(f"    {name}: {value}\n" for name, value in flags.items())
+    return f"train:\n{start}  flags-dest: args\n  flags:\n{listed}  output-scalars:\n    objective: '.*?{pattern}'\n"
 
 
 def _pattern(objective: str) -> str:
@@ -525,7 +536,7 @@ def main() -> None:
 def _report(shelf: Sequence[Trainer], results: Mapping[str, Mapping[str, Outcome]], unused: Mapping[str, str]) -> dict:
     """Print the table, and return the figures."""
     ours = results["looplab"]
-    print(f"\n{'':22} {'unedited':>12} {'lines':>6} {'commands':>9} {'seconds':>8} {'× looplab':>10}")
+    print(f"\n{'':22} {'measured':>9} {'unedited':>9} {'lines':>6} {'commands':>9} {'seconds':>8} {'× looplab':>10}")
     figures: dict[str, Any] = {"shelf": len(shelf)}
     for tool, outcomes in results.items():
         good = {name: outcome for name, outcome in outcomes.items() if outcome.ok}
@@ -538,12 +549,13 @@ def _report(shelf: Sequence[Trainer], results: Mapping[str, Mapping[str, Outcome
             if one.seconds and ours[name].ok and ours[name].seconds
         ]
         ratio = _median(pairs)
-        columns = (f"{unedited} of {len(outcomes)}", lines, commands, seconds, ratio)
-        widths = (12, 6, 9, 8, 10)
+        columns = (f"{len(good)} of {len(outcomes)}", unedited, lines, commands, seconds, ratio)
+        widths = (9, 9, 6, 9, 8, 10)
         cells = (f"{column!s:>{width}}" for column, width in zip(columns, widths, strict=True))
         print(f"{PEERS.get(tool, tool):22} {' '.join(cells)}")
         prefix = "" if tool == "looplab" else f"{tool}_"
         figures |= {
+            f"{prefix}measured_share": round(len(good) / max(1, len(outcomes)), 3),
             f"{prefix}unedited_share": round(unedited / max(1, len(outcomes)), 3),
             f"{prefix}commands_median": commands,
             f"{prefix}{'yaml_lines' if tool == 'looplab' else 'lines'}_median": lines,

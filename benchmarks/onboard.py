@@ -5,7 +5,8 @@
 The shelf (tests/onboard/shelf) has trainers in many styles, each with its documented objective. PYTHON has their
 packages (tests/onboard/requirements.txt); trainers whose packages are missing are left out. Per trainer and tool:
 
-- looplab: `looplab init COMMAND --objective M`, `looplab run`. Where its first run does not measure the objective, and
+- looplab: `looplab init COMMAND --objective M`, `looplab run`. Where its first run does not measure the objective, but
+  looplab names another spelling, `looplab objective`, `looplab remeasure` and `looplab resume` follow, and count; where
   a line of YAML by hand would do, it is added and counted. Beside it, without the objective: `looplab try --yes`, and
   whether the objective that it takes is the documented one.
 - Guild AI: `guild run SCRIPT FLAG=VALUE …`. Where that does not run, or has no value of the objective, a guild.yml with
@@ -16,9 +17,10 @@ packages (tests/onboard/requirements.txt); trainers whose packages are missing a
   from its output with a regex is written, counted and run.
 
 A tool has a trainer "measured" if the script runs unchanged with a chosen value of a knob, and the tool ends up with a
-value of the objective; "unedited" if the first commands did it, without a correction by hand. The wrappers of Optuna and
-Ray, and the YAML of W&B, count as lines written, not as corrections. Guild, Optuna and Ray have environments of their own
-in ~/.cache/looplab/onboard, which are made when they are missing (not with --quick) and borrow the trainers' packages.
+value of the objective; "unedited" if commands alone did it, without a correction of a file by hand. The wrappers of
+Optuna and Ray, and the YAML of W&B, count as lines written, not as corrections. Guild, Optuna and Ray have environments
+of their own in ~/.cache/looplab/onboard, which are made when they are missing (not with --quick) and borrow the
+trainers' packages.
 """
 
 from __future__ import annotations
@@ -156,6 +158,10 @@ class Outcome:
 class Failed(Exception):
     """A command did not end well."""
 
+    def __init__(self, why: str, output: str = "") -> None:
+        super().__init__(why)
+        self.output = output
+
 
 class Bench:
     """Runs the tools."""
@@ -184,7 +190,7 @@ class Bench:
             raise Failed(f"still running after {PATIENCE_S:.0f} s") from None
         if done.returncode != 0:
             lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
-            raise Failed(lines[-1][:150] if lines else f"exit code {done.returncode}")
+            raise Failed(lines[-1][:150] if lines else f"exit code {done.returncode}", done.stdout + done.stderr)
         return done.stdout + done.stderr
 
     def looplab(self, trainer: Trainer, folder: Path) -> Outcome:
@@ -200,16 +206,24 @@ class Bench:
             outcome.commands = 1
             self.call([*program, "init", *words, *([] if trainer.is_sweep else told)], folder, env)
             outcome.commands = 2
+            corrected = 0.0
             try:
                 self.call([*program, "run", "--runs", runs], folder, env)
-            except Failed:
-                if trainer.name not in BY_HAND:
+            except Failed as error:
+                named = re.search(r"but '([^']+)' was|did you mean (\S+?)[ ?]", error.output)
+                if trainer.name in BY_HAND:
+                    with open(folder / "lab.yaml", "a") as file:
+                        file.write(BY_HAND[trainer.name])
+                    outcome.lines, outcome.edited = BY_HAND[trainer.name].count("\n"), True
+                elif named:
+                    outcome.commands += 1
+                    self.call([*program, "objective", named[1] or named[2], told[-1]], folder, env)
+                else:
                     raise
-                with open(folder / "lab.yaml", "a") as file:
-                    file.write(BY_HAND[trainer.name])
-                outcome.lines, outcome.edited = BY_HAND[trainer.name].count("\n"), True
-                outcome.commands = 3
-                self.call([*program, "run", "--runs", runs, "--again"], folder, env)
+                outcome.commands += 2
+                self.call([*program, "remeasure"], folder, env)
+                corrected = time.time()
+                self.call([*program, "resume"], folder, env)
             first = "select min(ended) from runs where objective is not null"
             verdict = "select min(\"at\") from verdicts where verdict <> 'crash'"
             ended, judged = (
@@ -217,7 +231,7 @@ class Bench:
                 for sql in (first, verdict)
             )
             outcome.ok = ended is not None
-            outcome.seconds = None if ended is None else ended - began
+            outcome.seconds = None if ended is None else max(ended, corrected) - began
             outcome.verdict_seconds = None if judged is None else judged - began
             outcome.why = "" if outcome.ok else "the objective was not measured"
         except Failed as error:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import itertools
 import json
 import math
 import os
@@ -24,7 +25,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -33,8 +33,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy, and for the proce
 import numpy as np
 import numpy.typing as npt
 
-from looplab.judge.base import Candidate, Judgement, JudgeSettings, JudgeState, Score
+from looplab.judge.base import JudgeSettings
 from looplab.judge.judge import Judge
+from looplab.judge.simulate import SimulatedStudy, simulate
 
 CHALLENGERS, BUDGET, SEEDS = 24, 120, 64
 LONG_CHALLENGERS, LONG_BUDGET = 150, 1500
@@ -44,57 +45,29 @@ World = Callable[[np.random.Generator, int], Floats]
 """For so many entrants (the base first): what each is worth, or what chance adds to its runs, seed by seed."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a study."""
+def study(
+    judge: Judge,
+    truth: Floats,
+    noise: Floats,
+    budget: int = BUDGET,
+    *,
+    drift: float = 0.0,
+    again: Callable[[], float] | None = None,
+) -> SimulatedStudy:
+    """Simulate a study.
 
-    promotions: int
-    false: int
-    """Promotions of a challenger that is not better than the champion it replaced."""
-    first_true: int | None
-    """Runs used when the first challenger that is better was promoted."""
-    runs: int
-
-
-def study(judge: Judge, truth: Floats, noise: Floats, budget: int = BUDGET) -> Outcome:
-    """A whole study, run by run as an engine would."""
+    Args:
+        drift: What each run of the study adds to all later ones.
+        again: Draws the noise of a repeat; None: a repeat with the same seed measures exactly the same.
+    """
     values = (truth[:, None] + noise).tolist()
-    names = [f"r{i}" for i in range(len(truth))]
-    scores: list[list[Score]] = [[] for _ in names]
-    state, judgement = JudgeState(), None
-    runs = proposed = promotions = false = 0
-    first_true = None
+    count = itertools.count(1)
 
-    def run(point: int, seed: int) -> None:
-        nonlocal runs
-        runs += 1
-        scores[point].append(Score(f"{names[point]}-{seed}", seed, values[point][seed]))
+    def measure(config: int, seed: int, repeats: bool) -> float:
+        value = float(truth[config]) + again() if repeats and again is not None else values[config][seed]
+        return float(value) + drift * next(count)
 
-    def evaluate() -> Judgement:
-        candidates = [Candidate(n, n, tuple(s)) for n, s in zip(names[:proposed], scores, strict=False)]
-        return judge.evaluate(state, candidates)
-
-    while runs < budget:
-        if judgement is not None and judgement.requests:
-            for request in judgement.requests[: budget - runs]:
-                assert request.seed is not None
-                run(names.index(request.point), request.seed)
-        elif proposed < len(names):
-            run(proposed, 0)
-            proposed += 1
-        else:
-            break
-        before = state.champion
-        judgement = evaluate()
-        state = judgement.state
-        for evidence in judgement.verdicts:
-            if evidence.verdict == "keep" and before is not None and evidence.run != names[0]:
-                promotions += 1
-                better = truth[names.index(evidence.run)] > truth[names.index(evidence.champion or before)]
-                false += not better
-                if better and first_true is None:
-                    first_true = runs
-    return Outcome(promotions, false, first_true, runs)
+    return simulate(judge, truth.tolist(), measure, budget)
 
 
 def wilson(hits: int, n: int) -> tuple[float, float]:
@@ -129,7 +102,26 @@ def loud(rng: np.random.Generator, n: int) -> Floats:
     return noise
 
 
-NOISES: dict[str, World] = {"normal": plain, "seeds correlate": shared, "heavy tails": heavy, "2 × noise": loud}
+def discrete(rng: np.random.Generator, n: int) -> Floats:
+    """An accuracy on a few hundred examples: steps of half a standard deviation."""
+    return np.round(2.0 * plain(rng, n)) / 2.0
+
+
+def collapsing(rng: np.random.Generator, n: int) -> Floats:
+    """One run in ten collapses, far below all others."""
+    return np.where(rng.random((n, SEEDS)) < 0.1, -20.0, plain(rng, n))
+
+
+NOISES: dict[str, World] = {
+    "normal": plain,
+    "seeds correlate": shared,
+    "heavy tails": heavy,
+    "2 × noise": loud,
+    "discrete": discrete,
+    "collapses": collapsing,
+}
+DRIFT = 0.02
+"""What each run adds to all later ones, in standard deviations of the noise."""
 
 
 def nothing(rng: np.random.Generator, n: int) -> Floats:
@@ -146,23 +138,32 @@ def rare(rng: np.random.Generator, n: int) -> Floats:
 
 
 def many(
-    studies: int, seed: int, truth: World, noise: World, settings: JudgeSettings, long: bool = False
-) -> list[Outcome]:
+    studies: int,
+    seed: int,
+    truth: World,
+    noise: World,
+    settings: JudgeSettings,
+    long: bool = False,
+    drift: float = 0.0,
+) -> list[SimulatedStudy]:
+    """Simulate studies; repeats with the same seed draw their noise anew, which is the harder case for the judge."""
     judge = Judge(settings)
     candidates, budget = (LONG_CHALLENGERS + 1, LONG_BUDGET) if long else (CHALLENGERS + 1, BUDGET)
     outcomes = []
     for i in range(studies):
         rng = np.random.default_rng([seed, i])
-        outcomes.append(study(judge, truth(rng, candidates), noise(rng, candidates), budget))
+        repeated = noise(np.random.default_rng([seed, i, 1]), 400).ravel()  # of the base: the first row
+        again = itertools.cycle(repeated.tolist()).__next__
+        outcomes.append(study(judge, truth(rng, candidates), noise(rng, candidates), budget, drift=drift, again=again))
     return outcomes
 
 
-def false_share(outcomes: list[Outcome]) -> float:
+def false_share(outcomes: list[SimulatedStudy]) -> float:
     """The share of the studies with a false promotion."""
     return sum(outcome.false > 0 for outcome in outcomes) / len(outcomes)
 
 
-def found(outcomes: list[Outcome]) -> tuple[float, float]:
+def found(outcomes: list[SimulatedStudy]) -> tuple[float, float]:
     """The share of the studies that promoted something better, and the median of the runs that took."""
     took = [outcome.first_true for outcome in outcomes if outcome.first_true is not None]
     return len(took) / len(outcomes), statistics.median(took) if took else float(BUDGET)
@@ -210,7 +211,9 @@ def main() -> None:
     began = time.perf_counter()
 
     print(f"A/A, {CHALLENGERS} challengers, {BUDGET} runs: studies with a false promotion")
-    for key, (name, noise) in zip(("", "_correlated", "_heavy", "_loud"), NOISES.items(), strict=True):
+    for key, (name, noise) in zip(
+        ("", "_correlated", "_heavy", "_loud", "_discrete", "_collapse"), NOISES.items(), strict=True
+    ):
         n = others if key else studies
         say(f"A/A, {name}: {n} studies ({time.perf_counter() - began:.0f} s)")
         outcomes = many(n, options.seed, nothing, noise, settings)
@@ -222,6 +225,16 @@ def main() -> None:
         figures["aa_ratchet" + key] = naive
         if not key:
             figures["aa_upper95"] = round(high, 4)
+
+    say(f"A/A, drift: {studies} studies ({time.perf_counter() - began:.0f} s)")
+    for key, name, by in (
+        ("aa_drift", "judge", settings),
+        ("aa_drift_unconfirmed", "without confirmation", JudgeSettings(confirm=False)),
+    ):
+        outcomes = many(studies, options.seed + 4, nothing, plain, by, drift=DRIFT)
+        figures[key] = false_share(outcomes)
+        low, high = wilson(sum(outcome.false > 0 for outcome in outcomes), studies)
+        print(f"  drift, {name}: {figures[key]:.3f}  [{low:.3f}, {high:.3f}]   + {DRIFT} sd a run, of {studies}")
 
     if not options.quick:
         n = 3 * studies  # this is nearest to the 5 % it must keep, so it needs the narrowest interval

@@ -132,11 +132,21 @@ def test_a_mistake_in_the_options_of_a_plug_in_is_reported(
     assert told in " ".join(call(installed, "run", "--lab", str(lab), code=2).split())
 
 
+def test_a_reader_of_another_package_is_asked_first(installed: dict[str, str], tmp_path: Path) -> None:
+    code = "import sys\nDEFAULTS = {'lr': 0.1, 'seed': 0}\nfound = [w for w in sys.argv if w.startswith('-D')]\n"
+    (tmp_path / "train.py").write_text(code)
+    words = [sys.executable, "-m", "looplab", "init", "train.py", "--json"]
+    done = subprocess.run(words, env=installed, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["reader"] == "define"
+    assert "-Dlr" in (tmp_path / "lab.yaml").read_text()
+
+
 def test_the_example_passes_the_contracts(installed: dict[str, str]) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, str(EXAMPLE / "tests")]
     done = subprocess.run(command, env=installed, capture_output=True, text=True, cwd=EXAMPLE)
     assert done.returncode == 0, done.stdout
-    assert "65 passed" in done.stdout
+    assert "70 passed" in done.stdout
 
 
 def test_the_page_shows_the_files_of_the_example() -> None:

@@ -287,3 +287,16 @@ def test_plan_in_a_terminal_is_a_table(lab) -> None:
     assert terminal.ended() == 0
     assert "round" in terminal.shown
     assert "configs/base.json" in terminal.shown
+
+
+def test_the_power_of_a_study_is_shown_before_it_begins(lab) -> None:
+    assert "no test" in lab("plan", "--power", code=2).err
+    lab.configure(judge={"baseline_seeds": 3, "max_replicates": 6})
+    before = lab.tree()
+    told = lab("plan", "--power", "--runs", "30", "--json").json()
+    assert told["runs"] == 30
+    assert told["noise"] is None
+    shares = [one["found"] for one in told["power"]]
+    assert shares[0] < shares[-1]
+    assert "3 sd" in lab("plan", "--power", "--runs", "10").out
+    assert lab.tree() == before

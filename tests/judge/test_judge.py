@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from looplab.errors import LabError
+from looplab.judge import stats
 from looplab.judge.base import (
     Candidate,
     Evidence,
@@ -46,11 +48,13 @@ class Lab:
     controls: int = 0
     runs: int = 0
 
-    def score(self, point: str, warm: str | None, number: int) -> Score:
+    def score(self, point: str, warm: str | None, number: int, again: bool = False) -> Score:
         self.runs += 1
         cost = 1.0 if warm is None else 2.0
-        name = f"{point}-{warm or 'cold'}-{number}"
-        return Score(name, 100 + number if self.seeds else None, self.value(point, warm, number), cost, "evaluator")
+        name = f"{point}-{warm or 'cold'}-{number}{f'-again-{self.runs}' if again else ''}"
+        value = self.value(point, warm, number)
+        seed = 100 + number if self.seeds else None
+        return Score(name, seed, value, cost, "evaluator", order=self.runs, again=again)
 
     def enter(self, point: str, warm: str | None = None, control: bool = False, number: int = 0) -> None:
         score = self.score(point, warm, number)
@@ -73,7 +77,7 @@ class Lab:
                 if (request.point, request.warm) in known:
                     place = known.index((request.point, request.warm))
                     candidate = self.candidates[place]
-                    more = self.score(request.point, request.warm, request.number)
+                    more = self.score(request.point, request.warm, request.number, request.again)
                     self.candidates[place] = replace(candidate, scores=(*candidate.scores, more))
                 else:
                     self.controls += request.control
@@ -537,8 +541,8 @@ class TieLab(Lab):
 
     ties: dict[str, float | None] = field(default_factory=dict)
 
-    def score(self, point: str, warm: str | None, number: int) -> Score:
-        return replace(super().score(point, warm, number), tie=self.ties[point])
+    def score(self, point: str, warm: str | None, number: int, again: bool = False) -> Score:
+        return replace(super().score(point, warm, number, again), tie=self.ties[point])
 
 
 @pytest.mark.parametrize("by", ["ratchet", "deterministic"])
@@ -585,3 +589,130 @@ def test_a_test_of_seeds_decides_on_the_objective_alone_and_says_so() -> None:
     assert evidence.verdict is Verdict.DISCARD
     assert "better on mean_reward" in evidence.why
     assert "on the objective alone" in evidence.why
+
+
+# --- confirmation
+
+
+def drifting(per_run: float, salt: int = 0) -> Lab:
+    """A study whose every run adds to all later ones, and whose repeats draw their noise anew."""
+    made = Lab(lambda point, warm, number: 0.0)
+    made.value = lambda point, warm, number: per_run * made.runs + noise(salt, made.runs)
+    return made
+
+
+def test_a_champion_that_repeats_exactly_is_confirmed_by_one_run() -> None:
+    made = lab({"good": 4.0})
+    found = made.challenge("good")
+    assert found.verdict is Verdict.KEEP
+    assert found.why.startswith("Better: ")
+    assert "run again" in found.why
+    again = [score for score in made.candidates[0].scores if score.again]
+    assert [score.value for score in again] == [
+        next(score.value for score in made.candidates[0].scores if score.seed == again[0].seed)
+    ]
+
+
+def test_a_champion_that_does_not_repeat_exactly_runs_all_seeds_of_the_test_again() -> None:
+    made = Lab(lambda point, warm, number: (6.0 if point == "good" else 0.0) + noise(point, number, made.runs))
+    made.enter("base")
+    made.settle()
+    found = made.challenge("good")
+    assert found.verdict is Verdict.KEEP
+    before = [score.seed for score in made.candidates[0].scores if score.order <= 5]
+    again = [score.seed for score in made.candidates[0].scores if score.again]
+    assert again == before[1:]  # the base's first run is in no pair; later seeds are newer than the challenger
+    assert not any("no longer" in alarm for alarm in made.alarms)
+
+
+def test_without_confirmation_the_first_look_that_is_won_promotes() -> None:
+    made = lab({"good": 4.0}, settings=JudgeSettings(confirm=False))
+    assert made.challenge("good").verdict is Verdict.KEEP
+    assert not any(score.again for candidate in made.candidates for score in candidate.scores)
+
+
+def test_drift_promotes_nobody_and_raises_an_alarm() -> None:
+    promoted = alarmed = unconfirmed = 0
+    for salt in range(20):
+        for confirm in (True, False):
+            made = drifting(0.1, salt)
+            made.settings = JudgeSettings(confirm=confirm)
+            made.enter("base")
+            made.settle()
+            for n in range(12):
+                made.enter(f"c{n}")
+                made.settle()
+            kept = sum(evidence.verdict is Verdict.KEEP for point, evidence in made.evidence.items() if point != "base")
+            if confirm:
+                promoted += kept > 0
+                alarmed += any("no longer measures what it did" in alarm for alarm in made.alarms)
+            else:
+                unconfirmed += kept > 0
+    assert unconfirmed >= 15
+    assert promoted <= 3
+    assert alarmed >= 10
+
+
+def test_a_crashed_confirmation_is_left_out_of_the_pairs() -> None:
+    def value(point: str, warm: str | None, number: int) -> float | None:
+        repeated = point == "base" and any(score.seed == 100 + number for score in made.candidates[0].scores)
+        return None if repeated and number == 1 else (6.0 if point == "good" else 0.0) + noise(point, number, made.runs)
+
+    made = Lab(lambda point, warm, number: noise(point, number))
+    made.enter("base")
+    made.value = value
+    made.settle()
+    assert made.challenge("good").verdict is Verdict.KEEP
+
+
+def test_without_seeds_the_champion_runs_again_as_often_as_the_challenger() -> None:
+    made = Lab(lambda point, warm, number: (9.0 if point == "good" else 0.0) + noise(point, made.runs), seeds=False)
+    made.enter("base")
+    made.settle()
+    baseline = len(made.candidates[0].scores)
+    found = made.challenge("good")
+    assert found.verdict is Verdict.KEEP
+    assert len(made.candidates[0].scores) >= baseline + found.n
+
+
+def test_a_verdict_says_which_rate_of_collapse_its_runs_cannot_exclude() -> None:
+    made = lab({"good": 4.0})
+    found = made.challenge("good")
+    assert re.search(rf"0 of {found.n} runs collapsed: up to \d+% may", found.why)
+    assert stats.largest_rate(0, 13) == pytest.approx(0.206, abs=1e-3)
+    assert stats.largest_rate(13, 13) == 1.0
+
+
+@given(st.integers(1, 40).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_the_largest_rate_grows_with_the_hits(case: tuple[int, int]) -> None:
+    hits, n = case
+    assert hits / n <= stats.largest_rate(hits, n) <= 1.0
+    if hits:
+        assert stats.largest_rate(hits - 1, n) <= stats.largest_rate(hits, n)
+
+
+# --- the best mean
+
+
+def test_the_best_mean_wins_without_a_test_and_says_so() -> None:
+    made = Lab(world({"good": 2.0, "bad": -3.0}, 3), JudgeSettings(by="mean", replicates=4))
+    made.enter("base")
+    made.settle()
+    assert len(made.candidates[0].scores) == 4
+    found = made.challenge("bad")
+    assert found.verdict is Verdict.DISCARD
+    assert found.n == 1
+    found = made.challenge("good")
+    assert found.verdict is Verdict.KEEP
+    assert found.n == 4
+    assert found.flags == ("best mean, no proof",)
+    assert "may be luck" in found.why
+    assert made.state.champion == "good-cold-0"
+    assert made.state.spent == 0.0
+
+
+def test_the_best_mean_works_without_seeds() -> None:
+    made = Lab(world({"good": 3.0}), JudgeSettings(by="mean"), seeds=False)
+    made.enter("base")
+    made.settle()
+    assert made.challenge("good").verdict is Verdict.KEEP

@@ -14,6 +14,7 @@ from tests.loop.test_preview import STUDY, InstantExecutor, set_up, train, write
 
 from looplab.config import files
 from looplab.decide.queue import PORTION
+from looplab.launch.base import LaunchSpec
 from looplab.ledger.ledger import Ledger
 from looplab.ledger.study import StudyLedger
 from looplab.loop.engine import Engine
@@ -91,3 +92,25 @@ def test_a_stop_is_obeyed_between_two_portions_of_a_queue(tmp_path: Path) -> Non
     assert outcome.ending == "stopped"
     assert StudyLedger(ledger, "toy").usage().runs < 100
     assert len(StudyLedger(ledger, "toy").proposals()) < 3000  # the rest is taken in by the next engine
+
+
+def test_a_large_round_starts_before_it_is_decided_and_only_what_is_committed(tmp_path: Path) -> None:
+    runs, slots = 2 * AHEAD, STUDY["slots"]["count"]
+    queue = [{"edits": [f"x@set={n % 31}"], "reason": f"try {n}"} for n in range(runs)]
+    write_lab(tmp_path / "lab", {**STUDY, "proposers": [{"queue": "queue.yaml"}], "round_size": runs}, queue=queue)
+    setup = set_up(tmp_path / "lab", RunOptions(rounds=1))
+    ledger = Ledger(setup.lab / ".looplab" / "ledger.db")
+    beside = StudyLedger(Ledger(setup.lab / ".looplab" / "ledger.db"), "toy")
+    planned: list[int] = []
+
+    class WatchedExecutor(InstantExecutor):
+        def start(self, spec: LaunchSpec, after: str | None = None) -> None:
+            assert beside.run(spec.run_id).state == "planned"  # seen from outside of the engine's transaction
+            planned.append(len(beside.runs()))
+            super().start(spec, after)
+
+    assert Engine(setup, ledger, WatchedExecutor(train)).run().ending == "done"
+    assert planned[0] == 2 * slots
+    assert len(planned) == len(beside.runs()) == runs
+    assert {run.state for run in beside.runs()} == {"ended"}
+    assert ledger.first_broken_link() is None

@@ -47,7 +47,7 @@ budget: {runs: 400, wall: 10h}
 JUDGED = (
     LAB
     + """\
-judge: {baseline_seeds: 4, replicates: 3, max_replicates: 6}
+judge: {baseline_seeds: 4, replicates: 3, max_replicates: 6, confirm: false}
 holdout: {metric: eval/secret, budget: 5}
 """
 )

@@ -116,6 +116,16 @@ def test_what_is_not_a_file_has_no_hash_and_blocks_nothing(tmp_path: Path) -> No
     assert folder.hash_file(tmp_path / "pipe" / "below") is None
 
 
+def test_only_a_file_with_exactly_these_bytes_has_the_content(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"content")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    assert folder.has_content(tmp_path / "file", b"content")
+    assert not any(folder.has_content(tmp_path / "file", other) for other in (b"conten", b"contents", b"Content"))
+    assert not any(folder.has_content(tmp_path / name, b"content") for name in ("pipe", "zero", "missing", "file/x"))
+    assert not folder.has_content(tmp_path, b"content")
+
+
 @pytest.mark.parametrize("what", ["pipe", "folder", "link", "no record"])
 def test_a_note_for_a_run_that_spoilt_its_notes_is_left_out(tmp_path: Path, what: str) -> None:
     record = tmp_path / "run" / folder.RECORD

@@ -12,6 +12,7 @@ from looplab_example.alert import FileAlert
 from looplab_example.condition import JumpCondition
 from looplab_example.executor import ListingExecutor
 from looplab_example.proposer import HalvingProposer
+from looplab_example.reader import DefineReader
 from looplab_example.sampler import HillClimbSampler
 from looplab_example.source import TsvSource
 
@@ -22,6 +23,7 @@ from looplab.testing import (
     ConditionContract,
     ExecutorContract,
     ProposerContract,
+    ReaderContract,
     SamplerContract,
     SourceContract,
 )
@@ -86,3 +88,26 @@ class TestParrot(AgentContract):
 
     def make_adapter(self) -> ParrotAdapter:
         return ParrotAdapter()
+
+
+TRAIN = """
+import json, sys
+DEFAULTS = {"lr": 0.1, "hidden": 32, "nesterov": False, "seed": 0}
+settings = dict(DEFAULTS)
+for word in sys.argv[1:]:
+    if word.startswith('-D'):
+        key, _, text = word[2:].partition('=')
+        settings[key] = type(DEFAULTS[key])(text == 'True' if isinstance(DEFAULTS[key], bool) else text)
+print(json.dumps(settings))
+"""
+
+
+class TestDefine(ReaderContract):
+    files = {"train.py": TRAIN}  # noqa: RUF012
+    changes = {"lr": 0.5, "hidden": 64, "nesterov": True}  # noqa: RUF012
+
+    def make_reader(self) -> DefineReader:
+        return DefineReader()
+
+    def printed(self, text: str) -> dict[str, Any]:
+        return json.loads(text)

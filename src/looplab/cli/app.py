@@ -76,6 +76,7 @@ def init(
     smaller: Smaller = False,
     larger: Larger = False,
     name: Annotated[str | None, typer.Option("--name", help="The study (default: the script's name).")] = None,
+    then_try: Annotated[bool, typer.Option("--try", help="Then run it once, as `looplab try` does.")] = False,
     json: Json = False,
 ) -> None:
     """Create a lab: for a training script, or from a recipe.
@@ -87,9 +88,13 @@ def init(
 
     found = words or ["quickstart"]
     if onboarding.wants(found):
-        onboarding.init(found, objective, onboarding.goal_of(smaller, larger), name, json)
-    else:
-        recipes.init(found[0], Path(found[1]) if len(found) > 1 else None, json)
+        onboarding.init(found, objective, onboarding.goal_of(smaller, larger), name, json, then_try=then_try)
+        if then_try:
+            onboarding.try_once(None, None, [], None, None, False, json)
+        return
+    recipes.init(found[0], Path(found[1]) if len(found) > 1 else None, json)
+    if words is None and not json:
+        onboarding.suggest_scripts(Path.cwd())
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -107,18 +112,23 @@ def recipe(
 def try_(
     change: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, for this run alone.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Another seed.")] = None,
-    time: Annotated[str | None, typer.Option("--time", help="Stop it after this long: 90s, 5m.")] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="So many runs, each with another seed.")] = 1,
+    time: Annotated[str | None, typer.Option("--time", help="Stop it after this long: 90s, 1h (default: 5m).")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Take the objective that is guessed.")] = False,
     lab: LabOption = None,
     study: StudyOption = None,
     json: Json = False,
 ) -> None:
-    """Run the base config once and show what it measures."""
+    """Run the base config once and show what it measures, where, and how noisy that is.
+
+    The run belongs to no study: nothing is compared with it. A long one is stopped, and shows what it has measured so
+    far.
+    """
     from looplab.cli import onboarding
     from looplab.config.lab import parse_duration
 
     edits = [word if "@" in word.partition("=")[0] else word.replace("=", "@set=", 1) for word in change or []]
-    onboarding.try_once(lab, study, edits, seed, parse_duration(time) if time else None, yes, json)
+    onboarding.try_once(lab, study, edits, seed, parse_duration(time) if time else None, yes, json, seeds=seeds)
 
 
 @app.command()
@@ -147,15 +157,31 @@ def demo(folder: Annotated[Path, typer.Argument(help="The folder of the demo's l
 
 @app.command()
 def check(
-    cfgs: Cfgs = None, mode: Mode = None, lab: LabOption = None, study: StudyOption = None, json: Json = False
+    cfgs: Cfgs = None,
+    mode: Mode = None,
+    fix: Annotated[
+        bool,
+        typer.Option("--fix", help="Mend what has changed since the lab was written; asks its scripts for `--help`."),
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --fix: show the changes and write nothing.")] = False,
+    lab: LabOption = None,
+    study: StudyOption = None,
+    json: Json = False,
 ) -> None:
     """Check the lab file, configs and queue.
 
-    Shows the knobs with their ranges and the values in the base configs, and the command of each base. Writes nothing.
+    Shows the knobs with their ranges and the values in the base configs, and the command of each base. Writes nothing
+    without --fix, which mends lab.yaml and base configs: settings of the script that were renamed or removed, ranges
+    that exclude the base, flags that are written in another way, a moved script, seed or metric. It changes only what
+    is certain, shows every change, and puts the files back if the lab does not pass its checks afterwards.
     """
-    from looplab.cli import editing
+    from looplab.cli import editing, mending
 
-    editing.check(lab, study, cfgs, mode, json)
+    if dry_run and not fix:
+        raise typer.BadParameter("--dry-run belongs to --fix", param_hint="--dry-run")
+    mended = mending.fix(lab, study, dry_run=dry_run, json=json) if fix else None
+    if not dry_run:
+        editing.check(lab, study, cfgs, mode, json, mended=mended)
 
 
 # -- running
@@ -232,6 +258,9 @@ def plan(
         bool, typer.Option("--commands", help="Print the command, folder and environment of every run.")
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="With the options of the last `run`.")] = False,
+    power: Annotated[
+        bool, typer.Option("--power", help="Show which improvements the judge can find, instead.")
+    ] = False,
     lab: LabOption = None,
     study: StudyOption = None,
     json: Json = False,
@@ -242,6 +271,9 @@ def plan(
     """
     from looplab.cli import planning, running
 
+    if power:
+        planning.show_power(lab, study, runs, json)
+        return
     options = running.make_options(
         cfgs=cfgs, mode=mode, rounds=rounds, runs=runs, continuous=continuous, concurrency=concurrency, gpus=gpus,
         share=share, informal=informal, extra=extra, keep_going=keep_going, again=again, decide=decide,

@@ -31,18 +31,38 @@ from looplab.runs.redact import redact_edits
 from looplab.untrusted import real_path
 
 
-def check(folder: Path | None, name: str | None, cfgs: Sequence[Path] | None, mode: str | None, json: bool) -> None:
+def check(
+    folder: Path | None,
+    name: str | None,
+    cfgs: Sequence[Path] | None,
+    mode: str | None,
+    json: bool,
+    *,
+    mended: Mapping[str, Any] | None = None,
+) -> None:
+    """Check a lab, and show what its runs would be.
+
+    Args:
+        mended: What `--fix` found and did before; None: say what it would do.
+    """
+    from looplab.cli import mending
     from looplab.cli.planning import show_command
     from looplab.loop.preview import base_command
 
     lab = open_lab(folder)
     refuse_network_disk(existing(lab.ledger_path.parent))
     studies = [lab.study(name)] if name else list(lab.studies.values())
+    found = mending.preview(lab, studies) if mended is None else None
     checked = []
     for study in studies:
-        setup = check_study(
-            lab, study, RunOptions(cfgs=tuple(str(real_path(p)) for p in cfgs or ()), mode=mode, informal=True)
-        )
+        try:
+            setup = check_study(
+                lab, study, RunOptions(cfgs=tuple(str(real_path(p)) for p in cfgs or ()), mode=mode, informal=True)
+            )
+        except LabError:
+            if found is not None and not json:
+                mending.say_preview(found)
+            raise
         queued = sum(len(read_queue(lab.folder / entry.queue)) for entry in study.proposers if entry.queue)
         with lab.at(study, "launch"):
             commands = {base.name: base_command(setup, base) for base in setup.bases}
@@ -80,9 +100,21 @@ def check(folder: Path | None, name: str | None, cfgs: Sequence[Path] | None, mo
         for name_, command in commands.items():
             output.say(f"command for {name_}: {shlex.join(command.argv)}")
         show_command(next(iter(commands.values())))
-        output.say("all is well" if study is studies[-1] else "")
+        if study is not studies[-1]:
+            output.say()
     if json:
-        output.print_json({"lab": str(lab.folder), "studies": checked})
+        output.print_json(
+            {
+                "lab": str(lab.folder),
+                "studies": checked,
+                **(mending.as_dict(found) if found is not None else mended or {}),
+            }
+        )
+        return
+    if found is not None:
+        mending.say_preview(found)
+    noted = (found.fixes or found.doubts) if found is not None else (mended or {}).get("doubts")
+    output.say("all checks passed; see the notes above" if noted else "all is well")
 
 
 def _seed_line(setup: Setup) -> str:

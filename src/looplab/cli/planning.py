@@ -13,14 +13,20 @@ from looplab.cli import output
 from looplab.cli.labs import open_lab
 from looplab.config.lab import LabConfig, StudyConfig
 from looplab.errors import LabError
+from looplab.judge.simulate import power
 from looplab.ledger.ledger import LedgerCopy
 from looplab.ledger.roles import Origin, Role
 from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import ProposalRow
+from looplab.loop.judging import judge_settings
 from looplab.loop.prepare import FilledCommand
 from looplab.loop.preview import PlannedRun, Preview, preview
 from looplab.loop.session import check_study, count_from_now, options_to_resume, relative_to_lab
 from looplab.loop.setup import RunOptions, Setup, missing_for_formal
+from looplab.report.judged import judged_now
+
+DEFAULT_RUNS = 120
+"""Runs that `--power` assumes where the study has no budget."""
 
 
 def plan(
@@ -40,6 +46,42 @@ def plan(
     with contextlib.closing(LedgerCopy(lab.ledger_path)) as ledger:
         options = options_to_resume(StudyLedger(ledger, study.name), lab.folder) if resume else options
         show_plan(lab, study, options, ledger, commands=commands, resume=resume, json=json)
+
+
+def show_power(folder: Path | None, name: str | None, runs: int | None, json: bool) -> None:
+    """Show which improvements the study's judge finds with its budget, by simulation."""
+    lab = open_lab(folder)
+    study = lab.study(name)
+    if study.judge_rule != "test":
+        raise LabError(f"study {study.name} has no test of which the power could be shown", hint="see docs/judge.md")
+    budget = runs or study.budget.runs or DEFAULT_RUNS
+    metric = study.objective.metric if study.objective else "the objective"
+    if not json:
+        output.say(
+            f"With {budget} runs, if half of the challengers improve {metric} by so many standard deviations of the "
+            "noise (simulated with the study's judge):"
+        )
+    found = power(judge_settings(study), budget)
+    with contextlib.closing(LedgerCopy(lab.ledger_path)) as ledger:
+        judged = judged_now(study, StudyLedger(ledger, study.name))
+    sigma = judged.sigma if judged is not None else None
+    if json:
+        output.print_json({"runs": budget, "noise": sigma, "power": [asdict(one) for one in found]})
+        return
+    output.table(
+        ("improvement", metric, "found", "runs until then"),
+        [
+            (
+                f"{one.effect:g} sd",
+                "-" if sigma is None else output.number(one.effect * sigma, 3),
+                f"{one.found:.0%}",
+                "-" if one.runs is None else f"{one.runs:.0f}",
+            )
+            for one in found
+        ],
+    )
+    if sigma is None:
+        output.say("The noise is not known yet: it is measured by the first runs of the base.")
 
 
 def show_plan(
@@ -80,7 +122,8 @@ def show_plan(
             title="then:" if found.unfinished else "the next runs:",
         )
     for planned in found.runs:
-        if planned.row.role not in (Role.BASE, Role.REPLICATE) or Origin.of(planned.row.proposer).is_person:
+        is_repeat = planned.row.role in (Role.BASE, Role.REPLICATE, Role.CONFIRMATION)
+        if not is_repeat or Origin.of(planned.row.proposer).is_person:
             for note in planned.plan.notes:
                 output.say(f"note on run {planned.row.n}: {note}")
     if found.why_none is not None:

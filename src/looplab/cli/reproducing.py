@@ -16,7 +16,7 @@ from looplab.errors import LabError
 from looplab.judge.reproduce import compare
 from looplab.judge.stats import pooled_spread
 from looplab.ledger.catalogue import ReproducedEvent
-from looplab.ledger.roles import Origin, Role
+from looplab.ledger.roles import COPIES, Origin, Role
 from looplab.ledger.study import StudyLedger
 from looplab.ledger.view import RunRow
 from looplab.loop import remeasure as remeasuring
@@ -115,7 +115,7 @@ def _objectives_by_config(record: StudyLedger) -> dict[str, list[float]]:
     """Group the objectives of runs that differ only in their seed."""
     found: dict[str, list[float]] = {}
     for run in record.runs(status="ok"):
-        if run.objective is not None and run.role != Role.REPRODUCTION:
+        if run.objective is not None and run.role not in COPIES:
             found.setdefault(run.point, []).append(run.objective)
     return found
 

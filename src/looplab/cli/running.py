@@ -158,12 +158,23 @@ def _show_result(session: Session, setup: Setup, result: SessionResult, json: bo
         for line in result.not_run:
             output.say(f"{line}: {outcome.why}" if outcome.why else line)
         if outcome.ending is not Ending.STOPPED and not result.has_result:
-            for line in _next_steps(setup, result):
+            for line in (*_why_failed(setup, record), *_next_steps(setup, result)):
                 output.say(line)
     if outcome.ending is Ending.STOPPED:
         sys.exit(130)
     if not result.ok:
         sys.exit(1)
+
+
+def _why_failed(setup: Setup, record: StudyLedger) -> list[str]:
+    """Return why the last run failed, if that can be told from what it printed."""
+    failed = record.runs(status="failed")
+    if not failed:
+        return []
+    from looplab.onboard.trial import diagnose_run
+
+    found = diagnose_run(setup.lab, setup.study, failed[-1])
+    return [f"why {failed[-1].id} failed: {found}"] if found is not None else []
 
 
 def _next_steps(setup: Setup, result: SessionResult) -> list[str]:

@@ -168,8 +168,9 @@ class ConfigRendering(Section):
     """`wandb`: as `wandb.config`, for scripts of W&B sweeps, which take their values from there alone."""
     format: Literal["json", "yaml", "toml"] = "json"
     """`file`: format of the file at {config}."""
-    case: Literal["kebab", "snake"] = "kebab"
-    """`flags`: `--learning-rate` or `--learning_rate`."""
+    case: Literal["kebab", "as_written", "snake"] = "kebab"
+    """`flags`: `--learning-rate` for the key `learning_rate` (kebab), or each key as it is written. A switch that is
+    off is `--no-x`; `snake` is the same as `as_written`, except that it writes `--no_x`."""
     keys: Literal["dotted", "flat"] = "dotted"
     """`flags`: `--train.learning-rate`, or only the last component, `--learning-rate`."""
     booleans: Literal["switch", "value", "present", "empty"] = "switch"
@@ -178,6 +179,9 @@ class ConfigRendering(Section):
     other text is true)."""
     store_true: Texts = Field(default_factory=list)
     """`flags`: keys that are rendered as `present`, whatever `booleans` says."""
+    names: dict[str, str] = Field(default_factory=dict)
+    """`flags`: keys whose flags are not named after them: `{lr: "-lr"}`. For a bool, both words separated by a slash:
+    `{shuffle: --shuffle/--keep-order}`, `{cuda: /--no-cuda}` (nothing if it is true)."""
     lists: Literal["json", "spread"] = "json"
     """`flags`: `--layers "[64, 64]"`, or `--layers 64 64` (argparse's `nargs`)."""
     separator: Literal["space", "equals"] = "space"
@@ -484,18 +488,20 @@ class Effect(Section):
 class JudgeConfig(Section):
     """How a challenger becomes the champion."""
 
-    by: Literal["test", "ratchet"] = "test"
-    """`ratchet`: any improvement of a single run wins; no statistics."""
+    by: Literal["test", "mean", "ratchet"] = "test"
+    """`mean`: the best mean of `replicates` runs wins, no proof. `ratchet`: any improvement of a single run wins."""
     baseline_seeds: int = Field(5, ge=2)
     """Seeds of the base config to run before anything is compared with it."""
     replicates: int = Field(3, ge=2)
     """Pairs at the first look at a challenger."""
-    max_replicates: int = Field(24, ge=2)
+    max_replicates: int = Field(28, ge=2)
     """Pairs at the last look."""
     alpha: float = Field(0.05, gt=0, lt=0.5)
     """Largest probability that a study promotes a config that is not better."""
     min_effect: Annotated[Effect, BeforeValidator(parse_effect)] = Field(default_factory=Effect)
     """Smallest improvement worth a promotion: `0.002`, or `0.5%` of the champion's mean."""
+    confirm: bool = True
+    """Before a promotion, run the champion again on the seeds of the test; it must lose again."""
 
     @model_validator(mode="after")
     def _in_order(self) -> JudgeConfig:
@@ -856,7 +862,7 @@ class StudyConfig(Section):
         return max([1, *(parse_at(t.at) or 1 for t in (objective, objective and objective.then) if t is not None)])
 
     @property
-    def judge_rule(self) -> Literal["test", "ratchet", "deterministic"] | None:
+    def judge_rule(self) -> Literal["test", "mean", "ratchet", "deterministic"] | None:
         """Rule by which configs are promoted; None: the study has no judge."""
         if self.judge is None:
             return None

@@ -14,6 +14,9 @@ DIVERGED = 1e100
 """Values of at least this magnitude count as infinite: their squares would overflow."""
 
 
+RULES = ("test", "ratchet", "mean", "deterministic")
+
+
 class Verdict(StrEnum):
     """The judge's decision about a run."""
 
@@ -33,8 +36,9 @@ class JudgeSettings:
     """Goal of the metric that breaks exact ties; None: a tie is not an improvement."""
     then_metric: str = ""
     """Name of that metric, for messages."""
-    by: Literal["test", "ratchet", "deterministic"] = "test"
+    by: Literal["test", "ratchet", "mean", "deterministic"] = "test"
     """`ratchet`: one run each, any improvement wins. It promotes luck and is offered because it is common practice.
+    `mean`: the best mean of `replicates` runs wins, without a test.
     `deterministic`: a config with a fixed seed always measures the same; one repeat of each winner checks this."""
     alpha: float = 0.05
     """Bound on the probability that a study whose challengers are all no better promotes any of them."""
@@ -42,7 +46,7 @@ class JudgeSettings:
     """Runs of the base before anything is judged; their spread is the noise floor."""
     replicates: int = 3
     """Replicates of a challenger at the first look."""
-    max_replicates: int = 24
+    max_replicates: int = 28
     """Replicates of a challenger at the last look."""
     min_effect: float = 0.0
     """Smallest improvement worth a promotion, in units of the metric."""
@@ -50,7 +54,7 @@ class JudgeSettings:
     """The same as a fraction of the champion's mean; the larger of the two applies."""
     screen: float = 0.5
     """Standard deviations of the noise by which a first run must beat the champion to earn replicates."""
-    alpha_share: float = 0.15
+    alpha_share: float = 0.3
     """Fraction of the remaining alpha that the next test receives."""
     growth: float = 1.6
     """Factor by which the number of replicates grows from look to look."""
@@ -62,13 +66,16 @@ class JudgeSettings:
     """A first run that is better by this many standard deviations of the noise raises an alarm."""
     crashes: int = 2
     """Crashed replicates from which on the challenger's verdict is `crash`."""
+    confirm: bool = True
+    """Before a promotion, the champion runs again on the seeds of the test that were measured before the challenger was
+    proposed, and must lose again."""
     held_out_p: float = 0.1
     """A challenger that is worse on the held-out metric with a one-sided p below this is not promoted."""
 
     def __post_init__(self) -> None:
         checks = [
             (self.goal not in ("max", "min"), "goal", "max or min"),
-            (self.by not in ("test", "ratchet", "deterministic"), "by", "test, ratchet or deterministic"),
+            (self.by not in RULES, "by", "test, ratchet, mean or deterministic"),
             (not 0 < self.alpha < 0.5, "alpha", "above 0 and below 0.5"),
             (self.baseline_seeds < 2, "baseline_seeds", "2 or more: one run has no spread"),
             (self.replicates < 2, "replicates", "2 or more: one run has no spread"),
@@ -101,6 +108,10 @@ class Score:
     """Hash of the evaluator and the data; empty: unknown."""
     tie: float | None = None
     """Value of the metric that breaks exact ties; None: not measured."""
+    order: int = 0
+    """Number of the run in its study: later runs have higher ones."""
+    again: bool = False
+    """A confirmation: a seed that was measured before, repeated because the judge asked for it."""
 
     @property
     def finite(self) -> bool:
@@ -134,6 +145,8 @@ class OpenTest:
     """Fixed when the test opens, before any replicate is seen."""
     look: int = 0
     """Interim looks taken so far."""
+    confirming: bool = False
+    """Whether a look was won, so that from now on the champion's runs from before the challenger no longer count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +236,8 @@ class RunRequest:
     why: str
     control: bool = False
     """The champion's config from a challenger's warm start; not a challenger itself."""
+    again: bool = False
+    """A confirmation: the champion has run with this seed before."""
 
 
 @dataclass(frozen=True, slots=True)

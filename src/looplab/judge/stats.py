@@ -95,6 +95,17 @@ def t_quantile(tail: float, freedom: float) -> float:
     return 0.5 * (low + high)
 
 
+def largest_rate(hits: int, n: int, level: float = 0.95) -> float:
+    """Return the upper end of the one-sided confidence interval of a probability, after `hits` in n trials."""
+    if hits >= n:
+        return 1.0
+    low, high = hits / n, 1.0
+    for _ in range(50):
+        middle = 0.5 * (low + high)  # the probability of at most `hits` hits is 1 - I_p(hits + 1, n - hits)
+        low, high = (middle, high) if incomplete_beta(hits + 1, n - hits, middle) < level else (low, middle)
+    return high
+
+
 # --- comparisons
 
 
@@ -126,10 +137,22 @@ class Comparison:
         return self.effect - reach, self.effect + reach
 
 
-def paired(differences: Sequence[float], least_spread: float = 0.0) -> Comparison:
-    """Run the paired t-test. `least_spread` keeps a few accidentally similar differences from looking certain."""
+def paired(
+    differences: Sequence[float], least_spread: float = 0.0, prior: tuple[float, float] | None = None
+) -> Comparison:
+    """Run the paired t-test.
+
+    Args:
+        least_spread: Lower bound of the spread, so that a few accidentally similar differences do not look certain.
+        prior: A spread that is known from other runs, and its degrees of freedom. The test is then the moderated t: a
+            few differences say little about their spread. It is not used for differences that spread more than that.
+    """
     n = len(differences)
-    return Comparison(mean(differences), max(spread(differences), least_spread) / math.sqrt(n), n - 1, n)
+    here, freedom = max(spread(differences), least_spread), float(n - 1)
+    if prior is not None and here <= prior[0]:
+        variance = (freedom * here**2 + prior[1] * prior[0] ** 2) / (freedom + prior[1])
+        here, freedom = math.sqrt(variance), freedom + prior[1]
+    return Comparison(mean(differences), here / math.sqrt(n), freedom, n)
 
 
 def welch(challenger: Sequence[float], champion: Sequence[float], least_spread: float = 0.0) -> Comparison:

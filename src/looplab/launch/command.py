@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import os
 import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -161,13 +163,15 @@ def render(config: Mapping[str, Any], rendering: Rendering, changed: Mapping[str
         changed: Dotted keys that differ from the base config, True for those it lacks; None: render all keys.
     """
     if rendering.as_ == "flags":
-        pairs = [(path, value) for path, value in _rendered_leaves(config, rendering, changed) if value is not None]
-        hint = "use keys: dotted, or skip: [...]" if rendering.keys == "flat" else "use case: snake, or skip: [...]"
-        _reject_duplicates([_flag_name(path, rendering) for path, _ in pairs], "two keys become the same flag", hint)
-        return [word for path, value in pairs for word in _flag(path, value, rendering)]
+        pairs = [(path, value) for path, value in rendered_leaves(config, rendering, changed) if value is not None]
+        hint = (
+            "use keys: dotted, or skip: [...]" if rendering.keys == "flat" else "use case: as_written, or skip: [...]"
+        )
+        _reject_duplicates([flag_of(path, rendering) for path, _ in pairs], "two keys become the same flag", hint)
+        return [word for path, value in pairs for word in flag_words(path, value, rendering)]
     if rendering.as_ == "hydra":
         new = {key for key, added in (changed or {}).items() if added}
-        overrides = [(show(path), value) for path, value in _rendered_leaves(config, rendering, changed)]
+        overrides = [(show(path), value) for path, value in rendered_leaves(config, rendering, changed)]
         return [f"{'+' if key in new else ''}{_hydra_key(key)}={_hydra_value(value)}" for key, value in overrides]
     return []
 
@@ -178,7 +182,7 @@ def render_environment(config: Mapping[str, Any], rendering: Rendering) -> dict[
         return {}
     pairs = [
         (rendering.prefix + "__".join(re.sub(r"\W", "_", str(part)) for part in path).upper(), value)
-        for path, value in _rendered_leaves(config, rendering, None)
+        for path, value in rendered_leaves(config, rendering, None)
     ]
     _reject_duplicates([name for name, _ in pairs], "two keys become the same variable", "use skip: [...]")
     return {name: _format_value(value) for name, value in pairs}
@@ -190,8 +194,8 @@ def _reject_duplicates(names: Sequence[str], problem: str, hint: str) -> None:
         raise LabError(f"launch.config: {problem}: {', '.join(sorted(duplicates))}", hint=hint)
 
 
-def _rendered_leaves(
-    config: Mapping[str, Any], rendering: Rendering, changed: Mapping[str, bool] | None
+def rendered_leaves(
+    config: Mapping[str, Any], rendering: Rendering, changed: Mapping[str, bool] | None = None
 ) -> list[tuple[Concrete, Any]]:
     """Return the leaves that the rendering includes: neither skipped nor, with `only: changed`, unchanged."""
     only = rendering.only or ("changed" if rendering.as_ == "hydra" else "all")
@@ -222,26 +226,32 @@ def _leaves(config: Mapping[str, Any]) -> list[tuple[Concrete, Any]]:
     return leaves
 
 
-def _flag_name(path: Concrete, rendering: Rendering) -> str:
+def flag_of(path: Sequence[str | int], rendering: Rendering) -> str:
+    """Return the flag of a key: `--train.learning-rate`; for a bool in `names`, both of its words."""
+    if (given := rendering.names.get(".".join(map(str, path)))) is not None:
+        return given
     name = str(path[-1]) if rendering.keys == "flat" else ".".join(map(str, path))
     return "--" + (name.replace("_", "-") if rendering.case == "kebab" else name)
 
 
-def _flag(path: Concrete, value: Any, rendering: Rendering) -> list[str]:
+def flag_words(path: Concrete, value: Any, rendering: Rendering) -> list[str]:
     """Return the words of one option: its name and its value."""
-    name = _flag_name(path, rendering)
+    name = flag_of(path, rendering)
+    if isinstance(value, bool) and "/" in name:
+        word = name.split("/", 1)[0 if value else 1]
+        return [word] if word else []
     if isinstance(value, bool):
         style = "present" if ".".join(map(str, path)) in rendering.store_true else rendering.booleans
         if style == "present":
             return [name] if value else []
         if style == "switch":
             parent, dot, last = name[2:].rpartition(".")
-            negation = "no-" if rendering.case == "kebab" else "no_"
+            negation = "no_" if rendering.case == "snake" else "no-"
             return [name] if value else [f"--{parent}{dot}{negation}{last}"]
         if style == "empty" and not value:
             return [f"{name}="] if rendering.separator == "equals" else [name, ""]
     if isinstance(value, list) and rendering.lists == "spread":
-        items = [_format_value(item) for item in value]
+        items = [_format_item(item) for item in value]
         ambiguous = next((item for item in items if item.startswith("-") and not PLAIN_NEGATIVE.fullmatch(item)), None)
         if ambiguous is not None:
             raise LabError(
@@ -252,6 +262,13 @@ def _flag(path: Concrete, value: Any, rendering: Rendering) -> list[str]:
     if rendering.separator == "equals" or (text.startswith("-") and not PLAIN_NEGATIVE.fullmatch(text)):
         return [f"{name}={text}"]
     return [name, text]
+
+
+def _format_item(value: Any) -> str:
+    """Return an item of a spread list; a negative number without an exponent, which argparse takes for an option."""
+    if isinstance(value, float) and value < 0 and math.isfinite(value):
+        return f"{Decimal(repr(value)):f}"
+    return _format_value(value)
 
 
 def _format_value(value: Any) -> str:

@@ -23,6 +23,7 @@ import orjson
 from looplab.errors import LabError
 from looplab.launch import procfs, supervisor
 from looplab.launch.base import Delayed, Ended, Exit, LaunchEvent, LaunchSpec, Rejected, Started, Unreachable
+from looplab.launch.slots import lock_paths
 from looplab.runs import clock
 from looplab.runs.disk import network_disk
 from looplab.runs.folder import record_folder
@@ -106,6 +107,20 @@ def _encode_message(message: dict[str, Any]) -> bytes:
         return orjson.dumps(message)
     except TypeError:  # paths that are not valid Unicode, which only escaped JSON preserves
         return json.dumps(message).encode()
+
+
+def _decode_message(line: bytes) -> dict[str, Any]:
+    """Return a message of the supervisor."""
+    try:
+        return orjson.loads(line)  # type: ignore[no-any-return]
+    except orjson.JSONDecodeError:  # escaped paths that are not valid Unicode
+        return json.loads(line)  # type: ignore[no-any-return]
+
+
+def _absolute(path: Path) -> str:
+    """Return a path as absolute text; most are absolute already, and `abspath` would split and join them again."""
+    text = str(path)
+    return text if text.startswith("/") and ".." not in text else os.path.abspath(text)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -344,10 +359,8 @@ class LocalExecutor:
     # -- the contract
 
     def start(self, spec: LaunchSpec, after: str | None = None) -> None:
-        from looplab.launch.slots import lock_paths
-
-        run_id, folder = spec.run_id, os.path.abspath(spec.run_dir)
-        record = folder if spec.record_dir is None else os.path.abspath(spec.record_dir)
+        run_id, folder = spec.run_id, _absolute(spec.run_dir)
+        record = folder if spec.record_dir is None else _absolute(spec.record_dir)
         if self._knows(run_id):
             return
         if after in self._adopted or after in self._unidentified or after in self._unreachable:
@@ -524,7 +537,7 @@ class LocalExecutor:
             return
         *lines, self._inbox = (self._inbox + data).split(b"\n")
         for line in lines:
-            event = json.loads(line)  # not orjson: strings may hold paths that are not valid Unicode
+            event = _decode_message(line)
             run_id = event["id"]
             match event["ev"]:
                 case "started":

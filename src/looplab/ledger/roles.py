@@ -14,6 +14,8 @@ class Role(StrEnum):
     """A new config."""
     REPLICATE = "replicate"
     """A known config once more, usually with another seed."""
+    CONFIRMATION = "confirmation"
+    """The champion with a seed that it has run with, before another config replaces it."""
     CONTROL = "control"
     """The champion's config, started from the weights that a challenger started from."""
     REPRODUCTION = "reproduction"
@@ -31,6 +33,8 @@ class Role(StrEnum):
 _ROLES = {role.value: role for role in Role}
 DECIDED = (Role.BASE, Role.TRIAL)
 """Runs of a config that was not run before; all others repeat one."""
+COPIES = (Role.CONFIRMATION, Role.REPRODUCTION)
+"""Runs that repeat another one with its own seed; they say nothing about the noise between seeds."""
 
 
 class Origin(StrEnum):

@@ -359,6 +359,10 @@ class Engine:
         if self._planner.failure is not None:
             self._end_early(self._planner.failure)
 
+    def _fill_round(self) -> None:
+        if not self.control.ending:
+            self._planner.fill()
+
     def _end_early(self, why: str) -> None:
         """Start no more runs, and end with a failure when the current ones have ended."""
         self.control.fail(why)
@@ -453,6 +457,7 @@ class Engine:
                 for run in ended:
                     self._check_base(run)
                 self._prequeue()
+                self._fill_round()  # after the starts: what they start was committed before
             self._verdicts.write_summaries()
             if self._promoted and self._anchors is not None:
                 self._anchors.request()
@@ -463,8 +468,8 @@ class Engine:
                 self._latest = newest if self._latest is None or newest.n > self._latest.n else self._latest
                 self._pointers_due = True
             self._syncer.request()
-        if not self.control.ending:
-            self._planner.fill()
+        else:
+            self._fill_round()
         if self._pointers_due and time.monotonic() - self._pointers_updated > POINT_S:
             self._update_pointers()
         self._read_metrics()

@@ -29,7 +29,7 @@ from looplab.measure.summary import Directions, Summariser, objective_value
 from looplab.runs import folder
 from looplab.runs.code import code_differences, name_files
 
-JUDGED = (*DECIDED, Role.REPLICATE, Role.CONTROL)
+JUDGED = (*DECIDED, Role.REPLICATE, Role.CONFIRMATION, Role.CONTROL)
 """Roles of runs that the judge compares."""
 Key = tuple[str, str | None]
 """Config hash without the seed (`RunRow.point`), and the run that the weights come from (None: no warm start)."""
@@ -46,26 +46,28 @@ class _Group:
     scores: list[tuple[int, Score]] = field(default_factory=list)
 
 
+def judge_settings(study: StudyConfig) -> JudgeSettings:
+    """Return the policy of the judge that the lab file describes; the study must have one."""
+    judge, objective = study.judge, study.objective
+    assert judge is not None
+    assert objective is not None
+    return JudgeSettings(
+        goal=objective.goal, by=study.judge_rule or "test", alpha=judge.alpha, baseline_seeds=judge.baseline_seeds,
+        replicates=judge.replicates, max_replicates=judge.max_replicates, min_effect=judge.min_effect.absolute,
+        min_relative=judge.min_effect.relative, confirm=judge.confirm,
+        then=objective.then.goal if objective.then else None,
+        then_metric=objective.then.metric if objective.then else "",
+    )  # fmt: skip
+
+
 class StudyJudge:
     """Evaluates the ended runs of a study and keeps the state of its judge in the ledger."""
 
     def __init__(self, study: StudyConfig, record: StudyLedger, outputs: Path) -> None:
-        assert study.judge is not None
-        assert study.objective is not None
-        judge = study.judge
         self._study = study
         self._record = record
         self._outputs = outputs
-        self._judge = Judge(
-            JudgeSettings(
-                goal=study.objective.goal, by=study.judge_rule or "test", alpha=judge.alpha,
-                baseline_seeds=judge.baseline_seeds,
-                replicates=judge.replicates, max_replicates=judge.max_replicates, min_effect=judge.min_effect.absolute,
-                min_relative=judge.min_effect.relative,
-                then=study.objective.then.goal if study.objective.then else None,
-                then_metric=study.objective.then.metric if study.objective.then else "",
-            )
-        )  # fmt: skip
+        self._judge = Judge(judge_settings(study))
         self._groups: dict[Key, _Group] = {}
         self._costs: dict[str, float] = {}
         self._created: dict[str, float] = {}
@@ -78,7 +80,8 @@ class StudyJudge:
     @property
     def baseline_seeds(self) -> int:
         """Number of runs of the base before anything is judged."""
-        return self._judge.settings.baseline_seeds if self._judge.settings.by == "test" else 1
+        settings = self._judge.settings
+        return {"test": settings.baseline_seeds, "mean": settings.replicates}.get(settings.by, 1)
 
     def add_run(self, run: RunRow, fingerprint: str = "") -> None:
         """Add an ended run to the runs of its config.
@@ -102,7 +105,9 @@ class StudyJudge:
             group.run, group.n, group.control = run.id, run.n, run.role == Role.CONTROL
         then = self._study.objective.then if self._study.objective is not None else None
         tie = tie_break_value(then, self._outputs / run.id)
-        group.scores.append((run.n, Score(run.id, run.seed, run.objective, cost, fingerprint, tie)))
+        again = run.role == Role.CONFIRMATION
+        score = Score(run.id, run.seed, run.objective, cost, fingerprint, tie, order=run.n, again=again)
+        group.scores.append((run.n, score))
         self._new = True
 
     def load(self) -> None:

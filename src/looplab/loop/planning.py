@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from looplab.decide.agent import Ask
 
 AHEAD = 64
-"""A larger round is decided in portions, so that slots need not wait until all of it is."""
+"""A larger round is decided in portions, so that slots need not wait until all of it is. At most as many runs wait."""
 NO_LIMIT = 1 << 30
 CALLS_CHECKED = 200
 """How many of the last calls of agents are looked for in the lab book after a crash."""
@@ -173,11 +173,13 @@ class Planner:
             self.why = f"all {limit} round(s) are done"
             return
         size = min(room, self._setup.round_size)
-        planned = self._decide(None, min(size, AHEAD))
+        # The slots of a large round begin as soon as each has a run and a successor; `fill` plans the rest.
+        portion = size if size <= AHEAD else min(AHEAD, 2 * len(self._setup.slots))
+        planned = self._decide(None, portion)
         if not planned:
             return
         n = self.queue[0].round
-        self._filling = (n, size - planned) if planned < size and (planned == AHEAD or self.thinking) else None
+        self._filling = (n, size - planned) if planned < size and (planned == portion or self.thinking) else None
         if self._filling is None:
             self._study.fill_round(n)
         count = len(self.queue) if self._filling is None else size
@@ -236,6 +238,8 @@ class Planner:
                 decision = self._decider.control(twin, source, request.seed, request.why)
             else:
                 decision = self._decider.repeat(twin, self._decider.plan_of(twin), request.seed, request.why)
+                if request.again:
+                    decision = replace(decision, role=Role.CONFIRMATION)
         except LabError as error:
             self._tell(Note(f"the judge wants {request.point} once more, but {error}"))
             return False
@@ -249,7 +253,8 @@ class Planner:
         best = self._study.best()
         if best is not None and best.objective is not None and wanted is not None:
             seen = f"best so far: {best.id} with {wanted.metric} = {best.objective:.6g}"
-        reasons = [run.reason for run in self.queue if run.reason and run.role != Role.REPLICATE]
+        repeats = (Role.REPLICATE, Role.CONFIRMATION)
+        reasons = [run.reason for run in self.queue if run.reason and run.role not in repeats]
         following = "; ".join(reasons[:4]) + (f"; and {len(reasons) - 4} more" if len(reasons) > 4 else "")
         self._book(labbook.line(time.time(), f"round {n} decided", seen, f"{count} run(s)", following))
 

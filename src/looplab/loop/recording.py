@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from looplab.config.lab import LAB_FILE, RUN_FOLDER
 from looplab.config.paths import diff
 from looplab.launch.base import Exit
 from looplab.ledger.catalogue import AlarmEvent
@@ -28,10 +29,13 @@ from looplab.measure.discover import describe
 from looplab.measure.run_metrics import RunMetrics, left_nothing, summarise
 from looplab.measure.summary import digest
 from looplab.runs import folder
+from looplab.runs.outside import written_since
 from looplab.runs.redact import redact_text, scrub_file
 
 LEFT_BEHIND = ("metrics.jsonl", "trainer_summary.json")
 """Files of the trainer that must not change after the run has ended."""
+LOOKS_OUTSIDE = 5
+"""Runs of an engine after which it looks for files outside of their folders; a trainer writes to the same places."""
 SATURATED = (0.0, 1.0, 100.0)
 """Values at which accuracies and success rates saturate: two equal ones prove nothing."""
 
@@ -79,6 +83,8 @@ class Recorder:
         self._preparer = preparer
         self._outbox = outbox
         self._run_metrics = run_metrics
+        self._looked_outside = 0
+        self._outside: set[str] = set()  # entries of the lab's folder that runs wrote to, and a note has named
         self._notes: dict[str, list[str]] = {}  # ended run → notes on its files
 
     # -- problems with the files of a run
@@ -154,6 +160,10 @@ class Recorder:
                 unchanged = self._alarm_if_unchanged(row, measured)
                 if unchanged is not None:
                     notes.append(unchanged)
+        with self.tolerant(run, "looking for files outside of its folder"):
+            outside = self._written_outside(exit_, summary["notes"])
+            if outside is not None:
+                notes.append(outside)
         if is_there:
             self._hash_files(run, run_dir, record, files, with_metrics=metrics is not None)
             name = f"{record}summary.json"
@@ -169,6 +179,32 @@ class Recorder:
             ended=row.ended, objective=objective, files=files, note=note, measured=measured,
         )  # fmt: skip
         return row, metrics, note
+
+    def _written_outside(self, exit_: Exit, notes: Sequence[str]) -> str | None:
+        """Return a note on files that the run wrote to the lab, outside of its folder; each place is named once.
+
+        Args:
+            notes: Notes that may name some of them already.
+        """
+        setup = self._setup
+        if exit_.started is None or setup.options.jobs is not None or self._looked_outside >= LOOKS_OUTSIDE:
+            return None
+        self._looked_outside += 1
+        study = setup.study
+        known = {LAB_FILE, *study.base, *setup.options.cfgs, *study.data, *study.evaluator}
+        known |= {file for entry in study.proposers for file in (entry.queue, entry.rules) if file}
+        places = {path.partition("/")[0]: path for path in written_since(setup.lab, exit_.started, known)}
+        new = [
+            path
+            for place, path in places.items()
+            if place not in self._outside and not any(path in note for note in notes)
+        ]
+        self._outside.update(places)
+        if not new:
+            return None
+        named = ", ".join(new[:3]) + (f" and {len(new) - 3} more" if len(new) > 3 else "")
+        advice = "let it write to {out_dir}" + (", or use `launch.cwd: run`" * (study.launch.cwd != RUN_FOLDER))
+        return f"while it ran, files outside of its folder were written: {named} ({advice})"
 
     def _add_fingerprint(self, run: RunRow, run_dir: Path, summary: dict[str, Any]) -> None:
         """Note under which data and evaluator the run was measured; they may have changed while it ran."""
@@ -225,7 +261,9 @@ class Recorder:
         """Restore the prepared files that the run has changed, and report them; returns a sentence about them."""
         prepared = self.prepared.pop(run.id, None)
         if prepared is not None:
-            changes = folder.restore(run_dir, prepared.hashes, prepared.contents)
+            contents = prepared.contents
+            changed = [name for name in contents if not folder.has_content(f"{run_dir}/{name}", contents[name])]
+            changes = folder.restore(run_dir, {name: prepared.hashes[name] for name in changed}, contents)
         elif folder.record_folder(run_dir) == run_dir:
             return None  # started by an early version
         else:  # started by an earlier engine, or by nobody

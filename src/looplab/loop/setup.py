@@ -496,10 +496,11 @@ def find_seed(study: StudyConfig, base: Base) -> Concrete | None:
 
 
 def _reaches(study: StudyConfig, seed: Concrete) -> bool:
-    """Whether the value of this key reaches the trainer, through the config or `{seed}`."""
+    """Whether the value of this key reaches the trainer, through the config, `{seed}` or `{config.KEY}`."""
     launch = study.launch
     templates = (*launch.command, *launch.env.values())
-    return not launch.config.leaves_out(seed) or any(SEED_VARIABLE in text for text in templates)
+    words = (SEED_VARIABLE, f"{{config.{show(seed)}}}")
+    return not launch.config.leaves_out(seed) or any(word in text for text in templates for word in words)
 
 
 def _is_whole(value: Any) -> bool:

@@ -226,6 +226,14 @@ class Reader:
             entry.source.problem is not None and (entry.rank, entry.series) == owner[:2] for entry in self._entries
         )
 
+    def source_of(self, name: str) -> MetricSource | None:
+        """Return the source that a metric is read from, the last of several files; None: it was not measured."""
+        owner = self._owners.get(name)
+        found = [
+            entry.source for entry in self._entries if owner is not None and (entry.rank, entry.series) == owner[:2]
+        ]
+        return found[-1] if found else None
+
     def sources(self) -> list[MetricSource]:
         """Return all sources in the run folder, most trusted first."""
         self._scan(True)

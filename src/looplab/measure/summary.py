@@ -45,6 +45,13 @@ _MAX_WORDS = frozenset(
         "psnr",
         "ssim",
         "elo",
+        "elbo",
+        "likelihood",
+        "loglik",
+        "nmi",
+        "mcc",
+        "ndcg",
+        "mrr",
         "sps",
         "fps",
         "throughput",
@@ -69,6 +76,12 @@ _MIN_WORDS = frozenset(
         "kld",
         "kl",
         "cost",
+        "logloss",
+        "mape",
+        "brier",
+        "bic",
+        "aic",
+        "inertia",
         "wer",
         "cer",
         "fid",
@@ -76,6 +89,7 @@ _MIN_WORDS = frozenset(
         "regret",
     }
 )
+_NEGATED = frozenset({"neg", "negative"})
 METRIC_WORDS = _MAX_WORDS | _MIN_WORDS
 """Words in metric names that tell their direction."""
 
@@ -84,7 +98,7 @@ class Directions:
     """The direction of each metric: whether larger or smaller is better.
 
     Explicit goals take precedence; then the words of the metric's name, its last part first, and there the last known
-    word (`reward_loss` is a loss); else smaller is better.
+    word (`reward_loss` is a loss, a negative log-likelihood too); else smaller is better.
     """
 
     __slots__ = ("_goals", "explicit")
@@ -107,12 +121,12 @@ def _goal_by_name(metric: str) -> Goal:
         ]
         if "survival" in words:
             return "max"
-        for word in reversed(words):
+        for i, word in reversed(list(enumerate(words))):
             for form in (word, word.rstrip("0123456789")):
                 if form in _MAX_WORDS:
-                    return "max"
+                    return "max" if _NEGATED.isdisjoint(words[:i]) else "min"
                 if form in _MIN_WORDS:
-                    return "min"
+                    return "max" if words[0] == "neg" and i > 1 else "min"  # scikit-learn: neg_mean_squared_error
     return "min"
 
 

@@ -20,6 +20,7 @@ MAX_SOURCE = 4 << 20
 """Bytes of the largest source file that is read."""
 
 Kind = Literal["int", "float", "bool", "str", "list", "unknown"]
+BooleanStyle = Literal["switch", "present", "absent", "value", "empty"]
 
 
 class _Missing:
@@ -45,12 +46,16 @@ class ScriptSetting:
     help: str = ""
     required: bool = False
     positional: bool = False
-    boolean: Literal["switch", "present", "value", "empty"] | None = None
-    """How a bool is written: `--x`/`--no-x`, `--x` or nothing, `--x True`, `--x True` or `--x ""`."""
+    boolean: BooleanStyle | None = None
+    """How a bool is written: `--x`/`--no-x`, `--x` or nothing, nothing or `--no-x`, `--x True`, `--x True`/`--x ""`."""
     spread: bool = False
     """Whether a list is written as several words: `--layers 64 64`."""
     flag: str | None = None
     """The flag as it is written, if it is not `--<name>`."""
+    off: str | None = None
+    """The flag that makes a bool false; None: `--no-<name>` for a switch."""
+    aliases: tuple[str, ...] = ()
+    """Other flags of the same setting: `-b`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,16 +146,49 @@ class InterfaceReader(Protocol):
 def flag_rendering(settings: Sequence[ScriptSetting], *, separator: str = "space") -> dict[str, Any]:
     """Return `launch.config` for settings that are flags, and nothing that is a default anyway."""
     flags = [setting for setting in settings if not setting.positional]
-    rendering: dict[str, Any] = {"as": "flags", "case": "snake"}  # the keys are written as the flags are
-    kinds = {setting.boolean for setting in flags if setting.boolean is not None}
-    common = next((kind for kind in ("switch", "value", "empty", "present") if kind in kinds), "switch")
+    rendering: dict[str, Any] = {"as": "flags"}
+    kebab = not any("_" in setting.name for setting in flags)
+    if not kebab:
+        rendering["case"] = "as_written"  # the keys are written as the flags are
+    styles = {setting.boolean for setting in flags if setting.kind == "bool"}
+    common = next((style for style in ("value", "empty", "switch", "present") if style in styles), "switch")
     if common != "switch":
         rendering["booleans"] = common
-    present = [setting.name for setting in flags if setting.boolean == "present"]
-    if present and common != "present":
+    present: list[str] = []
+    names: dict[str, str] = {}
+    for setting in flags:
+        flag = setting.flag or f"--{setting.name}"
+        if setting.kind == "bool" and setting.boolean is not None:
+            written = _boolean_name(setting, flag, common)
+            if written is not None:
+                names[setting.name] = written
+            elif setting.boolean == "present" != common:
+                present.append(setting.name)
+        elif flag != f"--{setting.name}":
+            names[setting.name] = flag
+    if present:
         rendering["store_true"] = present
+    if names:
+        rendering["names"] = names
     if any(setting.spread for setting in flags):
         rendering["lists"] = "spread"
     if separator != "space":
         rendering["separator"] = separator
     return rendering
+
+
+def _boolean_name(setting: ScriptSetting, flag: str, common: str) -> str | None:
+    """Return the entry of a bool in `names`; None: it needs none."""
+    parent, dot, last = setting.name.rpartition(".")
+    negation = f"--{parent}{dot}no-{last}"
+    off = setting.off or negation
+    match setting.boolean:
+        case "absent":
+            return f"/{off}"
+        case "switch":
+            return None if common == "switch" and off == negation and flag == f"--{setting.name}" else f"{flag}/{off}"
+        case "present":
+            return None if flag == f"--{setting.name}" else f"{flag}/"
+        case style if style != common:
+            return f"{flag}=True/{flag}={'False' if style == 'value' else ''}"
+    return None if flag == f"--{setting.name}" else flag

@@ -1,137 +1,313 @@
-"""Runs a script with `--help` and writes down the options that it defines. Imports nothing of looplab.
+"""Runs a script and writes down the options that it defines. Imports nothing of looplab; works on Python 3.8 and later.
 
-    python hook.py OUT FRAMEWORKS (SCRIPT | -m MODULE)
+    python hook.py OUT SCRATCH FRAMEWORKS (SCRIPT | -m MODULE) [ARGUMENTS…]
 
-FRAMEWORKS are the names of packages that the script imports, separated by commas. A parser is recorded when it parses;
-the script then ends, because it was asked for help.
+FRAMEWORKS are the names of packages that the script imports, separated by commas. A parser is recorded in OUT when it
+parses. Usually the script then ends, because its last argument is `--help`; a script that does not is ended when it
+begins to train, connects to another machine, or a while after its first parser. Files that it writes go to SCRATCH.
 """
+
+from __future__ import annotations
 
 import argparse
 import builtins
 import contextlib
 import dataclasses
 import enum
-import importlib
 import inspect
+import io
 import json
 import os
 import runpy
+import socket
 import sys
+import threading
 import typing
+from typing import Any
 
-OUT = ""
-RECORDS = []
 MAX_OPTIONS = 2_000
+AFTER_S = 15.0
+"""Seconds that a script may run after its first parser, if `--help` does not end it."""
+
+Options = typing.List[typing.Dict[str, Any]]  # noqa: UP006 (evaluated by Python 3.8)
+
+out_file = ""
+scratch = ""
+records: Options = []
 
 
-def write():
-    with open(OUT + ".new", "w") as file:
-        json.dump(RECORDS, file)
-    os.replace(OUT + ".new", OUT)
+def write() -> None:
+    with REAL_OPEN(out_file + ".new", "w") as file:
+        json.dump(records, file, default=str)
+    os.replace(out_file + ".new", out_file)
 
 
-def record(framework, options, **more):
-    RECORDS.append({"framework": framework, "options": options[:MAX_OPTIONS], **more})
+def record(framework: str, options: Options, **more: Any) -> None:
+    if not records:
+        watchdog = threading.Timer(AFTER_S, os._exit, [0])
+        watchdog.daemon = True
+        watchdog.start()
+        end_before_training()
+    records.append({"framework": framework, "options": options[:MAX_OPTIONS], **more})
     write()
 
 
-def plain(value):
-    """Return a value that JSON can hold, or None and its text."""
+# -- what a script must not do while it is asked
+
+
+REAL_OPEN, REAL_OS_OPEN, REAL_MKDIR = io.open, os.open, os.mkdir
+
+
+def diverted(path: Any) -> Any:
+    """Return where a file that is to be written goes instead: to the same name below the scratch folder."""
+    if isinstance(path, int):
+        return path
+    text = os.path.abspath(os.fsdecode(path))
+    if text == scratch or text.startswith((scratch + os.sep, "/dev/", "/proc/")):
+        return path
+    return scratch + os.sep + "files" + text
+
+
+def with_parent(path: Any) -> Any:
+    """Create the folder that a diverted file is in."""
+    if isinstance(path, str) and path.startswith(scratch + os.sep):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+    return path
+
+
+def divert_writes() -> None:
+    """Let the Python functions that write files write to the scratch folder."""
+
+    def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if set(mode) & set("wax+") and not isinstance(file, int):
+            return REAL_OPEN(with_parent(diverted(file)), mode.replace("r+", "w+"), *args, **kwargs)
+        return REAL_OPEN(there(file), mode, *args, **kwargs)
+
+    def os_open(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            return REAL_OS_OPEN(with_parent(diverted(path)), flags | os.O_CREAT, *args, **kwargs)
+        return REAL_OS_OPEN(there(path), flags, *args, **kwargs)
+
+    def mkdir(path: Any, *args: Any, **kwargs: Any) -> None:
+        if os.path.isdir(path):
+            raise FileExistsError(17, "File exists", os.fspath(path))
+        REAL_MKDIR(with_parent(diverted(path)), *args, **kwargs)
+
+    def there(file: Any) -> Any:
+        """Return the diverted file if only that one exists."""
+        if isinstance(file, int) or os.path.exists(file):
+            return file
+        moved = diverted(file)
+        return moved if os.path.exists(moved) else file
+
+    builtins.open = io.open = opened
+    os.open = os_open
+    os.mkdir = mkdir
+
+
+CHANGES = ("os.remove", "os.rename", "os.rmdir", "os.truncate", "shutil.rmtree", "shutil.move", "os.symlink", "os.link")
+
+
+def refuse(event: str, arguments: Any) -> None:
+    """End the script if it is about to change a file of the user, or to connect to another machine."""
+    if event in ("socket.connect", "socket.getaddrinfo"):
+        where = str(arguments[1] if event == "socket.connect" else arguments[0])
+        near = ("None", "localhost", "127.0.0.1", "::1", socket.gethostname())
+        if where and not where.startswith(("/", "b'")) and not any(name in where for name in near):
+            stop("it connects to another machine before it reads its arguments")
+    elif event in CHANGES and arguments and isinstance(arguments[0], (str, bytes, os.PathLike)):
+        changed = os.path.abspath(os.fsdecode(arguments[0]))
+        if os.path.exists(changed) and not changed.startswith((scratch + os.sep, out_file)) and is_ours(changed):
+            stop("it changes files before it reads its arguments")
+
+
+def is_ours(path: str) -> bool:
+    """Return whether a file belongs to the project, rather than to a cache of a package."""
+    return path.startswith(os.getcwd() + os.sep)
+
+
+def stop(why: str) -> None:
+    print(why, file=sys.stderr, flush=True)
+    os._exit(0 if records else 3)
+
+
+def end_before_training() -> None:
+    """End the script when it takes its first gradient: it has parsed its arguments and was not ended by `--help`."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+
+        def backward(*args: Any, **kwargs: Any) -> None:
+            stop("it begins to train")
+
+        with contextlib.suppress(Exception):
+            torch.Tensor.backward = backward
+
+
+# -- values
+
+
+def plain(value: Any) -> Any:
+    """Return a value that JSON can hold, or None."""
     if isinstance(value, enum.Enum):
         value = value.name
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    if isinstance(value, list | tuple) and all(isinstance(item, bool | int | float | str) for item in value):
+    if isinstance(value, (list, tuple)) and all(isinstance(item, (bool, int, float, str)) for item in value):
         return list(value)
     if isinstance(value, os.PathLike):
         return str(value)
     return None
 
 
-def type_name(kind):
+def type_name(kind: Any) -> str | None:
     if kind is None:
         return None
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Literal:
         return "literal"
-    if origin in (list, tuple, set) or kind in (list, tuple, set):
+    if str(origin) == "typing.Annotated" or hasattr(kind, "__metadata__"):
+        return type_name(arguments[0] if arguments else kind.__origin__)
+    if origin in (list, tuple, set) or kind in (list, tuple, set) or "Sequence" in str(origin):
         return "list"
+    if origin is dict or kind is dict:
+        return "dict"
     if origin is typing.Union or str(origin) == "<class 'types.UnionType'>":
         inner = [item for item in arguments if item is not type(None)]
         return type_name(inner[0]) if len(inner) == 1 else None
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return "enum"
+    if hasattr(kind, "__supertype__"):
+        return type_name(kind.__supertype__)
     return getattr(kind, "__name__", None)
 
 
-def choices_of(kind):
+def choices_of(kind: Any) -> list[Any] | None:
     arguments = typing.get_args(kind)
     if typing.get_origin(kind) is typing.Literal:
         return [plain(item) for item in arguments]
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return [member.name for member in kind]
     for inner in arguments:
-        if inner is not type(None) and (found := choices_of(inner)):
-            return found
+        if inner is not type(None):
+            found = choices_of(inner)
+            if found:
+                return found
     return None
 
 
 # -- argparse, and what is built on it
 
 
-def argparse_options(parser):
-    options = []
+def reads_back(action: argparse.Action, default: Any) -> bool | None:
+    """Return whether a value, written as text, is parsed to the same value; None: it was not tried."""
+    convert = action.type
+    if default is None or convert is None or not callable(convert) or isinstance(convert, argparse.FileType):
+        return None
+    words = default if isinstance(default, list) and action.nargs is not None else [default]
+    texts = [
+        word if isinstance(word, str) else json.dumps(word) if isinstance(word, list) else repr(word) for word in words
+    ]
+    try:
+        found = [plain(convert(text)) for text in texts]
+    except BaseException:  # noqa: BLE001 (a conversion may raise anything, SystemExit too)
+        return False
+    return found == words or (found == [default] and not isinstance(default, list))
+
+
+def boolean_words(action: argparse.Action) -> str | None:
+    """Return how a bool must be written for its conversion: `value` (True, False), `empty` ("True", ""), or None."""
+    for name, false in (("value", "False"), ("empty", "")):
+        try:
+            if action.type("True") is True and action.type(false) is False:  # type: ignore[operator,misc]
+                return name
+        except BaseException:  # noqa: BLE001, S112 (a conversion may raise anything)
+            continue
+    return None
+
+
+def argparse_options(parser: argparse.ArgumentParser, depth: int = 0) -> Options:
+    options: Options = []
+    exclusive = {
+        id(action): number
+        for number, group in enumerate(getattr(parser, "_mutually_exclusive_groups", []))
+        for action in group._group_actions
+    }
     for action in parser._actions:
         kind = type(action).__name__
-        if kind in ("_HelpAction", "_VersionAction") or "help" in action.dest:
+        if kind in ("_HelpAction", "_VersionAction") or action.dest in ("help", "print_config", "config_path"):
             continue
         default = action.default
         if default is argparse.SUPPRESS:
             default = None
         known = (
-            [plain(item) for item in action.choices]
-            if isinstance(action.choices, list | tuple | set | range | dict)
+            [plain(item) for item in typing.cast(typing.Iterable[typing.Any], action.choices)]
+            if isinstance(action.choices, (list, tuple, set, frozenset, range, dict)) or hasattr(action.choices, "keys")
+            else choices_of(action.choices)
+            if isinstance(action.choices, type)
             else None
         )
-        options.append(
-            {
-                "flags": list(action.option_strings),
-                "dest": action.dest,
-                "action": kind,
-                "type": type_name(action.type),
-                "default": plain(default),
-                "choices": known,
-                "nargs": action.nargs,
-                "help": action.help if isinstance(action.help, str) and action.help != argparse.SUPPRESS else "",
-                "required": bool(action.required),
-                "const": plain(action.const),
+        told = plain(default)
+        option: dict[str, Any] = {
+            "flags": list(action.option_strings),
+            "dest": action.dest,
+            "action": kind,
+            "type": type_name(action.type) or type_name(getattr(action, "_typehint", None)),
+            "default": told,
+            "choices": known,
+            "nargs": action.nargs,
+            "help": action.help if isinstance(action.help, str) and action.help != argparse.SUPPRESS else "",
+            "required": bool(action.required),
+            "const": plain(action.const),
+            "reads": reads_back(action, told),
+            "words": boolean_words(action) if isinstance(told, bool) or type_name(action.type) == "bool" else None,
+            "exclusive": exclusive.get(id(action)),
+            "opaque": told is None and default is not None,
+        }
+        if kind.endswith("SubParsersAction") and isinstance(action.choices, dict) and depth < 3:
+            option["commands"] = {
+                str(name): argparse_options(sub, depth + 1)
+                for name, sub in action.choices.items()
+                if isinstance(sub, argparse.ArgumentParser)
             }
-        )
+        options.append(option)
     return options
 
 
-def hook_argparse():
-    real = argparse.ArgumentParser.parse_known_args
+def hook_argparse() -> None:
+    real, real_help = argparse.ArgumentParser.parse_known_args, argparse.ArgumentParser.print_help
     depth = [0]
 
-    def parse_known_args(self, *args, **kwargs):
+    def print_help(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not any(item["framework"] == "argparse" for item in records):  # a parser that parses in its own way
+            name = "{0.__module__}.{0.__name__}".format(type(self))
+            record("argparse", argparse_options(self), parser=name, ours=True)
+        real_help(self, *args, **kwargs)
+
+    def parse_known_args(self: Any, args: Any = None, namespace: Any = None, **kwargs: Any) -> Any:
         if depth[0] == 0:
-            record("argparse", argparse_options(self), parser=f"{type(self).__module__}.{type(self).__name__}")
+            record(
+                "argparse",
+                argparse_options(self),
+                parser="{0.__module__}.{0.__name__}".format(type(self)),
+                # Whether it reads the command line, rather than a list of its own.
+                ours=args is None or bool(set(map(str, args)) & set(sys.argv[1:])),
+            )
         depth[0] += 1
         try:
-            return real(self, *args, **kwargs)
+            return real(self, args, namespace, **kwargs)
         finally:
             depth[0] -= 1
 
-    argparse.ArgumentParser.parse_known_args = parse_known_args
+    argparse.ArgumentParser.print_help = print_help  # type: ignore[method-assign]
+    argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[method-assign,assignment,unused-ignore]
 
 
 # -- signatures and dataclasses
 
 
-def field_options(kind, default=None, prefix=""):
+def field_options(kind: Any, default: Any = None, prefix: str = "") -> Options:
     """Return the options of a dataclass, nested ones with dots."""
-    options = []
+    options: Options = []
     try:
         hints = typing.get_type_hints(kind)
     except Exception:  # noqa: BLE001 (an annotation may raise anything)
@@ -152,21 +328,23 @@ def field_options(kind, default=None, prefix=""):
             options += field_options(hint, value if has else None, name + ".")
             continue
         text = field.metadata.get("help", "") if field.metadata else ""
-        options.append(
-            {
-                "name": name,
-                "type": type_name(hint),
-                "choices": choices_of(hint),
-                "default": plain(value),
-                "required": not has,
-                "help": text,
-            }
-        )
+        options.append(option_of(name, hint, value, has=has, text=text))
     return options
 
 
-def signature_options(function):
-    options = []
+def option_of(name: str, hint: Any, value: Any, *, has: bool, text: str = "") -> dict[str, Any]:
+    return {
+        "name": name,
+        "type": type_name(hint),
+        "choices": choices_of(hint),
+        "default": plain(value),
+        "required": not has,
+        "help": text if isinstance(text, str) else "",
+    }
+
+
+def signature_options(function: Any) -> Options:
+    options: Options = []
     try:
         hints = typing.get_type_hints(function)
     except Exception:  # noqa: BLE001 (an annotation may raise anything)
@@ -179,43 +357,53 @@ def signature_options(function):
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             options += field_options(hint, parameter.default if has else None, parameter.name + ".")
             continue
-        options.append(
-            {
-                "name": parameter.name,
-                "type": type_name(hint),
-                "choices": choices_of(hint),
-                "default": plain(parameter.default) if has else None,
-                "required": not has,
-                "help": "",
-            }
-        )
+        options.append(option_of(parameter.name, hint, parameter.default if has else None, has=has))
     return options
 
 
-def hook_tyro():
-    import tyro
+def callable_options(thing: Any) -> Options:
+    if dataclasses.is_dataclass(thing):
+        return field_options(thing)
+    return signature_options(thing.__init__ if inspect.isclass(thing) else thing)
 
-    def cli(f, *args, default=None, **kwargs):
-        options = (
-            field_options(f, default if dataclasses.is_dataclass(default) else None)
-            if dataclasses.is_dataclass(f)
-            else (signature_options(f) if callable(f) else [])
-        )
+
+def hook_tyro() -> None:
+    import tyro  # type: ignore[import-not-found,unused-ignore]
+
+    def cli(f: Any, *args: Any, default: Any = None, **kwargs: Any) -> None:
+        kind = type(f) if dataclasses.is_dataclass(f) and not isinstance(f, type) else f
+        if dataclasses.is_dataclass(kind):
+            options = field_options(kind, default if dataclasses.is_dataclass(default) else None)
+            # tyro leaves out the name of the only argument, and of what is marked with `ConfigArg`.
+        else:
+            options = signature_options(f) if callable(f) else []
         record("tyro", options)
         sys.exit(0)
 
     tyro.cli = cli
 
 
-def hook_fire():
-    import fire
+def hook_fire() -> None:
+    import fire  # type: ignore[import-not-found,unused-ignore]
 
-    def call(component=None, *args, **kwargs):
-        if component is None or not callable(component):
-            members = component if isinstance(component, dict) else {}
-            record("fire", [], commands=sorted(map(str, members)))
+    def call(component: Any = None, *args: Any, **kwargs: Any) -> None:
+        if component is None:
+            main = sys.modules["__main__"].__dict__
+            component = {
+                name: item
+                for name, item in main.items()
+                if inspect.isfunction(item) and item.__module__ == "__main__" and not name.startswith("_")
+            }
+        if isinstance(component, dict):
+            sub = {str(name): callable_options(item) for name, item in component.items() if callable(item)}
+            record("fire", [], commands=list(sub), sub=sub)
+        elif inspect.isclass(component) or not callable(component):
+            methods = inspect.getmembers(component, callable)
+            sub = {name: signature_options(item) for name, item in methods if not name.startswith("_")}
+            own = signature_options(component.__init__) if inspect.isclass(component) else []
+            record("fire", own, commands=list(sub), sub={name: [*own, *items] for name, items in sub.items()})
         else:
-            record("fire", signature_options(component.__init__ if inspect.isclass(component) else component))
+            record("fire", signature_options(component))
         sys.exit(0)
 
     fire.Fire = call
@@ -224,14 +412,17 @@ def hook_fire():
 # -- click and typer
 
 
-def click_options(command):
-    options = []
+def click_options(command: Any) -> Options:
+    options: Options = []
     for parameter in command.params:
-        default = parameter.default() if callable(parameter.default) else parameter.default
-        if not isinstance(default, bool | int | float | str | list | tuple | enum.Enum):
-            default = None
+        default = parameter.default
+        if callable(default):
+            with contextlib.suppress(Exception):
+                default = default()
         if isinstance(default, enum.Enum):
             default = default.value
+        if not isinstance(default, (bool, int, float, str, list, tuple, os.PathLike)):
+            default = None
         kind, choices, source = click_type(parameter)
         options.append(
             {
@@ -254,7 +445,7 @@ def click_options(command):
     return options
 
 
-def click_type(parameter):
+def click_type(parameter: Any) -> tuple[str | None, list[Any] | None, Any]:
     """Return the name of a parameter's type, its choices, and what knows its bounds."""
     kind = getattr(parameter, "type", None)
     if kind is not None:
@@ -266,75 +457,125 @@ def click_type(parameter):
     return type_name(annotation), choices_of(annotation), parameter
 
 
-def hook_click():
+def click_commands(group: Any, prefix: str = "", depth: int = 0) -> dict[str, Options]:
+    """Return the options of the commands of a group, those of nested groups as `outer inner`."""
+    found: dict[str, Options] = {}
+    for name, command in (getattr(group, "commands", None) or {}).items():
+        inner = click_commands(command, f"{prefix}{name} ", depth + 1) if depth < 2 else {}
+        found.update(inner or {prefix + str(name): click_options(command)})
+    return found
+
+
+def hook_click() -> None:
     import click
 
-    def main(self, *args, **kwargs):
-        commands = getattr(self, "commands", None)
-        record(
-            "click",
-            click_options(self),
-            commands=sorted(commands) if commands else [],
-            sub={name: click_options(command) for name, command in (commands or {}).items()},
-        )
+    def main(self: Any, *args: Any, **kwargs: Any) -> None:
+        sub = click_commands(self)
+        record("click", click_options(self), commands=list(sub), sub=sub)
         sys.exit(0)
 
-    click.Command.main = main
+    click.Command.main = main  # type: ignore[assignment,method-assign,unused-ignore]
+    for name in ("BaseCommand", "MultiCommand", "Group"):
+        with contextlib.suppress(Exception):
+            if "main" in getattr(click, name).__dict__:
+                getattr(click, name).main = main
     with contextlib.suppress(Exception):
         import typer.core
 
-        typer.core.TyperCommand.main = main
-        typer.core.TyperGroup.main = main
+        typer.core.TyperCommand.main = main  # type: ignore[assignment,method-assign,unused-ignore]
+        typer.core.TyperGroup.main = main  # type: ignore[assignment,method-assign,unused-ignore]
 
 
-def hook_absl():
-    from absl import app, flags
+# -- absl
 
-    def run(main, argv=None, **kwargs):
-        values = flags.FLAGS
-        known = values.flags_by_module_dict()
-        ours = [flag for module, items in known.items() if not module.startswith("absl.") for flag in items]
-        record(
-            "absl",
-            [
+
+def flatten(config: Any, prefix: str) -> dict[str, Any]:
+    """Return the leaves of a config dict by dotted name."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        if hasattr(value, "items"):
+            found.update(flatten(value, f"{prefix}.{key}"))
+        else:
+            found[f"{prefix}.{key}"] = value
+    return found
+
+
+def absl_options() -> Options:
+    from absl import flags
+
+    values = flags.FLAGS
+    if not values.is_parsed():
+        words = [word for word in sys.argv if word not in ("--help", "-h")]
+        with contextlib.suppress(Exception):
+            values(words, known_only=True)
+        values.mark_as_parsed()
+    options: Options = []
+    for module, items in values.flags_by_module_dict().items():
+        if module.startswith("absl.") or "ml_collections" in module:
+            continue
+        for flag in items:
+            with contextlib.suppress(Exception):
+                if hasattr(flag.value, "items") and not isinstance(flag.value, dict):  # a ConfigDict
+                    for name, value in flatten(flag.value, flag.name).items():
+                        options.append(option_of(name, type(value), value, has=True))
+                    continue
+            parser = getattr(flag, "parser", None)
+            options.append(
                 {
                     "name": flag.name,
                     "type": flag.flag_type(),
                     "default": plain(flag.default),
                     "help": flag.help or "",
-                    "choices": [plain(item) for item in getattr(flag.parser, "enum_values", None) or []] or None,
-                    "low": plain(getattr(flag.parser, "lower_bound", None)),
-                    "high": plain(getattr(flag.parser, "upper_bound", None)),
+                    "choices": [plain(item) for item in getattr(parser, "enum_values", None) or []] or None,
+                    "low": plain(getattr(parser, "lower_bound", None)),
+                    "high": plain(getattr(parser, "upper_bound", None)),
                     "required": flag.default is None and getattr(flag, "required", False),
                 }
-                for flag in ours
-            ],
-        )
+            )
+    return options
+
+
+def hook_absl() -> None:
+    from absl import app, flags
+
+    real = flags.FlagValues.__call__
+
+    def run(main: Any, argv: Any = None, **kwargs: Any) -> None:
+        flags.FlagValues.__call__ = real  # type: ignore[method-assign]
+        record("absl", absl_options())
         sys.exit(0)
 
-    app.run = run
+    def parse(self: Any, argv: Any, known_only: bool = False) -> Any:
+        """`FLAGS(sys.argv)`, for scripts without `app.run`."""
+        flags.FlagValues.__call__ = real  # type: ignore[method-assign]
+        record("absl", absl_options())
+        sys.exit(0)
+
+    app.run = run  # type: ignore[assignment]
+    flags.FlagValues.__call__ = parse  # type: ignore[method-assign]
 
 
 HOOKS = {"tyro": hook_tyro, "fire": hook_fire, "click": hook_click, "typer": hook_click, "absl": hook_absl}
 
 
-def main():
-    global OUT
-    OUT, frameworks, *words = sys.argv[1:]
+def main() -> None:
+    global out_file, scratch
+    out_file, scratch, frameworks, *words = sys.argv[1:]
+    out_file, scratch = os.path.abspath(out_file), os.path.abspath(scratch)
     hook_argparse()
     for name in frameworks.split(","):
         if name in HOOKS:
             with contextlib.suppress(ImportError):
                 HOOKS[name]()
     builtins.input = lambda *args: sys.exit("asks on stdin")
-    with contextlib.suppress(ImportError):
-        importlib.import_module("torch").set_num_threads(1) if "torch" in sys.modules else None
+    divert_writes()
+    sys.addaudithook(refuse)
     if words[0] == "-m":
-        sys.argv = [words[1], "--help"]
+        sys.argv = words[1:]
         sys.path[0] = ""
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
-        sys.argv = [words[0], "--help"]
+        sys.argv = words
         sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
         runpy.run_path(words[0], run_name="__main__")
 

@@ -1,7 +1,8 @@
 """Ask a script what it takes: `--help`, in a process of its own, under a time limit.
 
 The process runs the script up to the point where it parses its command line. `hook.py` writes down the parser, so that
-types, defaults and choices need not be guessed from the text of the help.
+types, defaults and choices need not be guessed from the text of the help. The process cannot change the project: what
+it writes goes to a folder that is removed afterwards, and where the kernel has Landlock, everything else is refused.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -17,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from looplab.agents.confine import COMPLETE, confined, landlock_version
 from looplab.config.files import read_config
 from looplab.errors import LabError
 from looplab.untrusted import clean_line, load_json, read_bounded
@@ -32,6 +35,13 @@ MAX_PRINTED = 400_000
 YAML_KEY = re.compile(r"[A-Za-z_][\w.-]*:(\s|$)")
 HOOKED = ("absl", "click", "fire", "typer", "tyro")
 """Frameworks that have a command line of their own, beside argparse."""
+BUILT_ON_ARGPARSE = (
+    *("argparse", "configargparse", "draccus", "hydra", "jsonargparse", "lightning", "pyrallis", "pytorch_lightning"),
+    *("simple_parsing", "tap"),
+)
+PARSES = ("parse_args", "parse_known_args", "parse_intermixed_args", "HfArgumentParser", "parse_args_into_dataclasses")
+"""Functions that read a command line."""
+NO_COMMAND_LINE = "it has no command line that looplab knows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +63,18 @@ class Introspection:
 def introspect(script: Script, timeout: float = HELP_S) -> Introspection:
     """Start the script with `--help` and return what it told.
 
-    Nothing is trained: a script that is asked for help ends when it parses its arguments. It gets no input and no GPU.
+    Nothing is trained: a script that is asked for help ends when it parses its arguments. It gets no input and no GPU,
+    and is not started at all if nothing in it reads a command line.
     """
     if script.python is None:
         return Introspection(problem="it is not a Python script")
-    hook = Path(__file__).with_name("hook.py")
+    if not _reads_a_command_line(script):
+        return Introspection(problem=NO_COMMAND_LINE)
     with tempfile.TemporaryDirectory(prefix="looplab-init-") as scratch:
         out = Path(scratch, "parsers.json")
-        target = ["-m", script.module] if script.module else [str(script.path)]
-        frameworks = ",".join(name for name in HOOKED if name in script.imports)
-        command = [script.python, str(hook), str(out), frameworks, *target]
+        frameworks = [name for name in HOOKED if name in script.imports]
         try:
-            printed, code = _run(command, script.folder, timeout)
+            printed, code = _run(script, [*script.arguments, "--help"], Path(scratch), frameworks, timeout)
         except OSError as error:
             return Introspection(problem=f"{script.python} cannot be started: {error.strerror}")
         parsers: tuple[dict[str, Any], ...] = ()
@@ -76,8 +86,15 @@ def introspect(script: Script, timeout: float = HELP_S) -> Introspection:
     if code is None:
         return Introspection((), f"`--help` did not end within {timeout:g} s", printed)
     if code == 0:
-        return Introspection((), "it has no command line that looplab knows", printed)
+        return Introspection((), NO_COMMAND_LINE, printed)
     return Introspection((), f"`--help` failed: {_last_line(printed, code)}", printed)
+
+
+def _reads_a_command_line(script: Script) -> bool:
+    from looplab.onboard.source import calls
+
+    called = any(True for tree in script.modules for _ in calls(tree, *PARSES))
+    return called or bool(script.imports & {*HOOKED, *BUILT_ON_ARGPARSE})
 
 
 def ask(script: Script, arguments: Sequence[str], timeout: float = HELP_S) -> tuple[dict[str, Any] | None, str | None]:
@@ -86,10 +103,13 @@ def ask(script: Script, arguments: Sequence[str], timeout: float = HELP_S) -> tu
     Returns:
         The config, or None and why there is none. Lines before the YAML, such as a logo or a warning, are skipped.
     """
+    if script.python is None:
+        return None, "it is not a Python script"
     try:
-        printed, code = _run([*script.prefix, *arguments], script.folder, timeout, stderr=False)
+        with tempfile.TemporaryDirectory(prefix="looplab-init-") as scratch:
+            printed, code = _run(script, arguments, Path(scratch), (), timeout, stderr=False)
     except OSError as error:
-        return None, f"{script.prefix[0]} cannot be started: {error.strerror}"
+        return None, f"{script.python} cannot be started: {error.strerror}"
     lines = printed.splitlines()
     starts = [i for i, line in enumerate(lines) if YAML_KEY.match(line)]
     with tempfile.TemporaryDirectory(prefix="looplab-init-") as scratch:
@@ -103,8 +123,31 @@ def ask(script: Script, arguments: Sequence[str], timeout: float = HELP_S) -> tu
     return None, _last_line(printed, code) if printed.strip() else f"it printed nothing (exit code {code})"
 
 
-def _run(command: Sequence[str], folder: Path, timeout: float, *, stderr: bool = True) -> tuple[str, int | None]:
-    """Run a program without input and GPU; return the end of what it printed, and its exit code (None: too slow)."""
+def _run(
+    script: Script,
+    arguments: Sequence[str],
+    scratch: Path,
+    frameworks: Sequence[str],
+    timeout: float,
+    *,
+    stderr: bool = True,
+) -> tuple[str, int | None]:
+    """Run a script under `hook.py`, without input and GPU.
+
+    Args:
+        scratch: Where the hook writes parsers.json, and the script its files.
+        frameworks: Packages whose command lines are recorded.
+        stderr: Whether what it prints there is part of the result.
+
+    Returns:
+        The end of what it printed, and its exit code (None: too slow).
+    """
+    target = ["-m", script.module] if script.module else [str(script.path)]
+    hook, out = Path(__file__).with_name("hook.py"), scratch / "parsers.json"
+    python = shutil.which(script.python or "python") or str(script.python)
+    command = [python, str(hook), str(out), str(scratch), ",".join(frameworks), *target, *arguments]
+    if landlock_version() >= COMPLETE:
+        command = confined(command, [scratch, *_caches(script.folder)])
     env = {
         **os.environ,
         "WANDB_MODE": "disabled",
@@ -113,10 +156,13 @@ def _run(command: Sequence[str], folder: Path, timeout: float, *, stderr: bool =
         "PYTHONDONTWRITEBYTECODE": "1",
         "COLUMNS": "200",
         "HF_HUB_OFFLINE": "1",
+        "MPLCONFIGDIR": str(scratch),
+        "TMPDIR": str(scratch),
+        "TF_CPP_MIN_LOG_LEVEL": "3",
     }
     process = subprocess.Popen(
         command,
-        cwd=folder,
+        cwd=script.folder,
         env=env,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -124,13 +170,23 @@ def _run(command: Sequence[str], folder: Path, timeout: float, *, stderr: bool =
         start_new_session=True,
     )
     try:
-        out, _ = process.communicate(timeout=timeout)
+        printed, _ = process.communicate(timeout=timeout)
         code: int | None = process.returncode
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        out, _ = process.communicate()
         code = None
-    return out[-MAX_PRINTED:].decode("utf-8", "replace"), code
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # itself, and what it has started
+            os.killpg(process.pid, signal.SIGKILL)
+    if code is None:
+        printed, _ = process.communicate()
+    return printed[-MAX_PRINTED:].decode("utf-8", "replace"), code
+
+
+def _caches(folder: Path) -> list[Path]:
+    """Return the folders in which packages keep compiled code and fonts, unless the project is in one of them."""
+    home = Path.home()
+    places = [home / name for name in (".cache", ".config", ".triton", ".nv") if (home / name).is_dir()]
+    return [place for place in places if not folder.resolve().is_relative_to(place.resolve())]
 
 
 def _last_line(printed: str, code: int | None) -> str:

@@ -5,6 +5,7 @@ By the words of their names, their types and their defaults. What is doubtful is
 
 from __future__ import annotations
 
+import keyword
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -12,46 +13,62 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
+from looplab.config.expression import compile_expression
+from looplab.errors import LabError
 from looplab.onboard.base import MISSING, ScriptSetting
 
 Role = Literal["knob", "doubtful", "seed", "length", "other"]
+HUGE = 1e12
+"""Defaults beyond it stand for "no limit"."""
 
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-LENGTH = _words("epoch epochs steps iters iterations timesteps updates episodes samples rounds")
+LENGTH = _words("epoch epochs steps iters iterations iter timesteps updates episodes samples rounds round patience")
 """How long to train: a budget, not a hyper-parameter."""
-EVALUATION = _words("eval evaluation test val valid validation sync")
+EVALUATION = _words("eval evaluation test val valid validation dev sync fold folds cv splits holdout metric metrics")
 """What changes what is measured, or where, and never how well it is learnt."""
 OTHER = _words(
     """path dir directory file folder root out output log logs logger logging save load checkpoint checkpoints ckpt
     resume restore name project entity run exp experiment tag tags notes group id device devices cuda gpu gpus
-    cpu mps accelerator worker workers thread threads proc procs processes jobs world rank local port host
-    backend dist distributed ddp node nodes verbose verbosity debug quiet progress bar print interval freq
-    frequency every track wandb tensorboard tb mlflow capture video render upload push hub token key url classes
-    vocab data dataset datasets split version dtype precision compile fp16 bf16 amp tf32 cache deterministic
-    benchmark pin prefetch config help plot show mode env environment task torch past index limit image img
-    input labels report overwrite dry demo profile sanity points"""
+    cpu mps accelerator worker workers thread threads nthread nthreads proc procs processes jobs world rank local port
+    host backend dist distributed ddp fsdp deepspeed strategy node nodes verbose verbosity debug quiet silent progress
+    bar print interval freq frequency every track wandb tensorboard tb mlflow capture video render upload push hub token
+    key url classes vocab data dataset datasets split version dtype precision compile fp16 bf16 amp tf32 cache
+    deterministic benchmark pin prefetch config help plot show mode env environment task torch past index limit image
+    img input labels report overwrite dry demo profile sanity points timeout hours minutes seconds memory queue buckets
+    year date download pretrained"""
 )
 """Where, what and how to run, not how to learn."""
-RATES = _words("lr eta")
-DECAYS = _words("wd l1 l2 reg regularization penalty eps epsilon temperature temp tol")
-SHARES = _words("dropout drop prob probability ratio fraction frac smoothing subsample colsample bytree")
-NEAR_ONE = _words("momentum beta gamma discount gae lambda ema polyak rho")
-SIZES = _words("hidden width dim units embd embed embedding channels filters features inner ff")
-COUNTS = _words(
-    "layers layer depth head heads blocks estimators trees leaves leaf neighbors components clusters factors"
+RATES = _words("lr lrs eta blr")
+DECAYS = _words("wd l1 l2 reg regularization penalty tol")
+SHARES = _words(
+    "dropout drop droprate prob probability ratio fraction frac smoothing subsample colsample bytree bylevel"
 )
-WEIGHTS = _words("coef coefficient weight scale clip margin alpha beta lambda norm c")
+NEAR_ONE = _words("momentum beta gamma discount gae lambda lmbda lam ema polyak rho")
+BELOW_ONE = _words("gamma discount gae momentum ema polyak rho")
+"""Those of `NEAR_ONE` that mean nothing above one."""
+SIZES = _words("hidden width dim units embd embed embedding emb channels filters features inner ff ffn latent model")
+COUNTS = _words(
+    "layers layer depth head heads blocks estimators trees leaves leaf neighbors neighbours components clusters factors"
+)
+WEIGHTS = _words("coef coeff coefficient weight scale clip margin alpha beta lambda lmbda norm c temperature temp")
 CHOICES = _words(
-    """optimizer optim activation act scheduler schedule loss model arch architecture kernel solver criterion
-    penalty init objective booster pooling norm"""
+    """optimizer optim opt activation act scheduler sched schedule loss model arch architecture kernel solver criterion
+    penalty init objective booster boosting pooling norm algo algorithm cell"""
 )
 SWITCHES = _words("nesterov amsgrad anneal bias batchnorm bn augment augmentation residual layernorm")
+DEVICES = _words("cpu cuda gpu mps auto tpu xpu")
+MOST_CHOICES = 8
+"""Choices of a knob; a longer list, such as all models of a package, is not searched without being asked."""
 FROM_ZERO = {"choices": [0.0, 1e-5, 1e-4, 1e-3, 1e-2]}
 """A coefficient that is off by default."""
+CLIP_FROM_ZERO = {"choices": [0.0, 0.5, 1.0, 5.0]}
+MIX_FROM_ZERO = {"choices": [0.0, 0.1, 0.2, 0.4, 0.8]}
+SEEDS = ("seed", "random_seed", "random_state", "rng_seed", "manual_seed", "seed_everything", "manualseed", "rand_seed")
+"""Names of the seed of a training, the most usual first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,63 +86,144 @@ def words_of(name: str) -> list[str]:
     return [part.lower() for part in parts if part]
 
 
+def is_seed(setting: ScriptSetting) -> bool:
+    """Return whether a setting is a seed: of the training, or of something else such as the data."""
+    last = words_of(setting.name.rpartition(".")[2])
+    if last == ["seed", "everything"]:
+        return True
+    named = "seed" in last or last in (["random", "state"], ["manualseed"], ["randomseed"])
+    return named and setting.kind in ("int", "unknown") and not isinstance(setting.default, bool | float | str)
+
+
+def find_seed(settings: Sequence[ScriptSetting]) -> str | None:
+    """Return the name of the seed of the training; None: there is none."""
+    seeds = [setting.name for setting in settings if is_seed(setting) and not setting.positional]
+
+    def rank(name: str) -> tuple[int, int]:
+        plain = "_".join(words_of(name.rpartition(".")[2]))
+        return (SEEDS.index(plain) if plain in SEEDS else len(SEEDS), name.count("."))
+
+    return min(seeds, key=rank, default=None)
+
+
 def suggest(setting: ScriptSetting) -> Suggestion:
     """Return what a setting looks like."""
     last = words_of(setting.name.rpartition(".")[2])
     known = {word.rstrip("0123456789") or word for word in last} | set(last)
-    if "seed" in known or last == ["random", "state"]:
-        return Suggestion("seed" if setting.kind in ("int", "unknown") else "other")
+    if is_seed(setting):
+        return Suggestion("seed")
     default = setting.default
-    if default is MISSING or default is None or known & EVALUATION:
+    if default is MISSING or default is None or known & EVALUATION or "seed" in known:
         return Suggestion("other")
     is_other = bool(known & OTHER)
     if setting.kind == "bool":
-        role: Role = "knob" if known & SWITCHES else "other" if is_other else "doubtful"
+        role: Role = "other" if is_other else "knob" if known & SWITCHES else "doubtful"
         return Suggestion(role, {"choices": [False, True]})
     if setting.choices is not None and len(setting.choices) > 1:
-        role = "other" if is_other else "knob" if known & CHOICES else "doubtful"
-        return Suggestion(role, {"choices": list(setting.choices)})
+        return _choice(known, setting.choices, default, is_other=is_other)
     if setting.kind not in ("int", "float") or isinstance(default, bool) or not isinstance(default, int | float):
         return Suggestion("other")
-    if not math.isfinite(default):
+    if not math.isfinite(default) or abs(default) > HUGE:
         return Suggestion("other")
     pairs = {f"{a}_{b}" for a, b in pairwise(last)}
     if setting.kind == "float":
-        return _float(known, pairs, float(default), is_other=is_other)
-    return _int(known, pairs, int(default), is_other=is_other)
+        return _checked(_float(known, pairs, float(default), is_other=is_other), default)
+    return _checked(_int(known, pairs, int(default), is_other=is_other), default)
+
+
+def _checked(suggestion: Suggestion, default: float) -> Suggestion:
+    """Return a suggestion without its range if the default is outside; a knob without a range is doubtful."""
+    spec = suggestion.spec
+    if spec is not None:
+        inside = default in spec["choices"] if "choices" in spec else spec["low"] <= default <= spec["high"]
+        if inside and ("choices" in spec or spec["low"] < spec["high"]):
+            return suggestion
+    return Suggestion("doubtful" if suggestion.role == "knob" else suggestion.role)
+
+
+def _choice(known: set[str], choices: Sequence[Any], default: Any, *, is_other: bool) -> Suggestion:
+    """Return what a setting with a list of choices looks like."""
+    usable = [choice for choice in choices if isinstance(choice, bool | int | float | str)]
+    if is_other or default not in usable or {str(choice).lower() for choice in usable} <= DEVICES or len(usable) < 2:
+        return Suggestion("other")
+    role: Role = "knob" if known & CHOICES and len(usable) <= MOST_CHOICES else "doubtful"
+    return Suggestion(role, {"choices": usable} if len(usable) <= 4 * MOST_CHOICES else None)
 
 
 def _float(known: set[str], pairs: set[str], default: float, *, is_other: bool) -> Suggestion:
     """Return what a setting with a real default looks like."""
-    if known & RATES or pairs & {"learning_rate"}:
-        return Suggestion("knob" if default > 0 else "doubtful", _log(default, 100))
+    if known & RATES or pairs & {"learning_rate", "base_rate"}:
+        return _rate(known, default)
+    if "weight_decay" in pairs or known & DECAYS:
+        return Suggestion("knob", _log(default, 100) or FROM_ZERO)
     if known & SHARES and 0 <= default <= 1:
-        high = 0.7 if known & {"dropout", "drop"} else 1.0
-        return Suggestion("knob", {"type": "float", "low": 0.0, "high": max(high, default)})
+        return _share(known, default, is_other=is_other)
     if is_other:
         return Suggestion("other")
     if "warmup" in known:
-        return Suggestion("knob", {"type": "float", "low": 0.0, "high": min(1.0, max(0.2, default * 10))})
+        high = min(1.0, max(0.2, default * 5)) if default <= 1 else 4 * default
+        return Suggestion("knob", {"type": "float", "low": 0.0, "high": high})
+    if known & {"eps", "epsilon", "exploration"}:
+        share = {"type": "float", "low": 0.0, "high": 1.0}
+        return Suggestion("doubtful", _log(default, 100)) if default < 1e-3 else Suggestion("doubtful", share)
     if known & NEAR_ONE and 0.5 <= default < 1:
-        low, high = 1 - 10 * (1 - default), 1 - (1 - default) / 10
-        return Suggestion("knob", {"type": "float", "low": round(max(0.0, low), 6), "high": round(high, 6)})
-    if known & DECAYS or pairs & {"weight_decay"}:
-        return Suggestion("knob", _log(default, 100) or FROM_ZERO)
+        return Suggestion("knob", _near_one(default))
+    if "momentum" in known and 0 <= default < 0.5:
+        return Suggestion("knob", {"type": "float", "low": 0.0, "high": 0.99})
+    if known & BELOW_ONE and default == 1 and not known & WEIGHTS:
+        return Suggestion("doubtful", {"type": "float", "low": 0.9, "high": 1.0})
+    if known & {"tau", "polyak", "decay"} and 0 < default < 1:
+        return Suggestion("knob", _near_one(default) if default >= 0.5 else _log(default, 10, most=1.0))
     if known & WEIGHTS:
-        return Suggestion("knob", _log(default, 10) or FROM_ZERO)
+        off = (
+            CLIP_FROM_ZERO if known & {"clip", "norm"} else MIX_FROM_ZERO if known & {"mixup", "cutmix"} else FROM_ZERO
+        )
+        return Suggestion("knob", _log(default, 10) or off)
     return Suggestion("doubtful", _log(default, 10))
+
+
+def _rate(known: set[str], default: float) -> Suggestion:
+    """Return what a learning rate looks like, or something about one."""
+    if known & {"decay", "gamma", "factor", "drop"}:
+        if not 0 < default < 1:
+            return Suggestion("doubtful")
+        return Suggestion("knob", _near_one(default) if default >= 0.5 else _log(default, 10, most=1.0))
+    if known & {"mult", "multiplier", "scale", "ratio", "power", "noise", "pct", "warmup", "min", "final", "end"}:
+        return Suggestion("knob" if known & {"min", "final", "end"} else "doubtful", _log(default, 10))
+    most = 1.0 if "eta" in known else max(1.0, 10 * default)
+    return Suggestion("knob" if default > 0 else "doubtful", _log(default, 100, most=most))
+
+
+def _share(known: set[str], default: float, *, is_other: bool) -> Suggestion:
+    """Return what a probability or a fraction looks like."""
+    if known & {"dropout", "drop", "droprate"}:
+        high = 0.7 if default <= 0.7 else 0.95
+        return Suggestion("knob", {"type": "float", "low": 0.0, "high": high})
+    if "smoothing" in known:
+        return Suggestion("knob", {"type": "float", "low": 0.0, "high": 0.3 if default <= 0.3 else 0.9})
+    if is_other or "train" in known:
+        return Suggestion("other")
+    if "clip" in known:
+        return Suggestion("knob", _log(default, 4, most=1.0))
+    low = 0.0 if known & {"prob", "probability"} else min(0.1, default)
+    role: Role = "doubtful" if default == 0 else "knob"
+    return Suggestion(role, {"type": "float", "low": low, "high": 1.0})
 
 
 def _int(known: set[str], pairs: set[str], default: int, *, is_other: bool) -> Suggestion:
     """Return what a setting with a whole default looks like."""
+    if default < 0:
+        return Suggestion("other" if is_other else "doubtful")
     if "warmup" in known:
         return Suggestion("knob", {"type": "int", "low": 0, "high": 10 * default or 1000})
-    if known & {"batch", "bs", "minibatch"} or "batch_size" in pairs:
-        return Suggestion("knob" if default > 1 else "other", _powers(default))
+    if known & {"batch", "bs", "minibatch", "minibatches", "batchsize", "microbatch"} and "norm" not in known:
+        return Suggestion("knob" if default > 1 else "other", _batch_sizes(default))
     if known & COUNTS and default > 0 and not is_other:
         return Suggestion("knob", {"type": "int", "low": max(1, default // 2), "high": 2 * default})
     if known & LENGTH:
-        return Suggestion("length", _around(default))
+        return Suggestion("length", _around(default, least=2 if "split" in known else 1))
+    if "lora" in known and known & {"rank", "r"} and default > 1:
+        return Suggestion("knob", _powers(default))
     if is_other:
         return Suggestion("other")
     if known & SIZES and default > 3:
@@ -133,14 +231,25 @@ def _int(known: set[str], pairs: set[str], default: int, *, is_other: bool) -> S
     return Suggestion("doubtful", _around(default))
 
 
-def _log(default: float, factor: float) -> dict[str, Any] | None:
+def _log(default: float, factor: float, *, most: float = math.inf) -> dict[str, Any] | None:
+    """Return a logarithmic range around a default, up to `most`."""
     if default <= 0:
         return None
-    return {"type": "float", "low": _short(default / factor), "high": _short(default * factor), "log": True}
+    high = max(_short(min(default * factor, most)), default)
+    return {"type": "float", "low": min(_short(default / factor), default), "high": high, "log": True}
 
 
-def _around(default: int) -> dict[str, Any] | None:
-    return {"type": "int", "low": max(1, default // 4), "high": 4 * default, "log": True} if default > 1 else None
+def _near_one(default: float) -> dict[str, Any]:
+    """Return a range in which the distance to one is between a tenth and ten times that of the default."""
+    rest = 1 - default
+    low, high = max(0.0, 1 - 10 * rest), 1 - rest / 10
+    return {"type": "float", "low": min(float(f"{low:.6g}"), default), "high": max(float(f"{high:.9g}"), default)}
+
+
+def _around(default: int, least: int = 1) -> dict[str, Any] | None:
+    if default < 2:
+        return None
+    return {"type": "int", "low": max(least, default // 4), "high": 4 * default, "log": True}
 
 
 def _powers(default: int) -> dict[str, Any] | None:
@@ -149,23 +258,89 @@ def _powers(default: int) -> dict[str, Any] | None:
     return {"choices": sorted({max(1, default // 4), max(1, default // 2), default, 2 * default, 4 * default})}
 
 
+def _batch_sizes(default: int) -> dict[str, Any] | None:
+    """Return powers of two around a default, and the default itself."""
+    if default < 2:
+        return None
+    near = 2 ** round(math.log2(default))
+    return {"choices": sorted({max(1, near // 4), max(1, near // 2), near, 2 * near, 4 * near, default})}
+
+
 def _short(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def constraints(names: Sequence[str]) -> list[str]:
-    """Return constraints between settings that many trainers share."""
-    by_words = {"_".join(words_of(name)): name for name in names}
+WIDTHS = (
+    *("n_embd", "embed_dim", "hidden_size", "d_model", "dim", "hidden_dim", "emb_dim", "embedding_dim", "n_embed"),
+    *("hidden", "model_dim", "dim_model", "embd_dim"),
+)
+HEADS = ("n_head", "n_heads", "num_heads", "nhead", "heads", "num_attention_heads", "nheads", "num_head", "head")
+RULES: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
+    (
+        "({0} * {1}) % {2} == 0",
+        (
+            ("num_envs", "n_envs"),
+            ("num_steps", "n_steps", "rollout_length", "horizon"),
+            ("num_minibatches", "n_minibatches", "minibatches", "nminibatches", "num_mini_batch"),
+        ),
+    ),
+    ("{0} % {1} == 0", (WIDTHS, HEADS)),
+    ("{0} % {1} == 0", (("n_heads", "num_heads", "n_head"), ("n_kv_heads", "num_kv_heads", "n_query_groups"))),
+    ("{0} % {1} == 0", (("batch_size", "global_batch_size"), ("micro_batch_size", "minibatch_size"))),
+    ("{0} <= {1}", (("min_lr", "lr_min", "final_lr", "end_lr"), ("lr", "learning_rate", "max_lr"))),
+    (
+        "{0} <= {1}",
+        (
+            ("warmup_steps", "warmup_iters", "warmup_epochs", "num_warmup_steps", "warmup"),
+            ("max_steps", "max_iters", "epochs", "num_epochs", "max_epochs", "steps", "num_steps", "train_steps"),
+        ),
+    ),
+    ("{0} <= {1}", (("micro_batch_size",), ("batch_size",))),
+)
+"""Constraints between settings that many trainers share, with the names of their settings."""
 
-    def find(*wanted: str) -> list[str] | None:
-        found = [by_words[name] for name in wanted if name in by_words]
-        return [f"`{name}`" if "-" in name else name for name in found] if len(found) == len(wanted) else None
 
-    found = []
-    if batch := find("num_envs", "num_steps", "num_minibatches"):
-        found.append(f"({batch[0]} * {batch[1]}) % {batch[2]} == 0")
-    for width in ("n_embd", "embed_dim", "hidden_size", "d_model", "dim"):
-        for head in ("n_head", "num_heads", "nhead", "heads", "num_attention_heads"):
-            if pair := find(width, head):
-                found.append(f"{pair[0]} % {pair[1]} == 0")
-    return found
+def constraints(knobs: Sequence[str], values: Mapping[str, Any]) -> list[str]:
+    """Return constraints between settings that many trainers share.
+
+    Args:
+        knobs: The knobs; a constraint has at least one of them.
+        values: The base config by dotted name; a constraint that it does not satisfy is left out.
+    """
+    groups: dict[str, dict[str, str]] = {}
+    for name in values:
+        parent, _, last = name.rpartition(".")
+        groups.setdefault(parent, {})["_".join(words_of(last))] = name
+    found: dict[str, None] = {}
+    for group in groups.values():
+        for rule, places in RULES:
+            names = [next((group[word] for word in words if word in group), None) for words in places]
+            chosen = [name for name in names if name is not None]
+            if len(chosen) != len(places) or not set(chosen) & set(knobs):
+                continue
+            text = rule.format(*map(_quoted, chosen))
+            if _holds(text, values):
+                found[text] = None
+    return list(found)
+
+
+def _quoted(name: str) -> str:
+    """Return a dotted name as an expression has it: `train["batch-size"]`."""
+    first, *rest = name.split(".")
+    if all(part.isidentifier() and not keyword.iskeyword(part) for part in (first, *rest)):
+        return name
+    return (first if first.isidentifier() else f"`{first}`") + "".join(f'["{part}"]' for part in rest)
+
+
+def _holds(text: str, values: Mapping[str, Any]) -> bool:
+    nested: dict[str, Any] = {}
+    for name, value in values.items():
+        *above, last = name.split(".")
+        node = nested
+        for part in above:
+            node = node.setdefault(part, {})
+        node[last] = value
+    try:
+        return compile_expression(text).evaluate(nested) is True
+    except LabError:
+        return False

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from looplab.config.lab import LAB_FILE
 from looplab.errors import LabError
 from looplab.measure.summary import Directions
 from looplab.onboard.base import MISSING, Interface, Script, ScriptSetting
-from looplab.onboard.knobs import Suggestion, constraints, suggest
+from looplab.onboard.knobs import Suggestion, constraints, find_seed, suggest
+from looplab.onboard.readers.arguments import FIRST_SEED
 from looplab.onboard.readers.constants import RUNNER
 from looplab.onboard.source import call_name
 
@@ -22,7 +24,6 @@ MANY = 60
 """Settings beyond which only those that look like hyper-parameters are part of the base config."""
 RUNS = 20
 """`budget.runs` of a new lab."""
-FIRST_SEED = 1
 JUDGE = "judge: {baseline_seeds: 3}"
 NO_OBJECTIVE = "# objective: {metric: …, goal: min}"
 """Start of the line that says that there is no objective yet."""
@@ -92,7 +93,8 @@ def make_lab(
             f"{script.path.name} needs {', '.join(setting.name for setting in draft.missing)}",
             hint=f"give what it needs: looplab init {script.path.name} {needed}",
         )
-    study = name or re.sub(r"[^A-Za-z0-9_.-]+", "-", script.path.stem) or "study"
+    stem = script.path.parent.name if script.path.stem == "__main__" else script.path.stem
+    study = name or re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).lstrip("_.-") or "study"
     base_file = f"{study}.base.json"
     command = _command(script, interface, draft)
     cwd = "run" if starts_in_run_folder(script) else None
@@ -118,7 +120,7 @@ def make_lab(
             for setting, suggestion in draft.doubtful
             if suggestion.spec
         ]
-    rules = constraints([setting.name for setting, _ in draft.knobs])
+    rules = constraints([setting.name for setting, _ in draft.knobs], dict(_leaves(draft.base)))
     if rules:
         lines += ["constraints:", *(f"  - {json.dumps(rule)}" for rule in rules)]
     if draft.seed is not None:
@@ -134,25 +136,33 @@ def make_lab(
 
 def _draft(script: Script, interface: Interface) -> _Draft:
     draft = _Draft()
-    given = (
-        given_values(script.arguments, interface.settings) if interface.base is None else ({}, list(script.arguments))
-    )
-    values, draft.fixed = given
+    arguments = list(script.arguments)
+    for word in _leading_words(script, interface):
+        if word in arguments:
+            arguments.remove(word)  # part of the command already
+    values, draft.fixed = given_values(arguments, interface.settings) if interface.base is None else ({}, arguments)
     is_big = len(interface.settings) > MANY
     if interface.base is not None:
         draft.base = json.loads(json.dumps(interface.base))
+    draft.seed = find_seed(interface.settings)
     for setting in interface.settings:
         value = values.get(setting.name, setting.default)
         here = ScriptSetting(setting.name, setting.kind, value, setting.choices, setting.help)
         suggestion = suggest(here)
-        if suggestion.role == "seed" and draft.seed is None:
-            draft.seed = setting.name
-            value = value if isinstance(value, int) and not isinstance(value, bool) else FIRST_SEED
+        if setting.name == draft.seed:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                value = FIRST_SEED
+                if interface.base is not None:
+                    _put(draft.base, setting.name, value)
         elif value is MISSING:
             if setting.required and setting.name not in values and not _is_given(setting, draft.fixed):
                 draft.missing.append(setting)
             continue
-        wanted = suggestion.role in ("knob", "seed", "length") or (suggestion.role == "doubtful" and not is_big)
+        wanted = (
+            setting.name == draft.seed
+            or suggestion.role in ("knob", "length")
+            or (suggestion.role == "doubtful" and not is_big)
+        )
         is_passed = wanted or setting.positional or setting.name in values
         if interface.base is None and is_passed and value is not None:
             _put(draft.base, setting.name, value)
@@ -165,36 +175,77 @@ def _draft(script: Script, interface: Interface) -> _Draft:
 
 def given_values(words: Sequence[str], settings: Sequence[ScriptSetting]) -> tuple[dict[str, Any], list[str]]:
     """Split what a person typed after the script into values of settings and words that stay as they are."""
-    by_flag = {setting.flag or f"--{setting.name}": setting for setting in settings if not setting.positional}
+    by_flag = _by_flag(settings)
+    positional = [setting for setting in settings if setting.positional]
     values: dict[str, Any] = {}
     rest: list[str] = []
     queue = list(words)
     while queue:
         word = queue.pop(0)
         flag, sign, text = word.partition("=")
-        setting = (
-            by_flag.get(flag)
-            or by_flag.get(flag.replace("_", "-"))
-            or by_flag.get(flag.replace("-", "_").replace("__", "--", 1))
+        setting, on = next(
+            (by_flag[way] for way in (flag, flag.replace("_", "-"), _snake(flag)) if way in by_flag), (None, True)
         )
-        if setting is None or suggest(setting).role == "other":
+        if setting is None and positional and not word.startswith("-") and positional[0].kind != "unknown":
+            first = positional.pop(0)
+            values[first.name] = _parse(word, first)
+            continue
+        if setting is None:
             rest.append(word)
-            if (
-                setting is not None
-                and not sign
-                and setting.boolean != "present"
-                and queue
-                and not queue[0].startswith("--")
-            ):
-                rest.append(queue.pop(0))
             continue
-        if setting.boolean in ("present", "switch") and not sign:
-            values[setting.name] = True
-            continue
-        if not sign:
-            text = queue.pop(0) if queue else ""
-        values[setting.name] = _parse(text, setting)
+        takes = not sign and setting.boolean not in ("present", "absent", "switch")
+        if setting.kind == "bool":
+            takes = takes and bool(queue) and queue[0].lower() in BOOLEANS
+        several = setting.spread and takes
+        taken: list[str] = []
+        while takes and queue and not _is_flag(queue[0], by_flag) and (several or not taken):
+            taken.append(queue.pop(0))
+        if suggest(setting).role == "other" or setting.kind == "unknown":
+            rest += [word, *taken]
+        elif setting.kind == "bool" and not sign and not taken:
+            values[setting.name] = on
+        elif several:
+            values[setting.name] = [_number(item) for item in taken]
+        else:
+            values[setting.name] = _parse(text if sign else "".join(taken[:1]), setting)
     return values, rest
+
+
+BOOLEANS = {"1", "0", "true", "false", "yes", "no", "on", "off"}
+
+
+def _by_flag(settings: Sequence[ScriptSetting]) -> dict[str, tuple[ScriptSetting, bool]]:
+    """Return the setting of each flag, and for a bool what the flag makes of it."""
+    found: dict[str, tuple[ScriptSetting, bool]] = {}
+    for setting in settings:
+        if setting.positional:
+            continue
+        if setting.boolean in ("switch", "absent"):
+            parent, dot, last = setting.name.rpartition(".")
+            found[setting.off or f"--{parent}{dot}no-{last}"] = (setting, False)
+        if setting.boolean != "absent":
+            for flag in (setting.flag or f"--{setting.name}", *setting.aliases):
+                found[flag] = (setting, True)
+    return found
+
+
+def _snake(flag: str) -> str:
+    dashes = len(flag) - len(flag.lstrip("-"))
+    return flag[:dashes] + flag[dashes:].replace("-", "_")
+
+
+def _is_flag(word: str, known: Mapping[str, Any]) -> bool:
+    """Return whether a word is a flag, rather than a negative number or another value."""
+    return word.startswith("--") or word.partition("=")[0] in known
+
+
+def _number(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 def _parse(text: str, setting: ScriptSetting) -> Any:
@@ -219,9 +270,24 @@ def _is_given(setting: ScriptSetting, words: Sequence[str]) -> bool:
 def _command(script: Script, interface: Interface, draft: _Draft) -> list[str]:
     command = list(interface.command)
     if interface.base is None and draft.fixed:
-        at = len(script.prefix)
+        at = len(script.prefix) + len(_leading_words(script, interface))
         command[at:at] = draft.fixed
-    return command
+    left_out = {f"{{config.{item.name}}}" for item in interface.settings if item.positional and not _has(draft, item)}
+    return [word for word in command if word not in left_out]
+
+
+def _has(draft: _Draft, setting: ScriptSetting) -> bool:
+    node: Any = draft.base
+    for part in setting.name.split("."):
+        if not isinstance(node, Mapping) or part not in node:
+            return False
+        node = node[part]
+    return True
+
+
+def _leading_words(script: Script, interface: Interface) -> list[str]:
+    """Return the words of the command between the script and its settings, such as `train` of `cli.py train`."""
+    return list(takewhile(lambda word: "{" not in word, interface.command[len(script.prefix) :]))
 
 
 def _objective_lines(objective: str | None, goal: str | None) -> list[str]:
@@ -235,6 +301,15 @@ def _put(base: dict[str, Any], name: str, value: Any) -> None:
     for part in above:
         base = base.setdefault(part, {})
     base[last] = value
+
+
+def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of a nested config by dotted name."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _key(setting: ScriptSetting) -> str:
@@ -271,7 +346,12 @@ def starts_in_run_folder(script: Script) -> bool:
     writes = False
     for tree in script.modules:
         for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_input(node.value, script.folder):
+            if (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and node.value != script.path.name
+                and _is_input(node.value, script.folder)
+            ):
                 return False
             if isinstance(node, ast.Call):
                 writes = writes or call_name(node).rpartition(".")[2] in WRITERS
@@ -296,13 +376,12 @@ WRITERS = {
 
 
 def _is_input(text: str, folder: Path) -> bool:
-    """Return whether a text is the relative path of something that exists, other than code."""
+    """Return whether a text is the relative path of something that exists."""
     if not text or len(text) > 200 or "\n" in text or text.startswith(("/", "~", "-")) or text in (".", "..", "./"):
         return False
     if "/" not in text and "." not in text:
         return False
     try:
-        path = folder / text
-        return path.exists() and path.suffix != ".py"
+        return (folder / text).exists()
     except (OSError, ValueError):
         return False

@@ -170,3 +170,14 @@ def _imported_files(tree: ast.Module, path: Path, roots: list[Path]) -> Iterator
                 for file in (place.joinpath(*parts).with_suffix(".py"), place.joinpath(*parts, "__init__.py")):
                     if file.is_file() and not file.is_symlink():
                         yield file.resolve()
+
+
+def module_of(script: Script, name: str) -> ast.Module | None:
+    """Return the syntax tree of a module beside the script; None if there is none."""
+    path = script.path.parent / f"{name}.py"
+    if not path.is_file() or path.resolve() == script.path.resolve():
+        return None
+    try:
+        return ast.parse(read_bounded(path, MAX_SOURCE))
+    except (SyntaxError, ValueError, RecursionError, OSError, UntrustedError):
+        return None

@@ -81,7 +81,7 @@ def read_sweep(path: Path, folder: Path) -> Sweep:
         renamed = {names[key]: spec for key, spec in knobs.items() if key in names}
     about = data.get("metric") if isinstance(data.get("metric"), dict) else {}
     goal = {"minimize": "min", "maximize": "max"}.get(str(about.get("goal", "minimize")))  # type: ignore[union-attr]
-    metric = about.get("name") if about else None  # type: ignore[union-attr]
+    metric = about.get("name") if about else None
     return Sweep(script, found, str(metric) if metric else None, goal if metric else None, renamed)  # type: ignore[arg-type]
 
 

@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+import ast
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import os
+import re
+import statistics
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any, Literal
 
-from looplab.config.lab import BudgetConfig, LabConfig, Require, StudyConfig, derived_study
+from looplab.config.lab import RUN_FOLDER, BudgetConfig, LabConfig, Require, StudyConfig, derived_study
+from looplab.config.paths import flatten
 from looplab.errors import LabError
-from looplab.measure.splits import kind_of_split
-from looplab.measure.summary import Directions
-from looplab.onboard.knobs import words_of
+from looplab.ledger.view import RunRow
+from looplab.measure.base import Batch, Curve
+from looplab.measure.discover import reader_of
+from looplab.measure.splits import KINDS, kind_of_split
+from looplab.measure.summary import METRIC_WORDS, Directions, is_clock
+from looplab.onboard.base import Script, ScriptSetting
+from looplab.onboard.diagnose import LINES, Diagnosis, FailedProgram, diagnose, last_line
+from looplab.onboard.knobs import suggest, words_of
+from looplab.onboard.source import call_name
+from looplab.runs import folder as run_folder
+from looplab.runs.logs import read_tail
 
+Goal = Literal["min", "max"]
 SUFFIX = ".try"
 MODE = "try"
+TRY_S = 300.0
+"""Seconds that a try may take, unless told otherwise."""
 INHERITED = (
     "anchor",
     "base",
-    "constraints",
     "data",
     "derive",
     "deterministic",
@@ -26,7 +44,6 @@ INHERITED = (
     "executor",
     "flags",
     "keep_going",
-    "knobs",
     "measure",
     "needs_exec",
     "normalise",
@@ -40,73 +57,12 @@ INHERITED = (
     "case",
     "mix",
 )
-BETTER_WORDS = {
-    "acc",
-    "accuracy",
-    "reward",
-    "return",
-    "score",
-    "f1",
-    "auc",
-    "success",
-    "map",
-    "bleu",
-    "loss",
-    "error",
-    "err",
-    "rmse",
-    "mse",
-    "mae",
-    "perplexity",
-    "ppl",
-    "nll",
-    "logloss",
-    "elbo",
-    "r2",
-    "iou",
-    "psnr",
-    "bpb",
-}
-NOT_RESULTS = {
-    "lr",
-    "time",
-    "seconds",
-    "sec",
-    "sps",
-    "fps",
-    "eta",
-    "epoch",
-    "step",
-    "steps",
-    "iter",
-    "iteration",
-    "memory",
-    "mem",
-    "gpu",
-    "grad",
-    "norm",
-    "mfu",
-    "speed",
-    "throughput",
-    "ms",
-    "samples",
-    "tokens",
-    "length",
-    "timesteps",
-    "elapsed",
-    "progress",
-    "entropy",
-    "kl",
-    "clipfrac",
-    "decay",
-    "momentum",
-    "size",
-    "batch",
-}
 
 
 def try_study(lab: LabConfig, study: StudyConfig, edits: Sequence[str], seconds: float | None) -> StudyConfig:
-    """Return the study of a single run: launch, knobs and sources of the real one, without objective and judge.
+    """Return the study of a single run: launch and sources of the real one, without objective, knobs and judge.
+
+    Nothing is searched, so a short run may have values that no knob would take.
 
     Args:
         edits: What to change in the base config, for this run alone.
@@ -122,6 +78,8 @@ def try_study(lab: LabConfig, study: StudyConfig, edits: Sequence[str], seconds:
         name=name,
         launch=launch,
         modes={MODE: list(edits)},
+        knobs={},
+        constraints=[],
         objective=None,
         holdout=None,
         proposers=[],
@@ -134,47 +92,572 @@ def try_study(lab: LabConfig, study: StudyConfig, edits: Sequence[str], seconds:
     )
 
 
+# -- what a run measured
+
+SOURCES = {
+    "jsonl": "metrics.jsonl",
+    "wandb": "W&B",
+    "wandb_history": "W&B",
+    "wandb_summary": "W&B summary",
+    "tensorboard": "TensorBoard",
+    "csv": "CSV",
+    "stdout": "printed",
+    "trainer_state": "trainer_state.json",
+    "trainer_summary": "summary file",
+}
+"""Kind of metric source → its name for people."""
+MIN_POINTS = 6
+"""Points from which the noise of a curve is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredMetric:
+    """A metric of a run, as far as it can be seen in one run."""
+
+    name: str
+    source: str
+    """Where it was found: `TensorBoard`, `printed`, …"""
+    file: str | None
+    """The file, relative to the run folder; None: several."""
+    points: int
+    first: float | None
+    last: float | None
+    every_steps: float | None
+    """Usual distance of two points, in steps of the trainer; None: fewer than two points."""
+    per_minute: float | None
+    noise: float | None
+    """Typical jump between neighbouring points relative to the range of the curve; None: too few points."""
+
+
+def measured_metrics(study: StudyConfig, run: RunRow, run_dir: Path) -> list[MeasuredMetric]:
+    """Return the metrics of an ended run, those with most points first."""
+    reader = reader_of(study, run_dir)
+    batch: Batch = reader.poll(final=run.signal is None)
+    minutes = run.seconds / 60 if run.seconds else None
+    found = []
+    for name, curve in batch.items():
+        source = reader.source_of(name)
+        file = os.path.relpath(source.path, run_dir) if source is not None else None
+        values = [value for value in curve.values if math.isfinite(value)]
+        kind = source.kind if source is not None else ""
+        found.append(
+            MeasuredMetric(
+                name=name,
+                source=SOURCES.get(kind, kind),
+                file="train.log" if kind == "stdout" else file,
+                points=len(values),
+                first=values[0] if values else None,
+                last=values[-1] if values else None,
+                every_steps=_distance(curve),
+                per_minute=len(values) / minutes if minutes else None,
+                noise=_noise(values),
+            )
+        )
+    return sorted(found, key=lambda metric: -metric.points)
+
+
+def _distance(curve: Curve) -> float | None:
+    distances = [later - earlier for earlier, later in pairwise(curve.steps) if later > earlier]
+    return statistics.median(distances) if distances else None
+
+
+def _noise(values: Sequence[float]) -> float | None:
+    """Return the median jump over the later half of a curve, as a standard deviation relative to the curve's range."""
+    spread = max(values) - min(values) if values else 0.0
+    if len(values) < MIN_POINTS or not 0 < spread < math.inf:
+        return None
+    late = values[len(values) // 2 :]
+    jumps = [abs(later - earlier) for earlier, later in pairwise(late)]
+    # The median of |a - b| is 0.954 standard deviations for two normal values.
+    return statistics.median(jumps) / 0.954 / spread
+
+
+# -- what it left outside its folder
+
+IGNORED = {"outputs", "__pycache__", "node_modules", "venv", "site-packages"}
+MAX_ENTRIES = 20_000
+MAX_NAMED = 200
+_CLOCK_TICK_NS = 50_000_000
+Stamps = dict[str, tuple[int, int]]
+
+
+def files_below(lab: Path) -> Stamps:
+    """Return size and modification time of the files of a lab, without its runs, hidden files and caches."""
+    found: Stamps = {}
+    folders = deque([str(lab)])
+    left = MAX_ENTRIES
+    while folders and left > 0:
+        try:
+            with os.scandir(folders.popleft()) as listing:
+                entries = list(islice(listing, left))
+        except OSError:  # removed meanwhile, or not readable
+            continue
+        left -= len(entries)
+        for entry in entries:
+            if entry.name.startswith(".") or entry.name in IGNORED:
+                continue
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif entry.is_file(follow_symlinks=False):
+                    status = entry.stat(follow_symlinks=False)
+                    found[os.path.relpath(entry.path, lab)] = (status.st_size, status.st_mtime_ns)
+            except OSError:
+                continue
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """A file in the lab that changed while a run was running."""
+
+    file: str
+    is_new: bool
+
+
+def written_files(before: Stamps, after: Stamps) -> list[WrittenFile]:
+    """Return what changed between two calls of `files_below`."""
+    return [WrittenFile(file, file not in before) for file in sorted(after) if before.get(file) != after[file]][
+        :MAX_NAMED
+    ]
+
+
+def explain_written(files: Sequence[WrittenFile], *, in_run_dir: bool) -> str:
+    """Return a sentence about files that a run wrote outside its folder, with what to do."""
+    code = [one.file for one in files if one.file.endswith(".py")]
+    changed = [one.file for one in files if not one.is_new]
+    places = _places([one.file for one in files])
+    text = f"it wrote outside its run folder: {', '.join(places[:3])}" + (
+        f" and {len(places) - 3} more" if len(places) > 3 else ""
+    )
+    if code:
+        text += f"; {code[0]} is code, so the next run may not be the same program"
+    elif changed:
+        text += f"; {changed[0]} was there before, so runs change each other's results"
+    if in_run_dir:
+        return f"{text}. Give it a folder of its own: {{out_dir}} in launch.command"
+    return f"{text}. Set launch.cwd: run in lab.yaml, or pass {{out_dir}} for its output"
+
+
+def _places(files: Sequence[str]) -> list[str]:
+    """Return files, with several of one folder as that folder."""
+    by_folder: dict[str, list[str]] = {}
+    for file in files:
+        by_folder.setdefault(file.partition("/")[0] if "/" in file else "", []).append(file)
+    return [
+        place
+        for head, names in by_folder.items()
+        for place in ([f"{head}/ ({len(names)} files)"] if head and len(names) > 1 else names)
+    ]
+
+
+# -- how long a full run takes
+
+COUNTED = re.compile(
+    r"(?i)\b(?P<what>epochs?|steps?|global_step|iter|iters|iteration|iterations|updates?|episodes?|rounds?|timesteps?"
+    r"|trials?|folds?)\b\W{0,6}(?P<done>\d[\d,]*)\s*(?:/|of)\s*(?P<total>\d[\d,]*)"
+)
+EPOCH = re.compile(r"(?i)\bepoch\b\W{0,6}(?P<done>\d+)")
+
+
+def lengths(config: Mapping[str, Any]) -> dict[str, float]:
+    """Return the settings of a config that say how long to train."""
+    return {
+        name: float(value)
+        for name, value in flatten(config).items()
+        if isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and value > 0
+        and suggest(ScriptSetting(name, "int", int(value))).role == "length"
+    }
+
+
+def share_done(log: str, step: float | None, wanted: Mapping[str, float]) -> float | None:
+    """Return how much of its length a run that was stopped has done, from 0 to 1; None if that cannot be told.
+
+    Args:
+        log: The end of what it printed.
+        step: Its largest step.
+        wanted: The lengths of its config.
+    """
+    counted = list(COUNTED.finditer(log))
+    for kind in ("epoch", ""):
+        for found in reversed(counted):
+            done, total = (int(found[key].replace(",", "")) for key in ("done", "total"))
+            if found["what"].lower().startswith(kind) and 0 < done <= total and total > 1:
+                return done / total
+    epochs = next((total for name, total in wanted.items() if {"epoch", "epochs"} & set(words_of(name))), None)
+    numbers = [int(found["done"]) for found in EPOCH.finditer(log)]
+    if epochs is not None and numbers:
+        done = numbers[-1] + (min(numbers) == 0)
+        return done / epochs if 0 < done <= epochs else None
+    others = [total for name, total in wanted.items() if not {"epoch", "epochs"} & set(words_of(name))]
+    if epochs is None and len(others) == 1 and step is not None and 0 < step <= others[0]:
+        return step / others[0]
+    return None
+
+
+def full_run_seconds(
+    seconds: float, share: float | None, tried: Mapping[str, float], full: Mapping[str, float]
+) -> float | None:
+    """Return about how long a run of the base config takes; None if that cannot be told.
+
+    Args:
+        seconds: How long the try ran.
+        share: How much of its own length it has done.
+        tried: The lengths of its config.
+        full: Those of the base config.
+    """
+    if share is None:
+        return None
+    ratio = math.prod(full[name] / value for name, value in tried.items() if name in full)
+    return seconds / share * ratio
+
+
+# -- everything about one run
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one run showed."""
+
+    study: str
+    run: str
+    seed: int | None
+    status: str
+    seconds: float | None
+    command: tuple[str, ...]
+    metrics: tuple[MeasuredMetric, ...]
+    settings: Mapping[str, Any]
+    """Its config, flat."""
+    limit_s: float | None
+    """How long it was allowed to run."""
+    ended_by: str | None
+    """What ended it when its time was over: `itself`, `SIGTERM` or `SIGKILL`; None: it was not stopped."""
+    ended_after_s: float | None
+    """How long that took."""
+    peak_memory_mb: float | None
+    full_run_s: float | None
+    wrote: tuple[WrittenFile, ...]
+    last_line: str
+    diagnosis: Diagnosis | None
+    """Why it failed."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return asdict(self)
+
+
+def observe(
+    lab: LabConfig, trial: StudyConfig, run: RunRow, base: Mapping[str, Any], wrote: Sequence[WrittenFile]
+) -> Observation:
+    """Return what an ended run showed.
+
+    Args:
+        base: The base config, without the edits of the try.
+        wrote: Files that it wrote outside its folder.
+    """
+    run_dir = run_folder.study_folder(lab.folder, trial.name) / run.id
+    summary = run_folder.read_json(run_dir, "summary.json", strict=False)
+    config = run_folder.read_json(run_dir, "config.json", strict=False)
+    log = read_tail(run_folder.record_file(run_dir, "train.log"), lines=LINES)
+    message = next((note for note in summary.get("notes", ()) if isinstance(note, str)), "")
+    argv = run_folder.read_json(run_dir, "run.json", strict=False).get("argv")
+    command = tuple(map(str, argv)) if isinstance(argv, list) else ()
+    status = run.status or run.state
+    limit = trial.launch.timeout
+    tried = lengths(config)
+    step = summary.get("steps")
+    share = 1.0 if status == "ok" else share_done(log, step, tried) if status in ("timeout", "stopped") else None
+    memory = summary.get("max_rss_mb")
+    ended_by = ended_after = None
+    if status == "timeout" and limit is not None and run.seconds is not None:
+        ended_by = {None: "itself", 15: "SIGTERM", 9: "SIGKILL"}.get(run.signal, f"signal {run.signal}")
+        ended_after = max(0.0, run.seconds - limit)
+    return Observation(
+        study=trial.name,
+        run=run.id,
+        seed=run.seed,
+        status=status,
+        seconds=run.seconds,
+        command=command,
+        metrics=tuple(measured_metrics(trial, run, run_dir)),
+        settings=flatten(config),
+        limit_s=limit,
+        ended_by=ended_by,
+        ended_after_s=ended_after,
+        peak_memory_mb=float(memory) if isinstance(memory, int | float) else None,
+        full_run_s=None if run.seconds is None else full_run_seconds(run.seconds, share, tried, lengths(base)),
+        wrote=tuple(wrote),
+        last_line=last_line(log) or last_line(message),
+        diagnosis=diagnose_run(lab.folder, trial, run) if status == "failed" else None,
+    )
+
+
+def diagnose_run(lab: Path, study: StudyConfig, run: RunRow) -> Diagnosis | None:
+    """Return why a run failed; None if it is not known."""
+    run_dir = run_folder.study_folder(lab, study.name) / run.id
+    log = read_tail(run_folder.record_file(run_dir, "train.log"), lines=LINES)
+    notes = run_folder.read_json(run_dir, "summary.json", strict=False).get("notes", ())
+    argv = run_folder.read_json(run_dir, "run.json", strict=False).get("argv")
+    return diagnose(
+        FailedProgram(
+            text=log if log.strip() else "\n".join(map(str, notes)),
+            code=run.exit_code,
+            signal=run.signal,
+            script=script_name([str(word) for word in argv] if isinstance(argv, list) else []),
+            settings=tuple(flatten(run_folder.read_json(run_dir, "config.json", strict=False))),
+            own=own_modules(lab),
+            in_run_dir=study.launch.cwd == RUN_FOLDER,
+        )
+    )
+
+
+def script_name(command: Sequence[str]) -> str:
+    """Return the name of the script in a command."""
+    for i, word in enumerate(command):
+        if word == "-m" and i + 1 < len(command):
+            return f"-m {command[i + 1]}"
+        if word.endswith((".py", ".sh")) and not word.endswith("with_config.py"):
+            return os.path.basename(word)
+    return os.path.basename(command[0]) if command else "the script"
+
+
+def own_modules(folder: Path) -> frozenset[str]:
+    """Return the names of the modules and packages of a project, two levels deep."""
+    names = set()
+    for pattern in ("*.py", "*/*.py"):
+        for path in islice(folder.glob(pattern), MAX_ENTRIES):
+            names |= {path.stem, *path.relative_to(folder).parts[:-1]}
+    return frozenset(names)
+
+
+# -- two runs
+
+Comparison = Literal["same config, same numbers", "same config, other numbers", "no difference", "difference"]
+
+
+def compare(one: Observation, other: Observation) -> Comparison | None:
+    """Return whether two runs measured the same; None if they have no metric in common.
+
+    Times, and metrics that only repeat a setting, are left out: a script that prints its options has not used them yet.
+    """
+    ours, theirs = ({metric.name: metric for metric in run.metrics} for run in (one, other))
+    echoed = {_plain(name.rpartition(".")[2]) for name in one.settings}
+    shared = [
+        name
+        for name in ours
+        if name in theirs
+        and not is_clock(name)
+        and _plain(name) not in echoed
+        and _plain(name.split("/")[-1]) not in echoed
+    ]
+    if not shared:
+        return None
+    same = all(
+        (ours[name].first, ours[name].last, ours[name].points)
+        == (theirs[name].first, theirs[name].last, theirs[name].points)
+        for name in shared
+    )
+    if one.settings == other.settings:
+        return "same config, same numbers" if same else "same config, other numbers"
+    return "no difference" if same else "difference"
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+# -- the objective
+
+SHORT = {
+    "accuracy": "acc",
+    "error": "err",
+    "returns": "return",
+    "rewards": "reward",
+    "rew": "reward",
+    "scores": "score",
+    "losses": "loss",
+    "likelihood": "ll",
+    "loglikelihood": "ll",
+    "perplexity": "ppl",
+}
+"""Words of metrics that mean the same."""
+REPORTED = {"acc", "reward", "return", "success", "f1", "auc", "auroc", "score", "map", "miou", "bleu", "rouge", "elo"}
+"""What people report, rather than what is optimised."""
+RESULTS = {SHORT.get(word, word) for word in METRIC_WORDS} | {
+    "ce",
+    "xent",
+    "crossentropy",
+    "logloss",
+    "metric",
+    "quality",
+}
+NOT_RESULTS = {
+    *("lr", "learning", "rate", "time", "seconds", "sec", "secs", "sps", "fps", "eta", "epoch", "epochs", "step"),
+    *("steps", "iter", "iters", "iteration", "iterations", "memory", "mem", "gpu", "grad", "norm", "mfu", "speed"),
+    *("throughput", "ms", "samples", "tokens", "length", "len", "timesteps", "elapsed", "progress", "entropy", "kl"),
+    *("clipfrac", "decay", "momentum", "size", "batch", "runtime", "episode", "episodes", "n", "count", "num", "std"),
+    *("flos", "params", "updates", "beta", "epsilon", "temperature", "gamma", "alpha", "trial", "fold", "sd", "var"),
+}
+"""Words of what is measured beside the result: rates, times, counters, spreads."""
+SPLITS = {word for words in KINDS.values() for word in words}
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectiveGuess:
     """A metric that could be the objective."""
 
     metric: str
-    goal: str
+    goal: Goal
     score: float
     why: str
 
 
-def rank_objectives(metrics: Mapping[str, Mapping[str, Any]]) -> list[ObjectiveGuess]:
+@dataclass(frozen=True, slots=True)
+class KeptBest:
+    """A value of which a script keeps the best."""
+
+    words: frozenset[str]
+    goal: Goal | None
+
+
+def rank_objectives(
+    metrics: Iterable[MeasuredMetric], settings: Iterable[str] = (), kept: Sequence[KeptBest] = ()
+) -> list[ObjectiveGuess]:
     """Return the metrics of a run that could be its objective, the likeliest first.
 
-    What counts: a validation or test split, a word that results have (accuracy, reward, loss), several points, and a
-    value that moves. Learning rates, times and counters are left out.
+    What counts: a validation or test split, a word that results have (accuracy, reward, loss), that the script itself
+    keeps the best of it, and several points. Settings, learning rates, times and counters are left out.
+
+    Args:
+        settings: Names of the script's settings, which many scripts print.
+        kept: What the script keeps the best of (`kept_best`).
     """
     found = []
+    metrics = list(metrics)
     directions = Directions()
-    for name, summary in metrics.items():
-        words = set(words_of(name))
-        last = summary.get("last")
-        if (
-            not isinstance(last, int | float)
-            or not math.isfinite(last)
-            or (words & NOT_RESULTS and not words & BETTER_WORDS)
-        ):
+    echoed = {_plain(name.rpartition(".")[2]) for name in settings}
+    has_split = any(_split(metric.name) in ("val", "test") for metric in metrics)
+    for metric in metrics:
+        words = _result_words(metric.name)
+        if metric.last is None or not math.isfinite(metric.last) or _plain(metric.name) in echoed:
             continue
-        split = next((kind for word in words_of(name) if (kind := kind_of_split(word))), None)
-        score, why = 0.0, []
-        if split in ("val", "test", "eval"):
-            score, why = score + 3.0 - (split == "test"), [*why, f"{split} split"]
-        elif split == "train":
+        if words & NOT_RESULTS and not words & RESULTS - NOT_RESULTS:
+            continue
+        split = _split(metric.name)
+        score = 0.0
+        why: list[str] = []
+        if split in ("val", "test"):
+            score, why = score + (3.0 if split == "val" else 2.5), [*why, "validation" if split == "val" else "test"]
+        elif split == "train" or (has_split and "loss" in words):
             score -= 1.0
-        if words & BETTER_WORDS:
-            score, why = score + 2.0, [*why, "named like a result"]
-        n = int(summary.get("n") or 0)
-        if n > 1:
-            score, why = score + 1.0, [*why, f"{n} points"]
-        if words & {"acc", "accuracy", "reward", "return", "success", "f1", "auc", "score"}:
-            score += 0.5  # what people report, rather than what is optimised
+        if words & RESULTS - NOT_RESULTS:
+            score += 2.0
+        if words & NOT_RESULTS:
+            score -= 1.5
+        goal = directions.goal(metric.name)
+        mine = next((one for one in kept if _fits(one, words, split)), None)
+        if mine is not None:
+            score, why = score + 1.0, [*why, "the script keeps the best"]
+            if mine.goal is not None and not words & RESULTS:
+                goal = mine.goal
+        if metric.points > 1:
+            score += 1.0
+        why.append(f"{metric.points} point{'s' if metric.points != 1 else ''}")
+        if words & REPORTED:
+            score += 0.5
         if words & {"best", "max", "min", "final"}:
-            score -= 0.25
-        found.append(ObjectiveGuess(name, directions.goal(name), score, ", ".join(why)))
-    return sorted(found, key=lambda candidate: (-candidate.score, len(candidate.metric), candidate.metric))
+            score -= 0.75  # it cannot get worse, so the curve says less
+        found.append(ObjectiveGuess(metric.name, goal, score, ", ".join(why)))
+    return sorted(found, key=lambda guess: -guess.score)
+
+
+def _result_words(name: str) -> set[str]:
+    return {SHORT.get(word, word) for word in words_of(name)}
+
+
+def _split(name: str) -> str | None:
+    """Return the split of a metric's name: `val`, `test`, `train`; None: it has none."""
+    words = words_of(name)
+    pairs = ["".join(pair) for pair in pairwise(words)]  # held-out
+    return next((kind for word in (*words, *pairs) if (kind := kind_of_split(word))), None)
+
+
+def _fits(kept: KeptBest, words: set[str], split: str | None) -> bool:
+    """Return whether a metric is what the script keeps the best of."""
+    splits = {kind_of_split(word) for word in kept.words} - {None}
+    names = {word for word in kept.words if word not in SPLITS}
+    if split == "train" or (splits and split is not None and split not in splits):
+        return False
+    return bool(names) and names <= words and (bool(names & RESULTS) or names == words)
+
+
+def kept_best(trees: Iterable[ast.Module]) -> list[KeptBest]:
+    """Return what scripts keep the best of: `if val_acc > best_acc`, `best = min(best, val_loss)`, and what early
+    stopping and checkpoints monitor."""
+    found: list[KeptBest] = []
+    for tree in trees:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Compare) and len(node.ops) == 1:
+                found += _compared(node.left, node.ops[0], node.comparators[0])
+            elif isinstance(node, ast.Call):
+                found += _called(node)
+    return found
+
+
+def _compared(left: ast.expr, operator: ast.cmpop, right: ast.expr) -> list[KeptBest]:
+    larger = isinstance(operator, ast.Gt | ast.GtE)
+    if not (larger or isinstance(operator, ast.Lt | ast.LtE)):
+        return []
+    left_words, right_words = _named(left), _named(right)
+    if ("best" in left_words) == ("best" in right_words):
+        return []
+    goal: Goal = "max" if larger == ("best" in right_words) else "min"
+    return [KeptBest(words, goal) for side in (left_words, right_words) if (words := side - {"best", "previous"})]
+
+
+def _called(call: ast.Call) -> list[KeptBest]:
+    name = call_name(call).rpartition(".")[2]
+    if name in ("min", "max") and len(call.args) == 2:
+        sides = [_named(argument) for argument in call.args]
+        if sum("best" in side for side in sides) == 1:
+            return [KeptBest(words, name) for side in sides if (words := side - {"best"})]  # type: ignore[arg-type]
+    given = {word.arg: word.value.value for word in call.keywords if isinstance(word.value, ast.Constant)}
+    metric = given.get("monitor") or given.get("metric_for_best_model")
+    goal: Goal | None = None
+    if given.get("mode") in ("min", "max"):
+        goal = given["mode"]  # type: ignore[assignment]
+    if isinstance(metric, str):
+        return [KeptBest(frozenset(_result_words(metric)), goal)]
+    direction = str(given.get("direction", ""))
+    if direction in ("maximize", "minimize"):
+        return [KeptBest(frozenset({"value"}), "max" if direction == "maximize" else "min")]
+    return []
+
+
+def _named(node: ast.expr) -> frozenset[str]:
+    """Return the words of a variable, an attribute, or a subscript with a text."""
+    if isinstance(node, ast.Name):
+        return frozenset(_result_words(node.id))
+    if isinstance(node, ast.Attribute):
+        return frozenset(_result_words(node.attr))
+    if isinstance(node, ast.Subscript):
+        key = node.slice.value if isinstance(node.slice, ast.Constant) else None
+        return _named(node.value) | (frozenset(_result_words(key)) if isinstance(key, str) else frozenset())
+    if isinstance(node, ast.Call):
+        return frozenset(_result_words(call_name(node).rpartition(".")[2]))
+    return frozenset()
+
+
+def script_of(lab: LabConfig, command: Sequence[str]) -> Script | None:
+    """Return the Python script that a command starts; None if there is none in the lab."""
+    for i, word in enumerate(command):
+        if word == "-m" and i + 1 < len(command):
+            base = lab.folder.joinpath(*command[i + 1].split("."))
+            for path in (base.with_suffix(".py"), base / "__main__.py"):
+                if path.is_file():
+                    return Script(lab.folder, tuple(command), path, "python", module=command[i + 1])
+        elif word.endswith(".py") and not word.endswith("with_config.py") and (lab.folder / word).is_file():
+            return Script(lab.folder, tuple(command), lab.folder / word, "python")
+    return None

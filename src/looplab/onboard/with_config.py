@@ -1,56 +1,142 @@
-"""Start a script with other constants: python with_config.py CONFIG.json SCRIPT [ARGUMENTS…]
+"""Start a script with other constants: python with_config.py CONFIG.json (SCRIPT | -m MODULE) [ARGUMENTS…]
 
-The values of the config replace those that the script binds at its top level (`LR = 0.1`, `CONFIG = {"lr": 0.1}`). The
-file is not changed. Made by `looplab init` for scripts that have no options.
+The values of the config replace those that the script binds: at its top level (`LR = 0.1`, `CONFIG = {"lr": 0.1}`,
+`cfg.lr = 0.1`), in a class (`class CFG: lr = 0.1`), in a function (`def main(): lr = 0.1`, `def train(lr=0.1)`), in the
+calls of a function (`Adam(model, lr=0.1)`), and in a module beside it (`config.py`). No file is changed. Made by
+`looplab init` for scripts that have no options.
 """
 
+from __future__ import annotations  # the interpreter of the script may be older than looplab's
+
 import ast
+import importlib.util
 import json
+import os
 import sys
+from typing import Any
 
 
-def literal(value: object) -> ast.expr:
-    return ast.parse(repr(value), mode="eval").body
+def literal(value: object, old: ast.AST) -> Any:
+    return ast.copy_location(ast.parse(repr(value), mode="eval").body, old)
 
 
-def replaced(node: ast.Dict, values: dict) -> None:
-    for index, key in enumerate(node.keys):
-        if isinstance(key, ast.Constant) and key.value in values:
-            new, old = values[key.value], node.values[index]
-            if isinstance(new, dict) and isinstance(old, ast.Dict):
-                replaced(old, new)
-            else:
-                node.values[index] = ast.copy_location(literal(new), old)
+def replaced(node: Any, new: Any) -> Any:
+    """Return an expression with another value; of a table only the entries that the value has."""
+    if isinstance(new, dict) and isinstance(node, ast.Dict):
+        for index, key in enumerate(node.keys):
+            if isinstance(key, ast.Constant) and key.value in new:
+                node.values[index] = replaced(node.values[index], new[key.value])
+        return node
+    if isinstance(new, dict) and isinstance(node, ast.Call):
+        for item in node.keywords:
+            if item.arg in new:
+                item.value = replaced(item.value, new[item.arg])
+        if node.args and isinstance(node.args[0], ast.Dict):
+            replaced(node.args[0], new)
+        return node
+    return node if isinstance(new, dict) else literal(new, node)
+
+
+def path_of(target: ast.AST) -> list[str] | None:
+    """Return the names of `a`, `a.b` or `a["b"]`; None: it is something else."""
+    if isinstance(target, ast.Name):
+        return [target.id]
+    if isinstance(target, ast.Attribute):
+        above = path_of(target.value)
+        return None if above is None else [*above, target.attr]
+    if isinstance(target, ast.Subscript):
+        key = getattr(target.slice, "value", None)
+        key = key.value if isinstance(key, ast.Constant) else key  # before Python 3.9
+        above = path_of(target.value) if isinstance(key, str) else None
+        return None if above is None else [*above, str(key)]
+    return None
+
+
+def find(values: dict[str, Any], path: list[str] | None) -> Any:
+    node: Any = values
+    for name in path or ["?"]:
+        if not isinstance(node, dict) or name not in node:
+            return None
+        node = node[name]
+    return node
+
+
+def rebind(body: list[Any], values: dict[str, Any]) -> None:
+    """Replace the constants that statements bind."""
+    for node in body:
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            new = find(values, path_of(target))
+            if new is not None and node.value is not None:
+                node.value = replaced(node.value, new)
+        elif isinstance(node, (ast.If, ast.With)):
+            rebind(node.body, values)
+        elif isinstance(node, ast.ClassDef) and isinstance(values.get(node.name), dict):
+            rebind(node.body, values[node.name])
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and isinstance(values.get(node.name), dict):
+            rebind_defaults(node.args, values[node.name])
+            rebind(node.body, values[node.name])
+
+
+def rebind_defaults(arguments: ast.arguments, values: dict[str, Any]) -> None:
+    first = len(arguments.args) - len(arguments.defaults)
+    for index, old in enumerate(arguments.defaults):
+        if arguments.args[first + index].arg in values:
+            arguments.defaults[index] = literal(values[arguments.args[first + index].arg], old)
+    for index, default in enumerate(arguments.kw_defaults):
+        if default is not None and arguments.kwonlyargs[index].arg in values:
+            arguments.kw_defaults[index] = literal(values[arguments.kwonlyargs[index].arg], default)
+
+
+def rebind_calls(tree: ast.Module, values: dict[str, Any]) -> None:
+    """Replace keyword arguments: of `optim.Adam(…, lr=0.1)` those in `values["Adam"]`."""
+    own = {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name not in own and isinstance(values.get(name), dict):
+                for item in node.keywords:
+                    if item.arg in values[name] and isinstance(item.value, (ast.Constant, ast.UnaryOp, ast.BinOp)):
+                        item.value = literal(values[name][item.arg], item.value)
+
+
+def compiled(file: str, values: dict[str, Any]) -> Any:
+    with open(file, encoding="utf-8") as source:
+        tree = ast.parse(source.read(), file)
+    rebind(tree.body, values)
+    rebind_calls(tree, values)
+    return compile(ast.fix_missing_locations(tree), file, "exec", dont_inherit=True)
 
 
 def main() -> None:
     config_file, script, *arguments = sys.argv[1:]
-    with open(config_file) as file:
+    with open(config_file, encoding="utf-8") as file:
         config = json.load(file)
-    with open(script) as file:
-        tree = ast.parse(file.read(), script)
-    for node in tree.body:
-        target = (
-            node.targets[0]
-            if isinstance(node, ast.Assign)
-            else node.target
-            if isinstance(node, ast.AnnAssign)
-            else None
-        )
-        if not isinstance(target, ast.Name) or target.id not in config or node.value is None:
-            continue
-        new = config[target.id]
-        if isinstance(new, dict) and isinstance(node.value, ast.Dict):
-            replaced(node.value, new)
-        else:
-            node.value = ast.copy_location(literal(new), node.value)
-    ast.fix_missing_locations(tree)
+    package = None
+    if script == "-m":
+        name, *arguments = arguments
+        sys.path[0] = ""
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(name + ".__main__")
+        if spec is None or spec.origin is None:
+            sys.exit("there is no module " + name)
+        script, package = spec.origin, spec.parent
+    else:
+        sys.path[0] = os.path.dirname(os.path.abspath(script))
     sys.argv = [script, *arguments]
-    sys.path[0] = script.rpartition("/")[0] or "."
+    for key, values in config.items():
+        beside = os.path.join(os.path.dirname(os.path.abspath(script)), key + ".py")
+        if isinstance(values, dict) and key.isidentifier() and os.path.isfile(beside):
+            imported = type(sys)(key)
+            imported.__file__ = beside
+            sys.modules[key] = imported
+            exec(compiled(beside, values), imported.__dict__)  # noqa: S102 (this program is there to run the script)
     module = type(sys)("__main__")
     module.__file__ = script
+    module.__package__ = package
     sys.modules["__main__"] = module
-    exec(compile(tree, script, "exec"), module.__dict__)  # noqa: S102 (this program is there to run the script)
+    exec(compiled(script, config), module.__dict__)  # noqa: S102 (this program is there to run the script)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from looplab.config.lab import StudyConfig
 from looplab.decide.mix import Credit, credit
 from looplab.judge import stats
 from looplab.judge.judge import LEAST_SPREAD
-from looplab.ledger.roles import DECIDED, Role
+from looplab.ledger.roles import COPIES, DECIDED, Role
 from looplab.ledger.view import RunRow, StudyView
 from looplab.report import wording
 
@@ -29,7 +29,7 @@ class ReplicatedConfig:
     runs: tuple[RunRow, ...]
     """All runs that count, including the first."""
     copies: tuple[RunRow, ...] = ()
-    """Reproductions with the same seed; they carry no information about the noise."""
+    """Repeats with the same seed; they carry no information about the noise."""
 
     @property
     def values(self) -> list[float]:
@@ -67,12 +67,12 @@ def points(rows: Sequence[RunRow]) -> dict[str, ReplicatedConfig]:
     for row in rows:
         if row.id in leads:
             lead = row.id
-        elif row.role == Role.REPRODUCTION and row.twin in lead_of:
+        elif row.role in COPIES and row.twin in lead_of:
             lead = lead_of[row.twin]
         else:  # a control, or a replicate whose first run is gone, starts its own point
             lead = owner.setdefault((row.point, row.warm), row.id)
         lead_of[row.id] = lead
-        (copies if row.role == Role.REPRODUCTION and lead != row.id else members).setdefault(lead, []).append(row)
+        (copies if row.role in COPIES and lead != row.id else members).setdefault(lead, []).append(row)
     by_id = {row.id: row for row in rows}
     return {
         lead: ReplicatedConfig(by_id[lead], tuple(members[lead]), tuple(copies.get(lead, ())))
@@ -147,7 +147,7 @@ class Judged:
     """State and decisions of a study's judge."""
 
     by: str
-    """test, ratchet or deterministic"""
+    """test, mean, ratchet or deterministic"""
     base: str | None
     """First run of the base."""
     champion: str | None
@@ -208,6 +208,9 @@ class Judged:
             return "the base: nothing has beaten it yet"
         if self.by == "ratchet":
             return "the latest improvement, one run against one run, which may be luck"
+        if self.by == "mean" and own is not None and own.effect is not None:
+            effect = wording.number(own.effect, 4)
+            return f"better than {own.against} by {effect} in the mean of {own.n} runs, without a test: it may be luck"
         if self.by == "deterministic" and own is not None and own.effect is not None:
             return f"better than {own.against} by {wording.number(own.effect, 4)}, and identical when repeated"
         if self.gain is not None:
@@ -268,7 +271,7 @@ def judged(study: StudyConfig, record: StudyView, found: Mapping[str, Replicated
     champion, ground = found.get(state.get("champion") or ""), found.get(base or "")
     sigma = noise[0] if noise else None
     rule = study.judge_rule or "test"
-    floor = {"test": study.judge.baseline_seeds, "deterministic": 2, "ratchet": 1}[rule]
+    floor = {"test": study.judge.baseline_seeds, "mean": study.judge.replicates, "deterministic": 2, "ratchet": 1}[rule]
     return Judged(
         by=rule,
         base=base,

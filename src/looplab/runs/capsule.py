@@ -107,6 +107,8 @@ class Capsules:
     def code(self) -> dict[str, Any]:
         """Return the current state of the lab's code according to git."""
         found: dict[str, Any] = {"commit": None}
+        if not in_git(self._lab):
+            return found
         try:
             with isolated(self._lab, timeout=GIT_S) as (commit, env):
                 found = {"commit": commit, "dirty": None, "patch": None}
@@ -115,7 +117,7 @@ class Capsules:
                 elsewhere = self._changed_elsewhere(env, commit)
         except (LabError, OSError) as error:
             why = getattr(error, "message", None) or str(error)
-            return {**found, "dirty": None, "why": why} if found["commit"] or in_git(self._lab) else found
+            return {**found, "dirty": None, "why": why}
         kept = clean_patch(patch, self._lab)
         return {
             **found,

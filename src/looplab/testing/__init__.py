@@ -15,17 +15,21 @@
 import pytest
 
 pytest.register_assert_rewrite(
-    *(f"{__name__}.{name}" for name in ("agents", "executors", "proposers", "samplers", "sources", "watching"))
+    *(
+        f"{__name__}.{name}"
+        for name in ("agents", "executors", "proposers", "readers", "samplers", "sources", "watching")
+    )
 )
 
 from looplab.testing.agents import AgentContract  # noqa: E402
 from looplab.testing.executors import ExecutorContract  # noqa: E402
 from looplab.testing.proposers import ProposerContract  # noqa: E402
+from looplab.testing.readers import ReaderContract  # noqa: E402
 from looplab.testing.samplers import SamplerContract  # noqa: E402
 from looplab.testing.sources import SourceContract  # noqa: E402
 from looplab.testing.watching import AlertContract, ConditionContract  # noqa: E402
 
 __all__ = [
-    "AgentContract", "AlertContract", "ConditionContract", "ExecutorContract", "ProposerContract", "SamplerContract",
-    "SourceContract",
+    "AgentContract", "AlertContract", "ConditionContract", "ExecutorContract", "ProposerContract", "ReaderContract",
+    "SamplerContract", "SourceContract",
 ]  # fmt: skip

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from looplab import plugins
 from looplab.onboard.base import Interface, InterfaceReader, Script
+from looplab.onboard.knobs import suggest
 from looplab.onboard.readers.absl import AbslReader
 from looplab.onboard.readers.arguments import ArgparseReader
 from looplab.onboard.readers.click import ClickReader
@@ -14,6 +17,7 @@ from looplab.onboard.readers.environment import EnvironmentReader
 from looplab.onboard.readers.fire import FireReader
 from looplab.onboard.readers.global_names import GlobalsReader
 from looplab.onboard.readers.hydra import HydraReader
+from looplab.onboard.readers.key_value import KeyValueReader
 from looplab.onboard.readers.lightning import LightningReader
 from looplab.onboard.readers.shell import ShellReader
 from looplab.onboard.readers.wandb_config import WandbConfigReader
@@ -25,6 +29,7 @@ BUILT_IN: tuple[type[InterfaceReader], ...] = (
     ClickReader,
     AbslReader,
     FireReader,
+    KeyValueReader,
     ConfigFileReader,
     ArgparseReader,
     GlobalsReader,
@@ -36,7 +41,25 @@ BUILT_IN: tuple[type[InterfaceReader], ...] = (
 
 
 def read_interface(script: Script) -> Interface | None:
-    """Return how a script takes its settings; None if no reader knows."""
-    readers: list[InterfaceReader] = [plugins.make("readers", name) for name in plugins.names("readers")]
-    readers += [reader() for reader in BUILT_IN]
-    return next((found for reader in readers if (found := reader.read(script)) is not None), None)
+    """Return how a script takes its settings; None if no reader knows.
+
+    The readers of plug-ins are asked first. Of looplab's own, the first that finds a hyper-parameter counts: a script
+    may have flags for its paths, and its hyper-parameters elsewhere.
+    """
+    notes: list[str] = []
+    for name in plugins.names("readers"):
+        try:
+            plugin: InterfaceReader = plugins.make("readers", name)
+            found = plugin.read(script)
+        except Exception as error:  # noqa: BLE001 (a plug-in may raise anything)
+            notes.append(f"the reader {name} failed: {type(error).__name__}: {error}")
+            continue
+        if found is not None:
+            return replace(found, notes=(*found.notes, *notes))
+    first: Interface | None = None
+    for reader in BUILT_IN:
+        found = reader().read(script)
+        if found is not None and any(suggest(setting).role == "knob" for setting in found.settings):
+            return replace(found, notes=(*found.notes, *notes))
+        first = first or found
+    return first

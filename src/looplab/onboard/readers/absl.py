@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from looplab.onboard.base import MISSING, Interface, Kind, Script, ScriptSetting
+from looplab.onboard.base import MISSING, BooleanStyle, Interface, Kind, Script, ScriptSetting
 from looplab.onboard.readers.arguments import flags_interface
 from looplab.onboard.source import calls, constant, module_constants
 
@@ -16,7 +16,16 @@ DEFINERS: dict[str, Kind] = {
     "DEFINE_string": "str",
     "DEFINE_enum": "str",
 }
-TYPES: dict[str, Kind] = {"float": "float", "int": "int", "bool": "bool", "string": "str", "string enum": "str"}
+CONFIGS = ("DEFINE_config_file", "DEFINE_config_dict")
+"""Flags of ml_collections: `--config.lr=0.1`."""
+TYPES: dict[str, Kind] = {
+    "float": "float",
+    "int": "int",
+    "bool": "bool",
+    "string": "str",
+    "string enum": "str",
+    "str": "str",
+}
 
 
 class AbslReader:
@@ -25,7 +34,9 @@ class AbslReader:
     name = "absl"
 
     def read(self, script: Script) -> Interface | None:
-        if "absl" not in script.imports or not any(True for tree in script.modules for _ in calls(tree, *DEFINERS)):
+        if not script.imports & {"absl", "ml_collections"} or not any(
+            True for tree in script.modules for _ in calls(tree, *DEFINERS, *CONFIGS)
+        ):
             return None
         told = script.introspection.of("absl")
         notes: list[str] = []
@@ -61,7 +72,10 @@ class AbslReader:
 
 
 def _make(name: str, kind: Kind, default: Any, choices: Any, text: str, *, required: bool = False) -> ScriptSetting:
-    boolean = "value" if kind == "bool" else None
-    return ScriptSetting(
-        name, kind, default, tuple(choices) if choices else None, text, required=required, boolean=boolean
-    )  # type: ignore[arg-type]
+    if kind == "float" and isinstance(default, int) and not isinstance(default, bool):
+        default = float(default)
+    if isinstance(default, list):
+        kind, default = "unknown", MISSING  # several flags, or a text with commas
+    known = tuple(choices) if choices else None
+    boolean: BooleanStyle | None = "value" if kind == "bool" else None
+    return ScriptSetting(name, kind, default, known, text, required=required, boolean=boolean)

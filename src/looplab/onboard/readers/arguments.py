@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from looplab.onboard.base import MISSING, Interface, Kind, Script, ScriptSetting, flag_rendering
+from looplab.onboard.base import MISSING, BooleanStyle, Interface, Kind, Script, ScriptSetting, flag_rendering
+from looplab.onboard.knobs import suggest
 from looplab.onboard.source import call_name, calls, constant, keyword, module_constants
 
 KINDS: dict[str, Kind] = {
@@ -25,6 +27,10 @@ KINDS: dict[str, Kind] = {
 }
 NUMBERS = ("number", "positive", "eval")
 """Words in the name of a conversion that returns numbers."""
+FIRST_SEED = 1
+"""Seed of a script that has none by default."""
+PARSES = ("add_argument", "parse_args", "parse_known_args", "parse_intermixed_args")
+LEFT_OUT = ("_CountAction", "_AppendAction", "_AppendConstAction", "_StoreConstAction", "_ExtendAction")
 
 
 class ArgparseReader:
@@ -33,20 +39,64 @@ class ArgparseReader:
     name = "argparse"
 
     def read(self, script: Script) -> Interface | None:
-        if not any(True for tree in script.modules for _ in calls(tree, "add_argument", "parse_args")):
+        if not any(True for tree in script.modules for _ in calls(tree, *PARSES)):
             return None
-        parsers = [parser for parser in script.introspection.parsers if parser.get("framework") == "argparse"]
+        parsers = argparse_records(script)
         notes: list[str] = []
         if parsers:
-            options = {option["dest"]: option for parser in parsers for option in parser["options"]}
-            settings = settings_of(list(options.values()), hugging_face=_is_hugging_face(parsers[-1]))
+            options = [option for parser in parsers for option in parser["options"]]
+            hugging_face = _is_hugging_face(parsers[-1])
+        elif script.introspection.parsers:
+            return None  # its parsers read something else than the command line
         else:
-            settings = _from_source(script)
-            if script.introspection.problem:
+            options, hugging_face = _options_in_source(script), False
+            if options and script.introspection.problem:
                 notes.append(f"the options come from the source alone: {script.introspection.problem}")
+        command, options, words = _command_of(options, script.arguments)
+        if command:
+            notes.append(f"of its commands the lab calls `{' '.join(command)}`")
+        settings = settings_of(options, hugging_face=hugging_face)
         if not settings:
             return None
-        return flags_interface(self.name, script, settings, notes=notes)
+        return flags_interface(self.name, script, settings, notes=notes, words=words)
+
+
+def argparse_records(script: Script) -> list[dict[str, Any]]:
+    """Return the parsers of a script that read its command line, as `hook.py` recorded them."""
+    found = [parser for parser in script.introspection.parsers if parser.get("framework") == "argparse"]
+    return [parser for parser in found if parser.get("ours", True)]
+
+
+def _command_of(
+    options: Sequence[Mapping[str, Any]], arguments: Sequence[str]
+) -> tuple[list[str], list[Mapping[str, Any]], list[str]]:
+    """Return the chosen commands of nested parsers, the options of the last one, and the words before them."""
+    chosen: list[str] = []
+    words = list(arguments)
+    before: list[str] = []
+    current = list(options)
+    while groups := [option for option in current if option.get("commands")]:
+        commands = groups[-1]["commands"]
+        at = next((i for i, word in enumerate(words) if word in commands), None)
+        if at is not None:
+            name = words[at]
+            before += words[: at + 1]
+            words = words[at + 1 :]
+        else:
+            name = best_command(list(commands))
+            before.append(name)
+        chosen.append(name)
+        current = list(commands[name])
+    return chosen, current, before
+
+
+def best_command(names: Sequence[str]) -> str:
+    """Return the command that trains, by its name."""
+    for wanted in ("train", "fit", "run", "learn"):
+        for name in names:
+            if wanted in name.lower():
+                return name
+    return names[0]
 
 
 def flags_interface(
@@ -56,67 +106,195 @@ def flags_interface(
     *,
     separator: str = "space",
     notes: Sequence[str] = (),
+    words: Sequence[str] = (),
 ) -> Interface:
-    """Return the interface of a script that takes flags, and positional values before them."""
-    positional = [f"{{config.{setting.name}}}" for setting in settings if setting.positional]
-    words = ("{flags}", *positional)
-    return Interface(
-        reader,
-        tuple(settings),
-        (*script.prefix, *words),
-        flag_rendering(settings, separator=separator),
-        notes=tuple(notes),
-    )
+    """Return the interface of a script that takes flags, and positional values before them.
+
+    Args:
+        words: What precedes the settings: a command, and what belongs to its parent.
+    """
+    positional = [setting.name for setting in settings if setting.positional]
+    places = [f"{{config.{name}}}" for name in positional]
+    rendering = flag_rendering(settings, separator=separator)
+    if positional:
+        rendering["skip"] = positional
+    command = (*script.prefix, *words, *places, "{flags}")
+    return Interface(reader, tuple(settings), command, rendering, notes=tuple(notes))
+
+
+def with_flags(interface: Interface, script: Script) -> Interface:
+    """Return the interface of a script that has its hyper-parameters elsewhere, with the flags that it has too.
+
+    A seed or a hyper-parameter that is a flag becomes part of the base config, and of the command: `--seed
+    {config.seed}`.
+    """
+    if script.tree is None or not any(True for tree in script.modules for _ in calls(tree, "add_argument")):
+        return interface
+    parsers = argparse_records(script)
+    options = [option for parser in parsers for option in parser["options"]]
+    if not parsers and not script.introspection.parsers:
+        options = _options_in_source(script)
+    known = {_plain(setting.name.rpartition(".")[2]) for setting in interface.settings}
+    base, words, added = dict(interface.base or {}), [], []
+    for setting in settings_of(options):
+        role = suggest(setting).role
+        default = FIRST_SEED if role == "seed" and setting.default in (None, MISSING) else setting.default
+        flag = setting.flag or f"--{setting.name}"
+        given = any(word.partition("=")[0] in (flag, *setting.aliases) for word in script.arguments)
+        if (
+            role not in ("seed", "knob", "length")
+            or setting.kind not in ("int", "float", "str", "unknown")
+            or setting.positional
+            or default in (None, MISSING)
+            or _plain(setting.name) in known
+            or given
+        ):
+            continue
+        base[setting.name] = default
+        added.append(replace(setting, default=default))
+        words += [flag, f"{{config.{setting.name}}}"]
+    if not words:
+        return interface
+    return replace(interface, settings=(*interface.settings, *added), base=base, command=(*interface.command, *words))
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_")
 
 
 def settings_of(options: Sequence[Mapping[str, Any]], *, hugging_face: bool = False) -> list[ScriptSetting]:
     """Return the settings of a running parser, from the records of `hook.py`."""
-    found = []
+    found: dict[str, ScriptSetting] = {}
+    groups: set[Any] = set()
     for option in options:
-        if option["action"] in ("_SubParsersAction", "_CountAction", "_AppendAction", "_AppendConstAction"):
+        if option.get("commands") or option["action"] in LEFT_OUT:
             continue
-        setting = _setting(option, hugging_face)
-        if setting is not None:
-            found.append(setting)
-    return found
+        pair = _pair(option, options)
+        setting = pair if pair is not None else _setting(option, hugging_face)
+        if setting is None:
+            continue
+        group = option.get("exclusive")
+        if group is not None and pair is None:
+            if group in groups:
+                continue  # only one of them may be given
+            groups.add(group)
+        if pair is None or setting.name not in found:
+            found[setting.name] = setting
+    return list(found.values())
+
+
+def _pair(option: Mapping[str, Any], options: Sequence[Mapping[str, Any]]) -> ScriptSetting | None:
+    """Return the bool that two flags set: `--x` (store_true) and `--no-x` (store_false) with the same `dest`."""
+    both = {
+        other["action"]: other
+        for other in options
+        if other["dest"] == option["dest"] and other["action"] in ("_StoreTrueAction", "_StoreFalseAction")
+    }
+    if len(both) != 2 or option["action"] not in both:
+        return None
+    on, off = both["_StoreTrueAction"], both["_StoreFalseAction"]
+    flag, no = _long(on["flags"]), _long(off["flags"])
+    name = flag.lstrip("-")
+    default = on["default"] if isinstance(on["default"], bool) else off["default"]
+    return ScriptSetting(
+        name,
+        "bool",
+        default if isinstance(default, bool) else MISSING,
+        help=on["help"] or off["help"],
+        boolean="switch",
+        flag=None if flag == f"--{name}" else flag,
+        off=no,
+    )
+
+
+def _long(flags: Sequence[str]) -> str:
+    return next((flag for flag in flags if flag.startswith("--")), flags[0])
 
 
 def _setting(option: Mapping[str, Any], hugging_face: bool) -> ScriptSetting | None:
-    flags, action, default = option["flags"], option["action"], option["default"]
-    long = [flag for flag in flags if flag.startswith("--")]
-    flag = (long or flags or [None])[0]
+    flags, action = option["flags"], option["action"]
+    flag = _long(flags) if flags else None
     name = flag.lstrip("-") if flag else option["dest"]
     common: dict[str, Any] = {
         "help": option["help"],
         "positional": not flags,
-        "flag": None if long or not flags else flag,
+        "flag": None if flag is None or flag == f"--{name}" else flag,
+        "aliases": tuple(word for word in flags if word != flag),
     }
-    if action in ("_StoreTrueAction", "_StoreFalseAction"):
-        # A flag that is there or not; `store_false` is named after the flag, so that it is false unless it is there.
-        return ScriptSetting(name, "bool", False, boolean="present", **common)
-    if action == "BooleanOptionalAction":
-        return ScriptSetting(
-            name, "bool", default if isinstance(default, bool) else MISSING, boolean="switch", **common
-        )
-    if action == "_StoreConstAction":
-        return None
-    kind = _kind(option["type"], default)
+    if action.endswith(("BooleanOptionalAction", "_StoreTrueAction", "_StoreFalseAction")):
+        return _switch(option, name, common)
+    kind = _kind(option["type"], option["default"])
+    default = _like_kind(option["default"], kind)
     required = bool(option["required"]) or (not flags and option["nargs"] not in ("?", "*"))
-    value = MISSING if default is None and required else default
+    value = MISSING if default is None and (required or option.get("opaque")) else default
     choices = tuple(option["choices"]) if option["choices"] else None
-    if option["nargs"] in ("+", "*") or (isinstance(option["nargs"], int) and option["nargs"] > 1):
+    several = option["nargs"] in ("+", "*") or isinstance(option["nargs"], int)
+    if kind == "bool" and not several:
+        if flags and option["nargs"] == 0:
+            return None
+        styles: dict[str, BooleanStyle] = {"value": "value", "empty": "empty"}
+        style = styles.get(option.get("words") or "") or ("empty" if option["type"] == "bool" else "value")
+        if hugging_face or "words" not in option:
+            style = "empty" if option["type"] == "bool" and not hugging_face else "value"
+        elif option["type"] is not None and option["words"] is None:
+            return None  # neither True and False nor an empty text is understood
+        return ScriptSetting(name, "bool", value, required=required, boolean=style, **common)
+    reads = option.get("reads") is not False or option["type"] in ("int", "float")
+    if several and isinstance(value, list) | (value is MISSING) | (value is None) and reads and flags:
         return ScriptSetting(name, "list", value, choices, required=required, spread=True, **common)
-    if kind == "bool":
-        how = "value" if option["type"] != "bool" or hugging_face else "empty"
-        return ScriptSetting(name, "bool", value, required=required, boolean="value" if hugging_face else how, **common)
+    if not reads or several or option["nargs"] == 0 or (isinstance(default, list) and option["type"] is None):
+        # Its default cannot be written so that the script reads the same value.
+        return ScriptSetting(name, "unknown", MISSING, required=required, **common)
     return ScriptSetting(name, kind, value, choices, required=required, **common)
+
+
+def _switch(option: Mapping[str, Any], name: str, common: Mapping[str, Any]) -> ScriptSetting | None:
+    """Return the setting of a flag without a value."""
+    action, default, flags = option["action"], option["default"], option["flags"]
+    if action.endswith("BooleanOptionalAction"):
+        value = default if isinstance(default, bool) else MISSING
+        off = next((word for word in flags if word.startswith("--no") and word[4:].lstrip("-_").endswith(name)), None)
+        dotted = next((word for word in flags if ".no" in word), None)
+        aliases = tuple(word for word in common["aliases"] if not word.startswith("--no"))
+        return ScriptSetting(name, "bool", value, boolean="switch", off=off or dotted, **{**common, "aliases": aliases})
+    if action.endswith("_StoreTrueAction"):
+        if default is True:
+            return None  # the flag changes nothing
+        return ScriptSetting(name, "bool", False, boolean="present", **common)
+    if option["dest"] != name.replace("-", "_") and not name.startswith("no"):
+        return None if default is False else _absent(option, option["dest"], common)
+    if option["dest"] == name.replace("-", "_"):
+        # Named after the flag, so that it is false unless it is there.
+        return ScriptSetting(name, "bool", False, boolean="present", **common)
+    return _absent(option, option["dest"], common)
+
+
+def _absent(option: Mapping[str, Any], dest: str, common: Mapping[str, Any]) -> ScriptSetting:
+    off = _long(option["flags"])
+    return ScriptSetting(dest, "bool", True, boolean="absent", **{**common, "flag": None, "aliases": ()}, off=off)
+
+
+def _like_kind(default: Any, kind: Kind) -> Any:
+    """Return a default as the option's type would read it: 1e6 of an int is 1000000, "0.1" of a float 0.1."""
+    if isinstance(default, bool):
+        return default
+    try:
+        if kind == "int" and isinstance(default, float) and default == int(default):
+            return int(default)
+        if kind == "int" and isinstance(default, str):
+            return int(default)
+        if kind == "float" and isinstance(default, int | str):
+            return float(default)
+    except (ValueError, OverflowError):
+        return None
+    return default
 
 
 def _kind(type_name: str | None, default: Any) -> Kind:
     name = type_name or ""
     if name in KINDS:
         return KINDS[name]
-    if any(word in name.lower() for word in ("bool",)):
+    if "bool" in name.lower():
         return "bool"
     if isinstance(default, bool):
         return "bool"
@@ -133,16 +311,35 @@ def _is_hugging_face(parser: Mapping[str, Any]) -> bool:
     return str(parser.get("parser", "")).startswith("transformers.")
 
 
-def _from_source(script: Script) -> list[ScriptSetting]:
+def _options_in_source(script: Script) -> list[dict[str, Any]]:
     """Return the options of all `add_argument` calls, as far as they are constants."""
     options: dict[str, dict[str, Any]] = {}
     for tree in script.modules:
         names = module_constants(tree)
+        exclusive = _exclusive_groups(tree)
         for call in calls(tree, "add_argument"):
             option = _option(call, names)
             if option is not None:
-                options.setdefault(option["dest"], option)
-    return settings_of(list(options.values()))
+                group = call_name(call).rpartition(".")[0]
+                option["exclusive"] = group if group in exclusive else None
+                options.setdefault((option["flags"] or [option["dest"]])[0], option)
+        for call in calls(tree, "set_defaults"):
+            given = {item.arg: constant(item.value, names) for item in call.keywords}
+            for option in options.values():
+                if given.get(option["dest"], MISSING) is not MISSING:
+                    option["default"] = given[option["dest"]]
+    return list(options.values())
+
+
+def _exclusive_groups(tree: ast.Module) -> set[str]:
+    """Return the names of groups of which only one option may be given."""
+    return {
+        target.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and call_name(node.value).endswith("add_mutually_exclusive_group")
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
 
 
 def _option(call: ast.Call, names: dict[str, Any]) -> dict[str, Any] | None:
@@ -162,12 +359,15 @@ def _option(call: ast.Call, names: dict[str, Any]) -> dict[str, Any] | None:
     }
     if action not in actions:
         return None
-    kind = call_name(keyword(call, "type") or ast.Constant(None)).rpartition(".")[2] or None
+    convert = keyword(call, "type")
+    kind = call_name(convert or ast.Constant(None)).rpartition(".")[2] or None
+    if isinstance(convert, ast.Lambda):
+        kind = "str2bool" if "bool" in (text := ast.unparse(convert)) or "true" in text.lower() else "<lambda>"
     default = constant(keyword(call, "default"), names)
     choices = constant(keyword(call, "choices"), names)
     text = constant(keyword(call, "help"), names)
     dest = constant(keyword(call, "dest"), names)
-    known = keyword(call, "default") is not None and default is MISSING
+    unknown = keyword(call, "default") is not None and default is MISSING
     return {
         "flags": flags,
         "dest": dest if isinstance(dest, str) else long.lstrip("-").replace("-", "_"),
@@ -177,5 +377,7 @@ def _option(call: ast.Call, names: dict[str, Any]) -> dict[str, Any] | None:
         "choices": choices if isinstance(choices, list) else None,
         "nargs": None if (nargs := constant(keyword(call, "nargs"), names)) is MISSING else nargs,
         "help": text if isinstance(text, str) else "",
-        "required": constant(keyword(call, "required"), names) is True or known,
+        "required": constant(keyword(call, "required"), names) is True,
+        "opaque": unknown,
+        "reads": None if kind in KINDS or kind is None else not isinstance(default, list),
     }

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Mapping
 from typing import Any
 
-from looplab.onboard.base import MISSING, Interface, Kind, Script, ScriptSetting
-from looplab.onboard.readers.arguments import KINDS, flags_interface
+from looplab.onboard.base import MISSING, BooleanStyle, Interface, Kind, Script, ScriptSetting
+from looplab.onboard.readers.arguments import KINDS, best_command, flags_interface
 from looplab.onboard.source import call_name, calls, constant, keyword, module_constants
 
 TYPES: dict[str, Kind] = {
@@ -46,10 +46,11 @@ class ClickReader:
         if told is not None:
             options = told["options"]
             commands = told.get("commands") or []
-            command = next((word for word in script.arguments if word in commands), None)
-            command = command or next((word for word in commands if "train" in word), commands[0] if commands else None)
-            if command is not None:
-                options, words = told["sub"][command], (command,)
+            if commands:
+                joined = " ".join(script.arguments)
+                given = [command for command in commands if f" {command} " in f" {joined} "]
+                command = given[0] if given else best_command(commands)
+                options, words = told["sub"][command], tuple(command.split())
                 notes.append(f"of its commands ({', '.join(commands)}) the lab calls `{command}`")
             settings = [setting for option in options if (setting := _setting(option)) is not None]
         else:
@@ -57,16 +58,7 @@ class ClickReader:
             notes.append(f"the options come from the source alone: {script.introspection.problem}")
         if not settings:
             return None
-        found = flags_interface(name, script, settings, notes=notes)
-        if not words:
-            return found
-        return Interface(
-            name,
-            found.settings,
-            (*script.prefix, *words, *found.command[len(script.prefix) :]),
-            found.rendering,
-            notes=found.notes,
-        )
+        return flags_interface(name, script, settings, notes=notes, words=words)
 
 
 def _setting(option: Mapping[str, Any]) -> ScriptSetting | None:
@@ -76,14 +68,28 @@ def _setting(option: Mapping[str, Any]) -> ScriptSetting | None:
         return None
     kind = TYPES.get(option["type"], "unknown")
     default = MISSING if option["required"] else option["default"]
-    if option["is_flag"] or kind == "bool":
-        how = "switch" if option["off"] else "present" if option["is_flag"] else "value"
-        return ScriptSetting(
-            name, "bool", bool(default) if how == "present" else default, help=option["help"], boolean=how
-        )  # type: ignore[arg-type]
+    written = f"--{name}" if flag is not None else (option["flags"] or [f"--{name}"])[0]
+    common: dict[str, Any] = {
+        "help": option["help"],
+        "flag": None if option["positional"] or written == f"--{name}" else written,
+        "aliases": tuple(word for word in option["flags"] if word != written and not option["positional"]),
+    }
+    if (option["is_flag"] or kind == "bool") and not option["positional"]:
+        if option["is_flag"] and not option["off"]:
+            # A flag that is there or not; one that is on by default cannot be switched off.
+            return None if default is True else ScriptSetting(name, "bool", False, boolean="present", **common)
+        off = option["off"][0] if option["off"] else None
+        how: BooleanStyle = "switch" if off else "value"
+        return ScriptSetting(name, "bool", default, boolean=how, off=off, required=option["required"], **common)
+    if option["nargs"] != 1 or isinstance(default, list):
+        return ScriptSetting(name, "unknown", required=option["required"], positional=option["positional"], **common)
     choices = tuple(option["choices"]) if option["choices"] else None
+    if kind == "unknown" and isinstance(default, int | float) and not isinstance(default, bool):
+        kind = "float" if isinstance(default, float) else "int"
+    if kind == "float" and isinstance(default, int):
+        default = float(default)
     return ScriptSetting(
-        name, kind, default, choices, option["help"], required=option["required"], positional=option["positional"]
+        name, kind, default, choices, required=option["required"], positional=option["positional"], **common
     )
 
 
@@ -110,6 +116,7 @@ def _from_source(script: Script) -> list[ScriptSetting]:
                     choices,
                     text if isinstance(text, str) else "",
                     boolean=("switch" if off else "present") if is_flag else None,
+                    off=off or None,
                     required=constant(keyword(call, "required"), names) is True,
                 ),
             )

@@ -10,12 +10,14 @@ from typing import Any
 from looplab.config.files import read_config
 from looplab.errors import LabError
 from looplab.onboard.base import Interface, Script
+from looplab.onboard.knobs import suggest
+from looplab.onboard.readers.arguments import with_flags
 from looplab.onboard.readers.hydra import settings_in
-from looplab.onboard.source import calls, constant, keyword
+from looplab.onboard.source import call_name, calls, constant, keyword
 
 FORMATS = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml"}
 NAMES = re.compile(
-    r"(^|[-_])(config|cfg|conf|configuration|params|hparams|settings)([-_]?(file|path|yaml|json|toml))?$"
+    r"(^|[-_])(config|configs|cfg|conf|configuration|params|hparams|hyp|hyps|hyperparameters|hyperparams|settings|opt)([-_]?(file|path|yaml|json|toml))?$"
 )
 FOLDERS = (".", "config", "configs", "conf", "cfg", "cfgs")
 
@@ -27,7 +29,9 @@ class ConfigFileReader:
 
     def read(self, script: Script) -> Interface | None:
         words = list(script.arguments)
-        place = next((i for i, word in enumerate(words) if _config(script, word.rpartition("=")[2]) is not None), None)
+        place = next(
+            (i for i, word in enumerate(words) if config_in(script, word.rpartition("=")[2]) is not None), None
+        )
         if place is not None:
             option, sign, value = words[place].rpartition("=")
             words[place] = f"{option}{sign}{{config}}"
@@ -35,27 +39,48 @@ class ConfigFileReader:
         if script.tree is None:
             return None
         options = _options(script)
-        for option, default in options:
-            if default is not None and _config(script, default) is not None:
-                return self._interface(script, default, [*words, option, "{config}"])
+        with_files = [(option, default) for option, default in options if default and config_in(script, default)]
+        # A script may have several: that with the most hyper-parameters.
+        for option, default in sorted(with_files, key=lambda pair: -_knobs(config_in(script, pair[1] or "") or {})):
+            return self._interface(script, str(default), [*words, option, "{config}"])
         there = _files(script)
-        named = [name for name in _names_in_source(script) if _config(script, name) is not None]
+        named = [name for name in names_in_source(script) if config_in(script, name) is not None]
         reads_argv = any("sys.argv" in ast.unparse(tree) for tree in script.modules)
         if options and options[0][1] is None and len(there) == 1:
-            return self._interface(script, there[0], [*words, options[0][0], "{config}"])
+            option = options[0][0]
+            return self._interface(
+                script, there[0], [*words, *([option] if option.startswith("-") else []), "{config}"]
+            )
         if reads_argv and not options and (named or len(there) == 1):
             return self._interface(script, (named or there)[0], [*words, "{config}"])
         return None
 
     def _interface(self, script: Script, name: str, words: list[str]) -> Interface:
-        base = _config(script, name) or {}
+        base = config_in(script, name) or {}
         rendering = {"as": "file", "format": FORMATS[Path(name).suffix.lower()]}
         notes = (f"the base config is a copy of {name}",)
         command = (*script.prefix, *words)
-        return Interface(self.name, tuple(settings_in(base)), command, rendering, base=base, notes=notes)
+        found = Interface(self.name, tuple(settings_in(base)), command, rendering, base=base, notes=notes)
+        return found if _takes_all_keys(script) else with_flags(found, script)
 
 
-def _config(script: Script, name: str) -> dict[str, Any] | None:
+def _takes_all_keys(script: Script) -> bool:
+    """Whether a script passes its whole config to something, `Config(**config)`, so that no key can be added."""
+    return any(
+        isinstance(item.value, ast.Name | ast.Call)
+        for tree in script.modules
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and call_name(call).rpartition(".")[2][:1].isupper()
+        for item in call.keywords
+        if item.arg is None and "vars(" not in ast.unparse(item.value)
+    )
+
+
+def _knobs(config: dict[str, Any]) -> int:
+    return sum(suggest(setting).role == "knob" for setting in settings_in(config))
+
+
+def config_in(script: Script, name: str) -> dict[str, Any] | None:
     """Return the content of a config file with at least one number in it."""
     path = script.folder / name
     if Path(name).suffix.lower() not in FORMATS or not path.is_file():
@@ -73,7 +98,8 @@ def _options(script: Script) -> list[tuple[str, str | None]]:
     for tree in script.modules:
         for call in calls(tree, "add_argument", "option", "Option"):
             words = [word for word in map(constant, call.args) if isinstance(word, str)]
-            flag = next((word for word in words if word.startswith("--")), None)
+            flag = next((word for word in words if word.startswith("-")), words[0] if words else None)
+            flag = next((word for word in words if word.startswith("--")), flag)
             default = constant(keyword(call, "default"))
             if flag is not None and NAMES.search(flag.lstrip("-").lower()):
                 found.append((flag, default if isinstance(default, str) else None))
@@ -86,11 +112,11 @@ def _files(script: Script) -> list[str]:
         str(path.relative_to(script.folder))
         for place in FOLDERS
         for path in sorted((script.folder / place).glob("*"))
-        if path.suffix.lower() in FORMATS and _config(script, str(path.relative_to(script.folder))) is not None
+        if path.suffix.lower() in FORMATS and config_in(script, str(path.relative_to(script.folder))) is not None
     ]
 
 
-def _names_in_source(script: Script) -> list[str]:
+def names_in_source(script: Script) -> list[str]:
     """Return the texts in the source that could be the name of a config file."""
     return [
         node.value

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from looplab.onboard.base import MISSING, Interface, Kind, Script, ScriptSetting
 from looplab.onboard.readers.arguments import KINDS, flags_interface, settings_of
 from looplab.onboard.source import call_name, calls, constant, keyword, module_constants
 
-FRAMEWORKS = {"tyro": "tyro", "simple_parsing": "simple-parsing", "transformers": "HfArgumentParser"}
+FRAMEWORKS = {
+    "tyro": "tyro",
+    "simple_parsing": "simple-parsing",
+    "transformers": "HfArgumentParser",
+    "jsonargparse": "jsonargparse",
+    "pyrallis": "pyrallis",
+    "draccus": "draccus",
+}
+YAML = ("jsonargparse", "pyrallis", "draccus")
+"""Frameworks that read the values of flags as YAML."""
 
 
 class DataclassReader:
@@ -27,7 +36,10 @@ class DataclassReader:
         if told is not None and framework == "tyro":
             settings = [tyro_setting(option) for option in told["options"]]
         elif told is not None:
-            settings = settings_of(told["options"], hugging_face=framework == "transformers")
+            settings = settings_of(
+                _read_as_yaml(told["options"]) if framework in YAML else told["options"],
+                hugging_face=framework == "transformers",
+            )
         else:
             settings = list(_from_source(script, framework))
             notes.append(f"the options come from the source alone: {script.introspection.problem}")
@@ -38,8 +50,14 @@ class DataclassReader:
 
 def _framework(script: Script) -> str | None:
     for tree in script.modules:
-        for call in calls(tree, "cli", "parse", "HfArgumentParser", "ArgumentParser"):
+        for call in calls(tree, "cli", "parse", "HfArgumentParser", "ArgumentParser", "auto_cli", "CLI", "wrap"):
             name = call_name(call)
+            last = name.rpartition(".")[2]
+            if "jsonargparse" in script.imports and last in ("auto_cli", "CLI", "ArgumentParser"):
+                return "jsonargparse"
+            for package in ("pyrallis", "draccus"):
+                if package in script.imports and last in ("parse", "wrap", "ArgumentParser"):
+                    return package
             if name in ("tyro.cli", "cli") and "tyro" in script.imports:
                 return "tyro"
             if "simple_parsing" in script.imports and name.rpartition(".")[2] in ("parse", "ArgumentParser"):
@@ -47,6 +65,14 @@ def _framework(script: Script) -> str | None:
             if name.endswith("HfArgumentParser"):
                 return "transformers"
     return None
+
+
+def _read_as_yaml(options: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return options whose values are parsed as YAML, whatever their type says."""
+    kept = [
+        option for option in options if "Config" not in option["action"] and not isinstance(option["default"], list)
+    ]
+    return [{**option, "reads": True, "words": "value", "nargs": None} for option in kept]
 
 
 def tyro_setting(option: Mapping[str, Any]) -> ScriptSetting:
@@ -62,6 +88,8 @@ def tyro_setting(option: Mapping[str, Any]) -> ScriptSetting:
             else ("float" if isinstance(default, float) else "str")
         )
     choices = tuple(option["choices"]) if option["choices"] else None
+    if kind == "float" and isinstance(default, int) and not isinstance(default, bool):
+        default = float(default)
     return ScriptSetting(
         option["name"].replace("_", "-"),
         "str" if choices else kind,

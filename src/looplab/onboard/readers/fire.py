@@ -6,7 +6,7 @@ import ast
 from typing import Any
 
 from looplab.onboard.base import MISSING, Interface, Script, ScriptSetting
-from looplab.onboard.readers.arguments import flags_interface
+from looplab.onboard.readers.arguments import best_command, flags_interface
 from looplab.onboard.readers.dataclass import tyro_setting
 from looplab.onboard.source import calls, constant, module_constants
 
@@ -21,9 +21,14 @@ class FireReader:
             return None
         told = script.introspection.of("fire")
         notes: list[str] = []
-        if told is not None and told["options"]:
-            options: list[dict[str, Any]] = told["options"]
-        else:
+        words: tuple[str, ...] = ()
+        options: list[dict[str, Any]] = list(told["options"]) if told is not None else []
+        commands = (told or {}).get("commands") or []
+        if commands and told is not None:
+            command = next((word for word in script.arguments if word in commands), None) or best_command(commands)
+            options, words = told["sub"][command], (command,)
+            notes.append(f"of its commands ({', '.join(commands)}) the lab calls `{command}`")
+        elif not options:
             options = list(_from_source(script))
             if script.introspection.problem:
                 notes.append(f"the options come from the source alone: {script.introspection.problem}")
@@ -41,7 +46,9 @@ class FireReader:
                     boolean="value" if setting.kind == "bool" else None,
                 )
             )
-        return flags_interface(self.name, script, settings, separator="equals", notes=notes) if settings else None
+        if not settings:
+            return None
+        return flags_interface(self.name, script, settings, separator="equals", notes=notes, words=words)
 
 
 def _from_source(script: Script) -> Any:

@@ -28,7 +28,7 @@ class GlobalsReader:
                 help=comments.get(name, ""),
                 boolean="value" if isinstance(value, bool) else None,
             )
-            for name, value in module_constants(script.tree).items()
+            for name, value in module_constants(ast.Module(_before_configurator(script.tree), [])).items()
             if not name.startswith("_") and isinstance(value, bool | int | float | str)
         ]
         return flags_interface(self.name, script, settings, separator="equals") if settings else None
@@ -36,12 +36,20 @@ class GlobalsReader:
 
 def _has_configurator(tree: ast.Module) -> bool:
     """Whether the module executes another file at its top level, or looks at `globals()` beside `sys.argv`."""
-    for node in tree.body:
+    return len(_before_configurator(tree)) < len(tree.body)
+
+
+def _before_configurator(tree: ast.Module) -> list[ast.stmt]:
+    """Return the statements before the one that overrides globals: what is bound later is not a setting."""
+    text = ast.unparse(tree)
+    for index, node in enumerate(tree.body):
         for call in ast.walk(node):
             if isinstance(call, ast.Call) and call_name(call) == "exec" and "open" in ast.unparse(call):
-                return True
-    text = ast.unparse(tree)
-    return "globals()" in text and "sys.argv" in text
+                return tree.body[:index]
+        sets = isinstance(node, ast.For | ast.While | ast.If | ast.Expr) and "globals()" in ast.unparse(node)
+        if sets and "sys.argv" in text and ("=" in ast.unparse(node) or "update" in ast.unparse(node)):
+            return tree.body[:index]
+    return tree.body
 
 
 def _comments(tree: ast.Module, lines: list[str]) -> dict[str, str]:

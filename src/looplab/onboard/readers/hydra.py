@@ -6,6 +6,9 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from looplab.config.lab import ConfigRendering
+from looplab.errors import LabError
+from looplab.launch.command import render
 from looplab.onboard.base import Interface, Kind, Script, ScriptSetting
 from looplab.onboard.introspect import ask
 from looplab.onboard.source import call_name, constant, keyword
@@ -25,7 +28,7 @@ class HydraReader:
             for node in ast.walk(tree)
             if isinstance(node, ast.FunctionDef)
             for item in node.decorator_list
-            if call_name(item) == "hydra.main" or call_name(item).endswith(".hydra.main")
+            if call_name(item).endswith("hydra.main") or call_name(item) in _imported_main(tree)
         ]
         if not decorators:
             return None
@@ -37,8 +40,52 @@ class HydraReader:
         name = constant(keyword(decorators[0], "config_name")) if isinstance(decorators[0], ast.Call) else None
         if isinstance(name, str):
             notes.append(f"the base config is what Hydra composes from {name}")
+        if isinstance(decorators[0], ast.Call):
+            notes += _group_notes(script, constant(keyword(decorators[0], "config_path")), base)
         command = (*script.argv, "{overrides}", "hydra.run.dir={out_dir}")
-        return Interface(self.name, tuple(settings_in(base)), command, {"as": "hydra"}, base=base, notes=tuple(notes))
+        rendering = {"as": "hydra"}
+        if _is_expressible(base):
+            rendering["only"] = "all"  # what is recorded is what Hydra gets, even if its own files change later
+        return Interface(self.name, tuple(settings_in(base)), command, rendering, base=base, notes=tuple(notes))
+
+
+def _is_expressible(base: Mapping[str, Any]) -> bool:
+    """Return whether Hydra's override grammar can express every key."""
+    try:
+        render(base, ConfigRendering.model_validate({"as": "hydra", "only": "all"}))
+    except LabError:
+        return False
+    return True
+
+
+def _group_notes(script: Script, config_path: Any, base: Mapping[str, Any]) -> list[str]:
+    """Return how to search over the config groups that have several options."""
+    if not isinstance(config_path, str):
+        return []
+    folder = script.path.parent / config_path
+    groups = {
+        key: sorted(file.stem for file in (folder / key).glob("*.yaml"))
+        for key, value in base.items()
+        if isinstance(value, Mapping) and (folder / key).is_dir()
+    }
+    listed = [f"{key} ({', '.join(options)})" for key, options in groups.items() if len(options) > 1]
+    if not listed:
+        return []
+    return [
+        f"config groups: {', '.join(listed)}. To search over one, write its option in the base config in place of its "
+        "table, and make it a knob with these choices"
+    ]
+
+
+def _imported_main(tree: ast.Module) -> set[str]:
+    """Return the names of `hydra.main` in a module that has `from hydra import main`."""
+    return {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "hydra"
+        for alias in node.names
+        if alias.name == "main"
+    }
 
 
 def settings_in(config: Mapping[str, Any], prefix: str = "") -> Iterator[ScriptSetting]:

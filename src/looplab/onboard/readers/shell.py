@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from looplab.errors import LabError
 from looplab.onboard.base import Interface, Script, ScriptSetting
 
 PASSES_ON = re.compile(r'"?\$(?:[@*]|\{[@*]\})"?')
-PYTHON = re.compile(r"(?:\S*/)?python[0-9.]*|\$\{?PYTHON[^\s/]*")
+PYTHON = re.compile(r"(?:\S*/)?(?:python[0-9.]*|torchrun|accelerate|deepspeed)|\$\{?PYTHON[^\s/]*")
+ASSIGNMENT = re.compile(
+    r"^\s*(?:export\s+|readonly\s+|local\s+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s\"']*)\s*(?:#.*)?$", re.MULTILINE
+)
+VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?[-=]([^}]*))?\})")
 ENDS = re.compile(r"[|;&]|[12]?>")
 """Where a command of a shell line ends."""
 
@@ -24,6 +28,7 @@ class ShellReader:
     def read(self, script: Script) -> Interface | None:
         if script.python is not None:
             return None
+        from looplab.onboard.labfile import given_values
         from looplab.onboard.readers import read_interface
 
         for line in self._python_lines(script):
@@ -34,19 +39,26 @@ class ShellReader:
                 continue
             if passes_on:
                 words = found.command[len(inner.prefix) :]
+                if found.base is not None:
+                    words = words[len(inner.arguments) :]
                 settings = tuple(_given(setting, line, inner.arguments) for setting in found.settings)
                 reader = f"shell, then {found.reader}"
-                return replace(found, reader=reader, settings=settings, command=(*script.argv, *words))
+                return replace(found, reader=reader, settings=settings, command=(*script.prefix, *words))
             note = f"{script.path.name} passes no arguments on, so the lab calls its command itself"
-            return replace(
-                found, notes=(*found.notes, note), command=(*inner.argv, *found.command[len(inner.prefix) :])
-            )
+            if found.base is not None:
+                return replace(found, notes=(*found.notes, note))
+            settings = tuple(_given(setting, line, inner.arguments) for setting in found.settings)
+            _, rest = given_values(inner.arguments, found.settings)
+            command = (*inner.prefix, *rest, *found.command[len(inner.prefix) :])
+            return replace(found, settings=settings, notes=(*found.notes, note), command=command)
         return None
 
     @staticmethod
     def _python_lines(script: Script) -> list[str]:
         """Return the lines that start Python, those that pass arguments on first."""
-        lines = script.text.replace("\\\n", " ").splitlines()
+        text = script.text.replace("\\\n", " ")
+        values = {name: value.strip("\"'") for name, value in ASSIGNMENT.findall(text)}
+        lines = [_filled(line, values) for line in text.splitlines()]
         found = [line for line in lines if PYTHON.search(line) and not line.lstrip().startswith("#")]
         return sorted(found, key=lambda line: PASSES_ON.search(line) is None)
 
@@ -73,6 +85,21 @@ class ShellReader:
             return find_script(["python" if "$" in words[0] else words[0], *kept], script.folder)
         except LabError:
             return None
+
+
+def _filled(line: str, values: Mapping[str, str]) -> str:
+    """Return a line with the variables whose values the script has; `${LR:-0.1}` has its own."""
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        if name.startswith("PYTHON"):
+            return match[0]
+        own = values.get(name, match[3])
+        if own is not None and (nested := VARIABLE.fullmatch(own)) and nested[3] is not None:
+            own = nested[3]  # LR=${LR:-0.1}
+        return match[0] if own is None or "$" in own else own
+
+    return VARIABLE.sub(value, line)
 
 
 def _given(setting: ScriptSetting, line: str, arguments: Sequence[str]) -> ScriptSetting:

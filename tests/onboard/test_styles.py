@@ -1,0 +1,852 @@
+"""Trainers in many styles: what `looplab init` makes of them reaches them, value by value.
+
+Each script prints the settings that it trained with. LOOPLAB_SHELF_PYTHON names an interpreter with more packages than
+that of the tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from looplab.onboard.base import Script
+from looplab.onboard.labfile import NewLab, make_lab
+from looplab.onboard.readers import read_interface
+from looplab.onboard.scripts import find_script
+from looplab.testing.readers import run_trainer
+
+PYTHON = os.environ.get("LOOPLAB_SHELF_PYTHON", sys.executable)
+SAY = "\nimport json as _json\nprint('GOT', _json.dumps({}))\n"
+
+
+@cache
+def has(package: str) -> bool:
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
+    return subprocess.run([PYTHON, "-c", code]).returncode == 0
+
+
+@dataclass
+class Case:
+    name: str
+    script: str
+    """The text of train.py."""
+    says: str
+    """What it prints: an expression for a dict."""
+    reader: str
+    knobs: str
+    """Names of knobs that must be found."""
+    seed: str | None
+    change: Mapping[str, Any]
+    got: Mapping[str, Any]
+    """What the script then prints, at least."""
+    others: str = ""
+    """Names that must not be knobs."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    arguments: Sequence[str] = ()
+    needs: Sequence[str] = ()
+    command: Sequence[str] = ("python", "train.py")
+    indent: bool = False
+    """Whether the script has a place for what it prints: the word SAY."""
+
+
+CASES = [
+    Case(
+        "argparse in a function of another module",
+        "from engine.opts import get_args_parser\nargs = get_args_parser().parse_args()\n",
+        "vars(args)",
+        "argparse",
+        "lr weight-decay batch-size drop-path opt warmup-epochs",
+        "seed",
+        {"lr": 0.003, "opt": "sgd", "repeated-aug": False, "batch-size": 128},
+        {"lr": 0.003, "opt": "sgd", "repeated_aug": False, "batch_size": 128, "epochs": 300, "amp": False},
+        others="device output-dir data-path num-workers dist-url world-size eval print-freq",
+        files={
+            "engine/__init__.py": "",
+            "engine/opts.py": """
+import argparse
+def get_args_parser():
+    parser = argparse.ArgumentParser('training script', add_help=True)
+    parser.add_argument('--batch-size', default=64, type=int)
+    parser.add_argument('--epochs', default=300, type=int)
+    model = parser.add_argument_group('model')
+    model.add_argument('--drop-path', type=float, default=0.1, metavar='PCT')
+    model.add_argument('--opt', default='adamw', choices=['adamw', 'sgd', 'lamb'])
+    model.add_argument('--opt-betas', default=None, type=float, nargs='+')
+    parser.add_argument('--clip-grad', type=float, default=None)
+    parser.add_argument('--lr', type=float, default=5e-4, help='learning rate (default: 5e-4)')
+    parser.add_argument('--weight-decay', type=float, default=0.05)
+    parser.add_argument('--warmup-epochs', type=int, default=5)
+    parser.add_argument('--repeated-aug', action='store_true')
+    parser.add_argument('--no-repeated-aug', action='store_false', dest='repeated_aug')
+    parser.set_defaults(repeated_aug=True)
+    parser.add_argument('--data-path', default='/datasets/x', type=str)
+    parser.add_argument('--output-dir', default='')
+    parser.add_argument('--device', default='cuda')
+    parser.add_argument('--amp', action='store_true')
+    parser.add_argument('--seed', default=0, type=int)
+    parser.add_argument('--eval', action='store_true')
+    parser.add_argument('--num-workers', default=10, type=int)
+    parser.add_argument('--world-size', default=1, type=int)
+    parser.add_argument('--dist-url', default='env://')
+    parser.add_argument('--print-freq', default=10, type=int)
+    return parser
+""",
+        },
+    ),
+    Case(
+        "argparse with everything",
+        """
+import argparse
+def str2bool(v):
+    if v.lower() in ('yes', 'true', 't', '1'): return True
+    if v.lower() in ('no', 'false', 'f', '0'): return False
+    raise argparse.ArgumentTypeError('bool')
+p = argparse.ArgumentParser()
+p.add_argument('data', metavar='DIR')
+p.add_argument('-lr', type=float, default=1e-3)
+p.add_argument('-b', '--batch_size', type=int, default=1e2)
+p.add_argument('--use_bias', type=str2bool, nargs='?', const=True, default=True)
+p.add_argument('--shuffle', type=bool, default=True)
+p.add_argument('--anneal_lr', action=argparse.BooleanOptionalAction, default=True)
+p.add_argument('--nesterov', type=lambda x: x.lower() == 'true', default=False)
+p.add_argument('--layer_sizes', type=int, nargs='+', default=[64, 64])
+p.add_argument('--milestones', type=lambda s: [int(x) for x in s.split(',')], default=[10, 20])
+p.add_argument('--no_bn', dest='bn', action='store_false')
+p.add_argument('--dropout', type=float, default='0.1')
+g = p.add_mutually_exclusive_group()
+g.add_argument('--momentum', type=float, default=0.9)
+g.add_argument('--beta1', type=float, default=0.8)
+p.add_argument('--gamma', type=float, default=0.99)
+p.add_argument('--tags', action='append')
+p.add_argument('-v', action='count', default=0)
+p.add_argument('--manual_seed', type=int)
+args, rest = p.parse_known_args()
+assert not rest, rest
+""",
+        "vars(args)",
+        "argparse",
+        "lr batch_size use_bias anneal_lr nesterov dropout momentum gamma bn",
+        "manual_seed",
+        {"lr": 0.01, "use_bias": False, "shuffle": False, "anneal_lr": False, "nesterov": True, "bn": False, "gamma": 0.9},
+        {
+            "lr": 0.01,
+            "use_bias": False,
+            "shuffle": False,
+            "anneal_lr": False,
+            "nesterov": True,
+            "bn": False,
+            "data": "imagenet",
+            "batch_size": 100,
+            "layer_sizes": [64, 64],
+            "milestones": [10, 20],
+            "manual_seed": 1,
+            "gamma": 0.9,
+        },
+        others="data tags v",
+        arguments=["imagenet"],
+    ),
+    Case(
+        "argparse with commands",
+        """
+import argparse
+common = argparse.ArgumentParser(add_help=False)
+common.add_argument('--seed', type=int, default=7)
+p = argparse.ArgumentParser()
+p.add_argument('--root', default='.')
+subs = p.add_subparsers(dest='what', required=True)
+e = subs.add_parser('evaluate', parents=[common])
+e.add_argument('--ckpt', required=True)
+t = subs.add_parser('train', parents=[common])
+t.add_argument('--learning-rate', type=float, default=0.1)
+t.add_argument('--hidden', type=int, default=32)
+args = p.parse_args()
+""",
+        "vars(args)",
+        "argparse",
+        "learning-rate hidden",
+        "seed",
+        {"learning-rate": 0.2},
+        {"learning_rate": 0.2, "hidden": 32, "seed": 7, "what": "train", "root": "here"},
+        arguments=["--root", "here", "train"],
+    ),
+    Case(
+        "two parsers, the first for a config",
+        """
+import argparse
+pre = argparse.ArgumentParser(add_help=False)
+pre.add_argument('-c', '--config', default='', type=str)
+p = argparse.ArgumentParser()
+p.add_argument('--lr', type=float, default=0.05)
+p.add_argument('--smoothing', type=float, default=0.1)
+p.add_argument('--mixup', type=float, default=0.0)
+p.add_argument('--model-ema-decay', type=float, default=0.9998)
+p.add_argument('--seed', type=int, default=42)
+p.add_argument('--local_rank', default=0, type=int)
+first, rest = pre.parse_known_args()
+args = p.parse_args(rest)
+""",
+        "vars(args)",
+        "argparse",
+        "lr smoothing model-ema-decay",
+        "seed",
+        {"lr": 0.1, "smoothing": 0.0},
+        {"lr": 0.1, "smoothing": 0.0, "seed": 42},
+        others="local_rank config",
+    ),
+    Case(
+        "dataclass defaults through argparse, in a module that cannot be imported",
+        """
+import argparse
+import a_package_that_nobody_has
+p = argparse.ArgumentParser()
+p.add_argument('--lr', type=float, default=0.05)
+p.add_argument('--bs', type=int, default=16)
+p.add_argument('--width', type=int, default=2 ** 6)
+p.add_argument('--seed', type=int, default=3)
+p.add_argument('--out', default=str(__file__))
+p.add_argument('--fast', type=lambda v: v == 'True', default=False)
+args = p.parse_args()
+""",
+        "vars(args)",
+        "argparse",
+        "lr bs width",
+        "seed",
+        {"lr": 0.1, "width": 128, "fast": True},
+        {"lr": 0.1, "width": 128, "seed": 3, "bs": 16, "fast": True},
+        files={"later/a_package_that_nobody_has.py": ""},
+    ),
+    Case(
+        "globals with a configurator",
+        """
+out_dir = 'out'
+eval_interval = 2000
+always_save_checkpoint = True
+wandb_log = False
+batch_size = 12
+n_layer = 12
+n_head = 12
+n_embd = 768
+dropout = 0.0
+learning_rate = 6e-4 # max learning rate
+weight_decay = 1e-1
+beta2 = 0.95
+grad_clip = 1.0
+decay_lr = True
+warmup_iters = 2000
+device = 'cpu'
+config_keys = [k for k, v in globals().items() if not k.startswith('_') and isinstance(v, (int, float, bool, str))]
+exec(open('configurator.py').read())
+config = {k: globals()[k] for k in config_keys}
+iter_num = 0
+best_val_loss = 1e9
+""",
+        "config",
+        "globals",
+        "batch_size n_layer n_head n_embd dropout learning_rate weight_decay beta2 grad_clip",
+        None,
+        {"learning_rate": 0.01, "decay_lr": False, "n_layer": 6},
+        {"learning_rate": 0.01, "decay_lr": False, "n_layer": 6, "batch_size": 12},
+        others="iter_num best_val_loss out_dir device eval_interval",
+        files={
+            "configurator.py": """
+import sys
+from ast import literal_eval
+for arg in sys.argv[1:]:
+    key, val = arg[2:].split('=')
+    if key not in globals():
+        raise ValueError('Unknown config key: ' + key)
+    try:
+        attempt = literal_eval(val)
+    except (SyntaxError, ValueError):
+        attempt = val
+    assert type(attempt) == type(globals()[key]), key
+    globals()[key] = attempt
+""",
+        },
+    ),
+    Case(
+        "a class of constants",
+        """
+import random
+class CFG:
+    debug = False
+    seed = 42
+    lr = 1e-3
+    min_lr = lr * 0.01
+    batch_size = 32
+    n_fold = 5
+    trn_fold = [0]
+    model_name = 'resnet'
+    epochs = 4
+best = 0.0
+for epoch in range(2):
+    best += CFG.lr
+""",
+        "{k: v for k, v in vars(CFG).items() if k[0] != '_'}",
+        "constants",
+        "CFG.lr CFG.batch_size",
+        "CFG.seed",
+        {"CFG.lr": 0.5, "CFG.debug": True},
+        {"lr": 0.5, "min_lr": 0.005, "debug": True, "seed": 42, "trn_fold": [0]},
+        others="best CFG.min_lr CFG.n_fold",
+    ),
+    Case(
+        "constants in main()",
+        """
+def train(model, lr=0.01, momentum=0.9):
+    return {'lr': lr, 'momentum': momentum}
+def main():
+    seed = 0
+    epochs = 3
+    batch_size = 64
+    step = 0
+    for _ in range(epochs):
+        step += batch_size
+    got = train(None)
+    got.update(seed=seed, batch_size=batch_size, step=step)
+    SAY
+if __name__ == '__main__':
+    main()
+""",
+        "got",
+        "constants",
+        "main.batch_size train.lr train.momentum",
+        "main.seed",
+        {"main.batch_size": 32, "train.lr": 0.5},
+        {"batch_size": 32, "lr": 0.5, "momentum": 0.9, "seed": 0, "step": 96},
+        others="main.step",
+        indent=True,
+    ),
+    Case(
+        "parameters of a boosting library",
+        """
+import numpy as np
+SEED = 11
+params = dict(objective='binary', learning_rate=0.05, num_leaves=31, feature_fraction=0.8, max_depth=-1, verbose=-1)
+params['bagging_freq'] = 5
+NUM_ROUNDS = 200
+""",
+        "{**params, 'SEED': SEED, 'NUM_ROUNDS': NUM_ROUNDS}",
+        "constants",
+        "params.learning_rate params.num_leaves params.feature_fraction",
+        "SEED",
+        {"params.learning_rate": 0.2, "params.num_leaves": 63, "params.bagging_freq": 2},
+        {"learning_rate": 0.2, "num_leaves": 63, "bagging_freq": 2, "SEED": 11, "max_depth": -1},
+        others="params.verbose params.max_depth",
+    ),
+    Case(
+        "numbers in calls only",
+        """
+class Forest:
+    pass
+import types
+sk = types.SimpleNamespace(ForestClassifier=lambda **k: k, train_test_split=lambda *a, **k: k)
+split = sk.train_test_split([1], test_size=0.2, random_state=42)
+model = sk.ForestClassifier(n_estimators=100, max_depth=8, random_state=3)
+""",
+        "{**model, 'split': split['random_state']}",
+        "constants",
+        "ForestClassifier.n_estimators ForestClassifier.max_depth",
+        "ForestClassifier.random_state",
+        {"ForestClassifier.n_estimators": 50},
+        {"n_estimators": 50, "max_depth": 8, "random_state": 3, "split": 42},
+        others="train_test_split.test_size",
+    ),
+    Case(
+        "a config module beside the script",
+        "import config as cfg\nfrom config import HIDDEN\n",
+        "{'LR': cfg.LR, 'HIDDEN': HIDDEN, 'SEED': cfg.SEED}",
+        "constants",
+        "config.LR config.HIDDEN",
+        "config.SEED",
+        {"config.LR": 0.5, "config.HIDDEN": 16},
+        {"LR": 0.5, "HIDDEN": 16, "SEED": 0},
+        files={"config.py": "LR = 0.1\nHIDDEN = 8\nSEED = 0\nDATA_DIR = 'data'\n"},
+        others="config.DATA_DIR",
+    ),
+    Case(
+        "environment",
+        """
+import os
+def env(name, default, kind=float):
+    return kind(os.environ.get(name, default))
+lr = env('LR', 0.01)
+bs = int(os.getenv('BATCH_SIZE', '32'))
+seed = int(os.environ.get('SEED', 0))
+out = os.environ.get('OUT_DIR', 'out')
+""",
+        "{'lr': lr, 'bs': bs, 'seed': seed, 'out': out}",
+        "environment",
+        "LR BATCH_SIZE",
+        "SEED",
+        {"LR": 0.5},
+        {"lr": 0.5, "bs": 32, "seed": 0, "out": "out"},
+        others="OUT_DIR",
+    ),
+    Case(
+        "a JSON config and a seed as a flag",
+        """
+import argparse, json
+p = argparse.ArgumentParser()
+p.add_argument('--config', required=True)
+p.add_argument('--seed', type=int, default=None)
+p.add_argument('--gpu', type=int, default=0)
+args = p.parse_args()
+cfg = json.load(open(args.config))
+""",
+        "{**cfg, 'seed_flag': args.seed}",
+        "config file",
+        "optim.lr optim.momentum model.hidden",
+        "seed",
+        {"optim.lr": 0.5, "seed": 9},
+        {"optim": {"lr": 0.5, "momentum": 0.9}, "model": {"hidden": 64}, "seed_flag": 9},
+        files={"exp.json": '{"optim": {"lr": 0.1, "momentum": 0.9}, "model": {"hidden": 64}}'},
+        arguments=["--config", "exp.json"],
+        others="gpu",
+    ),
+    Case(
+        "hyp.yaml beside flags",
+        """
+import argparse
+p = argparse.ArgumentParser()
+p.add_argument('--weights', type=str, default='')
+p.add_argument('--cfg', type=str, default='model.yaml')
+p.add_argument('--hyp', type=str, default='data/hyp.yaml')
+p.add_argument('--epochs', type=int, default=10)
+p.add_argument('--batch-size', type=int, default=16)
+p.add_argument('--seed', type=int, default=0)
+p.add_argument('--workers', type=int, default=8)
+opt = p.parse_args()
+hyp = dict(line.strip().split(': ') for line in open(opt.hyp) if ': ' in line)
+hyp = {k: float(v) for k, v in hyp.items() if k in ('lr0', 'momentum', 'weight_decay', 'fliplr')}
+""",
+        "{**hyp, **vars(opt)}",
+        "config file",
+        "lr0 momentum weight_decay batch-size",
+        "seed",
+        {"lr0": 0.5, "batch-size": 32},
+        {"lr0": 0.5, "momentum": 0.937, "batch_size": 32, "epochs": 10, "seed": 0, "cfg": "model.yaml"},
+        files={
+            "model.yaml": "nc: 80\ndepth_multiple: 0.33\n",
+            "data/hyp.yaml": "lr0: 0.01  # initial\nmomentum: 0.937\nweight_decay: 0.0005\nfliplr: 0.5\n".replace(
+                "  # initial", ""
+            ),
+        },
+        others="workers",
+    ),
+    Case(
+        "shell variables, nothing passed on",
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', type=float, default=1.0)\n"
+        "p.add_argument('--wd', type=float, default=0.1)\np.add_argument('--seed', type=int, default=0)\n"
+        "p.add_argument('--name', default='')\nargs = p.parse_args()\n",
+        "vars(args)",
+        "argparse",
+        "lr wd",
+        "seed",
+        {"wd": 0.01},
+        {"lr": 0.003, "wd": 0.01, "name": "big", "seed": 5},
+        files={
+            "run.sh": "#!/bin/bash\nset -e\nLR=0.003\nexport SEED=${SEED:-5}\nNAME=big\n# python old.py\n"
+            "CUDA_VISIBLE_DEVICES=0 python -u train.py \\\n  --lr $LR --name $NAME \\\n  --seed ${SEED} 2>&1 | tee log\n"
+        },
+        command=("bash", "run.sh"),
+    ),
+    Case(
+        "shell that passes its arguments on",
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', type=float, default=1.0)\n"
+        "p.add_argument('--wd', type=float, default=0.1)\np.add_argument('--seed', type=int, default=0)\n"
+        "p.add_argument('--name', default='')\nargs = p.parse_args()\n",
+        "vars(args)",
+        "shell, then argparse",
+        "lr wd",
+        "seed",
+        {"wd": 0.01},
+        {"lr": 0.003, "wd": 0.01, "name": "big", "seed": 0},
+        files={"run.sh": 'NAME=big\nexec python train.py --lr 0.003 --name "$NAME" "$@"\n'},
+        command=("bash", "run.sh"),
+    ),
+    Case(
+        "CfgNode",
+        """
+import sys
+class N:
+    def __init__(self, **k): self.__dict__.update(k)
+    def merge_from_args(self, args):
+        for arg in args:
+            key, val = arg[2:].split('=')
+            *above, last = key.split('.')
+            node = self
+            for part in above: node = getattr(node, part)
+            assert hasattr(node, last), key
+            setattr(node, last, eval(val))
+def get_config():
+    C = N()
+    C.system = N()
+    C.system.seed = 3407
+    C.model = N()
+    C.model.n_layer = 6
+    C.model.dropout = 0.1
+    C.trainer = N()
+    C.trainer.learning_rate = 5e-4
+    return C
+config = get_config()
+config.merge_from_args(sys.argv[1:])
+""",
+        "{**vars(config.system), **vars(config.model), **vars(config.trainer)}",
+        "CfgNode",
+        "trainer.learning_rate model.dropout model.n_layer",
+        "system.seed",
+        {"trainer.learning_rate": 0.5},
+        {"learning_rate": 0.5, "seed": 3407, "n_layer": 6, "dropout": 0.1},
+    ),
+    Case(
+        "click",
+        """
+import click
+@click.command()
+@click.option('-l', '--learning-rate', 'lr', default=0.1, show_default=True)
+@click.option('--hidden_dim', type=click.IntRange(1), default=32)
+@click.option('--shuffle/--keep-order', default=True)
+@click.option('--nesterov', is_flag=True)
+@click.option('--optimizer', type=click.Choice(['sgd', 'adam']), default='sgd')
+@click.option('--betas', nargs=2, type=float, default=(0.9, 0.99))
+@click.option('--seed', type=int, default=None)
+@click.argument('data', default='digits')
+def main(**got):
+    SAY
+main()
+""",
+        "got",
+        "click",
+        "learning-rate hidden_dim nesterov optimizer",
+        "seed",
+        {"learning-rate": 0.5, "shuffle": False, "nesterov": True, "optimizer": "adam"},
+        {"lr": 0.5, "shuffle": False, "nesterov": True, "optimizer": "adam", "hidden_dim": 32, "seed": 1, "data": "digits"},
+        needs=["click"],
+        indent=True,
+        others="data",
+    ),
+    Case(
+        "typer",
+        """
+import typer
+app = typer.Typer()
+@app.command()
+def evaluate(ckpt: str): ...
+@app.command()
+def train(lr: float = 0.1, batch_size: int = 32, anneal: bool = True, seed: int = 0, out_dir: str = 'out'):
+    got = dict(lr=lr, batch_size=batch_size, anneal=anneal, seed=seed)
+    SAY
+app()
+""",
+        "got",
+        "typer",
+        "lr batch-size anneal",
+        "seed",
+        {"lr": 0.5, "anneal": False},
+        {"lr": 0.5, "anneal": False, "batch_size": 32, "seed": 0},
+        needs=["typer"],
+        indent=True,
+        others="out-dir",
+    ),
+    Case(
+        "absl",
+        """
+from absl import app, flags
+FLAGS = flags.FLAGS
+flags.DEFINE_float('learning_rate', 0.1, 'Step size.', lower_bound=0.0)
+flags.DEFINE_integer('num_hidden', 64, 'Width.')
+flags.DEFINE_bool('use_bias', True, 'Bias.')
+flags.DEFINE_enum('optimizer', 'sgd', ['sgd', 'adam'], 'Which.')
+flags.DEFINE_list('layers', ['1', '2'], 'Sizes.')
+flags.DEFINE_integer('seed', 0, 'Seed.')
+flags.DEFINE_string('workdir', None, 'Where.')
+def main(argv):
+    got = {name: FLAGS[name].value for name in ('learning_rate', 'num_hidden', 'use_bias', 'optimizer', 'layers', 'seed')}
+    SAY
+app.run(main)
+""",
+        "got",
+        "absl",
+        "learning_rate num_hidden use_bias optimizer",
+        "seed",
+        {"learning_rate": 0.5, "use_bias": False, "optimizer": "adam"},
+        {"learning_rate": 0.5, "use_bias": False, "optimizer": "adam", "num_hidden": 64, "layers": ["1", "2"]},
+        needs=["absl"],
+        indent=True,
+        others="workdir layers",
+    ),
+    Case(
+        "ml_collections",
+        """
+from absl import app
+from ml_collections import config_flags
+CONFIG = config_flags.DEFINE_config_file('config', 'configs/default.py')
+def main(argv):
+    got = CONFIG.value.to_dict()
+    SAY
+app.run(main)
+""",
+        "got",
+        "absl",
+        "config.lr config.model.dropout",
+        "config.seed",
+        {"config.lr": 0.5, "config.model.dropout": 0.2},
+        {"lr": 0.5, "model": {"dropout": 0.2, "hidden": 64}, "seed": 0},
+        files={
+            "configs/default.py": "from ml_collections import ConfigDict\ndef get_config():\n    return ConfigDict("
+            "dict(lr=0.1, seed=0, model=dict(dropout=0.1, hidden=64)))\n"
+        },
+        needs=["absl", "ml_collections"],
+        indent=True,
+    ),
+    Case(
+        "fire with commands",
+        """
+import fire
+class Trainer:
+    def __init__(self, lr=0.1, seed=0, out_dir='out'):
+        self.got = dict(lr=lr, seed=seed)
+    def train(self, epochs=3, batch_size=32, amsgrad=False):
+        got = dict(self.got, epochs=epochs, batch_size=batch_size, amsgrad=amsgrad)
+        SAY
+    def evaluate(self): ...
+if __name__ == '__main__':
+    fire.Fire(Trainer)
+""",
+        "got",
+        "fire",
+        "lr batch_size amsgrad",
+        "seed",
+        {"lr": 0.5, "amsgrad": True},
+        {"lr": 0.5, "amsgrad": True, "batch_size": 32, "seed": 0, "epochs": 3},
+        needs=["fire"],
+        indent=True,
+        others="out_dir",
+    ),
+    Case(
+        "tyro",
+        """
+from dataclasses import dataclass, field
+from typing import Literal, Optional
+import tyro
+@dataclass
+class Optim:
+    learning_rate: float = 3e-4
+    kind: Literal['adam', 'sgd'] = 'adam'
+    nesterov: bool = False
+@dataclass
+class Args:
+    optim: Optim = field(default_factory=Optim)
+    num_envs: int = 4
+    num_steps: int = 128
+    num_minibatches: int = 4
+    anneal_lr: bool = True
+    target_kl: Optional[float] = None
+    capture_video: bool = False
+    seed: int = 1
+args = tyro.cli(Args)
+import dataclasses
+""",
+        "dataclasses.asdict(args)",
+        "tyro",
+        "optim.learning-rate optim.nesterov anneal-lr num-minibatches",
+        "seed",
+        {"optim.learning-rate": 0.5, "optim.nesterov": True, "anneal-lr": False},
+        {"optim": {"learning_rate": 0.5, "kind": "adam", "nesterov": True}, "anneal_lr": False, "num_envs": 4},
+        needs=["tyro"],
+        others="capture-video",
+    ),
+    Case(
+        "OmegaConf",
+        """
+from dataclasses import dataclass, field
+from omegaconf import OmegaConf
+@dataclass
+class Optim:
+    lr: float = 0.1
+    wd: float = 1e-4
+@dataclass
+class Config:
+    optim: Optim = field(default_factory=Optim)
+    batch_size: int = 8
+    seed: int = 0
+cfg = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.from_cli())
+""",
+        "OmegaConf.to_container(cfg)",
+        "OmegaConf",
+        "optim.lr optim.wd batch_size",
+        "seed",
+        {"optim.lr": 0.5},
+        {"optim": {"lr": 0.5, "wd": 1e-4}, "batch_size": 8, "seed": 0},
+        needs=["omegaconf"],
+    ),
+    Case(
+        "Hydra",
+        """
+from dataclasses import dataclass
+from hydra import main
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+@main(version_base=None, config_path='conf', config_name='config')
+def run(cfg):
+    got = OmegaConf.to_container(cfg, resolve=True)
+    SAY
+run()
+""",
+        "got",
+        "hydra",
+        "optim.lr batch_size",
+        "seed",
+        {"optim.lr": 0.5},
+        {"optim": {"name": "sgd", "lr": 0.5}, "batch_size": 8, "seed": 0, "run_name": "sgd-8"},
+        files={
+            "conf/config.yaml": "defaults:\n  - optim: sgd\n  - _self_\nbatch_size: 8\nseed: 0\n"
+            "run_name: ${optim.name}-${batch_size}\n",
+            "conf/optim/sgd.yaml": "name: sgd\nlr: 0.1\n",
+            "conf/optim/adam.yaml": "name: adam\nlr: 0.001\n",
+        },
+        needs=["hydra"],
+        indent=True,
+    ),
+    Case(
+        "simple-parsing",
+        """
+from dataclasses import dataclass
+from simple_parsing import ArgumentParser
+@dataclass
+class Train:
+    lr: float = 0.1
+    use_bias: bool = True
+    hidden: int = 32
+    seed: int = 0
+p = ArgumentParser()
+p.add_arguments(Train, dest='train')
+args = p.parse_args()
+""",
+        "vars(args.train)",
+        "simple-parsing",
+        "lr use_bias hidden",
+        "seed",
+        {"lr": 0.5, "use_bias": False},
+        {"lr": 0.5, "use_bias": False, "hidden": 32, "seed": 0},
+        needs=["simple_parsing"],
+    ),
+    Case(
+        "jsonargparse",
+        """
+from jsonargparse import auto_cli
+def train(lr: float = 0.1, nesterov: bool = False, hidden: int = 32, seed: int = 0):
+    got = dict(lr=lr, nesterov=nesterov, hidden=hidden, seed=seed)
+    SAY
+if __name__ == '__main__':
+    auto_cli(train)
+""",
+        "got",
+        "jsonargparse",
+        "lr nesterov hidden",
+        "seed",
+        {"lr": 0.5, "nesterov": True},
+        {"lr": 0.5, "nesterov": True, "hidden": 32, "seed": 0},
+        needs=["jsonargparse"],
+        indent=True,
+    ),
+    Case(
+        "pyrallis",
+        """
+from dataclasses import dataclass, field
+import pyrallis
+@dataclass
+class Optim:
+    lr: float = 0.1
+@dataclass
+class Config:
+    optim: Optim = field(default_factory=Optim)
+    nesterov: bool = False
+    seed: int = 0
+cfg = pyrallis.parse(config_class=Config)
+""",
+        "{'lr': cfg.optim.lr, 'nesterov': cfg.nesterov, 'seed': cfg.seed}",
+        "pyrallis",
+        "optim.lr nesterov",
+        "seed",
+        {"optim.lr": 0.5, "nesterov": True},
+        {"lr": 0.5, "nesterov": True, "seed": 0},
+        needs=["pyrallis"],
+    ),
+    Case(
+        "typed-argument-parser",
+        """
+from typing import List
+from tap import Tap
+class Args(Tap):
+    lr: float = 0.1  # learning rate
+    hidden: int = 32
+    nesterov: bool = False
+    layers: List[int] = [1, 2]
+    seed: int = 0
+args = Args().parse_args()
+""",
+        "args.as_dict()",
+        "argparse",
+        "lr hidden nesterov",
+        "seed",
+        {"lr": 0.5, "nesterov": True},
+        {"lr": 0.5, "nesterov": True, "hidden": 32, "seed": 0, "layers": [1, 2]},
+        needs=["tap"],
+    ),
+]  # fmt: skip
+
+
+def write(case: Case, folder: Path) -> Script:
+    says = SAY.format(case.says)
+    if case.indent:
+        line = next(line for line in case.script.splitlines() if line.strip() == "SAY")
+        pad = line[: len(line) - len(line.lstrip())]
+        text = case.script.replace(line, "\n".join(pad + part for part in says.split("\n") if part))
+    else:
+        text = case.script + says
+    (folder / "train.py").write_text(text)
+    for name, content in case.files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    words = [PYTHON if word == "python" else word for word in case.command]
+    return find_script([*words, *case.arguments], folder)
+
+
+def launch(folder: Path, lab: NewLab, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Start the trainer with a changed config as a run would, and return what it prints."""
+    paths = [str(folder / "later"), os.environ.get("PYTHONPATH", "")]
+    printed = run_trainer(folder, lab, changes, {"PYTHONPATH": os.pathsep.join(filter(None, paths))})
+    return json.loads(next(line for line in printed.splitlines() if line.startswith("GOT"))[4:])
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_what_a_lab_sets_reaches_the_script(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in case.needs:
+        if not has(package):
+            pytest.skip(f"{package} is not installed")
+    monkeypatch.setenv("PATH", f"{Path(PYTHON).parent}{os.pathsep}{os.environ['PATH']}")
+    script = write(case, tmp_path)
+    before = set(tmp_path.rglob("*"))
+    interface = read_interface(script)
+    assert set(tmp_path.rglob("*")) == before
+    assert interface is not None, script.introspection
+    assert interface.reader == case.reader
+    lab = make_lab(script, interface)
+    assert lab.seed == case.seed
+    knobs = set(lab.knobs)
+    assert set(case.knobs.split()) <= knobs | {name for name in case.knobs.split() if f"  # {name}:" in str(lab.files)}
+    assert not knobs & set(case.others.split())
+    got = launch(tmp_path, lab, case.change)
+    assert {key: got.get(key) for key in case.got} == dict(case.got)

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
 PAGES = ["README.md", "README.zh.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
 CHINESE = [page for page in PAGES if page == "README.zh.md" or page.startswith("docs/zh/")]
-SYSTEMS = ("auto-loop", "autopilot", "iterate", "esm", "pipeline", "rl")
+SYSTEMS = ("auto-loop", "autopilot", "coming-from", "iterate", "esm", "own-trainer", "pipeline", "rl")
 """Pages that are there in Chinese too."""
 
 

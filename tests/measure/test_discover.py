@@ -261,6 +261,7 @@ def test_a_folder_called_record_that_is_not_ours_is_read_like_any_other(tmp_path
     [
         ("eval_accuracy", "eval/accuracy", "eval_accuracy"),
         ("eval/accuracy", "eval_accuracy", "eval/accuracy"),
+        ("eval accuracy", "eval_accuracy", "eval accuracy"),
         ("val.loss", "val/loss", "val.loss"),
         ("eval_accuracy", "eval-accuracy", "eval-accuracy"),
         ("eval_accuracy", "Eval_accuracy", "Eval_accuracy"),

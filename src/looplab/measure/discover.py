@@ -143,8 +143,8 @@ class Reader:
             aliases: Canonical metric names, each with its other names in order of preference.
             stdout_patterns: The user's regular expressions for printed metrics.
             hidden: Metrics that are not returned.
-            wanted: Metrics that the study names. A name that differs from one of them only in `_`, `/` and `.` is
-                returned under it, unless several do.
+            wanted: Metrics that the study names. A name that differs from one of them only in `_`, `/`, `.` and spaces
+                is returned under it, unless several do.
 
         Raises:
             LabError: A kind is not known.
@@ -400,7 +400,7 @@ def _canonical(name: str) -> str:
     return name.translate(_SEPARATORS)
 
 
-_SEPARATORS = str.maketrans("/.", "__")
+_SEPARATORS = str.maketrans("/. ", "___")
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:

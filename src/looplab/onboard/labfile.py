@@ -365,6 +365,8 @@ WRITERS = {
     "SummaryWriter",
     "CSVLogger",
     "TensorBoardLogger",
+    "LightningCLI",
+    "Trainer",
     "mkdir",
     "makedirs",
     "save",

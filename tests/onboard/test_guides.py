@@ -1,0 +1,205 @@
+"""The guides of docs/own-trainer.md and docs/coming-from.md: their commands are taken from the pages and run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import typer.main
+from tests.conftest import PATIENCE_S
+
+from looplab.cli.app import app
+from looplab.cli.main import expand_argv
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "own-trainer.md"
+FOLDERS = (Path(__file__).parent / "shelf", Path(__file__).parent / "guides")
+PYTHON = os.environ.get("LOOPLAB_SHELF_PYTHON", sys.executable)
+"""An interpreter with the packages of the trainers."""
+LOOPLAB = Path(sys.executable).with_name("looplab")
+TOP = "Your own trainer"
+
+
+@dataclass(frozen=True)
+class Guide:
+    """A section of the page and the trainer that its commands are run on."""
+
+    section: str
+    trainer: str
+
+
+GUIDES = (
+    Guide(TOP, "keras_prints"),
+    Guide("CleanRL", "tyro_cleanrl_ppo"),
+    Guide("nanoGPT", "nanogpt_globals"),
+    Guide("Hugging Face Trainer", "hf_trainer"),
+    Guide("Lightning", "lightning_trainer"),
+    Guide("LightningCLI", "lightning_cli"),
+    Guide("Hydra", "hydra_app"),
+    Guide("W&B script", "wandb_argparse"),
+    Guide("W&B sweep", "wandb_sweep"),
+    Guide("Optuna script", "optuna_study"),
+    Guide("Stable-Baselines3", "sb3"),
+    Guide("XGBoost", "xgboost_evals"),
+    Guide("LightGBM", "lightgbm_valid"),
+    Guide("scikit-learn script", "sklearn_final_score"),
+    Guide("Shell script", "shell_wrapper"),
+)
+
+
+def sections(page: Path) -> dict[str, list[tuple[str, str]]]:
+    """The fenced blocks of each section, as pairs of language and text."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    heading, language, lines = "", None, []
+    for line in page.read_text().splitlines():
+        if language is None and (match := re.fullmatch(r"#+ (.*)", line)):
+            heading = match[1]
+        elif match := re.fullmatch(r"```(\w*)", line):
+            if language is None:
+                language, lines = match[1], []
+            else:
+                found.setdefault(heading, []).append((language, "\n".join(lines)))
+                language = None
+        else:
+            lines.append(line)
+    return found
+
+
+class Desk:
+    """A folder with a trainer, and the commands that are typed in it."""
+
+    def __init__(self, folder: Path, quick: dict) -> None:
+        self.folder = folder
+        self.quick = quick
+        self.env = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("LOOPLAB_", "WANDB_"))},
+            "PATH": f"{Path(PYTHON).parent}{os.pathsep}{os.environ['PATH']}",
+            "HOME": str(folder.parent),
+            "WANDB_MODE": "offline",
+            **quick.get("env", {}),
+        }
+
+    def type(self, words: list[str]) -> str:
+        """Run a command of the page, with the arguments of a short training, and a single run of a study."""
+        if words[:2] == ["looplab", "init"] and not words[2].endswith(".yaml"):
+            at = words.index("--objective") if "--objective" in words else len(words)
+            words = [*words[:at], *self.quick.get("args", []), *words[at:]]
+        if words == ["looplab", "run"]:
+            words = [*words, "--runs", "1"]
+        done = subprocess.run(
+            [str(LOOPLAB), *words[1:]],
+            cwd=self.folder, env=self.env, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=PATIENCE_S,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def follow(self, blocks: list[tuple[str, str]]) -> None:
+        """Type the commands of a section; what it shows as YAML is added to the lab file."""
+        for language, text in blocks:
+            if language == "yaml":
+                with open(self.folder / "lab.yaml", "a") as file:
+                    file.write(f"{text}\n")
+                continue
+            for line in text.splitlines():
+                self.type(shlex.split(line))
+
+    def objective(self) -> float | None:
+        """The objective of the best run."""
+        best = json.loads(self.type(["looplab", "status", "--json"]))["studies"][0]["best"]
+        return best and best["objective"]
+
+
+def desk(trainer: str, scratch: Path) -> Desk:
+    source = next(folder / trainer for folder in FOLDERS if (folder / trainer).is_dir())
+    about = json.loads((source / "about.json").read_text())
+    for package in about["requires"]:
+        found = subprocess.run(
+            [PYTHON, "-c", f"import importlib.util as u, sys; sys.exit(u.find_spec({package!r}) is None)"]
+        )
+        if found.returncode != 0:
+            pytest.skip(f"{package} is not installed")
+    folder = scratch / trainer
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("about.json", "__pycache__"))
+    quick = about["quick_run"]
+    for file, pairs in quick.get("replace", {}).items():
+        for old, new in pairs:
+            if old:  # a pair without old text stands for what a sweep agent would write
+                (folder / file).write_text((folder / file).read_text().replace(old, new, 1))
+    return Desk(folder, quick)
+
+
+def test_every_section_with_commands_is_run() -> None:
+    assert list(sections(PAGE)) == [guide.section for guide in GUIDES]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("guide", GUIDES, ids=[guide.trainer for guide in GUIDES])
+def test_a_guide_leads_to_a_measured_run(guide: Guide, tmp_path: Path) -> None:
+    here = desk(guide.trainer, tmp_path)
+    before = {path: path.read_bytes() for path in here.folder.rglob("*.py")}
+    here.follow(sections(PAGE)[guide.section])
+    assert here.objective() is not None
+    assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.slow
+def test_the_two_commands_of_the_readme_are_enough(tmp_path: Path) -> None:
+    english, chinese = (sections(ROOT / name) for name in ("README.md", "README.zh.md"))
+    assert list(english.values()) == list(chinese.values())
+    here = desk("keras_prints", tmp_path)
+    here.follow([block for blocks in english.values() for block in blocks])
+    assert here.objective() is not None
+
+
+@pytest.mark.long
+def test_the_guide_of_cleanrl_works_on_a_released_file(tmp_path: Path) -> None:
+    """CleanRL 1.2.0 from PyPI, unchanged, with the Gym of its time."""
+    old = subprocess.run([PYTHON, "-c", "import distutils, tensorboard, torch"], capture_output=True)
+    if old.returncode != 0:
+        pytest.skip("it needs torch, tensorboard and a Python with distutils")
+    site, folder = tmp_path / "site", tmp_path / "cleanrl"
+    packages = ["cleanrl==1.2.0", "gym==0.23.1", "gym-notices==0.0.8", "pygame"]
+    flags = ["--quiet", "--no-deps", "--no-compile", "--ignore-requires-python", "--target", str(site)]
+    if subprocess.run([PYTHON, "-m", "pip", "install", *flags, *packages], capture_output=True).returncode != 0:
+        pytest.skip("the package registry cannot be reached")
+    folder.mkdir()
+    shutil.copy(site / "cleanrl" / "ppo.py", folder)
+    here = Desk(folder, {"args": ["--total-timesteps", "1024"], "env": {"PYTHONPATH": str(site)}})
+    here.follow(sections(PAGE)["CleanRL"])
+    assert here.objective() is not None
+    assert (folder / "ppo.py").read_bytes() == (site / "cleanrl" / "ppo.py").read_bytes()
+
+
+def commands_of(page: Path) -> list[str]:
+    """The commands of looplab in the sentences and tables of a page."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return [" ".join(span.split()) for span in re.findall(r"`(looplab [^`]*)`", prose)]
+
+
+@pytest.mark.parametrize("page", ["own-trainer.md", "coming-from.md"])
+def test_every_command_of_a_page_exists_and_has_its_options(page: str) -> None:
+    found = commands_of(ROOT / "docs" / page)
+    assert found
+    for command in found:
+        chosen, words = typer.main.get_command(app), expand_argv(shlex.split(command)[1:])
+        while hasattr(chosen, "get_command"):
+            name, *words = words
+            chosen = chosen.get_command(None, name)
+            assert chosen is not None, command
+        chosen.make_context(name, words)  # fails if an option is wrong; runs nothing
+
+
+def test_every_tool_and_system_has_a_table_of_commands() -> None:
+    text = (ROOT / "docs" / "coming-from.md").read_text()
+    for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        rows = [line for line in part.splitlines() if line.startswith("| `")]
+        assert len(rows) >= 5
+        assert all(re.fullmatch(r"\| `[^`]+` \| `looplab [^`]+` \|", row) for row in rows)

@@ -3,7 +3,7 @@
     python benchmarks/onboard.py [--quick] [--python PYTHON] [--peers guild,wandb,optuna,ray] [TRAINER…]
 
 The shelf (tests/onboard/shelf) has trainers in many styles, each with its documented objective. PYTHON has their
-packages (the group `trainers` of pyproject.toml); trainers whose packages are missing are left out. Per trainer and tool:
+packages (group `trainers` of pyproject.toml); trainers whose packages are missing are left out. Per trainer and tool:
 
 - looplab: `looplab init COMMAND --objective M`, `looplab run`. Where its first run does not measure the objective, but
   looplab names another spelling, `looplab objective`, `looplab remeasure` and `looplab resume` follow, and count; where

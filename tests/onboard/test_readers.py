@@ -67,3 +67,15 @@ def test_what_a_script_needs_is_asked_for(tmp_path: Path) -> None:
     lab = make_lab(script, interface)
     assert json.loads(lab.files["train.base.json"]) == {"lr": 0.5}
     assert '"--data", d.csv, "{flags}"' in lab.files["lab.yaml"]
+
+
+def test_a_number_of_steps_that_the_script_computes_is_not_passed(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import argparse\np = argparse.ArgumentParser()\n"
+        "p.add_argument('--lr', type=float, default=0.1)\np.add_argument('--epochs', type=int, default=3)\n"
+        "p.add_argument('--num-iterations', type=int, default=0, help='computed in runtime')\nargs = p.parse_args()\n"
+    )
+    script = find_script([sys.executable, "train.py"], tmp_path)
+    interface = read_interface(script)
+    assert interface is not None
+    assert json.loads(make_lab(script, interface).files["train.base.json"]) == {"lr": 0.1, "epochs": 3}

@@ -163,7 +163,8 @@ def _draft(script: Script, interface: Interface) -> _Draft:
             continue
         wanted = (
             setting.name == draft.seed
-            or suggestion.role in ("knob", "length")
+            or suggestion.role == "knob"
+            or (suggestion.role == "length" and value != 0)  # 0: the script computes it
             or (suggestion.role == "doubtful" and not is_big)
         )
         is_passed = wanted or setting.positional or setting.name in values

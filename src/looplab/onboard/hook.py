@@ -15,6 +15,7 @@ import builtins
 import contextlib
 import dataclasses
 import enum
+import importlib
 import inspect
 import io
 import json
@@ -407,7 +408,7 @@ def callable_options(thing: Any) -> Options:
 
 
 def hook_tyro() -> None:
-    import tyro  # type: ignore[import-not-found,unused-ignore]
+    tyro: Any = importlib.import_module("tyro")
 
     def cli(f: Any, *args: Any, default: Any = None, **kwargs: Any) -> None:
         kind = type(f) if dataclasses.is_dataclass(f) and not isinstance(f, type) else f
@@ -422,7 +423,7 @@ def hook_tyro() -> None:
 
 
 def hook_fire() -> None:
-    import fire  # type: ignore[import-not-found,unused-ignore]
+    fire: Any = importlib.import_module("fire")
 
     def call(component: Any = None, *args: Any, **kwargs: Any) -> None:
         if component is None:
